@@ -1,8 +1,8 @@
 """Control variates: predictions c_i of the clients' updates, known before the draw, that an estimator subtracts.
 
 ``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` is unbiased for *any* c, and its variance is that of the residuals
-u_i - c_i. One of your own is a subclass of ``ControlVariate``: ``Plan(..., estimator=Mine())``, or the label
-``uniform@@my_control.py:Mine(power=2)``. docs/theory.md, section 10, says why each of these is as it is.
+u_i - c_i. To write your own, subclass ``ControlVariate`` and use ``Plan(..., estimator=Mine())``, or the label
+``uniform@@my_control.py:Mine(power=2)``. docs/theory.md, section 10, explains each of these.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ RANK_TOLERANCE = 1e-9
 
 
 class ControlValue(NamedTuple):
-    """``total_d`` = sum_j w_j c_j over all clients, and c_i of the cohort, (n, d), or (1, d) if they are equal."""
+    """``total_d`` = sum_j w_j c_j over all clients, and c_i of the cohort, (n, d), or (1, d) if they are all equal."""
 
     total_d: FloatArray
     control_nd: FloatArray
@@ -29,17 +29,17 @@ class ControlValue(NamedTuple):
 class ControlVariate(WithRanges, ABC):
     """Base class. Subclasses are frozen dataclasses of hyper-parameters; the state is a NamedTuple of arrays.
 
-    What differs from the defaults below is a class attribute, such as ``uses_aux = True``.
+    Override the defaults below by class attributes, such as ``uses_aux = True``.
     """
 
     @property
     def learns_from_sums(self) -> bool:
-        """Whether there is an ``update_from_sum``, so that no update has to be kept until the round is closed."""
+        """Whether there is an ``update_from_sum``, so that no update has to be kept until the round closes."""
         return type(self).update_from_sum is not ControlVariate.update_from_sum
 
     @property
     def knows_clients(self) -> bool:
-        """Whether the server has another c_i for each client, so that it can correct their local steps by them."""
+        """Whether c_i differs between clients, so that the server can correct their local steps with it."""
         return not self.learns_from_sums
 
     @property
@@ -58,7 +58,7 @@ class ControlVariate(WithRanges, ABC):
         return False
 
     def with_rows(self, rows: RowFormat) -> Self:
-        """The same with the clients' updates kept in another format, if there are any."""
+        """The same, with any stored updates kept in another format."""
         return self
 
     def coefficient(self, state: Any) -> float:
@@ -89,11 +89,11 @@ class ControlVariate(WithRanges, ABC):
     def update_knowing(
         self, state: Any, population: Population, replies: Replies, update_nd: Params, value: ControlValue
     ) -> Any:
-        """``update``, given what ``value`` is of the clients that replied, which may be overwritten."""
+        """``update``, given the ``value`` for the clients that replied, which may be overwritten."""
         return self.update(state, population, replies, update_nd)
 
     def update_from_sum(self, state: Any, replies: Replies, residual_d: FloatArray) -> Any:
-        """Learn from ``residual_d`` = sum_S coef_i (u_i - c_i) alone."""
+        """Learn only from ``residual_d`` = sum_S coef_i (u_i - c_i)."""
         raise NotImplementedError
 
 
@@ -144,13 +144,13 @@ class CommonControl(ControlVariate):
         return CommonControlState(np.zeros(num_params))
 
     def value(self, state: CommonControlState, client_n: IntArray) -> ControlValue:
-        """The same c for all clients; the weights sum to 1, hence so does their sum."""
+        """The same c for all clients; since the weights sum to 1, it is also the weighted sum."""
         return ControlValue(state.control_d, state.control_d[None])
 
     def update(
         self, state: CommonControlState, population: Population, replies: Replies, update_nd: Params
     ) -> CommonControlState:
-        """Move towards the ratio mean of the replies, which no unlucky sum of weights can blow up."""
+        """Move towards the ratio mean of the replies, which an extreme sum of weights cannot inflate."""
         total = replies.coef_n.sum()
         if total <= 0:
             return state
@@ -176,12 +176,12 @@ class OwnControlState(NamedTuple):
 
 @dataclass(frozen=True)
 class OwnControl(ControlVariate):
-    """c_i = the last update of client i, 0 until there is one. Memory: one model per client that has replied.
+    """c_i = the last update of client i, 0 until there is one. Keeps one model per client that has replied.
 
-    A round costs n rows and not m: the states before and after it share the rows of clients that did not reply.
+    A round costs n rows, not m: the states before and after it share the rows of clients that did not reply.
 
     Attributes:
-        rows: How the rows are kept; a plan sets it to its ``memory``.
+        rows: How the rows are stored; a plan sets it to its ``memory``.
     """
 
     rows: RowFormat = field(default_factory=RowFormat)
@@ -208,7 +208,7 @@ class OwnControl(ControlVariate):
 
 
 def summed_anew(state: OwnControlState, weight_m: FloatArray) -> OwnControlState:
-    """The same rows with sum_j w_j c_j formed from them, m d operations: for other weights, or a sum that is lost."""
+    """The same rows, with sum_j w_j c_j recomputed in m d operations: for new weights, or a lost sum."""
     total_d = weighted_sum(weight_m, map(row_values, state.control_md), len(state.total_d))
     return OwnControlState(state.control_md, total_d)
 
@@ -227,8 +227,8 @@ class InnovationControl(LearnsFromResiduals):
     """c_i = the last update of client i; one c for clients that have not replied: c <- memory c + (1 - memory) D.
 
     Attributes:
-        own: The memory of the clients that have replied.
-        memory: In [0, 1); how slowly c follows the estimates.
+        own: The stored updates of the clients that have replied.
+        memory: In [0, 1), how slowly c follows the estimates.
     """
 
     own: OwnControl = OwnControl()
@@ -272,7 +272,7 @@ class InnovationControl(LearnsFromResiduals):
 
 
 def seen(unseen_m: BoolArray, population: Population, replies: Replies) -> tuple[BoolArray, FloatArray]:
-    """Which clients have not replied after these replies, and the sum of their weights."""
+    """Which clients have still not replied after these replies, and the sum of their weights."""
     left_m = unseen_m.copy()
     left_m[replies.client_n] = False
     return left_m, np.asarray(population.weight_m[left_m].sum())
@@ -303,14 +303,14 @@ class RegressionControlState(NamedTuple):
 class RegressionControl(LearnsFromResiduals):
     """c_i = B x_i, x_i = (1, auxiliary variables); B moves towards the regression of the replies on their x.
 
-    The generalised regression estimator (Cassel, Sarndal and Wretman 1976), unbiased because B is from earlier rounds.
-    It also predicts updates of clients that have not replied yet, and costs q models. With shares
-    s_i = coef_i / sum_S coef_j and G = sum_j w_j x_j x_j^T of all,
+    This is the generalised regression estimator (Cassel, Sarndal and Wretman 1976), unbiased because B is from earlier
+    rounds. It also predicts updates of clients that have not replied yet, and costs q models. With shares
+    s_i = coef_i / sum_S coef_j and G = sum_j w_j x_j x_j^T over all clients,
 
         A = (1 - memory) sum_S s_i x_i x_i^T + memory G,    B <- B + (1 - memory) A^+ sum_S s_i x_i (u_i - B x_i)^T,
 
-    which minimises (1 - memory) sum_S s_i norm(u_i - B x_i)^2 + memory sum_j w_j norm((B - B_before) x_j)^2, whatever
-    the scales of the columns and whether they depend on each other. Without auxiliary variables: ``CommonControl``.
+    which minimises (1 - memory) sum_S s_i norm(u_i - B x_i)^2 + memory sum_j w_j norm((B - B_before) x_j)^2, for any
+    scales of the columns, even if they are collinear. Without auxiliary variables it is ``CommonControl``.
 
     Attributes:
         memory: In (0, 1); how slowly B follows the rounds.

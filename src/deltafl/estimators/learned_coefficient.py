@@ -1,7 +1,7 @@
 """Coefficients of control variates: D = beta sum_j w_j c_j + sum_S coef_i (u_i - beta c_i).
 
-D is unbiased for every beta that is known before the draw. beta = 1 is the plain difference estimator, beta = 0 is
-Horvitz-Thompson; where a memory is stale, the right beta lies between them and is never worse than either.
+D is unbiased for every beta known before the draw. beta = 1 is the plain difference estimator, beta = 0 is
+Horvitz-Thompson. If stored updates are stale, the optimal beta lies between them and is never worse than either.
 """
 
 from dataclasses import dataclass, replace
@@ -72,19 +72,19 @@ class LearnedCoefficientState(NamedTuple):
 
 @dataclass(frozen=True)
 class LearnedCoefficient(_Scaled):
-    """Control values beta c_i, beta = clip(A / B, 0, 1) from earlier rounds; 1 before the first of them.
+    """Control values beta c_i, beta = clip(A / B, 0, 1) from earlier rounds, and 1 in the first round.
 
-    Independent draws have V(beta) = sum_i g_i norm(u_i - beta c_i)^2 with g_i = w_i^2 (1 - pi_i) / pi_i, least at
+    Independent draws have V(beta) = sum_i g_i norm(u_i - beta c_i)^2 with g_i = w_i^2 (1 - pi_i) / pi_i, smallest at
     beta = sum_i g_i <u_i, c_i> / sum_i g_i norm(c_i)^2 (Montanari 1987; Lavenberg and Welch 1981). Both sums are
     estimated from the cohort, by coef_i^2 (1 - w_i / coef_i). Draws of fixed size cancel what all coef_i u_i have in
-    common, so that there the products are those of coef_i u_i and coef_i c_i about their means over the cohort (with
-    replacement: over the draws), unless a single place is open. Clients that reply with rate q_i < 1 make a second
-    draw, in which nothing cancels: its part, weighed by q_i (1 - q_i), is not centred.
+    common, so the products are then those of coef_i u_i and coef_i c_i about their means over the cohort (with
+    replacement: over the draws), unless only one place is open. Replying with a rate q_i < 1 is a second draw, in
+    which nothing cancels; its part, weighed by q_i (1 - q_i), is not centred.
 
-    A wrong beta costs variance, never bias.
+    A wrong beta increases the variance but never causes bias.
 
     Attributes:
-        control: Where c comes from; its state of a round is not yet multiplied by beta.
+        control: The control variate that gives c; its state is not multiplied by beta.
         memory: In [0, 1), how slowly A and B follow the rounds.
     """
 
@@ -118,7 +118,7 @@ class LearnedCoefficient(_Scaled):
 
 
 def _products(update_nd: Params, control_nd: FloatArray, weight_n: FloatArray, replies: Replies) -> tuple[float, float]:
-    """A and B of one round: those of the draw, about the means if what is common cancels, and those of who replied."""
+    """A and B of one round: of the draw, about the means if the common part cancels, and of the responses."""
     rate_n, sent_n, count_n = replies.response_n, replies.response_n * replies.coef_n, replies.cohort.count_n
     alone_n = (1 - rate_n) / rate_n**2
     if replies.cohort.kind == "replacement":
@@ -149,7 +149,7 @@ def _products(update_nd: Params, control_nd: FloatArray, weight_n: FloatArray, r
 
 
 def _open_places(selected: Cohort) -> int:
-    """How many of a cohort were left to chance: its draws, without those that were certain."""
+    """How many places of a cohort were decided by chance: its draws without the certain ones."""
     if selected.kind == "replacement":
         return int(selected.count_n.sum())
     return int(np.count_nonzero(~(selected.expected_n >= 1)))

@@ -1,7 +1,7 @@
-"""A memory that the clients keep: client i sends u_i - c_i, and the server keeps one running sum, sum_j w_j c_j.
+"""Updates stored on the clients: client i sends u_i - c_i, and the server keeps one running sum, sum_j w_j c_j.
 
-``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` needs of the c_i nothing but their sum and the differences, as long as
-both sides agree on c_i although replies get lost. The protocol::
+``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` needs only the sum of the c_i and the differences, as long as
+both sides agree on c_i even when replies get lost. The protocol::
 
     server -> client   the model, and taken_i, the name of the c_i that the server counts on; -1 for c_i = 0
     client             settles: if taken_i names c_i + what it sent last, that reply was taken and c_i <- c_i + what it
@@ -9,10 +9,10 @@ both sides agree on c_i although replies get lost. The protocol::
     client -> server   v_i = u_i - c_i, rounded to float32, and taken_i again: which c_i that is
     server             D with v_i; for each reply taken: sum <- sum + w_i v_i, taken_i <- name(taken_i, v_i)
 
-A name is a 63-bit digest of all v_i that c_i is the sum of, so that sides that disagree for whatever reason notice it
-before a wrong c_i is used. Then, and where rounding has lost the sum, all clients begin anew: a sum does not show what
-a single c_i was. The forms with a learned coefficient have no such twin: beta is learned from products of u_i with c_i.
-docs/flower-operation.md, "Memory on the clients", has what can go wrong.
+A name is a 63-bit digest of all v_i that c_i is the sum of, so both sides notice any disagreement before a wrong c_i is
+used. All clients then begin anew, because the sum does not reveal a single c_i; the same happens if rounding has ruined
+the sum. Learned coefficients have no ``-remote`` form, because beta is learned from products of u_i with c_i.
+docs/flower-operation.md, "Memory on the clients", says what can go wrong.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,11 +33,11 @@ NOTHING = -1
 
 
 class RemoteReply(NamedTuple):
-    """What a client that keeps its memory sends; ``ClientMemory.reply`` makes it.
+    """The reply of a client that keeps its own c_i; ``ClientMemory.reply`` makes it.
 
     Attributes:
         difference_d: float32 (d,), v_i = u_i - c_i.
-        since: taken_i of the c_i that was subtracted; the server refuses a reply that subtracts another than its own.
+        since: taken_i of the c_i that was subtracted; the server rejects a reply that subtracted any other c_i.
     """
 
     difference_d: Params
@@ -65,7 +65,7 @@ class RemoteControl(ControlVariate):
     """The server's part: the sum of all c_i, and the name of each.
 
     Attributes:
-        memory: In [0, 1), how slowly c of clients that have not replied yet follows the estimates; None for c = 0.
+        memory: In [0, 1), how slowly c, for clients that have not replied yet, follows the estimates; None for c = 0.
     """
 
     memory: float | None = None
@@ -77,18 +77,18 @@ class RemoteControl(ControlVariate):
         return False
 
     def init(self, population: Population, num_params: int) -> RemoteControlState:
-        """All c_i = 0: clients that are sent -1 begin anew."""
+        """All c_i = 0; clients that get -1 begin anew."""
         return _all_anew(population.num_clients, np.zeros(num_params))
 
     def value(self, state: RemoteControlState, client_n: IntArray) -> ControlValue:
-        """What is still to be subtracted: nothing of clients that did it themselves, the common c of the others."""
+        """What is still to be subtracted: nothing for clients that did it themselves, the common c for the others."""
         control_nd = np.where(state.unseen_m[client_n][:, None], state.common_d, 0.0)
         return ControlValue(state.total_d + state.unseen_weight * state.common_d, control_nd)
 
     def update(
         self, state: RemoteControlState, population: Population, replies: Replies, update_nd: Params
     ) -> RemoteControlState:
-        """Add the differences of the replies that were taken; all begin anew where rounding has lost the sum."""
+        """Add the differences of the accepted replies; all clients begin anew if rounding has ruined the sum."""
         client_n, common_d, taken_m = replies.client_n, state.common_d, state.taken_m.copy()
         if self.memory is not None:
             value = self.value(state, client_n)
@@ -102,9 +102,9 @@ class RemoteControl(ControlVariate):
 
 
 def begin_anew(state: RemoteControlState) -> RemoteControlState:
-    """All c_i = 0 from now on, as after ``init``: for a client that lost its c_i, weights that changed, a lost sum.
+    """Reset all c_i to 0, as after ``init``: when a client lost its c_i, weights changed, or the sum is lost.
 
-    The common c stays: it is the server's own, and serves all clients now.
+    The common c stays on the server, and now serves all clients.
     """
     return _all_anew(len(state.taken_m), state.common_d)
 
@@ -114,8 +114,8 @@ def differences(
 ) -> tuple[Sequence[Any] | npt.NDArray[np.floating], dict[int, str]]:
     """Plain rows, one per client of the cohort: v_i of clients that keep their memory, u_i where none do.
 
-    Also why replies are refused whose clients do not agree with the server on c_i, by client; their rows are None. A
-    ``DeltaflError`` if the updates are no list, or mix up the two kinds of replies, which would bias the estimate.
+    Also the reasons, by client, for rejecting replies whose c_i differs from the server's; their rows are None. Raises
+    a ``DeltaflError`` if the updates are not a list, or mix the two kinds of replies, which would bias the estimate.
     """
     if isinstance(updates, Mapping) or np.isscalar(updates) or not hasattr(updates, "__getitem__"):
         kind = type(updates).__name__
@@ -146,7 +146,7 @@ def _name(before: int, difference_d: Params) -> int:
 
 
 class ClientMemory:
-    """The client's part of a ``...-remote`` estimator: keeps c_i, and makes what is sent.
+    """The client side of a ``...-remote`` estimator: keeps c_i, and makes the replies.
 
     ::
 
@@ -158,7 +158,7 @@ class ClientMemory:
     A client that lost its memory cannot reply until the server begins anew:
     ``state._replace(control=begin_anew(state.control))``, from ``deltafl.estimators.remote``.
 
-    It keeps the last two c_i, in float64, and so can follow a server that goes back by one of its replies.
+    It keeps the last two c_i, in float64, so it can follow a server that goes back by one of its replies.
 
     Args:
         num_params: d.
@@ -174,7 +174,7 @@ class ClientMemory:
         return self._versions[-1][1]
 
     def follows(self, taken: int) -> bool:
-        """Whether it has the c_i that the server counts on; if not, ``reply`` is an error."""
+        """Whether it has the c_i that the server expects; if not, ``reply`` raises an error."""
         return taken == NOTHING or taken in dict(self._candidates())
 
     def reply(self, update_d: Params, taken: int, drift_d: Params | None = None) -> RemoteReply:
@@ -183,10 +183,10 @@ class ClientMemory:
         Args:
             update_d: float32 (d,), u_i of this round.
             taken: taken_i, as the server sent it with the model.
-            drift_d: What the server sent beside the model (``mime.py``); it takes it off the reply again.
+            drift_d: The drift that the server sent with the model (``mime.py``), which it subtracts from the reply.
 
         Raises:
-            DeltaflError: If the server counts on a c_i that is not kept (any more).
+            DeltaflError: If the server expects a c_i that is not kept (any more).
         """
         if not self.follows(taken):
             cure = "begin the server's memory anew"
@@ -199,11 +199,11 @@ class ClientMemory:
         return RemoteReply(difference_d, taken)
 
     def sent_as(self, difference_d: Params) -> None:
-        """Put right what the server sees of the last reply, float32 (d,): for a way of sending that rounds."""
+        """Correct the last reply to what the server receives, float32 (d,), if sending rounds it."""
         self._pending = difference_d
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """What it keeps, as named arrays, for ``restore``."""
+        """Its state, as named arrays, for ``restore``."""
         kept: dict[str, np.ndarray[Any, Any]] = {
             "taken_k": np.array([name for name, _ in self._versions], dtype=np.int64),
             "control_kd": np.array([control_d for _, control_d in self._versions]),
@@ -211,13 +211,13 @@ class ClientMemory:
         return kept if self._pending is None else {**kept, "pending_d": self._pending}
 
     def restore(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Go on from ``arrays()``; those of a model of another size are left out, as if the memory was lost."""
+        """Continue from ``arrays()``; those of a model of another size are ignored, as if the memory was lost."""
         if arrays["control_kd"].shape[1:] == self.control_d.shape:
             self._versions = list(zip(arrays["taken_k"].tolist(), arrays["control_kd"], strict=True))
             self._pending = arrays.get("pending_d")
 
     def _candidates(self) -> list[tuple[int, FloatArray]]:
-        """All c_i that it can go on from; the last one if the pending reply was taken."""
+        """All c_i that it can continue from; the last one if the pending reply was accepted."""
         if self._pending is None:
             return self._versions
         name, control_d = self._versions[-1]

@@ -1,4 +1,4 @@
-"""Count-sketches: a few numbers that stand for a long vector, such that inner products survive on average.
+"""Count-sketches: a few numbers that represent a long vector and preserve inner products on average.
 
 A sketch of size q gives every coordinate one of q buckets and a sign, both at random but the same for all vectors of a
 run, and adds up each bucket: E s(u).s(v) = u.v with standard deviation of at most sqrt(2 / q) norm(u) norm(v), and s is

@@ -1,8 +1,8 @@
 """Estimators: how the replies of a cohort become one estimate D of the full-participation update ubar.
 
 Every estimate has the form ``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)``: coefficients, and control values c known
-before the draw (zero for the plain estimators). count / expected is 1 / pi_i where a client is drawn once at most, and
-count_i / (n p_i) with replacement, so that one formula is Horvitz-Thompson's and Hansen-Hurwitz's.
+before the draw (zero for the plain estimators). count / expected is 1 / pi_i if a client is drawn at most once, and
+count_i / (n p_i) with replacement, so one formula covers Horvitz-Thompson and Hansen-Hurwitz.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def horvitz_thompson(cohort: Cohort, weight_n: FloatArray, response_n: FloatArra
     """coef_i = w_i count_i / (expected_i q_i), q_i the response rate: unbiased for every exact design.
 
     Raises:
-        DeltaflError: If an expectation is unknown: such a sampler cannot be weighed without bias.
+        DeltaflError: If an expectation is unknown, so that no weights make the sampler unbiased.
     """
     if not np.all(np.isfinite(cohort.expected_n)):
         cure = "use the estimator 'plain-mean' or 'fedvarp'"
@@ -61,9 +61,9 @@ def _summing_to_1(coef_n: FloatArray) -> FloatArray:
 def average_of_all(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
     """coef_i = w_i: with own c_i, D is the average of all clients' last updates. Biased.
 
-    FedVARP as the DELTA paper combines it (docs/backbones.md), and the average of MIFA. E[D] = sum_j w_j ((1 - pi_j)
-    c_j + pi_j u_j): it lags behind ubar, and a client that has not replied counts as zero, hence the first m / n rounds
-    or so take short steps.
+    This is FedVARP as the DELTA paper combines it (docs/backbones.md), and the average of MIFA.
+    E[D] = sum_j w_j ((1 - pi_j) c_j + pi_j u_j) lags behind ubar. A client that has not replied counts as zero, so
+    about the first m / n rounds take short steps.
     """
     return weight_n.copy()
 
@@ -74,10 +74,10 @@ class Estimator(NamedTuple):
     Attributes:
         name: Its name in settings.
         coefficients: ``(cohort of those who replied, weight_n, response_n) -> coef_n``.
-        control: Where c comes from.
+        control: The control variate that gives c.
         unbiased: Whether E[D] = ubar for every exact design.
-        needs_expected: Whether it must know how likely each client of the cohort was.
-        ratio: Whether its coefficients sum to 1, so that what all updates have in common is no error of it.
+        needs_expected: Whether it needs the inclusion probabilities of the cohort.
+        ratio: Whether its coefficients sum to 1, so that the common part of all updates causes no error.
         source: The paper, as in ``docs/references.md``; empty where none is known.
     """
 
@@ -138,9 +138,9 @@ def find_estimator(given: str | Estimator | ControlVariate) -> Estimator:
     """Look an estimator up.
 
     Args:
-        given: A name or alias, with options of its control variate where it has some: ``fedstale(beta=0.8)``; or
-            ``FILE.py:Class(...)`` for a control variate of your own, which is used with the Horvitz-Thompson
-            coefficients, as is an instance; or an estimator, which is returned as it is.
+        given: A name or alias, with any options of its control variate: ``fedstale(beta=0.8)``; or
+            ``FILE.py:Class(...)`` or an instance for your own control variate, which is used with the
+            Horvitz-Thompson coefficients; or an estimator, which is returned unchanged.
 
     Raises:
         DeltaflError: If the name or an option is unknown; the message suggests the nearest.

@@ -1,7 +1,7 @@
-"""Twins: control variates that the server computes from today's model, by simulating each client on stand-in data.
+"""Twins: control variates that the server computes from the current model, by simulating each client on other data.
 
-A memory knows what a client sent some rounds ago, a twin what a client like it would send now. It covers clients that
-were never selected, and needs nothing from the network. What the simulation gets wrong costs variance, never bias.
+A stored update is some rounds old; a twin predicts what a similar client would send now. Twins cover clients that were
+never selected, and need no communication. Simulation errors increase the variance but never cause bias.
 """
 
 import logging
@@ -43,13 +43,13 @@ class Twin(ControlVariate):
     """c_i = g_i + r_i: g_i is a simulation of client i's local work on the round's model, r_i predicts u_i - g_i.
 
     ``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` is the difference estimator (Cassel, Sarndal and Wretman 1976),
-    unbiased for any simulation, since c is known before the draw. A simulation that is noisy or wrong is damped by
-    ``LearnedCoefficient(Twin(simulate))``. If one is not finite, all g_i are 0 in that round, and the log says why;
-    one longer than twice the median is shortened. Memory: one update per client.
+    unbiased for any simulation, since c is known before the draw. ``LearnedCoefficient(Twin(simulate))`` damps a
+    simulation that is noisy or wrong. If a simulated update is not finite, all g_i are 0 in that round and the log
+    says why; one longer than twice the median is clipped. Keeps one update per client.
 
     Attributes:
-        simulate: ``simulate(params_d, population, round)``: float32 (m, d), or a ``DeltaflError``; shares of labels are
-            in ``population.aux_mq``. The same arguments must give the same bits. Called once a round.
+        simulate: ``simulate(params_d, population, round)``: float32 (m, d), or a ``DeltaflError``; label shares are
+            in ``population.aux_mq``. The same arguments must give the same bits. Called once per round.
         residual: Learns r_i from u_i - g_i; r_i = 0 if left out.
     """
 

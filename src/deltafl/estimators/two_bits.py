@@ -1,8 +1,8 @@
 """Two bits per parameter: a code for a long vector that is sent once.
 
-Signs at random, the same for everyone, and a Hadamard transform spread what is in a block of 256 numbers over all of
-them, so that they look like draws from a normal distribution (Suresh, Yu, Kumar and McMahan 2017). Each becomes one of
-four levels, those that lose least of a normal: 12 % of its square (Max 1960; Lloyd 1982).
+Random signs, the same for all clients, and a Hadamard transform spread the content of a block of 256 numbers over all
+of them, so that they look like draws from a normal distribution (Suresh, Yu, Kumar and McMahan 2017). Each becomes one
+of the four levels that are optimal for a normal distribution and lose 12 % of its square (Max 1960; Lloyd 1982).
 """
 
 from functools import cache
@@ -28,12 +28,12 @@ _LENGTH = 1 + _NUMBERS
 
 
 def code_length(num_params: int) -> int:
-    """How many numbers the code of a vector has: 11 for each 256, 2.75 bits per parameter."""
+    """Length of the code of a vector: 11 numbers for each 256, 2.75 bits per parameter."""
     return _LENGTH * -(-num_params // BLOCK)
 
 
 def encode(vector_d: npt.NDArray[np.floating]) -> FloatArray:
-    """The code of a vector, float64 (code_length(d),); some of it is not finite where the vector is not."""
+    """The code of a vector, float64 (code_length(d),); not finite in part if the vector is not finite."""
     d = len(vector_d)
     block_bk = np.zeros((-(-d // BLOCK), BLOCK))
     block_bk.ravel()[:d] = vector_d
@@ -46,7 +46,7 @@ def encode(vector_d: npt.NDArray[np.floating]) -> FloatArray:
 
 
 def decode(code_nc: FloatArray, num_params: int) -> FloatArray:
-    """The vectors, float64 (n, d), of codes; of any finite numbers, for they are sent by clients."""
+    """The vectors, float64 (n, d), of codes, which may be any finite numbers, because clients send them."""
     scale_nb, level_nbk = _parts(code_nc)
     block_nbk = _LEVELS[level_nbk]
     block_nbk *= scale_nb[:, :, None]
@@ -55,7 +55,7 @@ def decode(code_nc: FloatArray, num_params: int) -> FloatArray:
 
 
 def norms(code_nc: FloatArray) -> FloatArray:
-    """The norms, float64 (n,), of vectors before they were encoded; what is decoded has 1.51 times that at most."""
+    """The norms, float64 (n,), of vectors before encoding; decoded vectors have at most 1.51 times that."""
     return np.asarray(np.sqrt(BLOCK * (code_nc[:, ::_LENGTH] ** 2).sum(axis=1)))
 
 

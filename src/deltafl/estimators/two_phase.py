@@ -1,4 +1,4 @@
-"""Control variates from both phases: the first update of every client, from the census, and what the rounds teach."""
+"""Control variates from both phases: every client's first update, from the census, and what the rounds teach."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -29,12 +29,12 @@ class LastResidualsState(NamedTuple):
 
 @dataclass(frozen=True)
 class LastResiduals(LearnsFromResiduals):
-    """c_i = e_i: what the regression on x left of the last update of client i that is known; 0 where none is.
+    """c_i = e_i, the regression residual of the last known update of client i; 0 where none is known.
 
     At first that is e_i = Q_i - B_0 x_i. Q_i is the update of the initial model that client i sent with its answer to
     the census, in two bits per parameter (``two_bits.py``), and B_0 minimises sum_j w_j norm(Q_j - B_0 x_j)^2 over the
-    clients that sent one. Later it is what ``update`` is given, in the same two bits. The server keeps 2.75 bits a
-    parameter and client, and decodes what it needs.
+    clients that sent one. Later it is the residual given to ``update``, in the same two bits. The server keeps 2.75
+    bits per parameter and client, and decodes what it needs.
     """
 
     uses_aux = True
@@ -93,7 +93,7 @@ def has_codes(state: LastResidualsState) -> bool:
 
 
 def residuals_summed_anew(state: LastResidualsState, weight_m: FloatArray) -> LastResidualsState:
-    """The same residuals with sum_j w_j e_j formed from them: for other weights, or a sum that is lost."""
+    """The same residuals with sum_j w_j e_j recomputed from them: for new weights, or a lost sum."""
     total_d = np.zeros_like(state.total_d)
     if has_codes(state):
         for rows in _blocks(len(weight_m), len(total_d)):
@@ -125,17 +125,17 @@ class TwoPhaseState(NamedTuple):
 
 @dataclass(frozen=True)
 class TwoPhase(ControlVariate):
-    """c_i = beta B x_i + gamma e_i: what earlier rounds teach of all clients, and the census of this one.
+    """c_i = beta B x_i + gamma e_i: a regression learned from all clients, and client i's own last residual.
 
-    The first term is ``RegressionControl`` whose B begins as B_0, the second ``LastResiduals``: e_i is what the first
-    term left of client i's last update. beta and gamma are learned (``LearnedCoefficient``), gamma from what the first
-    term leaves. Both are 1 in the first round, so that c_i = Q_i: its cohort, whose updates are known but for the code,
-    corrects the sum of all first updates and teaches nothing. In the second round both are the share of the squares of
-    the Q_i that x explains,
+    The first term is ``RegressionControl`` with B starting at B_0. The second is ``LastResiduals``: e_i is the residual
+    of client i's last update after the first term. beta and gamma are learned (``LearnedCoefficient``), gamma from the
+    residuals of the first term. Both are 1 in the first round, so that c_i = Q_i. Its cohort, whose updates are known
+    up to the code, only corrects the sum of all first updates. In the second round both are the share of the squares
+    of the Q_i that x explains,
 
         R^2 = sum_j w_j norm(B_0 x_j)^2 / sum_j w_j norm(Q_j)^2,
 
-    as the rest may be chance of a client's path. With no first updates this is ``regression-damped``.
+    as the rest may be noise of a client's training. Without first updates this is ``regression-damped``.
 
     Regression estimators in two phases: Sarndal and Swensson 1987. Unbiased, as all c_i are known before the draw;
     docs/theory.md, section 11.
@@ -170,7 +170,7 @@ class TwoPhase(ControlVariate):
 
 
 def _trust(state: TwoPhaseState) -> float:
-    """What both terms are multiplied by in this round: R^2 in the second, as no reply has taught a coefficient yet."""
+    """The factor of both terms in this round: R^2 in the second, when no coefficient has been learned yet."""
     if state.rounds != 1 or not has_codes(state.first.control):
         return 1.0
     first, weight_m = state.first.control, state.regression.control.weight_m

@@ -1,15 +1,15 @@
-"""The variance of an estimate, estimated from the one cohort that made it.
+"""The variance of an estimate, estimated from its own cohort.
 
-D = sum_S z_i + what is fixed, z_i = coef_i l_i; l_i is the residual u_i - c_i, or u_i - D for estimators whose
-coefficients sum to 1, as of any ratio (Taylor's linearisation). Two draws make D: which clients are selected, and which
-of them reply, each on its own with rate q_i. q_i z_i is what a reply would count if all replied:
+D = sum_S z_i + a fixed part, z_i = coef_i l_i; l_i is the residual u_i - c_i, or u_i - D for estimators whose
+coefficients sum to 1, as of any ratio (Taylor's linearisation). D depends on two draws: which clients are selected, and
+which of them reply, each independently with rate q_i. q_i z_i is the contribution of a reply if all replied:
 
 - with replacement: V = n/(n-1) sum_draws norm(q_i z_i / count_i - B)^2                          (Hansen-Hurwitz 1943)
 - Poisson:          V = sum_S (1 - pi_i) norm(q_i z_i)^2
 - fixed size:       V = n/(n-1) sum_S (1 - pi_i) norm(q_i z_i - B)^2, B the (1 - pi)-weighted mean of q_i z_i
                     (Deville 1999 after Hajek 1964). An approximation for many clients, and exact for equal pi in random
                     order. With six clients of unequal pi its mean is 0.1 to 1.5 times the truth for systematic and
-                    pivotal draws. It knows nothing of spread, balanced, ordered or stratified draws, for which it is
+                    pivotal draws. It ignores that draws are spread, balanced, ordered or stratified. For these it is
                     mostly too large, up to several times, but no bound: down to 0.4 times the truth with six clients.
 
 The first two are unbiased for independent draws; ``Design.variance`` says which of a design's is.
@@ -48,7 +48,7 @@ class VarianceForm(NamedTuple):
 def estimate_variance(replies: Replies, residual_nd: npt.NDArray[np.floating]) -> float:
     """Estimate E norm(D - E D)^2 over draws and replies, in squared update units, from the l_i, (n, d).
 
-    NaN where one cohort is not enough: replies of fewer than two undecided clients, or unknown expectations.
+    NaN if one cohort is not enough: fewer than two replies of clients that were not certain, or unknown expectations.
     """
     form = variance_form(replies)
     if form is None:
@@ -88,7 +88,7 @@ def variance_form(replies: Replies) -> VarianceForm | None:
 
 
 def _undecided(expected_n: FloatArray) -> FloatArray:
-    """1 - pi_i: nothing of a client that is always selected is left to chance."""
+    """1 - pi_i; a client that is always selected adds no variance."""
     return np.clip(1 - expected_n, 0.0, 1.0)
 
 

@@ -18,12 +18,12 @@ class ActiveState(NamedTuple):
 
 @dataclass(frozen=True)
 class ActiveFL(Unweighted):
-    """Drops the clients of smallest value, draws most of the cohort by a softmax of the values and the rest evenly.
+    """Drops the clients of smallest value, draws most of the cohort by a softmax of values and the rest uniformly.
 
-    The value is v_i = sqrt(n_i) (mean loss of client i when it was last trained), n_i its number of examples; the mean
-    of the others for a client never trained. Of the K available clients, the alpha1 K with the smallest values are
+    The value is v_i = sqrt(n_i) (mean loss of client i when last trained), with n_i its number of examples; a client
+    never trained gets the mean of the others. Of the K available clients, the alpha1 K with the smallest values are
     dropped; (1 - alpha3) n are drawn one after the other without replacement, p_i proportional to exp(alpha2 v_i); the
-    rest of the cohort is drawn evenly from all that are left. alpha1 K is rounded down and alpha3 n to the nearest.
+    rest of the cohort is drawn uniformly from all that are left. alpha1 K is rounded down and alpha3 n to the nearest.
 
     Source: Goetz, Malik, Bui, Moon, Liu and Kumar 2019 (arXiv 1909.12641), algorithm 1; the defaults are its constants.
     """

@@ -1,4 +1,4 @@
-"""Cohorts that are balanced on auxiliary variables of the clients: known ones, or what a census answered."""
+"""Cohorts that are balanced on auxiliary variables of the clients, known beforehand or made from a census."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -33,18 +33,18 @@ class BalancedState(NamedTuple):
 
 @dataclass(frozen=True)
 class Balanced(Centred):
-    """Draws such that the cohort's estimate of the totals of the auxiliary variables x_i is right.
+    """Draws cohorts whose estimates of the totals of the auxiliary variables x_i are exact.
 
-    The cube design keeps ``sum_S (w_i / pi_i) x_i = sum_j w_j x_j`` up to the last q + 1 clients that it has to decide,
+    The cube design keeps ``sum_S (w_i / pi_i) x_i = sum_j w_j x_j`` up to the last q + 1 clients that it decides,
     so that the part of the updates that is linear in x is estimated without error (docs/theory.md, section 10). The
     design ``"anticluster"`` has no such last clients and balances squares of the x_i, too; ``"local-pivotal"`` spreads
-    cohorts over the x_i, and others ignore them. Without any, as ``md-fixed@pivotal``.
+    cohorts over the x_i, and other designs ignore them. Without auxiliary variables it equals ``md-fixed@pivotal``.
 
     Source: this project. Balanced sampling: Deville and Tille 2004.
 
     Attributes:
-        by_norm: Score w_i a_i, a_i the predicted norm of u_i - c_i, that is of what is not linear in x; False for w_i
-            alone. What follows is as in ``Centred``.
+        by_norm: Score w_i a_i, with a_i the predicted norm of u_i - c_i, the part that is not linear in x; if False,
+            w_i alone. The other options are as in ``Centred``.
     """
 
     design: str = "cube"
@@ -66,7 +66,7 @@ class Balanced(Centred):
         return BalancedState(per_second(weight_m, population, self.per_second), value_mq, visits)
 
     def _prior(self, population: Population) -> FloatArray:
-        """Squares of the census's norms over their mean, drawn towards it like those of later visits."""
+        """Squares of the census's norms over their mean, shrunk towards it like those of later visits."""
         norm_m = np.full(population.num_clients, np.nan) if population.norm_m is None else population.norm_m
         if np.isnan(norm_m).all():
             return np.ones(len(norm_m))
@@ -93,17 +93,17 @@ class Balanced(Centred):
 
 @dataclass(frozen=True)
 class BalancedByCensus(Balanced):
-    """Cohorts that represent everybody in what each client answered once, before the first round.
+    """Cohorts that represent all clients in what each of them answered once, before the first round.
 
     The cohort is one of several groups that are as alike as possible (``anticluster.py``). Clients that the answers
-    explain badly are drawn more often. The census (``census.py``) costs the first round's local work of everybody. It
-    asks for no labels. The regression of updates on the x_i predicts clients never seen, too (``two_phase.py``).
+    explain badly are drawn more often. The census (``census.py``) costs one round of local work of all clients, and
+    asks for no labels. The regression of updates on the x_i also predicts clients never seen (``two_phase.py``).
 
-    Scores are drawn half of the way to their mean (``shrink``), which is why no share has to be drawn evenly.
+    Squared scores are shrunk half of the way to their mean (``shrink``), so no floor is needed.
 
     Attributes:
-        components: Auxiliary variables made of the answers.
-        size: Numbers of an answer.
+        components: Number of auxiliary variables made of the answers.
+        size: Length of the sketch in an answer.
         noise: Standard deviation of the noise that a client adds to each of them.
     """
 

@@ -1,4 +1,4 @@
-"""What samplers share: the base class, draws by score, biased selections, the facts of a run, parts of states."""
+"""What samplers share: the base class, draws by score, biased selections, the facts of a run, states."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class RunFacts(NamedTuple):
 
 
 class WeightState(NamedTuple):
-    """The clients' weights, float64 (m,): all that many samplers need."""
+    """The clients' weights, float64 (m,), the only state of many samplers."""
 
     weight_m: FloatArray
 
@@ -41,10 +41,10 @@ class WeightState(NamedTuple):
 class Sampler(WithRanges, ABC):
     """Decides which clients train in a round. Subclasses are frozen dataclasses whose fields are their options.
 
-    A subclass has ``open``, ``init`` and ``update`` if it learns from the replies, and states below what differs from
-    the defaults, as a class attribute (``needs_loss = True``) or as a property: see ``examples/own_sampler.py``.
-    ``ranges`` has the intervals of its numbers, such as ``{"floor": "[0, 1]"}``. It is used by name like those of the
-    library, as ``FILE.py:ByLoss(power=2)``; ``check_sampler`` tests it.
+    A subclass defines ``open``, and also ``init`` and ``update`` if it learns from the replies. It overrides the
+    defaults below by class attributes (``needs_loss = True``) or properties: see ``examples/own_sampler.py``.
+    ``ranges`` has the allowed intervals of its options, such as ``{"floor": "[0, 1]"}``. Use it by name like those of
+    the library, as ``FILE.py:ByLoss(power=2)``; ``check_sampler`` tests it.
     """
 
     #: Whether ``open`` takes ``available_m = None`` for "all clients"; saves m numbers per round.
@@ -95,7 +95,7 @@ class Sampler(WithRanges, ABC):
 
     @property
     def census(self) -> Census | None:
-        """What every client is asked once, before the first round; None for nothing."""
+        """The question to every client, once, before the first round; None for none."""
         return None
 
     def for_run(self, facts: RunFacts) -> Self:
@@ -153,7 +153,7 @@ class Scored(Sampler):
 
     @property
     def floor(self) -> float:
-        """The share of the cohort that is drawn evenly; mixed in here only where the scores are in a tree."""
+        """The share of the cohort that is drawn uniformly; mixed in here only where the scores are in a tree."""
         return 0.0
 
     def open(
@@ -166,11 +166,12 @@ class Scored(Sampler):
 
 
 def per_second(score_m: FloatArray, population: Population, wanted: bool) -> FloatArray:
-    """The scores, or ``score_m / sqrt(seconds)`` if ``wanted``: the most information for the clients' time.
+    """The scores, or ``score_m / sqrt(seconds)`` if ``wanted``, the optimum for a fixed total of the clients' time.
 
-    Of independent draws with sum_i pi_i T_i <= B, T_i the expected seconds of client i, the variance sum_i w_i^2 a_i^2
-    (1 / pi_i - 1) is least at pi_i proportional to w_i a_i / sqrt(T_i) (Neyman's allocation with unequal costs; Cochran
-    1977, section 5.5). B is the sum over clients of their time, not the time until the last of them is ready.
+    For independent draws with sum_i pi_i T_i <= B, T_i the expected seconds of client i, the variance
+    sum_i w_i^2 a_i^2 (1 / pi_i - 1) is smallest at pi_i proportional to w_i a_i / sqrt(T_i) (Neyman's allocation with
+    unequal costs; Cochran 1977, section 5.5). B bounds the clients' total time, not that of the
+    slowest.
 
     Raises:
         DeltaflError: If the population does not know the seconds.
@@ -210,7 +211,7 @@ def present_clients(available_m: BoolArray, n: int) -> tuple[IntArray, int]:
 def label_counts(population: Population, name: str) -> FloatArray:
     """The clients' numbers of examples of each class, float64 (m, C), from shares among the auxiliary variables.
 
-    A ``DeltaflError`` if there are none, or they are no shares of labels.
+    Raises a ``DeltaflError`` if there are none, or if they are not label shares.
     """
     share_mc, size_m = population.aux_mq, population.num_examples_m
     if share_mc is None or share_mc.shape[1] == 0 or share_mc.min() < 0 or share_mc.sum(axis=1).min() <= 0:
@@ -220,7 +221,7 @@ def label_counts(population: Population, name: str) -> FloatArray:
 
 
 def replied(cohort: Cohort, reports: Reports) -> tuple[IntArray, Reports]:
-    """The indices of the clients that replied, and their rows of the reports alone."""
+    """The indices of the clients that replied, and only their rows of the reports."""
     here = reports.responded_n
     return cohort.client_n[here], reports.part(here)
 

@@ -1,10 +1,10 @@
-"""Census: a few numbers of every client, asked for once, before the first round.
+"""Census: every client answers once, before the first round, with a few numbers about its update.
 
 Two-phase sampling (Neyman 1938): phase one asks everyone for something cheap, phase two samples with it. Every client
 does its usual local work on the initial model and answers with a sketch of the *direction* of its update, and with the
 update's norm. The principal components of the sketches become auxiliary variables, so that cohorts can be balanced on
-what the clients' data are like without asking for labels; the norms say whom to ask first. Whatever a client answers,
-estimates stay unbiased: an answer moves cohorts, no weight. docs/theory.md, section 11, has the argument.
+what the clients' data are like without asking for labels; the norms decide whom to select more often at first.
+Estimates stay unbiased whatever clients answer: answers change cohorts, not weights (docs/theory.md, section 11).
 """
 
 from collections import Counter
@@ -33,15 +33,15 @@ _BLOCK = 2**15
 
 @dataclass(frozen=True)
 class Census(WithRanges):
-    """What clients are asked, and what the server makes of their answers.
+    """The question to the clients, and what the server computes from their answers.
 
     Attributes:
-        components: q >= 1, auxiliary variables that are made of the answers.
-        size: k, numbers of a sketch, 1 to 128; an answer has one more, the norm.
-        noise: sigma >= 0, standard deviation of the normal noise that a client adds to each number of its sketch, which
-            has length 1 without it; then neither norm nor update is sent. ``epsilon`` says what that hides.
-        first_update: Whether the whole update follows, in two bits a parameter (``estimators/two_bits.py``). A plan
-            asks for it where its estimator uses it.
+        components: q >= 1, number of auxiliary variables made from the answers.
+        size: k, length of a sketch, 1 to 128; an answer has one more number, the norm.
+        noise: sigma >= 0, standard deviation of the normal noise that a client adds to each number of its sketch (of
+            length 1 before). With noise, neither norm nor update is sent. ``epsilon`` says what this hides.
+        first_update: Whether the whole update follows, in two bits per parameter (``estimators/two_bits.py``). A plan
+            sets it if its estimator uses first updates.
     """
 
     components: int = 10
@@ -51,7 +51,7 @@ class Census(WithRanges):
     ranges: ClassVar = {"components": "[1, 128]", "size": "[1, 128]", "noise": "[0, inf)"}
 
     def length(self, num_params: int) -> int:
-        """How many numbers an answer has, of a model of so many parameters."""
+        """Length of an answer for a model of ``num_params`` parameters."""
         return self.size + 1 + (code_length(num_params) if self.first_update and self.noise == 0 else 0)
 
     def answer(
@@ -63,15 +63,15 @@ class Census(WithRanges):
     ) -> FloatArray:
         """A client's answer, float64 (length,): the sketch of v, scaled to length 1, norm(u), and the code of u.
 
-        v is made of the last ``tensors`` of the update u, each divided by its own norm. That way an output layer's bias
-        says as much as its weights, and no layer drowns the others.
+        v consists of the last ``tensors`` of the update u, each divided by its own norm, so that an output layer's bias
+        counts as much as its weights.
 
         Args:
             update: u = x_K - x_0, (d,), the client's usual local work on the initial model.
-            tensors: How many numbers each of the last tensors of the model has, such as (5120, 10) for weights and
-                bias of an output layer; the whole update as one tensor if left out.
+            tensors: Sizes of the last tensors of the model, such as (5120, 10) for weights and bias of an output
+                layer. By default the whole update is one tensor.
             seed: Fixes the projection; the same for all clients.
-            rng: Where the noise comes from; needed if there is any.
+            rng: Source of the noise; required if there is any.
         """
         update_d = np.asarray(update, dtype=np.float64).ravel()
         ends = np.cumsum(tensors or (len(update_d),))
@@ -92,7 +92,7 @@ class Census(WithRanges):
     def population(self, population: Population, answers: Answers) -> Population:
         """The population with auxiliary variables, norms and first updates from every client's answer.
 
-        An unsent norm is NaN; an unsent update is 0, and one longer than 5 medians of all is shortened to that.
+        An unsent norm is NaN, an unsent update is 0. Updates are clipped to 5 times the median norm.
         """
         answer_mk = self._read(answers, population.num_clients)
         here_m = np.isfinite(answer_mk).all(axis=1)
@@ -110,8 +110,8 @@ class Census(WithRanges):
         """The auxiliary variables, float64 (m, components), of mean 0 and mean squared norm 1 under the weights w_i.
 
         They are the first principal components of the sketches in the order of their variance, then zeros. Every sketch
-        counts with length 1, whatever was sent, and as the mean client where there is no answer: None, numbers that are
-        not finite, or a list of another length.
+        is scaled to length 1. A client without an answer (None, numbers that are not finite, a list of another length)
+        counts as the mean client.
         """
         answer_mk = self._read(answers, len(weight_m))
         here_k = np.flatnonzero(np.isfinite(answer_mk).all(axis=1) & (weight_m > 0))
@@ -161,8 +161,8 @@ class Census(WithRanges):
     def epsilon(self, delta: float) -> float:
         """Epsilon of one answer: local differential privacy of the update, and so of all of the client's data.
 
-        Sketches without noise have length 1, so that no two are further apart than 2: the Gaussian mechanism with that
-        sensitivity, exactly (Balle and Wang 2018, theorem 8). Infinite without noise, and instead of more than 512.
+        Sketches without noise have length 1, so any two are at most 2 apart. This is the exact epsilon of the Gaussian
+        mechanism with that sensitivity (Balle and Wang 2018, theorem 8); infinite without noise, and above 512.
 
         Args:
             delta: In (0, 1).

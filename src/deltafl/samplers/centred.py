@@ -17,7 +17,7 @@ _PRIOR_VISITS = 5  # the weight of the prior 1/2, in second visits
 
 
 class CentredState(NamedTuple):
-    """What is remembered of each client."""
+    """What the server stores about each client."""
 
     weight_m: FloatArray
     factor_m: FloatArray  # of the scores: w_i, or w_i / sqrt(seconds_i)
@@ -33,17 +33,17 @@ class Centred(Scored):
     """Draws by the predicted norm of each client's residual, from its earlier visits.
 
     Attributes:
-        design: A name in ``deltafl.DESIGNS``; those that spread cohorts by values are given the sketches.
-        by_norm: Score w_i a_i; False for w_i alone.
-        own_memory: Whether the control variate is a memory of each client's own update. Residuals of first visits,
-            where there is no memory yet, are then predicted apart from later ones.
-        ageing: In [0, 1e9], how a^2 grows with the age of such a memory: by (1 + ageing age n / m) / (1 + ageing),
-            which is 1 at the mean time between two visits. 0 for not at all.
-        floor: g in [0, 1], the share of the cohort that is drawn evenly.
-        shrink: In [0, 1], how far each a_i^2 is drawn towards the mean of all. **Biased** if it and ``floor`` are 0.
+        design: A name in ``deltafl.DESIGNS``; those that spread cohorts over values get the sketches.
+        by_norm: Score w_i a_i; if False, w_i alone.
+        own_memory: Whether the control variate is each client's own last update. Residuals of first visits, when no
+            update is stored yet, are then predicted separately from later ones.
+        ageing: In [0, 1e9], how a^2 grows with the age of the stored update: by (1 + ageing age n / m) / (1 + ageing),
+            which is 1 at the mean time between two visits; 0 for no growth.
+        floor: g in [0, 1], the share of the cohort that is drawn uniformly.
+        shrink: In [0, 1], how far each a_i^2 is shrunk towards the mean of all. **Biased** if it and ``floor`` are 0.
         forgetting: In (0, 1], the share of the newest value in the exponential means.
-        explore: In (0, 1e9], factor of a_i^2 of clients never seen; above 1 for what their first visit is worth later.
-        sketch: Numbers of a sketch, 0 to 128, where the design spreads by values.
+        explore: In (0, 1e9], factor of a_i^2 for clients never seen; above 1 because a first visit also helps later.
+        sketch: Length of a sketch, 0 to 128, where the design spreads cohorts over values.
         per_second: Whether scores are divided by the root of each client's expected seconds (``base.per_second``).
     """
 

@@ -49,7 +49,7 @@ class ClusterIS(Sampler):
     Attributes:
         clusters: Number of clusters k >= 1; fewer if the cohort or the number of distinct norms is smaller.
         design: A name in ``deltafl.DESIGNS``, used inside each cluster.
-        floor: g in [0, 1], inside each cluster; with 0, a client whose last norm is 0 is lost.
+        floor: g in [0, 1], inside each cluster; with 0, a client whose last norm is 0 is never selected again.
         drop_small_after: Rounds, >= 1, after which the cluster of smallest norms is left out (**biased**), or None.
     """
 
@@ -105,7 +105,7 @@ class ClusterIS(Sampler):
 
 @dataclass(frozen=True)
 class ClusterISOracle(ClusterIS):
-    """The theoretical form: norms of all clients in this round instead of those last seen."""
+    """The theoretical form, with the norms of all clients in this round instead of those last seen."""
 
     floor: float = 0.0
 

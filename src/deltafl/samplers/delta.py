@@ -1,11 +1,11 @@
 """The four samplers of the DELTA paper (Wang et al. 2023): importance sampling and DELTA, theoretical and practical.
 
-zeta_i = norm(u_i - ubar), and sigma_i^2 is the variance of the local steps. What of the paper holds is in
-docs/theory.md. With the weights 1 / pi that the paper uses, importance sampling has the least variance of one round for
-draws with replacement and for independent draws, so that DELTA is never better there. For distinct draws of fixed size
-neither is best: with gradients 1, 1, -1 and n = 2, ``fedis`` has variance 0.2222 and ``delta`` 0.
+zeta_i = norm(u_i - ubar), and sigma_i^2 is the variance of the local steps. docs/theory.md says which results of the
+paper hold. With the paper's weights 1 / pi, importance sampling has the smallest variance of one round for
+draws with replacement and for independent draws, so DELTA is never better there. For distinct draws of fixed size
+neither is optimal: with gradients 1, 1, -1 and n = 2, ``fedis`` has variance 0.2222 and ``delta`` 0.
 
-The theoretical forms draw by w_i R_i, the practical ones by R_i alone, as the paper prints them.
+The theoretical forms draw by w_i R_i, the practical ones by R_i alone, as in the paper.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from .base import RunFacts, Scored, Scores, WeightState, replied, with_rows
 
 
 class PracticalState(NamedTuple):
-    """What is remembered of each client."""
+    """What the server stores about each client."""
 
     p_m: Scores  # the draw probabilities, sum 1
     weight_m: FloatArray  # the factors w_i of the scores; none, (0,), if these are R_i alone
@@ -36,7 +36,7 @@ def update_norm(reports: Reports) -> FloatArray:
 
 @dataclass(frozen=True)
 class _ByReports(Scored):
-    """Scores R_n >= 0 of reports, mixed with an equal share."""
+    """Scores R_n >= 0 from reports, mixed with a uniform share."""
 
     floor: float = 0.0
 
@@ -48,10 +48,10 @@ class _ByReports(Scored):
 
 @dataclass(frozen=True)
 class FedIS(_ByReports):
-    """Draws with scores w_i R_i of all clients in this round, as an oracle reports them; R_i = norm(u_i).
+    """Draws with the scores w_i R_i of all clients in this round, from an oracle; R_i = norm(u_i).
 
-    The paper's design is ``"multinomial"``. With a floor, the share of the cohort that is drawn evenly, clients with
-    R_i = 0 can be drawn.
+    The paper's design is ``"multinomial"``. With a floor, the share of the cohort that is drawn uniformly, clients
+    with R_i = 0 can be drawn.
     """
 
     needs_oracle: ClassVar[bool] = True
@@ -64,12 +64,12 @@ class FedIS(_ByReports):
 
 @dataclass(frozen=True)
 class FedPracIS(_ByReports):
-    """Draws with remembered probabilities, which the clients that replied re-divide by R_i = norm(u_i).
+    """Draws with stored probabilities, which the clients that replied share anew in proportion to R_i = norm(u_i).
 
-    p_i <- R_i / sum_S R_j * (1 - sum_{not S} p_j) for i in S, from p_i = 1 / m. R = 0 is absorbing and one noisy R can
-    starve a client, hence the floor; with floor 0, the paper to the letter, the sampler does not claim to be unbiased.
+    p_i <- R_i / sum_S R_j * (1 - sum_{not S} p_j) for i in S, from p_i = 1 / m. R = 0 is absorbing, and one noisy R can
+    starve a client, hence the floor. With floor 0, exactly as in the paper, the sampler does not claim to be unbiased.
 
-    With ``weighted``, w_i R_i stands for R_i, from p_i = w_i: better where weights differ.
+    With ``weighted``, w_i R_i replaces R_i, starting from p_i = w_i, which is better where weights differ.
     """
 
     floor: float = 0.1
@@ -122,7 +122,7 @@ class _Diversity(Scored):
 
     @property
     def constants(self) -> tuple[float, float]:
-        """(a1, a2); a ``DeltaflError`` if they are still to be taken from the run."""
+        """(a1, a2); raises a ``DeltaflError`` if they still depend on the run."""
         if isinstance(self.alpha, str):
             what = "'theory' needs the run's rounds and local steps"
             raise DeltaflError(f"alpha is {self.alpha!r}; {what}: write sampler.for_run(RunFacts(...)), or a number")
@@ -138,7 +138,7 @@ class _Diversity(Scored):
         """For ``"theory"``: corollary 3.7 with eta_L = 1 / (sqrt(T) K L) and eta = sqrt(K n), where L cancels.
 
         It has a1 = 20 K / sqrt(T), a2 = 5 / sqrt(T) + sqrt(K / n); without replacement a1 and the first term of a2 are
-        m / n times that. Its zeta is that of gradients, ours that of updates of K steps: a1 is divided by K^2.
+        m / n times that. Its zeta is for gradients, ours for updates of K steps, so a1 is divided by K^2.
         """
         if self.alpha != "theory":
             return self
@@ -159,8 +159,8 @@ class Delta(_Diversity, FedIS):
     Attributes:
         alpha: a1 = a2 >= 0, or the pair (a1, a2), not both 0; ``"theory"`` for corollary 3.7. The paper's is 0.5.
         sigma_scale: ``"step"`` as printed, or ``"update"`` (K sigma^2, the unit of zeta^2).
-        floor: With 0 a client with zeta_i = sigma_i = 0 is never drawn, and missed: updates 1, 2, 3 of equal weight
-            without noise have an estimate of mean 1.3333, not 2.
+        floor: With 0, a client with zeta_i = sigma_i = 0 is never drawn and so missing from the estimate: for updates
+            1, 2, 3 of equal weight without noise its mean is 1.3333, not 2.
     """
 
     @property
@@ -170,7 +170,7 @@ class Delta(_Diversity, FedIS):
 
 @dataclass(frozen=True)
 class PracDelta(_Diversity, FedPracIS):
-    """FedPracDELTA: the practical rule on the R_i of ``Delta``, zeta_i about the plain mean of the sampled clients.
+    """FedPracDELTA: the practical rule with the R_i of ``Delta``, zeta_i about the plain mean of the selected clients.
 
     Attributes:
         counts_draws: Whether a client drawn k times counts k times in that mean, as in the paper's sum over draws with

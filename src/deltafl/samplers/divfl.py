@@ -15,7 +15,7 @@ _MAX_CLIENTS = 5000
 
 
 class DivState(NamedTuple):
-    """Sketches of the last updates, float64 (m, q), and who was ever selected and who replied, bool (m,)."""
+    """Sketches of the last updates, float64 (m, q); which clients were ever selected, and which replied, bool (m,)."""
 
     sketch_mq: FloatArray
     selected_m: BoolArray
@@ -24,10 +24,10 @@ class DivState(NamedTuple):
 
 @dataclass(frozen=True)
 class DivFL(NewFirst):
-    """Takes the cohort S that makes sum over clients k of min over i in S of norm(u_k - u_i) small, greedily.
+    """Greedily selects a cohort S with a small sum over clients k of min over i in S of norm(u_k - u_i).
 
-    This is the paper's form without overheads, on distances of last updates: starting from the empty set, the client
-    that makes the sum smallest is added until there are n. Ours: all clients are selected once first, in random order,
+    This is the paper's form without overheads, on distances of last updates. Starting from the empty set, it adds the
+    client that makes the sum smallest until there are n. Ours: all clients are first selected once, in random order,
     and enter the sum once they reply; distances are those of sketches of u_i - c_i, of ``sketch_size`` numbers, with a
     relative error of about 1 / sqrt(sketch_size). Costs O(m^2 (q + n)) time a round: at most 5,000 clients.
 

@@ -10,7 +10,7 @@ from .base import Rng, Scored
 
 
 class AUState(NamedTuple):
-    """What is remembered of each client."""
+    """What the server stores about each client."""
 
     interval_m: FloatArray  # the mean length of its intervals, omega_i; 1 until the first one ends
     ended_m: IntArray  # intervals that ended
@@ -19,14 +19,14 @@ class AUState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAU(Scored):
-    """Draws evenly from those who are there, and counts a reply w_i omega_i: 1 / omega_i stands for its probability.
+    """Draws uniformly from the available clients; a reply weighs w_i omega_i, as 1 / omega_i estimates its probability.
 
-    omega_i is the mean number of rounds from one reply of client i to its next, and an interval that has lasted
-    ``cutoff`` rounds ends there: a client that never comes would else count ever more. Rounds up to the last one count,
-    not this one, so that omega_i is known before the draw.
+    omega_i is the mean number of rounds from one reply of client i to its next. An interval ends after ``cutoff``
+    rounds; otherwise the weight of an absent client would grow without bound. Only earlier rounds count, so that
+    omega_i is known before the draw.
 
     Source: Wang and Ji, "A lightweight method for tackling unknown participation statistics in federated averaging",
-    ICLR 2024, algorithm 2; its K is 50. There all clients that are there take part; a cohort is drawn here.
+    ICLR 2024, algorithm 2; its K is 50. In the paper all available clients take part; here a cohort is drawn.
     """
 
     design: str = "simple-random"

@@ -21,7 +21,7 @@ class CbsState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedCBS(Unweighted):
-    """Draws one client after the other, such that the pooled labels of the cohort are near to even over the classes.
+    """Draws clients one after the other, such that the pooled labels of the cohort are nearly uniform over the classes.
 
     With QCID(M) = sum_c (share of class c in the pooled data of M - 1 / C)^2, the clients of round t = 1, 2, ... are
     drawn by
@@ -29,7 +29,7 @@ class FedCBS(Unweighted):
         P(first is i) proportional to 1 / QCID({i})^beta_1 + exploration sqrt(3 ln t / (2 T_i)),
         P(k-th is i | M) proportional to QCID(M)^beta_(k - 1) / QCID(M and i)^beta_k,
 
-    T_i >= 1 how often client i was selected and beta_k = k, as in the paper's experiments. Shares of labels are given
+    T_i >= 1 how often client i was selected and beta_k = k, as in the paper's experiments. Label shares are
     in ``Population.aux_mq``; the paper computes with encrypted counts. Costs O(n m C) time a round.
 
     Source: Zhang, Li, Tang, Sun, Chen, Zhang, Chen, Chen and Li, ICML 2023 (arXiv 2209.15245).

@@ -10,7 +10,7 @@ from .base import Rng, Unweighted, label_counts, with_rows
 
 
 class EntropyState(NamedTuple):
-    """Who holds which labels, and who was selected when."""
+    """Which labels each client holds, and when it was selected."""
 
     count_mc: FloatArray  # examples of each class
     place_m: IntArray  # the client was the 1st, 2nd, ... to be selected, when it was last; 0 for never
@@ -19,17 +19,17 @@ class EntropyState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedEntOpt(Unweighted):
-    """Adds one client after the other, such that the pooled labels of the cohort have the largest entropy.
+    """Adds clients one after the other, such that the pooled labels of the cohort have the largest entropy.
 
     With l_i the counts of client i's labels and L their sum over the clients chosen so far, the first client is drawn
-    evenly, and the next is
+    uniformly, and the next is
 
         argmax over clients i that are free of H((L + l_i) / sum_c (L + l_i)_c),    H(p) = -sum_c p_c ln p_c.
 
-    The last Q clients that were selected are in the buffer and not free, Q <= m - n. Ours: Q is a share of m (the
-    paper's best Q depends on the skew of the labels); of one cohort, clients of a lower index leave the buffer first;
-    where fewer clients are free than there are places, those that have been in it longest are free as well; ties are
-    broken at random. Shares of labels are given in ``Population.aux_mq``. Costs O(n m C) time a round.
+    The last Q clients selected are in the buffer and not free, Q <= m - n. Ours: Q is a share of m (the
+    paper's best Q depends on the skew of the labels); within a cohort, clients with a lower index leave the buffer
+    first; if fewer clients are free than needed, those longest in the buffer are freed; ties are broken at random.
+    Label shares are in ``Population.aux_mq``. Costs O(n m C) time per round.
 
     Source: Lutz, Steidl, Muller and Samek, arXiv 2411.01240, algorithm 1.
 

@@ -1,4 +1,4 @@
-"""Samplers whose scores never change: everyone, uniform, by weight; with FedAvg's (McMahan et al. 2017) among them."""
+"""Samplers whose scores never change: all clients, uniform, by weight; among them FedAvg's (McMahan et al. 2017)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -35,8 +35,8 @@ class Full(Sampler):
 class Fixed(Scored):
     """Constant scores: equal (``uniform``, ``fedavg``) or the clients' weights w_i (``md``, ``md-fixed``).
 
-    ``md``, with the design ``"multinomial"``, is that of Li et al. 2020 (FedProx). With ``per_second`` they are divided
-    by the root of each client's expected seconds.
+    ``md``, with the design ``"multinomial"``, is that of Li et al. 2020 (FedProx). With ``per_second`` scores are
+    divided by the root of each client's expected seconds.
     """
 
     by_weight: bool = False

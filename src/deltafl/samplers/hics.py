@@ -28,7 +28,7 @@ class HicsState(NamedTuple):
 
 @dataclass(frozen=True)
 class HicsFL(NewFirst):
-    """Selects everyone once, then draws clusters by their mean entropy, and clients of a cluster by their weight.
+    """Selects all clients once, then draws clusters by their mean entropy, and clients of a cluster by their weight.
 
     With cross-entropy, db_i, the last update of the output layer's bias, is on average proportional to the share of
     each label less a constant. The paper's equations (7), (9) and (10), for t > ceil(m / n), are
@@ -38,8 +38,8 @@ class HicsFL(NewFirst):
         M = n groups by Ward's method, each drawn with p proportional to exp(gamma_t mean H of the group),
         gamma_t = gamma_0 (1 - t / rounds), and a client of the group with p proportional to w_i.
 
-    From the authors' code: Ward's method takes the rows of the matrix of distances as points, and a zero update has the
-    angle 0 to all. Ours: places that new clients leave free are drawn from the others; clients that never replied come
+    From the authors' code: Ward's method takes the rows of the distance matrix as points, and a zero update has the
+    angle 0 to all. Ours: places not taken by new clients are filled from the others; clients that never replied come
     last. Needs a model that ends in the bias of a linear output layer, SciPy, and O(m^3) time a round.
 
     Attributes:

@@ -2,8 +2,8 @@
 
 Examples: ``pracdelta``, ``fedis@multinomial`` (the DELTA paper's own draws and weights), ``osmd(mixing=0.3)@poisson``,
 ``uniform@@difference`` (default design), ``my_sampler.py:ByLoss(power=2)``, ``census+average=0.5+scaffold``. Options
-are the fields of the sampler's class. Settings are those of a plan or a run, and win over what is set for all samplers;
-``+scaffold`` is ``+scaffold=True``. Values are Python literals, and text needs no quotes:
+are the fields of the sampler's class. Settings are those of a plan or a run, and override what is set for all samplers;
+``+scaffold`` means ``+scaffold=True``. Values are Python literals, and text needs no quotes:
 ``clustered-sampling-2(similarity=l2)``.
 """
 
@@ -42,7 +42,7 @@ class Label(NamedTuple):
 
 
 def parse_label(label: "str | Label") -> Label:
-    """Take a label apart; a ``DeltaflError`` if a part is wrong or does not fit.
+    """Parse a label; raises a ``DeltaflError`` if a part is wrong or does not fit.
 
     Example:
         >>> parse_label("osmd(mixing=0.3)@poisson")
@@ -79,7 +79,7 @@ _WITH_SETTINGS = re.compile(r"(?P<method>.*?)(?P<settings>(\s*\+\s*[a-z_]+\s*(=[
 
 
 def split_settings(label: str) -> tuple[str, dict[str, Any]]:
-    """The label without its settings, and these.
+    """The label without its settings, and the settings.
 
     Example:
         >>> split_settings("census+average=0.5+scaffold")
@@ -92,15 +92,15 @@ def split_settings(label: str) -> tuple[str, dict[str, Any]]:
 
 
 def needs_value(name: str, label: object) -> DeltaflError:
-    """The error for a setting that is no switch and has no value."""
+    """The error for a setting that needs a value and has none."""
     return DeltaflError(f"{name} has no value in {str(label)!r}: write +{name}=VALUE")
 
 
 def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
     """The label of a sampler that is given as a label, an instance or a class.
 
-    Labels of this process know a class that is not the library's by its name from then on, and so do the processes that
-    play runs for it; the last class of a name counts.
+    From then on, labels in this process and its worker processes can name a class of yours; if two classes share a
+    name, the last one counts.
 
     Example:
         >>> from deltafl import PracDelta
@@ -136,7 +136,7 @@ def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
 
 
 def split_labels(text: str) -> list[str]:
-    """The labels of a list that is separated by commas; commas inside parentheses belong to a label."""
+    """The labels in a comma-separated list; commas inside parentheses belong to a label."""
     return [part for part in split_outside(text, ",") if part]
 
 
@@ -146,7 +146,7 @@ def base_name(label: str) -> str:
 
 
 def file_name(label: str) -> str:
-    """A label as part of a file's name: its shortest form, files without folders, ``_`` for most signs.
+    """A label as part of a file name: its shortest form, files without folders, ``_`` for most punctuation.
 
     Example:
         >>> file_name("pracdelta(alpha=theory, floor=0)")
@@ -161,7 +161,7 @@ def file_name(label: str) -> str:
 def make_sampler(label: str | Label, facts: RunFacts | None = None) -> Sampler:
     """Make the sampler of a label; its estimator belongs to the plan, see ``make_plan``.
 
-    Options that are None are filled in from the facts of the run, and a ``DeltaflError`` says which do not fit it.
+    Options that are None are filled in from the facts of the run; a ``DeltaflError`` names those that do not fit it.
 
     Example:
         >>> make_sampler("fedpracis@pivotal").design
@@ -173,7 +173,7 @@ def make_sampler(label: str | Label, facts: RunFacts | None = None) -> Sampler:
 
 
 def bias_of(label: str | Label) -> str | None:
-    """The part of a method that makes it biased: its estimator, design, draws or setting; None if it is unbiased."""
+    """The part that makes a method biased (estimator, design, draws or setting); None if it is unbiased."""
     parsed = parse_label(label)
     if not find_estimator(parsed.estimator).unbiased:
         return f"estimator {parsed.estimator}"
@@ -189,15 +189,15 @@ def bias_of(label: str | Label) -> str | None:
 
 
 def is_unbiased(label: str | Label) -> bool:
-    """Whether the method of a label is unbiased, if need be where every score is above 0 (``needs_scores``)."""
+    """Whether the method of a label is unbiased, possibly only where every score is above 0 (``needs_scores``)."""
     return bias_of(label) is None
 
 
 def needs_scores(sampler: Sampler, control: ControlVariate) -> bool:
     """Whether an unbiased method is so only where every client's score R_i of this round is above 0.
 
-    A theoretical sampler without a floor never selects a client with R_i = 0. ``fedis`` misses nothing by that, as
-    u_i = 0, unless a control variate's 0 - c_i is due. ``delta`` does: R_i is 0 for u_i = ubar without local noise.
+    A theoretical sampler without a floor never selects a client with R_i = 0. For ``fedis`` this causes no bias, as
+    then u_i = 0, unless a control variate needs 0 - c_i. For ``delta`` it does: R_i = 0 for u_i = ubar without noise.
     """
     return sampler.skips_zero_scores or (sampler.skips_zero_updates and not isinstance(control, NoControl))
 

@@ -1,4 +1,4 @@
-"""The selection of MIFA (Gu et al., NeurIPS 2021): everyone once first. Biased; for the average of latest updates."""
+"""The selection of MIFA (Gu et al., NeurIPS 2021): all clients once first. Biased; for the average of last updates."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,10 +17,10 @@ class MifaState(NamedTuple):
 
 @dataclass(frozen=True)
 class NewFirst(Unweighted):
-    """Selects clients that were never selected, in random order; then, and in places left free, all evenly.
+    """Selects clients never selected before, in random order; fills other places uniformly from all clients.
 
-    MIFA's first round, in which all devices reply, is spread here over ceil(m / n) rounds: as the average counts a
-    client as zero until it replies, these steps are n / m, 2 n / m, ... of a whole one. Source: Gu et al. 2021,
+    MIFA's first round, in which all devices reply, is spread here over ceil(m / n) rounds. Since the average counts a
+    client as zero until it replies, these steps are n / m, 2 n / m, ... of a full one. Source: Gu et al. 2021,
     algorithm 1.
     """
 

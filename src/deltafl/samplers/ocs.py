@@ -17,10 +17,10 @@ from .delta import update_norm
 
 
 def rescaled_probabilities(score_m: FloatArray, n: int, rescalings: int) -> FloatArray:
-    """Algorithm 2: p = min(1, n s / sum s), then divide what capping took away among the others, j_max times.
+    """Algorithm 2: p = min(1, n s / sum s), then redistribute what capping removed among the others, j_max times.
 
     With I the number of clients below 1 and P the sum of their p_i: C = (n - m + I) / P, p_i <- min(1, C p_i), until
-    C <= 1. The sum of p is n after enough rescalings and below n before, as it is printed.
+    C <= 1. The sum of p is n after enough rescalings and below n before, as in the paper.
 
     Example:
         >>> rescaled_probabilities(np.array([8.0, 1.0, 1.0]), 2, 1).tolist()
@@ -41,7 +41,7 @@ def rescaled_probabilities(score_m: FloatArray, n: int, rescalings: int) -> Floa
 
 @dataclass(frozen=True)
 class ApproximateOCS(Sampler):
-    """Independent draws with the probabilities of algorithm 2, weighed by the very probabilities that were used."""
+    """Independent draws with the probabilities of algorithm 2, weighed by exactly these probabilities."""
 
     rescalings: int = 4  # j_max >= 0, the paper's; each costs one more exchange of two numbers a client
 

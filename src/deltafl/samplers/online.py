@@ -1,6 +1,6 @@
-"""Samplers that learn their probabilities as a bandit: every round's replies are its feedback.
+"""Samplers that learn their probabilities like a bandit, with every round's replies as feedback.
 
-All bring down sum_i a_i^2 / p_i, the part of the variance that probabilities can change, with the feedback
+All reduce sum_i a_i^2 / p_i, the part of the variance that probabilities can change, with the feedback
 a_i = w_i norm(u_i) of the clients that replied, weighted by count_i / expected_i: sums are unbiased for exact designs.
 """
 
@@ -20,7 +20,7 @@ _LARGEST = 1e12
 
 
 def feedback(weight_m: FloatArray, cohort: Cohort, reports: Reports) -> tuple[IntArray, FloatArray, FloatArray]:
-    """Of the clients that replied: their indices, a_i^2 = w_i^2 norm(u_i)^2, and count_i / expected_i."""
+    """For the clients that replied: their indices, a_i^2 = w_i^2 norm(u_i)^2, and count_i / expected_i."""
     part = cohort.part(reports.responded_n)
     client_n, reports = replied(cohort, reports)
     return client_n, weight_m[client_n] ** 2 * reports.squared_norm_n, part.count_n / part.expected_n
@@ -73,7 +73,7 @@ class VarianceBandit(Scored):
         return score_m
 
     def theta(self, m: int, n: int) -> float:
-        """The share of even draws, in (0, 1]."""
+        """The share of uniform draws, in (0, 1]."""
         if self.mixing is not None:
             return self.mixing
         horizon = RunFacts().rounds if self.horizon is None else self.horizon
@@ -176,7 +176,7 @@ class MirrorDescent(Scored):
 def project(score_m: FloatArray, least: float) -> FloatArray:
     """The p nearest in relative entropy to positive scores, among those with p_i >= least and sum 1.
 
-    The fewest smallest scores get ``least``, the others share what is left in proportion.
+    As few as possible of the smallest scores get ``least``; the others share the rest in proportion.
 
     Example:
         >>> project(np.array([6.0, 2.0, 0.0]), 0.2).round(3).tolist()

@@ -1,4 +1,4 @@
-"""Oort (Lai et al., OSDI 2021): exploit clients of large loss that are fast enough, explore new ones. Biased."""
+"""Oort (Lai et al., OSDI 2021): exploit fast enough clients with large loss, explore new ones. Biased."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -29,7 +29,7 @@ class OortState(NamedTuple):
 
 @dataclass(frozen=True)
 class Oort(Unweighted):
-    """Selects a share of new clients that shrinks, and otherwise clients near the top of utility plus staleness.
+    """Selects a shrinking share of new clients, and otherwise clients near the top of utility plus staleness.
 
     The statistical utility of client i is U_i = n_i sqrt(mean over its examples of loss^2) when it was last trained, or
     n_i abs(mean loss), a lower bound, where no square is reported. In round t = 1, 2, ... the share of exploration is
@@ -45,8 +45,8 @@ class Oort(Unweighted):
     of the T_i below which 30 % of the clients are, and 5 % more each time the utility of 20 rounds has not grown.
 
     From the authors' code: the scaling of U (q95 the 95 % quantile of the utilities, low = 0.999 of the smallest, high
-    the largest), and T by quantiles (the paper adds seconds). Ours: each kind of clients fills up for the other.
-    Left out: the exclusion of clients selected very often, an option of theirs.
+    the largest), and T by quantiles (the paper adds seconds). Ours: if one kind of client runs out, the other fills its
+    places. Left out: their option to exclude clients selected very often.
 
     Source: Lai, Zhu, Madhyastha and Chowdhury, OSDI 2021, algorithm 1 and section 4; the defaults are its constants.
     """
@@ -99,7 +99,7 @@ class Oort(Unweighted):
         return np.concatenate([explored, old[draw_successively(log_weight_k, exploited, rng)]])
 
     def exploited(self, round: int, size: int) -> int:
-        """The k of round t >= 1, if there are enough clients of both kinds."""
+        """The k of round t >= 1, if enough clients of both kinds are available."""
         share = max(self.least_exploration, self.exploration * self.decay ** (round - 1))
         return int((1 - share) * size + 1e-9)  # 1 - 0.9 is a little below 0.1
 

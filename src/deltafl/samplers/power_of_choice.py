@@ -12,7 +12,7 @@ from .base import Rng, RunFacts, Sampler, WeightState, present_clients, unweight
 
 @dataclass(frozen=True)
 class PowerOfChoice(Sampler):
-    """Of d random candidates take the n with the largest loss of the current global model.
+    """Selects, from d random candidates, the n with the largest loss of the current global model.
 
     Candidates are drawn one after the other without replacement, in proportion to their weights (their section 3).
     """
@@ -43,7 +43,7 @@ class PowerOfChoice(Sampler):
 def _candidates(weight_m: FloatArray, available_m: BoolArray, wanted: int, least: int, rng: Rng) -> IntArray:
     """Successive draws by weight among those present; plain random ones if all weigh the same.
 
-    Clients of weight 0 are candidates only where there would be fewer than ``least`` without them.
+    Clients of weight 0 are candidates only if there would otherwise be fewer than ``least``.
     """
     present = np.flatnonzero(available_m & (weight_m > 0))
     weight_k = weight_m[present]

@@ -134,7 +134,7 @@ CLASSES: dict[str, type[Sampler]] = {}
 
 
 def find_sampler(name: str) -> SamplerEntry:
-    """The row of a sampler: of the table, of a class in a file, ``FILE.py:CLASS``, or of one of this process."""
+    """The row of a sampler: from the table, for a class in a file (``FILE.py:CLASS``), or for one of this process."""
     if ".py:" in name:
         return _own_entry(name, load_class(name, Sampler))  # type: ignore[type-abstract]
     if name in CLASSES:

@@ -93,7 +93,7 @@ def cut_by_mass(mass_m: FloatArray, merge_k2: IntArray) -> IntArray:
 
 @dataclass(frozen=True)
 class ClusteredBySize(Sampler):
-    """Algorithm 1: clients by decreasing weight, one urn after the other; what does not fit goes into the next."""
+    """Algorithm 1: fill one urn after the other with clients by decreasing weight; the excess goes into the next."""
 
     unbiased: ClassVar[bool] = True
 
@@ -111,7 +111,7 @@ class ClusteredBySize(Sampler):
         return Cohort(client_n, count_n.astype(np.int64), urn_nm.sum(axis=0)[client_n], "replacement")
 
     def urns(self, state: State, weight_m: FloatArray, available_m: BoolArray, n: int) -> FloatArray:
-        """The urns, float64 (n, m); weights are 0 where clients are away."""
+        """The urns, float64 (n, m); unavailable clients have weight 0."""
         urn_nm = np.zeros((n, len(weight_m)))
         urn_nm[:, available_m] = urns_by_size(weight_m[available_m], n)
         return urn_nm
@@ -121,8 +121,8 @@ class ClusteredBySize(Sampler):
 class ClusteredBySimilarity(ClusteredBySize):
     """Algorithm 2: similar clients share an urn.
 
-    Ward's tree of the last updates seen is cut into the largest clusters of mass sum n w_i <= 1; the n heaviest become
-    urns and the clients of the others fill them up, from the lightest cluster into the lightest urn on. Our reading:
+    Ward's tree of the last updates seen is cut into the largest clusters of mass sum n w_i <= 1. The n heaviest become
+    urns, and the clients of the others fill them up, starting with the lightest cluster and the lightest urn. Ours:
     the update of a client never seen is zero, at an angle of 0 to other zeros and at a right angle to the rest; updates
     are sketches (``sketch.py``) of u_i - c_i; Ward's criterion is applied to the distances, ``l2`` not squared; a
     client with n w_i >= 1 first gets floor(n w_i) urns of its own; clients that fill urns come in the order of their
@@ -130,7 +130,7 @@ class ClusteredBySimilarity(ClusteredBySize):
 
     Attributes:
         similarity: ``"arccos"``, the angle between two updates (the paper's main choice), or ``"l2"``, their distance.
-        sketch_size: q from 1 to 128, numbers kept of each client's last update.
+        sketch_size: q from 1 to 128, length of the sketch kept of each client's last update.
     """
 
     similarity: str = "arccos"
