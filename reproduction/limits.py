@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deltafl import Population, close_round, init_round, make_plan, open_round, stream
-from deltafl.analysis import Band, Line, Look, draw_panels, looks, mean_interval
+from deltafl.analysis import Band, Line, Look, Panel, draw_panels, looks, mean_interval
 from deltafl.errors import DeltaflError
 from deltafl.types import FloatArray, Params
 
@@ -176,13 +176,12 @@ def _table(rows: Sequence[_Measured]) -> str:
 
 
 def _draw(panels: dict[str, list[_Measured]], look_of: dict[str, Look], path: Path) -> None:
-    lines = []
-    for panel in panels.values():
+    drawn = []
+    for title, rows in panels.items():
         curves: dict[str, list[tuple[float, float, float, float]]] = {}
-        for row in panel:
+        for row in rows:
             curves.setdefault(row.method, []).append((row.point.x, row.mean, row.low, row.high))
         shown = [(method, look, curves[method]) for method, look in look_of.items() if method in curves]
-        lines.append([Line(method, look, Band(*np.array(curve).T)) for method, look, curve in shown])
-    x_labels = [_AXES[panel[0].point.picture] for panel in panels.values()]
-    note, goals = TEXTS["limits"]["picture"], [1.0] * len(panels)
-    draw_panels(lines, list(panels), 2, note, path, goals=goals, x_label=x_labels, y_label="relative error")
+        lines = [Line(method, look, Band(*np.array(curve).T)) for method, look, curve in shown]
+        drawn.append(Panel(title, lines, _AXES[rows[0].point.picture], "relative error", goal=1.0))
+    draw_panels(drawn, 2, TEXTS["limits"]["picture"], path)

@@ -10,7 +10,7 @@ import numpy as np
 from deltafl import analysis
 from deltafl.types import FloatArray
 
-from .curves import draw_curves, looks_of, panel
+from .curves import draw_curves, lines_of, looks_of
 from .groups import Group, Row
 from .measures import (
     LEAST_SEEDS,
@@ -238,6 +238,7 @@ def _value_cell(group: Group, row: Row, measure: Measure) -> tuple[dict[str, Any
 def show_best(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     tables, cells, measures, panels = [], Cells(), {}, []
     looks, best = looks_of(groups), view.best_of("")
+    label = f"mean of the {best} best accuracies, %"
     for group in groups:
         length = min(run.num_rounds for run in group.runs)
         horizons = [horizon for horizon in view.rounds if horizon <= length] or [length]
@@ -252,10 +253,9 @@ def show_best(groups: Sequence[Group], view: View, folder: Path) -> Shown:
             bands.append(analysis.band_of([(np.array(horizons), value_h) for value_h in value_sh]))
         heads = ["method", *(f"best {best} of {horizon} rounds, %" for horizon in horizons)]
         tables.append((group.title, markdown(heads, lines) + "\n\n± is the sd over seeds."))
-        panels.append(panel(group.rows, looks, bands))
-    captions = [analysis.panel_title(group.title, group.runs) for group in groups]
-    path, columns, label = folder / "best.png", min(3, len(groups)), f"mean of the {best} best accuracies, %"
-    analysis.draw_panels(panels, captions, columns, analysis.CAPTION, path, x_label="first rounds", y_label=label)
+        caption = analysis.panel_title(group.title, group.runs)
+        panels.append(analysis.Panel(caption, lines_of(group.rows, looks, bands), "first rounds", label))
+    analysis.draw_panels(panels, min(3, len(groups)), analysis.CAPTION, folder / "best.png")
     return Shown(tables, cells, "best.png", measures)
 
 
@@ -329,17 +329,17 @@ def _bounds_verdict(groups: Sequence[Group], cells: Cells) -> tuple[str | None, 
 
 
 def _draw_probes(groups: Sequence[Group], view: View, path: Path) -> None:
-    looks, panels, captions, labels, goals = looks_of(groups), [], [], list[str](), list[float | None]()
+    looks, panels = looks_of(groups), []
     for group, (title, column) in product(groups, view.columns.items()):
         curves_s = [
             [(run.probe("round").astype(int), run.probe(column)) for run in row.runs.values()] for row in group.rows
         ]
-        panels.append(panel(group.rows, looks, [analysis.band_of(curves) for curves in curves_s]))
-        captions.append(analysis.panel_title(group.title, group.runs))
-        labels.append(title)
-        goals.append(next((end for end in view.bounds.get(column, ()) if 0 < end < np.inf), None))
-    note = analysis.CAPTION + " Dashed: the paper's bound." * any(goals)
-    analysis.draw_panels(panels, captions, min(2, len(panels)), note, path, goals=goals, y_label=labels)
+        lines = lines_of(group.rows, looks, [analysis.band_of(curves) for curves in curves_s])
+        goal = next((end for end in view.bounds.get(column, ()) if 0 < end < np.inf), None)
+        caption = analysis.panel_title(group.title, group.runs)
+        panels.append(analysis.Panel(caption, lines, y_label=title, goal=goal))
+    note = analysis.CAPTION + " Dashed: the paper's bound." * any(panel.goal for panel in panels)
+    analysis.draw_panels(panels, min(2, len(panels)), note, path)
 
 
 SHOW: dict[str, Callable[[Sequence[Group], View, Path], Shown]] = {
