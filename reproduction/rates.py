@@ -25,8 +25,7 @@ from deltafl.types import FloatArray
 from .page import OwnPage, Row, Rows
 from .problems import Problem, local_work, make_problem
 from .spec import TEXTS
-from .text import cut, folded, markdown
-from .verdict import ends
+from .text import cut, ends, folded, interval_cells, markdown
 
 TOLERANCE = 0.1  # a slope this near to the claimed order counts as the claimed order: T is finite
 WIDEST = 0.4  # a wider interval does not tell the orders -1/2 and -1 apart
@@ -260,8 +259,7 @@ def _duels(problem: str, values: Values) -> str:
 def _csv_row(row: Measured) -> dict[str, Any]:
     numbers: dict[str, Any] = row._asdict()
     for name in ("slope_least", "slope_mean", "ratio"):
-        value, low, high = numbers.pop(name) or (None, None, None)
-        numbers |= {name: value, f"{name}_low": low, f"{name}_high": high}
+        numbers |= interval_cells(name, numbers.pop(name) or (None, None, None))
     cell = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in numbers.items()}
     return cell | {"verdict": verdict(row)}
 

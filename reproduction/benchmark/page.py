@@ -15,8 +15,7 @@ from deltafl.simulation import OnProgress
 from ..page import REPORT, OwnPage, diverged, hardware, write
 from ..reproduce import Request
 from ..spec import TEXTS, Experiment, View
-from ..text import csv_text, folded
-from ..verdict import counted
+from ..text import counted, csv_text, folded
 from .judge import GOAL, LEAST, SURE, Gap, Judgement, gap_of, headline, judge, measures, needs, no_task, sentence
 from .parts import BASELINE, FULL, Part, is_ours, parts_of
 from .runs import Reasons, Result, Store, gather, play
