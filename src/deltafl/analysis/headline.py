@@ -48,7 +48,8 @@ def headline(summary: Summary) -> list[str]:
     rivals = [label for label, lead in leads.items() if verdict_of(lead) != "better"]
     if rivals:
         named = [f"{label} ({_lead_text(leads[label], summary)})" for label in rivals[:3]]
-        named += ["others"][: len(rivals) // 4]
+        if len(rivals) > len(named):
+            named.append("others")
         sure = [
             f"{shown}.",
             f"Not clearly different from it {paired}, by paired seeds: {', '.join(named)}. More seeds decide.",
