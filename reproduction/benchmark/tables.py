@@ -19,7 +19,7 @@ from ..spec import View
 from ..text import DASH, MOST_ROWS, Cells, folded, interval_cells, markdown, plus_minus
 from ..verdict import number_text
 from .judge import NO_GAP, against, cut_short, gap_of, measures, needs, no_task
-from .parts import BASELINE, FULL
+from .parts import BASELINE, FULL, Part
 from .runs import Method, Result, Store
 
 MB = 1e6
@@ -211,17 +211,21 @@ def _method_cells(result: Result, method: Method) -> dict[str, Any]:
 
 
 def tuning_cells(results: Sequence[Result], store: Store) -> Cells:
-    cells: Cells = []
-    for result in results:
-        part = result.part
-        for method in result.methods:
-            for rate in method.search.rates:
-                if runs := store.tuned_by(part, method.label, rate, part.tuning_seeds):
-                    diverged, minus = mean_score([run.score for run in runs])
-                    rounds = [float(part.horizon) if run.reached is None else run.reached for run in runs]
-                    cell = {"part": part.name, "method": method.label, "rate": rate, "seeds": len(runs)}
-                    cell |= {"mean_accuracy": -100 * minus, "rounds": float(np.mean(rounds))}
-                    cell |= {"never": sum(run.reached is None for run in runs)}
-                    cell |= {"diverged": round(diverged * len(runs)), "chosen": rate == method.search.best}
-                    cells.append(cell)
-    return cells
+    rates = [
+        (result.part, method, rate) for result in results for method in result.methods for rate in method.search.rates
+    ]
+    return [cell for part, method, rate in rates if (cell := _tuning_cell(part, method, rate, store))]
+
+
+def _tuning_cell(part: Part, method: Method, rate: float, store: Store) -> dict[str, Any]:
+    """What the finished tuning runs of a rate found; empty if there is none."""
+    found = [store.tuned(part, part.tuning_job(method.label, rate, seed)) for seed in part.tuning_seeds]
+    runs = [run for run in found if run is not None]
+    if not runs:
+        return {}
+    diverged, minus = mean_score([run.score for run in runs])
+    rounds = [float(part.horizon) if run.reached is None else run.reached for run in runs]
+    cell = {"part": part.name, "method": method.label, "rate": rate, "seeds": len(runs)}
+    cell |= {"mean_accuracy": -100 * minus, "rounds": float(np.mean(rounds))}
+    cell |= {"never": sum(run.reached is None for run in runs)}
+    return cell | {"diverged": round(diverged * len(runs)), "chosen": rate == method.search.best}
