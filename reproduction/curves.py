@@ -22,13 +22,13 @@ def looks_of(groups: Sequence[Group]) -> Looks:
     return analysis.looks(list(dict.fromkeys(label for group in groups for label in group.labels)))
 
 
-def panel(rows: Sequence[Row], looks: Looks, bands: Sequence[analysis.Band]) -> list[analysis.Line]:
+def lines_of(rows: Sequence[Row], looks: Looks, bands: Sequence[analysis.Band]) -> list[analysis.Line]:
     return [analysis.Line(row.name, looks[row.label], band) for row, band in zip(rows, bands, strict=True)]
 
 
 def draw_curves(groups: Sequence[Group], ys: Sequence[str], columns: int, path: Path) -> None:
     """Curves; where they lie on one another, their differences to the baseline."""
-    looks, panels, captions, goals, labels = looks_of(groups), [], [], list[float | None](), list[str]()
+    looks, panels = looks_of(groups), []
     for y, group in product(ys, groups):
         rows, label = _drawn(group), _TITLES[y]
         bands = [analysis.curve_band(list(row.runs.values()), y) for row in rows]
@@ -38,12 +38,11 @@ def draw_curves(groups: Sequence[Group], ys: Sequence[str], columns: int, path: 
         if len(apart) == len(others) and lie_together(bands, apart):
             rows, bands, goal = others, apart, 0.0
             label = f"{_ABOVE[y]} {group.row(group.baseline).name}"
-        panels.append(panel(rows, looks, bands))
-        captions.append(analysis.panel_title(group.title, group.runs))
-        goals.append(goal)
-        labels.append(label)
+        caption = analysis.panel_title(group.title, group.runs)
+        panels.append(analysis.Panel(caption, lines_of(rows, looks, bands), y_label=label, goal=goal))
+    goals = [panel.goal for panel in panels]
     note = analysis.CAPTION + " Dashed: the threshold." * any(goals) + TEXTS["pages"]["differences"] * (0.0 in goals)
-    analysis.draw_panels(panels, captions, columns, note, path, goals=goals, y_label=labels)
+    analysis.draw_panels(panels, columns, note, path)
 
 
 def _drawn(group: Group) -> list[Row]:

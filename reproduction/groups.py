@@ -68,28 +68,28 @@ def readable(label: str, *more: str) -> str:
 def gather(sweep: Sweep, runs: Sequence[Run]) -> list[Group]:
     """The groups of a sweep that have a finished run, parts and samplers in the order of the experiment."""
     experiment, view = sweep.experiment, sweep.experiment.view
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, list[Row]] = {view.host_of(part): [] for part in sweep.comparisons}
+    thresholds = dict[str, float | None]()
     for part, settings in sweep.comparisons.items():
-        host = view.rows_of.get(part, part)
+        host = view.host_of(part)
+        thresholds.setdefault(host, view.thresholds.get(host, settings.threshold))
         for sampler in settings.samplers:
             found = {run.seed: run for run in runs if (run.part, run.sampler) == (part, sampler)}
-            if found and (not view.thresholds or host in view.thresholds):
+            if found and view.shows(part):
                 label = sampler if part == host else f"{sampler}+{part}"
                 more = [] if part == host else [title_of(sweep, part)]
                 mark = f" {DIVERGED}" if any(run.diverged is not None for run in found.values()) else ""
                 name = view.names.get(label, readable(sampler, *more)) + mark
-                rows.setdefault(host, []).append(Row(label, name, dict(sorted(found.items()))))
+                rows[host].append(Row(label, name, dict(sorted(found.items()))))
     groups = []
-    for host in dict.fromkeys(view.rows_of.get(part, part) for part in sweep.comparisons):
-        if host in rows:
-            labels = [row.label for row in rows[host]]
+    for host, own in rows.items():
+        if own:
+            labels = [row.label for row in own]
             ranks = tuple(tuple(entry.split(" = ")) for entry in view.order_by_part.get(host, experiment.order))
             ordered = [label for rank in ranks for label in rank]
             baseline = next(b for b in (view.baseline, "fedavg", "uniform", *ordered[::-1], labels[0]) if b in labels)
-            own = next(s.threshold for p, s in sweep.comparisons.items() if view.rows_of.get(p, p) == host)
-            threshold = view.thresholds.get(host, own)
             reported = experiment.reported.get(host, {})
-            groups.append(Group(host, title_of(sweep, host), tuple(rows[host]), baseline, ranks, threshold, reported))
+            groups.append(Group(host, title_of(sweep, host), tuple(own), baseline, ranks, thresholds[host], reported))
     return groups
 
 
@@ -102,8 +102,8 @@ def title_of(sweep: Sweep, part: str) -> str:
 
 
 def full_title(sweep: Sweep, part: str) -> str:
-    host = sweep.experiment.view.rows_of.get(part)
-    return title_of(sweep, part) if host is None else f"{title_of(sweep, host)}, {title_of(sweep, part)}"
+    parts = dict.fromkeys([sweep.experiment.view.host_of(part), part])
+    return ", ".join(title_of(sweep, each) for each in parts)
 
 
 def replaced(groups: Sequence[Group]) -> list[tuple[str, str]]:

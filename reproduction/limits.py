@@ -20,14 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deltafl import Population, close_round, init_round, make_plan, open_round, stream
-from deltafl.analysis import Band, Line, Look, draw_panels, looks, mean_interval
+from deltafl.analysis import Band, Line, Look, Panel, draw_panels, looks, mean_interval
 from deltafl.errors import DeltaflError
 from deltafl.types import FloatArray, Params
 
 from .page import OwnPage, Row, Rows
 from .spec import TEXTS
-from .text import cut, folded, markdown
-from .verdict import ends
+from .text import cut, ends, folded, markdown
 
 #: What each picture has on its x-axis; "far" is of clients who are hardly ever selected.
 _AXES = {"age": "m / n", "norms": "variation of norms", "groups": "share in common", "far": "drift"}
@@ -176,13 +175,12 @@ def _table(rows: Sequence[_Measured]) -> str:
 
 
 def _draw(panels: dict[str, list[_Measured]], look_of: dict[str, Look], path: Path) -> None:
-    lines = []
-    for panel in panels.values():
-        curves: dict[str, list[tuple[float, float, float, float]]] = {}
-        for row in panel:
-            curves.setdefault(row.method, []).append((row.point.x, row.mean, row.low, row.high))
-        shown = [(method, look, curves[method]) for method, look in look_of.items() if method in curves]
-        lines.append([Line(method, look, Band(*np.array(curve).T)) for method, look, curve in shown])
-    x_labels = [_AXES[panel[0].point.picture] for panel in panels.values()]
-    note, goals = TEXTS["limits"]["picture"], [1.0] * len(panels)
-    draw_panels(lines, list(panels), 2, note, path, goals=goals, x_label=x_labels, y_label="relative error")
+    drawn = []
+    for title, rows in panels.items():
+        lines = []
+        for method, look in look_of.items():
+            curve = [(row.point.x, row.mean, row.low, row.high) for row in rows if row.method == method]
+            if curve:
+                lines.append(Line(method, look, Band(*np.array(curve).T)))
+        drawn.append(Panel(title, lines, _AXES[rows[0].point.picture], "relative error", goal=1.0))
+    draw_panels(drawn, 2, TEXTS["limits"]["picture"], path)

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from deltafl.analysis import Run
+from deltafl.analysis import Run, mean_and_sd
 from deltafl.analysis.statistics import (
     Interval,
     area_under,
@@ -54,6 +54,17 @@ class Measure(NamedTuple):
         """The numbers of the seeds that have one, (s,)."""
         found = (self.value(run) for run in runs.values())
         return np.array([number for number in found if number is not None], dtype=np.float64)
+
+    def over_seeds(self, runs: Mapping[int, Run]) -> tuple[float | None, float | None, int]:
+        """Mean and sd of the seeds with a number, scaled for people (None without one), and how many have none."""
+        number_s = self.numbers(runs)
+        return *mean_sd(self.scale * number_s), len(runs) - len(number_s)
+
+
+def mean_sd(number_s: FloatArray) -> tuple[float | None, float | None]:
+    """Mean and sd, each None where it does not exist."""
+    mean, sd = mean_and_sd(number_s)
+    return _finite(mean), _finite(sd)
 
 
 def accuracy(best: int = 5) -> Measure:

@@ -13,8 +13,8 @@ from deltafl.simulation import RunSettings
 from .groups import Group, full_title, gather, replaced
 from .spec import TEXTS, Experiment, Frozen, Sweep, experiment_names
 from .tables import SHOW
-from .text import Cells, csv_text, cut, folded, markdown
-from .verdict import counted, judge, others_table, pairs_table, tally
+from .text import Cells, counted, csv_text, cut, folded, markdown
+from .verdict import judge, others_table, pairs_table, tally
 
 VERDICT = "verdict.json"
 #: The page to look at: it is made from the records in seconds, and 0.5 to 1.2 MB, so it is not committed.

@@ -25,8 +25,7 @@ from deltafl.types import FloatArray
 from .page import OwnPage, Row, Rows
 from .problems import Problem, local_work, make_problem
 from .spec import TEXTS
-from .text import cut, folded, markdown
-from .verdict import ends
+from .text import cut, ends, folded, interval_cells, markdown
 
 TOLERANCE = 0.1  # a slope this near to the claimed order counts as the claimed order: T is finite
 WIDEST = 0.4  # a wider interval does not tell the orders -1/2 and -1 apart
@@ -260,8 +259,7 @@ def _duels(problem: str, values: Values) -> str:
 def _csv_row(row: Measured) -> dict[str, Any]:
     numbers: dict[str, Any] = row._asdict()
     for name in ("slope_least", "slope_mean", "ratio"):
-        value, low, high = numbers.pop(name) or (None, None, None)
-        numbers |= {name: value, f"{name}_low": low, f"{name}_high": high}
+        numbers |= interval_cells(name, numbers.pop(name) or (None, None, None))
     cell = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in numbers.items()}
     return cell | {"verdict": verdict(row)}
 
@@ -269,7 +267,7 @@ def _csv_row(row: Measured) -> dict[str, Any]:
 def _draw(settings: dict[str, Any], values: Values, path: Path) -> None:
     horizon_t = np.array(settings["horizons"], dtype=np.float64)
     looks, guide_look = analysis.looks(settings["methods"]), analysis.Look(analysis.GREY, (0.0, (1.0, 1.5)), "", 1.0)
-    panels, captions, labels = [], [], []
+    panels = []
     for problem, (measure, name) in product(settings["problems"], enumerate(("least", "mean"))):
         lines, top = [], 0.0
         for method in [method for method in settings["methods"] if method in _DRAWN]:
@@ -282,8 +280,7 @@ def _draw(settings: dict[str, Any], values: Values, path: Path) -> None:
             for order in (-0.5, -1.0):
                 guide = analysis.band_of([(horizon_t, top * (horizon_t / horizon_t[0]) ** order)])
                 lines.append(analysis.Line("slopes -1/2 and -1", guide_look, guide))
-            panels.append(lines)
-            captions.append(f"{problem}\nm = {settings['clients']}, n = {settings['sample']}")
-            labels.append(f"{name} squared gradient norm")
-    x, note = "rounds T, a run each", analysis.CAPTION
-    analysis.draw_panels(panels, captions, 2, note, path, log_y=True, log_x=True, x_label=x, y_label=labels)
+            caption = f"{problem}\nm = {settings['clients']}, n = {settings['sample']}"
+            labels = "rounds T, a run each", f"{name} squared gradient norm"
+            panels.append(analysis.Panel(caption, lines, *labels))
+    analysis.draw_panels(panels, 2, analysis.CAPTION, path, log_y=True, log_x=True)

@@ -14,7 +14,7 @@ from deltafl.simulation import Job, OnProgress, Progress, RunRecord, RunStore, r
 
 from .page import OwnPage, Rows, require_own, write, write_page
 from .spec import Experiment, Sweep, load_experiment
-from .verdict import sentence_case
+from .text import sentence_case
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,7 @@ def _sweep(experiment: Experiment, request: Request, on_progress: OnProgress) ->
     sweep = make_sweep(source, request.scale, request.parts, **request.own)
     if source is not experiment:
         view, given = experiment.view, sweep.comparisons
-        named = [part for part in given if part in experiment.parts]
-        shown = [part for part in named if not view.thresholds or view.rows_of.get(part, part) in view.thresholds]
+        shown = [part for part in given if part in experiment.parts and view.shows(part)]
         sweep = replace(sweep, comparisons={part: given[part] for part in shown} or given)
     not_run = {} if request.only_page else run_sweep(sweep, folder, request.processes, on_progress)
     runs = [sweep.shown(record.run()) for record in records_of(sweep, folder)]

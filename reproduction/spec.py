@@ -68,6 +68,13 @@ class View(Frozen):
     core: tuple[str, ...] = ()  # labels in the benchmark's pictures, and in any case in its tables
     recommended: str | None = None  # the label that the benchmark's target is about
 
+    def host_of(self, part: str) -> str:
+        """The part in whose table the rows of a part stand."""
+        return self.rows_of.get(part, part)
+
+    def shows(self, part: str) -> bool:
+        return not self.thresholds or self.host_of(part) in self.thresholds
+
     def best_of(self, part: str) -> int:
         return self.best if isinstance(self.best, int) else self.best.get(part, 5)
 

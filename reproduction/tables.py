@@ -10,7 +10,7 @@ import numpy as np
 from deltafl import analysis
 from deltafl.types import FloatArray
 
-from .curves import draw_curves, looks_of, panel
+from .curves import draw_curves, lines_of, looks_of
 from .groups import Group, Row
 from .measures import (
     LEAST_SEEDS,
@@ -22,12 +22,13 @@ from .measures import (
     centre,
     late_loss,
     late_probe,
+    mean_sd,
     rounds_to,
     second_half,
 )
 from .spec import TEXTS, Reported, View
-from .text import DASH, Cells, fixed, folded, markdown, plus_minus, plus_minus_short, short
-from .verdict import Measures, between, ends, number_text
+from .text import DASH, Cells, ends, folded, formatted, interval_cells, markdown, plus_minus
+from .verdict import Measures, between, number_text
 
 #: A column of a Markdown table: its heading, and its text in a row.
 Column = tuple[str, Callable[[dict[str, Any]], str]]
@@ -56,13 +57,6 @@ def _head(group: Group, row: Row) -> dict[str, Any]:
 def _table_of(columns: Sequence[Column], cells: Cells, left: int = 1) -> str:
     lines = [[text(cell) for _, text in columns] for cell in cells]
     return markdown([head for head, _ in columns], lines, left=left)
-
-
-def _over_seeds(measure: Measure, runs: dict[int, analysis.Run]) -> tuple[float | None, float | None, int]:
-    """Mean and sd of the seeds with a number, scaled for people (None without one), and how many have none."""
-    number_s = measure.numbers(runs)
-    mean, sd = (None if np.isnan(number) else measure.scale * number for number in analysis.mean_and_sd(number_s))
-    return mean, sd, len(runs) - len(number_s)
 
 
 def _against(group: Group, measure: Measure, row: Row) -> Statement:
@@ -101,24 +95,24 @@ def show_table(groups: Sequence[Group], view: View, folder: Path) -> Shown:
 
 
 def _paper_cell(group: Group, row: Row, view: View, value: Measure) -> dict[str, Any]:
-    mean, sd, _ = _over_seeds(value, row.runs)
+    mean, sd, _ = value.over_seeds(row.runs)
     cell = _head(group, row) | {"value": value.name, "mean": mean, "sd": sd}
     client_rs = [(seed, run, run.client_accuracy_r) for seed, run in row.runs.items()]
     by_client = {s: run._replace(accuracy_r=value_r) for s, run, value_r in client_rs if value_r is not None}
-    client_mean, _, missing = _over_seeds(accuracy(view.best_of(group.part)), by_client)
+    client_mean, _, missing = accuracy(view.best_of(group.part)).over_seeds(by_client)
     if len(by_client) - missing == len(row.runs):
         cell["client_accuracy"] = client_mean
     paper = group.reported.get(row.label, Reported())
     cell |= {"paper_accuracy": paper.accuracy, "paper_sd": paper.sd, "paper_rounds": paper.rounds}
     cell["paper_seconds"] = paper.seconds
     for measure in beside_of(group)[:1]:
-        cell["area"], cell["area_sd"], _ = _over_seeds(measure, row.runs)
+        cell["area"], cell["area_sd"], _ = measure.over_seeds(row.runs)
         if row.label != group.baseline:
             cell["area_above"] = number_text(_against(group, measure, row)).replace(measure.unit, "")
     if group.threshold is None:
         return cell
     for suffix, smoothed in (("", False), ("_smoothed", True)):
-        mean, _, never = _over_seeds(rounds_to(group.threshold, group.metric, smoothed), row.runs)
+        mean, _, never = rounds_to(group.threshold, group.metric, smoothed).over_seeds(row.runs)
         cell |= {f"rounds{suffix}": mean, f"never{suffix}": never}
     reached = [(run, at) for run in row.runs.values() if (at := analysis.reach(run, group.threshold)) is not None]
     cell["seconds"] = _mean([run.seconds_r[at] for run, at in reached])
@@ -140,7 +134,7 @@ def _mean(numbers: Sequence[float]) -> float | None:
 def _paper_columns(group: Group, cells: Cells, value: Measure) -> tuple[list[Column], list[Column]]:
     """The columns that decide, the speed-up first, and those to unfold."""
     percent, paper, goal = group.metric == "accuracy", bool(group.reported), group.threshold is not None
-    head, digits = ("accuracy, %", 2) if percent else (value.name, 3)
+    head, form = ("accuracy, %", ".2f") if percent else (value.name, ".3f")
     by_client = any("client_accuracy" in cell for cell in cells)
     paper_seconds = any(cell["paper_seconds"] is not None for cell in cells)
 
@@ -150,16 +144,16 @@ def _paper_columns(group: Group, cells: Cells, value: Measure) -> tuple[list[Col
     first = shown(
         (True, "method", lambda c: c["method"]),
         (goal, "speed-up [95 %]", _speedup_text),
-        (goal and paper, "paper's speed-up", lambda c: fixed(c["paper_speedup"], 2) if "speedup" in c else "baseline"),
-        (True, head, lambda c: plus_minus(c["mean"], c["sd"], digits)),
-        (paper, "paper's accuracy", lambda c: plus_minus(c["paper_accuracy"], c["paper_sd"], 2)),
+        (goal and paper, "paper's speed-up", _paper_speedup_text),
+        (True, head, lambda c: plus_minus(c["mean"], c["sd"], form)),
+        (paper, "paper's accuracy", lambda c: plus_minus(c["paper_accuracy"], c["paper_sd"], ".2f")),
         (goal, rounds_to(group.threshold or 0, group.metric).name, lambda c: _rounds_text(c, "")),
-        (goal and paper, "paper's rounds", lambda c: fixed(c["paper_rounds"], 0)),
+        (goal and paper, "paper's rounds", lambda c: formatted(c["paper_rounds"], ".0f")),
         (percent, "area above baseline, points [95 %]", lambda c: c.get("area_above", "baseline")),
     )
     more = shown(
-        (percent, "mean accuracy (area), %", lambda c: plus_minus(c["area"], c["area_sd"], 2)),
-        (by_client, "mean over clients, %", lambda c: fixed(c.get("client_accuracy"), 2)),
+        (percent, "mean accuracy (area), %", lambda c: plus_minus(c["area"], c["area_sd"], ".2f")),
+        (by_client, "mean over clients, %", lambda c: formatted(c.get("client_accuracy"), ".2f")),
         (goal, "rounds by mean of five", lambda c: _rounds_text(c, "_smoothed")),
         (goal, "wall seconds", lambda c: _seconds_text(c["seconds"])),
         (goal, "CPU seconds", lambda c: _seconds_text(c["cpu_seconds"])),
@@ -184,6 +178,10 @@ def _speedup_text(cell: dict[str, Any]) -> str:
         return DASH if "speedup" in cell else "baseline"
     mark = "\\*" if cell["left_out"] else ""
     return f"{cell['speedup']:.2f}{mark}{ends(cell['low'], cell['high'])}"
+
+
+def _paper_speedup_text(cell: dict[str, Any]) -> str:
+    return formatted(cell["paper_speedup"], ".2f") if "speedup" in cell else "baseline"
 
 
 def _table_note(group: Group, view: View) -> str:
@@ -219,43 +217,43 @@ def show_curves(groups: Sequence[Group], view: View, folder: Path) -> Shown:
 
 
 def _value_cell(group: Group, row: Row, measure: Measure) -> tuple[dict[str, Any], list[str]]:
-    mean, sd, missing = _over_seeds(measure, row.runs)
+    mean, sd, missing = measure.over_seeds(row.runs)
     number_s = measure.numbers(row.runs)
     interval = analysis.mean_interval(number_s)[1:] if len(number_s) >= LEAST_SEEDS else (None, None)
     low, high = (None if end is None else measure.scale * end for end in interval)
     cell = _head(group, row) | {"value": measure.name, "mean": mean, "sd": sd}
     cell |= {"low": low, "high": high, "missing": missing}
-    text = plus_minus_short(mean, sd) + ends(low, high, ".4g")
+    text = plus_minus(mean, sd, ".4g", ".2g") + ends(low, high, ".4g")
     text += f" ({missing} of {len(row.runs)} {measure.failed})" if missing else ""
     if row.label == group.baseline:
         return cell, [text, "baseline"]
     against = _against(group, measure, row)
-    cell |= {"form": measure.form, "in_favour": against.estimate}
-    cell |= {"in_favour_low": against.low, "in_favour_high": against.high, "pairs": against.pairs}
+    cell |= {"form": measure.form, **interval_cells("in_favour", (against.estimate, against.low, against.high))}
+    cell["pairs"] = against.pairs
     return cell, [text, number_text(against)]
 
 
 def show_best(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     tables, cells, measures, panels = [], Cells(), {}, []
     looks, best = looks_of(groups), view.best_of("")
+    label = f"mean of the {best} best accuracies, %"
     for group in groups:
         length = min(run.num_rounds for run in group.runs)
         horizons = [horizon for horizon in view.rounds if horizon <= length] or [length]
         own = measures[group.part] = [best_within(horizon, best) for horizon in horizons]
         lines, bands = [], []
         for row in group.rows:
-            found = [_over_seeds(measure, row.runs)[:2] for measure in own]
+            found = [measure.over_seeds(row.runs)[:2] for measure in own]
             for horizon, (mean, sd) in zip(horizons, found, strict=True):
                 cells.append(_head(group, row) | {"rounds": horizon, "best": best, "mean": mean, "sd": sd})
-            lines.append([row.name, *(plus_minus(mean, sd, 2) for mean, sd in found)])
+            lines.append([row.name, *(plus_minus(mean, sd, ".2f") for mean, sd in found)])
             value_sh = 100 * np.array([[measure.value(run) for measure in own] for run in row.runs.values()], float)
             bands.append(analysis.band_of([(np.array(horizons), value_h) for value_h in value_sh]))
         heads = ["method", *(f"best {best} of {horizon} rounds, %" for horizon in horizons)]
         tables.append((group.title, markdown(heads, lines) + "\n\n± is the sd over seeds."))
-        panels.append(panel(group.rows, looks, bands))
-    captions = [analysis.panel_title(group.title, group.runs) for group in groups]
-    path, columns, label = folder / "best.png", min(3, len(groups)), f"mean of the {best} best accuracies, %"
-    analysis.draw_panels(panels, captions, columns, analysis.CAPTION, path, x_label="first rounds", y_label=label)
+        caption = analysis.panel_title(group.title, group.runs)
+        panels.append(analysis.Panel(caption, lines_of(group.rows, looks, bands), "first rounds", label))
+    analysis.draw_panels(panels, min(3, len(groups)), analysis.CAPTION, folder / "best.png")
     return Shown(tables, cells, "best.png", measures)
 
 
@@ -265,9 +263,9 @@ def show_probes(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     columns: list[Column] = [
         ("method", lambda cell: cell["method"]),
         ("what", lambda cell: cell["value"]),
-        ("mean, second half", lambda cell: plus_minus_short(cell["mean"], cell["sd"])),
-        ("least", lambda cell: short(cell["least"])),
-        ("largest", lambda cell: short(cell["largest"])),
+        ("mean, second half", lambda cell: plus_minus(cell["mean"], cell["sd"], ".4g", ".2g")),
+        ("least", lambda cell: formatted(cell["least"], ".4g")),
+        ("largest", lambda cell: formatted(cell["largest"], ".4g")),
     ]
     if view.bounds:
         within = "{within} of {measured}".format_map
@@ -302,7 +300,7 @@ def _probe_cells(group: Group, row: Row, view: View) -> Cells:
 
 def _probe_cell(group: Group, row: Row, title: str, late_s: Sequence[FloatArray]) -> dict[str, Any]:
     means = [mean for late in late_s if (mean := centre(late)) is not None]
-    mean, sd = (None if np.isnan(number) else number for number in analysis.mean_and_sd(np.array(means)))
+    mean, sd = mean_sd(np.array(means))
     late = np.concatenate(late_s)
     least, largest = (float(late.min()), float(late.max())) if len(late) else (None, None)
     return _head(group, row) | {"value": title, "mean": mean, "sd": sd, "least": least, "largest": largest}
@@ -329,17 +327,17 @@ def _bounds_verdict(groups: Sequence[Group], cells: Cells) -> tuple[str | None, 
 
 
 def _draw_probes(groups: Sequence[Group], view: View, path: Path) -> None:
-    looks, panels, captions, labels, goals = looks_of(groups), [], [], list[str](), list[float | None]()
+    looks, panels = looks_of(groups), []
     for group, (title, column) in product(groups, view.columns.items()):
         curves_s = [
             [(run.probe("round").astype(int), run.probe(column)) for run in row.runs.values()] for row in group.rows
         ]
-        panels.append(panel(group.rows, looks, [analysis.band_of(curves) for curves in curves_s]))
-        captions.append(analysis.panel_title(group.title, group.runs))
-        labels.append(title)
-        goals.append(next((end for end in view.bounds.get(column, ()) if 0 < end < np.inf), None))
-    note = analysis.CAPTION + " Dashed: the paper's bound." * any(goals)
-    analysis.draw_panels(panels, captions, min(2, len(panels)), note, path, goals=goals, y_label=labels)
+        lines = lines_of(group.rows, looks, [analysis.band_of(curves) for curves in curves_s])
+        goal = next((end for end in view.bounds.get(column, ()) if 0 < end < np.inf), None)
+        caption = analysis.panel_title(group.title, group.runs)
+        panels.append(analysis.Panel(caption, lines, y_label=title, goal=goal))
+    note = analysis.CAPTION + " Dashed: the paper's bound." * any(panel.goal for panel in panels)
+    analysis.draw_panels(panels, min(2, len(panels)), note, path)
 
 
 SHOW: dict[str, Callable[[Sequence[Group], View, Path], Shown]] = {

@@ -46,21 +46,30 @@ def _six_digits(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def fixed(value: float | None, digits: int) -> str:
-    """A number with its digits behind the point; a dash for None."""
-    return DASH if value is None else f"{value:.{digits}f}"
+def formatted(value: float | None, form: str) -> str:
+    """A number in a format such as ``.2f``; a dash for None."""
+    return DASH if value is None else f"{value:{form}}"
 
 
-def plus_minus(mean: float | None, sd: float | None, digits: int) -> str:
-    """Mean ± sd with their digits behind the point."""
-    return fixed(mean, digits) + ("" if mean is None or sd is None else f" ± {sd:.{digits}f}")
+def plus_minus(mean: float | None, sd: float | None, form: str, sd_form: str = "") -> str:
+    """Mean ± sd, the sd in a format of its own or that of the mean."""
+    return formatted(mean, form) + ("" if mean is None or sd is None else f" ± {sd:{sd_form or form}}")
 
 
-def short(value: float | None) -> str:
-    """A number with four significant digits; a dash for None."""
-    return DASH if value is None else f"{value:.4g}"
+def ends(low: float | None, high: float | None, form: str = ".2f", scale: float = 1.0) -> str:
+    """The ends of an interval in brackets after a blank; nothing where there is none."""
+    return "" if low is None or high is None else f" [{scale * low:{form}}, {scale * high:{form}}]"
 
 
-def plus_minus_short(mean: float | None, sd: float | None) -> str:
-    """Mean with four, sd with two significant digits."""
-    return short(mean) + ("" if mean is None or sd is None else f" ± {sd:.2g}")
+def interval_cells(name: str, interval: Sequence[float | None]) -> dict[str, float | None]:
+    """The cells of an estimate with its interval: ``name``, ``name_low`` and ``name_high``."""
+    return dict(zip((name, f"{name}_low", f"{name}_high"), interval, strict=True))
+
+
+def sentence_case(text: str) -> str:
+    """The text with a capital first letter; ``str.capitalize`` lowers the others."""
+    return text[:1].upper() + text[1:]
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

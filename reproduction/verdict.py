@@ -13,7 +13,7 @@ from deltafl.analysis import base_name
 
 from .groups import Group
 from .measures import Measure, Statement, compare
-from .text import markdown
+from .text import counted, ends, markdown, sentence_case
 
 NO_ORDER = "no ordering is claimed"
 #: How verdicts begin, and how they are counted.
@@ -201,17 +201,3 @@ def number_text(statement: Statement) -> str:
     if estimate >= 0:
         return f"lower by {scale * estimate:{form}}{measure.unit}{ends(low, high, form, scale)}"
     return f"higher by {-scale * estimate:{form}}{measure.unit}{ends(high, low, form, -scale)}"
-
-
-def ends(low: float | None, high: float | None, form: str = ".2f", scale: float = 1.0) -> str:
-    """The ends of an interval in brackets after a blank; nothing where there is none."""
-    return "" if low is None or high is None else f" [{scale * low:{form}}, {scale * high:{form}}]"
-
-
-def sentence_case(text: str) -> str:
-    """The text with a capital first letter; ``str.capitalize`` lowers the others."""
-    return text[:1].upper() + text[1:]
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

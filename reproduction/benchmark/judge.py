@@ -19,7 +19,7 @@ from deltafl.types import FloatArray
 
 from ..measures import Measure, Statement, accuracy, area, compare
 from ..spec import View
-from ..verdict import ends
+from ..text import ends
 from .parts import BASELINE, FULL, Part, is_ours
 from .runs import Method, Result
 

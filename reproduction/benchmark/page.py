@@ -15,8 +15,7 @@ from deltafl.simulation import OnProgress
 from ..page import REPORT, OwnPage, diverged, hardware, write
 from ..reproduce import Request
 from ..spec import TEXTS, Experiment, View
-from ..text import csv_text, folded
-from ..verdict import counted
+from ..text import counted, csv_text, folded
 from .judge import GOAL, LEAST, SURE, Gap, Judgement, gap_of, headline, judge, measures, needs, no_task, sentence
 from .parts import BASELINE, FULL, Part, is_ours, parts_of
 from .runs import Reasons, Result, Store, gather, play
@@ -137,12 +136,10 @@ def _draw_curves(results: Sequence[Result], labels: Sequence[str], path: Path) -
         smoothing = window if result.part.horizon >= 10 * window else 1
         drawn = [method for label in labels if (method := result.find(label))]
         bands = [analysis.curve_band(list(method.runs.values()), "accuracy", smoothing) for method in drawn]
-        panels.append([analysis.Line(m.label, look_of[m.label], band) for m, band in zip(drawn, bands, strict=True)])
-    captions = [_title(result) for result in results]
-    note = _TEXTS["curves"].format(window=window)
-    goals = [100 * result.part.threshold for result in results]
-    label = "test accuracy, %"
-    analysis.draw_panels(panels, captions, 2, note, path, goals=goals, y_label=label)
+        lines = [analysis.Line(m.label, look_of[m.label], band) for m, band in zip(drawn, bands, strict=True)]
+        goal = 100 * result.part.threshold
+        panels.append(analysis.Panel(_title(result), lines, y_label="test accuracy, %", goal=goal))
+    analysis.draw_panels(panels, 2, _TEXTS["curves"].format(window=window), path)
 
 
 def _report_part(result: Result, command: str) -> analysis.Part:

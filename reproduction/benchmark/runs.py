@@ -81,11 +81,6 @@ class Store:
             lines[key] = tuning_result(record.run(), part)
         return lines.get(key)
 
-    def tuned_by(self, part: Part, label: str, rate: float, seeds: Sequence[int]) -> list[TuningResult]:
-        """The results of the finished ones of these tuning runs, in the order of the seeds."""
-        found = [self.tuned(part, part.tuning_job(label, rate, seed)) for seed in seeds]
-        return [run for run in found if run is not None]
-
     def keep(self, part: Part, jobs: Sequence[Job]) -> None:
         """Pack the records of finished tuning runs and write the part's lines."""
         for name in dict.fromkeys(job.part for job in jobs):

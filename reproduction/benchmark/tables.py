@@ -16,10 +16,10 @@ from deltafl.types import FloatArray
 
 from ..measures import Measure, centre, of_clients, second_half
 from ..spec import View
-from ..text import DASH, MOST_ROWS, Cells, fixed, folded, markdown, plus_minus
+from ..text import DASH, MOST_ROWS, Cells, folded, interval_cells, markdown, plus_minus
 from ..verdict import number_text
 from .judge import NO_GAP, against, cut_short, gap_of, measures, needs, no_task
-from .parts import BASELINE, FULL
+from .parts import BASELINE, FULL, Part
 from .runs import Method, Result, Store
 
 MB = 1e6
@@ -53,20 +53,17 @@ def main_table(result: Result, view: View) -> str:
     lines: dict[bool, list[list[str]]] = {True: [], False: []}
     for method in methods:
         label, search = method.label, method.search
-        line = [name_of(label), _gap(result, label, area), _mean_text(method, area, 2), _above(result, area, label)]
-        line += [_mean_text(method, measure, 1) for measure in clients.values()]
+        line = [name_of(label), _gap(result, label, area), _mean_text(method, area, ".2f"), _above(result, area, label)]
+        line += [_mean_text(method, measure, ".1f") for measure in clients.values()]
         line += [_rounds(method, smoothed), f"{search.best:g}{'*' * bool(search.edge)}", str(len(method.runs))]
         lines[label in first].append(line)
     rest = folded(f"{len(lines[False])} more", markdown(heads, lines[False])) if lines[False] else ""
     return f"{markdown(heads, lines[True])}\n\n{rest}".rstrip()
 
 
-def _mean_text(method: Method, measure: Measure, digits: int) -> str:
-    number_s = measure.scale * measure.numbers(method.runs)
-    if len(number_s) < len(method.runs):
-        return DASH
-    mean, sd = analysis.mean_and_sd(number_s)
-    return plus_minus(mean, None if np.isnan(sd) else sd, digits)
+def _mean_text(method: Method, measure: Measure, form: str) -> str:
+    mean, sd, missing = measure.over_seeds(method.runs)
+    return DASH if missing else plus_minus(mean, sd, form)
 
 
 def _rounds(method: Method, rounds: Measure) -> str:
@@ -74,7 +71,7 @@ def _rounds(method: Method, rounds: Measure) -> str:
     notes = [f"{failed} never"] if failed else []
     notes += [f"{method.diverged} diverged"] if method.diverged else []
     mark, note = "≥ " if failed else "", f" ({', '.join(notes)})" if notes else ""
-    return f"{mark}{_mean_text(method, rounds, 1)}{note}"
+    return f"{mark}{_mean_text(method, rounds, '.1f')}{note}"
 
 
 def _above(result: Result, measure: Measure, label: str) -> str:
@@ -113,7 +110,7 @@ def cost_table(result: Result) -> str:
 
 
 def _short(value: float | None) -> str:
-    return DASH if value is None else f"{value:.3g}" if value < 100 else fixed(value, 0)
+    return DASH if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def cost_cells(result: Result, method: Method) -> dict[str, Any]:
@@ -202,33 +199,33 @@ def _method_cells(result: Result, method: Method) -> dict[str, Any]:
     cell |= {"diverged": method.diverged}
     for key, measure in zip(_KEYS, measures(part), strict=True):
         number_s = measure.numbers(method.runs)
-        cell |= _with_ends(key, analysis.mean_interval(number_s) if len(number_s) else (None, None, None))
+        cell |= interval_cells(key, analysis.mean_interval(number_s) if len(number_s) else (None, None, None))
         other = against(result, measure, label, BASELINE)
         if label != BASELINE and other is not None:
-            cell |= _with_ends(f"{key}_to_uniform", (other.estimate, other.low, other.high))
-        cell |= _with_ends(f"gap_{key}", (NO_GAP if no_task(result) else gap_of(result, label, measure))[:3])
+            cell |= interval_cells(f"{key}_to_uniform", (other.estimate, other.low, other.high))
+        cell |= interval_cells(f"gap_{key}", (NO_GAP if no_task(result) else gap_of(result, label, measure))[:3])
     for key, measure in (("client_mean", of_clients("mean")), ("worst_tenth", of_clients("worst_tenth"))):
         if len(number_s := measure.numbers(method.runs)) == len(method.runs):
-            cell |= _with_ends(key, analysis.mean_interval(number_s))
+            cell |= interval_cells(key, analysis.mean_interval(number_s))
     return cell | cost_cells(result, method)
 
 
-def _with_ends(key: str, interval: tuple[float | None, float | None, float | None]) -> dict[str, float | None]:
-    return dict(zip((key, f"{key}_low", f"{key}_high"), interval, strict=True))
-
-
 def tuning_cells(results: Sequence[Result], store: Store) -> Cells:
-    cells: Cells = []
-    for result in results:
-        part = result.part
-        for method in result.methods:
-            for rate in method.search.rates:
-                if runs := store.tuned_by(part, method.label, rate, part.tuning_seeds):
-                    diverged, minus = mean_score([run.score for run in runs])
-                    rounds = [float(part.horizon) if run.reached is None else run.reached for run in runs]
-                    cell = {"part": part.name, "method": method.label, "rate": rate, "seeds": len(runs)}
-                    cell |= {"mean_accuracy": -100 * minus, "rounds": float(np.mean(rounds))}
-                    cell |= {"never": sum(run.reached is None for run in runs)}
-                    cell |= {"diverged": round(diverged * len(runs)), "chosen": rate == method.search.best}
-                    cells.append(cell)
-    return cells
+    rates = [
+        (result.part, method, rate) for result in results for method in result.methods for rate in method.search.rates
+    ]
+    return [cell for part, method, rate in rates if (cell := _tuning_cell(part, method, rate, store))]
+
+
+def _tuning_cell(part: Part, method: Method, rate: float, store: Store) -> dict[str, Any]:
+    """What the finished tuning runs of a rate found; empty if there is none."""
+    found = [store.tuned(part, part.tuning_job(method.label, rate, seed)) for seed in part.tuning_seeds]
+    runs = [run for run in found if run is not None]
+    if not runs:
+        return {}
+    diverged, minus = mean_score([run.score for run in runs])
+    rounds = [float(part.horizon) if run.reached is None else run.reached for run in runs]
+    cell = {"part": part.name, "method": method.label, "rate": rate, "seeds": len(runs)}
+    cell |= {"mean_accuracy": -100 * minus, "rounds": float(np.mean(rounds))}
+    cell |= {"never": sum(run.reached is None for run in runs)}
+    return cell | {"diverged": round(diverged * len(runs)), "chosen": rate == method.search.best}

@@ -12,6 +12,7 @@ from .plots import (
     WIDTH,
     Band,
     Line,
+    Panel,
     band_of,
     curve_band,
     draw_panels,
@@ -39,7 +40,7 @@ from .summary import Summary, read_summary, summarise, write_summary
 from .table import DIVERGED, bias_remark, comparison_table, human_bytes, human_seconds, remarks
 
 __all__ = ["CAPTION", "DIVERGED", "DPI", "GREY", "INK", "PALE", "WIDTH", "WINDOW", "Band", "Evidence", "Interval"]
-__all__ += ["Line", "Look", "Part", "Recommendation", "Run", "Summary", "area_under", "band_of", "base_name"]
+__all__ += ["Line", "Look", "Panel", "Part", "Recommendation", "Run", "Summary", "area_under", "band_of", "base_name"]
 __all__ += ["bias_remark", "comparison_table", "curve_band", "draw_panels", "draw_plots", "fieller", "human_bytes"]
 __all__ += ["human_seconds", "looks", "mean_and_sd", "mean_interval", "mean_of_best", "panel_title", "ratio_of_means"]
 __all__ += ["reach", "read_evidence", "read_summary", "recommend", "remarks", "small_png", "styled", "summarise"]

@@ -5,15 +5,14 @@ from collections.abc import Mapping
 from .runs import begins_with_census
 from .summary import Gain, GapClosed, SpeedUp, Summary, gain, pairs, ranked, references, speedup, value_of
 from .table import (
+    difference_text,
     human_bytes,
     human_seconds,
-    number_text,
     rounds_text,
     threshold_text,
     thresholds_of,
     value_text,
     verdict_of,
-    with_interval,
 )
 
 
@@ -29,32 +28,34 @@ def headline(summary: Summary) -> list[str]:
     found: Mapping[str, GapClosed | SpeedUp] = gaps or speedups
     if not found:
         return _without_intervals(summary)
-    best = max(found, key=lambda label: _estimate(found[label]))
-    reference, even = ("uniform sampling", 0.0) if gaps else (str(summary.baseline), 1.0)
-    shown = f"{best} closes {_in_line(found[best])} of the gap between {reference} and full participation"
-    if not gaps:
-        shown = f"{best} needs {_in_line(found[best])} times fewer rounds to {threshold_text(summary)} than {reference}"
-    low = found[best].low
-    if low is None and all(len(entry.seeds) == 1 for entry in summary.samplers):
+    best = max(found, key=lambda label: found[label].value)
+    if gaps:
+        reference, paired = "uniform sampling", "over all rounds"
+        shown = f"{best} closes {_in_line(found[best])} of the gap between {reference} and full participation"
+    else:
+        reference, paired = str(summary.baseline), f"to {threshold_text(summary)}"
+        shown = f"{best} needs {_in_line(found[best])} times fewer rounds {paired} than {reference}"
+    if found[best].low is None and all(len(entry.seeds) == 1 for entry in summary.samplers):
         return [f"{shown}, in one seed.", "One seed has no interval: another seed may change the order."]
-    if low is None or verdict_of(found[best], even) != "better":
-        why = "has no interval" if low is None else f"has an interval that does not lie above {even:g}"
+    if verdict_of(found[best]) != "better":
+        has_interval, even = found[best].low is not None, found[best].no_difference
+        why = f"has an interval that does not lie above {even:g}" if has_interval else "has no interval"
         return [
             f"No sampler is shown to be better than {reference}.",
             f"The highest number {why}: {shown}. More seeds make intervals shorter.",
         ]
     leads = {label: _lead(summary, best, label, by_area=bool(gaps)) for label in found if label != best}
-    rivals = [label for label, lead in leads.items() if verdict_of(lead, even) != "better"]
-    paired = "over all rounds" if gaps else f"to {threshold_text(summary)}"
+    rivals = [label for label, lead in leads.items() if verdict_of(lead) != "better"]
     if rivals:
         named = [f"{label} ({_lead_text(leads[label], summary)})" for label in rivals[:3]]
-        named += ["others"][: len(rivals) // 4]
+        if len(rivals) > len(named):
+            named.append("others")
         sure = [
             f"{shown}.",
             f"Not clearly different from it {paired}, by paired seeds: {', '.join(named)}. More seeds decide.",
         ]
     elif leads:
-        label = max(leads, key=lambda label: _estimate(found[label]))
+        label = max(leads, key=lambda label: found[label].value)
         ahead = f"{_lead_text(leads[label], summary)} {paired}, by paired seeds"
         sure = [f"{shown}; no other sampler is ahead.", f"The next is {label}: {best} is ahead by {ahead}."]
     else:
@@ -84,12 +85,8 @@ def _lead_text(lead: Gain | SpeedUp | None, summary: Summary) -> str:
     return f"{factor * lead.value:.{digits}f}{ends}{unit}"
 
 
-def _estimate(found: GapClosed | SpeedUp) -> float:
-    return found.value if isinstance(found, GapClosed) else found.ratio
-
-
 def _in_line(found: GapClosed | SpeedUp) -> str:
-    return with_interval(number_text(_estimate(found)), found.low, found.high, "open").plain.replace("\n", " ")
+    return difference_text(found).plain.replace("\n", " ")
 
 
 def _savings(summary: Summary, best: str) -> list[str]:

@@ -78,6 +78,16 @@ class Line(NamedTuple):
     band: Band
 
 
+class Panel(NamedTuple):
+    """Lines in one pair of axes, below a caption, perhaps with a dashed goal."""
+
+    caption: str
+    lines: Sequence[Line]
+    x_label: str = "rounds"
+    y_label: str = ""
+    goal: float | None = None
+
+
 def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> list[Path]:
     """Draw the pictures of a comparison.
 
@@ -105,22 +115,11 @@ def draw_curves(runs: Sequence[Run], summary: Summary, metric: str, path: Path |
     note = CAPTION + (f" Never finite: {', '.join(missing)}." if missing else "")
     goal = goal_of(summary) if metric == summary.metric else None
     note += "" if goal is None else f" Dashed: {goal:g}{' %' * (metric == 'accuracy')}, the threshold."
-    panels = {"round": drawn}
+    panels = [Panel(panel_title("", runs), drawn, OVER["round"], METRICS[metric], goal)]
     if runs[0].clock_r is not None:
-        panels["clock"] = [
-            line._replace(band=line.band._replace(round_r=mean_clock(groups[line.name]))) for line in drawn
-        ]
-    return draw_panels(
-        [*panels.values()],
-        [panel_title("", runs), ""][: len(panels)],
-        len(panels),
-        note,
-        path,
-        log_y=metric == "loss",
-        goals=[goal] * len(panels),
-        x_label=[OVER[name] for name in panels],
-        y_label=METRICS[metric],
-    )
+        by_clock = [line._replace(band=line.band._replace(round_r=mean_clock(groups[line.name]))) for line in drawn]
+        panels.append(Panel("", by_clock, OVER["clock"], METRICS[metric], goal))
+    return draw_panels(panels, len(panels), note, path, log_y=metric == "loss")
 
 
 def goal_of(summary: Summary) -> float | None:
@@ -174,30 +173,22 @@ def _smooth(value_r: FloatArray, window: int) -> FloatArray:
 
 
 def draw_panels(
-    panels: Sequence[Sequence[Line]],
-    captions: Sequence[str],
+    panels: Sequence[Panel],
     columns: int,
     note: str,
     path: Path | None = None,
     *,
     log_y: bool = False,
     log_x: bool = False,
-    goals: Sequence[float | None] = (),
-    x_label: str | Sequence[str] = "rounds",
-    y_label: str | Sequence[str] = "",
 ) -> "Figure":
-    """Draw panels of lines with captions, a note, perhaps a dashed goal in each, and save them if there is a path.
+    """Draw panels with a legend and a note below them, and save them if there is a path.
 
-    The first 6 lines of a panel are in colour; a name that is beyond that in one panel is grey in all. Labels of axes
-    are one for all panels, or one for each.
+    The first 6 lines of a panel are in colour; a name that is beyond that in one panel is grey in all.
 
     ``log_y`` makes an axis logarithmic unless its numbers are not positive or span less than a factor of 3.
     """
-    weak = {line.name for lines in panels for line in lines[MOST_STRONG:]}
-    panels = [[line._replace(look=line.look.weak) if line.name in weak else line for line in lines] for lines in panels]
-    x_labels = [x_label] * len(panels) if isinstance(x_label, str) else x_label
-    y_labels = [y_label] * len(panels) if isinstance(y_label, str) else y_label
-    names = list(dict.fromkeys(line.name for lines in panels for line in lines))
+    weak = {line.name for panel in panels for line in panel.lines[MOST_STRONG:]}
+    names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
     # A letter of the legend is about 0.063 inches wide, its key 0.5.
     names_a_row = max(1, int((WIDTH - 0.2) / (0.5 + 0.063 * max(map(len, names), default=0))))
     rows = math.ceil(len(panels) / columns)
@@ -209,15 +200,16 @@ def draw_panels(
         figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white", layout="constrained")
         all_axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         handles: dict[Any, Any] = {}
-        for i, (axes, lines, caption) in enumerate(zip(all_axes, panels, captions, strict=False)):
-            for line in lines:
-                handles.setdefault(line.name, _draw_line(axes, line))
+        for axes, panel in zip(all_axes, panels, strict=False):
+            for line in panel.lines:
+                look = line.look.weak if line.name in weak else line.look
+                handles.setdefault(line.name, _draw_line(axes, line.band, look))
             if log_y:
-                _log_axis(axes, lines)
-            if goals and (goal := goals[i]) is not None:
-                axes.axhline(goal, color=GREY, linewidth=0.8, linestyle=(0, (5, 3)), zorder=1.5)
-            axes.set_title(_filled(caption, WIDTH / columns / 0.07))
-            axes.set(xlabel=x_labels[i], ylabel=y_labels[i])
+                _log_axis(axes, panel.lines)
+            if panel.goal is not None:
+                axes.axhline(panel.goal, color=GREY, linewidth=0.8, linestyle=(0, (5, 3)), zorder=1.5)
+            axes.set_title(_filled(panel.caption, WIDTH / columns / 0.07))
+            axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
             axes.grid(axis="y", color=PALE, linewidth=0.6)
             if log_x:
                 axes.set_xscale("log")
@@ -267,9 +259,8 @@ def _log_axis(axes: "Axes", lines: Sequence[Line]) -> None:
         axes.yaxis.set_minor_formatter(PlainFormatter(minor_thresholds=(2, 0.4)))
 
 
-def _draw_line(axes: "Axes", line: Line) -> Any:
-    x_r, mean_r, low_r, high_r = line.band
-    look = line.look
+def _draw_line(axes: "Axes", band: Band, look: Look) -> Any:
+    x_r, mean_r, low_r, high_r = band
     if look.colour != WEAK:
         axes.fill_between(x_r, low_r, high_r, color=look.colour, alpha=0.13, linewidth=0, zorder=1.5)
     (drawn,) = axes.plot(
@@ -350,8 +341,8 @@ def _draw_selections(groups: dict[str, list[Run]], path: Path) -> "Figure | None
     never = {label: float(np.mean([run.draws_m == 0 for run in groups[label]])) for label in bands}
     shares = ", ".join(f"{label} {100 * share:.0f} %" for label, share in never.items() if share > 0)
     note = CAPTION + (f" Clients never selected: {shares}." if shares else "")
-    titles = [panel_title("", next(iter(groups.values())))]
-    return draw_panels([lines], titles, 1, note, path, log_y=True, x_label=SELECTED_FIRST, y_label="times selected")
+    title = panel_title("", next(iter(groups.values())))
+    return draw_panels([Panel(title, lines, SELECTED_FIRST, "times selected")], 1, note, path, log_y=True)
 
 
 def save(figure: "Figure", path: Path) -> None:

@@ -6,7 +6,7 @@ reached, one seed, diverged) are null; NaN and infinity are never written.
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
@@ -56,6 +56,7 @@ class Reach(_Model):
 class Gain(_Model):
     """A difference to the baseline, over paired seeds."""
 
+    no_difference: ClassVar[float] = 0.0
     value: float = Field(description="mean difference; above 0 is better")
     low: Number = Field(description="lower end of the interval of a paired t; null with fewer than 2 pairs")
     high: Number = Field(description="upper end of the interval; null with fewer than 2 pairs")
@@ -98,16 +99,23 @@ class SeedSummary(_Model):
 class SpeedUp(_Model):
     """How many times fewer rounds than the baseline, over paired seeds."""
 
+    no_difference: ClassVar[float] = 1.0
     ratio: float = Field(description="mean rounds of the baseline / mean rounds of this sampler; above 1 is faster")
     low: Number = Field(description="lower end of the interval; null with fewer than 2 pairs")
     high: Number = Field(description="upper end of the interval; null with fewer than 2 pairs")
     num_pairs: int = Field(description="seeds with which both reached the threshold: these make the ratio")
     num_left_out: int = Field(description="seeds that both ran but one of them never reached it: not in the ratio")
 
+    @property
+    def value(self) -> float:
+        """The ratio, under the name that the other differences have."""
+        return self.ratio
+
 
 class GapClosed(_Model):
     """How much of the way from uniform sampling to full participation, by the area under the curve of the metric."""
 
+    no_difference: ClassVar[float] = 0.0
     value: float = Field(description="(A - A_uniform) / (A_full - A_uniform), A the mean of the metric over all rounds")
     low: Number = Field(description="lower end of its interval (Fieller); null where it is unbounded or of one seed")
     high: Number = Field(description="upper end of its interval; null likewise")

@@ -48,16 +48,17 @@ def comparison_table(summary: Summary) -> RenderableType:
     notes = Table.grid(padding=(0, 1))
     for sentence in remarks(summary):
         notes.add_row(Text("·", style="dim"), Text(sentence))
-    headings = ["accuracy\n%" if summary.metric == "accuracy" else "loss", "gap closed\n[95 %]", "bytes"]
-    if summary.threshold is not None:
-        goal = threshold_text(summary).removeprefix("loss ")
-        headings[2:2] = [f"rounds to\n{goal}", "speed-up\n[95 %]"]
-    if has_fairness(summary):
-        headings[1:1] = ["worst\ntenth"]
-    if has_clock(summary):
-        headings[-1] = "bytes\ntime"
-    table = _table("sampler", headings)
-    costs = _table("costs of a run", [heading.replace(" ", "\n", 1) for heading in COSTS])
+    headings = {
+        "sampler": "sampler",
+        "value": "accuracy\n%" if summary.metric == "accuracy" else "loss",
+        "tail": "worst\ntenth",
+        "gap": "gap closed\n[95 %]",
+        "rounds": f"rounds to\n{threshold_text(summary).removeprefix('loss ')}",
+        "speedup": "speed-up\n[95 %]",
+        "bytes": "bytes\ntime" if has_clock(summary) else "bytes",
+    }
+    table = _table([headings[name] for name in table_row(summary.samplers[0], summary)])
+    costs = _table(["costs of a run", *(heading.replace(" ", "\n", 1) for heading in COSTS)])
     for entry in summary.samplers:
         table.add_row(*table_row(entry, summary).values())
         costs.add_row(_foldable(entry.sampler), *cost_cells(entry))
@@ -65,11 +66,11 @@ def comparison_table(summary: Summary) -> RenderableType:
     return Group(table, Text(), *((costs, Text()) if known else ()), notes)
 
 
-def _table(first: str, headings: Sequence[str]) -> Table:
+def _table(headings: Sequence[str]) -> Table:
     """A table without rows, its first column for labels."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column(first, overflow="fold")
-    for heading in headings:
+    table.add_column(headings[0], overflow="fold")
+    for heading in headings[1:]:
         table.add_column(Text(heading), justify="right", no_wrap=True)
     return table
 
@@ -89,9 +90,7 @@ def table_row(entry: SamplerSummary, summary: Summary) -> dict[str, Text]:
     cells = {"sampler": Text(_foldable(entry.sampler)), "value": Text(value_text(entry, summary))}
     if has_fairness(summary):
         cells["tail"] = _tail_text(entry.fairness)
-    cells["gap"] = Text(DASH)
-    if gap is not None:
-        cells["gap"] = with_interval(f"{gap.value:.2f}", gap.low, gap.high, verdict_of(gap, 0))
+    cells["gap"] = difference_text(gap)
     if reached is not None:
         cells["rounds"] = Text(rounds_text(reached))
         cells["speedup"] = _speedup_text(reached.speedup, entry.sampler == summary.baseline)
@@ -137,7 +136,7 @@ def _tail_text(found: SamplerFairness | None) -> Text:
     if found is None or found.sd.mean is None:
         return Text(DASH)
     text = f"{plus_minus(found.worst_tenth, True)}\nsd {100 * found.sd.mean:.1f}"
-    return Text(text, style=_STYLES[verdict_of(found.gain, 0)])
+    return Text(text, style=_STYLES[verdict_of(found.gain)])
 
 
 def plus_minus(found: MeanSd | None, in_percent: bool) -> str:
@@ -161,16 +160,16 @@ def rounds_text(reached: ToThreshold) -> str:
 def _speedup_text(speedup: SpeedUp | None, is_baseline: bool) -> Text:
     if is_baseline:
         return Text("baseline", style="dim")
-    if speedup is None:
+    return difference_text(speedup, MARK if speedup is not None and speedup.num_left_out else "")
+
+
+def difference_text(found: Difference | None, mark: str = "") -> Text:
+    """A difference with its interval on a second line, in the colour of its verdict; a dash for None."""
+    if found is None:
         return Text(DASH)
-    ratio = number_text(speedup.ratio) + (MARK if speedup.num_left_out else "")
-    return with_interval(ratio, speedup.low, speedup.high, verdict_of(speedup, 1))
-
-
-def with_interval(number: str, low: float | None, high: float | None, verdict: str) -> Text:
-    """A number with its interval on a second line, in the colour of its verdict."""
+    low, high = found.low, found.high
     interval = "" if low is None or high is None or low == high else f"\n[{number_text(low)}, {number_text(high)}]"
-    return Text(number + interval, style=_STYLES[verdict])
+    return Text(number_text(found.value) + mark + interval, style=_STYLES[verdict_of(found)])
 
 
 def number_text(number: float) -> str:
@@ -178,11 +177,11 @@ def number_text(number: float) -> str:
     return f"{number:.2f}" if abs(number) < 99.995 else f"{number:.3g}"
 
 
-def verdict_of(found: Difference | None, no_difference: float) -> str:
+def verdict_of(found: Difference | None) -> str:
     """``"better"`` or ``"worse"`` if the interval shows it, else ``"open"``."""
     if found is None or found.low is None or found.high is None:
         return "open"
-    return ("open", "better", "worse")[side_of(found.low, found.high, no_difference)]
+    return ("open", "better", "worse")[side_of(found.low, found.high, found.no_difference)]
 
 
 def threshold_text(summary: Summary) -> str:
@@ -247,15 +246,15 @@ def _results(summary: Summary) -> list[str]:
     """Which samplers are shown to be better or worse, by area and by rounds."""
     sentences: list[str] = []
 
-    def add(better: str, worse: str, than: str, found: Mapping[str, Difference | None], no_difference: float) -> None:
+    def add(better: str, worse: str, than: str, found: Mapping[str, Difference | None]) -> None:
         for verdict, word in (("better", better), ("worse", worse)):
-            if labels := [label for label in found if verdict_of(found[label], no_difference) == verdict]:
+            if labels := [label for label in found if verdict_of(found[label]) == verdict]:
                 sentences.append(f"{word} {than}: {', '.join(labels)}.")
 
     gaps = {e.sampler: e.gap_closed for e in summary.samplers if base_name(e.sampler) != "full"}
-    add("Better", "Worse", "than uniform over all rounds (interval of the gap excludes 0)", gaps, 0)
+    add("Better", "Worse", "than uniform over all rounds (interval of the gap excludes 0)", gaps)
     tails = {e.sampler: e.fairness.gain for e in summary.samplers if e.fairness}
-    add("Higher", "Lower", f"worst tenth than {summary.baseline} (interval excludes 0)", tails, 0)
+    add("Higher", "Lower", f"worst tenth than {summary.baseline} (interval excludes 0)", tails)
     if summary.threshold is None:
         return sentences
     if summary.baseline is None:
@@ -263,7 +262,7 @@ def _results(summary: Summary) -> list[str]:
     speedups = {
         entry.sampler: reached.speedup for entry, reached in thresholds_of(summary) if reached.speedup is not None
     }
-    add("Fewer", "More", f"rounds than {summary.baseline} (interval excludes 1)", speedups, 1)
+    add("Fewer", "More", f"rounds than {summary.baseline} (interval excludes 1)", speedups)
     if any(found.low is not None for found in speedups.values()):
         if not sentences:
             sentences.append(f"No interval shows a difference to {summary.baseline}; more seeds make them shorter.")
