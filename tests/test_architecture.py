@@ -96,7 +96,7 @@ def test_there_is_no_circle_of_imports() -> None:
 
 def test_reproduction_uses_the_public_interface() -> None:
     wrong = set()
-    for path in sorted((ROOT / "reproduction").glob("*.py")):
+    for path in sorted((ROOT / "reproduction").rglob("*.py")):
         for name in imports(path, "reproduction", everywhere=True):
             first, *rest = name.split(".")
             if first == "deltafl" and rest and not (rest[0] in PUBLIC and (len(rest) == 1 or rest[0] == "analysis")):

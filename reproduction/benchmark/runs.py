@@ -109,6 +109,9 @@ def _read_tuning(path: Path, part: Part) -> list[TuningResult]:
     if not head:
         return []
     common, cure = what_is_run(part.common_tuning), "choose another --out, or delete it to run them again"
+    goals = head["settings"].get("threshold"), common.get("threshold")
+    if goals[0] != goals[1]:  # it decides what a line has as ``reached``
+        raise DeltaflError(f"{path} was run with threshold = {goals[0]}, not {goals[1]}: {cure}")
     require_same(head["settings"] | {name: common[name] for name in _OWN}, Job(part.name, part.common_tuning), path)
     return [checked(TuningResult, row, f"{path}, line {number},", cure) for number, row in enumerate(rows, start=2)]
 
