@@ -201,8 +201,8 @@ def joined(folders: Sequence[Path]) -> Comparison:
             )
         if other.threshold != settings.threshold:
             raise DeltaflError(
-                f"{folders[0]} has threshold = {settings.threshold} and {folder} has threshold = {other.threshold}: give "
-                "one of them the other's with --resume --threshold, which plays nothing again"
+                f"{folders[0]} has threshold = {settings.threshold} and {folder} has threshold = {other.threshold}: "
+                "give one of them the other's with --resume --threshold, which plays nothing again"
             )
         settings = grown(settings, other)
     found, checksums = dict[tuple[str, int], RunDirectory](), dict[int, str]()

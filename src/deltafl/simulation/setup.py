@@ -96,18 +96,7 @@ def work_of(settings: RunSettings) -> LocalWork:
 
 def world_of(settings: RunSettings, population: Population, num_bytes: int) -> World:
     """The world of a run, in which a client moves so many bytes a round."""
-    return World(
-        population,
-        work_of(settings),
-        num_bytes,
-        settings.seed,
-        find_availability(settings.availability),
-        find_speeds(settings.speeds),
-        settings.dropout,
-        settings.deadline,
-        settings.over_select,
-        filled_in(settings.sample),
-    )
+    return World(settings, population, work_of(settings), num_bytes)
 
 
 def data_of(settings: RunSettings, task: Task) -> dict[str, str]:
