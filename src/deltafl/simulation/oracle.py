@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -18,11 +18,11 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..io import writing
-from ..round import Broadcast
+from ..round import Broadcast, Plan, RoundState, broadcast
 from ..scale.memory_budget import human
 from ..server.norms import measure
 from ..server.screening import screen_replies
-from ..types import Cohort, FloatArray, IntArray, Params, Population, Reports
+from ..types import Cohort, FloatArray, IntArray, Params, Reports
 from .engine import Engine, Training
 
 #: Bytes of m updates up to which a round keeps them in RAM.
@@ -39,37 +39,32 @@ class Traffic(NamedTuple):
 
 
 class SimulatedOracle:
-    """Knows every client's update and loss of one round by training all clients once, and counts the traffic."""
+    """Knows every client's update and loss of one round by training all clients once, and counts the traffic.
 
-    def __init__(
-        self,
-        engine: Engine,
-        population: Population,
-        round: int,
-        sent: Broadcast,
-        block: int = 32,
-        folder: Path | None = None,
-        squares: bool = False,
-        drifts: Callable[[IntArray], Params | None] | None = None,
-    ) -> None:
-        """``drifts`` has what ``Plan.drifts`` has of some clients; what is sent beside the model if left out."""
-        self.engine, self.population, self.round, self.sent = engine, population, round, sent
-        self.traffic, self.client_seconds = Traffic(0, 0), 0.0
-        self.drifts = drifts or (lambda client_n: sent.drift_d)
-        self._block, self._folder, self._squares = block, folder, squares
+    A table of all updates that is too large for RAM goes into ``folder``.
+    """
+
+    def __init__(self, engine: Engine, plan: Plan, state: RoundState, folder: Path | None = None) -> None:
+        self.sent, self.traffic, self.client_seconds = broadcast(plan, state), Traffic(0, 0), 0.0
+        self._engine, self._plan, self._state, self._folder = engine, plan, state, folder
+        self._squares = plan.sampler.uses_square_loss
         self._table: Training | None = None
         self._reports = Reports.make(0)
-        self._loss_m = np.full(population.num_clients, np.nan)
+        self._loss_m = np.full(plan.population.num_clients, np.nan)
+
+    def drifts(self, client_n: IntArray) -> Params | None:
+        """What moves these clients' models beside their gradients, see ``Plan.drifts``."""
+        return self._plan.drifts(self._state, client_n)
 
     def reports(self) -> Reports:
         """The screened reports of all m clients; each downloads the model and sends its statistics and its norm."""
         if self._table is not None:
             return self._reports
-        m, d = self.population.num_clients, self.engine.num_params
+        m, d = self._plan.population.num_clients, self._engine.num_params
         self._count(m, bytes_of_statistics(self._squares) + 8)
         in_ram = m * d * BYTES_PER_PARAMETER <= TABLE_BYTES
         update_md = np.empty((m, d), dtype=np.float32) if in_ram else mapped_table(m, d, self._folder)
-        block, weight_m = m if in_ram else self._block, self.population.weight_m
+        block, weight_m = m if in_ram else self._plan.n, self._plan.population.weight_m
         total_d, raw, screened = np.zeros(d), [], []
         for first in range(0, m, block):
             client_k = np.arange(first, min(first + block, m))
@@ -99,7 +94,7 @@ class SimulatedOracle:
         self._count(len(client_k), 8)
         new_k = client_k[np.isnan(self._loss_m[client_k])]
         with self._timed():
-            self._loss_m[new_k] = self.engine.losses(self.sent.params_d, new_k)
+            self._loss_m[new_k] = self._engine.losses(self.sent.params_d, new_k)
         known_k: FloatArray = self._loss_m[client_k]
         return known_k
 
@@ -109,7 +104,7 @@ class SimulatedOracle:
             return Training(self._table.update_nd[client_n], self._table.reports.part(client_n))
         drifts = self.drifts(client_n)
         with self._timed():
-            return self.engine.train(self.sent.params_d, self.round, client_n, drifts, self._squares)
+            return self._engine.train(self.sent.params_d, self._state.round, client_n, drifts, self._squares)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from math import nan
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +19,7 @@ from ..accumulate import Accumulator
 from ..analysis.statistics import first_reach, late_after
 from ..errors import DeltaflError
 from ..io import plain_json
-from ..round import Plan, RoundState, broadcast, close_round, init_round, open_round
+from ..round import Plan, RoundState, close_round, init_round, open_round
 from ..samplers.census import output_layer
 from ..scale.named_arrays import bytes_in_ram
 from ..server.watch import Watch
@@ -222,10 +221,7 @@ class _RoundPlayer:
         """One round; the next state, and what callbacks are given."""
         settings, plan, engine, watch, group = self.settings, self.plan, self.engine, self.watch, self.group
         began, began_cpu = time.perf_counter(), time.process_time()
-        sent, squares = broadcast(plan, opened), plan.sampler.uses_square_loss
-        scratch = self.directory.path if group.is_first else None
-        drifts = partial(plan.drifts, opened)
-        oracle = SimulatedOracle(engine, plan.population, opened.round, sent, plan.n, scratch, squares, drifts)
+        oracle = SimulatedOracle(engine, plan, opened, self.directory.path if group.is_first else None)
         available_m, clock = self.world.available(opened.round, self.clock)
         cohort = open_round(plan, opened, available_m, oracle)
         waited = self.world.wait(opened.round, cohort.client_n)
@@ -241,13 +237,14 @@ class _RoundPlayer:
         if symptom is not None and test is None:
             test, accuracy_m = engine.evaluate_clients(plan.model(state))
 
-        extra, reply = oracle.traffic, len(state.params_d) * BYTES_PER_PARAMETER + bytes_of_statistics(squares)
+        extra, statistics = oracle.traffic, bytes_of_statistics(plan.sampler.uses_square_loss)
+        reply = len(state.params_d) * BYTES_PER_PARAMETER + statistics
         line = {
             "round": state.round,
             "cohort": cohort.client_n.tolist(),
             "counts": cohort.count_n.tolist(),
             **{key: value for key, value in info._asdict().items() if key != "round"},
-            "bytes_down": extra.down or len(cohort.client_n) * bytes_of(sent),
+            "bytes_down": extra.down or len(cohort.client_n) * bytes_of(oracle.sent),
             "bytes_up": info.num_responded * reply + extra.up,
         }
         if available_m is not None:
