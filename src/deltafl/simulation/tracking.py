@@ -72,21 +72,14 @@ class TensorBoard(Tracker):
     package = "tensorboard"
 
     def begin(self, key: str, done: RoundDone) -> Any:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from torch.utils.tensorboard import SummaryWriter
 
-        writer = EventFileWriter(str(self.folder / "tensorboard" / key))
         # TensorBoard forgets what earlier files have of this round and later ones.
-        start = SessionLog(status=SessionLog.START)
-        writer.add_event(Event(wall_time=time.time(), step=done.round, session_log=start))
-        return writer
+        return SummaryWriter(self.folder / "tensorboard" / key, purge_step=done.round)  # type: ignore[no-untyped-call]
 
     def write(self, run: Any, round: int, value: dict[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        shown = Summary(value=[Summary.Value(tag=tag, simple_value=number) for tag, number in value.items()])
-        run.add_event(Event(wall_time=time.time(), step=round, summary=shown))
+        for tag, number in value.items():
+            run.add_scalar(tag, number, round)
 
     def end(self, run: Any, finished: bool) -> None:
         run.close()
