@@ -75,7 +75,7 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         # TensorBoard forgets what earlier files have of this round and later ones.
-        return SummaryWriter(self.folder / "tensorboard" / key, purge_step=done.round)  # type: ignore[no-untyped-call]
+        return SummaryWriter(self.folder / "tensorboard" / key, purge_step=done.round)
 
     def write(self, run: Any, round: int, value: dict[str, float]) -> None:
         for tag, number in value.items():
