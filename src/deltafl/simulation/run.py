@@ -123,13 +123,12 @@ def run_experiment(
     world = world_of(settings, population, 2 * engine.num_params * BYTES_PER_PARAMETER)
     population = population._replace(seconds_m=world.seconds_m)
     plan = plan_of(settings, population, engine.task, memory)
-    plan, census = _with_census(plan, engine, engine.initial_params(), directory, group)
+    plan, line, timing = _with_census(plan, engine, directory, group)
     state = directory.load(init_round(plan, engine.initial_params()), group)
     watch, last = group.from_first(lambda: _watch_of(engine.task, directory.lines("rounds.jsonl")))
     if watch is None:
-        line, timing = census or ({}, {"seconds": 0.0, "cpu_seconds": 0.0, "client_seconds": 0.0})
-        if census is not None and world.seconds_m is not None:
-            line["clock"] = float(world.seconds_m.max())  # it waits for everybody
+        if plan.census is not None and world.seconds_m is not None:
+            line["clock"] = float(world.seconds_m.max())  # a census waits for everybody
         first = plain_json({"round": 0, "test": engine.evaluate(plan.model(state))._asdict(), **line})
         watch, last = _watch_of(engine.task, [first])
         if group.is_first:
@@ -146,19 +145,20 @@ def run_experiment(
 
 
 def _with_census(
-    plan: Plan, engine: Engine, params_d: Params, directory: RunDirectory, group: ProcessGroup
-) -> tuple[Plan, tuple[dict[str, Any], dict[str, float]] | None]:
+    plan: Plan, engine: Engine, directory: RunDirectory, group: ProcessGroup
+) -> tuple[Plan, dict[str, Any], dict[str, float]]:
     """The plan with the answers of all clients, if its sampler asks for them.
 
     All of them do the first round's local work before its cohort is drawn, which has done its work when it is asked for
-    it: no round is lost. If they are asked now: also what the lines of round 0 in ``rounds.jsonl`` and
-    ``timings.jsonl`` hold of it.
+    it: no round is lost. Also what the lines of round 0 in ``rounds.jsonl`` and ``timings.jsonl`` hold of it.
     """
+    no_time = {"seconds": 0.0, "cpu_seconds": 0.0, "client_seconds": 0.0}
     if plan.census is None:
-        return plan, None
+        return plan, {}, no_time
     kept = group.from_first(directory.census)
     if kept is not None:
-        return plan.with_census(kept), None
+        return plan.with_census(kept), {}, no_time
+    params_d = engine.initial_params()
     began, began_cpu = time.perf_counter(), time.process_time()
     answer_mk = take_census(plan, engine, params_d)
     client_seconds = time.perf_counter() - began
@@ -172,7 +172,7 @@ def _with_census(
         "bytes_up": answers * 8 * answer_mk.shape[1],
     }
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
-    return plan, (line, {"seconds": seconds, "cpu_seconds": cpu_seconds, "client_seconds": client_seconds})
+    return plan, line, {"seconds": seconds, "cpu_seconds": cpu_seconds, "client_seconds": client_seconds}
 
 
 def take_census(plan: Plan, engine: Engine, params_d: Params) -> FloatArray:
@@ -307,7 +307,7 @@ class _RoundPlayer:
             reports = training.reports._replace(responded_n=responded_n)
             return training, *close_round(plan, opened, cohort, training.update_nd, reports)
         place_k = np.array(divided(self.engine.costs(cohort.client_n), group.count)[group.rank], dtype=np.int64)
-        with group.apart():
+        with self.engine.workers.apart():
             training = oracle.train(cohort.client_n[place_k])
         accumulator = Accumulator(plan, opened, cohort)
         reports = training.reports._replace(responded_n=responded_n[place_k])

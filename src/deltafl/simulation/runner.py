@@ -233,7 +233,16 @@ class Workers:
     @property
     def width(self) -> int:
         """How many jobs run at the same time."""
-        return self.count * (1 if self._group.is_apart else self._group.count)
+        return self.count * self._group.count
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """In the block, jobs are this process's own share already, and are not divided among the processes."""
+        group, self._group = self._group, ALONE
+        try:
+            yield
+        finally:
+            self._group = group
 
     def map(
         self, runner: object, method: str, sent: Broadcast, jobs: Sequence[Job], costs: Sequence[float]
@@ -242,7 +251,7 @@ class Workers:
 
         The runner goes to the processes when it is a new one; its torch tensors should be in shared memory then.
         """
-        is_alone = self._group.is_apart or self._group.count == 1
+        is_alone = self._group.count == 1
         mine = list(range(len(jobs))) if is_alone else divided(costs, self._group.count)[self._group.rank]
         if self.count == 1:
             with one_thread():

@@ -6,7 +6,6 @@ A finished run has a record (``record.py``) and is skipped; others continue from
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, nullcontext, suppress
@@ -91,17 +90,10 @@ class Player(NamedTuple):
                 directory.path.parent.rmdir()
 
 
-def _play_and_send(player: Player, job: Job) -> int:
-    """In another process: play a job and send its rounds; returns how many."""
-    rounds = 0
-
-    def on_round(done: RoundDone) -> None:
-        nonlocal rounds
-        rounds += 1
-        send((job.key, done))
-
-    player.play(job, on_round)
-    return rounds
+def _play_and_send(player: Player, job: Job) -> None:
+    """In another process: play a job and send its rounds, and then its key."""
+    player.play(job, send)
+    send(job.key)
 
 
 def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnProgress) -> None:
@@ -186,12 +178,15 @@ def play_jobs(
             done.add(job.key)
             report()
         return
-    running, received = dict[Future[Any], Job](), Counter[str]()
+    running, received = dict[Future[Any], Job](), set[str]()
 
-    def receive(key: str = "", rounds: int = 0) -> None:
-        for sender, round_done in pool.received(lambda: received[key] >= rounds):
-            received[sender] += 1
-            on_round(round_done)
+    def receive(keys: Iterable[str] = ()) -> None:
+        """Pass on the rounds that have come, and wait for all of those jobs."""
+        for sent in pool.received(lambda: received.issuperset(keys)):
+            if isinstance(sent, RoundDone):
+                on_round(sent)
+            else:
+                received.add(sent)
 
     while waiting or running:
         while waiting and len(running) < pool.count:
@@ -199,7 +194,8 @@ def play_jobs(
             running[pool.submit(_play_and_send, player, job)] = job
         for future in wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
             job = running.pop(future)
-            receive(job.key, result(future))
+            result(future)
+            receive([job.key])
             done.add(job.key)
         receive()
         report(*(job.key for job in running.values()))
