@@ -44,14 +44,7 @@ if TYPE_CHECKING:
 #: What stands beside the runs in the end.
 WRITTEN = ("summary.json", *PICTURES, "report.html")
 #: What summary, pictures and report import: a second and a half, in which processes start.
-_FOR_THE_END = (
-    "scipy.special",
-    "matplotlib.figure",
-    "matplotlib.backends.backend_agg",
-    "PIL.Image",
-    "bokeh.embed",
-    "bokeh.plotting",
-)
+_FOR_THE_END = ("scipy.special", "matplotlib.backends.backend_agg", "bokeh.plotting")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

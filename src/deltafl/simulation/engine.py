@@ -56,7 +56,7 @@ class Engine:
         how: Computation | None = None,
         kept: Route | None = None,
     ) -> None:
-        self.task, self._work = task, work
+        self.task, self.work = task, work
         self.workers = workers if workers is not None else Workers(1)
         model = new_model(task.make_model, seed)
         random_d: Params = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy().astype(np.float32)
@@ -159,8 +159,8 @@ class Engine:
 
     def costs(self, client_n: IntArray) -> list[float]:
         """Examples that each client's local work visits, by which work is balanced."""
-        sizes, steps = [len(self.task.client_rows[client]) for client in client_n.tolist()], self._work.steps
-        return [float(size if steps is None else steps * self._work.minibatch_size(size)) for size in sizes]
+        sizes, steps = [len(self.task.client_rows[client]) for client in client_n.tolist()], self.work.steps
+        return [float(size if steps is None else steps * self.work.minibatch_size(size)) for size in sizes]
 
 
 def _shares(hit_e: BoolArray, group_e: IntArray, number: int) -> FloatArray:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..io import writing
-from ..round import Broadcast, Plan, RoundState, broadcast
+from ..round import Plan, RoundState, broadcast
 from ..scale.memory_budget import human
 from ..server.norms import measure
 from ..server.screening import screen_replies
@@ -45,9 +45,12 @@ class SimulatedOracle:
     """
 
     def __init__(self, engine: Engine, plan: Plan, state: RoundState, folder: Path | None = None) -> None:
-        self.sent, self.traffic, self.client_seconds = broadcast(plan, state), Traffic(0, 0), 0.0
+        self.client_seconds = 0.0
         self._engine, self._plan, self._state, self._folder = engine, plan, state, folder
-        self._squares = plan.sampler.uses_square_loss
+        self._sent, self._squares = broadcast(plan, state), plan.sampler.uses_square_loss
+        self._download = sum(BYTES_PER_PARAMETER * len(vector_d) for vector_d in self._sent if vector_d is not None)
+        self._statistics = BYTES_OF_STATISTICS + (8 if self._squares else 0)
+        self._asked = Traffic(0, 0)
         self._table: Training | None = None
         self._reports = Reports.make(0)
         self._loss_m = np.full(plan.population.num_clients, np.nan)
@@ -61,7 +64,7 @@ class SimulatedOracle:
         if self._table is not None:
             return self._reports
         m, d = self._plan.population.num_clients, self._engine.num_params
-        self._count(m, bytes_of_statistics(self._squares) + 8)
+        self._count(m, self._statistics + 8)
         in_ram = m * d * BYTES_PER_PARAMETER <= TABLE_BYTES
         update_md = np.empty((m, d), dtype=np.float32) if in_ram else mapped_table(m, d, self._folder)
         block, weight_m = m if in_ram else self._plan.n, self._plan.population.weight_m
@@ -94,7 +97,7 @@ class SimulatedOracle:
         self._count(len(client_k), 8)
         new_k = client_k[np.isnan(self._loss_m[client_k])]
         with self._timed():
-            self._loss_m[new_k] = self._engine.losses(self.sent.params_d, new_k)
+            self._loss_m[new_k] = self._engine.losses(self._sent.params_d, new_k)
         known_k: FloatArray = self._loss_m[client_k]
         return known_k
 
@@ -104,7 +107,7 @@ class SimulatedOracle:
             return Training(self._table.update_nd[client_n], self._table.reports.part(client_n))
         drifts = self.drifts(client_n)
         with self._timed():
-            return self._engine.train(self.sent.params_d, self._state.round, client_n, drifts, self._squares)
+            return self._engine.train(self._sent.params_d, self._state.round, client_n, drifts, self._squares)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -114,8 +117,13 @@ class SimulatedOracle:
         self.client_seconds += time.perf_counter() - began
 
     def _count(self, clients: int, bytes_up: int) -> None:
-        down, up = self.traffic
-        self.traffic = Traffic(down + clients * bytes_of(self.sent), up + clients * bytes_up)
+        down, up = self._asked
+        self._asked = Traffic(down + clients * self._download, up + clients * bytes_up)
+
+    def traffic(self, num_selected: int, num_responded: int) -> Traffic:
+        """What the round moves with such a cohort, whose clients have the model already if the sampler asked them."""
+        reply = BYTES_PER_PARAMETER * self._engine.num_params + self._statistics
+        return Traffic(self._asked.down or num_selected * self._download, self._asked.up + num_responded * reply)
 
 
 def mapped_table(m: int, d: int, folder: Path | None = None) -> Params:
@@ -131,13 +139,3 @@ def mapped_table(m: int, d: int, folder: Path | None = None) -> Params:
         if hasattr(os, "posix_fallocate"):  # else a disk that fills up would end the process at a later write
             os.posix_fallocate(file.fileno(), 0, needed)
         return np.memmap(file, dtype=np.float32, mode="w+", shape=(m, d))
-
-
-def bytes_of(sent: Broadcast) -> int:
-    """Bytes that one client downloads to train: the model, and the drift if there is one."""
-    return sum(BYTES_PER_PARAMETER * len(vector_d) for vector_d in sent if vector_d is not None)
-
-
-def bytes_of_statistics(squares: bool) -> int:
-    """Bytes that a client sends beside its update, with or without its mean squared loss."""
-    return BYTES_OF_STATISTICS + (8 if squares else 0)

@@ -31,12 +31,12 @@ from .directory import RunDirectory, locked, recorded_settings
 from .distributed import ALONE, ProcessGroup, divided
 from .divergence import DivergedError, likely_cause
 from .engine import Engine, Evaluation, Training
-from .oracle import BYTES_PER_PARAMETER, SimulatedOracle, bytes_of, bytes_of_statistics
+from .oracle import BYTES_PER_PARAMETER, SimulatedOracle
 from .probes import probe_everyone, probe_selected
 from .record import note_clients
 from .runner import Workers
 from .settings import RunSettings, grown, make_settings
-from .setup import check_memory, data_of, engine_of, filled_in, plan_of, world_of
+from .setup import check_memory, data_of, engine_of, filled_in, plan_of
 from .training.route import keep_route, kept_route
 from .world import World
 
@@ -120,7 +120,7 @@ def run_experiment(
     if group.is_first:
         keep_route(engine.route, directory.path)
     population = engine.task.population(settings.weights)
-    world = world_of(settings, population, 2 * engine.num_params * BYTES_PER_PARAMETER)
+    world = World(settings, population, engine.work, 2 * engine.num_params * BYTES_PER_PARAMETER)
     population = population._replace(seconds_m=world.seconds_m)
     plan = plan_of(settings, population, engine.task, memory)
     plan, line, timing = _with_census(plan, engine, directory, group)
@@ -237,15 +237,14 @@ class _RoundPlayer:
         if symptom is not None and test is None:
             test, accuracy_m = engine.evaluate_clients(plan.model(state))
 
-        extra, statistics = oracle.traffic, bytes_of_statistics(plan.sampler.uses_square_loss)
-        reply = len(state.params_d) * BYTES_PER_PARAMETER + statistics
+        traffic = oracle.traffic(len(cohort.client_n), info.num_responded)
         line = {
             "round": state.round,
             "cohort": cohort.client_n.tolist(),
             "counts": cohort.count_n.tolist(),
             **{key: value for key, value in info._asdict().items() if key != "round"},
-            "bytes_down": extra.down or len(cohort.client_n) * bytes_of(oracle.sent),
-            "bytes_up": info.num_responded * reply + extra.up,
+            "bytes_down": traffic.down,
+            "bytes_up": traffic.up,
         }
         if available_m is not None:
             line["available"] = int(available_m.sum())
