@@ -24,13 +24,13 @@ from ..analysis.statistics import fairness_of
 from ..errors import DeltaflError
 from ..io import checked, plain_json, read_json, write_atomically
 from ..samplers import file_name
+from ..tasks.base import Task
 from ..types import FloatArray, IntArray
 from .checkpoint import CURE
 from .directory import CLIENTS, LINE_FILES, RunDirectory, locked, recorded_settings
-from .settings import RunSettings, differing
+from .settings import FREE_ON_RESUME, RunSettings, differing
 
 if TYPE_CHECKING:
-    from ..tasks.base import Task
     from .sweep import Job
 
 UNFINISHED = "unfinished"
@@ -39,25 +39,18 @@ _CURVES = ("accuracy", "loss", "seconds", "cpu_seconds", "bytes")
 #: Curves that older records lack, or that a run may be without.
 _MORE = ("client_accuracy", "clock", "client_seconds", "bytes_up")
 #: Settings that say where and how a run is computed, not what; they are not compared and not recorded.
-_HOW = {"workers", "data_dir", "checkpoint_every", "memory_path", "device"}
+_HOW = FREE_ON_RESUME | {"memory_path", "device"}
 
 #: A column of numbers; null where one does not exist.
 Column = Annotated[list[float | None], BeforeValidator(plain_json)]
 
 
 class RunRecord(BaseModel):
-    """One finished run: an ``analysis.Run`` as plain lists.
+    """One finished run: an ``analysis.Run`` as plain lists, which are empty where nothing was recorded.
 
     Attributes:
         settings: Every setting that decides the result (``what_is_run``), sampler and seed included.
-        client_accuracy: Mean over clients of their own test accuracy; empty if not measured.
-        clock: Seconds of the virtual clock; empty without one.
-        client_seconds: Wall clock of the clients' work; empty if not recorded.
-        bytes_up: The part of ``bytes`` that clients sent; empty if not recorded.
-        server_bytes: The largest state of the server; None if not recorded.
-        fairness: Mean, worst tenth and sd of the clients' accuracies at the end; None if not measured.
         refused: Replies that were refused and counted as missing.
-        probes: What else was measured, column by column, with its own ``round``; empty if nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -189,7 +182,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     )
 
 
-def record_of(job: "Job", directory: RunDirectory, task: "Task") -> RunRecord:
+def record_of(job: "Job", directory: RunDirectory, task: Task) -> RunRecord:
     """The record of a finished run from its directory."""
     from .probes import probe_columns
     from .training.route import noted_route
