@@ -33,9 +33,9 @@ from ..tasks.own import OBJECTS, is_table, short_name
 from .callback import OnRound, guarded
 from .directory import RunDirectory, environment, locked, recorded_settings, write_header, write_settings
 from .processes import result
-from .record import read_run
+from .record import Job, read_run
 from .settings import FREE_ON_RESUME, OF_TABLES, UNION, CompareSettings, RunSettings, differing, grown, make_settings
-from .sweep import Job, OnProgress, Player, engine_for, play_jobs, require_simulator, side_by_side
+from .sweep import OnProgress, Player, engine_for, play_jobs, require_simulator, side_by_side
 
 if TYPE_CHECKING:
     import pandas as pd

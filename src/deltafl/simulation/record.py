@@ -14,7 +14,7 @@ import json
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict
@@ -30,9 +30,6 @@ from .checkpoint import CURE
 from .directory import CLIENTS, LINE_FILES, RunDirectory, locked, recorded_settings
 from .settings import FREE_ON_RESUME, RunSettings, differing
 
-if TYPE_CHECKING:
-    from .sweep import Job
-
 UNFINISHED = "unfinished"
 PACKED = ".jsonl.gz"
 _CURVES = ("accuracy", "loss", "seconds", "cpu_seconds", "bytes")
@@ -43,6 +40,18 @@ _HOW = FREE_ON_RESUME | {"memory_path", "device"}
 
 #: A column of numbers; null where one does not exist.
 Column = Annotated[list[float | None], BeforeValidator(plain_json)]
+
+
+class Job(NamedTuple):
+    """One run of a sweep. Jobs of one sweep differ in part, sampler or seed."""
+
+    part: str
+    settings: RunSettings
+
+    @property
+    def key(self) -> str:
+        """Its place below ``runs/``, without the suffix."""
+        return run_key(self.part, self.settings.sampler, self.settings.seed)
 
 
 class RunRecord(BaseModel):
@@ -182,7 +191,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     )
 
 
-def record_of(job: "Job", directory: RunDirectory, task: Task) -> RunRecord:
+def record_of(job: Job, directory: RunDirectory, task: Task) -> RunRecord:
     """The record of a finished run from its directory."""
     from .probes import probe_columns
     from .training.route import noted_route
@@ -226,11 +235,11 @@ class RunStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def path(self, job: "Job") -> Path:
+    def path(self, job: Job) -> Path:
         """The loose file of a job's record."""
         return self.folder / "runs" / f"{job.key}.json"
 
-    def get(self, job: "Job") -> RunRecord | None:
+    def get(self, job: Job) -> RunRecord | None:
         """The record of a job; None if it is not finished. A record or run of other settings there is an error."""
         path, unfinished = self.path(job), self.folder / UNFINISHED / job.key
         record = read_record(path) if path.exists() else _read_packed(self._packed_file(job.part)).get(job.key)
@@ -300,7 +309,7 @@ def _lines_of(path: Path, stamp: tuple[int, int]) -> dict[str, RunRecord]:
     return {record.key: record for record in found}
 
 
-def require_same(recorded: dict[str, Any], job: "Job", place: Path) -> None:
+def require_same(recorded: dict[str, Any], job: Job, place: Path) -> None:
     """Refuse recorded settings that differ from the job's; a setting that is not recorded had its default."""
     cure = "delete it to run it again"
     before = checked(RunSettings, recorded, f"{place} has impossible settings", cure)

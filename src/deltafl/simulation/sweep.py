@@ -18,7 +18,7 @@ from .callback import OnRound, RoundDone
 from .directory import RunDirectory, locked
 from .divergence import DivergedError
 from .processes import Processes, result, send
-from .record import UNFINISHED, RunStore, record_of, run_key, write_record
+from .record import UNFINISHED, Job, RunStore, record_of, write_record
 from .settings import OF_SERVER, RunSettings
 
 if TYPE_CHECKING:
@@ -27,18 +27,6 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 1.0
 #: How long a process of a killed sweep may go on writing its run, on a machine without free memory for instance.
 _ORPHAN_SECONDS = 60.0
-
-
-class Job(NamedTuple):
-    """One run of a sweep. Jobs of one sweep differ in part, sampler or seed."""
-
-    part: str
-    settings: RunSettings
-
-    @property
-    def key(self) -> str:
-        """Its place below ``runs/``, without the suffix."""
-        return run_key(self.part, self.settings.sampler, self.settings.seed)
 
 
 class Progress(NamedTuple):

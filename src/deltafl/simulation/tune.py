@@ -27,9 +27,9 @@ from ..io import write_atomically
 from ..tasks import TaskSpec
 from .comparison import check_comparison
 from .directory import recorded_settings, write_header, write_settings
-from .record import RunStore
+from .record import Job, RunStore
 from .settings import CompareSettings, Positive, Seed, Share, grown, listed, make_settings
-from .sweep import Job, OnProgress, require_simulator, run_jobs
+from .sweep import OnProgress, require_simulator, run_jobs
 
 NEVER = 2  # a tuning run that never reaches the threshold counts as so many times its rounds
 
