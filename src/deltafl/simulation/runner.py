@@ -6,10 +6,10 @@ The jobs train clients and evaluate models. They are pure functions, so it does 
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import chain
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -209,7 +209,7 @@ def seeded(rng: np.random.Generator, device: torch.device | None = None) -> Iter
 Job = tuple[Any, ...]
 
 
-class Workers:
+class Workers(AbstractContextManager["Workers"]):
     """Processes for local training; ``Workers(1)`` is this process itself. Use it in a ``with`` statement.
 
     Each process of ``group`` (``distributed.py``) does its share of the jobs, and all get all results.
@@ -221,9 +221,6 @@ class Workers:
         self.count, self._group = count, group
         self._pool: Processes | None = None
         self._runner: object = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._pool is not None:

@@ -168,7 +168,7 @@ def play_jobs(
         return
     running, received = dict[Future[Any], Job](), set[str]()
 
-    def receive(keys: Iterable[str] = ()) -> None:
+    def receive(keys: Sequence[str] = ()) -> None:
         """Pass on the rounds that have come, and wait for all of those jobs."""
         for sent in pool.received(lambda: received.issuperset(keys)):
             if isinstance(sent, RoundDone):

@@ -3,10 +3,10 @@
 import hashlib
 import os
 import time
-from abc import ABC, abstractmethod
-from contextlib import suppress
+from abc import abstractmethod
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, require, unknown_name
 from .callback import RoundDone
@@ -14,7 +14,7 @@ from .directory import recorded_settings
 from .record import run_key
 
 
-class Tracker(ABC):
+class Tracker(AbstractContextManager["Tracker"]):
     """An ``on_round`` that writes to a tracker; use it in a ``with`` block, whose end writes what is still buffered.
 
     Rounds that are played again after an interruption are written once.
@@ -49,9 +49,6 @@ class Tracker(ABC):
     @abstractmethod
     def end(self, run: Any, finished: bool) -> None:
         """Close a run: after its last round, or where the work was interrupted or the model diverged."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         while self._open:
