@@ -57,7 +57,7 @@ class Engine:
         kept: Route | None = None,
     ) -> None:
         self.task, self.work = task, work
-        self.workers = workers if workers is not None else Workers(1)
+        self.workers = workers or Workers(1)
         model = new_model(task.make_model, seed)
         random_d: Params = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy().astype(np.float32)
         given_d = random_d if task.initial_params is None else task.initial_params

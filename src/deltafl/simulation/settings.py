@@ -32,7 +32,8 @@ Share = Annotated[Finite, Field(gt=0, lt=1)]
 Memory = Annotated[Finite, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 # On the command line these are "8,2" and "uniform,pracdelta".
-Numbers = Annotated[tuple[float, float], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
+CommaSeparated = BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)
+Numbers = Annotated[tuple[float, float], CommaSeparated]
 Labels = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(split_labels(v)) if isinstance(v, str) else v)]
 Seed = Annotated[int, Field(ge=0)]
 

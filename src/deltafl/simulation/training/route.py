@@ -16,6 +16,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import torch
 from pydantic import Field
+from torch.nn.modules.module import register_module_forward_hook
 
 from ...errors import DeltaflError
 from ...io import checked, read_json, write_atomically
@@ -203,15 +204,11 @@ def numbers_per_example(model: torch.nn.Module, task: Task) -> int:
     counted = [example_of(task).numel()]
 
     def count(part: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: object) -> None:
-        if isinstance(output, torch.Tensor):
+        if isinstance(output, torch.Tensor) and not list(part.children()):
             counted.append(output.numel())
 
-    counting = copy.deepcopy(model)
-    for part in counting.modules():
-        if not list(part.children()):
-            part.register_forward_hook(count)
-    with torch.no_grad():
-        counting(example_of(task))
+    with register_module_forward_hook(count), torch.no_grad():
+        copy.deepcopy(model)(example_of(task))
     return sum(counted)
 
 
