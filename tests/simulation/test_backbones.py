@@ -1,7 +1,7 @@
 """Every backbone with every sampler on ``digits``: three rounds, the estimate's expectation, and an exact resume."""
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from conftest import Problem, Recorder, estimate, mean_estimate, same_tree
 from deltafl import SAMPLERS, DeltaflError, KnownUpdates, Plan, RoundState
 from deltafl.estimators.table import find_estimator
-from deltafl.round import broadcast, close_round, init_round, open_round
+from deltafl.round import close_round, init_round, open_round
 from deltafl.server.optimizers import FedExP
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.engine import Engine
@@ -86,8 +86,7 @@ def started(folder: Path, settings: RunSettings) -> RunDirectory:
 
 def known_round(plan: Plan, state: RoundState, engine: Engine) -> Problem:
     """Every client's update of the round that comes next, and an oracle that knows them."""
-    sent, drifts_of = broadcast(plan, state), partial(plan.drifts, state)
-    oracle = SimulatedOracle(engine, plan.population, state.round, sent, drifts=drifts_of)
+    oracle = SimulatedOracle(engine, plan, state)
     reports, training = oracle.reports(), oracle.train(np.arange(plan.population.num_clients))
     drifts = oracle.drifts(np.arange(plan.population.num_clients))
     residual_md = training.update_nd if drifts is None else training.update_nd - drifts

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from deltafl.errors import DeltaflError
-from deltafl.round import Broadcast
+from deltafl.round import init_round, make_plan
 from deltafl.simulation import oracle
 from deltafl.simulation.engine import Engine, Training
 from deltafl.simulation.oracle import SimulatedOracle, mapped_table
@@ -51,9 +51,9 @@ class Poisoned(Engine):
 def test_table_and_file_reject_a_client_that_diverges_and_train_nobody_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     clean = engine_of(make_settings(RunSettings, TINY))
     engine = Poisoned(clean.task, LocalWork(lr=0.1, epochs=1), 0)
-    population, sent = engine.task.population("data"), Broadcast(engine.initial_params(), None)
-    in_ram = SimulatedOracle(engine, population, 0, sent, squares=True)
-    in_file = SimulatedOracle(engine, population, 0, sent, block=5, squares=True)
+    plan = make_plan("oort", engine.task.population("data"), 5)
+    state = init_round(plan, engine.initial_params())
+    in_ram, in_file = SimulatedOracle(engine, plan, state), SimulatedOracle(engine, plan, state)
     with monkeypatch.context() as patch:
         patch.setattr(oracle, "TABLE_BYTES", 0)
         reports = in_file.reports()
@@ -63,7 +63,7 @@ def test_table_and_file_reject_a_client_that_diverges_and_train_nobody_twice(mon
     drawn = np.array([7, 3, 1, 7])
     np.testing.assert_equal(in_ram.train(drawn), in_file.train(drawn))
     assert engine.trained == (5, 5, 2, 12)
-    assert in_ram.traffic == in_file.traffic
+    assert in_ram.traffic(4, 4) == in_file.traffic(4, 4)
 
 
 def test_ram_holds_a_block_of_updates_and_never_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,9 +81,10 @@ def test_ram_holds_a_block_of_updates_and_never_all_of_them(tmp_path: Path, monk
             return Training(update_kd, Reports.make(k, loss=np.ones(k), square_loss=np.ones(k)))
 
     monkeypatch.setattr(oracle, "TABLE_BYTES", 0)
-    population, sent = Population.from_sizes(np.ones(m, dtype=np.int64)), Broadcast(np.zeros(d, dtype=np.float32), None)
+    plan = make_plan("uniform", Population.from_sizes(np.ones(m, dtype=np.int64)), block)
+    state = init_round(plan, np.zeros(d, dtype=np.float32))
     tracemalloc.start()
-    in_file = SimulatedOracle(Fake(), population, 0, sent, block, tmp_path)  # type: ignore[arg-type]
+    in_file = SimulatedOracle(Fake(), plan, state, tmp_path)  # type: ignore[arg-type]
     reports = in_file.reports()
     in_file.train(np.arange(block))
     peak = tracemalloc.get_traced_memory()[1]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from deltafl.audit import audit
-from deltafl.round import broadcast, init_round
+from deltafl.round import init_round
 from deltafl.simulation.oracle import SimulatedOracle
 from deltafl.simulation.probes import EVERYONE, SELECTED, probe_columns, probe_everyone
 from deltafl.simulation.settings import RunSettings, make_settings
@@ -77,7 +77,7 @@ def test_the_error_is_the_audits(tmp_path: Path) -> None:
     engine = engine_of(settings)
     plan = plan_of(settings, engine.task.population(settings.weights))
     state = init_round(plan, engine.initial_params())
-    oracle = SimulatedOracle(engine, plan.population, 0, broadcast(plan, state))
+    oracle = SimulatedOracle(engine, plan, state)
     probe = probe_everyone(plan, state, oracle, settings.local_lr or 0.0)
     row = next(audit(subject_of(settings), ["uniform"], designs=["systematic"], estimators=["horvitz-thompson"]))
     assert probe["error"] == pytest.approx(row.mse, rel=0.35)  # 200 draws against 4000

@@ -15,11 +15,11 @@ from filelock import FileLock
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation.directory import RunDirectory
-from deltafl.simulation.record import UNFINISHED, RunRecord, RunStore, read_record, record_of, write_record
+from deltafl.simulation.record import UNFINISHED, Job, RunRecord, RunStore, read_record, record_of, write_record
 from deltafl.simulation.run import run_experiment
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, task_of
-from deltafl.simulation.sweep import Job, Progress, rounds_played, run_job
+from deltafl.simulation.sweep import Progress, rounds_played, run_job
 from reproduction.reproduce import make_sweep, records_of, run_sweep
 from reproduction.spec import Experiment, parse_experiment
 from tools.simulation import StopError, lines_of, quiet, reseal, stop_after

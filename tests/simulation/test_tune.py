@@ -169,11 +169,8 @@ def test_rates_are_settings_of_a_comparison() -> None:
     more = make_settings(
         CompareSettings, {"samplers": "uniform,innovation", "rates": {"uniform": 0.3, "innovation": 1}}
     )
-    assert {label: own.local_lr for label, own in (grown(settings, more).rates or {}).items()} == {
-        "uniform": 0.3,
-        "full": None,
-        "innovation": 1,
-    }
+    both = {"uniform": {"local_lr": 0.3}, "full": {"server_lr": 2}, "innovation": {"local_lr": 1}}
+    assert grown(settings, more).rates == both
     with pytest.raises(DeltaflError, match=r"the run was started with rates = .*0.3.*, not .*0.4"):
         grown(settings, make_settings(CompareSettings, given | {"rates": {"uniform": 0.4, "full": {"server_lr": 2}}}))
     with pytest.raises(DeltaflError, match="unknown sampler 'unifrom'"):

@@ -9,7 +9,6 @@ import torch
 from deltafl import init_round, stream
 from deltafl.audit.methods import estimate_error
 from deltafl.errors import DeltaflError
-from deltafl.round import broadcast
 from deltafl.simulation.oracle import SimulatedOracle
 from deltafl.simulation.run import run_single
 from deltafl.simulation.runner import new_model
@@ -71,7 +70,7 @@ def test_twins_take_away_error_in_the_first_round() -> None:
         plan = plan_of(settings, engine.task.population("data"), engine.task)
         state = init_round(plan, engine.initial_params())
         update_md = engine.train(state.params_d, 0, np.arange(100)).update_nd
-        oracle = SimulatedOracle(engine, plan.population, 0, broadcast(plan, state), plan.n, None)
+        oracle = SimulatedOracle(engine, plan, state)
         errors.append(estimate_error(plan, state, oracle, update_md, 200))
     assert 0.3 < errors[1].mse / errors[0].mse < 0.6
     assert errors[1].z < 4

@@ -11,7 +11,7 @@ from deltafl.analysis import human_seconds
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.training.serial import LocalWork, minibatches
-from deltafl.simulation.world import LogNormal, World, find_availability, find_speeds
+from deltafl.simulation.world import LogNormal, World
 from deltafl.types import BoolArray
 from tools.simulation import StopError, lines_of, run, stop_after
 
@@ -22,7 +22,8 @@ WORK = LocalWork(lr=0.1, epochs=2, batch_size=8)
 
 
 def world_of(availability: str = "always", speeds: str | None = None, seed: int = 0, **more: Any) -> World:
-    return World(POPULATION, WORK, 10_000, seed, find_availability(availability), find_speeds(speeds), **more)
+    given = {"sample": 1, "availability": availability, "speeds": speeds, "seed": seed, **more}
+    return World(RunSettings(**given), POPULATION, WORK, 10_000)
 
 
 def there(world: World, round: int) -> BoolArray:
@@ -150,7 +151,7 @@ def test_over_selection_keeps_the_first() -> None:
     assert waited.seconds == np.sort(seconds_m[:13])[9]
     assert np.array_equal(waited.responded_n, seconds_m[:13] <= waited.seconds)
     # Fewer are there than were wanted: n are kept. Everybody is selected, as by full: the same share.
-    kept = [fast(over_select=1.3, n=10).wait(0, ALL[:size]).responded_n.sum() for size in (8, 11, 39)]
+    kept = [fast(over_select=1.3, sample=10).wait(0, ALL[:size]).responded_n.sum() for size in (8, 11, 39)]
     assert kept == [8, 10, 30]
 
 

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from .directory import RunDirectory, environment, new_folder, refusals
     from .divergence import DivergedError
     from .export import export_model
-    from .record import RunRecord, RunStore, read_record, record_of, require_same, what_is_run, write_record
+    from .record import Job, RunRecord, RunStore, read_record, record_of, require_same, what_is_run, write_record
     from .run import run_experiment, run_single
     from .settings import CompareSettings, RunSettings, make_settings
     from .setup import engine_of, plan_of, subject_of, task_of
-    from .sweep import Job, OnProgress, Progress, count_processes, require_devices, run_job, run_jobs
+    from .sweep import OnProgress, Progress, count_processes, require_devices, run_job, run_jobs
     from .tracking import tracker
     from .tune import (
         NEVER,
@@ -39,11 +39,11 @@ _MODULES = {
         "directory": "RunDirectory environment new_folder refusals",
         "divergence": "DivergedError",
         "export": "export_model",
-        "record": "RunRecord RunStore read_record record_of require_same what_is_run write_record",
+        "record": "Job RunRecord RunStore read_record record_of require_same what_is_run write_record",
         "run": "run_experiment run_single",
         "settings": "CompareSettings RunSettings make_settings",
         "setup": "engine_of plan_of subject_of task_of",
-        "sweep": "Job OnProgress Progress count_processes require_devices run_job run_jobs",
+        "sweep": "OnProgress Progress count_processes require_devices run_job run_jobs",
         "tracking": "tracker",
         "tune": "NEVER Doubling Grid Score Search Trial TuneSettings mean_score rounds_to_threshold tune_rates",
     }.items()

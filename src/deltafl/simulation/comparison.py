@@ -33,9 +33,9 @@ from ..tasks.own import OBJECTS, is_table, short_name
 from .callback import OnRound, guarded
 from .directory import RunDirectory, environment, locked, recorded_settings, write_header, write_settings
 from .processes import result
-from .record import read_run
+from .record import Job, read_run
 from .settings import FREE_ON_RESUME, OF_TABLES, UNION, CompareSettings, RunSettings, differing, grown, make_settings
-from .sweep import Job, OnProgress, Player, engine_for, play_jobs, require_simulator, side_by_side
+from .sweep import OnProgress, Player, engine_for, play_jobs, require_simulator, side_by_side
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,14 +44,7 @@ if TYPE_CHECKING:
 #: What stands beside the runs in the end.
 WRITTEN = ("summary.json", *PICTURES, "report.html")
 #: What summary, pictures and report import: a second and a half, in which processes start.
-_FOR_THE_END = (
-    "scipy.special",
-    "matplotlib.figure",
-    "matplotlib.backends.backend_agg",
-    "PIL.Image",
-    "bokeh.embed",
-    "bokeh.plotting",
-)
+_FOR_THE_END = ("scipy.special", "matplotlib.backends.backend_agg", "bokeh.plotting")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -28,12 +28,10 @@ class ProcessGroup:
     Attributes:
         rank: Number of this process, from 0.
         count: Number of processes.
-        is_apart: Whether work is this process's own share already, and is not divided again.
     """
 
     rank = 0
     count = 1
-    is_apart = False
 
     @property
     def is_first(self) -> bool:
@@ -51,15 +49,6 @@ class ProcessGroup:
     def gathered(self, item: T) -> list[T]:
         """Everybody's items, in the order of ranks."""
         return [item]
-
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        """Set ``is_apart`` in the block."""
-        self.is_apart = True
-        try:
-            yield
-        finally:
-            self.is_apart = False
 
     def use(self, device: str) -> None:
         """Take this process's GPU if the run is on GPUs: the one with its number on its machine."""

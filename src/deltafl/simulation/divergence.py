@@ -2,17 +2,14 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import DeltaflError
 from ..estimators.learned_coefficient import LearnedCoefficient
+from ..round import Plan
 from ..types import RoundInfo
-
-if TYPE_CHECKING:
-    from ..round import Plan
-    from .settings import RunSettings
+from .settings import RunSettings
 
 #: A reply that counts so many times an equal share is a large weight.
 LARGE_WEIGHT = 5.0
@@ -34,7 +31,7 @@ class DivergedError(DeltaflError):
         self.round, self.kept, self.why = round, kept, why
 
 
-def likely_cause(infos: Sequence[RoundInfo], settings: "RunSettings", plan: "Plan") -> str:
+def likely_cause(infos: Sequence[RoundInfo], settings: RunSettings, plan: Plan) -> str:
     """The likely cause of a divergence, and what to change, from the rounds before it."""
     cure = f"lower local_lr, now {settings.local_lr:g}"
     if settings.server_lr is not None and settings.server_lr > 1:

@@ -56,8 +56,8 @@ class Engine:
         how: Computation | None = None,
         kept: Route | None = None,
     ) -> None:
-        self.task, self._work = task, work
-        self._workers = workers if workers is not None else Workers(1)
+        self.task, self.work = task, work
+        self.workers = workers or Workers(1)
         model = new_model(task.make_model, seed)
         random_d: Params = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy().astype(np.float32)
         given_d = random_d if task.initial_params is None else task.initial_params
@@ -69,7 +69,7 @@ class Engine:
         self.num_params: int = len(random_d)
         self.route = kept or choose_route(model, task, work, how or Computation())
         self._runner = ClientRunner(task, work, seed, model, self.route)
-        if self._workers.count > 1:
+        if self.workers.count > 1:
             self._runner.share()
 
     def initial_params(self) -> Params:
@@ -85,7 +85,7 @@ class Engine:
         losses, too.
         """
         clients, cost_n = client_n.tolist(), self.costs(client_n)
-        size = max(1, min(self._runner.group_size, -(-len(clients) // self._workers.width)))
+        size = max(1, min(self._runner.group_size, -(-len(clients) // self.workers.width)))
         order = sorted(range(len(clients)), key=lambda place: -cost_n[place])  # similar costs are trained at once
         groups = [order[first : first + size] for first in range(0, len(order), size)]
         own_nd = drifts if drifts is not None and drifts.ndim == 2 else None
@@ -95,7 +95,7 @@ class Engine:
             for group in groups
         ]
         costs = [sum(cost_n[place] for place in group) for group in groups]
-        trained: list[list[LocalResult]] = self._workers.map(self._runner, "train", sent, jobs, costs)
+        trained: list[list[LocalResult]] = self.workers.map(self._runner, "train", sent, jobs, costs)
         results = [result for _, result in sorted(zip(order, chain(*trained), strict=True), key=itemgetter(0))]
         return Training(
             np.array([r.update_d for r in results], dtype=np.float32).reshape(-1, self.num_params),
@@ -111,7 +111,7 @@ class Engine:
     def losses(self, params_d: Params, client_k: IntArray) -> FloatArray:
         """Mean loss of the global model on each client's own training data, float64 (k,)."""
         jobs = [(client,) for client in client_k.tolist()]
-        found = self._workers.map(self._runner, "loss", Broadcast(params_d, None), jobs, self.costs(client_k))
+        found = self.workers.map(self._runner, "loss", Broadcast(params_d, None), jobs, self.costs(client_k))
         return np.array(found, dtype=np.float64)
 
     def evaluate(self, params_d: Params) -> Evaluation:
@@ -153,14 +153,14 @@ class Engine:
         """The loss on the pooled test set, and which of its examples are right."""
         num_examples = len(self.task.dataset.test_x)
         jobs = [(start,) for start in range(0, num_examples, self._runner.evaluation_batch)]
-        found = self._workers.map(self._runner, "test", Broadcast(params_d, None), jobs, [1.0] * len(jobs))
+        found = self.workers.map(self._runner, "test", Broadcast(params_d, None), jobs, [1.0] * len(jobs))
         loss = float(np.array([loss for loss, _ in found]).sum()) / num_examples
         return loss, np.concatenate([hits for _, hits in found])
 
     def costs(self, client_n: IntArray) -> list[float]:
         """Examples that each client's local work visits, by which work is balanced."""
-        sizes, steps = [len(self.task.client_rows[client]) for client in client_n.tolist()], self._work.steps
-        return [float(size if steps is None else steps * self._work.minibatch_size(size)) for size in sizes]
+        sizes, steps = [len(self.task.client_rows[client]) for client in client_n.tolist()], self.work.steps
+        return [float(size if steps is None else steps * self.work.minibatch_size(size)) for size in sizes]
 
 
 def _shares(hit_e: BoolArray, group_e: IntArray, number: int) -> FloatArray:

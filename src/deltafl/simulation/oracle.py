@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -18,11 +18,11 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..io import writing
-from ..round import Broadcast
+from ..round import Plan, RoundState, broadcast
 from ..scale.memory_budget import human
 from ..server.norms import measure
 from ..server.screening import screen_replies
-from ..types import Cohort, FloatArray, IntArray, Params, Population, Reports
+from ..types import Cohort, FloatArray, IntArray, Params, Reports
 from .engine import Engine, Training
 
 #: Bytes of m updates up to which a round keeps them in RAM.
@@ -39,37 +39,35 @@ class Traffic(NamedTuple):
 
 
 class SimulatedOracle:
-    """Knows every client's update and loss of one round by training all clients once, and counts the traffic."""
+    """Knows every client's update and loss of one round by training all clients once, and counts the traffic.
 
-    def __init__(
-        self,
-        engine: Engine,
-        population: Population,
-        round: int,
-        sent: Broadcast,
-        block: int = 32,
-        folder: Path | None = None,
-        squares: bool = False,
-        drifts: Callable[[IntArray], Params | None] | None = None,
-    ) -> None:
-        """``drifts`` has what ``Plan.drifts`` has of some clients; what is sent beside the model if left out."""
-        self.engine, self.population, self.round, self.sent = engine, population, round, sent
-        self.traffic, self.client_seconds = Traffic(0, 0), 0.0
-        self.drifts = drifts or (lambda client_n: sent.drift_d)
-        self._block, self._folder, self._squares = block, folder, squares
+    A table of all updates that is too large for RAM goes into ``folder``.
+    """
+
+    def __init__(self, engine: Engine, plan: Plan, state: RoundState, folder: Path | None = None) -> None:
+        self.client_seconds = 0.0
+        self._engine, self._plan, self._state, self._folder = engine, plan, state, folder
+        self._sent, self._squares = broadcast(plan, state), plan.sampler.uses_square_loss
+        self._download = sum(BYTES_PER_PARAMETER * len(vector_d) for vector_d in self._sent if vector_d is not None)
+        self._statistics = BYTES_OF_STATISTICS + (8 if self._squares else 0)
+        self._asked = Traffic(0, 0)
         self._table: Training | None = None
         self._reports = Reports.make(0)
-        self._loss_m = np.full(population.num_clients, np.nan)
+        self._loss_m = np.full(plan.population.num_clients, np.nan)
+
+    def drifts(self, client_n: IntArray) -> Params | None:
+        """What moves these clients' models beside their gradients, see ``Plan.drifts``."""
+        return self._plan.drifts(self._state, client_n)
 
     def reports(self) -> Reports:
         """The screened reports of all m clients; each downloads the model and sends its statistics and its norm."""
         if self._table is not None:
             return self._reports
-        m, d = self.population.num_clients, self.engine.num_params
-        self._count(m, bytes_of_statistics(self._squares) + 8)
+        m, d = self._plan.population.num_clients, self._engine.num_params
+        self._count(m, self._statistics + 8)
         in_ram = m * d * BYTES_PER_PARAMETER <= TABLE_BYTES
         update_md = np.empty((m, d), dtype=np.float32) if in_ram else mapped_table(m, d, self._folder)
-        block, weight_m = m if in_ram else self._block, self.population.weight_m
+        block, weight_m = m if in_ram else self._plan.n, self._plan.population.weight_m
         total_d, raw, screened = np.zeros(d), [], []
         for first in range(0, m, block):
             client_k = np.arange(first, min(first + block, m))
@@ -99,7 +97,7 @@ class SimulatedOracle:
         self._count(len(client_k), 8)
         new_k = client_k[np.isnan(self._loss_m[client_k])]
         with self._timed():
-            self._loss_m[new_k] = self.engine.losses(self.sent.params_d, new_k)
+            self._loss_m[new_k] = self._engine.losses(self._sent.params_d, new_k)
         known_k: FloatArray = self._loss_m[client_k]
         return known_k
 
@@ -109,7 +107,7 @@ class SimulatedOracle:
             return Training(self._table.update_nd[client_n], self._table.reports.part(client_n))
         drifts = self.drifts(client_n)
         with self._timed():
-            return self.engine.train(self.sent.params_d, self.round, client_n, drifts, self._squares)
+            return self._engine.train(self._sent.params_d, self._state.round, client_n, drifts, self._squares)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -119,8 +117,13 @@ class SimulatedOracle:
         self.client_seconds += time.perf_counter() - began
 
     def _count(self, clients: int, bytes_up: int) -> None:
-        down, up = self.traffic
-        self.traffic = Traffic(down + clients * bytes_of(self.sent), up + clients * bytes_up)
+        down, up = self._asked
+        self._asked = Traffic(down + clients * self._download, up + clients * bytes_up)
+
+    def traffic(self, num_selected: int, num_responded: int) -> Traffic:
+        """What the round moves with such a cohort, whose clients have the model already if the sampler asked them."""
+        reply = BYTES_PER_PARAMETER * self._engine.num_params + self._statistics
+        return Traffic(self._asked.down or num_selected * self._download, self._asked.up + num_responded * reply)
 
 
 def mapped_table(m: int, d: int, folder: Path | None = None) -> Params:
@@ -136,13 +139,3 @@ def mapped_table(m: int, d: int, folder: Path | None = None) -> Params:
         if hasattr(os, "posix_fallocate"):  # else a disk that fills up would end the process at a later write
             os.posix_fallocate(file.fileno(), 0, needed)
         return np.memmap(file, dtype=np.float32, mode="w+", shape=(m, d))
-
-
-def bytes_of(sent: Broadcast) -> int:
-    """Bytes that one client downloads to train: the model, and the drift if there is one."""
-    return sum(BYTES_PER_PARAMETER * len(vector_d) for vector_d in sent if vector_d is not None)
-
-
-def bytes_of_statistics(squares: bool) -> int:
-    """Bytes that a client sends beside its update, with or without its mean squared loss."""
-    return BYTES_OF_STATISTICS + (8 if squares else 0)

@@ -12,12 +12,12 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import chain
 from multiprocessing import connection, forkserver, resource_tracker
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from ..errors import DeltaflError, in_one_line, require
 from ..samplers.table import CLASSES
@@ -59,7 +59,7 @@ def failure_of(error: Exception) -> Failure:
     return Failure(traceback.format_exc(), in_one_line(error), places)
 
 
-class Processes:
+class Processes(AbstractContextManager["Processes"]):
     """Processes that take calls, each when it is free. Use it in a ``with`` statement.
 
     After an error or Ctrl-C, calls under way are ended at once.
@@ -87,9 +87,6 @@ class Processes:
         objects = b"" if self._imports_main else _packed()
         values = messages, self._sent, objects, task_modules(), start, arguments
         self._pool = ProcessPoolExecutor(count, context, _begin, values)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
@@ -170,12 +167,10 @@ def send(value: object) -> None:
 
 def result(future: Future[Any]) -> Any:
     """What a call returned; a ``DeltaflError`` if it raised one or its process died, else a ``JobError``."""
+    if wait([future], _PATIENCE_SECONDS).not_done:
+        logging.getLogger(__name__).warning(_WAITS, _PATIENCE_SECONDS)
     try:
-        try:
-            failure, found = future.result(_PATIENCE_SECONDS)
-        except TimeoutError:
-            logging.getLogger(__name__).warning(_WAITS, _PATIENCE_SECONDS)
-            failure, found = future.result()
+        failure, found = future.result()
     except BrokenProcessPool:
         raise DeltaflError(_DIED) from None
     if failure is not None:

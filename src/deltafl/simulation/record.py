@@ -14,7 +14,7 @@ import json
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict
@@ -24,14 +24,11 @@ from ..analysis.statistics import fairness_of
 from ..errors import DeltaflError
 from ..io import checked, plain_json, read_json, write_atomically
 from ..samplers import file_name
+from ..tasks.base import Task
 from ..types import FloatArray, IntArray
 from .checkpoint import CURE
 from .directory import CLIENTS, LINE_FILES, RunDirectory, locked, recorded_settings
-from .settings import RunSettings, differing
-
-if TYPE_CHECKING:
-    from ..tasks.base import Task
-    from .sweep import Job
+from .settings import FREE_ON_RESUME, RunSettings, differing
 
 UNFINISHED = "unfinished"
 PACKED = ".jsonl.gz"
@@ -39,25 +36,30 @@ _CURVES = ("accuracy", "loss", "seconds", "cpu_seconds", "bytes")
 #: Curves that older records lack, or that a run may be without.
 _MORE = ("client_accuracy", "clock", "client_seconds", "bytes_up")
 #: Settings that say where and how a run is computed, not what; they are not compared and not recorded.
-_HOW = {"workers", "data_dir", "checkpoint_every", "memory_path", "device"}
+_HOW = FREE_ON_RESUME | {"memory_path", "device"}
 
 #: A column of numbers; null where one does not exist.
 Column = Annotated[list[float | None], BeforeValidator(plain_json)]
 
 
+class Job(NamedTuple):
+    """One run of a sweep. Jobs of one sweep differ in part, sampler or seed."""
+
+    part: str
+    settings: RunSettings
+
+    @property
+    def key(self) -> str:
+        """Its place below ``runs/``, without the suffix."""
+        return run_key(self.part, self.settings.sampler, self.settings.seed)
+
+
 class RunRecord(BaseModel):
-    """One finished run: an ``analysis.Run`` as plain lists.
+    """One finished run: an ``analysis.Run`` as plain lists, which are empty where nothing was recorded.
 
     Attributes:
         settings: Every setting that decides the result (``what_is_run``), sampler and seed included.
-        client_accuracy: Mean over clients of their own test accuracy; empty if not measured.
-        clock: Seconds of the virtual clock; empty without one.
-        client_seconds: Wall clock of the clients' work; empty if not recorded.
-        bytes_up: The part of ``bytes`` that clients sent; empty if not recorded.
-        server_bytes: The largest state of the server; None if not recorded.
-        fairness: Mean, worst tenth and sd of the clients' accuracies at the end; None if not measured.
         refused: Replies that were refused and counted as missing.
-        probes: What else was measured, column by column, with its own ``round``; empty if nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -189,7 +191,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     )
 
 
-def record_of(job: "Job", directory: RunDirectory, task: "Task") -> RunRecord:
+def record_of(job: Job, directory: RunDirectory, task: Task) -> RunRecord:
     """The record of a finished run from its directory."""
     from .probes import probe_columns
     from .training.route import noted_route
@@ -233,11 +235,11 @@ class RunStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def path(self, job: "Job") -> Path:
+    def path(self, job: Job) -> Path:
         """The loose file of a job's record."""
         return self.folder / "runs" / f"{job.key}.json"
 
-    def get(self, job: "Job") -> RunRecord | None:
+    def get(self, job: Job) -> RunRecord | None:
         """The record of a job; None if it is not finished. A record or run of other settings there is an error."""
         path, unfinished = self.path(job), self.folder / UNFINISHED / job.key
         record = read_record(path) if path.exists() else _read_packed(self._packed_file(job.part)).get(job.key)
@@ -307,7 +309,7 @@ def _lines_of(path: Path, stamp: tuple[int, int]) -> dict[str, RunRecord]:
     return {record.key: record for record in found}
 
 
-def require_same(recorded: dict[str, Any], job: "Job", place: Path) -> None:
+def require_same(recorded: dict[str, Any], job: Job, place: Path) -> None:
     """Refuse recorded settings that differ from the job's; a setting that is not recorded had its default."""
     cure = "delete it to run it again"
     before = checked(RunSettings, recorded, f"{place} has impossible settings", cure)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from math import nan
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +19,7 @@ from ..accumulate import Accumulator
 from ..analysis.statistics import first_reach, late_after
 from ..errors import DeltaflError
 from ..io import plain_json
-from ..round import Plan, RoundState, broadcast, close_round, init_round, open_round
+from ..round import Plan, RoundState, close_round, init_round, open_round
 from ..samplers.census import output_layer
 from ..scale.named_arrays import bytes_in_ram
 from ..server.watch import Watch
@@ -32,12 +31,12 @@ from .directory import RunDirectory, locked, recorded_settings
 from .distributed import ALONE, ProcessGroup, divided
 from .divergence import DivergedError, likely_cause
 from .engine import Engine, Evaluation, Training
-from .oracle import BYTES_PER_PARAMETER, SimulatedOracle, bytes_of, bytes_of_statistics
+from .oracle import BYTES_PER_PARAMETER, SimulatedOracle
 from .probes import probe_everyone, probe_selected
 from .record import note_clients
 from .runner import Workers
 from .settings import RunSettings, grown, make_settings
-from .setup import check_memory, data_of, engine_of, filled_in, plan_of, world_of
+from .setup import check_memory, data_of, engine_of, filled_in, plan_of
 from .training.route import keep_route, kept_route
 from .world import World
 
@@ -121,16 +120,15 @@ def run_experiment(
     if group.is_first:
         keep_route(engine.route, directory.path)
     population = engine.task.population(settings.weights)
-    world = world_of(settings, population, 2 * engine.num_params * BYTES_PER_PARAMETER)
+    world = World(settings, population, engine.work, 2 * engine.num_params * BYTES_PER_PARAMETER)
     population = population._replace(seconds_m=world.seconds_m)
     plan = plan_of(settings, population, engine.task, memory)
-    plan, census = _with_census(plan, engine, engine.initial_params(), directory, group)
+    plan, line, timing = _with_census(plan, engine, directory, group)
     state = directory.load(init_round(plan, engine.initial_params()), group)
     watch, last = group.from_first(lambda: _watch_of(engine.task, directory.lines("rounds.jsonl")))
     if watch is None:
-        line, timing = census or ({}, {"seconds": 0.0, "cpu_seconds": 0.0, "client_seconds": 0.0})
-        if census is not None and world.seconds_m is not None:
-            line["clock"] = float(world.seconds_m.max())  # it waits for everybody
+        if plan.census is not None and world.seconds_m is not None:
+            line["clock"] = float(world.seconds_m.max())  # a census waits for everybody
         first = plain_json({"round": 0, "test": engine.evaluate(plan.model(state))._asdict(), **line})
         watch, last = _watch_of(engine.task, [first])
         if group.is_first:
@@ -147,19 +145,20 @@ def run_experiment(
 
 
 def _with_census(
-    plan: Plan, engine: Engine, params_d: Params, directory: RunDirectory, group: ProcessGroup
-) -> tuple[Plan, tuple[dict[str, Any], dict[str, float]] | None]:
+    plan: Plan, engine: Engine, directory: RunDirectory, group: ProcessGroup
+) -> tuple[Plan, dict[str, Any], dict[str, float]]:
     """The plan with the answers of all clients, if its sampler asks for them.
 
     All of them do the first round's local work before its cohort is drawn, which has done its work when it is asked for
-    it: no round is lost. If they are asked now: also what the lines of round 0 in ``rounds.jsonl`` and
-    ``timings.jsonl`` hold of it.
+    it: no round is lost. Also what the lines of round 0 in ``rounds.jsonl`` and ``timings.jsonl`` hold of it.
     """
+    no_time = {"seconds": 0.0, "cpu_seconds": 0.0, "client_seconds": 0.0}
     if plan.census is None:
-        return plan, None
+        return plan, {}, no_time
     kept = group.from_first(directory.census)
     if kept is not None:
-        return plan.with_census(kept), None
+        return plan.with_census(kept), {}, no_time
+    params_d = engine.initial_params()
     began, began_cpu = time.perf_counter(), time.process_time()
     answer_mk = take_census(plan, engine, params_d)
     client_seconds = time.perf_counter() - began
@@ -173,7 +172,7 @@ def _with_census(
         "bytes_up": answers * 8 * answer_mk.shape[1],
     }
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
-    return plan, (line, {"seconds": seconds, "cpu_seconds": cpu_seconds, "client_seconds": client_seconds})
+    return plan, line, {"seconds": seconds, "cpu_seconds": cpu_seconds, "client_seconds": client_seconds}
 
 
 def take_census(plan: Plan, engine: Engine, params_d: Params) -> FloatArray:
@@ -222,10 +221,7 @@ class _RoundPlayer:
         """One round; the next state, and what callbacks are given."""
         settings, plan, engine, watch, group = self.settings, self.plan, self.engine, self.watch, self.group
         began, began_cpu = time.perf_counter(), time.process_time()
-        sent, squares = broadcast(plan, opened), plan.sampler.uses_square_loss
-        scratch = self.directory.path if group.is_first else None
-        drifts = partial(plan.drifts, opened)
-        oracle = SimulatedOracle(engine, plan.population, opened.round, sent, plan.n, scratch, squares, drifts)
+        oracle = SimulatedOracle(engine, plan, opened, self.directory.path if group.is_first else None)
         available_m, clock = self.world.available(opened.round, self.clock)
         cohort = open_round(plan, opened, available_m, oracle)
         waited = self.world.wait(opened.round, cohort.client_n)
@@ -241,14 +237,14 @@ class _RoundPlayer:
         if symptom is not None and test is None:
             test, accuracy_m = engine.evaluate_clients(plan.model(state))
 
-        extra, reply = oracle.traffic, len(state.params_d) * BYTES_PER_PARAMETER + bytes_of_statistics(squares)
+        traffic = oracle.traffic(len(cohort.client_n), info.num_responded)
         line = {
             "round": state.round,
             "cohort": cohort.client_n.tolist(),
             "counts": cohort.count_n.tolist(),
             **{key: value for key, value in info._asdict().items() if key != "round"},
-            "bytes_down": extra.down or len(cohort.client_n) * bytes_of(sent),
-            "bytes_up": info.num_responded * reply + extra.up,
+            "bytes_down": traffic.down,
+            "bytes_up": traffic.up,
         }
         if available_m is not None:
             line["available"] = int(available_m.sum())
@@ -310,7 +306,7 @@ class _RoundPlayer:
             reports = training.reports._replace(responded_n=responded_n)
             return training, *close_round(plan, opened, cohort, training.update_nd, reports)
         place_k = np.array(divided(self.engine.costs(cohort.client_n), group.count)[group.rank], dtype=np.int64)
-        with group.apart():
+        with self.engine.workers.apart():
             training = oracle.train(cohort.client_n[place_k])
         accumulator = Accumulator(plan, opened, cohort)
         reports = training.reports._replace(responded_n=responded_n[place_k])

@@ -6,10 +6,10 @@ The jobs train clients and evaluate models. They are pure functions, so it does 
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import chain
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -209,7 +209,7 @@ def seeded(rng: np.random.Generator, device: torch.device | None = None) -> Iter
 Job = tuple[Any, ...]
 
 
-class Workers:
+class Workers(AbstractContextManager["Workers"]):
     """Processes for local training; ``Workers(1)`` is this process itself. Use it in a ``with`` statement.
 
     Each process of ``group`` (``distributed.py``) does its share of the jobs, and all get all results.
@@ -222,9 +222,6 @@ class Workers:
         self._pool: Processes | None = None
         self._runner: object = None
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._pool is not None:
             self._pool.__exit__(kind)
@@ -233,7 +230,16 @@ class Workers:
     @property
     def width(self) -> int:
         """How many jobs run at the same time."""
-        return self.count * (1 if self._group.is_apart else self._group.count)
+        return self.count * self._group.count
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """In the block, jobs are this process's own share already, and are not divided among the processes."""
+        group, self._group = self._group, ALONE
+        try:
+            yield
+        finally:
+            self._group = group
 
     def map(
         self, runner: object, method: str, sent: Broadcast, jobs: Sequence[Job], costs: Sequence[float]
@@ -242,7 +248,7 @@ class Workers:
 
         The runner goes to the processes when it is a new one; its torch tensors should be in shared memory then.
         """
-        is_alone = self._group.is_apart or self._group.count == 1
+        is_alone = self._group.count == 1
         mine = list(range(len(jobs))) if is_alone else divided(costs, self._group.count)[self._group.rank]
         if self.count == 1:
             with one_thread():

@@ -9,7 +9,7 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
 
 from ..errors import DeltaflError, unknown_name
 from ..estimators.control_variates import ControlVariate
@@ -32,7 +32,8 @@ Share = Annotated[Finite, Field(gt=0, lt=1)]
 Memory = Annotated[Finite, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 # On the command line these are "8,2" and "uniform,pracdelta".
-Numbers = Annotated[tuple[float, float], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
+CommaSeparated = BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)
+Numbers = Annotated[tuple[float, float], CommaSeparated]
 Labels = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(split_labels(v)) if isinstance(v, str) else v)]
 Seed = Annotated[int, Field(ge=0)]
 
@@ -252,18 +253,11 @@ def listed(seeds: Any) -> Any:
     return range(int(seeds))
 
 
-class Rates(BaseModel):
-    """The learning rates of one sampler; a number alone is the local one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    local_lr: Positive | None = None
-    server_lr: Positive | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _local(cls, given: Any) -> Any:
-        return {"local_lr": given} if isinstance(given, float | int | str) else given
+#: The learning rates of one sampler; a number alone is the local one.
+Rates = Annotated[
+    dict[Literal["local_lr", "server_lr"], Positive],
+    BeforeValidator(lambda v: {"local_lr": v} if isinstance(v, float | int | str) else v),
+]
 
 
 class CompareSettings(Settings):
@@ -296,7 +290,7 @@ class CompareSettings(Settings):
 
     def run(self, sampler: str, seed: int) -> RunSettings:
         """The settings of one run of the comparison."""
-        own = self.rates_of([sampler]).get(sampler, Rates()).model_dump(exclude_none=True)
+        own: dict[Any, float] = self.rates_of([sampler]).get(sampler, {})
         common = self.model_dump(include={*Settings.model_fields})
         # Of ``full`` and ``uniform`` beside a method with corrected steps nothing is known of single clients: none are.
         common["scaffold"] = self.scaffold and _control_of(sampler).knows_clients

@@ -94,25 +94,9 @@ def work_of(settings: RunSettings) -> LocalWork:
     )
 
 
-def world_of(settings: RunSettings, population: Population, num_bytes: int) -> World:
-    """The world of a run, in which a client moves so many bytes a round."""
-    return World(
-        population,
-        work_of(settings),
-        num_bytes,
-        settings.seed,
-        find_availability(settings.availability),
-        find_speeds(settings.speeds),
-        settings.dropout,
-        settings.deadline,
-        settings.over_select,
-        filled_in(settings.sample),
-    )
-
-
 def data_of(settings: RunSettings, task: Task) -> dict[str, str]:
     """The data in a run's record: the task's, in their checksum also the tables of its world, which are checked."""
-    world_of(settings, task.population(settings.weights), num_bytes=0)
+    World(settings, task.population(settings.weights), work_of(settings), num_bytes=0)
     checksum = int(task.data["data_crc32"], 16)
     for part in (find_availability(settings.availability), find_speeds(settings.speeds)):
         if isinstance(part, Trace | Measured):

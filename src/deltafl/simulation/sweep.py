@@ -6,7 +6,6 @@ A finished run has a record (``record.py``) and is skipped; others continue from
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, nullcontext, suppress
@@ -19,7 +18,7 @@ from .callback import OnRound, RoundDone
 from .directory import RunDirectory, locked
 from .divergence import DivergedError
 from .processes import Processes, result, send
-from .record import UNFINISHED, RunStore, record_of, run_key, write_record
+from .record import UNFINISHED, Job, RunStore, record_of, write_record
 from .settings import OF_SERVER, RunSettings
 
 if TYPE_CHECKING:
@@ -28,18 +27,6 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 1.0
 #: How long a process of a killed sweep may go on writing its run, on a machine without free memory for instance.
 _ORPHAN_SECONDS = 60.0
-
-
-class Job(NamedTuple):
-    """One run of a sweep. Jobs of one sweep differ in part, sampler or seed."""
-
-    part: str
-    settings: RunSettings
-
-    @property
-    def key(self) -> str:
-        """Its place below ``runs/``, without the suffix."""
-        return run_key(self.part, self.settings.sampler, self.settings.seed)
 
 
 class Progress(NamedTuple):
@@ -91,17 +78,10 @@ class Player(NamedTuple):
                 directory.path.parent.rmdir()
 
 
-def _play_and_send(player: Player, job: Job) -> int:
-    """In another process: play a job and send its rounds; returns how many."""
-    rounds = 0
-
-    def on_round(done: RoundDone) -> None:
-        nonlocal rounds
-        rounds += 1
-        send((job.key, done))
-
-    player.play(job, on_round)
-    return rounds
+def _play_and_send(player: Player, job: Job) -> None:
+    """In another process: play a job and send its rounds, and then its key."""
+    player.play(job, send)
+    send(job.key)
 
 
 def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnProgress) -> None:
@@ -186,12 +166,15 @@ def play_jobs(
             done.add(job.key)
             report()
         return
-    running, received = dict[Future[Any], Job](), Counter[str]()
+    running, received = dict[Future[Any], Job](), set[str]()
 
-    def receive(key: str = "", rounds: int = 0) -> None:
-        for sender, round_done in pool.received(lambda: received[key] >= rounds):
-            received[sender] += 1
-            on_round(round_done)
+    def receive(keys: Sequence[str] = ()) -> None:
+        """Pass on the rounds that have come, and wait for all of those jobs."""
+        for sent in pool.received(lambda: received.issuperset(keys)):
+            if isinstance(sent, RoundDone):
+                on_round(sent)
+            else:
+                received.add(sent)
 
     while waiting or running:
         while waiting and len(running) < pool.count:
@@ -199,7 +182,8 @@ def play_jobs(
             running[pool.submit(_play_and_send, player, job)] = job
         for future in wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
             job = running.pop(future)
-            receive(job.key, result(future))
+            result(future)
+            receive([job.key])
             done.add(job.key)
         receive()
         report(*(job.key for job in running.values()))

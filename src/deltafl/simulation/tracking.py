@@ -3,10 +3,10 @@
 import hashlib
 import os
 import time
-from abc import ABC, abstractmethod
-from contextlib import suppress
+from abc import abstractmethod
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, require, unknown_name
 from .callback import RoundDone
@@ -14,7 +14,7 @@ from .directory import recorded_settings
 from .record import run_key
 
 
-class Tracker(ABC):
+class Tracker(AbstractContextManager["Tracker"]):
     """An ``on_round`` that writes to a tracker; use it in a ``with`` block, whose end writes what is still buffered.
 
     Rounds that are played again after an interruption are written once.
@@ -50,9 +50,6 @@ class Tracker(ABC):
     def end(self, run: Any, finished: bool) -> None:
         """Close a run: after its last round, or where the work was interrupted or the model diverged."""
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         while self._open:
             with suppress(*OWN_ERRORS):  # what ended the block says more
@@ -72,21 +69,14 @@ class TensorBoard(Tracker):
     package = "tensorboard"
 
     def begin(self, key: str, done: RoundDone) -> Any:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from torch.utils.tensorboard import SummaryWriter
 
-        writer = EventFileWriter(str(self.folder / "tensorboard" / key))
         # TensorBoard forgets what earlier files have of this round and later ones.
-        start = SessionLog(status=SessionLog.START)
-        writer.add_event(Event(wall_time=time.time(), step=done.round, session_log=start))
-        return writer
+        return SummaryWriter(self.folder / "tensorboard" / key, purge_step=done.round)
 
     def write(self, run: Any, round: int, value: dict[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        shown = Summary(value=[Summary.Value(tag=tag, simple_value=number) for tag, number in value.items()])
-        run.add_event(Event(wall_time=time.time(), step=round, summary=shown))
+        for tag, number in value.items():
+            run.add_scalar(tag, number, round)
 
     def end(self, run: Any, finished: bool) -> None:
         run.close()

@@ -27,9 +27,9 @@ from ..io import write_atomically
 from ..tasks import TaskSpec
 from .comparison import check_comparison
 from .directory import recorded_settings, write_header, write_settings
-from .record import RunStore
-from .settings import CompareSettings, Positive, Seed, Share, grown, listed, make_settings
-from .sweep import Job, OnProgress, require_simulator, run_jobs
+from .record import Job, RunStore
+from .settings import CommaSeparated, CompareSettings, Positive, Seed, Share, grown, listed, make_settings
+from .sweep import OnProgress, require_simulator, run_jobs
 
 NEVER = 2  # a tuning run that never reaches the threshold counts as so many times its rounds
 
@@ -46,12 +46,7 @@ def _from_1000(seeds: Any) -> Any:
 
 
 #: A first grid of rates; on the command line "0.1,0.2,0.4".
-Doubling = Annotated[
-    tuple[Positive, ...],
-    BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v),
-    AfterValidator(_doubling),
-    Field(min_length=1),
-]
+Doubling = Annotated[tuple[Positive, ...], CommaSeparated, AfterValidator(_doubling), Field(min_length=1)]
 
 
 class Score(NamedTuple):

@@ -22,6 +22,7 @@ from ..streams import stream
 from ..types import BoolArray, FloatArray, IntArray, Population
 
 if TYPE_CHECKING:
+    from .settings import RunSettings
     from .training.serial import LocalWork
 
 #: The ``client`` of the world's streams: what a round's numbers are for. Round 0 has what holds for the whole run.
@@ -296,45 +297,26 @@ class Waited(NamedTuple):
 
 
 class World:
-    """The world of one run.
+    """The world of one run, as its settings describe it.
 
     Args:
+        settings: Resolved settings.
         population: The clients; ``aux_mq`` are their shares of labels, where there are any.
         work: What each client does in a round.
         num_bytes: Bytes that a client receives and sends in a round.
-        seed: The run's seed.
-        availability: Who can be selected; None for everybody, always.
-        speeds: How fast they are; None for no clock: then nobody is late.
-        dropout: Share of the selected clients that never reply.
-        deadline: Seconds after which a round is closed; None to wait.
-        over_select: >= 1; so many times n are selected, and the round is closed once the first n have replied; of more
-            (``full`` takes everybody) once a share ``1 / over_select`` has.
-        n: Clients to keep in a round.
     """
 
-    def __init__(
-        self,
-        population: Population,
-        work: "LocalWork",
-        num_bytes: int,
-        seed: int,
-        availability: Availability | None = None,
-        speeds: Speeds | None = None,
-        dropout: float = 0.0,
-        deadline: float | None = None,
-        over_select: float = 1.0,
-        n: int = 1,
-    ) -> None:
-        self._presence = None if availability is None else availability.begin(population, seed)
-        self._seed, self._dropout, self._deadline, self._over_select, self._n = seed, dropout, deadline, over_select, n
+    def __init__(self, settings: "RunSettings", population: Population, work: "LocalWork", num_bytes: int) -> None:
+        self._settings, self._m = settings, population.num_clients
+        availability, speeds = find_availability(settings.availability), find_speeds(settings.speeds)
+        self._presence = None if availability is None else availability.begin(population, settings.seed)
         self._jitter = 0.0 if speeds is None else speeds.jitter
         #: The median seconds of each client's round, (m,); None without a clock.
         self.seconds_m: FloatArray | None = None
         if speeds is not None:
-            step_m, megabits_m = speeds.begin(population, seed)
+            step_m, megabits_m = speeds.begin(population, settings.seed)
             steps_m = np.array([work.num_steps(size) for size in population.num_examples_m.tolist()])
             self.seconds_m = steps_m * step_m + 8e-6 * num_bytes / megabits_m
-        self._m = population.num_clients
 
     def available(self, round: int, clock: float) -> tuple[BoolArray | None, float]:
         """Who can be selected, None for everybody; and the clock, later if the server had to wait for somebody."""
@@ -343,19 +325,21 @@ class World:
     def wait(self, round: int, client_n: IntArray) -> Waited:
         """Who of the cohort replies before the server closes the round.
 
+        It waits for the first n replies, or of a larger cohort (``full`` takes everybody) a share ``1 / over_select``.
         A client's luck depends on round and client alone, and not on who else is selected. A client that drops out
         keeps the server waiting for a part of its time: then the connection is lost.
         """
-        lost_m = stream(self._seed, "world", round + 1, _DROPOUT).random((2, self._m))
-        lost_n = lost_m[0, client_n] < self._dropout
+        settings = self._settings
+        lost_m = stream(settings.seed, "world", round + 1, _DROPOUT).random((2, self._m))
+        lost_n = lost_m[0, client_n] < settings.dropout
         if self.seconds_m is None:
             return Waited(~lost_n, 0.0)
-        luck_m = stream(self._seed, "world", round + 1, _SECONDS).standard_normal(self._m)
+        luck_m = stream(settings.seed, "world", round + 1, _SECONDS).standard_normal(self._m)
         seconds_n = (self.seconds_m * np.exp(self._jitter * luck_m))[client_n]
-        deadline = np.inf if self._deadline is None else self._deadline
+        deadline = np.inf if settings.deadline is None else settings.deadline
         ready = np.sort(seconds_n[~lost_n])
         size = len(client_n)
-        enough = max(int(np.ceil(size / self._over_select - 1e-9)), min(self._n, size))
+        enough = max(int(np.ceil(size / settings.over_select - 1e-9)), min(settings.sample or 1, size))
         over = np.where(lost_n, lost_m[1, client_n] * seconds_n, seconds_n).max(initial=0.0)
         closed = min(ready[enough - 1] if len(ready) >= enough > 0 else over, deadline)
         return Waited(~lost_n & (seconds_n <= closed), float(closed))

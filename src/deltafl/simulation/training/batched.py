@@ -11,7 +11,7 @@ One small model is too little work for torch's calls. Here parameters are (n, D)
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from .serial import (
     Augmented,
     LocalResult,
     LocalWork,
+    Loss,
     Noise,
     is_cross_entropy,
     losses_of,
@@ -33,9 +34,6 @@ from .serial import (
     result_of,
     squared_norm,
 )
-
-if TYPE_CHECKING:
-    from ...tasks.base import Loss
 
 #: The examples of the given rows: inputs and targets.
 Fetch = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -98,7 +96,7 @@ class BatchedTrainer:
     def __init__(
         self,
         model: nn.Module,
-        loss: "Loss",
+        loss: Loss,
         work: LocalWork,
         width: int,
         fetch: Fetch,

@@ -14,7 +14,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from .serial import (
     Augmented,
     LocalResult,
     LocalWork,
+    Loss,
     Noise,
     losses_of,
     mean_square,
@@ -31,9 +31,6 @@ from .serial import (
     result_of,
     squared_norm,
 )
-
-if TYPE_CHECKING:
-    from ...tasks.base import Loss
 
 CPU = torch.device("cpu")
 
@@ -43,7 +40,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 class FastTrainer:
     """Trains one client after another with one copy of a model for which ``route.incompatibility`` is None."""
 
-    def __init__(self, model: torch.nn.Module, loss: "Loss", device: torch.device = CPU) -> None:
+    def __init__(self, model: torch.nn.Module, loss: Loss, device: torch.device = CPU) -> None:
         self._model = copy.deepcopy(model).to(device)
         self._loss, self._device = loss, device
         self._params = list(self._model.parameters())

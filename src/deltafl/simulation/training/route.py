@@ -11,20 +11,19 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
 from pydantic import Field
+from torch.nn.modules.module import register_module_forward_hook
 
 from ...errors import DeltaflError
 from ...io import checked, read_json, write_atomically
+from ...tasks.base import Task
 from ...types import IntArray
 from .batched import own_form, vectorized_forward
 from .serial import LocalWork, is_cross_entropy, losses_of
-
-if TYPE_CHECKING:
-    from ...tasks.base import Task
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ class Route(NamedTuple):
     hardware: str = "cpu"  # the device with the product name of a GPU
 
 
-def choose_route(model: torch.nn.Module, task: "Task", work: LocalWork, how: Computation) -> Route:
+def choose_route(model: torch.nn.Module, task: Task, work: LocalWork, how: Computation) -> Route:
     """The route of a run; an error if this machine lacks the device, or model and precision do not go together."""
     device = find_device(how.device)
     if how.engine == "auto" and device.type == "cpu" and how.precision == "float32":
@@ -146,7 +145,7 @@ def incompatibility(model: torch.nn.Module, example: torch.Tensor) -> str | None
     return None
 
 
-def _cohort_incompatibility(model: torch.nn.Module, task: "Task") -> str | None:
+def _cohort_incompatibility(model: torch.nn.Module, task: Task) -> str | None:
     """Why no form of the model trains a cohort of the task, or None."""
     reason = incompatibility(model, example_of(task))
     if reason is not None:
@@ -158,7 +157,7 @@ def _cohort_incompatibility(model: torch.nn.Module, task: "Task") -> str | None:
     return None if one_number else "the squared error of a single example is known for one number per example only"
 
 
-def vectorized_incompatibility(model: torch.nn.Module, task: "Task") -> str | None:
+def vectorized_incompatibility(model: torch.nn.Module, task: Task) -> str | None:
     """Why a cohort of a task cannot be trained as a batch, or None if it can; tried on two clients."""
     reason = _cohort_incompatibility(model, task)
     if reason is not None:
@@ -174,7 +173,7 @@ def vectorized_incompatibility(model: torch.nn.Module, task: "Task") -> str | No
     return None
 
 
-def dense_cohort_size(model: torch.nn.Module, task: "Task", work: LocalWork) -> int:
+def dense_cohort_size(model: torch.nn.Module, task: Task, work: LocalWork) -> int:
     """How many clients a CPU trains best at once in float32, with the same bits in any cohort; 1 for one by one."""
     if own_form(model) is None or task.augment is not None or task.tokens or _cohort_incompatibility(model, task):
         return 1
@@ -190,7 +189,7 @@ def dense_cohort_size(model: torch.nn.Module, task: "Task", work: LocalWork) -> 
     return max(1, min(size, _LARGEST_COHORT))
 
 
-def cohort_size(model: torch.nn.Module, task: "Task", width: int, device: torch.device) -> int:
+def cohort_size(model: torch.nn.Module, task: Task, width: int, device: torch.device) -> int:
     """How many clients fit into one batch: a step takes half of a GPU's memory (not of what is free, for the bits)."""
     memory = _CPU_BYTES
     if device.type == "cuda":
@@ -200,24 +199,20 @@ def cohort_size(model: torch.nn.Module, task: "Task", width: int, device: torch.
     return max(1, min(_LARGEST_COHORT, memory // (4 * (6 * num_params + 3 * width * numbers))))
 
 
-def numbers_per_example(model: torch.nn.Module, task: "Task") -> int:
+def numbers_per_example(model: torch.nn.Module, task: Task) -> int:
     """How many numbers the layers put out for one example."""
     counted = [example_of(task).numel()]
 
     def count(part: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: object) -> None:
-        if isinstance(output, torch.Tensor):
+        if isinstance(output, torch.Tensor) and not list(part.children()):
             counted.append(output.numel())
 
-    counting = copy.deepcopy(model)
-    for part in counting.modules():
-        if not list(part.children()):
-            part.register_forward_hook(count)
-    with torch.no_grad():
-        counting(example_of(task))
+    with register_module_forward_hook(count), torch.no_grad():
+        copy.deepcopy(model)(example_of(task))
     return sum(counted)
 
 
-def example_of(task: "Task") -> torch.Tensor:
+def example_of(task: Task) -> torch.Tensor:
     """The inputs of one example of a task in the model's format, all 0."""
     return torch.zeros(1, *task.dataset.train_x.shape[1:], dtype=torch.int64 if task.tokens else torch.float32)
 

@@ -8,7 +8,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from torch.nn.utils import vector_to_parameters
 from ...tasks.models import cross_entropy, squared_error
 from ...types import IntArray, Params
 
-if TYPE_CHECKING:
-    from ...tasks.base import Loss
+#: ``loss(output, y)``: the mean loss of a minibatch.
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 #: ``losses(output, y)``: the loss of each example.
 Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -125,7 +125,7 @@ def minibatches(num_examples: int, work: LocalWork, rng: np.random.Generator) ->
 
 def train_serial(
     model: torch.nn.Module,
-    loss: "Loss",
+    loss: Loss,
     x: torch.Tensor,
     y: torch.Tensor,
     params_d: Params,
@@ -140,7 +140,7 @@ def train_serial(
 
     Args:
         model: Any module; a copy of it is trained.
-        loss: ``loss(output, y)``, the mean loss of a minibatch.
+        loss: The mean loss of a minibatch.
         x: The client's inputs, (n_i, ...), on the model's device.
         y: The client's labels or targets, (n_i,).
         params_d: float32 (d,), the global model x_0, in the order of ``model.parameters()``.
@@ -191,7 +191,7 @@ def _gradient(model: torch.nn.Module, batch_loss: torch.Tensor) -> torch.Tensor:
     return torch.cat([part.reshape(-1) for part in parts])
 
 
-def losses_of(loss: "Loss", y: torch.Tensor | None = None) -> Losses | None:
+def losses_of(loss: Loss, y: torch.Tensor | None = None) -> Losses | None:
     """The loss of each example, of one client or several; None if not known for this loss (and these targets)."""
     if y is not None and y.dim() != 1:
         return None
@@ -200,7 +200,7 @@ def losses_of(loss: "Loss", y: torch.Tensor | None = None) -> Losses | None:
     return (lambda output, y: (output - y).square()) if loss is squared_error else None
 
 
-def is_cross_entropy(loss: "Loss") -> bool:
+def is_cross_entropy(loss: Loss) -> bool:
     """Whether a loss is the plain cross-entropy, without weights or smoothing."""
     return loss in (cross_entropy, functional.cross_entropy)
 
