@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from deltafl import LearnedCoefficient, Population, Twin, analysis, init_round
-from deltafl.estimators.control_variates import NoControlState
+from deltafl import ESTIMATORS, LearnedCoefficient, Population, Twin, analysis, init_round
 from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
 from deltafl.simulation import RunSettings, mean_score, plan_of
 from deltafl.tasks import find_task
@@ -161,7 +160,10 @@ def server_memory(settings: RunSettings, num_clients: int) -> tuple[int, float, 
     if isinstance(twin, Twin):  # it is not simulated here, only kept
         kept = replace(twin, simulate=lambda params_d, population, _: np.zeros((population.num_clients, len(params_d))))
         plan = replace(plan, estimator=LearnedCoefficient(kept))
-    few, more = (sum(_sizes(init_round(plan, np.zeros(size)))) for size in (5, 8))
+    states = [init_round(plan, np.zeros(size)) for size in (5, 8)]
+    if plan.rule.control == ESTIMATORS["horvitz-thompson"].control:  # it remembers nothing
+        states = [state._replace(control=()) for state in states]
+    few, more = (sum(_sizes(state)) for state in states)
     models = (more - few) // 3
     rest, num_params = few - 5 * models, num_params_of(settings.task)
     if plan.census is not None:  # the codes of first updates are not there without answers
@@ -174,9 +176,7 @@ def num_params_of(task: str) -> int:
 
 
 def _sizes(state: Any) -> Iterator[int]:
-    """The sizes of the arrays of nested NamedTuples and tuples; a control that remembers nothing has none."""
-    if isinstance(state, NoControlState):
-        return
+    """The sizes of the arrays of nested NamedTuples and tuples."""
     if isinstance(state, tuple):
         for part in state:
             yield from _sizes(part)
