@@ -32,7 +32,7 @@ def two_processes(end: str, folder: Path) -> list[tuple[int, str]]:
         subprocess.Popen(program, env={**os.environ, **place, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    said = [process.communicate(timeout=60)[1] for process in processes]
+    said = [process.communicate(timeout=300)[1] for process in processes]
     return [(process.returncode, words) for process, words in zip(processes, said, strict=True)]
 
 
