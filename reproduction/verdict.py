@@ -18,9 +18,9 @@ from .text import counted, ends, markdown, sentence_case
 NO_ORDER = "no ordering is claimed"
 #: How verdicts begin, and how they are counted.
 _TALLY = {
-    "holds": "hold",
-    "holds in part": "hold in part",
-    "holds in part and is": "hold in part and are contradicted in part",
+    "holds": "confirmed",
+    "holds in part": "confirmed in part",
+    "holds in part and is": "confirmed in part and contradicted in part",
     "is contradicted": "contradicted",
     "is not decided": "not decided",
 }
