@@ -48,7 +48,7 @@ def _own_files_are_forgotten() -> Iterator[None]:
     yield
     for folder in {*sys.path} - {*path}:
         for name in {*sys.modules} - modules:
-            if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
+            if str(Path(getattr(sys.modules[name], "__file__", None) or "").parent) == folder:
                 del sys.modules[name]
     sys.path[:] = path
 

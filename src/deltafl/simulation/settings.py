@@ -362,12 +362,14 @@ def refuse_ignored(settings: Settings, given: Mapping[str, Any]) -> None:
 
 def differing(before: AnySettings, now: AnySettings) -> Iterator[tuple[str, Any, Any]]:
     """The settings that change what is played and differ, with both values; which samplers and seeds does not count."""
-    marks = set() if before.stop_at_threshold or now.stop_at_threshold else {"threshold"}
+    free = FREE_ON_RESUME | UNION
+    if not (before.stop_at_threshold or now.stop_at_threshold):
+        free |= {"threshold"}  # it marks a place on the curve and ends no run
     for key in type(now).model_fields:
         old, new = getattr(before, key), getattr(now, key)
         if isinstance(before, CompareSettings) and isinstance(now, CompareSettings) and key == "rates":
             old, new = before.rates_of(now.samplers), now.rates_of(before.samplers)
-        if key not in FREE_ON_RESUME | UNION | marks and old != new:
+        if key not in free and old != new:
             yield key, old, new
 
 

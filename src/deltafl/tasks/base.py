@@ -16,8 +16,10 @@ from ..types import IntArray, Population
 if TYPE_CHECKING:
     import torch
 
-    Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     Augment = Callable[[torch.Tensor, np.random.Generator], torch.Tensor]
+
+#: ``loss(output, y)``: the mean loss of a minibatch.
+Loss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Task:
     dataset: Dataset
     client_rows: Sequence[IntArray]
     make_model: "Callable[[], torch.nn.Module]"
-    loss: "Loss"
+    loss: Loss
     metric: Literal["accuracy", "loss"] = "accuracy"
     input_scale: float = 1.0 / 255.0
     gradient_noise_m: npt.NDArray[np.float64] | None = None

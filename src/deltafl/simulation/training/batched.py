@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ...tasks.base import Loss
 from ...types import IntArray, Params
 from .dense import ALIGNMENT, DenseChain, Stretch
 from .fast import CPU, has_hooks, take_step
@@ -26,7 +27,6 @@ from .serial import (
     Augmented,
     LocalResult,
     LocalWork,
-    Loss,
     Noise,
     is_cross_entropy,
     losses_of,

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
+from ...tasks.base import Loss
 from ...types import IntArray, Params
 from .serial import (
     Augmented,
     LocalResult,
     LocalWork,
-    Loss,
     Noise,
     losses_of,
     mean_square,

@@ -15,11 +15,9 @@ import torch
 from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 
+from ...tasks.base import Loss
 from ...tasks.models import cross_entropy, squared_error
 from ...types import IntArray, Params
-
-#: ``loss(output, y)``: the mean loss of a minibatch.
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 #: ``losses(output, y)``: the loss of each example.
 Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
