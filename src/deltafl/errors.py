@@ -69,8 +69,9 @@ def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> DeltaflError:
 
 
 def near_names(given: str, names: Sequence[str]) -> list[str]:
-    """The names that contain ``given`` as a word, else the one nearest in spelling; none if all are too different."""
-    found = [name for name in names if given in re.split("[-_]", name)]
+    """The names that contain ``given`` as a word, without a plural's s; else the one nearest in spelling, or none."""
+    word = given.removesuffix("s")
+    found = [name for name in names if word in {part.removesuffix("s") for part in re.split("[-_]", name)}]
     return found or difflib.get_close_matches(given, names, n=1, cutoff=0.6)
 
 

@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from math import isnan
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -193,10 +193,10 @@ def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup", track: "
     if group.is_first:
         _print_refusals(folder)
         if diverged is None:
-            played = RunDirectory(folder).last_line()["round"]
-            accuracy = "" if isnan(last.accuracy) else f"accuracy {last.accuracy:.2%}, "
-            result = f"{accuracy}loss {last.loss:.4g}; records: {folder}/rounds.jsonl"
-            typer.echo(f"after {played} rounds: {result}")
+            loss, accuracy = last["test"]["loss"], last["test"]["accuracy"]
+            result = f"loss {nan if loss is None else loss:.4g}; records: {folder}/rounds.jsonl"
+            result = result if accuracy is None else f"accuracy {accuracy:.2%}, {result}"
+            typer.echo(f"after {last['round']} rounds: {result}")
             _print_ending(folder, "deltafl: ")
             for remark in bias_remark([settings.sampler], settings.model_dump()):
                 typer.echo(remark)

@@ -41,8 +41,8 @@ from .training.route import keep_route, kept_route
 from .world import World
 
 
-def run_single(settings: RunSettings, folder: Path, on_round: OnRound, group: ProcessGroup = ALONE) -> Evaluation:
-    """``deltafl run``: one run in its own folder, started or continued; returns its last evaluation.
+def run_single(settings: RunSettings, folder: Path, on_round: OnRound, group: ProcessGroup = ALONE) -> dict[str, Any]:
+    """``deltafl run``: one run in its own folder, started or continued; returns the last line of ``rounds.jsonl``.
 
     Args:
         settings: Resolved settings.
@@ -62,11 +62,11 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, group: Pr
         group.from_first(lambda: stack.enter_context(locked(folder)))
         workers = stack.enter_context(Workers(settings.workers, group))
         engine = engine_of(settings, workers, kept_route(folder))
-        plan = plan_of(settings, engine.task.population(settings.weights), engine.task)
+        plan_of(settings, engine.task.population(settings.weights), engine.task)  # refused before anything is written
         check_memory(settings, engine, folder, divided=group.count > 1)
         group.from_first(lambda: begin(directory, settings, engine.task))
-        state = run_experiment(settings, engine, directory, guarded(on_round), group)
-        return engine.evaluate(plan.model(state))
+        run_experiment(settings, engine, directory, guarded(on_round), group)
+        return group.from_first(directory.last_line)
 
 
 def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
