@@ -7,7 +7,6 @@ from typing import Any
 from deltafl.simulation.callback import RoundDone
 from deltafl.simulation.checkpoint import measured, read_checkpoint
 from deltafl.simulation.directory import RunDirectory
-from deltafl.simulation.engine import Evaluation
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 
@@ -30,7 +29,8 @@ def stop_after(rounds: int) -> Callable[[RoundDone], None]:
     return on_round
 
 
-def run(folder: Path, **given: object) -> Evaluation:
+def run(folder: Path, **given: object) -> dict[str, Any]:
+    """The last line of a run that is started or continued."""
     return run_single(make_settings(RunSettings, given), folder, quiet)
 
 
