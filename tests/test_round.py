@@ -313,6 +313,7 @@ def plan_of(population: Population = POPULATION, n: int = 2, **options: Any) -> 
 
 sizes: Any = Population.from_sizes
 STRANGER = cohort_of([6], [1], [1.0])
+DRAWN_BEFORE = STRANGER._replace(client_n=np.array([0]), round=6)
 
 
 def weighted(weights: list[float]) -> Plan:
@@ -367,6 +368,10 @@ def weighted(weights: list[float]) -> Plan:
         (
             lambda: close_round(plan_of(), init_round(plan_of(), [0.0]), STRANGER, [[1.0]]),
             "the cohort has clients that the plan does not know",
+        ),
+        (
+            lambda: close_round(plan_of(), init_round(plan_of(), [0.0])._replace(round=7), DRAWN_BEFORE, [[1.0]]),
+            "drawn in round 6 and the state is that of round 7",
         ),
         (lambda: ANY_PLAN(THREE, Fixed(), 1, estimator=ControlVariate), "estimator is <class .*; write its name"),
         (lambda: Reports.make(3, loss=[1.0, 2.0]), "loss must have one number for each of 3 clients"),

@@ -86,6 +86,9 @@ class Accumulator:
         self.plan, self.state, self.cohort = plan, state, cohort
         if cohort.client_n.max(initial=0) >= plan.population.num_clients:
             raise DeltaflError("the cohort has clients that the plan does not know; give what open_round returned")
+        if cohort.round not in (None, state.round):
+            drawn = f"the cohort was drawn in round {cohort.round} and the state is that of round {state.round}"
+            raise DeltaflError(f"{drawn}; open the round again, and close it with the state that open_round was given")
         self._n, self._d = len(cohort.client_n), len(state.params_d)
         self._rule, self._control = plan.rule, plan.rule.control
         self.reports = Reports._make(map(np.zeros_like, Reports.make(self._n)))._replace(

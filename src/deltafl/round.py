@@ -339,7 +339,7 @@ def open_round(
         mask_m = np.ones(m, dtype=np.bool_)
     cohort = plan.sampler.open(state.sampler, mask_m, plan.n, stream(plan.seed, "draw", state.round), oracle)
     plan.collect_replies(state, cohort)  # an estimator that needs what the sampler does not know fails before training
-    return cohort if absent is None else cohort._replace(absent=absent)
+    return cohort._replace(absent=absent, round=state.round)
 
 
 def close_round(

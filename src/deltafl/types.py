@@ -128,10 +128,12 @@ class Cohort(NamedTuple):
     expected_n: FloatArray  #: > 0, the expectation of the count before the draw; NaN if unknown
     kind: str = "unknown"  #: or "fixed-size", "poisson", "replacement": how it was drawn, for variance estimates
     absent: IntArray | None = None  #: clients that were not available to the draw; None for nobody
+    round: int | None = None  #: of the state that it was drawn from; None if ``open_round`` did not draw it
 
     def part(self, which_n: Any) -> "Cohort":
         """The rows that an index or a mask names, such as those of the clients that replied."""
-        return Cohort(self.client_n[which_n], self.count_n[which_n], self.expected_n[which_n], self.kind, self.absent)
+        client_n, count_n, expected_n = (column[which_n] for column in self[:3])
+        return self._replace(client_n=client_n, count_n=count_n, expected_n=expected_n)
 
 
 class Replies(NamedTuple):

@@ -71,7 +71,8 @@ def test_the_model_to_judge_is_the_mean_of_the_last_two() -> None:
     state, _ = close_round(plan, state, open_round(plan, state), np.array([[3.0], [-2.0]]))
     np.testing.assert_allclose([state.params_d, plan.model(state)], [[3.1666667], [2.0833333]], rtol=1e-6)
     plain = replace(plan, server_optimizer=Sgd())
-    after, _ = close_round(plain, init_round(plain, np.ones(1)), open_round(plain, state), np.array([[3.0], [-2.0]]))
+    state = init_round(plain, np.ones(1))
+    after, _ = close_round(plain, state, open_round(plain, state), np.array([[3.0], [-2.0]]))
     assert plain.model(after) is after.params_d
 
 
