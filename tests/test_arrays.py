@@ -48,6 +48,10 @@ def test_buffers_take_a_convex_mean_and_counters_stay_integers() -> None:
     assert rest["norm.num_batches_tracked"] == 2**60 + 1 + 8
     assert rest["norm.num_batches_tracked"].dtype == np.int64
     assert rest["mask"].tolist() == [True, False]
+    steps: list[Arrays] = [{"w": np.zeros(1, np.float32), "steps": np.array(k)} for k in (3, 4, 9, 5)]
+    middle = mean_rest(Layout.of(steps[0]), steps[0], steps[1:], np.ones(3), median=True)["steps"]
+    assert isinstance(middle, np.ndarray)
+    assert middle == 5
     untouched = mean_rest(layout, MODEL, [], np.zeros(0))
     assert all(np.array_equal(untouched[name], MODEL[name]) for name in untouched)
 

@@ -329,7 +329,7 @@ def weighted(weights: list[float]) -> Plan:
         (lambda: weighted([0.5, 0.6]), "sum 1"),
         (lambda: weighted([np.nan, 1]), "sum 1"),
         (lambda: weighted([0.2, 0.3, 0.5]), "3 weights and 2 sizes"),
-        (lambda: init_round(plan_of(), np.zeros((2, 2))), r"got shape \(2, 2\); use .ravel\(\)"),
+        (lambda: init_round(plan_of(), np.zeros((2, 2))), r"params of shape \(2, 2\), 0 not finite; give a flat"),
         (lambda: init_round(plan_of(), [1.0, np.nan]), "finite numbers"),
         (lambda: init_round(plan_of(), ["a"]), "array of numbers"),
         (lambda: sizes([]), "at least one size"),
@@ -486,7 +486,7 @@ def test_tensors_are_updates_and_models() -> None:
 def test_a_round_of_which_all_replies_are_refused_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     info = closed([None, np.zeros(5), np.full(2, np.nan)])
     assert info.warning == (
-        "round 1: all 2 replies were refused and nothing was learnt; the first, of client 1: update has shape (5,), "
+        "all 2 replies were refused and nothing was learnt; the first, of client 1: update has shape (5,), "
         "expected (2,)"
     )
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", info.warning)]

@@ -211,8 +211,8 @@ def mean_rest(layout: Layout, sent: Arrays, replies: list[Arrays], coef_n: Float
     for entry in layout.entries if total > 0 else ():
         if entry.kind != "trained" and entry.dtype != "bool":
             old, new = sent[entry.name], [reply[entry.name] for reply in replies]
-            half = np.sort(np.stack(new), axis=0)[(len(new) - 1) // 2].astype(old.dtype) if median else None
-            rest[entry.name] = _mean(old, new, coef_n / total) if half is None else half
+            half = np.sort(np.stack(new), axis=0)[(len(new) - 1) // 2]
+            rest[entry.name] = np.asarray(half, old.dtype) if median else _mean(old, new, coef_n / total)
     return rest
 
 

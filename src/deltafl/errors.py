@@ -35,10 +35,14 @@ def require(package: str, extra: str) -> None:
 
 
 def check_ranges(options: object, ranges: Mapping[str, str]) -> None:
-    """Refuse attributes that are no numbers or outside their intervals, ``{"floor": "[0, 1)"}``; None is allowed."""
+    """Refuse attributes that are no numbers or outside their intervals, ``{"floor": "[0, 1)"}``.
+
+    None is allowed for those without a default, or whose default it is.
+    """
     for name, interval in ranges.items():
         value = getattr(options, name)
-        if not (value is None or is_in(value, interval)):
+        may_lack = getattr(type(options), name, None) is None
+        if not ((value is None and may_lack) or is_in(value, interval)):
             raise DeltaflError(f"{name} is {value!r:.60}; it must be in {interval}")
 
 
@@ -53,7 +57,7 @@ def is_in(value: Any, interval: str) -> bool:
 class WithRanges:
     """Base class of frozen dataclasses whose numbers must lie in intervals."""
 
-    #: By name, such as ``{"floor": "[0, 1]"}``; None is allowed, too.
+    #: By name, such as ``{"floor": "[0, 1]"}``; None is allowed where no number is the default.
     ranges: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:

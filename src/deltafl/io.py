@@ -85,7 +85,9 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DeltaflError(f"cannot write {path}: {error.strerror}; make room, or choose another place") from error
+        raise DeltaflError(
+            f"cannot write {path}: {error.strerror}; choose a folder that exists and has room"
+        ) from error
 
 
 def sync_folder(folder: Path) -> None:

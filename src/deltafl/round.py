@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from .accumulate import Accumulator
 from .arrays import as_array, flatten, is_model
-from .designs.inclusion import check_anyone, check_cohort_size
+from .designs.inclusion import check_anyone, check_cohort, check_cohort_size
 from .errors import DeltaflError, WithRanges, unknown_name
 from .estimators.control_variates import ControlVariate
 from .estimators.remote import RemoteControl, RemoteReply
@@ -281,8 +281,8 @@ def init_round(plan: Plan, params: Any) -> RoundState:
         if isinstance(error, DeltaflError):
             raise
         raise DeltaflError("params must be one flat array of numbers; write deltafl.flatten(model)") from None
-    if params_d.ndim != 1 or not np.all(np.isfinite(params_d)):
-        raise DeltaflError(f"params must be one flat array of finite numbers, got shape {params_d.shape}; use .ravel()")
+    if (bad := np.count_nonzero(~np.isfinite(params_d))) or params_d.ndim != 1:
+        raise DeltaflError(f"params of shape {params_d.shape}, {bad} not finite; give a flat array of finite numbers")
     state = blank_state(plan, params_d)
     return state._replace(control=plan.rule.control.at_model(state.control, plan.population, params_d, 0))
 
@@ -320,9 +320,8 @@ def open_round(
 ) -> Cohort:
     """Select the clients of this round. The state is not changed: opening it again gives the same cohort.
 
-    ``available_m``, bool (m,), says which clients can be selected. The estimate still targets all clients: each reply
-    is divided by how often its client was available (``Plan.response_rates``). The ``oracle`` of theoretical samplers
-    is for simulators alone. A ``DeltaflError`` if it is missing, or if the mask has another shape or no client.
+    ``available_m``, bool (m,), says who can be selected. The estimate still targets all clients: each reply is divided
+    by how often its client was available (``Plan.response_rates``). The ``oracle`` is for simulators alone.
     """
     if plan.sampler.needs_oracle:
         plan.sampler.require_oracle(oracle)
@@ -338,6 +337,7 @@ def open_round(
     elif not plan.sampler.accepts_no_mask:  # else m numbers are saved
         mask_m = np.ones(m, dtype=np.bool_)
     cohort = plan.sampler.open(state.sampler, mask_m, plan.n, stream(plan.seed, "draw", state.round), oracle)
+    check_cohort(cohort)
     plan.collect_replies(state, cohort)  # an estimator that needs what the sampler does not know fails before training
     return cohort._replace(absent=absent, round=state.round)
 

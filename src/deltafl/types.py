@@ -259,12 +259,12 @@ class RoundInfo(NamedTuple):
 
     @property
     def warning(self) -> str | None:
-        """A sentence, with the first reason, if replies came and all were refused; else None. Rounds from 1."""
+        """A sentence, with the first reason, if replies came and all were refused; else None."""
         refused = [reply for reply in self.rejected if reply.reason != NO_REPLY]
         if self.num_responded or not refused:
             return None
         first = f"the first, of client {refused[0].client}: {refused[0].reason}"
-        return f"round {self.round + 1}: all {len(refused)} replies were refused and nothing was learnt; {first}"
+        return f"all {len(refused)} replies were refused and nothing was learnt; {first}"
 
 
 def _checked_aux(aux: npt.ArrayLike, num_clients: int) -> FloatArray:

@@ -137,7 +137,12 @@ class Starving(Faulty):
 
 class Successive(Faulty):
     def open(self, state: Any, available_m: Any, n: int, rng: Any, *_: Any) -> Cohort:
-        return draw_cohort(state.score_m**2, n, "successive", rng, available_m)
+        return draw_cohort(state.score_m, n, "successive", rng, available_m)
+
+
+class NoCohort(Faulty):
+    def open(self, *given: Any) -> Any:
+        return super().open(*given).client_n
 
 
 class OthersForNoMask(Faulty):
@@ -168,6 +173,7 @@ def test_the_sound_ones_pass() -> None:
         (WrongExpectations(), "has mean 0.8"),
         (Starving(), "client 5 has mean 0.000"),
         (Successive(), "claims to be unbiased"),
+        (NoCohort(), "open returns a ndarray, not a Cohort"),
         (OthersForNoMask(), "accepts_no_mask"),
         (object(), "a sampler is a subclass of deltafl.Sampler"),
         (make_sampler("fedis"), "needs an oracle"),

@@ -40,7 +40,8 @@ def test_one_client_neither_moves_the_model_nor_its_buffers(tmp_path: Path) -> N
 
 
 def test_told_sizes_count_three_medians_at_most() -> None:
-    fed = federation("uniform", clip="median")
+    for fed in (federation("uniform", clip="median"), federation("uniform+clip=median")):
+        assert fed.rules.max_ratio == 3
     admit(fed, {"client:0": 10, "client:1": 10, "client:2": 10, "client:3": 10_000})
     assert fed.plan.population.weight_m.tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2])
     fed = federation("uniform", max_ratio=100.0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conftest import same_tree
-from deltafl import DeltaflError
+from deltafl import DeltaflError, DifferentialPrivacy
 from deltafl.federation.federation import Federation
 from deltafl.federation.saved import FILES, load, save
 from deltafl.io import write_tensors
@@ -66,6 +66,7 @@ def test_a_half_written_state_is_never_read(tmp_path: Path, monkeypatch: pytest.
         ({"weights": "uniform"}, "weights"),
         ({"identity": "config"}, "identity = auto, now it is config"),
         ({"aux": 4}, "aux = 0, now it is 4"),
+        ({"average": 0.5}, "average = 0.0, now it is 0.5"),
         ({"model": {"x": np.zeros(4, np.float32)}}, "other arrays"),
     ],
 )
@@ -76,6 +77,30 @@ def test_a_state_of_other_settings_is_refused(change: dict[str, Any], message: s
     with pytest.raises(DeltaflError, match=message):
         load(tmp_path, federation(**{"n": 2, **change}))
     assert load(tmp_path, federation(n=3))  # the cohort size may change
+
+
+def test_a_state_with_privacy_keeps_its_rate(tmp_path: Path) -> None:
+    """Else a restart would compute epsilon with a rate that the rounds before did not have."""
+    private: Any = {
+        "label": "uniform@poisson",
+        "dp": DifferentialPrivacy(1.0, 1.0, 1e-5),
+        "n": 2,
+        "min_clients": 4,
+        "seed": 2**60 + 7,
+    }
+    fed = federation(m=4, **private)
+    play(fed, 1)
+    save(tmp_path, fed)
+    assert load(tmp_path, federation(**private))
+    with pytest.raises(DeltaflError, match=r"n / min_clients = 0\.5, now it is 0\.25"):
+        load(tmp_path, federation(**{**private, "n": 1}))
+
+
+def test_a_missing_state_is_no_new_beginning(tmp_path: Path) -> None:
+    play(federation(m=4), 2, save_to=tmp_path)
+    (tmp_path / "federation.safetensors").unlink()
+    with pytest.raises(DeltaflError, match=r"has no federation\.safetensors; rename federation-1\.safetensors"):
+        load(tmp_path, federation())
 
 
 @pytest.mark.parametrize("size", [0, 4, 40, -1])

@@ -8,6 +8,7 @@ import pytest
 
 from conftest import all_cohorts, make_problem, play
 from deltafl import Census, DeltaflError, Plan, Population, close_round, init_round, make_plan, make_sampler, open_round
+from deltafl.estimators.control_variates import pseudoinverse
 from deltafl.estimators.sketch import count_sketch
 from deltafl.io import read_json
 from deltafl.samplers.census import output_layer
@@ -84,6 +85,28 @@ def test_auxiliary_variables_are_principal_components() -> None:
     left, size, _ = np.linalg.svd(np.sqrt(weight_m)[:, None] * centred_mk, full_matrices=False)
     twin_mq = (left * size)[:, :4] / np.sqrt(weight_m)[:, None] / np.sqrt((size[:4] ** 2).sum())
     np.testing.assert_allclose(np.abs(aux_mq), np.abs(twin_mq), rtol=1e-8)
+
+
+def test_few_answers_have_few_components() -> None:
+    """What is left beyond their rank is rounding: were it kept, slopes on it would be 1e16 long."""
+    census, rng = Census(), np.random.default_rng(2)
+    answers = [census.answer(rng.normal(size=40)) for _ in range(5)]
+    aux_mq = census.population(Population.from_sizes([1, 2, 3, 4, 5]), answers).aux_mq
+    assert aux_mq is not None
+    assert np.abs(aux_mq[:, :4]).max(axis=0).min() > 0.01
+    assert not aux_mq[:, 4:].any()
+    noisy_mq = np.hstack([rng.normal(size=(9, 2)), 1e-17 * rng.normal(size=(9, 1))])
+    assert not pseudoinverse(noisy_mq.T @ noisy_mq)[2].any()
+
+
+def test_updates_in_place_of_answers_are_refused() -> None:
+    plan, update_d = make_plan("census", [1, 2, 3], 2), np.arange(1.0, 11.0)
+    assert plan.census is not None
+    with pytest.raises(DeltaflError, match=r"10 numbers, .* write plan.census.answer\(update\)"):
+        plan.with_census([update_d, None, update_d])
+    with pytest.raises(DeltaflError, match="the update is None"):
+        plan.census.answer(None)  # type: ignore[arg-type]
+    assert plan.census.answer(update_d, ((4, 2), 2)).tolist() == plan.census.answer(update_d, (8, 2)).tolist()
 
 
 def test_no_answer_counts_as_the_mean_and_a_long_one_as_any_other() -> None:

@@ -25,7 +25,7 @@ def check_sampler(
 ) -> None:
     """Check that a sampler keeps the protocol and, if it claims to be unbiased, its expectations.
 
-    The population has unequal weights, and of each client the shares of three labels are known. Three rounds with
+    The population has very unequal weights, and of each client the shares of three labels are known. Three rounds with
     replies and failures are played first, so that a learning sampler is tested in a state that it reached itself. Then:
     the same generator gives the same cohort; clients are distinct, sorted and available; nothing is changed in place;
     replies of clients that did not respond are ignored; and over many draws from one state the mean of
@@ -44,13 +44,14 @@ def check_sampler(
     _require(not sampler.needs_oracle or oracle is not None, "this sampler needs an oracle: pass KnownUpdates(...)")
     oracle = oracle if sampler.needs_oracle else None
     aux_mc = stream(seed, "audit", 5).dirichlet(np.ones(3), size=num_clients)  # such as shares of three labels
-    state = sampler.init(Population.from_sizes(np.arange(10, 10 + num_clients), aux=aux_mc))
+    state = sampler.init(Population.from_sizes(np.linspace(10, 50, num_clients).astype(int), aux=aux_mc))
     _check_state(state)
 
     def opened(available_m: BoolArray, round: int) -> Cohort:
         """Open twice: a round must be repeatable, and opening must not change the state."""
         before = deepcopy(state)
         first, again = (sampler.open(state, available_m, n, stream(seed, "audit", round), oracle) for _ in range(2))
+        _require(isinstance(first, Cohort), f"open returns a {type(first).__name__}, not a Cohort")
         _require(_same(first, again), "open gives another cohort for the same state and generator")
         _require(_same(before, state), "open changes the state in place")
         _check_cohort(first, available_m)

@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import DeltaflError
+from ..errors import DeltaflError, in_one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ..audit import AuditRow
+    from ..samplers import RunFacts
 
 
 def audit(
@@ -45,6 +46,7 @@ def audit(
     chosen = {kind: None if text == "all" else split_labels(text) for kind, text in names.items()}
     console, rows, left_out = Console(), list["AuditRow"](), list[str]()
     for label in SAMPLERS if samplers == "all" else split_labels(samplers):
+        _check_own(label, facts)
         found = list(audit_methods(subject, [label], facts=facts, draws=draws, seed=seed, **chosen))
         if found:
             console.print(_table(label, found, relative), "")
@@ -74,6 +76,22 @@ def audit(
         )
     if failed:
         raise typer.Exit(1)
+
+
+def _check_own(label: str, facts: "RunFacts") -> None:
+    """Refuse a sampler in a user's file that breaks the protocol, or its claim where sizes differ."""
+    from ..audit import check_sampler
+    from ..samplers import SAMPLERS, base_name, make_sampler
+
+    if base_name(label) in SAMPLERS or (sampler := make_sampler(label, facts)).needs_oracle:
+        return
+    try:
+        check_sampler(sampler)
+    except DeltaflError:
+        raise
+    except Exception as error:  # whatever the user's own code raises
+        what = error if isinstance(error, AssertionError) else in_one_line(error)
+        raise DeltaflError(f"{label}: {what} (with 12 clients of unequal sizes; see docs/add-a-method.md)") from error
 
 
 def _table(sampler: str, rows: "list[AuditRow]", least: float) -> "Table":

@@ -221,6 +221,7 @@ def export(
 
     round = export_model(folder, to)
     typer.echo(f"the model after round {round} of {folder} is in {to}")
+    _print_ending(folder, "deltafl: the run ")
 
 
 def _print_ending(folder: Path, name: str) -> None:

@@ -12,13 +12,26 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import BoolArray, FloatArray
+from ..types import BoolArray, Cohort, FloatArray
 
 
 def check_anyone(num_present: int) -> None:
     """Raise a ``DeltaflError`` if no client is available."""
     if num_present == 0:
         raise DeltaflError("no client is available this round; wait until at least one is")
+
+
+def check_cohort(cohort: Any) -> None:
+    """Raise a ``DeltaflError`` unless a sampler has returned a ``Cohort`` with columns of one length."""
+    if not isinstance(cohort, Cohort):
+        raise DeltaflError(
+            f"the sampler returned a {type(cohort).__name__}; return Cohort(client_n, count_n, expected_n)"
+        )
+    shapes = [np.shape(column) for column in cohort[:3]]
+    if len(set(shapes)) > 1:
+        raise DeltaflError(
+            f"the sampler's client_n, count_n and expected_n have shapes {shapes}; give all the same length"
+        )
 
 
 def check_scores(score_m: FloatArray) -> FloatArray:

@@ -350,8 +350,12 @@ class RegressionControl(LearnsFromResiduals):
 
 
 def pseudoinverse(square_qq: FloatArray) -> FloatArray:
-    """The pseudoinverse of sum_j x_j x_j^T. Columns of x of other sizes than 1/32 to 32 are scaled to these first."""
+    """The pseudoinverse of sum_j x_j x_j^T. Columns of x of other sizes than 1/32 to 32 are scaled to these first.
+
+    One of less than 1e-12 of the largest is rounding, and counts as 0.
+    """
     size_q = np.sqrt(np.diag(square_qq))
-    scale_q = np.exp2(-10 * np.round(np.log2(np.where(size_q > 0, size_q, 1.0)) / 10))
+    seen_q = size_q > 1e-12 * size_q.max(initial=0.0)
+    scale_q = np.exp2(-10 * np.round(np.log2(np.where(seen_q, size_q, 1.0)) / 10)) * seen_q
     scaled_qq = scale_q[:, None] * square_qq * scale_q
     return np.asarray(scale_q[:, None] * np.linalg.pinv(scaled_qq, rcond=RANK_TOLERANCE, hermitian=True) * scale_q)

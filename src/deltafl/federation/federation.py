@@ -236,7 +236,7 @@ class Federation:
         if not any_used and (any_lost or looks_like_outage(before, cohort.client_n)):
             following = before._replace(round=following.round)
             if not any_lost:
-                self.warnings.append("nobody answered, which looks like an outage: the round changes nothing")
+                self.warnings.append("no reply could be used, which looks like an outage: the round changes nothing")
         elif any_lost:
             following = following._replace(selected_m=before.selected_m.plus_one(cohort.client_n[~lost_n]))
         if not any_lost:

@@ -29,6 +29,8 @@ class Rules:
     max_ratio: float | None = None
     #: Whether the seed was drawn here: then that of a saved state takes its place.
     own_seed: bool = False
+    #: Clients without whom no round begins.
+    min_clients: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what no federation can do: later it would cost a round of the clients' work."""
@@ -44,6 +46,8 @@ class Rules:
         if sampler.census is None and (sampler.uses_aux or control.uses_aux) and self.aux < 1:
             cure = "write aux=10 if each has 10, such as shares of labels, and let each client report them"
             raise DeltaflError(f"{name} with {estimator!r} uses auxiliary variables of the clients: {cure}")
+        if plan.mime > 0:
+            raise DeltaflError("clients of a federation are not sent the server's momentum; leave out mime")
         if memory.folder is not None and self.state_path is None:
             raise DeltaflError("memory_path is part of the saved state, and there is no state_path: write both")
 
@@ -67,6 +71,7 @@ def make_rules(
     identity: str = "auto",
     clip: str | None = None,
     max_ratio: float | None = None,
+    min_clients: int | None = None,
     aux: int = 0,
     memory_dtype: str = "float32",
     memory_path: str | Path | None = None,
@@ -78,6 +83,8 @@ def make_rules(
     """
     check_whole("n", n, "at least 1", 1)
     check_whole("aux", aux, "0 for none", 0)
+    min_clients = n if min_clients is None else min_clients
+    check_whole("min_clients", min_clients, "at least 1, or None for n", 1)
     folder = None if memory_path is None else str(Path(memory_path).absolute() / f"federation-{token_hex(4)}")
     if isinstance(server_optimizer, str):
         server_optimizer = make_server_optimizer(server_optimizer)
@@ -89,14 +96,14 @@ def make_rules(
         **({} if estimator is None else {"estimator": estimator}),
         **more,
     }
-    max_ratio = 3.0 if max_ratio is None and clip is not None else max_ratio
     somebody = Population.from_sizes([1] * n, weights, [[0.0] * aux] * n if aux else None, max_ratio)
     if isinstance(sampler, str):
         plan = make_plan(sampler, somebody, n, **settings)
     else:
         plan = Plan(somebody, sampler, n, **settings)
+    max_ratio = 3.0 if max_ratio is None and plan.clip is not None else max_ratio
     path = None if state_path is None else Path(state_path)
-    return Rules(plan, weights, aux, path, identity, max_ratio, seed is None)
+    return Rules(plan, weights, aux, path, identity, max_ratio, seed is None, min_clients)
 
 
 def check_whole(name: str, value: Any, allowed: str, least: int) -> None:

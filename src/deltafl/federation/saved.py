@@ -36,7 +36,7 @@ from .scales import ClientScale
 FILES = ["federation.safetensors", *(f"federation-{age}.safetensors" for age in range(1, KEPT))]
 FILE = FILES[0]
 _HEADER = "deltafl-federation"
-_VERSION = 7
+_VERSION = 8
 _REST, _AUX = "rest.", "aux_mk"
 
 
@@ -93,6 +93,9 @@ def _keep_last(folder: Path) -> None:
 def load(folder: Path, federation: Federation) -> bool:
     """Restore the saved state into a new federation; False if there is none."""
     if not (folder / FILE).exists():
+        before = next((name for name in FILES[1:] if (folder / name).exists()), None)
+        if before is not None:
+            raise DeltaflError(f"{folder} has no {FILE}; rename {before}, or choose a new state_path")
         return False
     for name in reversed(FILES[1:]):
         with suppress(DeltaflError):  # there is none, or one of other settings, or damaged
@@ -177,12 +180,14 @@ def _settle(federation: Federation) -> None:
 
 
 def _settings(federation: Federation) -> dict[str, Any]:
-    """The settings that a saved state depends on, as JSON; the cohort size may change between starts."""
+    """The settings that a saved state depends on, as JSON; the cohort size may change between starts, without dp."""
     rules = federation.rules
     texts, memory = owner(rules.plan), rules.plan.memory
     return {
         **{name: texts[name] for name in ("sampler", "estimator", "server_optimizer", "seed", "norm_guard")},
-        **{name: texts.get(name) for name in ("average", "clip", "dp")},
+        **{name: texts.get(name) for name in ("clip", "dp")},
+        "average": float(rules.plan.average),
+        "n / min_clients": None if rules.plan.dp is None else rules.plan.n / rules.min_clients,
         "weights": rules.weights,
         "max_ratio": rules.max_ratio,
         "identity": rules.identity,

@@ -57,11 +57,11 @@ def admit(federation: Federation, present: Mapping[str, ClientInfo], log: Log) -
     return {key: info for key, info in present.items() if key in federation.clients}
 
 
-def log_privacy(rules: Rules, rounds: int, num_clients: int, log: Log) -> None:
-    """Log what so many rounds spend where at least so many clients are present."""
+def log_privacy(rules: Rules, rounds: int, log: Log) -> None:
+    """Log what so many rounds spend."""
     dp = rules.plan.dp
     if dp is not None:
-        epsilon = dp.epsilon(rounds, rules.plan.n / num_clients)
+        epsilon = dp.epsilon(rounds, rules.plan.n / rules.min_clients)
         log(INFO, "After %d rounds: epsilon = %.3g at most, with delta = %g", rounds, epsilon, dp.delta)
 
 
@@ -136,7 +136,7 @@ def _log_round(info: RoundInfo, keys: Sequence[str], silent: Sequence[int], log:
     for client, reason in info.rejected:
         log(WARNING, "\treply of %s rejected: %s", keys[client], reason)
     if info.warning is not None:
-        log(WARNING, "\t%s", info.warning)
+        log(WARNING, "\tall replies were rejected and nothing was learnt")
     size = info.effective_sample_size if isfinite(info.effective_sample_size) else 0.0
     text = "\t%d of %d replies used; sum of weights %.3f, largest %.3f, effective sample size %.1f"
     log(INFO, text, info.num_responded, info.num_selected, info.sum_of_weights, info.largest_weight, size)

@@ -94,11 +94,12 @@ class Directory:
                 if len(able) >= min_nodes:
                     return able
             if over:
+                silent = f"{len(self._queries)} more did not register ({self._last_fault or 'no answer yet'})"
+                cure = "does their ClientApp call deltafl.flower.register(app, ...)?"
                 raise DeltaflError(
                     f"{len(able)} clients are registered and connected after {seconds:g} s, {min_nodes} are needed; "
-                    "start more SuperNodes, lower min_nodes, or raise wait_for_nodes. "
-                    f"{len(self._queries)} more did not register ({self._last_fault or 'no answer yet'}); does their "
-                    "ClientApp call deltafl.flower.register(app, ...)?"
+                    "start more SuperNodes, lower min_nodes, or raise wait_for_nodes"
+                    + (f". {silent}; {cure}" if self._queries else "")
                 )
             if len(able) < min_nodes and len(present) != before:
                 log(INFO, "Waiting for clients: %d registered, %d needed", len(able), min_nodes)

@@ -121,6 +121,8 @@ class DeltaStrategy(Strategy):
     ) -> None:
         self.name = sampler if isinstance(sampler, str) else type(sampler).__name__
         self.min_nodes, self.wait_for_nodes = n if min_nodes is None else min_nodes, wait_for_nodes
+        if min_nodes is not None:
+            check_whole("min_nodes", min_nodes, "at least 1, or None for n", 1)
         self.buffers, self.evaluate = check_texts("buffers", buffers), evaluate
         self.rules = make_rules(
             sampler,
@@ -138,11 +140,11 @@ class DeltaStrategy(Strategy):
             clip=clip,
             max_ratio=max_ratio,
             dp=dp,
+            min_clients=min_nodes,
             aux=aux,
             memory_dtype=memory_dtype,
             memory_path=memory_path,
         )
-        check_whole("min_nodes", self.min_nodes, "at least 1, or None for n", 1)
         self.state_path = self.rules.state_path
         self.directory = Directory(identity, registration_timeout, aux, check_texts("forget", forget))
         self.federation: Federation | None = None
@@ -172,7 +174,7 @@ class DeltaStrategy(Strategy):
             arrays = {name: array.numpy() for name, array in initial_arrays.items()}
             self.federation = federation = begin(self.rules, arrays, self.buffers, self.directory.forget, log)
             done, self._cohort = 0 if federation.state is None else federation.state.round, None
-            log_privacy(self.rules, max(done, num_rounds), self.min_nodes, log)
+            log_privacy(self.rules, max(done, num_rounds), log)
             self._timeout = float(timeout)
             result = super().start(
                 grid,

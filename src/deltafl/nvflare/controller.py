@@ -29,7 +29,7 @@ from ..types import RoundInfo
 from .client import AUX, CENSUS, NUM_EXAMPLES, RECORD, REGISTER, ROUND, TRAINED, trained
 
 #: Arguments of the host alone; ``make_rules`` takes the others.
-OWN = {"num_rounds", "min_clients", "timeout", "registration_timeout", "buffers", "forget", "persistor_id"}
+OWN = {"num_rounds", "timeout", "registration_timeout", "buffers", "forget", "persistor_id"}
 #: How often a client that does not register is asked.
 _MOST = 3
 
@@ -98,9 +98,9 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         self.rules = make_rules(identity="name", **{name: arguments[name] for name in arguments.keys() - OWN})
         if isinstance(self.rules.plan.rule.control, RemoteControl):
             raise DeltaflError("clients of NVFlare keep no memory; write the estimator without '-remote'")
+        if self.rules.plan.scaffold:
+            raise DeltaflError("clients of NVFlare correct no local steps; leave out scaffold")
         check_whole("num_rounds", num_rounds, "at least 1", 1)
-        self._least = n if min_clients is None else min_clients
-        check_whole("min_clients", self._least, "at least 1, or None for n", 1)
         self.federation: Federation | None = None
         #: The statistics of every round.
         self.history: list[RoundInfo] = []
@@ -120,7 +120,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         with sole_owner(self.rules.state_path):
             arrays = {name: as_array(value) for name, value in params.items()}
             self.federation = federation = begin(self.rules, arrays, self.buffers, self.forget, self.logger.log)
-            log_privacy(self.rules, self.num_rounds, self._least, self.logger.log)
+            log_privacy(self.rules, self.num_rounds, self.logger.log)
             while (0 if federation.state is None else federation.state.round) < self.num_rounds:
                 if not self._play(federation):
                     return
@@ -132,8 +132,8 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         if self.abort_signal.triggered:
             return False
         present = admit(federation, registered, log)
-        if len(present) < self._least:
-            known = f"{len(present)} clients have registered, {self._least} are needed"
+        if len(present) < (least := self.rules.min_clients):
+            known = f"{len(present)} clients have registered, {least} are needed"
             raise DeltaflError(f"{known}; raise registration_timeout, lower min_clients, or use DeltaClient in scripts")
 
         def ask(keys: list[str], census: Census) -> dict[str, Any]:

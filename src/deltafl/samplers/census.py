@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError, WithRanges
+from ..estimators.control_variates import RANK_TOLERANCE
 from ..estimators.sketch import count_sketch
 from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled
 from ..types import FloatArray, Population
@@ -57,7 +58,7 @@ class Census(WithRanges):
     def answer(
         self,
         update: npt.ArrayLike,
-        tensors: Sequence[int] = (),
+        tensors: Sequence[int | Sequence[int]] = (),
         seed: int = 0,
         rng: np.random.Generator | None = None,
     ) -> FloatArray:
@@ -68,13 +69,15 @@ class Census(WithRanges):
 
         Args:
             update: u = x_K - x_0, (d,), the client's usual local work on the initial model.
-            tensors: Sizes of the last tensors of the model, such as (5120, 10) for weights and bias of an output
-                layer. By default the whole update is one tensor.
+            tensors: Sizes or shapes of the last tensors of the model, such as (5120, 10) for weights and bias of an
+                output layer. By default the whole update is one tensor.
             seed: Fixes the projection; the same for all clients.
             rng: Source of the noise; required if there is any.
         """
+        if update is None:
+            raise DeltaflError("the update is None; write None in place of the answer of a client that failed")
         update_d = np.asarray(update, dtype=np.float64).ravel()
-        ends = np.cumsum(tensors or (len(update_d),))
+        ends = np.cumsum([np.prod(tensor, dtype=int) for tensor in tensors] or [len(update_d)])
         if ends[-1] > len(update_d):
             raise DeltaflError(f"the census looks at the last {ends[-1]} parameters of an update of {len(update_d)}")
         with np.errstate(over="ignore", invalid="ignore"):
@@ -129,8 +132,8 @@ class Census(WithRanges):
         for block in blocks:
             centred_ks = sketch_of(block) - mean_s
             spread_ss = spread_ss + (share_k[block, None] * centred_ks).T @ centred_ks
-        _, axes = np.linalg.eigh(spread_ss)
-        axes = axes[:, ::-1][:, : self.components]
+        variance_s, axes = np.linalg.eigh(spread_ss)
+        axes = (axes * (variance_s > RANK_TOLERANCE * variance_s[-1]))[:, ::-1][:, : self.components]
         axes *= np.sign(axes[np.abs(axes).argmax(axis=0), range(axes.shape[1])])  # a newcomer turns no axis round
         for block in blocks:
             aux_mq[here_k[block], : axes.shape[1]] = (sketch_of(block) - mean_s) @ axes
@@ -150,6 +153,9 @@ class Census(WithRanges):
             return answers
         rows = [_numbers(answer) for answer in answers]
         lengths = Counter(len(row) for row in rows if self._can_have(len(row)))
+        if not lengths and any(map(len, rows)):
+            most = f"{max(map(len, rows))} numbers, which is the length of no answer"
+            raise DeltaflError(f"what clients sent has {most}; write plan.census.answer(update), or None for no answer")
         length = lengths.most_common(1)[0][0] if lengths else self.size + 1
         return np.array([row if len(row) == length else np.full(length, np.nan) for row in rows])
 

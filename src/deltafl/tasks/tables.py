@@ -215,7 +215,7 @@ def _who(
                 f"partition {how!r} deals the rows, and column {column!r} says who holds them: leave one of them out"
             )
         if clients is None:
-            raise DeltaflError(f"partition {how!r} needs the number of clients: write for example clients = 20")
+            raise DeltaflError(f"partition {how!r} needs the number of clients: write clients=20, or --clients 20")
         return how, None
     owner = dealt.column or column or OWNER
     if column not in {None, owner}:
@@ -233,7 +233,7 @@ def _who(
 def _no_column(where: str, name: str, columns: Iterable[str], setting: str = "column") -> DeltaflError:
     """The error for a column that is not there; the others are listed, the nearest first."""
     names = list(columns)
-    near = get_close_matches(name, names, n=1, cutoff=0.5)
+    near = get_close_matches(name, names, n=1, cutoff=0.6)
     meant = f"did you mean {near[0]!r}?" if near else f"name one with {setting} (--{setting})"
     return DeltaflError(f"unknown column of {where} {name!r}: {meant} ({_listed(name, names)})")
 
