@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from conftest import Recorder, replies_of
 from deltafl import Plan, Population, close_round, init_round, make_sampler, open_round
-from deltafl.estimators.control_variates import CommonControl, RegressionControl, RegressionControlState
+from deltafl.estimators.control_variates import CommonControl, RegressionControl, RegressionControlState, with_new_aux
 from deltafl.types import FloatArray
 
 
@@ -85,3 +85,15 @@ def test_a_column_in_other_units_hides_no_other(size: float) -> None:
     first = learnt(KNOWN, ROUNDS)
     second = learnt(KNOWN * [1, size], ROUNDS)
     np.testing.assert_allclose(second.slope_qd * [[1], [1], [size]], first.slope_qd, rtol=1e-6)
+
+
+def test_predictions_follow_when_the_variables_are_turned() -> None:
+    """As the components of a census are by a newcomer; those of clients known before stay what they were."""
+    rng = np.random.default_rng(4)
+    before_mq, slope_qd = np.hstack([np.ones((6, 1)), rng.normal(size=(6, 3))]), rng.normal(size=(4, 5))
+    turned_mq = before_mq @ np.linalg.qr(rng.normal(size=(4, 4)))[0]
+    after_mq, weight_m = np.vstack([turned_mq, rng.normal(size=(1, 4))]), rng.dirichlet(np.ones(7))
+    state = with_new_aux(RegressionControlState(after_mq, weight_m, slope_qd), before_mq)
+    np.testing.assert_allclose(turned_mq @ state.slope_qd, before_mq @ slope_qd, atol=1e-12)
+    same = RegressionControlState(before_mq, weight_m[:6], slope_qd)
+    assert with_new_aux(same, before_mq) is same

@@ -349,6 +349,18 @@ class RegressionControl(LearnsFromResiduals):
         return state._replace(slope_qd=state.slope_qd + np.einsum("qn,nd->qd", gain_qn, residual_nd))
 
 
+def with_new_aux(state: RegressionControlState, before_mq: FloatArray) -> RegressionControlState:
+    """The slopes on new variables whose predictions are nearest to those on ``before_mq``, of the first clients.
+
+    A newcomer's answer to a census turns the components of all clients; slopes on the old ones would predict nonsense.
+    """
+    aux_mq, weight_m = state.aux_mq[: len(before_mq)], state.weight_m[: len(before_mq)]
+    if np.array_equal(aux_mq, before_mq):
+        return state
+    square_qq, moment_qq = (np.einsum("m,mp,mq->pq", weight_m, aux_mq, with_mq) for with_mq in (aux_mq, before_mq))
+    return state._replace(slope_qd=pseudoinverse(square_qq) @ moment_qq @ state.slope_qd)
+
+
 def pseudoinverse(square_qq: FloatArray) -> FloatArray:
     """The pseudoinverse of sum_j x_j x_j^T. Columns of x of other sizes than 1/32 to 32 are scaled to these first.
 

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from ..errors import DeltaflError
-from ..estimators.control_variates import OwnControlState, summed_anew
+from ..estimators.control_variates import OwnControlState, RegressionControlState, summed_anew, with_new_aux
 from ..estimators.remote import RemoteControlState, begin_anew
 from ..estimators.two_phase import LastResidualsState, residuals_summed_anew
 from ..io import checked
@@ -89,7 +89,10 @@ def resize_state(
 def _resized(old: Any, fresh: Any, kept_k: Sequence[int] | None, name: str) -> Any:
     if hasattr(fresh, "_fields"):
         parts = zip(old, fresh, fresh._fields, strict=True)
-        return type(fresh)(*(_resized(part, new, kept_k, field) for part, new, field in parts))
+        resized = type(fresh)(*(_resized(part, new, kept_k, field) for part, new, field in parts))
+        if isinstance(old, RegressionControlState):
+            return with_new_aux(resized, old.aux_mq if kept_k is None else old.aux_mq[np.asarray(kept_k, dtype=int)])
+        return resized
     if name in _FROM_POPULATION:
         return fresh
     if not _PER_CLIENT.search(name):
