@@ -315,8 +315,8 @@ def test_nobody_is_sent_anything_where_nobody_is_drawn(monkeypatch: pytest.Monke
 def settings_of(controller: DeltaFedAvg) -> list[Any]:
     rules = controller.rules
     plan = [getattr(rules.plan, name) for name in ("sampler", "n", "server_optimizer", "clip", "norm_guard", "dp")]
-    own = [getattr(controller, name) for name in ("timeout", "forget", "buffers", "_least")]
-    return [*plan, *own, rules.weights, rules.aux, rules.max_ratio, rules.state_path]
+    own = [getattr(controller, name) for name in ("timeout", "forget", "buffers")]
+    return [*plan, *own, rules.min_clients, rules.weights, rules.aux, rules.max_ratio, rules.state_path]
 
 
 def test_a_job_keeps_every_argument(tmp_path: Path) -> None:
@@ -351,6 +351,8 @@ def test_a_job_keeps_every_argument(tmp_path: Path) -> None:
 def test_what_the_host_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeltaflError, match="write the estimator without '-remote'"):
         DeltaFedAvg("innovation@systematic@innovation-remote")
+    with pytest.raises(DeltaflError, match="leave out scaffold"):
+        DeltaFedAvg("census+scaffold")
     with pytest.raises(DeltaflError, match="num_rounds is 0"):
         DeltaFedAvg(num_rounds=0)
     with pytest.raises(DeltaflError, match=r"no initial model; add one, job.to_server\(PTModel\(model\)\)"):

@@ -304,7 +304,7 @@ def test_the_column_of_clients_is_no_feature_and_of_many_owners_some_are_drawn()
     [
         ({}, "frame has no column 'client' that says who holds a row: .*--column.*--partition iid --clients 20.*kind"),
         ({"label": "kinds"}, r"unknown column of data frame 'kinds': did you mean 'kind'\? \(its columns are kind, "),
-        ({"partition": "iid"}, "partition 'iid' needs the number of clients: write for example clients = 20"),
+        ({"partition": "iid"}, "partition 'iid' needs the number of clients: write clients=20, or --clients 20"),
         ({"partition": "iid", "column": "a", "clients": 2}, "deals the rows, and column 'a' says who holds them"),
         ({"partition": "irid", "clients": 2}, "unknown partition 'irid': did you mean 'iid'"),
         ({"partition": "writer"}, "unknown column of data frame 'writer'"),
