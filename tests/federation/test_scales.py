@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from deltafl.arrays import Arrays
+from deltafl.federation.clients import ClientInfo
 from deltafl.federation.federation import Federation
 from deltafl.federation.replies import ClientReply
 from deltafl.federation.rules import make_rules
@@ -145,3 +146,24 @@ def test_who_is_selected_is_a_secret_that_the_state_keeps(tmp_path: Path, monkey
     assert load(tmp_path, again)
     assert again.plan.seed == again.rules.plan.seed == fed.plan.seed
     assert again.open(again.keys).client_n.tolist() == fed.open(fed.keys).client_n.tolist()
+
+
+def test_who_is_forgotten_leaves_no_losses_to_be_judged_by() -> None:
+    """Else the model that a heavy client has led away is put back whenever the others improve it."""
+    target = {"client:0": 0.3, "client:1": 90.0}
+    fed = federation("uniform", {"x": np.zeros(4, np.float32)}, n=2, seed=1)
+
+    def answer(client: int) -> ClientReply:
+        x_d, goal = fed.arrays()["x"], target[fed.keys[client]]
+        return ClientReply({"x": x_d + np.float32(0.3) * (goal - x_d)}, loss=1 + (goal - float(x_d[0])) ** 2)
+
+    fed.admit({"client:0": ClientInfo(100)})
+    play_once(fed, answer)
+    fed.admit({"client:1": ClientInfo(100_000)})
+    for _ in range(20):
+        play_once(fed, answer)
+    assert fed.params_d[0] > 80
+    fed.forget({"client:1"})
+    for _ in range(60):
+        play_once(fed, answer)
+    assert fed.params_d == pytest.approx(np.full(4, 0.3), abs=1e-3)

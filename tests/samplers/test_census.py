@@ -10,6 +10,7 @@ from conftest import all_cohorts, make_problem, play
 from deltafl import Census, DeltaflError, Plan, Population, close_round, init_round, make_plan, make_sampler, open_round
 from deltafl.estimators.control_variates import pseudoinverse
 from deltafl.estimators.sketch import count_sketch
+from deltafl.estimators.two_bits import norms
 from deltafl.io import read_json
 from deltafl.samplers.census import output_layer
 from deltafl.simulation import make_settings, run_single
@@ -97,6 +98,25 @@ def test_few_answers_have_few_components() -> None:
     assert not aux_mq[:, 4:].any()
     noisy_mq = np.hstack([rng.normal(size=(9, 2)), 1e-17 * rng.normal(size=(9, 1))])
     assert not pseudoinverse(noisy_mq.T @ noisy_mq)[2].any()
+
+
+def test_answers_of_one_direction_have_no_component() -> None:
+    rng = np.random.default_rng(6)
+    direction_d = rng.normal(size=40)
+    answers = [Census().answer(np.float32(length) * direction_d.astype(np.float32)) for length in rng.uniform(1, 2, 8)]
+    aux_mq = Census().population(Population.from_sizes([1, 2, 3, 4, 5, 6, 7, 8]), answers).aux_mq
+    assert aux_mq is not None
+    assert not aux_mq.any()
+
+
+def test_one_of_two_long_first_updates_is_clipped() -> None:
+    """The median of two norms, their mean, would let it pass."""
+    census = Census(first_update=True)
+    answers = [census.answer(length * np.ones(40)) for length in (1.0, 1e12)]
+    code_mc = census.population(Population.from_sizes([1, 1]), answers).code_mc
+    assert code_mc is not None
+    short, long = norms(np.asarray(code_mc))
+    assert long == pytest.approx(25 * short)
 
 
 def test_updates_in_place_of_answers_are_refused() -> None:

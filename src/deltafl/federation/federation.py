@@ -129,6 +129,7 @@ class Federation:
         self._set_clients({key: info for key, info in self.clients.items() if key not in keys}, kept_k)
         self.scales.known = {key: scale for key, scale in self.scales.known.items() if key not in keys}
         self.kept.clear()  # they know these clients
+        self.scales.begin_anew()  # their part of the model is still in it
 
     def expected_memory(self, client: int) -> int | None:
         """The name of the c_i that a client is to subtract; None if clients keep no memory."""

@@ -60,6 +60,11 @@ class Scales:
         text = "the update has norm {:.3g}, far beyond those of the other clients: at most {:.3g} is used"
         return {place: text.format(norm, most) for place, norm in norms.items() if norm > most}
 
+    def begin_anew(self) -> None:
+        """Take the next losses as the first ones."""
+        self.known = {key: scale._replace(loss=0.0) for key, scale in self.known.items()}
+        self._watch = Watch(1.0, log_loss=True)
+
     def see(self, info: RoundInfo, losses: Mapping[str, float], params_d: Params) -> str | None:
         """Why the model is lost after a round with these losses, as a clause; None if it is not."""
         ratios = []

@@ -20,6 +20,7 @@ from ..errors import DeltaflError, WithRanges
 from ..estimators.control_variates import RANK_TOLERANCE
 from ..estimators.sketch import count_sketch
 from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled
+from ..server.clipping import lower_median
 from ..types import FloatArray, Population
 
 #: One answer a client; None, or what is no answer, where there is none.
@@ -28,6 +29,8 @@ Answers = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
 LARGEST_NORM = 1e100
 #: Longest first update, in medians of all: a few of a CNN are 20 long and would drown the others, and so would a lie.
 LONGEST = 5.0
+#: Variance of sketches of length 1 that is rounding, of updates in float32.
+_ROUNDING = 1e-12
 #: Answers processed at a time, as copies of all of them would not fit into memory.
 _BLOCK = 2**15
 
@@ -102,9 +105,11 @@ class Census(WithRanges):
         norm_m = np.where(here_m, answer_mk[:, self.size], np.nan)
         norm_m = np.where(norm_m > 0, np.minimum(norm_m, LARGEST_NORM), np.nan)
         code_mc = np.where(here_m[:, None], answer_mk[:, self.size + 1 :], 0.0)
-        length_m = norms(code_mc)
+        with np.errstate(over="ignore"):  # an infinite one is clipped
+            length_m = norms(code_mc)
         if length_m.any():
-            longest = LONGEST * np.median(length_m[length_m > 0])
+            known_k = length_m[length_m > 0]  # of two, the median is half of what one may have made up
+            longest = LONGEST * min(float(np.median(known_k)), LONGEST * lower_median(known_k))
             code_mc = scaled(code_mc, longest / np.maximum(length_m, longest))
         aux_mq = self.auxiliary(answer_mk, population.weight_m)
         return population._replace(aux_mq=aux_mq, norm_m=norm_m, code_mc=code_mc if code_mc.size else None)
@@ -133,7 +138,7 @@ class Census(WithRanges):
             centred_ks = sketch_of(block) - mean_s
             spread_ss = spread_ss + (share_k[block, None] * centred_ks).T @ centred_ks
         variance_s, axes = np.linalg.eigh(spread_ss)
-        axes = (axes * (variance_s > RANK_TOLERANCE * variance_s[-1]))[:, ::-1][:, : self.components]
+        axes = (axes * (variance_s > max(RANK_TOLERANCE * variance_s[-1], _ROUNDING)))[:, ::-1][:, : self.components]
         axes *= np.sign(axes[np.abs(axes).argmax(axis=0), range(axes.shape[1])])  # a newcomer turns no axis round
         for block in blocks:
             aux_mq[here_k[block], : axes.shape[1]] = (sketch_of(block) - mean_s) @ axes

@@ -8,7 +8,8 @@ client. Whatever u_i a client sends, it counts as
 with c_i the control variate and coef_i its coefficient. So no client moves the estimate by more than 3 R / n, however
 rarely it was selected or has replied. R, c_i and coef_i are known before the draw: the estimate is unbiased for the sum
 of the clipped updates, and **biased** for that of the updates. Where no norm is known yet, in the first round, the
-median is that of its replies. Medians are lower medians, so that one of two clients cannot raise them.
+median is that of its replies. Medians are lower medians, so that one of two clients cannot raise them; where more than
+half of the last updates are 0, R is 0 and the model stays.
 
 Samplers learn from the clipped updates. What a client reports, or what is measured on it, counts at most 1.5 times the
 median of the round's replies: sending alternating signs or reporting a large loss does not get a client selected more.
