@@ -86,7 +86,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DeltaflError(
-            f"cannot write {path}: {error.strerror}; choose a folder that exists and has room"
+            f"cannot write {path}: {error.strerror}; make room, or choose a folder that exists"
         ) from error
 
 
