@@ -211,8 +211,7 @@ def mean_rest(layout: Layout, sent: Arrays, replies: list[Arrays], coef_n: Float
     for entry in layout.entries if total > 0 else ():
         if entry.kind != "trained" and entry.dtype != "bool":
             old, new = sent[entry.name], [reply[entry.name] for reply in replies]
-            half = np.sort(np.stack(new), axis=0)[(len(new) - 1) // 2]
-            rest[entry.name] = np.asarray(half, old.dtype) if median else _mean(old, new, coef_n / total)
+            rest[entry.name] = _lower_median(old, new) if median else _mean(old, new, coef_n / total)
     return rest
 
 
@@ -237,6 +236,10 @@ def _value_fault(entry: Entry, array: Array) -> str | None:
         return f"NaN, or entries of a size above {largest:.3g}"
     is_variance = any(fnmatchcase(entry.name, pattern) for pattern in _VARIANCES)
     return "negative entries, impossible for a variance" if is_variance and not np.all(array >= 0) else None
+
+
+def _lower_median(old: Array, replies: list[Array]) -> Array:
+    return np.asarray(np.sort(np.stack(replies), axis=0)[(len(replies) - 1) // 2], old.dtype)
 
 
 def _mean(old: Array, replies: list[Array], share_n: FloatArray) -> Array:

@@ -320,8 +320,8 @@ def open_round(
 ) -> Cohort:
     """Select the clients of this round. The state is not changed: opening it again gives the same cohort.
 
-    ``available_m``, bool (m,), says who can be selected. The estimate still targets all clients: each reply is divided
-    by how often its client was available (``Plan.response_rates``). The ``oracle`` is for simulators alone.
+    ``available_m``, bool (m,): who can be selected; the estimate still targets all clients (``Plan.response_rates``).
+    The ``oracle`` is for simulators alone. A ``DeltaflError`` if it is missing, or if the mask is wrong or empty.
     """
     if plan.sampler.needs_oracle:
         plan.sampler.require_oracle(oracle)

@@ -120,7 +120,7 @@ class DeltaStrategy(Strategy):
         forget: Collection[str] = (),
     ) -> None:
         self.name = sampler if isinstance(sampler, str) else type(sampler).__name__
-        self.min_nodes, self.wait_for_nodes = n if min_nodes is None else min_nodes, wait_for_nodes
+        self.wait_for_nodes = wait_for_nodes
         if min_nodes is not None:
             check_whole("min_nodes", min_nodes, "at least 1, or None for n", 1)
         self.buffers, self.evaluate = check_texts("buffers", buffers), evaluate
@@ -145,7 +145,7 @@ class DeltaStrategy(Strategy):
             memory_dtype=memory_dtype,
             memory_path=memory_path,
         )
-        self.state_path = self.rules.state_path
+        self.min_nodes, self.state_path = self.rules.min_clients, self.rules.state_path
         self.directory = Directory(identity, registration_timeout, aux, check_texts("forget", forget))
         self.federation: Federation | None = None
         #: The statistics of every round, for callers who want more than Flower's metrics.
