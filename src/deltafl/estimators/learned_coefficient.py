@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from ..scale.rows import RowFormat
+from ..scale.rows import RowFormat, inner
 from ..types import Cohort, FloatArray, IntArray, Params, Population, Replies
 from .control_variates import ControlValue, ControlVariate
 
@@ -134,16 +134,16 @@ def _products(update_nd: Params, control_nd: FloatArray, weight_n: FloatArray, r
     for mass, alone, sent, update_d, control_d in rows:
         np.multiply(update_d, sent, out=y_d, dtype=np.float64)
         np.multiply(control_d, sent, out=z_d)
-        product, length = float(y_d @ z_d), float(z_d @ z_d)
+        product, length = float(inner(y_d, z_d)), float(inner(z_d, z_d))
         cross, square = cross + mass * product, square + mass * length
         alone_cross, alone_square = alone_cross + alone * product, alone_square + alone * length
         if total > 0:
             mean_y_d += np.multiply(y_d, mass / total, out=part_d)
             mean_z_d += np.multiply(z_d, mass / total, out=part_d)
     if replies.cohort.kind != "poisson" and _open_places(replies.selected) > 1:
-        spread = square - total * float(mean_z_d @ mean_z_d)
+        spread = square - total * float(inner(mean_z_d, mean_z_d))
         beyond_rounding = spread > _SPREAD * square
-        cross = cross - total * float(mean_y_d @ mean_z_d) if beyond_rounding else 0.0
+        cross = cross - total * float(inner(mean_y_d, mean_z_d)) if beyond_rounding else 0.0
         square = spread if beyond_rounding else 0.0
     return cross + alone_cross, square + alone_square
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
-from ..scale.rows import Rows, RunningSum, replace_rows
+from ..scale.rows import Rows, RunningSum, inner, replace_rows
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
 from .control_variates import ControlValue, ControlVariate, LearnsFromResiduals, RegressionControl, pseudoinverse
 from .learned_coefficient import LearnedCoefficient, LearnedCoefficientState
@@ -52,10 +52,11 @@ class LastResiduals(LearnsFromResiduals):
         weight_m = population.weight_m * sent_m
         moment_qd = np.zeros_like(zero_qd)
         for rows in _blocks(m, num_params):
-            moment_qd += (weight_m[rows, None] * aux_mq[rows]).T @ decode(code_mc[rows], num_params)
+            moment_qd += np.einsum("mq,md->qd", weight_m[rows, None] * aux_mq[rows], decode(code_mc[rows], num_params))
         square_qq = np.einsum("m,mp,mq->pq", weight_m, aux_mq, aux_mq)
-        fitted_qd = pseudoinverse(square_qq) @ moment_qd
-        return state._replace(fitted_qd=fitted_qd, total_d=moment_qd[0] - square_qq[0] @ fitted_qd)
+        fitted_qd = np.einsum("pq,qd->pd", pseudoinverse(square_qq), moment_qd)
+        total_d = moment_qd[0] - np.einsum("q,qd->d", square_qq[0], fitted_qd)
+        return state._replace(fitted_qd=fitted_qd, total_d=total_d)
 
     def value(self, state: LastResidualsState, client_n: IntArray) -> ControlValue:
         if not has_codes(state):
@@ -97,7 +98,7 @@ def residuals_summed_anew(state: LastResidualsState, weight_m: FloatArray) -> La
     total_d = np.zeros_like(state.total_d)
     if has_codes(state):
         for rows in _blocks(len(weight_m), len(total_d)):
-            total_d += weight_m[rows] @ _residuals(state, np.arange(len(weight_m))[rows])
+            total_d += np.einsum("m,md->d", weight_m[rows], _residuals(state, np.arange(len(weight_m))[rows]))
     return state._replace(total_d=total_d, rounding=np.zeros(()))
 
 
@@ -105,7 +106,7 @@ def _residuals(state: LastResidualsState, client_n: IntArray) -> FloatArray:
     """e_i of some clients, (n, d)."""
     code_nc = np.array([state.code_mc[client] for client in client_n.tolist()]).reshape(-1, len(state.code_mc[0]))
     row_nd = decode(code_nc, len(state.total_d))
-    row_nd -= (state.aux_mq[client_n] * state.is_first_m[client_n, None]) @ state.fitted_qd
+    row_nd -= np.einsum("nq,qd->nd", state.aux_mq[client_n] * state.is_first_m[client_n, None], state.fitted_qd)
     return row_nd
 
 
@@ -176,5 +177,5 @@ def _trust(state: TwoPhaseState) -> float:
     first, weight_m = state.first.control, state.regression.control.weight_m
     square_qq = np.einsum("m,mp,mq->pq", weight_m * first.is_first_m, first.aux_mq, first.aux_mq)
     explained = float(np.einsum("pd,pq,qd->", first.fitted_qd, square_qq, first.fitted_qd, optimize=True))
-    square = KEPT * float(weight_m @ norms(np.asarray(first.code_mc)) ** 2)
+    square = KEPT * float(inner(weight_m, norms(np.asarray(first.code_mc)) ** 2))
     return min(explained / max(square, np.finfo(np.float64).tiny), 1.0)

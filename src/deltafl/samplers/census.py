@@ -20,6 +20,7 @@ from ..errors import DeltaflError, WithRanges
 from ..estimators.control_variates import RANK_TOLERANCE
 from ..estimators.sketch import count_sketch
 from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled
+from ..scale.rows import inner
 from ..server.clipping import lower_median
 from ..types import FloatArray, Population
 
@@ -33,6 +34,8 @@ LONGEST = 5.0
 _ROUNDING = 1e-12
 #: Answers processed at a time, as copies of all of them would not fit into memory.
 _BLOCK = 2**15
+#: Answers in one matrix product: OpenBLAS splits longer sums in another way for each number of threads.
+_PRODUCT = 256
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Census(WithRanges):
             parts = np.split(update_d[len(update_d) - ends[-1] :], ends[:-1])
             direction_d = np.concatenate([_unit(part) for part in parts])
             sketch_k = _unit(count_sketch(direction_d[None], self.size, seed)[0])
-            norm = float(np.linalg.norm(update_d))
+            norm = sqrt(inner(update_d, update_d))
             code_c = encode(update_d) if self.first_update and self.noise == 0 else ()
         if self.noise == 0:
             return np.concatenate([sketch_k, [norm], code_c])
@@ -132,17 +135,19 @@ class Census(WithRanges):
         def sketch_of(block: slice) -> FloatArray:  # made anew for each sum: all of them are as large as the answers
             return _units(answer_mk[here_k[block], : self.size].astype(np.float64))
 
-        mean_s = sum(share_k[block] @ sketch_of(block) for block in blocks)
+        mean_s = sum(np.einsum("k,ks->s", share_k[block], sketch_of(block)) for block in blocks)
         spread_ss: Any = 0.0
         for block in blocks:
             centred_ks = sketch_of(block) - mean_s
-            spread_ss = spread_ss + (share_k[block, None] * centred_ks).T @ centred_ks
+            weighed_ks = share_k[block, None] * centred_ks
+            for part in (slice(first, first + _PRODUCT) for first in range(0, len(centred_ks), _PRODUCT)):
+                spread_ss = spread_ss + weighed_ks[part].T @ centred_ks[part]
         variance_s, axes = np.linalg.eigh(spread_ss)
         axes = (axes * (variance_s > max(RANK_TOLERANCE * variance_s[-1], _ROUNDING)))[:, ::-1][:, : self.components]
         axes *= np.sign(axes[np.abs(axes).argmax(axis=0), range(axes.shape[1])])  # a newcomer turns no axis round
         for block in blocks:
-            aux_mq[here_k[block], : axes.shape[1]] = (sketch_of(block) - mean_s) @ axes
-        aux_mq /= max(sqrt(float(weight_m @ (aux_mq**2).sum(axis=1))), np.finfo(np.float64).tiny)
+            aux_mq[here_k[block], : axes.shape[1]] = np.einsum("ks,sq->kq", sketch_of(block) - mean_s, axes)
+        aux_mq /= max(sqrt(inner(weight_m, (aux_mq**2).sum(axis=1))), np.finfo(np.float64).tiny)
         return aux_mq
 
     def _read(self, answers: Answers, num_clients: int) -> npt.NDArray[np.floating]:
@@ -209,7 +214,7 @@ def _units(part_kd: FloatArray) -> FloatArray:
     """``_unit`` of every row, in place."""
     largest_k = np.abs(part_kd).max(axis=1, initial=0.0)
     part_kd /= np.where(largest_k == 0, 1.0, largest_k)[:, None]
-    norm_k = np.sqrt((part_kd[:, None, :] @ part_kd[:, :, None])[:, 0, 0])
+    norm_k = np.sqrt(inner(part_kd, part_kd))
     part_kd /= np.where(largest_k == 0, 1.0, norm_k)[:, None]
     return part_kd
 

@@ -30,6 +30,10 @@ DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "bfloat16":
 #: A running sum is lost where rounding may be more than this share of its largest entry.
 LOST = 2.0**-20
 
+#: OpenBLAS gives the product of longer vectors to several threads: its bits depend on their number, and on a busy
+#: machine they wait for each other.
+ONE_THREAD = 10_000
+
 
 @dataclass(frozen=True)
 class RowFormat:
@@ -250,6 +254,15 @@ def weighted_sum(coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]], num_p
     for coef, row_d in zip(coef_n, rows, strict=True):
         total_d += np.multiply(row_d, coef, out=product_d, dtype=np.float64)
     return total_d
+
+
+def inner(left_d: FloatArray, right_d: FloatArray) -> Any:
+    """<left, right> along the last axis of float64 arrays: the same bits whatever thread count, or number of rows."""
+    total = np.zeros(left_d.shape[:-1])
+    for first in range(0, left_d.shape[-1], ONE_THREAD):
+        part = slice(first, first + ONE_THREAD)
+        total = total + (left_d[..., None, part] @ right_d[..., part, None])[..., 0, 0]
+    return total
 
 
 def _largest(value_d: np.ndarray[Any, Any]) -> float:

@@ -9,10 +9,12 @@ they send (``results/hostile``); write ``clip="median"`` for that.
 Clipping by the norms of the past: Seetharaman et al. 2020 (AutoClip), Andrew et al. 2021.
 """
 
+from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
 
+from ..scale.rows import inner
 from ..types import FloatArray, Nothing
 
 #: Steps that the median is taken over, and the fewest that make one.
@@ -34,7 +36,7 @@ def shorten(
     norm_guard: float | None, state: GuardState | Nothing, delta_d: FloatArray
 ) -> tuple[FloatArray, float, GuardState | Nothing]:
     """D as it is used, the factor in (0, 1] it was multiplied with, and the norms with this one."""
-    norm = float(np.linalg.norm(delta_d)) if isinstance(state, GuardState) else 0.0
+    norm = sqrt(inner(delta_d, delta_d)) if isinstance(state, GuardState) else 0.0
     if norm_guard is None or isinstance(state, Nothing) or norm == 0:  # no reply, no memory: 0 has no scale
         return delta_d, 1.0, state
     known_k = state.norm_k[np.isfinite(state.norm_k)]

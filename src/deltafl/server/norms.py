@@ -1,7 +1,10 @@
 """Norms of updates: of each, and of its distance from their mean."""
 
+from itertools import product
+
 import numpy as np
 
+from ..scale.rows import ONE_THREAD, inner
 from ..types import FloatArray, Params, Reports
 
 #: Numbers converted to float64 at a time.
@@ -14,14 +17,14 @@ def squared_norms(update_kd: Params | FloatArray, weight_k: FloatArray | None = 
     if len(update_kd) == 0:
         return squared_norm_k, squared_deviation_k
     mean_d = np.average(update_kd, axis=0, weights=weight_k)
-    rows = max(1, _BLOCK // max(1, update_kd.shape[1]))
-    for first in range(0, len(update_kd), rows):
-        block = slice(first, first + rows)
-        wide_bd = update_kd[block].astype(np.float64)
-        # The same bits as row @ row, whatever the block.
-        squared_norm_k[block] = (wide_bd[:, None, :] @ wide_bd[:, :, None])[:, 0, 0]
-        np.subtract(wide_bd, mean_d, out=wide_bd)
-        squared_deviation_k[block] = np.sum(np.square(wide_bd, out=wide_bd), axis=1)
+    d = update_kd.shape[1]
+    rows = max(1, _BLOCK // max(1, min(d, ONE_THREAD)))
+    for first, start in product(range(0, len(update_kd), rows), range(0, d, ONE_THREAD)):
+        block, part = slice(first, first + rows), slice(start, start + ONE_THREAD)
+        wide_bp = update_kd[block, part].astype(np.float64)
+        squared_norm_k[block] += inner(wide_bp, wide_bp)
+        np.subtract(wide_bp, mean_d[part], out=wide_bp)
+        squared_deviation_k[block] += np.sum(np.square(wide_bp, out=wide_bp), axis=1)
     return squared_norm_k, squared_deviation_k
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from ..errors import DeltaflError, WithRanges, unknown_name
+from ..scale.rows import inner
 from ..types import FloatArray, Nothing, Params
 
 
@@ -67,7 +68,7 @@ class FedExP(Sgd):
 
     def extrapolate(self, params_d: Params, delta_d: FloatArray, mean_square: float, state: Any) -> tuple[Params, Any]:
         """The step with N, which D does not show; ``step`` alone is that of eta = 1."""
-        eta = max(1.0, mean_square / (2 * (float(delta_d @ delta_d) + self.epsilon)))
+        eta = max(1.0, mean_square / (2 * (float(inner(delta_d, delta_d)) + self.epsilon)))
         return self.step(params_d, eta * delta_d, state)
 
 

@@ -1,0 +1,43 @@
+"""The same bits however many threads the matrix library has: on a laptop, on a busy server, and where it has one."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from conftest import make_problem, play, same_tree
+from deltafl import ESTIMATORS, SAMPLERS, Census, Population, RoundState, init_round, make_plan
+
+#: More than 10,000 parameters, of which OpenBLAS gives each product to all threads.
+PROBLEMS = [make_problem([10, 15, 20, 25, 30, 35, 40, 45], d=20_001, seed=seed) for seed in range(3)]
+LABELS = [*SAMPLERS, *(f"uniform@@{name}" for name in ESTIMATORS), "innovation+clip=median", "uniform+norm_guard=1.1"]
+
+
+def same_bits(work: Callable[[], object]) -> bool:
+    with threadpool_limits(1):
+        alone = work()
+    with threadpool_limits(2):
+        return same_tree(alone, work())
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_rounds(label: str) -> None:
+    def last_state() -> RoundState:
+        plan = make_plan(label, PROBLEMS[0].population, 3)
+        if plan.census is not None:
+            answers = [plan.census.answer(update_d, seed=0) for update_d in PROBLEMS[0].update_md]
+            plan = plan.with_census(answers)
+        return play(plan, init_round(plan, np.zeros(20_001)), PROBLEMS)
+
+    assert same_bits(last_state)
+
+
+@pytest.mark.parametrize("m", [1000, 20_000])
+def test_the_auxiliary_variables_of_a_census(m: int) -> None:
+    population, answer_mk = Population.from_sizes(1 + np.arange(m) % 7), np.random.default_rng(m).normal(size=(m, 65))
+
+    def auxiliary() -> object:
+        return Census(10, 64).population(population, answer_mk).aux_mq
+
+    assert same_bits(auxiliary)
