@@ -133,7 +133,7 @@ class Experiment(Frozen):
         return make_settings(CompareSettings, given)
 
     def options(self, part: str, scale: str) -> dict[str, Any]:
-        """The options of one part's samplers at one scale; each sampler takes those that it has."""
+        """The options of one part's samplers at one scale; each takes those that it has. ``options = {}``: none."""
         options: dict[str, Any] = self._merged(part, scale)["options"]
         return options
 
@@ -141,7 +141,8 @@ class Experiment(Frozen):
         change = self.scales[scale]
         merged: dict[str, Any] = {"options": {}}
         for table in (self.settings, self.parts[part], change.settings, change.change.get(part, {})):
-            merged |= {**table, "options": merged["options"] | table.get("options", {})}
+            given = table.get("options", merged["options"])
+            merged |= {**table, "options": merged["options"] | given if given else {}}
         return merged
 
 
