@@ -113,6 +113,9 @@ def test_the_first_sentence_is_as_sure_as_the_intervals() -> None:
     none = first(*ends, noisy("census", 0.52, 0.1))
     assert none[0] == "No sampler is shown to be better than uniform sampling."
     assert "census closes 0.05" in none[1] and "does not lie above 0" in none[1]
+    second = first(*ends, noisy("census", 0.7, 0.4), noisy("divfl", 0.6, 0.01))
+    assert second[0] == "divfl is shown to be better than uniform sampling."
+    assert second[1].startswith("The highest number has an interval that does not lie above 0: census closes 0.50")
 
 
 def test_the_first_sentence_without_a_gap_or_with_one_seed() -> None:

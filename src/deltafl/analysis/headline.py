@@ -38,11 +38,11 @@ def headline(summary: Summary) -> list[str]:
     if found[best].low is None and all(len(entry.seeds) == 1 for entry in summary.samplers):
         return [f"{shown}, in one seed.", "One seed has no interval: another seed may change the order."]
     if verdict_of(found[best]) != "better":
-        has_interval, even = found[best].low is not None, found[best].no_difference
-        why = f"has an interval that does not lie above {even:g}" if has_interval else "has no interval"
+        better = [label for label in found if verdict_of(found[label]) == "better"]
+        who = f"{', '.join(better) or 'No sampler'} {'are' if len(better) > 1 else 'is'}"
         return [
-            f"No sampler is shown to be better than {reference}.",
-            f"The highest number {why}: {shown}. More seeds make intervals shorter.",
+            f"{who} shown to be better than {reference}.",
+            f"The highest number {_why_open(found[best])}: {shown}. More seeds make intervals shorter.",
         ]
     leads = {label: _lead(summary, best, label, by_area=bool(gaps)) for label in found if label != best}
     rivals = [label for label, lead in leads.items() if verdict_of(lead) != "better"]
@@ -61,6 +61,13 @@ def headline(summary: Summary) -> list[str]:
     else:
         sure = [f"{shown}."]
     return [*sure, *_savings(summary, best)]
+
+
+def _why_open(found: GapClosed | SpeedUp) -> str:
+    """Why the highest number does not show that its sampler is better."""
+    if found.low is None:
+        return "has no interval"
+    return f"has an interval that does not lie above {found.no_difference:g}"
 
 
 def _lead(summary: Summary, best: str, other: str, by_area: bool) -> Gain | SpeedUp | None:
