@@ -124,6 +124,9 @@ def test_the_first_sentence_without_a_gap_or_with_one_seed() -> None:
     speed = headline(summarise(runs_of(uniform=[8, 9, 8], innovation=[2, 3, 2]), 0.7))
     assert re.match(r"innovation needs 3\.57 \[.*\] times fewer rounds to 70 % than uniform\.", speed[0])
     assert speed[1] == "innovation reaches 70 % after 2.3 rounds and 2.3 kB, uniform after 8.3 rounds and 8.3 kB."
+    failed = headline(summarise(runs_of(uniform=[8, 9, 8, 9], innovation=[2, 3, 2, None]), 0.7))
+    assert failed[0] == "No sampler is shown to be better than uniform."
+    assert failed[1].startswith("The highest number leaves out seeds with which its sampler never got there: innov")
     assert headline(summarise(runs_of(census=[2, 3]), None))[0] == "census ends with the best accuracy: 80.0±0.0 %."
     lost = [make_run("census", 0, 1, "loss", loss_r=np.full(10, np.nan))]
     assert headline(summarise(lost, None))[0] == "No sampler has a finite result."

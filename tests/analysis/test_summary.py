@@ -105,6 +105,7 @@ def test_censored_seeds_are_counted_everywhere() -> None:
     assert reached is not None and reached.rounds is not None
     assert (reached.num_reached, reached.num_never, reached.rounds.mean) == (2, 1, 4.0)
     assert (speedup.ratio, speedup.num_pairs, speedup.num_left_out, speedup.low) == (2.0, 1, 2, None)
+    assert (speedup.num_lost, speedup.num_won) == (1, 1)
     assert [run.reach is None for run in entry.seeds] == [False, False, True]
 
 

@@ -185,6 +185,17 @@ def test_remarks(reaches: dict[str, list[int | None]], threshold: float | None, 
     )
 
 
+def test_who_failed_with_a_seed_is_not_called_faster() -> None:
+    def found(**reaches: list[int | None]) -> str:
+        runs = [make_run(k, seed, at, num_rounds=40) for k, v in reaches.items() for seed, at in enumerate(v)]
+        return " ".join(remarks(summarise(runs, 0.7)))
+
+    assert "interval excludes 1" not in found(uniform=[30, 31, 32, 30], fedis=[10, 11, 10, None])
+    assert "interval excludes 1" not in found(uniform=[10, 11, 10, None], fedis=[30, 31, 32, 30])
+    assert "Fewer rounds than uniform (interval excludes 1): fedis." in found(uniform=[30, 31, None], fedis=[10, 10, 9])
+    assert "interval excludes 1" in found(uniform=[30, 31, 32, None], fedis=[10, 11, 10, None])
+
+
 def test_remarks_name_who_closes_part_of_the_gap() -> None:
     runs = runs_of(uniform=[8, 9, 10], full=[2, 2, 3], fedis=[5, 5, 6], md=[10, 9, 8], fedavg=[10, 11, 12])
     assert remarks(summarise(runs, None))[:2] == [

@@ -67,6 +67,8 @@ def _why_open(found: GapClosed | SpeedUp) -> str:
     """Why the highest number does not show that its sampler is better."""
     if found.low is None:
         return "has no interval"
+    if isinstance(found, SpeedUp) and found.num_lost and found.low > found.no_difference:
+        return "leaves out seeds with which its sampler never got there"
     return f"has an interval that does not lie above {found.no_difference:g}"
 
 
@@ -84,7 +86,8 @@ def _lead_text(lead: Gain | SpeedUp | None, summary: Summary) -> str:
     if lead is None:
         return "no pair of seeds"
     if isinstance(lead, SpeedUp):
-        return f"{_in_line(lead)} times fewer rounds"
+        lost = ", without seeds with which only it failed" if lead.num_lost else ""
+        return f"{_in_line(lead)} times fewer rounds{lost}"
     factor, unit, digits = (100, " points", 1) if summary.metric == "accuracy" else (1, "", 3)
     ends = ""
     if lead.low is not None and lead.high is not None:

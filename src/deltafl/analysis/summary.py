@@ -105,6 +105,8 @@ class SpeedUp(_Model):
     high: Number = Field(description="upper end of the interval; null with fewer than 2 pairs")
     num_pairs: int = Field(description="seeds with which both reached the threshold: these make the ratio")
     num_left_out: int = Field(description="seeds that both ran but one of them never reached it: not in the ratio")
+    num_lost: int = Field(default=0, description="of these, seeds with which only the baseline reached it")
+    num_won: int = Field(default=0, description="of these, seeds with which only this sampler reached it")
 
     @property
     def value(self) -> float:
@@ -375,7 +377,10 @@ def speedup(runs: Sequence[SeedSummary], base: Sequence[SeedSummary]) -> SpeedUp
     if not rounds:
         return None
     ratio, low, high = ratio_of_means(*np.array(rounds, dtype=np.float64).T)
-    return SpeedUp(ratio=ratio, low=low, high=high, num_pairs=len(rounds), num_left_out=len(both) - len(rounds))
+    counts = {"num_pairs": len(rounds), "num_left_out": len(both) - len(rounds)}
+    counts |= {"num_lost": sum(one is None and two is not None for one, two in both)}
+    counts |= {"num_won": sum(one is not None and two is None for one, two in both)}
+    return SpeedUp(ratio=ratio, low=low, high=high, **counts)
 
 
 def _gap_closed(label: str, groups: Mapping[str, Sequence[Run]]) -> GapClosed | None:

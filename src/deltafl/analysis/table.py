@@ -178,10 +178,16 @@ def number_text(number: float) -> str:
 
 
 def verdict_of(found: Difference | None) -> str:
-    """``"better"`` or ``"worse"`` if the interval shows it, else ``"open"``."""
+    """``"better"`` or ``"worse"`` if the interval shows it, else ``"open"``.
+
+    A sampler that never got there with a seed with which the other did is not called better: other seeds flatter it.
+    """
     if found is None or found.low is None or found.high is None:
         return "open"
-    return ("open", "better", "worse")[side_of(found.low, found.high, found.no_difference)]
+    side = side_of(found.low, found.high, found.no_difference)
+    if isinstance(found, SpeedUp) and (found.num_lost if side > 0 else found.num_won):
+        return "open"
+    return ("open", "better", "worse")[side]
 
 
 def threshold_text(summary: Summary) -> str:
@@ -290,7 +296,7 @@ def _columns(summary: Summary) -> str:
     gap = f" Gap closed: by the mean {metric} over all rounds, 0 is uniform sampling, 1 full participation."
     speedup = f" Speed-up: mean rounds of {summary.baseline} / mean rounds of the sampler, paired by seed."
     if any(reached.speedup and reached.speedup.num_left_out for _, reached in thresholds_of(summary)):
-        speedup += f" {MARK}: without seeds that one of the two never finished, which flatters the slower one."
+        speedup += f" {MARK}: without seeds with which one of the two never got there; it is never called better."
     span = "of the whole run" if summary.threshold is None else f"up to {threshold_text(summary)}"
     span += "; below them seconds of the virtual clock" if has_clock(summary) else ""
     if any(begins_with_census(entry.sampler) for entry in summary.samplers):
