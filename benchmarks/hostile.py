@@ -13,6 +13,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from flwr.server.strategy.aggregate import aggregate_bulyan, aggregate_krum, aggregate_median, aggregate_trimmed_avg
 
 from deltafl import Accumulator, Plan, Population, init_round, make_plan, open_round
-from deltafl.analysis import mean_interval
+from deltafl.analysis import Interval, mean_interval
 from deltafl.simulation import RunSettings, environment, make_settings
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.setup import engine_of
@@ -275,17 +276,27 @@ def markdown(heads: list[str], rows: list[list[str]]) -> str:
 
 
 def verdict(runs: list[dict[str, Any]]) -> str:
-    """Whether the goal is met: the most that is lost with ``clip``, against honest clients without it."""
+    """Whether the goal is met by what ``clip`` loses against honest clients: by all intervals, or by means alone."""
 
-    def mean(*which: Any) -> float:
-        return 100 * float(np.mean([*values_of(runs, "accuracy", *which).values()]))
+    def lost(*scales: tuple[str, int]) -> tuple[float, float | None]:
+        """The largest mean loss and the highest end of an interval; None where there is none."""
+        found = [change_of(runs, label, scale) for label, scale in product(SHOWN, scales)]
+        return max(0.0, *(-each.mean for each in found)), max(
+            (-each.low for each in found if each.low is not None), default=None
+        )
 
-    def lost(*cell: Any) -> float:
-        return max(mean(label, ("none", 0)) - mean(f"{label}, clip", cell) for label in SHOWN)
+    both = (1, *lost(("none", 0))), (5, *lost(("-10 u", 10), ("-1000 u", 10)))
+    sure = all(high is not None and high <= most for most, _, high in both)
+    by_mean = all(mean <= most for most, mean, _ in both)
+    word = "reached" if sure else "reached by the means, not by every interval" if by_mean else "missed"
+    quiet, ten = (f"{mean:.1f} points" + (f" (intervals up to {high:.1f})" if high else "") for _, mean, high in both)
+    return f"**The goal is {word}.** At most {quiet} are lost when nobody lies, {ten} with ten liars."
 
-    quiet, ten = max(lost("none", 0), 0.0), max(lost(scale, 10) for scale in ("-10 u", "-1000 u"))
-    word = "reached" if quiet <= 1 and ten <= 5 else "missed"
-    return f"**The goal is {word}.** At most {quiet:.1f} points are lost when nobody lies, {ten:.1f} with ten liars."
+
+def change_of(runs: list[dict[str, Any]], label: str, cell: tuple[str, int]) -> Interval:
+    """Points that ``clip`` gains in a cell on honest clients without it, paired by seed."""
+    plain, own = (values_of(runs, "accuracy", *key) for key in ((label, ("none", 0)), (f"{label}, clip", cell)))
+    return mean_interval(100 * np.array([own[seed] - plain[seed] for seed in plain if seed in own]))
 
 
 def goal(runs: list[dict[str, Any]]) -> str:
@@ -295,8 +306,7 @@ def goal(runs: list[dict[str, Any]]) -> str:
     rows = []
     for label in SHOWN:
         clipped, honest, ten, far = f"{label}, clip", ("none", 0), ("-10 u", 10), ("-1000 u", 10)
-        plain, with_clip = (values_of(runs, "accuracy", method, honest) for method in (label, clipped))
-        change = mean_interval(100 * np.array([with_clip[seed] - plain[seed] for seed in plain if seed in with_clip]))
+        change = change_of(runs, label, honest)
         ends = "" if change.low is None or change.high is None else f" [{change.low:.1f}, {change.high:.1f}]"
         cells = [(label, honest), (clipped, honest), (label, ten), (clipped, ten), (clipped, far)]
         means = [mean_text(runs, "accuracy", *cell) for cell in cells]
