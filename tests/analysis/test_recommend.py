@@ -40,8 +40,17 @@ def test_the_known_answers() -> None:
     assert recommend(census=False).label == "innovation@local-pivotal"
     assert "4 GB" in recommend(census=False, clients=1000, parameters=10**6).cost
     assert any("available" in sentence for sentence in recommend(reachable=False).caveats)
+    only = recommend(reachable=False, unequal_sizes=False)
+    assert only.label == "clustered-sampling-2" and only.why.endswith("and is the only unbiased method that fits.")
     with pytest.raises(DeltaflError, match="clients is 0; write a whole number >= 1"):
         recommend(clients=0)
+
+
+def test_methods_that_are_as_good_within_the_intervals_are_named() -> None:
+    found = recommend(unequal_sizes=True, census=False)
+    assert found.label == "innovation"
+    assert found.caveats[0].startswith("Not clearly behind: innovation@local-pivotal, clustered-sampling-2")
+    assert not any("Not clearly behind" in sentence for sentence in recommend().caveats)
 
 
 @pytest.mark.parametrize(("labels", "census"), [(True, False), (False, False), (False, True)])

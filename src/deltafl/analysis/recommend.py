@@ -118,15 +118,15 @@ def recommend(
     allowed = [label for label in complete if _fits(label, labels, census, memory, reachable)]
     gaps = {label: _mean_gap(label, rows) for label in allowed}
     best, *others = sorted(allowed, key=lambda label: -gaps[label])
+    following = ", ".join(f"{x} {gaps[x]:.2f}" for x in others[:2])
+    most = f"the most of the {len(allowed)} unbiased methods that fit. Next: {following}."
     why = (
         f"closes {gaps[best]:.2f} of the gap between uniform sampling (0) and full participation (1) on the "
-        f"{len(tasks)} tasks like yours, the most of the {len(allowed)} unbiased methods that fit. Next: "
-        f"{', '.join(f'{x} {gaps[x]:.2f}' for x in others[:2])}."
+        f"{len(tasks)} tasks like yours, {most if others else 'and is the only unbiased method that fits.'}"
     )
     evidence = tuple(row for row in rows if row.label == best)
-    return Recommendation(
-        best, why, evidence, _cost(best, clients, parameters), tuple(_caveats(best, evidence, reachable))
-    )
+    caveats = (*_ties(best, others, rows), *_caveats(best, evidence, reachable))
+    return Recommendation(best, why, evidence, _cost(best, clients, parameters), caveats)
 
 
 def read_evidence() -> list[Evidence]:
@@ -143,6 +143,15 @@ def _mean_gap(label: str, rows: Iterable[Evidence]) -> float:
         if row.label == label:
             gaps.setdefault(row.data, []).append(row.gap)
     return mean(map(mean, gaps.values()))
+
+
+def _ties(best: str, others: Iterable[str], rows: Iterable[Evidence]) -> Iterable[str]:
+    """Which methods are not clearly behind: on no task do their intervals lie below those of the best."""
+    found = {(row.label, row.task): row for row in rows}
+    tasks = dict.fromkeys(task for _, task in found)
+    ties = [x for x in others if all(found[x, task].high >= found[best, task].low for task in tasks)]
+    if ties:
+        yield f"Not clearly behind: {', '.join(ties[:3])}. Their intervals overlap on each task: seeds decide."
 
 
 def _fits(label: str, labels: bool, census: bool, memory: bool, reachable: bool) -> bool:
@@ -175,7 +184,7 @@ def _cost(label: str, clients: int | None, parameters: int | None) -> str:
 
 
 def _caveats(label: str, evidence: Sequence[Evidence], reachable: bool) -> Iterable[str]:
-    yield "The numbers are without +average=0.5, whose model, plan.model(state), is better still (docs/backbones.md)."
+    yield "The numbers are without +average=0.5, whose model, plan.model(state), is no worse (docs/backbones.md)."
     if make_sampler(parse_label(label)).census is not None:
         yield "Add +scaffold if the model is linear and clients take ten local steps a round (docs/backbones.md)."
     data = list(dict.fromkeys(row.data for row in evidence))
