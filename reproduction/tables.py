@@ -317,12 +317,13 @@ def _bounds_verdict(groups: Sequence[Group], cells: Cells) -> tuple[str | None, 
     bounded = [cell for cell in cells if "bounds" in cell]
     if not bounded:
         return None, ""
-    inside, measured = (sum(cell[name] for cell in bounded) for name in ("within", "measured"))
     broken = {cell["part"] for cell in bounded if cell["within"] < cell["measured"]}
-    where = " and ".join(group.title for group in groups if group.part in broken)
-    number = f"{inside} of {measured} values are within the bounds" + (
-        f"; those outside are of {where}." if where else "."
-    )
+    shares = []
+    for group in groups:
+        own = [cell for cell in bounded if cell["part"] == group.part]
+        inside, measured = (sum(cell[name] for cell in own) for name in ("within", "measured"))
+        shares.append(f"{inside} of {measured} values of {group.title}")
+    number = f"Within the bounds: {', '.join(shares)}."
     return "holds" if not broken else "holds in part" if len(broken) < len(groups) else "is contradicted", number
 
 

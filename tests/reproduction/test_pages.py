@@ -122,9 +122,9 @@ def test_variants_stand_in_the_table_of_their_host(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("low", "verdict", "number"),
     [
-        (0.5, "holds", "32 of 32 values are within the bounds."),
-        (1.05, "holds in part", "24 of 32 values are within the bounds; those outside are of Second."),
-        (2.05, "is contradicted", "16 of 32 values are within the bounds; those outside are of First and Second."),
+        (0.5, "holds", "Within the bounds: 16 of 16 values of First, 16 of 16 values of Second."),
+        (1.05, "holds in part", "Within the bounds: 16 of 16 values of First, 8 of 16 values of Second."),
+        (2.05, "is contradicted", "Within the bounds: 8 of 16 values of First, 8 of 16 values of Second."),
     ],
 )
 def test_probes_without_an_order_judge_the_bounds(low: float, verdict: str, number: str, tmp_path: Path) -> None:
