@@ -67,6 +67,7 @@ class View(Frozen):
     bounds: dict[str, tuple[float, float]] = {}  # by probe column: the paper claims that it stays between the two
     core: tuple[str, ...] = ()  # labels in the benchmark's pictures, and in any case in its tables
     recommended: str | None = None  # the label that the benchmark's target is about
+    remark: str = ""  # what a reader of the benchmark's verdict must know
 
     def host_of(self, part: str) -> str:
         """The part in whose table the rows of a part stand."""

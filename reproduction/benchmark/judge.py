@@ -187,7 +187,8 @@ def sentence(judgement: Judgement) -> str:
     number = sum(not is_ours(pair.second) for pair in pairs)
     ahead = (others or f"none of {number} methods of others") + (f"; of ours {ours}" if ours else "")
     late = _late(judgement) if needs(label) == "census" else ""
-    return f"{result.part.title}: {word}, `{label}` closes {gap}{late}; ahead of it: {ahead}."
+    remark = f" {result.part.remark}" if result.part.remark else ""
+    return f"{result.part.title}: {word}, `{label}` closes {gap}{late}; ahead of it: {ahead}.{remark}"
 
 
 def _late(judgement: Judgement) -> str:

@@ -64,6 +64,7 @@ def _blocks(
             elsewhere.setdefault(found.label, []).append(found.result.part.title)
     method = "; ".join([f"`{view.recommended}`", *(f"`{x}` on {', '.join(on)}" for x, on in elsewhere.items())])
     blocks = ["## Verdict", f"**The target {headline(judgements)}.** The recommended method is {method}. {done}"]
+    blocks += [view.remark] if view.remark else []
     blocks += ["\n".join(f"- {sentence(judgement)}" for judgement in judgements)]
     blocks += ["![Gap closed by task and method](gap.png)", _TEXTS["symbols"]]
     blocks += [folded("The rules", _TEXTS["rules"].format(goal=GOAL, sure=SURE, least=100 * LEAST))]

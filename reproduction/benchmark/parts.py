@@ -46,6 +46,7 @@ class Part(BaseModel):
     tuning_validation: Annotated[float, Field(gt=0, lt=1)] = 0.2  # share of training examples that tuning judges by
     needs: str = ""  # why a part is owed; it is played only if it is named
     recommended: str | None = None  # the label that the target is about, where it is not the experiment's
+    remark: str = ""  # what a reader of its verdict must know
     chance: Annotated[float, Field(ge=0, lt=1)] = 0.1  # accuracy of an untrained model: that of ten classes
 
     @model_validator(mode="after")

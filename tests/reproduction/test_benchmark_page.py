@@ -64,6 +64,12 @@ def test_the_page_judges_the_target_by_area(tmp_path: Path) -> None:
     )
     gap = (ours - uniform) / (full - uniform)
     assert gap > 0.85
+    part = {"tier": "all", "title": "digits", "remark": "Tuned anew."}
+    with_remarks = made_up().model_copy(update={"parts": {"digits": part}})
+    with_remarks = with_remarks.model_copy(update={"view": with_remarks.view.model_copy(update={"remark": "Chosen."})})
+    other = shown(tmp_path, with_remarks)
+    assert "; ahead of it: none of 2 methods of others. Tuned anew." in other
+    assert "20 of 20 test runs are done.\n\nChosen.\n\n- digits" in other
     assert "**The target is reached.** The recommended method is `delta-centred`. 20 of 20 test runs are done." in page
     assert f"- digits: reached, `delta-centred` closes {gap:.2f} [" in page
     assert "; ahead of it: none of 2 methods of others." in page
