@@ -189,6 +189,38 @@ def test_coefficients_that_depend_on_other_replies_cannot_be_streamed() -> None:
         close_by_stream(plan, state, cohort, ClientWork(cohort, 0, LARGE), range(1, N))
 
 
+@pytest.mark.parametrize("d", [5, LARGE])
+@pytest.mark.parametrize("estimator", ["horvitz-thompson", "difference", "difference-own"])
+def test_replies_may_come_in_parts_of_any_kind_and_order(estimator: str, d: int) -> None:
+    """Rows after rows, rows after single replies and the other way round, and places in any order."""
+    plan = plan_of("uniform", estimator)
+    state = init_round(plan, np.zeros(d))
+    for round in range(2):
+        before, cohort = state, open_round(plan, state)
+        work = ClientWork(cohort, round, d)
+        work.updates[6] = None
+        state, info = close_round(plan, before, cohort, work.updates, work.reports(slice(None)))
+    orders: list[list[Any]] = [
+        [[3, 0, 6, 1], [7, 2, 5, 4]],
+        [4, [3, 0, 6, 1], [7, 2, 5]],
+        [[3, 0, 6, 1], 4, 7, [2, 5]],
+        [[*range(8)][::-1]],
+    ]
+    for parts in orders:
+        accumulator = Accumulator(plan, before, cohort)
+        for part in parts:
+            if isinstance(part, int):
+                columns = {name: float(column[part]) for name, column in work.columns.items()}
+                square = None if np.isnan(columns["square_loss"]) else columns["square_loss"]
+                accumulator.add(int(cohort.client_n[part]), work.updates[part], **{**columns, "square_loss": square})
+            else:
+                accumulator.add_rows([work.updates[i] for i in part], work.reports(part), np.array(part))
+        parted, parted_info = accumulator.close()
+        sketched = d > SKETCH_SIZE and isinstance(parts[0], int) and estimator != "difference-own"
+        assert_same(state, parted, rtol=1e-6)
+        assert_same_info(info, parted_info, but=["variance", "mean_over_diversity"] if sketched else [])
+
+
 def test_mistakes_of_the_host_are_refused() -> None:
     plan = plan_of()
     state = init_round(plan, np.zeros(3))
@@ -202,6 +234,9 @@ def test_mistakes_of_the_host_are_refused() -> None:
         accumulator.add_rows(np.zeros((N, 3)))
     with pytest.raises(DeltaflError, match=f"client {stranger} is not of this round's cohort"):
         accumulator.add(stranger, np.zeros(3))
+    for places in ([1, 1], [1, N], [-1]):
+        with pytest.raises(DeltaflError, match=r"places is .*; give places in the cohort, 0 to 7, once each"):
+            accumulator.add_rows(np.zeros((len(places), 3)), None, np.array(places))
     accumulator.close()
     for late in (accumulator.close, lambda: accumulator.add(int(cohort.client_n[1]), np.zeros(3))):
         with pytest.raises(DeltaflError, match="this round is closed"):
@@ -300,6 +335,13 @@ def test_what_cannot_be_merged_is_refused() -> None:
     state = init_round(plan, np.ones(D))
     with pytest.raises(DeltaflError, match="'difference-own' learns from rows"):
         Accumulator(plan, state, open_round(plan, state)).merge(group_of(1)[0])
+    plan = plan_of("uniform")
+    state = init_round(plan, np.zeros(LARGE))
+    cohort = open_round(plan, state)
+    accumulator = Accumulator(plan, state, cohort)
+    accumulator.add(int(cohort.client_n[0]), np.ones(LARGE))
+    with pytest.raises(DeltaflError, match="merge needs the updates, which add does not keep; give them to add_rows"):
+        accumulator.merge(group_of(1)[0])
     plan, group = plan_of("uniform"), group_of(2)
 
     def play(rank: int) -> None:

@@ -121,16 +121,8 @@ class Accumulator:
             raise DeltaflError(f"client {client} is not of this round's cohort; add replies of its clients alone")
         reports = Reports.make(1, **{name: [value] for name, value in columns.items()})
         screened = self._screen(place_1, [update], reports)
-        if screened.rejected:
-            return RejectedReply(client, self._rejected[client])
-        known = self._clipping is None or not np.isnan(self._clipping.radius)
-        if self._control.learns_from_sums and self._d > SKETCH_SIZE and known:
-            self._add_to_stream(self._rows_of(place_1, screened.update_nd))
-        else:
-            if len(self._place_k) == 0:
-                self._place_k, self._update_kd = np.arange(self._n), np.zeros((self._n, self._d), dtype=np.float32)
-            self._update_kd[place_1] = screened.update_nd
-        return None
+        self._take(place_1, screened)
+        return RejectedReply(client, self._rejected[client]) if screened.rejected else None
 
     def add_rows(
         self,
@@ -139,9 +131,29 @@ class Accumulator:
         places: IntArray | None = None,
     ) -> None:
         """Add many replies at once, as ``close_round`` does: of all clients, or of some places of the cohort."""
-        place_k = np.arange(self._n) if places is None else places
+        place_k = np.arange(self._n) if places is None else np.asarray(places, dtype=np.int64)
+        if len(set(place_k.tolist()) & set(range(self._n))) < len(place_k):
+            raise DeltaflError(f"places is {places!r:.60}; give places in the cohort, 0 to {self._n - 1}, once each")
         screened = self._screen(place_k, updates, reports)
-        self._place_k, self._update_kd = place_k, screened.update_nd
+        if self._stream is None and len(self._place_k) == 0:
+            self._place_k, self._update_kd = place_k, screened.update_nd
+        else:
+            self._take(place_k, screened)
+
+    def _take(self, place_k: IntArray, screened: ScreenedReplies) -> None:
+        """Add replies to the sums if no update is needed any more, else keep them in a table of the whole cohort."""
+        here_k = screened.reports.responded_n
+        place_k, update_kd = place_k[here_k], screened.update_nd[here_k]
+        known = self._clipping is None or not np.isnan(self._clipping.radius)
+        if self._control.learns_from_sums and self._d > SKETCH_SIZE and known and len(self._place_k) == 0:
+            for k in range(len(place_k)):
+                self._add_to_stream(self._rows_of(place_k[k : k + 1], update_kd[k : k + 1]))
+            return
+        if len(self._place_k) < self._n:
+            before_k, before_kd = self._place_k, self._update_kd
+            self._place_k, self._update_kd = np.arange(self._n), np.zeros((self._n, self._d), dtype=np.float32)
+            self._update_kd[before_k] = before_kd
+        self._update_kd[place_k] = update_kd
 
     def merge(self, group: ProcessGroup) -> None:
         """Add up what the processes of a group were given; each calls it once, after its ``add_rows``.
@@ -153,6 +165,8 @@ class Accumulator:
         if not self._control.learns_from_sums:
             name = self._rule.name
             raise DeltaflError(f"the control variate of {name!r} learns from rows; gather them and use close_round")
+        if self._stream is not None:
+            raise DeltaflError("merge needs the updates, which add does not keep; give them to add_rows")
         if self._clipping is not None:
             sent_2n = np.array([np.nan_to_num(self._clipping.norm_n), ~np.isnan(self._clipping.norm_n)])
             norm_n, known_n = group.add_up(sent_2n.ravel()).reshape(2, self._n)
@@ -222,6 +236,9 @@ class Accumulator:
         plan, state, control, here = self.plan, self.state, self._control, self.reports.responded_n
         replies = plan.collect_replies(state, self.cohort, here)
         if self._merged is None and self._stream is None:
+            if np.any(np.diff(self._place_k) < 0):  # as the coefficients: in the cohort's order
+                order = np.argsort(self._place_k)
+                self._place_k, self._update_kd = self._place_k[order], self._update_kd[order]
             rows = self._rows()
             self._measure(rows)
             total_d, update_kd, error_kd = rows.total_d, rows.update_kd, rows.residual_kd
