@@ -370,6 +370,11 @@ def weighted(weights: list[float]) -> Plan:
             lambda: close_round(plan_of(), init_round(plan_of(), [0.0]), STRANGER, [[1.0]]),
             "the cohort has clients that the plan does not know",
         ),
+        (lambda: open_round(plan_of(THREE), init_round(plan_of(), [0.0])), "state is of 6 clients and the plan of 3"),
+        (
+            lambda: close_round(plan_of(THREE), init_round(plan_of(), [0.0]), STRANGER, [[1.0]]),
+            "state is of 6 clients and the plan of 3; give its own plan",
+        ),
         (
             lambda: close_round(plan_of(), init_round(plan_of(), [0.0])._replace(round=7), DRAWN_BEFORE, [[1.0]]),
             "drawn in round 6 and the state is that of round 7",

@@ -57,6 +57,14 @@ class ProcessGroup(Protocol):
         """The items of all processes, in the same order in all."""
 
 
+def clients_of(plan: "Plan", state: "RoundState") -> int:
+    """The number of clients; a ``DeltaflError`` if it is one in the plan and another in the state."""
+    m, known = plan.population.num_clients, len(state.selected_m)
+    if known != m:
+        raise DeltaflError(f"the state is of {known} clients and the plan of {m}; give its own plan")
+    return m
+
+
 class _Rows(NamedTuple):
     """Usable updates: their rows in the cohort, u_i, u_i - c_i, and sum_j w_j c_j over all clients."""
 
@@ -84,7 +92,7 @@ class Accumulator:
 
     def __init__(self, plan: "Plan", state: "RoundState", cohort: Cohort) -> None:
         self.plan, self.state, self.cohort = plan, state, cohort
-        if cohort.client_n.max(initial=0) >= plan.population.num_clients:
+        if cohort.client_n.max(initial=0) >= clients_of(plan, state):
             raise DeltaflError("the cohort has clients that the plan does not know; give what open_round returned")
         if cohort.round not in (None, state.round):
             drawn = f"the cohort was drawn in round {cohort.round} and the state is that of round {state.round}"

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .accumulate import Accumulator
+from .accumulate import Accumulator, clients_of
 from .arrays import as_array, flatten, is_model
 from .designs.inclusion import check_anyone, check_cohort, check_cohort_size
 from .errors import DeltaflError, WithRanges, unknown_name
@@ -325,7 +325,7 @@ def open_round(
     """
     if plan.sampler.needs_oracle:
         plan.sampler.require_oracle(oracle)
-    m = plan.population.num_clients
+    m = clients_of(plan, state)
     mask_m: Any = None
     absent: IntArray | None = None
     if available_m is not None:

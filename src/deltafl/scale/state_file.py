@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..accumulate import clients_of
 from ..errors import DeltaflError
 from ..io import read_tensors, write_tensors
 from ..round import Plan, RoundState, blank_state
@@ -32,9 +33,7 @@ def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> N
     """
     if not isinstance(state, RoundState):
         raise DeltaflError(f"state is of type {type(state).__name__}; write save_state(path, state, plan)")
-    m = plan.population.num_clients
-    if len(state.selected_m) != m:
-        raise DeltaflError(f"the state is of {len(state.selected_m)} clients and the plan of {m}; give its own plan")
+    clients_of(plan, state)
     if plan.memory.folder is not None:
         raise DeltaflError("this plan keeps rows in a file of their own, which a state file cannot hold")
     write_sealed(Path(path), dict(named_arrays(state, shared=True)), {_MARK: _VERSION, **owner(plan)})
