@@ -1,17 +1,33 @@
 """Clients join, change and are forgotten: the registry, and states for another population."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from deltafl import ESTIMATORS, SAMPLERS, DeltaflError, LearnedCoefficient, Population, Twin, init_round
+from deltafl import (
+    ESTIMATORS,
+    SAMPLERS,
+    Cohort,
+    DeltaflError,
+    LearnedCoefficient,
+    Population,
+    Reports,
+    Sampler,
+    Twin,
+    draw_cohort,
+    init_round,
+)
+from deltafl.arrays import Layout
 from deltafl.estimators.control_variates import OwnControl
 from deltafl.estimators.table import find_estimator
 from deltafl.federation.federation import Federation
+from deltafl.federation.rules import make_rules
 from deltafl.federation.saved import load, save
 from deltafl.scale.named_arrays import named_arrays
-from deltafl.types import FloatArray, Params
+from deltafl.types import BoolArray, FloatArray, Params
 
 from .tools import admit, federation, play, sizes_of
 
@@ -101,6 +117,45 @@ def test_twins_of_newcomers_are_there_at_once() -> None:
     np.testing.assert_allclose(twin_md[:, 0], np.array([10, 15, 20, 25, 30, 35, 40]) / [4, 4, 4, 4, 4, 1, 1])
     np.testing.assert_allclose(value.total_d, fed.plan.population.weight_m @ value.control_nd)
     play(fed, 3)
+
+
+class OwnState(NamedTuple):
+    """Arrays of an own sampler, under names that the library gives to others."""
+
+    weight_m: FloatArray
+    score_m: FloatArray
+    p_m: FloatArray
+    total_m: FloatArray
+
+
+@dataclass(frozen=True)
+class Visited(Sampler):
+    """An own sampler that counts visits."""
+
+    def init(self, population: Population) -> OwnState:
+        return OwnState(population.weight_m, *np.ones((3, population.num_clients)))
+
+    def open(self, state: OwnState, available_m: BoolArray, n: int, rng: Any, oracle: Any = None) -> Cohort:
+        return draw_cohort(state.score_m, n, "pivotal", rng, available_m)
+
+    def update(self, state: OwnState, cohort: Cohort, reports: Reports) -> OwnState:
+        visit_m = np.isin(np.arange(len(state.score_m)), cohort.client_n).astype(float)
+        return OwnState(state.weight_m, *(array_m + visit_m for array_m in state[1:]))
+
+
+def test_what_an_own_sampler_learned_is_kept_whatever_its_name() -> None:
+    model = {"x": np.zeros(3, np.float32)}
+    fed = Federation(make_rules(Visited(), n=3), model, Layout.of(model))
+    admit(fed, sizes_of(5))
+    play(fed, 4)
+    before = fed.current.sampler
+    assert before.score_m.sum() == 5 + 4 * 3
+    fed.forget(["client:1"])
+    admit(fed, sizes_of(7, start=5))
+    after = fed.current.sampler
+    assert np.array_equal(after.weight_m, fed.plan.population.weight_m)
+    for before_m, after_m in zip(before[1:], after[1:], strict=True):
+        assert after_m.tolist() == [*before_m[[0, 2, 3, 4]].tolist(), 1.0, 1.0]
 
 
 @pytest.mark.parametrize("label", [name for name in PRACTICAL if name not in FIXED_SIZE])

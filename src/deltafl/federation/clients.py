@@ -21,8 +21,9 @@ from ..types import FloatArray
 #: What to write where the answer to a registration query is no answer.
 CURE = "call deltafl.flower.register, or make a deltafl.nvflare.DeltaClient, in the client's app"
 _PER_CLIENT = re.compile(r"_m[a-z]?$")
-#: Arrays that depend on the population alone are computed again.
-_FROM_POPULATION = {"weight_m", "factor_m", "score_m", "size_m", "aux_mq", "value_mq", "prior_m", "count_mc"}
+#: Arrays that depend on the population alone are computed again: these in all states, the others in the library's.
+_IN_ALL_STATES = {"weight_m", "size_m", "aux_mq"}
+_FROM_POPULATION = _IN_ALL_STATES | {"factor_m", "score_m", "value_mq", "prior_m", "count_mc"}
 _FROM_POPULATION |= {"fitted_qd"}  # of ``two_phase.py``
 #: Totals over all rounds: a newcomer that started at zero would lag behind for as long as the run is old, or count as
 #: one that was always available.
@@ -88,7 +89,9 @@ def resize_state(
 
 def _resized(old: Any, fresh: Any, kept_k: Sequence[int] | None, name: str) -> Any:
     if hasattr(fresh, "_fields"):
-        parts = zip(old, fresh, fresh._fields, strict=True)
+        own = not type(fresh).__module__.startswith("deltafl.")  # what such a state calls score_m may be learned
+        names = (f"own.{field}" if own and field not in _IN_ALL_STATES else field for field in fresh._fields)
+        parts = zip(old, fresh, names, strict=True)
         resized = type(fresh)(*(_resized(part, new, kept_k, field) for part, new, field in parts))
         if isinstance(old, RegressionControlState):
             return with_new_aux(resized, old.aux_mq if kept_k is None else old.aux_mq[np.asarray(kept_k, dtype=int)])
