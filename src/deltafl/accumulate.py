@@ -213,12 +213,16 @@ class Accumulator:
             centre_d = centre_d - mass_n @ scale_n * residual_d
         centre_d = centre_d / mass if form.centred and mass > 0 else np.zeros(d)
         mean_d = update_d / max(int((here if share_n is None else share_n[here]).sum()), 1)
-        square_3n = np.zeros((3, n))
+        square_4n = np.zeros((4, n))  # the last: what clipping took away
         scaled = zip(scale_n[place_k], error_kd, strict=True)
-        square_3n[0, place_k] = [np.sum((update_d - mean_d) ** 2) for update_d in rows.update_kd.astype(np.float64)]
-        square_3n[1, place_k] = [np.sum((scale * error_d - centre_d) ** 2) for scale, error_d in scaled]
-        square_3n[2, place_k] = inner(error_kd, error_kd)
-        deviation_n, squared_n, squared_error_n = group.add_up(square_3n.ravel()).reshape(3, n)
+        square_4n[0, place_k] = [np.sum((update_d - mean_d) ** 2) for update_d in rows.update_kd.astype(np.float64)]
+        square_4n[1, place_k] = [np.sum((scale * error_d - centre_d) ** 2) for scale, error_d in scaled]
+        square_4n[2, place_k] = inner(error_kd, error_kd)
+        if self._clipping is not None:
+            square_4n[3] = 1 - self._clipping.factor_n
+        deviation_n, squared_n, squared_error_n, lost_n = group.add_up(square_4n.ravel()).reshape(4, n)
+        if self._clipping is not None:
+            self._clipping.factor_n = 1 - lost_n
         self.reports.squared_deviation_n[:] = deviation_n
         self._merged = residual_d, form.total(squared_n[here], squared_error_n[here])
 
@@ -267,7 +271,7 @@ class Accumulator:
         if self._clipping is not None:
             norm_m = with_rows(state.norms.norm_m, replies.client_n, self._clipping.norm_n[here])
             following = following._replace(norms=KnownNorms(norm_m))
-            clip_factor = min(clip_factor, self._clipping.factor)
+            clip_factor = min(clip_factor, float(self._clipping.factor_n.min(initial=1.0)))
         return following, self._info(replies, variance, delta_d, clip_factor)
 
     def _info(self, replies: Replies, variance: float, delta_d: FloatArray, clip_factor: float) -> RoundInfo:

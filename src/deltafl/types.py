@@ -255,7 +255,7 @@ class RoundInfo(NamedTuple):
     loss: float  #: mean training loss of the replies that have one, weighted by the coefficients
     residual: float = nan
     control_coefficient: float = 1.0  #: beta of the control variate in [0, 1]; 1 if there is none
-    clip_factor: float = 1.0  #: the least that an update, or D, was multiplied with; below 1 the estimate is biased
+    clip_factor: float = 1.0  #: the least by which ``clip`` or ``norm_guard`` shortened a reply or D; below 1: biased
 
     @property
     def warning(self) -> str | None:

@@ -86,6 +86,25 @@ def test_unbiased_for_the_clipped_updates(label: str) -> None:
     assert np.abs(target_d - problem.ubar_d).max() > 10
 
 
+@pytest.mark.parametrize("d", [3, 100])
+def test_the_factor_shows_a_share_that_was_shortened(d: int) -> None:
+    """All updates are alike, but one client's coefficient is too large for its length."""
+    plan = make_plan("uniform", [1] * 9 + [100], 5, clip="median")
+    state, factors = init_round(plan, np.zeros(d)), set[tuple[bool, float]]()
+    for _ in range(9):
+        cohort = open_round(plan, state)
+        accumulator = Accumulator(plan, state, cohort)
+        for client in cohort.client_n.tolist():
+            accumulator.add(client, np.ones(d))
+        one_by_one = accumulator.close()[1]
+        coef = plan.collect_replies(state, cohort).coef_n.max()
+        state, info = close_round(plan, state, cohort, np.ones((5, d)))
+        assert info.clip_factor == pytest.approx(min(1, 3 / 5 * 1.5 / coef))
+        assert one_by_one.clip_factor == info.clip_factor
+        factors.add((bool(9 in cohort.client_n), info.clip_factor < 1))
+    assert factors == {(True, True), (False, False)}
+
+
 @pytest.mark.parametrize("label", ["uniform", "pracdelta", "innovation", "balanced", "fedvarp", "delta-centred"])
 def test_nobody_moves_the_model_by_more_than_three_equal_shares(label: str) -> None:
     """From the first round on: largest floats, then 60 rounds of silence, then again; honest replies stay usable."""

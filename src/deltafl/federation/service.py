@@ -141,7 +141,7 @@ def _log_round(info: RoundInfo, keys: Sequence[str], silent: Sequence[int], log:
     text = "\t%d of %d replies used; sum of weights %.3f, largest %.3f, effective sample size %.1f"
     log(INFO, text, info.num_responded, info.num_selected, info.sum_of_weights, info.largest_weight, size)
     if info.clip_factor < 1:
-        log(INFO, "\tclipped, the longest by a factor of %.3g: the estimate of this round is biased", info.clip_factor)
+        log(INFO, "\tclipped, by factors down to %.3g: the estimate of this round is biased", info.clip_factor)
 
 
 def log_warnings(federation: Federation, log: Log) -> None:

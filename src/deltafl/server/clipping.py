@@ -61,19 +61,15 @@ class Clipping:
     Attributes:
         norm_n: The norms of the cohort's updates as they were sent; NaN without a usable reply.
         radius: R; NaN until a norm is known.
+        factor_n: What an update was multiplied with, or its distance from c_i if that is less; 1 if it was not clipped.
     """
 
     def __init__(self, norms: KnownNorms, coef_n: FloatArray, n: int) -> None:
         self.norm_n = np.full(len(coef_n), np.nan)
         self.radius = RADIUS * lower_median(norms.norm_m)
+        self.factor_n = np.ones(len(coef_n))
         with np.errstate(divide="ignore"):
             self._reach_n = SHARE / (n * coef_n)
-
-    @property
-    def factor(self) -> float:
-        """What the longest update was multiplied with, 1 at most."""
-        longest = float(np.nanmax(self.norm_n, initial=0.0))
-        return min(1.0, self.radius / longest) if longest > 0 else 1.0
 
     def note(self, place_k: IntArray, update_kd: Params) -> None:
         """Remember the norms of updates as they were sent."""
@@ -83,10 +79,12 @@ class Clipping:
         """The updates as they count."""
         if np.isnan(self.radius):
             self.radius = RADIUS * lower_median(self.norm_n)
-        wide_kd = update_kd * _factor(self.radius, self.norm_n[place_k])
+        first_k1 = _factor(self.radius, self.norm_n[place_k])
+        wide_kd = update_kd * first_k1
         residual_kd = wide_kd - control_kd
         length_k = np.sqrt(squared_norms(residual_kd)[0])
         factor_k1 = _factor(self._reach_n[place_k] * self.radius, length_k)
+        self.factor_n[place_k] = np.minimum(first_k1, factor_k1)[:, 0]
         clipped_kd = np.where(factor_k1 < 1, control_kd + factor_k1 * residual_kd, wide_kd)
         return clipped_kd.astype(np.float32)
 
