@@ -1,25 +1,30 @@
 """A million clients: rounds that read what they need, states that are shared, saved and mapped into memory."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from deltafl import (
+    Cohort,
     DeltaflError,
     Plan,
     Population,
     Reports,
     RoundState,
+    Sampler,
     close_round,
+    draw_cohort,
     init_round,
     make_plan,
     make_sampler,
     make_server_optimizer,
     open_round,
 )
+from deltafl.estimators.control_variates import OwnControl
 from deltafl.io import read_tensors, write_tensors
 from deltafl.scale.named_arrays import bytes_in_ram, from_named_arrays, named_arrays
 from deltafl.scale.persistent_array import Buffer, PersistentArray
@@ -27,7 +32,7 @@ from deltafl.scale.rows import RowFormat
 from deltafl.scale.state_file import load_state, save_state
 from deltafl.scale.tree import TreeBuffer
 from deltafl.streams import stream
-from deltafl.types import Array, IntArray
+from deltafl.types import Array, BoolArray, FloatArray, IntArray
 
 D = 6
 
@@ -156,6 +161,61 @@ def test_a_saved_state_goes_on_bit_for_bit(tmp_path: Path, label: str, estimator
     save_state(path, further, plan)  # over the file that it is mapped from
     assert same(load_state(path, plan), further)
     assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+class Last(NamedTuple):
+    """What an own sampler has learned."""
+
+    score_m: FloatArray
+
+
+class OwnState(NamedTuple):
+    """The state of an own sampler, with a default for a part of it."""
+
+    visits: IntArray
+    last: Last = Last(np.ones(1))
+
+
+@dataclass(frozen=True)
+class Own(Sampler):
+    """A sampler that knows something of every client."""
+
+    score_m: FloatArray
+    power: Callable[[FloatArray], FloatArray] = field(default=np.sqrt)
+
+    def init(self, population: Population) -> OwnState:
+        return OwnState(np.zeros((), dtype=np.int64), Last(self.score_m * population.weight_m))
+
+    def open(self, state: OwnState, available_m: BoolArray, n: int, rng: Any, oracle: Any = None) -> Cohort:
+        return draw_cohort(self.power(state.last.score_m), n, "pivotal", rng, available_m)
+
+    def update(self, state: OwnState, cohort: Cohort, reports: Reports) -> OwnState:
+        score_m = state.last.score_m.copy()
+        score_m[cohort.client_n] *= 2
+        return OwnState(np.asarray(state.visits + 1), Last(score_m))
+
+
+@dataclass(frozen=True)
+class Scaled(OwnControl):
+    """A control variate with a function among its fields."""
+
+    scale: Callable[[float], float] = float
+
+
+def test_states_of_own_samplers_and_of_known_seconds_are_saved(tmp_path: Path) -> None:
+    """Nothing is lost, no address in memory is compared, and a template of one client is not asked of them."""
+    population = Population.from_sizes(1 + np.arange(30) % 7)._replace(seconds_m=np.arange(1.0, 31.0))
+    plans = [make_plan("uniform(per_second=True)", population, 5)] * 2
+    plans += [
+        Plan(population, Own(np.arange(1.0, 31.0), lambda score_m: score_m), 5, Scaled(scale=lambda x: x))
+        for _ in range(2)
+    ]
+    for first, second in (plans[:2], plans[2:]):
+        state = play(first, init_round(first, np.zeros(D)), 3)
+        save_state(tmp_path / "state", state, first)
+        back = load_state(tmp_path / "state", second)
+        assert same(back, state)
+        assert same(play(second, back, 2), play(first, state, 2))
 
 
 def test_the_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ def from_named_arrays(
         parts = {}
         for field, part in zip(template._fields, template, strict=True):
             name = f"{prefix}.{field}"
-            if name in arrays or field not in template._field_defaults:
+            lacks = field in template._field_defaults and name not in arrays
+            if not lacks or any(other.startswith(f"{name}.") for other in arrays):
                 parts[field] = from_named_arrays(part, arrays, name, any_shape)
         return type(template)(**parts)
     if isinstance(template, MappedRows) and f"{prefix}.written" in arrays:

@@ -53,10 +53,14 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
         if texts.get(name) != value:
             other = f"a plan with {name} = {texts.get(name)}, and this plan has {value}"
             raise DeltaflError(f"the state in {path} belongs to {other}; load it with the plan it was saved with")
-    # The form of the state, that of one client: m numbers need not be made.
-    aux_mq, params_d = plan.population.aux_mq, arrays.get("state.params_d", np.zeros(0))
-    one = replace(plan, population=Population.from_sizes([1], aux=None if aux_mq is None else aux_mq[:1]), n=1)
-    template = blank_state(one, np.zeros(params_d.shape, dtype=np.float32))
+    template_plan = plan
+    if all(type(part).__module__.startswith("deltafl.") for part in (plan.sampler, plan.rule.control)):
+        # The form of the state is that of one client: m numbers need not be made.
+        aux_mq = plan.population.aux_mq
+        one = Population.from_sizes([1], aux=None if aux_mq is None else aux_mq[:1])
+        template_plan = replace(plan, population=one._replace(seconds_m=np.ones(1)), n=1)
+    params_d = arrays.get("state.params_d", np.zeros(0))
+    template = blank_state(template_plan, np.zeros(params_d.shape, dtype=np.float32))
     state: RoundState = from_named_arrays(template, arrays, any_shape=True)
     return state
 
@@ -98,7 +102,7 @@ def owner(plan: Plan) -> dict[str, str]:
         "num_examples_m": _checksum(population.num_examples_m, np.int64),
         "aux_mq": "None" if aux_mq is None else _checksum(aux_mq, np.float64),
         "sampler": written(plan.sampler),
-        "estimator": plan.rule.name,
+        "estimator": _without_addresses(plan.rule.name),
         "server_optimizer": written(plan.server_optimizer),
         "seed": str(plan.seed),
         "mime": str(float(plan.mime)),
@@ -110,7 +114,12 @@ def owner(plan: Plan) -> dict[str, str]:
 
 def written(part: object) -> str:
     """How a sampler or an optimizer is written; only its type where the text would hold an address in memory."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(part)) if is_dataclass(part) else type(part).__name__
+    return _without_addresses(repr(part)) if is_dataclass(part) else type(part).__name__
+
+
+def _without_addresses(text: str) -> str:
+    """A text without the addresses of functions and objects, which differ from process to process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 def _checksum(array: Array, dtype: Any) -> str:
