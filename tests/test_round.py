@@ -24,6 +24,7 @@ from deltafl import (
     Reports,
     RoundInfo,
     RoundState,
+    Sampler,
     Sgd,
     close_round,
     init_round,
@@ -313,6 +314,15 @@ def plan_of(population: Population = POPULATION, n: int = 2, **options: Any) -> 
 
 
 sizes: Any = Population.from_sizes
+
+
+class Lists(Sampler):
+    """An own sampler that returns no arrays; ``close_round`` would fail after the training."""
+
+    def open(self, state: Any, available_m: Any, n: int, rng: Any, oracle: Any = None) -> Any:
+        return Cohort([0, 1], [1, 1], [0.5, 0.5])  # type: ignore[arg-type]
+
+
 STRANGER = cohort_of([6], [1], [1.0])
 DRAWN_BEFORE = STRANGER._replace(client_n=np.array([0]), round=6)
 
@@ -379,6 +389,7 @@ def weighted(weights: list[float]) -> Plan:
             lambda: close_round(plan_of(), init_round(plan_of(), [0.0])._replace(round=7), DRAWN_BEFORE, [[1.0]]),
             "drawn in round 6 and the state is that of round 7",
         ),
+        (lambda: open_round(Plan(THREE, Lists(), 2), init_round(Plan(THREE, Lists(), 2), [0.0])), "give three arrays"),
         (lambda: ANY_PLAN(THREE, Fixed(), 1, estimator=ControlVariate), "estimator is <class .*; write its name"),
         (lambda: Reports.make(3, loss=[1.0, 2.0]), "loss must have one number for each of 3 clients"),
         (lambda: closed(np.ones((2, 2))), "3 clients"),

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from .accumulate import Accumulator, clients_of
 from .arrays import as_array, flatten, is_model
-from .designs.inclusion import check_anyone, check_cohort, check_cohort_size
+from .designs.inclusion import check_anyone, check_cohort, check_cohort_size, mask_of
 from .errors import DeltaflError, WithRanges, unknown_name
 from .estimators.control_variates import ControlVariate
 from .estimators.remote import RemoteControl, RemoteReply
@@ -329,9 +329,7 @@ def open_round(
     mask_m: Any = None
     absent: IntArray | None = None
     if available_m is not None:
-        mask_m = np.asarray(available_m)
-        if mask_m.shape != (m,) or mask_m.dtype != np.bool_:
-            raise DeltaflError(f"available_m is {mask_m!r:.60}; it must hold True or False for each of {m} clients")
+        mask_m = mask_of("available_m", available_m, m)
         check_anyone(int(np.count_nonzero(mask_m)))
         absent = None if mask_m.all() else np.flatnonzero(~mask_m)
     elif not plan.sampler.accepts_no_mask:  # else m numbers are saved
@@ -388,12 +386,13 @@ def close_round_from_sum(
         sum_d: float64 (d,), the sum of coef_i u_i with ``plan.collect_replies(state, cohort).coef_n``.
 
     Raises:
-        DeltaflError: If the sampler, the estimator or a setting needs single updates, with the reason.
+        DeltaflError: If the sampler, the estimator or a setting needs single updates, with the reason, or if
+            ``responded_n`` does not hold True or False for each client of the cohort.
     """
     reason = needs_single_updates(plan)
     if reason is not None:
         raise DeltaflError(f"a sum of updates is not enough: {reason}; write 'uniform', or use close_round")
-    here = np.asarray(responded_n, dtype=np.bool_)
+    here = mask_of("responded_n", responded_n, len(cohort.client_n))
     total = plan.collect_replies(state, cohort).coef_n[here].sum()
     mean_d = np.asarray(sum_d) / total if total > 0 else np.asarray(sum_d)  # all of them may have sent it: the same sum
     following, info = close_round(plan, state, cohort, [mean_d if replied else None for replied in here])

@@ -142,6 +142,15 @@ def test_where_a_sum_is_enough_it_gives_the_same_states() -> None:
     assert re.findall(r"`(.+?)`", PAGE.partition("A sum is enough")[2].partition(".\n")[0]) == enough
 
 
+@pytest.mark.parametrize("responded", [[0, 1], [True] * 3, ["yes", "no"]])
+def test_who_is_in_a_sum_is_a_mask(responded: Any) -> None:
+    """Not the clients' numbers, of which 0 would be False."""
+    plan = plan_of("uniform", dp=None, seed=0)
+    state = init_round(plan, np.zeros(5))
+    with pytest.raises(DeltaflError, match=r"responded_n is .*; it must hold True or False for each of 2 clients"):
+        deltafl.close_round_from_sum(plan, state, open_round(plan, state), responded, np.ones(5))
+
+
 def test_the_page_names_the_estimators_that_remember_updates() -> None:
     remembering = [name for name, rule in ESTIMATORS.items() if rule.control.remembers]
     assert re.findall(r"`(.+?)`", PAGE.partition("the estimators")[2].partition("(hence")[0]) == remembering

@@ -21,6 +21,14 @@ def check_anyone(num_present: int) -> None:
         raise DeltaflError("no client is available this round; wait until at least one is")
 
 
+def mask_of(name: str, given: Any, count: int) -> BoolArray:
+    """What a host gives as True or False of each of some clients, bool (count,); a ``DeltaflError`` if it is not."""
+    mask_k = np.asarray(given)
+    if mask_k.shape != (count,) or mask_k.dtype != np.bool_:
+        raise DeltaflError(f"{name} is {mask_k!r:.60}; it must hold True or False for each of {count} clients")
+    return mask_k
+
+
 def check_cohort(cohort: Any) -> None:
     """Raise a ``DeltaflError`` unless a sampler has returned a ``Cohort`` with columns of one length."""
     if not isinstance(cohort, Cohort):
@@ -28,10 +36,9 @@ def check_cohort(cohort: Any) -> None:
             f"the sampler returned a {type(cohort).__name__}; return Cohort(client_n, count_n, expected_n)"
         )
     shapes = [np.shape(column) for column in cohort[:3]]
-    if len(set(shapes)) > 1:
-        raise DeltaflError(
-            f"the sampler's client_n, count_n and expected_n have shapes {shapes}; give all the same length"
-        )
+    if len(set(shapes)) > 1 or not all(isinstance(column, np.ndarray) for column in cohort[:3]):
+        what = "client_n, count_n and expected_n"
+        raise DeltaflError(f"the sampler's {what} have shapes {shapes}; give three arrays, all of the same length")
 
 
 def check_scores(score_m: FloatArray) -> FloatArray:
