@@ -150,7 +150,7 @@ def coefficient_of(part: LearnedCoefficientState) -> float:
 
 
 def test_newcomers_leave_what_is_known_of_the_others() -> None:
-    """Their own first updates are there, and the sum is that of all with the new weights."""
+    """What the regression leaves of their first updates is there, and the sum is that of all with the new weights."""
     plan, problems, _ = prepared(LABEL)
     state = play(plan, init_round(plan, np.zeros(3)), problems)
     problem = make_problem([3, 1, 2, 5, 2, 4, 6, 1], d=3)
@@ -158,12 +158,16 @@ def test_newcomers_leave_what_is_known_of_the_others() -> None:
     larger = make_plan(LABEL, problem.population, 3, server_optimizer=Recorder())
     larger = larger.with_census([plan.census.answer(update_d) for update_d in problem.update_md])
     before, first = state.control.first.control, LastResiduals().init(larger.population, 3)
-    after = resize_state(larger, state, plan.population.weight_m).control.first.control
+    resized = resize_state(larger, state, plan.population.weight_m).control
+    after = resized.first.control
     assert not before.is_first_m.all()
-    np.testing.assert_array_equal(after.is_first_m, [*before.is_first_m, True, True])
+    np.testing.assert_array_equal(after.is_first_m, [*before.is_first_m, False, False])
     after_mc, first_mc = np.asarray(after.code_mc), np.asarray(first.code_mc)
     np.testing.assert_array_equal(after_mc[:6], before.code_mc)
-    np.testing.assert_array_equal(after_mc[6:], first_mc[6:])
+    design_mq, regression = larger.population.design_mq(), resized.regression
+    guess_md = coefficient_of(regression) * design_mq @ regression.control.slope_qd
+    left_md = decode(first_mc, 3) - guess_md
+    np.testing.assert_allclose(after_mc[6:], [encode(left_d) for left_d in left_md[6:]])
     value = LastResiduals().value(after, np.arange(8))
     np.testing.assert_allclose(value.total_d, larger.population.weight_m @ value.control_nd, atol=1e-12)
 

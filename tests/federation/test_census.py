@@ -9,6 +9,7 @@ from deltafl import DeltaflError
 from deltafl.federation.clients import ClientInfo
 from deltafl.federation.replies import ClientReply
 from deltafl.federation.service import read_answer
+from deltafl.types import FloatArray
 
 from .tools import federation, play_once
 
@@ -47,3 +48,37 @@ def test_a_newcomer_in_a_small_federation_moves_no_model_away() -> None:
     play(8, rounds=6)
     play(9, rounds=4)
     assert np.abs(fed.params_d).max() < 10
+
+
+@pytest.mark.parametrize(("first", "members", "most"), [(0, 12, 0.35), (6, 12, 0.35), (9, 9, 0.5)])
+def test_late_answers_and_those_of_newcomers_predict_updates(first: int, members: int, most: float) -> None:
+    """As those before the first round do, whether nobody had answered, some had, or others have joined since."""
+    rng = np.random.default_rng(1)
+    update_md = (rng.normal(size=(12, 40)) + 2 * rng.normal(size=40)).astype(np.float32)
+    fed = federation("census", {"x": np.zeros(40, np.float32)}, n=4, seed=1)
+
+    def predicted() -> FloatArray:
+        value = fed.plan.rule.control.value(fed.current.control, np.arange(len(fed.keys)))
+        control_md = np.broadcast_to(value.control_nd, (len(fed.keys), 40))
+        assert np.allclose(value.total_d, fed.plan.population.weight_m @ control_md)
+        return np.asarray(np.linalg.norm(control_md - update_md[: len(fed.keys)], axis=1))
+
+    def take(count: int) -> None:
+        census = fed.plan.census
+        assert census is not None
+        answers = {key: census.answer(update_md[fed.keys.index(key)]) for key in fed.unanswered()[:count]}
+        fed.answer({key: tuple(answer_k.tolist()) for key, answer_k in answers.items()})
+
+    fed.admit({f"client:{i}": ClientInfo(10) for i in range(members)})
+    take(first)
+    for _ in range(3):
+        play_once(fed, lambda client: ClientReply({"x": fed.arrays()["x"] + update_md[client]}))
+    late = np.asarray(fed.current.responded_m) == 0
+    fed.admit({f"client:{i}": ClientInfo(10) for i in range(12)})
+    take(12)
+    late_m = np.append(late, np.ones(12 - members, dtype=bool)) & (np.arange(12) >= first)
+    assert late_m.any()
+    assert (predicted() / np.linalg.norm(update_md, axis=1))[late_m].max() < most
+    for _ in range(6):
+        play_once(fed, lambda client: ClientReply({"x": fed.arrays()["x"] + update_md[client]}))
+        predicted()

@@ -169,10 +169,32 @@ class TwoPhase(ControlVariate):
         learnt = self.regression.update(state.regression, population, replies, update_nd)
         return following._replace(regression=learnt)
 
+    def with_answers(self, state: TwoPhaseState, fresh: TwoPhaseState, known: int) -> TwoPhaseState:
+        """The state with the answers of clients who join, all but the first ``known``, or who answer late.
+
+        Their Q_i are updates of a later model than the initial one that B_0 describes: e_i is what the regression, as
+        it is now, leaves of them. ``fresh`` is the initial state, which has all answers.
+        """
+        first, sent = state.first.control, fresh.first.control
+        if not has_codes(sent):
+            return state
+        code_mc = np.asarray(first.code_mc)
+        untouched_m = (code_mc == sent.code_mc).all(axis=1) | (code_mc == 0).all(axis=1)
+        joins_m = np.arange(len(code_mc)) >= known
+        new_k = np.flatnonzero(sent.is_first_m & untouched_m & (joins_m | ~first.is_first_m))
+        code_kc = [self._left_by_regression(state, client, sent.code_mc[client]) for client in new_k.tolist()]
+        is_first_m = first.is_first_m & ~joins_m
+        first = first._replace(code_mc=replace_rows(first.code_mc, new_k, np.array(code_kc)), is_first_m=is_first_m)
+        return state._replace(first=state.first._replace(control=first))
+
+    def _left_by_regression(self, state: TwoPhaseState, client: int, code_c: FloatArray) -> FloatArray:
+        guess_1d = self.regression.value(state.regression, np.array([client])).control_nd
+        return encode((decode(code_c[None], guess_1d.shape[1]) - guess_1d)[0])
+
 
 def _trust(state: TwoPhaseState) -> float:
     """The factor of both terms in this round: R^2 in the second, when no coefficient has been learned yet."""
-    if state.rounds != 1 or not has_codes(state.first.control):
+    if state.rounds != 1 or not state.first.control.is_first_m.any():
         return 1.0
     first, weight_m = state.first.control, state.regression.control.weight_m
     square_qq = np.einsum("m,mp,mq->pq", weight_m * first.is_first_m, first.aux_mq, first.aux_mq)

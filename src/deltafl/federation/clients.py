@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from ..errors import DeltaflError
 from ..estimators.control_variates import OwnControlState, RegressionControlState, summed_anew, with_new_aux
 from ..estimators.remote import RemoteControlState, begin_anew
-from ..estimators.two_phase import LastResidualsState, residuals_summed_anew
+from ..estimators.two_phase import LastResidualsState, TwoPhase, residuals_summed_anew
 from ..io import checked
 from ..round import Plan, RoundState, init_round
 from ..scale.named_arrays import named_arrays
@@ -80,6 +80,8 @@ def resize_state(
                 "one row per client end in '_m')"
             )
     weight_m, control = plan.population.weight_m, resized.control
+    if isinstance(two_phase := plan.rule.control, TwoPhase):
+        control = two_phase.with_answers(control, fresh.control, len(old_weight_m if kept_k is None else kept_k))
     if not isinstance(control, RemoteControlState):
         return resized._replace(control=_summed_anew(control, weight_m))
     # The sum does not show which part of it belongs to a forgotten client.
