@@ -129,6 +129,18 @@ def test_updates_in_place_of_answers_are_refused() -> None:
     assert plan.census.answer(update_d, ((4, 2), 2)).tolist() == plan.census.answer(update_d, (8, 2)).tolist()
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_answers_rounded_to_32_bits_are_refused(together: bool) -> None:
+    """A code holds 52 bits in a number: rounded, it would predict worse than no answer. Sketches alone may be."""
+    plan, narrow_plan = (make_plan(f"{SMALL}@@{name}", [1] * 6, 2) for name in ("two-phase", "regression"))
+    update_md = np.random.default_rng(0).normal(size=(6, 300)).astype(np.float32)
+    narrow = [answer_k.astype(np.float32) for answer_k in answers_of(plan, update_md)]
+    with pytest.raises(DeltaflError, match="has type float32, and needs float64: its code has 52 bits"):
+        plan.with_census(np.array(narrow) if together else [None, *narrow[1:]])
+    answers = [answer_k.astype(np.float32) for answer_k in answers_of(narrow_plan, update_md)]
+    assert narrow_plan.with_census(np.array(answers) if together else answers).population.aux_mq is not None
+
+
 def test_no_answer_counts_as_the_mean_and_a_long_one_as_any_other() -> None:
     census, rng, weight_m = Census(components=3, size=5), np.random.default_rng(1), np.full(8, 1 / 8)
     answer_mk = rng.normal(size=(8, 5))

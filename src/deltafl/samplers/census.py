@@ -105,7 +105,7 @@ class Census(WithRanges):
         """
         answer_mk = self._read(answers, population.num_clients)
         here_m = np.isfinite(answer_mk).all(axis=1)
-        norm_m = np.where(here_m, answer_mk[:, self.size], np.nan)
+        norm_m = np.where(here_m, answer_mk[:, self.size].astype(np.float64), np.nan)
         norm_m = np.where(norm_m > 0, np.minimum(norm_m, LARGEST_NORM), np.nan)
         code_mc = np.where(here_m[:, None], answer_mk[:, self.size + 1 :], 0.0)
         with np.errstate(over="ignore"):  # an infinite one is clipped
@@ -159,6 +159,10 @@ class Census(WithRanges):
             raise DeltaflError(f"the census has {len(answers)} answers, not one for each of {num_clients} clients")
         if isinstance(answers, np.ndarray) and answers.ndim != 2:
             raise DeltaflError(f"answers to a census are rows of numbers, not an array of shape {answers.shape}")
+        for answer in answers[:1] if isinstance(answers, np.ndarray) else answers:
+            dtype, length = getattr(answer, "dtype", None), prod(getattr(answer, "shape", ()))
+            if getattr(dtype, "itemsize", 8) < 8 and length > self.size + 1 and self._can_have(length):
+                raise DeltaflError(f"an answer to the census has type {dtype}, and needs float64: its code has 52 bits")
         if type(answers) is np.ndarray and answers.dtype.kind == "f" and self._can_have(answers.shape[1]):
             return answers
         rows = [_numbers(answer) for answer in answers]
