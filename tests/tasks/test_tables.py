@@ -381,6 +381,26 @@ def test_missing_values_are_refused_and_words_of_a_data_frame_stay_words(tmp_pat
         table_task(frame.assign(label=frame["label"].where(frame["label"] == "yes", None)))
 
 
+@pytest.mark.parametrize("column", ["a", "label", "client"])
+@pytest.mark.parametrize("kind", ["Int64", "Float64", "int64[pyarrow]", "double[pyarrow]", "boolean"])
+def test_missing_values_of_nullable_columns_are_refused(column: str, kind: str) -> None:
+    frame = pd.DataFrame({"a": np.arange(40) % 2, "label": np.arange(40) % 2, "client": np.arange(40) // 2 % 2})
+    frame = frame.astype({column: bool} if kind == "boolean" else {}).astype({column: kind})
+    assert table_task(frame).num_clients == 2
+    frame.loc[6, column] = pd.NA
+    with pytest.raises(DeltaflError, match=rf"row 7, column '{column}' holds <NA>; .* a missing value"):
+        table_task(frame)
+
+
+def test_a_missing_value_among_objects_is_named_and_the_others_keep_their_type() -> None:
+    frame = pd.DataFrame({"a": [True, False, None, True] * 10, "label": [0, 1] * 20, "client": [0, 1] * 20})
+    with pytest.raises(DeltaflError, match=r"row 3, column 'a' holds .*; it must be a real number; a missing value"):
+        table_task(frame)
+    some = frame.dropna()
+    numbers = some.assign(label=pd.Series(list(map(np.int64, some["label"])), some.index, dtype=object))
+    assert table_task(numbers, partition="iid", clients=3).dataset.train_x.shape == (27, 1)
+
+
 def test_a_regression_from_the_command_line(tmp_path: Path) -> None:
     flowers().drop(columns="kind").to_csv(tmp_path / "f.csv", index=False)
     names = ["--task", "f.csv", "--label", "price", "--partition", "iid", "--clients", "15", "--rounds", "30"]

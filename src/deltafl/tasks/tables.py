@@ -271,10 +271,11 @@ def _task_type(values: "pd.Series[Any]") -> TaskType:
     number = pd.to_numeric(_plain(values), errors="coerce")
     if isinstance(values.dtype, pd.CategoricalDtype) or (number.isna() & values.notna()).any():
         return "classification"
-    fractions, count = number[number % 1 != 0].dropna(), number.nunique()
-    if count <= MOST_CLASSES and fractions.empty:
+    known, count = number.dropna().to_numpy(np.float64), number.nunique()
+    fractions = known[known % 1 != 0]
+    if count <= MOST_CLASSES and len(fractions) == 0:
         return "classification"
-    held = f"fractions such as {fractions.iloc[0]:g}" if len(fractions) else f"{count} different whole numbers"
+    held = f"fractions such as {fractions[0]:g}" if len(fractions) else f"{count} different whole numbers"
     raise DeltaflError(
         f"{values.index[0][0]}: column {values.name!r} holds {held}: write task_type = regression (--task-type "
         f"regression) to predict the number; up to {MOST_CLASSES} whole numbers, or words, are classes, and more are "
@@ -291,12 +292,13 @@ def _learning(num_classes: int, model: "Callable[[int, int], torch.nn.Module]", 
 
 def codes(values: "pd.Series[Any]") -> tuple[IntArray, int]:
     """Whole numbers (texts, too) or words as 0, 1, ... in sorted order; and how many different ones there are."""
-    known = ~values.isna().to_numpy()
+    good_e = ~values.isna().to_numpy()
     if values.dtype.kind == "f":
-        _require_all(values, known & (values % 1 == 0), "a whole number or a word")
+        good_e &= values.to_numpy(np.float64, na_value=np.nan) % 1 == 0
     elif values.dtype.kind not in "biu":
-        is_word = values.map(lambda value: isinstance(value, str | int) and str(value).strip() != "").to_numpy(np.bool_)
-        _require_all(values, known & is_word, "a whole number or a word")
+        good_e &= values.map(lambda value: isinstance(value, str | int) and str(value).strip() != "").to_numpy(np.bool_)
+    _require_all(values, good_e, "a whole number or a word")
+    if values.dtype.kind not in "biuf":
         values = values.astype(str).str.strip()
         if values.str.fullmatch(r"[+-]?\d+").all():
             values = values.map(int)
@@ -315,7 +317,8 @@ def _test_rows(owner: IntArray, seed: int, share: float) -> BoolArray:
 def _numbers(values: "pd.Series[Any]", cure: str = "") -> FloatArray:
     import pandas as pd
 
-    number: FloatArray = pd.to_numeric(_plain(values), errors="coerce").to_numpy(np.float64)
+    number: FloatArray = pd.to_numeric(_plain(values), errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    _require_all(values, values.notna().to_numpy(), "a real number")
     _require_all(values, np.abs(number) <= LARGEST, "a real number in the range of float32", cure)
     return number
 
@@ -343,7 +346,7 @@ def _read(table: "str | Path | pd.DataFrame") -> "tuple[str, pd.DataFrame]":
 
     name = "data frame" if isinstance(table, pd.DataFrame) else Path(table).name
     frame = table if isinstance(table, pd.DataFrame) else _read_file(Path(table))
-    frame = frame.set_axis(frame.columns.map(str), axis=1).reset_index(drop=True)
+    frame = frame.set_axis(frame.columns.map(str), axis=1).reset_index(drop=True).infer_objects()
     if frame.columns.has_duplicates:  # else a label would become a feature
         raise DeltaflError(f"{name}: column {frame.columns[frame.columns.duplicated()][0]!r} is named twice")
     return name, pd.concat([frame], keys=[name])
