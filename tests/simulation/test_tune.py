@@ -161,6 +161,21 @@ def test_impossible_tunings_end_in_one_sentence(given: dict[str, object], words:
         make_settings(TuneSettings, given)
 
 
+def test_tuning_goes_on_with_the_rounds_and_the_data_that_it_began_with(tmp_path: Path) -> None:
+    table, out = tmp_path / "t.csv", tmp_path / "tuned"
+    rows = [f"{k % 7},{k % 2},{k % 4}" for k in range(80)]
+    table.write_text("\n".join(["a,label,client", *rows]))
+    given = {"task": str(table), "samplers": "uniform", "local_rates": [0.1], "extensions": 0, "tuning_seeds": 1}
+    tune_rates(make_settings(TuneSettings, {**given, "rounds": 2}), out, lambda _: None)
+    before = (out / "config.toml").read_bytes()
+    with pytest.raises(DeltaflError, match="have rounds = 2, not 3: choose another --out"):
+        tune_rates(make_settings(TuneSettings, {**given, "rounds": 3}), out, lambda _: None)
+    assert (out / "config.toml").read_bytes() == before
+    table.write_text("\n".join(["a,label,client", *rows[1:]]))
+    with pytest.raises(DeltaflError, match="are not those it began with"):
+        tune_rates(make_settings(TuneSettings, {**given, "rounds": 2}), out, lambda _: None)
+
+
 def test_rates_are_settings_of_a_comparison() -> None:
     given = {"samplers": "full,uniform,fedavg", "rates": {"uniform": 0.3, "full": {"server_lr": 2}}}
     settings = make_settings(CompareSettings, given)

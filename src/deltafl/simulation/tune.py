@@ -215,11 +215,18 @@ def tune_rates(settings: TuneSettings, out: Path, on_progress: OnProgress, proce
         DeltaflError: If another process is playing in the folder, or a run is impossible.
     """
     require_simulator()
-    data, recorded = check_comparison(settings, out, None), recorded_settings(out)
-    if recorded is None:
+    recorded = recorded_settings(out)
+    before = None if recorded is None else make_settings(TuneSettings, recorded)
+    if before is not None:
+        if before.rounds != settings.rounds:
+            raise DeltaflError(
+                f"the tuning runs in {out} have rounds = {before.rounds}, not {settings.rounds}: choose another --out"
+            )
+        settings = grown(before, settings)
+    data = check_comparison(settings, out, before)
+    if before is None:
         write_header(out, settings, data)
     else:
-        settings = grown(make_settings(TuneSettings, recorded), settings)
         write_settings(out, settings)
     tuned, store, jobs = Tuned({label: {} for label in settings.samplers}, {}), RunStore(out), dict[str, Job]()
     for name, grid in settings.grids().items():
