@@ -48,6 +48,14 @@ def toy_rows() -> dict[tuple[str, str, str], AuditRow]:
     return {(row.sampler, row.design, row.estimator): row for row in rows}
 
 
+def test_a_label_is_audited_with_its_own_design_and_estimator() -> None:
+    rows = [(row.design, row.estimator) for row in audit(TOY, ["uniform@pivotal@difference"])]
+    assert rows == [("pivotal", "difference")]
+    estimators = {row.estimator for row in audit(TOY, ["uniform@pivotal"])}
+    assert estimators == {*ESTIMATORS}
+    assert {row.design for row in audit(TOY, ["uniform@@hajek"])} > {"systematic", "pivotal"}
+
+
 def test_every_claim_holds_on_the_toy(toy_rows: dict[tuple[str, str, str], AuditRow]) -> None:
     assert len(toy_rows) > 200
     assert [row for row in toy_rows.values() if not row.passes] == []

@@ -117,7 +117,8 @@ def audit(
     """Audit methods one after the other; those that cannot be drawn or weighed are left out.
 
     Samplers are names with options if need be, such as ``"innovation(floor=0.1)"``, and ``facts`` what these may take
-    from a run; designs and estimators are names, or None for all. ``draws`` cohorts are drawn where they cannot be
+    from a run; designs and estimators are names, or None for all. A label with a design or an estimator of its own,
+    such as ``"uniform@@mine.py:Control"``, is audited with these. ``draws`` cohorts are drawn where they cannot be
     enumerated.
     """
     for design in designs or ():
@@ -125,9 +126,11 @@ def audit(
     rules = [find_estimator(name) for name in (estimators or ESTIMATORS)]
     for name in samplers:
         label = parse_label(name)
-        for design in (designs or list(DESIGNS)) if find_sampler(label.name).design is not None else ["-"]:
+        entry = find_sampler(label.name)
+        drawn = ["-"] if entry.design is None else designs or list(DESIGNS)
+        for design in [label.design] if label.design and label.design != entry.design else drawn:
             sampler = make_sampler(label._replace(design=None if design == "-" else design), facts)
-            for rule in rules:
+            for rule in rules if label.estimator == entry.estimator else [find_estimator(label.estimator)]:
                 plan = Plan(subject.population, sampler, subject.n, rule.name, Sgd(0.0), seed)
                 try:
                     state = _warm_state(plan, subject.known)
