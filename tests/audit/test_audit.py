@@ -1,6 +1,7 @@
 """The audit finds what is there: exact biases, wrong weights, the toy's errors; and its bounds are bounds."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,6 +55,16 @@ def test_a_label_is_audited_with_its_own_design_and_estimator() -> None:
     estimators = {row.estimator for row in audit(TOY, ["uniform@pivotal"])}
     assert estimators == {*ESTIMATORS}
     assert {row.design for row in audit(TOY, ["uniform@@hajek"])} > {"systematic", "pivotal"}
+
+
+@pytest.mark.parametrize("option", ["--samplers=uniform@@{}:Fails", "--estimators={}:Fails"])
+def test_an_own_control_that_fails_in_the_audit_is_reported_with_its_line(tmp_path: Path, option: str) -> None:
+    file = tmp_path / "failing_control.py"
+    begin = "from deltafl.estimators.control_variates import NoControl\n\n\nclass Fails(NoControl):\n"
+    file.write_text(begin + "    def value(self, *_):\n        return {}['c']\n")
+    arguments = ["audit", "--samplers=uniform", "--designs=pivotal", option.format(file)]
+    with pytest.raises(DeltaflError, match=r"own code failed in a run: KeyError: 'c' \(failing_control.py line 6\)"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
 def test_every_claim_holds_on_the_toy(toy_rows: dict[tuple[str, str, str], AuditRow]) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import DeltaflError, in_one_line
+from .experiments import own_code_explained
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,7 +48,8 @@ def audit(
     console, rows, left_out = Console(), list["AuditRow"](), list[str]()
     for label in SAMPLERS if samplers == "all" else split_labels(samplers):
         _check_own(label, facts)
-        found = list(audit_methods(subject, [label], facts=facts, draws=draws, seed=seed, **chosen))
+        with own_code_explained(task, [label, *(chosen["estimators"] or ())]):
+            found = list(audit_methods(subject, [label], facts=facts, draws=draws, seed=seed, **chosen))
         if found:
             console.print(_table(label, found, relative), "")
         else:

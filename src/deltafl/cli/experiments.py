@@ -281,18 +281,23 @@ def _explained(command: str, folder: Path, task: str, labels: Sequence[str]) -> 
             return "nothing was recorded yet: give the same command again"
         return f"go on with: deltafl {command} --resume --out {folder}"
 
+    with own_code_explained(task, labels), interruptible(how_to_go_on):
+        yield
+
+
+@contextmanager
+def own_code_explained(task: str, labels: Sequence[str]) -> Iterator[None]:
+    """Turn errors of the user's own task, samplers and control variates into one sentence."""
     try:
-        with interruptible(how_to_go_on):
-            yield
+        yield
     except (DeltaflError, OSError, typer.Exit):
         raise
     except Exception as error:
-        from ..samplers import base_name
         from ..simulation.processes import failure_of
         from ..tasks.own import own_code_error
 
-        failure = failure_of(error)
-        sentence = own_code_error([task, *map(base_name, labels)], failure.summary, failure.places)
+        failure, parts = failure_of(error), [part for label in labels for part in label.split("@")]
+        sentence = own_code_error([task, *parts], failure.summary, failure.places)
         if sentence is None:
             raise
         raise sentence from error
