@@ -67,7 +67,8 @@ def test_own_control_lowers_the_error() -> None:
 
 def test_a_control_variate_that_returns_something_else_is_refused(tmp_path: Path) -> None:
     source, returned = (EXAMPLES / "own_control.py").read_text(), "state.control_md[client_n])"
-    for wrong in ("return state.control_md[client_n]", "return deltafl.ControlValue(0, state.control_md)"):
+    made = ("(0, state.control_md)", "(state.weight_m, state.control_md[client_n])")
+    for wrong in ("return state.control_md[client_n]", *(f"return deltafl.ControlValue{parts}" for parts in made)):
         line = next(line for line in source.splitlines() if line.endswith(returned))
         (tmp_path / "wrong.py").write_text(source.replace(line, f"        {wrong}"))
         plan = make_plan(f"uniform@@{tmp_path}/wrong.py:LastUpdate", Population.from_sizes([1] * 4), n=2)

@@ -331,8 +331,11 @@ class Accumulator:
 
     def _rows_of(self, place_k: IntArray, update_kd: Params) -> _Rows:
         value: Any = self._control.value(self.state.control, self.cohort.client_n[place_k])
-        if not isinstance(value, ControlValue) or len(value.control_nd) not in (1, len(place_k)):
-            what = "must return ControlValue(total_d, control_nd), with a row for each client it is given"
+        shapes = tuple(map(np.shape, value)) if isinstance(value, ControlValue) else ()
+        if shapes not in {((self._d,), (rows, self._d)) for rows in (1, len(place_k))}:
+            what = (
+                f"must return ControlValue(total_d, control_nd), d = {self._d}, with a row for each client it is given"
+            )
             raise DeltaflError(f"{type(self._control).__name__}.value {what}")
         if self._clipping is not None:
             update_kd = self._clipping.clip(place_k, update_kd, value.control_nd)
