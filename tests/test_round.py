@@ -3,7 +3,8 @@
 import tracemalloc
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -307,6 +308,27 @@ def test_somebody_must_be_available(name: str) -> None:
     for wrong in (np.ones(5, dtype=bool), np.arange(6), [np.nan] * 6, ["a"] * 6):
         with pytest.raises(DeltaflError, match=r"available_m is array\(.*; it must hold True or False for each of 6"):
             open_round(plan, state, wrong, PROBLEM.oracle)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("cohort", "words"),
+    [
+        (cohort_of([0, 6], [1, 1], [0.5, 0.5]), r"client_n is .*; it must hold different clients from 0 to 5"),
+        (cohort_of([-1, 0], [1, 1], [0.5, 0.5]), r"different clients from 0 to 5"),
+        (cohort_of([3, 1, 3], [1, 1, 1], [0.5, 0.5, 0.5]), "count_n how often each was drawn"),
+        (cohort_of([0], [1], [0.5])._replace(client_n=np.array([0.0])), "different clients from 0 to 5"),
+        (Cohort(*cast(Any, ([0], [1], [0.5]))), "give NumPy arrays of the same length"),
+    ],
+)
+def test_a_sampler_that_returns_clients_twice_or_unknown_ones_is_refused(cohort: Cohort, words: str) -> None:
+    @dataclass(frozen=True)
+    class Wrong(Fixed):
+        def open(self, *_: object) -> Cohort:
+            return cohort
+
+    plan = Plan(POPULATION, Wrong(), 2)
+    with pytest.raises(DeltaflError, match=words):
+        open_round(plan, init_round(plan, [0.0]))
 
 
 def plan_of(population: Population = POPULATION, n: int = 2, **options: Any) -> Plan:

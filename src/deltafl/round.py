@@ -335,7 +335,7 @@ def open_round(
     elif not plan.sampler.accepts_no_mask:  # else m numbers are saved
         mask_m = np.ones(m, dtype=np.bool_)
     cohort = plan.sampler.open(state.sampler, mask_m, plan.n, stream(plan.seed, "draw", state.round), oracle)
-    check_cohort(cohort)
+    check_cohort(cohort, m)
     plan.collect_replies(state, cohort)  # an estimator that needs what the sampler does not know fails before training
     return cohort._replace(absent=absent, round=state.round)
 

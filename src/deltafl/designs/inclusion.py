@@ -29,16 +29,24 @@ def mask_of(name: str, given: Any, count: int) -> BoolArray:
     return mask_k
 
 
-def check_cohort(cohort: Any) -> None:
-    """Raise a ``DeltaflError`` unless a sampler has returned a ``Cohort`` with columns of one length."""
+def check_cohort(cohort: Any, m: int) -> None:
+    """Raise a ``DeltaflError`` unless a sampler has returned a ``Cohort`` of different clients, of m."""
     if not isinstance(cohort, Cohort):
         raise DeltaflError(
             f"the sampler returned a {type(cohort).__name__}; return Cohort(client_n, count_n, expected_n)"
         )
     shapes = [np.shape(column) for column in cohort[:3]]
     if len(set(shapes)) > 1 or not all(isinstance(column, np.ndarray) for column in cohort[:3]):
-        what = "client_n, count_n and expected_n"
-        raise DeltaflError(f"the sampler's {what} have shapes {shapes}; give three arrays, all of the same length")
+        raise DeltaflError(
+            f"the sampler's client_n, count_n and expected_n have shapes {shapes}; give NumPy arrays of the same length"
+        )
+    client_n = cohort.client_n
+    good = client_n.dtype.kind in "iu" and client_n.min(initial=0) >= 0 and client_n.max(initial=0) < m
+    if not (good and ((client_n[1:] > client_n[:-1]).all() or len(np.unique(client_n)) == len(client_n))):
+        raise DeltaflError(
+            f"the sampler's client_n is {client_n!r:.60}; it must hold different clients from 0 to {m - 1}, and count_n "
+            "how often each was drawn"
+        )
 
 
 def check_scores(score_m: FloatArray) -> FloatArray:
