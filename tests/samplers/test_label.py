@@ -113,7 +113,10 @@ def test_commas_inside_parentheses_do_not_split() -> None:
         ("pracdelta(alpha=other)", "alpha is 'other'"),
         ("uniform@pivotal@hajek@more", "is no label"),
         ("uniform+average=0.5+average=0.4", "an option is given twice"),
-        ("uniform+average=", "unknown sampler 'uniform+average='"),
+        ("uniform+average=", "cannot read the settings in 'uniform+average='"),
+        ("uniform+local-lr=0.1", "write settings last and with underscores, such as"),
+        ("uniform+average=0.5@pivotal", "cannot read the settings in 'uniform+average=0.5'; write settings last"),
+        ("mine.py", "'mine.py' names no class; write mine.py:CLASS"),
         ("nowhere.py:ByLoss", "there is no file nowhere.py; write FILE.py:Class"),
         (f"{EXAMPLE}:ByLos", "has no class 'ByLos' that is a subclass of deltafl.Sampler"),
         ("cluster-is(clusters=1,drop_small_after=5)", "drop_small_after needs clusters of at least 2"),
@@ -209,6 +212,9 @@ def test_a_sampler_in_a_file_of_ones_own(tmp_path: Path) -> None:
         "@dataclass(frozen=True)\nclass Needing(NewFirst):\n    power: float\n"
         "class Bare(NewFirst):\n    pass\n"
         "@dataclass(frozen=True)\nclass Empty(deltafl.Sampler):\n    pass\n"
+        "@dataclass(frozen=True)\nclass Blind(NewFirst):\n    def open(self, state, available_m, n, rng): pass\n"
+        "@dataclass(frozen=True)\nclass Picky(NewFirst):\n    power: float = 1\n"
+        "    def __post_init__(self): assert self.power > 0, 'too weak'\n"
     )
     assert parse_label(f"{file}:Biased").estimator == "plain-mean"
     assert bias_of(f"{file}:Biased") == "estimator plain-mean"
@@ -216,6 +222,8 @@ def test_a_sampler_in_a_file_of_ones_own(tmp_path: Path) -> None:
         ("Needing", "give every option a default"),
         ("Bare", "write @dataclass"),
         ("Empty", "lacks open"),
+        ("Blind", r"takes \(state, .*; write open\(self, state, available_m, n, rng, oracle=None\)"),
+        ("Picky(power=-1)", "my_odd_samplers.py:Picky cannot be made: AssertionError: too weak"),
     ):
         with pytest.raises(DeltaflError, match=message):
             parse_label(f"{file}:{name}")

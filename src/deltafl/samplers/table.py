@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
+from inspect import signature
 from typing import Any, NamedTuple
 
 from ..calls import check_options
@@ -78,7 +79,12 @@ class SamplerEntry(NamedTuple):
         check_options(self.kind, options, self.name, {"design", *self.fixed})
         chosen = design or self.design
         drawn = {} if chosen is None else {"design": chosen}
-        return self.kind(**self.fixed, **options, **drawn)
+        try:
+            return self.kind(**self.fixed, **options, **drawn)
+        except DeltaflError:
+            raise
+        except OWN_ERRORS as error:
+            raise DeltaflError(f"{self.name} cannot be made: {in_one_line(error)}") from error
 
 
 _HT, _MEAN, _FIXED = "horvitz-thompson", "plain-mean", "systematic"
@@ -139,6 +145,11 @@ def find_sampler(name: str) -> SamplerEntry:
         return _own_entry(name, load_class(name, Sampler))  # type: ignore[type-abstract]
     if name in CLASSES:
         return _own_entry(name, CLASSES[name])
+    if name.endswith(".py"):
+        raise DeltaflError(f"{name!r} names no class; write {name}:CLASS")
+    if "+" in name:
+        last = "write settings last and with underscores, such as uniform@pivotal+local_lr=0.1+average=0.5"
+        raise DeltaflError(f"cannot read the settings in {name!r}; {last}")
     if name not in SAMPLERS:
         raise unknown_name("sampler", name, SAMPLERS)
     return SAMPLERS[name]
@@ -155,5 +166,12 @@ def _own_entry(name: str, kind: type[Sampler]) -> SamplerEntry:
         estimator = _HT if sampler.unbiased else "plain-mean"
     except OWN_ERRORS as error:
         raise DeltaflError(f"{name} cannot be made: {in_one_line(error)}; give every option a default") from error
+    arguments = ("state", "available_m", "n", "rng", "oracle")
+    try:
+        signature(sampler.open).bind(*arguments)
+    except TypeError:
+        raise DeltaflError(
+            f"{name}.open takes {signature(sampler.open)}; write open(self, {', '.join(arguments)}=None)"
+        ) from None
     design = vars(sampler).get("design")
     return SamplerEntry(name, kind, design, estimator, "unequal", "oracle" if sampler.needs_oracle else "cohort", "-")
