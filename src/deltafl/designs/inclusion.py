@@ -44,8 +44,8 @@ def check_cohort(cohort: Any, m: int) -> None:
     good = client_n.dtype.kind in "iu" and client_n.min(initial=0) >= 0 and client_n.max(initial=0) < m
     if not (good and ((client_n[1:] > client_n[:-1]).all() or len(np.unique(client_n)) == len(client_n))):
         raise DeltaflError(
-            f"the sampler's client_n is {client_n!r:.60}; it must hold different clients from 0 to {m - 1}, and count_n "
-            "how often each was drawn"
+            f"the sampler's client_n is {client_n!r:.60}; it must hold different clients from 0 to {m - 1}, "
+            "and count_n how often each was drawn"
         )
 
 
