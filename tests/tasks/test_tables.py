@@ -401,6 +401,25 @@ def test_a_missing_value_among_objects_is_named_and_the_others_keep_their_type()
     assert table_task(numbers, partition="iid", clients=3).dataset.train_x.shape == (27, 1)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (",a,label,client\n0,1,x,u\n", r"t.csv: column 1 has no name; .* to_csv\(..., index=False\), else name it"),
+        ("a;label;client\n1;x;u\n", "t.csv has one column, 'a;label;client': separate columns by commas"),
+    ],
+)
+def test_an_index_and_other_separators_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(DeltaflError, match=f"^{words}"):
+        table_task(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("table", [{"a": [1]}, np.zeros((3, 3)), None])
+def test_what_is_no_table_is_refused(table: Any) -> None:
+    with pytest.raises(DeltaflError, match="the table is of type .*; give a file or a pandas data frame"):
+        table_task(table)
+
+
 def test_a_regression_from_the_command_line(tmp_path: Path) -> None:
     flowers().drop(columns="kind").to_csv(tmp_path / "f.csv", index=False)
     names = ["--task", "f.csv", "--label", "price", "--partition", "iid", "--clients", "15", "--rounds", "30"]

@@ -19,9 +19,10 @@ from ..errors import OWN_ERRORS, DeltaflError, in_one_line
 from ..io import import_file
 from ..streams import stream
 from .base import Dataset, Task
+from .frames import TABLE_SUFFIXES
 from .models import squared_error
 from .registry import TaskSpec, find_task
-from .tables import TABLE_SUFFIXES, from_huggingface, table_task
+from .tables import from_huggingface, table_task
 
 if TYPE_CHECKING:
     import torch

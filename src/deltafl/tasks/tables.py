@@ -15,19 +15,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DeltaflError, in_one_line, require, unknown_name
+from ..errors import DeltaflError, require, unknown_name
 from ..streams import stream
 from ..types import BoolArray, FloatArray, IntArray
 from .base import Dataset, Task
-from .files import read_arrays
+from .frames import read_frame
 from .models import cross_entropy, one_output, softmax_regression, squared_error
 from .partitions import clients_of, find_partition, hold_out_by_owner, make_partition, rows_by_key
 
 if TYPE_CHECKING:
     import pandas as pd
     import torch
-
-TABLE_SUFFIXES = (".csv", ".npz", ".parquet")
 
 #: Larger features do not fit into float32.
 LARGEST = np.finfo(np.float32).max
@@ -91,7 +89,7 @@ def table_task(
     """
     if not 0 < test_share < 1:
         raise DeltaflError(f"test_share is {test_share}; it must be between 0 and 1, such as 0.1")
-    name, frame = _read(table)
+    name, frame = read_frame(table)
     if label not in frame:
         raise _no_column(name, label, frame, "label")
     how, owner = _who(name, frame, column, partition, clients)
@@ -337,48 +335,6 @@ def _require_all(values: "pd.Series[Any]", good_e: Any, needed: str, cure: str =
         if values.isna().iloc[bad]:
             cure = "; a missing value (in CSV files an empty cell, NA, None, null, ...): fill it in, or drop the row"
         raise DeltaflError(f"{source}: row {row + 1}, column {values.name!r} holds {held}; it must be {needed}{cure}")
-
-
-def _read(table: "str | Path | pd.DataFrame") -> "tuple[str, pd.DataFrame]":
-    """A table and its name, which is also in its index, and is that of the file; columns have texts as names."""
-    require("pandas", "sim")
-    import pandas as pd
-
-    name = "data frame" if isinstance(table, pd.DataFrame) else Path(table).name
-    frame = table if isinstance(table, pd.DataFrame) else _read_file(Path(table))
-    frame = frame.set_axis(frame.columns.map(str), axis=1).reset_index(drop=True).infer_objects()
-    if frame.columns.has_duplicates:  # else a label would become a feature
-        raise DeltaflError(f"{name}: column {frame.columns[frame.columns.duplicated()][0]!r} is named twice")
-    return name, pd.concat([frame], keys=[name])
-
-
-def _read_file(path: Path) -> "pd.DataFrame":
-    import pandas as pd
-
-    suffix = path.suffix.lower()
-    if suffix not in TABLE_SUFFIXES:
-        raise DeltaflError(f"{path.name} is no table that can be read; give one of {', '.join(TABLE_SUFFIXES)}")
-    if not path.is_file():
-        raise DeltaflError(f"there is no table {path}")
-    arrays = read_arrays(path) if suffix == ".npz" else {}
-    if suffix == ".parquet":
-        require("pyarrow", "data")
-    try:
-        if suffix == ".parquet":
-            return pd.read_parquet(path)
-        if suffix == ".csv":
-            options: dict[str, Any] = {"encoding": "utf-8-sig", "index_col": False}
-            table = pd.read_csv(path, **options)
-            # pandas renames the second of two equal columns.
-            header = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **options).loc[0]
-            return table.set_axis(header, axis=1) if header.duplicated().any() else table
-        columns: dict[str, npt.NDArray[Any]] = {}
-        for name, array in arrays.items():
-            names = [name] if array.ndim == 1 else [f"{name}[{k}]" for k in range(int(np.prod(array.shape[1:])))]
-            columns |= zip(names, array.reshape(len(array), -1).T, strict=True)
-        return pd.DataFrame(columns)
-    except (ValueError, TypeError, OSError, NotImplementedError) as error:  # pyarrow's errors are of these kinds, too
-        raise DeltaflError(f"{path.name} cannot be read as a table: {in_one_line(error)}") from error
 
 
 def _inputs(where: str, column: str, values: Any) -> npt.NDArray[Any]:
