@@ -4,13 +4,15 @@ import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from deltafl import DeltaflError
 from deltafl.simulation.settings import RunSettings, make_settings
@@ -207,7 +209,7 @@ class Columns:
     """What ``from_huggingface`` uses of a ``datasets.Dataset``."""
 
     def __init__(self, **columns: list[Any]) -> None:
-        self.columns, self.column_names = columns, list(columns)
+        self.columns, self.column_names, self.features = columns, list(columns), dict[str, Any]()
 
     def __getitem__(self, name: str) -> list[Any]:
         return self.columns[name]
@@ -416,8 +418,30 @@ def test_an_index_and_other_separators_are_refused(tmp_path: Path, text: str, wo
 
 @pytest.mark.parametrize("table", [{"a": [1]}, np.zeros((3, 3)), None])
 def test_what_is_no_table_is_refused(table: Any) -> None:
-    with pytest.raises(DeltaflError, match="the table is of type .*; give a file or a pandas data frame"):
+    with pytest.raises(DeltaflError, match=r"the table is of type .*; give a file or a pandas data frame"):
         table_task(table)
+
+
+def test_only_the_two_task_types_are_taken() -> None:
+    frame = pd.DataFrame({"a": range(40), "label": [0, 1] * 20})
+    with pytest.raises(DeltaflError, match="task_type is 'classify'; it must be 'classification' or 'regression'"):
+        table_task(frame, partition="iid", clients=3, task_type=cast(Any, "classify"))
+
+
+def test_examples_without_a_class_are_refused() -> None:
+    data = Columns(x=[[k] for k in range(40)], label=[0, 1, 1, -1] * 10)
+    assert from_huggingface(data, partition="iid", clients=3).dataset.num_classes == 3  # -1 may be a number
+    data.features = {"label": SimpleNamespace(names=["cat", "dog"])}
+    with pytest.raises(DeltaflError, match=r"row 4, column 'label' holds -1; .* an example without one: drop the row"):
+        from_huggingface(data, partition="iid", clients=3)
+
+
+@pytest.mark.parametrize("modes", [("RGB", "L"), ("P", "P")])
+def test_pictures_of_several_modes_and_with_a_palette_are_refused(modes: tuple[str, str]) -> None:
+    pictures = [Image.new(modes[k % 2], (4, 4)) for k in range(40)]
+    data = Columns(image=pictures, label=[0, 1] * 20)
+    with pytest.raises(DeltaflError, match=r"data.cast_column\('image', datasets.Image\(mode='RGB'\)\)"):
+        from_huggingface(data, partition="iid", clients=3)
 
 
 def test_a_regression_from_the_command_line(tmp_path: Path) -> None:

@@ -74,6 +74,6 @@ def _check_header(name: str, columns: list[str]) -> None:
         raise DeltaflError(f"{name} has one column, {columns[0]!r}: separate columns by commas")
     if "" in columns:
         raise DeltaflError(
-            f"{name}: column {columns.index('') + 1} has no name; if it is the index of a data frame, leave it out with "
+            f"{name}: column {columns.index('') + 1} has no name; if it is the index of a data frame, leave it out by "
             "to_csv(..., index=False), else name it"
         )

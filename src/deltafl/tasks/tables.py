@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from reprlib import repr as shown
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -123,7 +123,7 @@ def table_task(
 def from_huggingface(
     data: Any,
     *,
-    label: str,
+    label: str = "label",
     column: str | None = None,
     inputs: str | None = None,
     name: str = "dataset",
@@ -168,7 +168,8 @@ def from_huggingface(
     others = [each for each in names if each not in {label, owner or OWNER}]
     if inputs is None and len(others) != 1:
         raise DeltaflError(
-            f"{name}: inputs must name one of its columns; {_listed('inputs', others)}; for several columns of numbers "
+            f"{name}: inputs must name one of its columns; {_listed('inputs', others)}: write "
+            f"from_huggingface(data, inputs={others[0] if others else 'image'!r}, ...); for several columns of numbers "
             "make a task of its data frame: table_task(data.to_pandas(), ...)"
         )
     inputs = inputs or others[0]
@@ -182,6 +183,7 @@ def from_huggingface(
     both = pd.concat(keys, keys=used)
     if hasattr((getattr(parts["train"], "features", None) or {}).get(label), "names"):
         task_type = task_type or "classification"
+        _require_all(both[label], (both[label] != -1).to_numpy(), "a class; -1 is an example without one: drop the row")
     y_e, num_classes, unit = _targets(both[label], task_type, standardize=True)
     code_e = codes(both[owner])[0] if owner else np.zeros(len(both), np.int64)
     (y, test_y), (owner_e, test_owner_e) = (np.split(each_e, [len(x[0])]) for each_e in (y_e, code_e))
@@ -247,6 +249,8 @@ def _targets(
 ) -> tuple[npt.NDArray[Any], int, str]:
     """Classes 0, 1, ... and their number, or float32 targets and 0; and what to add to the name of the data."""
     source = values.index[0][0]
+    if task_type not in (None, *get_args(TaskType)):
+        raise DeltaflError(f"task_type is {task_type!r}; it must be {' or '.join(map(repr, get_args(TaskType)))}")
     if (task_type or _task_type(values)) == "classification":
         y, num_classes = codes(values)
         if num_classes < 2:
@@ -340,13 +344,22 @@ def _require_all(values: "pd.Series[Any]", good_e: Any, needed: str, cure: str =
 def _inputs(where: str, column: str, values: Any) -> npt.NDArray[Any]:
     """A column of pictures or lists of numbers as one array."""
     try:
-        x = np.stack([np.asarray(value) for value in values])
+        x = np.stack([_array(value) for value in values])
         good = x.dtype.kind in "iufb" and x.ndim <= 4 and bool((np.abs(x) <= LARGEST).all())
     except ValueError:
         good = False
     if not good:
-        raise DeltaflError(f"{where}: column {column!r} needs pictures of one size, or lists of numbers of one length")
+        raise DeltaflError(
+            f"{where}: column {column!r} needs pictures of one size and mode, or lists of numbers of one length; "
+            f"data.cast_column({column!r}, datasets.Image(mode='RGB')) gives pictures one mode"
+        )
     if x.ndim < 3:
         return x.reshape(len(x), -1).astype(np.float32)
     picture = x[:, np.newaxis] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
     return np.ascontiguousarray(picture, dtype=np.uint8 if x.dtype == np.uint8 else np.float32)
+
+
+def _array(value: Any) -> npt.NDArray[Any]:
+    if getattr(value, "mode", None) == "P":
+        raise ValueError("the picture has numbers of colours in a palette")
+    return np.asarray(value)
