@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -148,6 +148,27 @@ def test_data_frames_and_tasks_are_given_as_they_are(tmp_path: Path) -> None:
     assert deltafl.compare(task, "full", out=tmp_path / "task", **options).numbers.settings["task"] == "my-digits"
     with pytest.raises(deltafl.DeltaflError, match=r"task is int; it must be a name, a file, a deltafl.tasks.Task"):
         deltafl.compare(3, "full", **options)
+
+
+def test_numbers_of_numpy_are_seeds_and_what_is_no_sampler_or_folder_is_refused(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"rounds": 1, "processes": 1, "progress": False, "report": False, "out": tmp_path / "out"}
+    assert len(deltafl.compare("toy", "uniform", np.int64(2), **given).curves) == 2  # type: ignore[arg-type]
+    wrong: Any
+    for wrong in (1.5, "many"):
+        with pytest.raises(deltafl.DeltaflError, match=r"seeds is .*; it must be a number of seeds"):
+            deltafl.compare("toy", "uniform", wrong, **given)
+    with pytest.raises(deltafl.DeltaflError, match=r"a sampler is a label, .*; this is 3"):
+        deltafl.compare("toy", cast(Any, 3), **given)
+    (tmp_path / "file").touch()
+    with pytest.raises(deltafl.DeltaflError, match="file is a file; choose another --out"):
+        deltafl.compare("toy", "uniform", 1, **given | {"out": tmp_path / "file"})
+
+
+def test_samplers_that_rates_does_not_name_are_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given: dict[str, Any] = {"rounds": 1, "seeds": 1, "processes": 1, "progress": False, "report": False}
+    rates = {"uniform": 0.1}
+    deltafl.compare("toy", "uniform,uniform+average=0.5", rates=rates, out=tmp_path / "out", **given)
+    assert "rates has none for uniform+average=0.5" in caplog.text
 
 
 @pytest.mark.usefixtures("_forget")

@@ -275,6 +275,10 @@ def play_comparison(
                 f"{out / found[0]} would be replaced and is of no comparison there; choose another --out"
             )
         settings = settings if before is None else grown(before, settings)
+        if settings.rates and (others := [label for label in settings.samplers if label not in settings.rates]):
+            logging.getLogger("deltafl").warning(
+                "rates has none for %s: the settings' rates are used", ", ".join(others)
+            )
         jobs = _jobs(settings)
         with side_by_side(min(processes, len(jobs))) as pool:
             if pool is None:

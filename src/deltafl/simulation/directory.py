@@ -78,6 +78,8 @@ _TENSORS = re.compile(r"(checkpoint|doubtful)-\d+\.safetensors")
 def locked(folder: Path, seconds: float = 0) -> Iterator[None]:
     """Wait some seconds for other processes, then keep them from playing in a folder; one that is killed lets go."""
     place = folder.resolve()
+    if place.is_file():
+        raise DeltaflError(f"{folder} is a file; choose another --out")
     is_new = not place.parent.exists()
     place.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{place}.lock")

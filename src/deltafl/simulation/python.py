@@ -63,7 +63,7 @@ def compare(
     """
     require("pandas", "sim")
     if seeds is not None:
-        settings["seeds"] = seeds if isinstance(seeds, int) else list(seeds)
+        settings["seeds"] = list(seeds) if isinstance(seeds, Iterable) and not isinstance(seeds, str) else seeds
     resolved, count = _resolved(CompareSettings, task, samplers, processes, settings)
     folder = new_folder("compare", resolved.task) if out is None else Path(out)
     with sweep_progress() if progress else nullcontext(lambda _: None) as on_progress:
@@ -137,7 +137,7 @@ def load(*folders: str | os.PathLike[str]) -> Comparison:
 def _labels(samplers: "AnySampler | Iterable[AnySampler]") -> list[str]:
     if isinstance(samplers, str):
         return split_labels(samplers)
-    listed = [samplers] if isinstance(samplers, Sampler | type) else [*samplers]
+    listed = [*samplers] if isinstance(samplers, Iterable) and not isinstance(samplers, type) else [samplers]
     classes: dict[str, type] = {}
     for sampler in listed:
         kind = sampler if isinstance(sampler, type) else type(sampler)
