@@ -63,7 +63,8 @@ def compare(
     """
     require("pandas", "sim")
     if seeds is not None:
-        settings["seeds"] = list(seeds) if isinstance(seeds, Iterable) and not isinstance(seeds, str) else seeds
+        given: Any = seeds  # whatever a notebook gives: pydantic refuses what is neither
+        settings["seeds"] = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else given
     resolved, count = _resolved(CompareSettings, task, samplers, processes, settings)
     folder = new_folder("compare", resolved.task) if out is None else Path(out)
     with sweep_progress() if progress else nullcontext(lambda _: None) as on_progress:
@@ -134,7 +135,7 @@ def load(*folders: str | os.PathLike[str]) -> Comparison:
     return joined([*map(Path, folders)])
 
 
-def _labels(samplers: "AnySampler | Iterable[AnySampler]") -> list[str]:
+def _labels(samplers: Any) -> list[str]:
     if isinstance(samplers, str):
         return split_labels(samplers)
     listed = [*samplers] if isinstance(samplers, Iterable) and not isinstance(samplers, type) else [samplers]
