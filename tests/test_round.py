@@ -411,7 +411,10 @@ def weighted(weights: list[float]) -> Plan:
             lambda: close_round(plan_of(), init_round(plan_of(), [0.0])._replace(round=7), DRAWN_BEFORE, [[1.0]]),
             "drawn in round 6 and the state is that of round 7",
         ),
-        (lambda: open_round(Plan(THREE, Lists(), 2), init_round(Plan(THREE, Lists(), 2), [0.0])), "give three arrays"),
+        (
+            lambda: open_round(Plan(THREE, Lists(), 2), init_round(Plan(THREE, Lists(), 2), [0.0])),
+            "give NumPy arrays of the same length",
+        ),
         (lambda: ANY_PLAN(THREE, Fixed(), 1, estimator=ControlVariate), "estimator is <class .*; write its name"),
         (lambda: Reports.make(3, loss=[1.0, 2.0]), "loss must have one number for each of 3 clients"),
         (lambda: closed(np.ones((2, 2))), "3 clients"),

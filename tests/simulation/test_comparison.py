@@ -153,10 +153,9 @@ def test_data_frames_and_tasks_are_given_as_they_are(tmp_path: Path) -> None:
 def test_numbers_of_numpy_are_seeds_and_what_is_no_sampler_or_folder_is_refused(tmp_path: Path) -> None:
     given: dict[str, Any] = {"rounds": 1, "processes": 1, "progress": False, "report": False, "out": tmp_path / "out"}
     assert len(deltafl.compare("toy", "uniform", np.int64(2), **given).curves) == 2  # type: ignore[arg-type]
-    wrong: Any
-    for wrong in (1.5, "many"):
+    for wrong in (0, 1.5):
         with pytest.raises(deltafl.DeltaflError, match=r"seeds is .*; it must be a number of seeds"):
-            deltafl.compare("toy", "uniform", wrong, **given)
+            deltafl.compare("toy", "uniform", **given | {"seeds": wrong})
     with pytest.raises(deltafl.DeltaflError, match=r"a sampler is a label, .*; this is 3"):
         deltafl.compare("toy", cast(Any, 3), **given)
     (tmp_path / "file").touch()

@@ -63,8 +63,7 @@ def compare(
     """
     require("pandas", "sim")
     if seeds is not None:
-        given: Any = seeds  # whatever a notebook gives: pydantic refuses what is neither
-        settings["seeds"] = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else given
+        settings["seeds"] = list(seeds) if isinstance(seeds, Iterable) else seeds
     resolved, count = _resolved(CompareSettings, task, samplers, processes, settings)
     folder = new_folder("compare", resolved.task) if out is None else Path(out)
     with sweep_progress() if progress else nullcontext(lambda _: None) as on_progress:
@@ -135,10 +134,10 @@ def load(*folders: str | os.PathLike[str]) -> Comparison:
     return joined([*map(Path, folders)])
 
 
-def _labels(samplers: Any) -> list[str]:
+def _labels(samplers: "AnySampler | Iterable[AnySampler]") -> list[str]:
     if isinstance(samplers, str):
         return split_labels(samplers)
-    listed = [*samplers] if isinstance(samplers, Iterable) and not isinstance(samplers, type) else [samplers]
+    listed: list[Any] = [*samplers] if isinstance(samplers, Iterable) else [samplers]
     classes: dict[str, type] = {}
     for sampler in listed:
         kind = sampler if isinstance(sampler, type) else type(sampler)
