@@ -32,6 +32,7 @@ from ..samplers.table import CLASSES
 from ..tasks.own import OBJECTS, is_table, short_name
 from .callback import OnRound, guarded
 from .directory import RunDirectory, environment, locked, recorded_settings, write_header, write_settings
+from .own_code import note_code, require_same_code
 from .processes import result
 from .record import Job, read_run
 from .settings import FREE_ON_RESUME, OF_TABLES, UNION, CompareSettings, RunSettings, differing, grown, make_settings
@@ -275,6 +276,7 @@ def play_comparison(
                 f"{out / found[0]} would be replaced and is of no comparison there; choose another --out"
             )
         settings = settings if before is None else grown(before, settings)
+        require_same_code(out, settings.model_dump())
         if settings.rates and (others := [label for label in settings.samplers if label not in settings.rates]):
             logging.getLogger("deltafl").warning(
                 "rates has none for %s: the settings' rates are used", ", ".join(others)
@@ -293,6 +295,7 @@ def play_comparison(
                 write_header(out, settings, data)
             elif before != settings:
                 write_settings(out, settings)
+                note_code(out, settings.model_dump())
             play_jobs(jobs, Player(out, keep_folders=True), pool, on_progress, guarded(on_round))
         return joined([out])
 

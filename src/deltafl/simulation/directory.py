@@ -55,15 +55,14 @@ from ..io import (
     writing,
 )
 from ..round import RoundState
-from ..samplers import base_name
-from ..samplers.table import CLASSES
 from ..scale.named_arrays import from_named_arrays, named_arrays
 from ..scale.rows import note_round, noted, row_files, settled
-from ..tasks.own import OBJECTS, short_name
+from ..tasks.own import short_name
 from ..types import FloatArray, Params
 from .checkpoint import CURE, FILE, Checkpoint, measured, memory_folder, read_checkpoint, require_memory
 from .distributed import ALONE, ProcessGroup
 from .divergence import DivergedError
+from .own_code import code_of, objects_of
 from .settings import RunSettings, Settings, differing
 
 LINE_FILES = ("rounds.jsonl", "timings.jsonl")
@@ -140,17 +139,11 @@ def new_folder(command: str, task: str) -> Path:
 def write_header(path: Path, settings: Settings, data: Mapping[str, str] | None = None) -> None:
     """Write environment, with ``Task.data``, and then the settings, which say that something was started here."""
     path.mkdir(parents=True, exist_ok=True)
-    objects = _objects(settings.model_dump())
-    known = {**environment(), **({"objects": objects} if objects else {}), **(data or {})}
+    given = settings.model_dump()
+    own = {"objects": objects_of(given), "code": code_of(given)}
+    known = {**environment(), **{key: names for key, names in own.items() if names}, **(data or {})}
     write_atomically(path / "environment.json", json.dumps(known, indent=1) + "\n")
     write_settings(path, settings)
-
-
-def _objects(settings: Mapping[str, Any]) -> list[str]:
-    """The objects of this process that settings name: only this process can go on with them."""
-    labels = settings.get("samplers") or [settings.get("sampler", "")]
-    classes = dict.fromkeys(map(base_name, labels))
-    return [name for name in classes if name in CLASSES] + [name for name in [settings.get("task")] if name in OBJECTS]
 
 
 def write_settings(path: Path, settings: Settings) -> None:

@@ -32,6 +32,7 @@ from .distributed import ALONE, ProcessGroup, divided
 from .divergence import DivergedError, likely_cause
 from .engine import Engine, Evaluation, Training
 from .oracle import BYTES_PER_PARAMETER, SimulatedOracle
+from .own_code import require_same_code
 from .probes import probe_everyone, probe_selected
 from .record import note_clients
 from .runner import Workers
@@ -80,6 +81,7 @@ def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
         return
     before = make_settings(RunSettings, recorded)
     grown(before, settings)
+    require_same_code(directory.path, settings.model_dump())
     directory.require_same_data(data)
     directory.require_settings(settings, before.rounds)
     if settings.rounds != before.rounds:

@@ -27,6 +27,7 @@ from ..io import write_atomically
 from ..tasks import TaskSpec
 from .comparison import check_comparison
 from .directory import recorded_settings, write_header, write_settings
+from .own_code import note_code, require_same_code
 from .record import Job, RunStore
 from .settings import CommaSeparated, CompareSettings, Positive, Seed, Share, grown, listed, make_settings
 from .sweep import OnProgress, require_simulator, run_jobs
@@ -223,11 +224,13 @@ def tune_rates(settings: TuneSettings, out: Path, on_progress: OnProgress, proce
                 f"the tuning runs in {out} have rounds = {before.rounds}, not {settings.rounds}: choose another --out"
             )
         settings = grown(before, settings)
+    require_same_code(out, settings.model_dump())
     data = check_comparison(settings, out, before)
     if before is None:
         write_header(out, settings, data)
     else:
         write_settings(out, settings)
+        note_code(out, settings.model_dump())
     tuned, store, jobs = Tuned({label: {} for label in settings.samplers}, {}), RunStore(out), dict[str, Job]()
     for name, grid in settings.grids().items():
         known = dict[Trial, Score]()

@@ -37,7 +37,7 @@ LEAST_SAMPLE = 3
 
 def is_own(name: str) -> bool:
     """Whether a task's name is that of a user's file, ``FILE.py``, ``FILE.py:FUNCTION`` or a table, or of an object."""
-    return name in OBJECTS or _split(name)[0].suffix == ".py" or is_table(name)
+    return name in OBJECTS or split_name(name)[0].suffix == ".py" or is_table(name)
 
 
 def is_table(name: str) -> bool:
@@ -57,7 +57,7 @@ def registered_spec(name: str) -> TaskSpec:
 
 def short_name(name: str) -> str:
     """A task's name for folders: ``my_task`` for ``models/my_task.py:make_task``."""
-    return _split(name)[0].stem if is_own(name) and name not in OBJECTS else name
+    return split_name(name)[0].stem if is_own(name) and name not in OBJECTS else name
 
 
 def load_own(name: str, seed: int, **of_table: Any) -> Task:
@@ -82,7 +82,7 @@ def load_own(name: str, seed: int, **of_table: Any) -> Task:
     elif known is not None:
         task = _made(known, seed, name)
     else:
-        path, function = _split(name)
+        path, function = split_name(name)
         make = getattr(import_file(path, "--task FILE.py:FUNCTION"), function, None)
         if not callable(make):
             raise DeltaflError(f"{path} has no function {function!r}; write there: def {function}(seed: int) -> Task")
@@ -103,8 +103,8 @@ def _made(make: Callable[..., object], seed: int, name: str, path: Path | None =
         raise DeltaflError(f"{name} failed: {in_one_line(error, path)}") from error
 
 
-def _split(name: str) -> tuple[Path, str]:
-    """File and function."""
+def split_name(name: str) -> tuple[Path, str]:
+    """File and function, or class, of ``FILE.py:NAME``."""
     file, suffix, function = name.partition(".py:")
     return (Path(f"{file}.py"), function or DEFAULT_FUNCTION) if suffix else (Path(name), DEFAULT_FUNCTION)
 
@@ -116,7 +116,7 @@ def own_code_error(
 
     ``names`` are those of tasks and samplers: ``FILE.py:NAME`` is one of a file.
     """
-    files = [_split(name)[0] for name in names]
+    files = [split_name(name)[0] for name in names]
     folders = {file.resolve().parent for file in files if file.suffix == ".py"}
     own = dict.fromkeys(f"{Path(file).name} line {line}" for file, line in places if Path(file).parent in folders)
     return DeltaflError(f"your own code failed in a run: {description} ({', '.join(own)})") if own else None

@@ -1,0 +1,115 @@
+"""The user's own code in an experiment: a folder is not continued with another version of it."""
+
+import ast
+import inspect
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from ..errors import DeltaflError
+from ..io import read_json, write_atomically
+from ..samplers import base_name
+from ..samplers.table import CLASSES
+from ..tasks.base import Task
+from ..tasks.own import OBJECTS, split_name
+
+
+def objects_of(settings: Mapping[str, Any]) -> list[str]:
+    """The objects of this process that settings name: only this process can go on with them."""
+    classes = dict.fromkeys(map(base_name, _labels(settings)))
+    return [name for name in classes if name in CLASSES] + [name for name in [settings.get("task")] if name in OBJECTS]
+
+
+def code_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """CRC-32 of the user's own classes and functions that settings name, such as ``{"mine.py:ByLoss": "1f2e3d4c"}``.
+
+    It is that of their source and of what it uses of the same file, without comments and layout. A name whose source is
+    not found is left out.
+    """
+    named = [*_labels(settings), settings.get("task", "")]
+    files = chain.from_iterable(re.findall(r"[^@(]*\.py(?::\w+)?", text) for text in named)
+    found = {name: _checksum(name) for name in [*files, *objects_of(settings)]}
+    return {name: checksum for name, checksum in found.items() if checksum is not None}
+
+
+def require_same_code(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse to go on in a folder with other code of the user's own than it has been played with."""
+    before = _recorded(folder).get("code", {})
+    for name, checksum in code_of(settings).items():
+        if before.get(name, checksum) != checksum:
+            raise DeltaflError(
+                f"the code of {name}, or what it uses of the same file, is not the one that {folder} was played with: "
+                "undo the change, or choose another --out"
+            )
+
+
+def note_code(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Add the code of samplers that are new in a folder to its ``environment.json``."""
+    known = _recorded(folder)
+    code = {**code_of(settings), **known.get("code", {})}
+    if code != known.get("code", {}):
+        write_atomically(folder / "environment.json", json.dumps({**known, "code": code}, indent=1) + "\n")
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    place = folder / "environment.json"
+    return dict(read_json(place)) if place.exists() else {}
+
+
+def _labels(settings: Mapping[str, Any]) -> list[str]:
+    return [*(settings.get("samplers") or [settings.get("sampler", "")])]
+
+
+def _checksum(name: str) -> str | None:
+    """Of what a name stands for; None if its source is not found, or is no Python."""
+    try:
+        text, top = _source(name)
+        body = ast.parse(text).body
+    except (OSError, TypeError, ValueError, SyntaxError):
+        return None
+    names, used = {top}, list[ast.stmt]()
+    while grows := [part for part in body if part not in used and names & _defined(part)]:
+        used += grows
+        names |= set[str]().union(*map(_needed, grows))
+    source = "\n".join(ast.unparse(part) for part in body if part in used)
+    return f"{zlib.crc32(source.encode()):08x}"
+
+
+def _needed(part: ast.stmt) -> set[str]:
+    """The names that a statement of a file reads and does not bind itself."""
+    nodes = [*ast.walk(part)]
+    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    return read - arguments - _stored(part)
+
+
+def _stored(part: ast.stmt) -> set[str]:
+    return {node.id for node in ast.walk(part) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def _defined(part: ast.stmt) -> set[str]:
+    """The names that a statement of a file defines."""
+    if isinstance(part, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return {part.name}
+    if isinstance(part, ast.Import | ast.ImportFrom):
+        return {alias.asname or alias.name.partition(".")[0] for alias in part.names}
+    return _stored(part)
+
+
+def _source(name: str) -> tuple[str, str]:
+    """The text of the file or notebook cell that defines what a name stands for, and its name there."""
+    if name not in {*CLASSES, *OBJECTS}:
+        file, top = split_name(name)
+        return file.read_text(encoding="utf-8"), top
+    known: Any = CLASSES.get(name) or OBJECTS[name]
+    known = known.make_model if isinstance(known, Task) else known
+    methods = filter(inspect.isfunction, vars(known).values() if isinstance(known, type) else ())
+    for part in (known, *methods):  # in a notebook a class is found by its methods alone
+        with suppress(OSError, TypeError):
+            return "".join(inspect.findsource(part)[0]), known.__qualname__.partition(".")[0]
+    raise OSError(name)
