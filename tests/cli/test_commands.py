@@ -306,6 +306,19 @@ def test_one_sampler_is_shown_with_its_options(tmp_path: Path) -> None:
     assert all(word in shown.stdout for word in ("anticluster", "components", "[1, 128]", "made of the answers"))
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("anticluster", ("groups whose sums of x_i / pi_i are alike", "exact yes", "SAMPLER@anticluster")),
+        ("innovation-damped", ("beta c_i", "Here: c_i = the last", "unbiased yes", "SAMPLER@@innovation-damped")),
+    ],
+)
+def test_a_design_and_an_estimator_are_described(tmp_path: Path, name: str, words: tuple[str, ...]) -> None:
+    shown = deltafl_here("samplers", name, cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert [word for word in words if word not in " ".join(shown.stdout.split())] == []
+
+
 def test_files_that_a_comparison_did_not_write_are_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "summary.json").write_text("mine")

@@ -19,18 +19,31 @@ Where = Annotated[Path | None, typer.Option("--data-dir", help="folder for data 
 
 
 def samplers(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None) -> None:
-    """List the samplers, designs and estimators, or one sampler with its options.
+    """List the samplers, designs and estimators, or describe one of them with its options.
 
     Example: deltafl samplers census
     """
-    if name is not None:
-        _print_sampler(name)
-        return
     from ..designs.table import DESIGNS
     from ..estimators.table import ALL_ESTIMATORS
     from ..samplers import NEEDS, SAMPLERS
 
     yes = {True: "yes", False: "no"}
+    if name in DESIGNS:
+        design = DESIGNS[name]
+        rows = [("what it does", _about(design.draw_balanced or design.draw))]
+        _print_table(("design", name), [*rows, ("exact", yes[design.exact]), ("source", design.source or "-")])
+        typer.echo(f"Write it in the label: SAMPLER@{name}")
+        return
+    if name in ALL_ESTIMATORS:
+        rule = ALL_ESTIMATORS[name]
+        controls = (_about(type(part)) for part in (rule.control, getattr(rule.control, "control", None)) if part)
+        rows = [("weights", _about(rule.coefficients)), ("control variate", " Here: ".join(controls))]
+        _print_table(("estimator", name), [*rows, ("unbiased", yes[rule.unbiased]), ("source", rule.source or "-")])
+        typer.echo(f"Write it in the label: SAMPLER@@{name}")
+        return
+    if name is not None:
+        _print_sampler(name)
+        return
     entries = SAMPLERS.values()
     _print_table(
         ("sampler", "design", "estimator", "unbiased", "needs"),
@@ -67,9 +80,8 @@ def _print_sampler(name: str) -> None:
 
     entry = find_sampler(name)
     made = entry.make({})
-    about = cleandoc(type(made).__doc__ or "").partition("\n\n")[0].replace("\n", " ").replace("``", "")
     rows = [
-        ("what it does", about),
+        ("what it does", _about(type(made))),
         ("needs", NEEDS[entry.needs]),
         ("design", entry.design or "its own"),
         ("estimator", entry.estimator),
@@ -85,6 +97,11 @@ def _print_sampler(name: str) -> None:
     if options:
         _print_table(("option", "default", "range", "meaning"), options)
         typer.echo(f"Write options in the label: {name}({options[-1][0]}={options[-1][1]})")
+
+
+def _about(part: object) -> str:
+    """The first paragraph of a docstring."""
+    return " ".join(cleandoc(part.__doc__ or "").partition("\n\n")[0].replace("``", "").split())
 
 
 def _claim(entry: "SamplerEntry") -> str:

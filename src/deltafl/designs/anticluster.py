@@ -18,7 +18,9 @@ _ROUNDING = 1e-13
 
 
 def anticluster(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> IntArray:
-    """Draw n clients such that sum_S x_i / pi_i is nearly sum_i x_i, from pi of whole sum n and finite x_i, (m, q).
+    """Divide clients into groups whose sums of x_i / pi_i are alike, and draw one group.
+
+    pi has a whole sum n, x is (m, q) and finite.
 
     G groups of n distinct clients are made, and one of them is drawn, each with probability 1 / G. Client i is in
     G pi_i groups; where that is not whole, in the next lower or higher number, G pi_i on average (``cube``). So its
