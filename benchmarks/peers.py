@@ -7,19 +7,23 @@ The same data and cores for all: 20 clients with 200 images each train 5 epochs 
 the scripts in ``jobs/``. Every variant of a repeat is a fresh set of processes on the same one or two cores; the
 first round warms up. Measured are wall and processor seconds a round, the latter of all processes that the job
 started, and the time to the first round. All have glibc's malloc tuned by the environment (it keeps freed blocks) but
-for one row.
+for one row. A variant that fails, or takes longer than five minutes, is ended and left out of that repeat; the file is
+written after every repeat.
 """
 
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
+from threading import Timer
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +36,7 @@ CLIENTS = 20
 PEERS = {"pfl": ["pfl==0.6.0"], "flower": ["flwr[simulation]==1.42.0"], "nvflare-simulator": ["nvflare==2.9.0"]}
 TORCH = "torch==2.13.0"
 CORES = {1: "0", 2: "0,1"}
+SECONDS = 300.0  #: that a variant may take; NVFlare's simulator can wait for a client without end
 TUNED = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
 
 
@@ -96,8 +101,8 @@ def write_job(path: Path) -> None:
     np.savez(path, x=x, y=np.stack([task.dataset.train_y[own].astype(np.int64) for own in rows]))
 
 
-def measure(variant: Variant, job: Path, rounds: int) -> Taken:
-    """Run one variant in processes of its own."""
+def measure(variant: Variant, job: Path, rounds: int) -> Taken | None:
+    """Run one variant in processes of its own; None, with the reason printed, if it fails."""
     began = time.perf_counter()
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -110,18 +115,29 @@ def measure(variant: Variant, job: Path, rounds: int) -> Taken:
         )
         assert process.stdout is not None
         marks: list[tuple[float, float]] = []
+        limit = Timer(SECONDS, end_all, [process.pid])
+        limit.start()
         for line in process.stdout:
             if line.strip() == "round":
-                marks.append((time.perf_counter(), tree_seconds(process.pid)))
+                marks.append((time.perf_counter(), sum(seconds_of(process.pid).values())))
         process.wait()
+        limit.cancel()
         if len(marks) != rounds + 1:  # whatever the exit status: pfl's processes can abort once all rounds are done
             errors.seek(0)
-            raise RuntimeError(f"{variant.name} failed:\n{errors.read()[-3000:]}")
+            print(f"{variant.name} failed:\n{errors.read()[-3000:]}", flush=True)
+            return None
     (first, first_cpu), (last, last_cpu) = marks[0], marks[-1]
     return Taken(first - began, (last - first) / rounds, (last_cpu - first_cpu) / rounds)
 
 
-def tree_seconds(root: int) -> float:
+def end_all(root: int) -> None:
+    """End a process and all its descendants."""
+    for pid in seconds_of(root):
+        with suppress(OSError):  # it has just ended
+            os.kill(pid, signal.SIGKILL)
+
+
+def seconds_of(root: int) -> dict[int, float]:
     """Processor seconds so far of a process and all its descendants, those that have ended included."""
     parent, seconds = {}, {}
     for entry in Path("/proc").iterdir():
@@ -136,7 +152,7 @@ def tree_seconds(root: int) -> float:
     while True:
         more = {pid for pid, above in parent.items() if above in family} - family
         if not more:
-            return sum(seconds.get(pid, 0.0) for pid in family)
+            return {pid: seconds.get(pid, 0.0) for pid in family}
         family |= more
 
 
@@ -154,7 +170,7 @@ def main() -> None:
     chosen = variants(given.home.absolute())
     if given.only:
         chosen = [v for v in chosen if v.name == "plain loop" or v.name.startswith(("deltafl", given.only))]
-    found: dict[str, list[Taken]] = {variant.name: [] for variant in chosen}
+    found: dict[str, list[Taken | None]] = {variant.name: [] for variant in chosen}
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job.npz"
         write_job(job)
@@ -162,21 +178,25 @@ def main() -> None:
             for variant in chosen:
                 found[variant.name].append(measure(variant, job, given.rounds))
             print(f"repeat {repeat + 1} of {given.repeats} done; load {os.getloadavg()[0]:.1f}", flush=True)
+            if given.out:
+                about = {**environment(), "peers": [TORCH, *chain(*PEERS.values())], "load": os.getloadavg()}
+                taken = {name: [run and run._asdict() for run in runs] for name, runs in found.items()}
+                content = {"about": about, "taken": taken}
+                given.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(table(found))
-    if given.out:
-        about = {**environment(), "peers": [TORCH, *chain(*PEERS.values())], "load": os.getloadavg()}
-        content = {"about": about, "taken": {name: [taken._asdict() for taken in runs] for name, runs in found.items()}}
-        given.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def table(found: dict[str, list[Taken]]) -> str:
+def table(found: dict[str, list[Taken | None]]) -> str:
     """Markdown: medians, and how many times deltafl's seconds each takes with the same cores, paired by repeat."""
     lines = ["| | first round, s | wall s | CPU s | deltafl is faster: wall | CPU |", "|---|---|---|---|---|---|"]
     for name, runs in found.items():
         ours = found["deltafl, 2 core(s)" if "2 core" in name else "deltafl, 1 core(s)"]
-        medians = [statistics.median(column) for column in zip(*runs, strict=True)]
-        wall = [own.wall / base.wall for own, base in zip(runs, ours, strict=True)]
-        cpu = [own.cpu / base.cpu for own, base in zip(runs, ours, strict=True)]
+        pairs = [(own, base) for own, base in zip(runs, ours, strict=True) if own and base]
+        if not pairs:
+            continue
+        medians = [statistics.median(column) for column in zip(*(own for own, _ in pairs), strict=True)]
+        wall = [own.wall / base.wall for own, base in pairs]
+        cpu = [own.cpu / base.cpu for own, base in pairs]
         columns = [*(f"{value:.2f}" for value in medians), spread(wall), spread(cpu)]
         lines.append(f"| {name} | {' | '.join(columns)} |")
     return "\n".join(lines)
