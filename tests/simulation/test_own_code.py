@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import deltafl
 from deltafl.samplers.table import CLASSES
 from deltafl.simulation.own_code import code_of
 from deltafl.tasks.own import OBJECTS
@@ -107,6 +108,9 @@ def test_an_edited_sampler_is_refused_and_others_may_be_added(file: Path, tmp_pa
     file.write_text(SAMPLER.replace("OTHER = 2.0", "OTHER = 3.0"), encoding="utf-8")
     assert deltafl_here(*given, "--samplers", "mine.py:Twice", cwd=tmp_path).returncode == 0
     file.write_text(SAMPLER.replace("POWER = 1.0", "POWER = 0.5"), encoding="utf-8")
+    assert deltafl_here(*given[:-1], "other", "--samplers", f"{NAME},uniform", cwd=tmp_path).returncode == 0
+    with pytest.raises(deltafl.DeltaflError, match=f"out and other were played with different code of {NAME}; leave"):
+        deltafl.load("out", "other")
     before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "out").rglob("*") if path.is_file())
     refused = deltafl_here(*given, "--samplers", NAME, "--seeds", "2", cwd=tmp_path)
     assert refused.returncode == 2, refused.stderr

@@ -32,7 +32,7 @@ from ..samplers.table import CLASSES
 from ..tasks.own import OBJECTS, is_table, short_name
 from .callback import OnRound, guarded
 from .directory import RunDirectory, environment, locked, recorded_settings, write_header, write_settings
-from .own_code import note_code, require_same_code
+from .own_code import note_code, require_one_code, require_same_code
 from .processes import result
 from .record import Job, read_run
 from .settings import FREE_ON_RESUME, OF_TABLES, UNION, CompareSettings, RunSettings, differing, grown, make_settings
@@ -199,6 +199,7 @@ def joined(folders: Sequence[Path]) -> Comparison:
                 "give one of them the other's with --resume --threshold, which plays nothing again"
             )
         settings = grown(settings, other)
+    require_one_code(folders)
     found, checksums = dict[tuple[str, int], RunDirectory](), dict[int, str]()
     for directory, run in (place for _, places in together for place in places):
         first = found.setdefault((run.sampler, run.seed), directory)

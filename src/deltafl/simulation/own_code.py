@@ -5,9 +5,9 @@ import inspect
 import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,23 @@ def code_of(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def require_same_code(folder: Path, settings: Mapping[str, Any]) -> None:
     """Refuse to go on in a folder with other code of the user's own than it has been played with."""
-    before = _recorded(folder).get("code", {})
-    for name, checksum in code_of(settings).items():
-        if before.get(name, checksum) != checksum:
-            raise DeltaflError(
-                f"the code of {name}, or what it uses of the same file, is not the one that {folder} was played with: "
-                "undo the change, or choose another --out"
-            )
+    for name in _different(code_of(settings), _recorded(folder)):
+        raise DeltaflError(
+            f"the code of {name}, or what it uses of the same file, is not the one that {folder} was played with: "
+            "undo the change, or choose another --out"
+        )
+
+
+def require_one_code(folders: Sequence[Path]) -> None:
+    """Refuse to join folders that were played with different code of one name."""
+    for first, second in combinations(folders, 2):
+        for name in _different(_recorded(first).get("code", {}), _recorded(second)):
+            raise DeltaflError(f"{first} and {second} were played with different code of {name}; leave one of them out")
+
+
+def _different(code: Mapping[str, str], recorded: Mapping[str, Any]) -> list[str]:
+    known = recorded.get("code", {})
+    return [name for name, checksum in code.items() if known.get(name, checksum) != checksum]
 
 
 def note_code(folder: Path, settings: Mapping[str, Any]) -> None:
