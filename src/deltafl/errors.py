@@ -34,18 +34,6 @@ def require(package: str, extra: str) -> None:
         raise MissingExtraError(package, extra)
 
 
-def check_ranges(options: object, ranges: Mapping[str, str]) -> None:
-    """Refuse attributes that are no numbers or outside their intervals, ``{"floor": "[0, 1)"}``.
-
-    None is allowed for those without a default, or whose default it is.
-    """
-    for name, interval in ranges.items():
-        value = getattr(options, name)
-        may_lack = getattr(type(options), name, None) is None
-        if not ((value is None and may_lack) or is_in(value, interval)):
-            raise DeltaflError(f"{name} is {value!r:.60}; it must be in {interval}")
-
-
 def is_in(value: Any, interval: str) -> bool:
     """Whether something is a number in an interval, such as ``"[0, 1)"``."""
     low, high = map(float, interval[1:-1].split(","))
@@ -61,7 +49,11 @@ class WithRanges:
     ranges: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
-        check_ranges(self, self.ranges)
+        for name, interval in self.ranges.items():
+            value = getattr(self, name)
+            may_lack = getattr(type(self), name, None) is None
+            if not ((value is None and may_lack) or is_in(value, interval)):
+                raise DeltaflError(f"{name} is {value!r:.60}; it must be in {interval}")
 
 
 def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> DeltaflError:
