@@ -61,18 +61,9 @@ def probe_everyone(plan: Plan, state: RoundState, oracle: SimulatedOracle, lr: f
     wide_md, weight_m = update_md.astype(np.float64), plan.population.weight_m
     full = float(np.sum((weight_m @ wide_md) ** 2))
     least, _ = least_mse(wide_md @ wide_md.T, weight_m, plan.n, _BOUND_STEPS)
-    return {
-        "norm_max": float(norm_m.max()),
-        "norm_min": float(norm_m.min()),
-        "norm_mean": float(norm_m.mean()),
-        "diversity_max": float(zeta_m.max()),
-        "diversity_min": float(zeta_m.min()),
-        "diversity_mean": float(zeta_m.mean()),
-        "full_norm": float(np.sqrt(full)) / float(path_m.mean()),
-        "error": error.mse,
-        "bias": error.bias,
-        "least_error": least / full if full > 0 else nan,
-    }
+    sizes = (norm_m.max(), norm_m.min(), norm_m.mean(), zeta_m.max(), zeta_m.min(), zeta_m.mean())
+    full_norm, least_error = float(np.sqrt(full)) / float(path_m.mean()), least / full if full > 0 else nan
+    return dict(zip(EVERYONE, (*map(float, sizes), full_norm, error.mse, error.bias, least_error), strict=True))
 
 
 def probe_columns(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[float | None]]:
