@@ -71,7 +71,6 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
         ({"lr": 3}, ["did you mean 'local_lr' or 'server_lr'?"]),
         ({"local_lr": "nan"}, ["local_lr is 'nan'; it must be a finite number"]),
         ({"floor": 0.1}, ["floor is an option of samplers", "(floor=0.1)"]),
-        ({"hics_temperature": 2}, ["hics_temperature is an option of samplers", "hics-fl(temperature=2)"]),
         ({"server_momentum": 0.9}, ["server momentum is 0.9", "'sgd'", "'momentum'"]),
         ({"server_optimizer": "momentum", "server_momentum": 1}, ["server_momentum", "1", "less than 1"]),
         ({"weights": "sizes"}, ["weights", "'data'", "'uniform'"]),

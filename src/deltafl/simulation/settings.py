@@ -301,20 +301,13 @@ class CompareSettings(Settings):
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
-#: Former settings whose options of samplers have other names.
-_FORMER = {"delta_alpha": "alpha", "active_alphas": "alpha3", "hics_temperature": "temperature"}
-
-
 def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Path | None = None) -> AnySettings:
     """Settings from a TOML file and options; options win. Resolved and checked; every mistake is a ``DeltaflError``."""
     values = {**(read_toml(config) if config else {}), **given}
     for key, value in values.items():
         if key not in kind.model_fields:
-            option = _FORMER.get(key, key)
-            for sampler in (name for name, entry in SAMPLERS.items() if option in entry.options):
-                raise DeltaflError(
-                    f"{key} is an option of samplers; write it in the label: {sampler}({option}={value})"
-                )
+            for sampler in (name for name, entry in SAMPLERS.items() if key in entry.options):
+                raise DeltaflError(f"{key} is an option of samplers; write it in the label: {sampler}({key}={value})")
             raise unknown_name("setting", key, kind.model_fields)
         if isinstance(value, str) and value.encode(errors="ignore").decode() != value:
             raise DeltaflError(f"{key} is {value!r}, which is not text in UTF-8; rename what it names")
