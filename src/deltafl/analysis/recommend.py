@@ -16,21 +16,15 @@ from ..samplers import make_sampler, parse_label, uses_aux
 
 
 class Evidence(NamedTuple):
-    """What one method did on one task of the benchmark: n of m clients selected, with 95 % intervals over paired seeds.
-
-    Attributes:
-        unequal: Whether clients have unequal numbers of examples.
-        gap: Share of the gap between uniform sampling (0) and full participation (1) that it closes, by the area under
-            the accuracy curve.
-    """
+    """What one method did on one task of the benchmark, n of m clients selected; 95 % intervals over paired seeds."""
 
     task: str
     data: str
     clients: int
     selected: int
-    unequal: bool
+    unequal: bool  #: whether clients have unequal numbers of examples
     label: str
-    gap: float
+    gap: float  #: share of the gap from uniform sampling (0) to full participation (1), by the area under the accuracy
     low: float
     high: float
     seeds: int
@@ -41,19 +35,13 @@ class Evidence(NamedTuple):
 
 
 class Recommendation(NamedTuple):
-    """A sampler, as ``make_plan``, ``DeltaStrategy`` and ``deltafl compare`` take it, and why; ``str()`` is text.
-
-    Attributes:
-        evidence: Its rows of the benchmark, tasks like yours alone.
-        cost: What the server has to know and keeps.
-        caveats: Where the evidence is thin.
-    """
+    """A sampler, as ``make_plan``, ``DeltaStrategy`` and ``deltafl compare`` take it, and why; ``str()`` is text."""
 
     label: str
     why: str
-    evidence: tuple[Evidence, ...]
-    cost: str
-    caveats: tuple[str, ...]
+    evidence: tuple[Evidence, ...]  #: its rows of the benchmark, tasks like yours alone
+    cost: str  #: what the server has to know and keeps
+    caveats: tuple[str, ...]  #: where the evidence is thin
 
     def __str__(self) -> str:
         heading = "Evidence, the share of that gap that it closes, with 95 % intervals:"

@@ -34,57 +34,36 @@ class Fairness(BaseModel):
 
 
 class Run(NamedTuple):
-    """One sampler with one seed.
+    """One sampler with one seed; None where something was not recorded or measured."""
 
-    Attributes:
-        sampler: The sampler's label.
-        metric: ``"accuracy"`` (higher is better) or ``"loss"`` (lower is better); the same in all runs of a comparison.
-        round_r: int64 (r,), rounds completed at each evaluation, 1-based, strictly increasing.
-        accuracy_r: float64 (r,), share in [0, 1]; NaN where the task has none.
-        loss_r: float64 (r,), test loss; not finite where the run diverged.
-        seconds_r: float64 (r,), wall clock of all rounds up to there, evaluation excluded.
-        bytes_r: float64 (r,), bytes down + up of all rounds up to there.
-        draws_m: int64 (m,), how often each client was drawn in the run.
-        diverged: The round in which the run diverged and was stopped; None if it did not.
-        cpu_seconds_r: float64 (r,), processor time up to there, evaluation excluded; None if not recorded.
-        client_accuracy_r: float64 (r,), mean over clients of their own test accuracy; None if not measured.
-        probes: Other measurements, column by column, with their own ``round``; NaN where there is no number.
-        diverged_why: Symptom and likely cause, one sentence.
-        num_examples_m: float64 (m,), the clients' sizes; None if not recorded.
-        accuracy_km: float64 (k, m), accuracies of the clients with each of the k late models (``statistics.is_late``;
-            the last one of a run that was ended), NaN where a client has none; None if not recorded.
-        fairness: Mean, worst tenth and spread of these; None if not measured.
-        clock_r: float64 (r,), seconds of the virtual clock of the run's world up to there; None without a clock.
-        client_seconds_r: float64 (r,), the part of ``seconds_r`` in which clients worked; None if not recorded.
-        bytes_up_r: float64 (r,), the part of ``bytes_r`` that clients sent; None if not recorded.
-        server_bytes: The largest state that the server had between two rounds; None if not recorded.
-    """
-
-    sampler: str
+    sampler: str  #: the label
     seed: int
-    metric: Metric
-    round_r: IntArray
-    accuracy_r: FloatArray
-    loss_r: FloatArray
-    seconds_r: FloatArray
-    bytes_r: FloatArray
-    draws_m: IntArray
-    diverged: int | None = None
+    metric: Metric  #: "accuracy" (higher is better) or "loss" (lower is); the same in all runs of a comparison
+    round_r: IntArray  #: rounds completed at each evaluation, 1-based, strictly increasing
+    accuracy_r: FloatArray  #: share in [0, 1]; NaN where the task has none
+    loss_r: FloatArray  #: test loss; not finite where the run diverged
+    seconds_r: FloatArray  #: wall clock of all rounds up to there, evaluation excluded
+    bytes_r: FloatArray  #: bytes down + up of all rounds up to there
+    draws_m: IntArray  #: how often each client was drawn in the run
+    diverged: int | None = None  #: the round in which the run diverged and was stopped; None if it did not
     part: str = ""
-    cpu_seconds_r: FloatArray | None = None
-    client_accuracy_r: FloatArray | None = None
+    cpu_seconds_r: FloatArray | None = None  #: processor time up to there, evaluation excluded
+    client_accuracy_r: FloatArray | None = None  #: mean over clients of their own test accuracy
+    #: Other measurements, column by column, with their own ``round``; NaN where there is no number.
     probes: Mapping[str, FloatArray] = _NOTHING
     settings: Mapping[str, Any] = _NOTHING
     data: str = ""
     environment: Mapping[str, Any] = _NOTHING
-    diverged_why: str = ""
-    num_examples_m: FloatArray | None = None
+    diverged_why: str = ""  #: symptom and likely cause, one sentence
+    num_examples_m: FloatArray | None = None  #: the clients' sizes
+    #: Accuracies of the clients with each of the k late models (``statistics.is_late``; the last one of a run that was
+    #: ended), NaN where a client has none.
     accuracy_km: FloatArray | None = None
-    fairness: Fairness | None = None
-    clock_r: FloatArray | None = None
-    client_seconds_r: FloatArray | None = None
-    bytes_up_r: FloatArray | None = None
-    server_bytes: int | None = None
+    fairness: Fairness | None = None  #: mean, worst tenth and spread of these
+    clock_r: FloatArray | None = None  #: seconds of the virtual clock of the run's world; None without a clock
+    client_seconds_r: FloatArray | None = None  #: the part of ``seconds_r`` in which clients worked
+    bytes_up_r: FloatArray | None = None  #: the part of ``bytes_r`` that clients sent
+    server_bytes: int | None = None  #: the largest state that the server had between two rounds
 
     @property
     def value_r(self) -> FloatArray:

@@ -38,24 +38,14 @@ BalancedDraw = Callable[[FloatArray, FloatArray, RandomSource], IntArray]
 
 
 class Design(NamedTuple):
-    """A way to draw.
-
-    Attributes:
-        name: Its name in settings.
-        draw: ``(expected_m, rng) -> client ids``, with repetition where a client is drawn more than once. Of a design
-            that uses values: the draw when there are none.
-        exact: Whether the mean count of each client is its expectation.
-        kind: ``"fixed-size"``, ``"poisson"`` or ``"replacement"``: what a variance estimate has to know.
-        draw_balanced: ``(expected_m, value_mq, source) -> client ids``, see ``balanced.py``; None without values.
-        source: The paper, as in ``docs/references.md``; empty for a textbook's.
-    """
+    """A way to draw."""
 
     name: str
-    draw: Draw
-    exact: bool
-    kind: str
-    draw_balanced: BalancedDraw | None = None
-    source: str = ""
+    draw: Draw  #: client ids, repeated where one is drawn more than once; of a design with values, the draw without any
+    exact: bool  #: whether the mean count of each client is its expectation
+    kind: str  #: "fixed-size", "poisson" or "replacement": what a variance estimate has to know
+    draw_balanced: BalancedDraw | None = None  #: the draw by values, see ``balanced.py``; None if it uses none
+    source: str = ""  #: the paper, as in ``docs/references.md``; empty for a textbook's
 
     @property
     def uses_values(self) -> bool:

@@ -179,12 +179,9 @@ class OwnControl(ControlVariate):
     """c_i = the last update of client i, 0 until there is one. Keeps one model per client that has replied.
 
     A round costs n rows, not m: the states before and after it share the rows of clients that did not reply.
-
-    Attributes:
-        rows: How the rows are stored; a plan sets it to its ``memory``.
     """
 
-    rows: RowFormat = field(default_factory=RowFormat)
+    rows: RowFormat = field(default_factory=RowFormat)  #: how they are stored; a plan sets it to its ``memory``
     remembers = True
 
     def with_rows(self, rows: RowFormat) -> Self:
@@ -224,15 +221,10 @@ class InnovationControlState(NamedTuple):
 
 @dataclass(frozen=True)
 class InnovationControl(LearnsFromResiduals):
-    """c_i = the last update of client i; one c for clients that have not replied: c <- memory c + (1 - memory) D.
+    """c_i = the last update of client i; one c for clients that have not replied: c <- memory c + (1 - memory) D."""
 
-    Attributes:
-        own: The stored updates of the clients that have replied.
-        memory: In [0, 1), how slowly c follows the estimates.
-    """
-
-    own: OwnControl = OwnControl()
-    memory: float = 0.7
+    own: OwnControl = OwnControl()  #: the stored updates of the clients that have replied
+    memory: float = 0.7  #: how slowly c follows the estimates
     ranges: ClassVar = {"memory": "[0, 1)"}
     remembers = True
 
@@ -311,12 +303,9 @@ class RegressionControl(LearnsFromResiduals):
 
     which minimises (1 - memory) sum_S s_i norm(u_i - B x_i)^2 + memory sum_j w_j norm((B - B_before) x_j)^2, for any
     scales of the columns, even if they are collinear. Without auxiliary variables it is ``CommonControl``.
-
-    Attributes:
-        memory: In (0, 1); how slowly B follows the rounds.
     """
 
-    memory: float = 0.5
+    memory: float = 0.5  #: how slowly B follows the rounds
     ranges: ClassVar = {"memory": "(0, 1)"}
     uses_aux = True
 

@@ -33,15 +33,10 @@ NOTHING = -1
 
 
 class RemoteReply(NamedTuple):
-    """The reply of a client that keeps its own c_i; ``ClientMemory.reply`` makes it.
+    """The reply of a client that keeps its own c_i; ``ClientMemory.reply`` makes it."""
 
-    Attributes:
-        difference_d: float32 (d,), v_i = u_i - c_i.
-        since: taken_i of the c_i that was subtracted; the server rejects a reply that subtracted any other c_i.
-    """
-
-    difference_d: Params
-    since: int
+    difference_d: Params  #: float32 (d,), v_i = u_i - c_i
+    since: int  #: taken_i of the c_i that was subtracted; the server rejects a reply that subtracted any other c_i
 
 
 class RemoteControlState(NamedTuple):

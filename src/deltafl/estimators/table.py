@@ -69,25 +69,15 @@ def average_of_all(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray)
 
 
 class Estimator(NamedTuple):
-    """A rule for coefficients, and the control variate it subtracts.
-
-    Attributes:
-        name: Its name in settings.
-        coefficients: ``(cohort of those who replied, weight_n, response_n) -> coef_n``.
-        control: The control variate that gives c.
-        unbiased: Whether E[D] = ubar for every exact design.
-        needs_expected: Whether it needs the inclusion probabilities of the cohort.
-        ratio: Whether its coefficients sum to 1, so that the common part of all updates causes no error.
-        source: The paper, as in ``docs/references.md``; empty where none is known.
-    """
+    """A rule for coefficients, and the control variate it subtracts."""
 
     name: str
-    coefficients: Coefficients
-    control: ControlVariate
-    unbiased: bool
-    needs_expected: bool = True
-    ratio: bool = False
-    source: str = ""
+    coefficients: Coefficients  #: ``(cohort of those who replied, weight_n, response_n) -> coef_n``
+    control: ControlVariate  #: gives c
+    unbiased: bool  #: whether E[D] = ubar for every exact design
+    needs_expected: bool = True  #: whether it needs the inclusion probabilities of the cohort
+    ratio: bool = False  #: whether its coefficients sum to 1, so that the common part of all updates causes no error
+    source: str = ""  #: the paper, as in ``docs/references.md``; empty where none is known
 
 
 def _unbiased(name: str, control: ControlVariate, source: str) -> Estimator:

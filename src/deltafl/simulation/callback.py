@@ -7,29 +7,17 @@ from ..errors import OWN_ERRORS, DeltaflError, in_one_line
 
 
 class RoundDone(NamedTuple):
-    """What a callback ``on_round`` is given: a round that has been played and recorded.
+    """What a callback ``on_round`` is given: a round that has been played and recorded."""
 
-    Attributes:
-        sampler: The label of the run's sampler.
-        seed: The run's seed.
-        round: Rounds played, from 1.
-        rounds: Rounds in all.
-        accuracy: Test accuracy; None if the model was not evaluated after this round, or the task has none.
-        loss: Test loss; None likewise.
-        seconds: Wall clock of this round, evaluation excluded.
-        bytes: Bytes down + up of this round.
-        line: The line of ``rounds.jsonl``.
-    """
-
-    sampler: str
+    sampler: str  #: the label of the run's sampler
     seed: int
-    round: int
-    rounds: int
-    accuracy: float | None
-    loss: float | None
-    seconds: float
-    bytes: float
-    line: dict[str, Any]
+    round: int  #: rounds played, from 1
+    rounds: int  #: rounds in all
+    accuracy: float | None  #: None if the model was not evaluated after this round, or the task has no accuracy
+    loss: float | None  #: test loss; None likewise
+    seconds: float  #: wall clock of this round, evaluation excluded
+    bytes: float  #: bytes down + up of this round
+    line: dict[str, Any]  #: the line of ``rounds.jsonl``
 
 
 OnRound = Callable[[RoundDone], None]

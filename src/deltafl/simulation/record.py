@@ -55,17 +55,12 @@ class Job(NamedTuple):
 
 
 class RunRecord(BaseModel):
-    """One finished run: an ``analysis.Run`` as plain lists, which are empty where nothing was recorded.
-
-    Attributes:
-        settings: Every setting that decides the result (``what_is_run``), sampler and seed included.
-        refused: Replies that were refused and counted as missing.
-    """
+    """One finished run: an ``analysis.Run`` as plain lists, which are empty where nothing was recorded."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     part: str
-    settings: dict[str, Any]
+    settings: dict[str, Any]  #: those that decide the result (``what_is_run``), sampler and seed included
     data: str
     metric: Metric
     environment: dict[str, Any]
@@ -82,7 +77,7 @@ class RunRecord(BaseModel):
     bytes_up: Column = []
     server_bytes: int | None = None
     draws: list[int]
-    refused: int = 0
+    refused: int = 0  #: replies that were refused and counted as missing
     diverged: int | None = None
     diverged_why: str = ""
     probes: dict[str, Column] = {}

@@ -208,20 +208,12 @@ class Speeds(WithRanges, ABC):
 
 @dataclass(frozen=True)
 class LogNormal(Speeds):
-    """Log-normal seconds of a local step and megabits per second.
+    """Log-normal seconds of a local step and megabits per second."""
 
-    Attributes:
-        seconds: > 0, the median client's seconds of a local step.
-        megabits: > 0, the median client's megabits per second.
-        sigma: In [0, 9], standard deviation of both logarithms over clients; they are independent.
-        size: In [-1, 1], correlation of the log seconds of a step with the client's rank in size.
-        jitter: In [0, 9], standard deviation of the logarithm of a client's seconds from round to round.
-    """
-
-    seconds: float = 0.1
-    megabits: float = 10.0
-    sigma: float = 1.0
-    size: float = 0.0
+    seconds: float = 0.1  #: the median client's of a local step
+    megabits: float = 10.0  #: the median client's per second
+    sigma: float = 1.0  #: standard deviation of both logarithms over clients; they are independent
+    size: float = 0.0  #: correlation of the log seconds of a step with the client's rank in size
     jitter: float = 0.1
 
     ranges: ClassVar = dict.fromkeys(("seconds", "megabits"), "[1e-9, 1e9]") | {

@@ -53,19 +53,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set is published.
+    """Where a data set is published."""
 
-    Attributes:
-        url: Address of the folder with its files; ends with a slash.
-        checksums: The SHA-256 of each file in hexadecimal, or ``md5:...``.
-        gzipped: Whether the server has NAME.gz for each file NAME; the checksum is that of the unpacked content.
-        system_folders: Where operating systems install it.
-    """
-
-    url: str
-    checksums: Mapping[str, str]
-    gzipped: bool = True
-    system_folders: tuple[Path, ...] = ()
+    url: str  #: address of the folder with its files; ends with a slash
+    checksums: Mapping[str, str]  #: the SHA-256 of each file in hexadecimal, or ``md5:...``
+    gzipped: bool = True  #: whether the server has NAME.gz for each file; the checksum is that of the unpacked content
+    system_folders: tuple[Path, ...] = ()  #: where operating systems install it
 
 
 SOURCES: dict[str, Source] = {

@@ -31,27 +31,17 @@ Noise = Callable[[int], Params]
 
 @dataclass(frozen=True)
 class LocalWork:
-    """What every client does in a round. Exactly one of ``epochs`` and ``steps`` is set.
+    """What every client does in a round. Exactly one of ``epochs`` and ``steps`` is set."""
 
-    Attributes:
-        lr: Local learning rate eta_L > 0.
-        epochs: Passes over the client's data, each in a new order; the last minibatch of a pass may be short.
-        steps: Number of minibatch steps K, over as many passes as needed.
-        batch_size: Examples in a minibatch, >= 1; None for the client's whole data.
-        momentum: gamma in [0, 1): v <- gamma v + g, x <- x - lr v, with v = 0 at the start of every round.
-        proximal: mu >= 0: adds mu (x - x_0) to the gradient (FedProx, Li et al. 2020).
-        mime: beta in [0, 1): x <- x - (1 - beta) lr v + drift / K, with the drift that the server sent; 0 for none.
-        fixed_order: Whether a client's minibatches are those of round 0 in every round. Augmentation, random layers and
-            gradient noise stay new in each round; without them an update is a function of the model alone.
-    """
-
-    lr: float
-    epochs: int | None = None
-    steps: int | None = None
-    batch_size: int | None = 32
-    momentum: float = 0.0
-    proximal: float = 0.0
-    mime: float = 0.0
+    lr: float  #: local learning rate eta_L > 0
+    epochs: int | None = None  #: passes over the client's data, each in a new order; the last minibatch may be short
+    steps: int | None = None  #: number of minibatch steps K, over as many passes as needed
+    batch_size: int | None = 32  #: examples in a minibatch, >= 1; None for the client's whole data
+    momentum: float = 0.0  #: gamma in [0, 1): v <- gamma v + g, x <- x - lr v, with v = 0 at the start of every round
+    proximal: float = 0.0  #: mu >= 0: adds mu (x - x_0) to the gradient (FedProx, Li et al. 2020)
+    mime: float = 0.0  #: beta in [0, 1): x <- x - (1 - beta) lr v + drift / K, with the drift that the server sent
+    #: Whether a client's minibatches are those of round 0 in every round. Augmentation, random layers and gradient
+    #: noise stay new in each round; without them an update is a function of the model alone.
     fixed_order: bool = False
 
     @property
@@ -70,21 +60,14 @@ class LocalWork:
 
 
 class LocalResult(NamedTuple):
-    """What a client returns.
+    """What a client returns."""
 
-    Attributes:
-        update_d: float32 (d,), x_K - x_0, parameters in the order of ``model.parameters()``, each flattened in C order.
-        loss: Mean of the minibatch losses over the steps, measured before each step.
-        square_loss: Mean squared loss of single examples over the steps; NaN where it is not measured or not known.
-        step_variance: rate^2 ((1/K) sum_k norm(g_k)^2 - norm((1/K) sum_k g_k)^2), >= 0; g_k without the proximal term.
-        num_steps: K.
-    """
-
-    update_d: Params
-    loss: float
-    square_loss: float
+    update_d: Params  #: x_K - x_0, parameters in the order of ``model.parameters()``, each flattened in C order
+    loss: float  #: mean of the minibatch losses over the steps, measured before each step
+    square_loss: float  #: mean squared loss of single examples over the steps; NaN where not measured or not known
+    #: rate^2 ((1/K) sum_k norm(g_k)^2 - norm((1/K) sum_k g_k)^2), >= 0; g_k without the proximal term.
     step_variance: float
-    num_steps: int
+    num_steps: int  #: K
 
 
 def result_of(
