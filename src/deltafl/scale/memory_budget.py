@@ -28,13 +28,6 @@ def memory_size(format: RowFormat, shape: tuple[int, int], rows_a_checkpoint: in
     return MemorySize(ram=COPIES * changed * row, disk=(shape[0] + 2 * changed) * row)
 
 
-def memory_words(format: RowFormat, shape: tuple[int, int], size: MemorySize, place: str) -> str:
-    """What such a memory is and takes, as the end of a sentence; ``place`` is where on the disk, as in "in DIR"."""
-    disk = f", checkpoints included, and {human(size.disk)} {place}" if size.disk else ""
-    numbers = f"{shape[0]:,} x {shape[1]:,} numbers ({format.dtype})"
-    return f"remembers one update per client, {numbers}: at most {human(size.ram)} of RAM{disk}"
-
-
 def require_room(
     size: MemorySize,
     format: RowFormat,

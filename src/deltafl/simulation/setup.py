@@ -19,7 +19,7 @@ from ..estimators.twin import Simulate, Twin
 from ..io import reading
 from ..round import Plan, make_plan
 from ..samplers import make_sampler, parse_label, uses_aux
-from ..scale.memory_budget import free_ram, human, memory_size, memory_words, require_room
+from ..scale.memory_budget import free_ram, human, memory_size, require_room
 from ..scale.rows import RowFormat
 from ..server.optimizers import make_server_optimizer
 from ..streams import stream
@@ -226,10 +226,11 @@ def check_memory(settings: RunSettings, engine: Engine, out: Path, divided: bool
                 f"RAM and {human(ram)} are free: {instead}, or take a smaller model"
             )
     if control.remembers:
-        rows, shape = RowFormat(settings.memory_dtype, settings.memory_path), (m, engine.num_params)
-        size = memory_size(rows, shape, sample * settings.checkpoint_every)
-        words = memory_words(rows, shape, size, f"in {rows.folder or out}")
-        logging.getLogger("deltafl").info(f"{settings.sampler} {words}")
+        rows = RowFormat(settings.memory_dtype, settings.memory_path)
+        size = memory_size(rows, (m, engine.num_params), sample * settings.checkpoint_every)
+        disk = f", checkpoints included, and {human(size.disk)} in {rows.folder or out}" if size.disk else ""
+        numbers = f"{m:,} x {engine.num_params:,} numbers ({rows.dtype}): at most {human(size.ram)} of RAM{disk}"
+        logging.getLogger("deltafl").info(f"{settings.sampler} remembers one update per client, {numbers}")
         require_room(size, rows, out)
 
 
