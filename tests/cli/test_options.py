@@ -26,9 +26,6 @@ def test_the_folder_of_another_command_is_named(tmp_path: Path, resume: bool) ->
         settings(COMPARISON, tmp_path / "RunSettings", resume)
     with pytest.raises(DeltaflError, match="holds a comparison; go on with: deltafl compare --resume --out"):
         settings(RUN, tmp_path / "CompareSettings", resume)
-    (tmp_path / "config.toml").write_text('experiment = "toy"\nscale = "cpu"\n')
-    with pytest.raises(DeltaflError, match="holds an experiment; go on with: deltafl reproduce"):
-        settings(RUN, tmp_path, resume)
     assert settings(RUN, tmp_path / "RunSettings", resume=True).task == "toy"
 
 

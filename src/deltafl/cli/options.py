@@ -38,7 +38,6 @@ _HOLDS = {
     "tuning_seeds": "tuning runs; go on with: deltafl tune --resume --out {out}",
     "sampler": "a run; go on with: deltafl run --resume --out {out}",
     "samplers": "a comparison; go on with: deltafl compare --resume --out {out}",
-    "experiment": "an experiment; go on with: deltafl reproduce",
 }
 
 #: Headings of ``--help`` and the options below them, in this order; all others come last.
