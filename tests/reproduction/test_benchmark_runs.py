@@ -10,13 +10,14 @@ import pytest
 from made_up_benchmark import MADE_UP, curve, made_up, part_of, record, shown, tiny, write_runs
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation import Job, Progress, RunRecord, RunStore, Score, mean_score, run_job, write_record
+from deltafl.simulation import Job, Progress, RunRecord, RunStore, Score, mean_score, write_record
 from reproduction.benchmark import runs as benchmark
 from reproduction.benchmark.page import reproduce_benchmark
 from reproduction.benchmark.parts import parts_of
 from reproduction.benchmark.runs import Store, play, tuning_jobs, tuning_result
 from reproduction.reproduce import Request
 from reproduction.spec import Experiment
+from tools.simulation import run_job
 
 
 def test_rates_are_chosen_by_mean_accuracy_and_never_one_that_diverged() -> None:

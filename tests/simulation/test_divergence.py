@@ -23,12 +23,11 @@ from deltafl.simulation.engine import Engine, Evaluation
 from deltafl.simulation.record import RunStore
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of, task_of
-from deltafl.simulation.sweep import run_job
 from deltafl.types import RejectedReply, RoundInfo
 from reproduction.measures import accuracy, late_loss
 from reproduction.page import write_page
 from reproduction.reproduce import records_of
-from tools.simulation import TINY, lines_of, quiet, run
+from tools.simulation import TINY, lines_of, quiet, run, run_job
 from tools.sweeps import sweep_of
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -19,10 +19,10 @@ from deltafl.simulation.record import UNFINISHED, Job, RunRecord, RunStore, read
 from deltafl.simulation.run import run_experiment
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, task_of
-from deltafl.simulation.sweep import Progress, rounds_played, run_job
+from deltafl.simulation.sweep import Progress, rounds_played
 from reproduction.reproduce import make_sweep, records_of, run_sweep
 from reproduction.spec import Experiment, parse_experiment
-from tools.simulation import StopError, lines_of, quiet, reseal, stop_after
+from tools.simulation import StopError, lines_of, quiet, reseal, run_job, stop_after
 
 SETTINGS = {"task": "digits", "clients": 6, "sample": 2, "rounds": 3, "local_epochs": 1, "seeds": 2, "threshold": 0.3}
 

@@ -7,8 +7,10 @@ from typing import Any
 from deltafl.simulation.callback import RoundDone
 from deltafl.simulation.checkpoint import measured, read_checkpoint
 from deltafl.simulation.directory import RunDirectory
+from deltafl.simulation.record import Job
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
+from deltafl.simulation.sweep import run_jobs
 
 TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 6, "local_epochs": 1, "batch_size": 16}
 
@@ -32,6 +34,11 @@ def stop_after(rounds: int) -> Callable[[RoundDone], None]:
 def run(folder: Path, **given: object) -> dict[str, Any]:
     """The last line of a run that is started or continued."""
     return run_single(make_settings(RunSettings, given), folder, quiet)
+
+
+def run_job(job: Job, folder: Path) -> None:
+    """Play one job in this process and write its record."""
+    run_jobs([job], folder, 1, quiet)
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .run import run_experiment, run_single
     from .settings import CompareSettings, RunSettings, make_settings
     from .setup import engine_of, plan_of, subject_of, task_of
-    from .sweep import OnProgress, Progress, count_processes, require_devices, run_job, run_jobs
+    from .sweep import OnProgress, Progress, count_processes, require_devices, run_jobs
     from .tracking import tracker
     from .tune import (
         NEVER,
@@ -43,7 +43,7 @@ _MODULES = {
         "run": "run_experiment run_single",
         "settings": "CompareSettings RunSettings make_settings",
         "setup": "engine_of plan_of subject_of task_of",
-        "sweep": "OnProgress Progress count_processes require_devices run_job run_jobs",
+        "sweep": "OnProgress Progress count_processes require_devices run_jobs",
         "tracking": "tracker",
         "tune": "NEVER Doubling Grid Score Search Trial TuneSettings mean_score rounds_to_threshold tune_rates",
     }.items()
@@ -54,7 +54,7 @@ __all__ = ["NEVER", "CompareSettings", "DivergedError", "Doubling", "Grid", "Job
 __all__ += ["RoundDone", "RunDirectory", "RunRecord", "RunSettings", "RunStore", "Score", "Search", "Trial"]
 __all__ += ["TuneSettings", "count_processes", "engine_of", "environment", "export_model", "joined", "make_settings"]
 __all__ += ["mean_score", "new_folder", "plan_of", "read_record", "record_of", "refusals", "require_devices"]
-__all__ += ["require_same", "rounds_to_threshold", "run_comparison", "run_experiment", "run_job", "run_jobs"]
+__all__ += ["require_same", "rounds_to_threshold", "run_comparison", "run_experiment", "run_jobs"]
 __all__ += ["run_single", "subject_of", "task_of", "tracker", "tune_rates", "what_is_run", "write_record"]
 
 

@@ -114,11 +114,6 @@ def count_processes(asked: int | None, device: str | None) -> int:
     return asked or (os.cpu_count() if device in (None, "cpu") else 1) or 1
 
 
-def run_job(job: Job, folder: Path) -> None:
-    """Play one job in this process and write its record."""
-    run_jobs([job], folder, 1, lambda _: None)
-
-
 @contextmanager
 def side_by_side(count: int) -> Iterator[Processes | None]:
     """Processes that play runs; None for this process alone."""
