@@ -12,12 +12,12 @@ from deltafl.errors import DeltaflError
 from deltafl.simulation import (
     CompareSettings,
     Grid,
-    RunStore,
     Score,
     Search,
     Trial,
     TuneSettings,
     make_settings,
+    read_record,
     tune_rates,
 )
 from deltafl.simulation.settings import grown
@@ -119,7 +119,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_tuning_judges_by_validation_and_compares_with_the_rates_found(tuned: Path) -> None:
-    records = [record for part in RunStore(tuned).parts() for record in RunStore(tuned).records(part)]
+    records = [read_record(path) for path in tuned.glob("runs/*/*.json")]
     assert {record.settings["validation"] for record in records} == {0.2}
     assert {record.seed for record in records} == {7}
     rates = tomllib.loads((tuned / "rates.toml").read_text())["rates"]

@@ -31,7 +31,6 @@ from .directory import CLIENTS, LINE_FILES, RunDirectory, locked, recorded_setti
 from .settings import FREE_ON_RESUME, RunSettings, differing
 
 UNFINISHED = "unfinished"
-PACKED = ".jsonl.gz"
 _CURVES = ("accuracy", "loss", "seconds", "cpu_seconds", "bytes")
 #: Curves that older records lack, or that a run may be without.
 _MORE = ("client_accuracy", "clock", "client_seconds", "bytes_up")
@@ -244,15 +243,9 @@ class RunStore:
             require_same(begun, job, unfinished)
         return record
 
-    def records(self, part: str | None = None) -> list[RunRecord]:
-        """All records, or those of one part, in the order of parts and of their files' names."""
-        return [record for name in ([part] if part else self.parts()) for _, record in sorted(self._part(name).items())]
-
-    def parts(self) -> list[str]:
-        """The parts that have a record, in alphabetical order."""
-        runs = self.folder / "runs"
-        packed = {path.name.removesuffix(PACKED) for path in runs.glob(f"*{PACKED}")}
-        return sorted(packed | {path.parent.name for path in runs.glob("*/*.json")})
+    def records(self, part: str) -> list[RunRecord]:
+        """The records of a part, in the order of their files' names."""
+        return [record for _, record in sorted(self._part(part).items())]
 
     def pack(self, part: str) -> None:
         """Move the loose records of a part into its packed file; the same records give the same bytes."""
@@ -260,7 +253,7 @@ class RunStore:
             loose = list((self.folder / "runs" / part).glob("*.json"))
             if not loose:
                 return
-            lines = "".join(_line(record) for _, record in sorted(self._part(part).items()))
+            lines = "".join(map(_line, self.records(part)))
             write_atomically(self._packed_file(part), gzip.compress(lines.encode(), mtime=0))
             for path in loose:
                 path.unlink()
@@ -275,7 +268,7 @@ class RunStore:
         return _read_packed(self._packed_file(part)) | {record.key: record for record in loose}
 
     def _packed_file(self, part: str) -> Path:
-        return self.folder / "runs" / f"{part}{PACKED}"
+        return self.folder / "runs" / f"{part}.jsonl.gz"
 
 
 def run_key(part: str, sampler: str, seed: int) -> str:
