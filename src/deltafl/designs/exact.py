@@ -186,15 +186,9 @@ def _systematic(expected: list[float]) -> Support:
     return dict(result)
 
 
-def _pivotal(expected: list[float]) -> Support:
-    return _duels(expected, list(permutations(_undecided(expected))))
-
-
-def _ordered_pivotal(expected: list[float]) -> Support:
-    return _duels(expected, [tuple(_undecided(expected))])
-
-
-def _duels(expected: list[float], orders: list[tuple[int, ...]]) -> Support:
+def _pivotal(expected: list[float], ordered: bool = False) -> Support:
+    clients = tuple(_undecided(expected))
+    orders = [clients] if ordered else list(permutations(clients))
     result: Support = defaultdict(float)
 
     def duel(a: int, strength: float, rest: tuple[int, ...], drawn: tuple[int, ...], probability: float) -> None:
@@ -251,13 +245,13 @@ def _drawn(draw: BalancedDraw, expected_m: FloatArray, value_mq: FloatArray) -> 
     return dict(result)
 
 
-_ENUMERATE = {
+_ENUMERATE: dict[str, Callable[[list[float]], Support]] = {
     "systematic": _systematic,
     "pivotal": _pivotal,
     "local-pivotal": _pivotal,  # without values
     "cube": _pivotal,
     "anticluster": _pivotal,
-    "ordered-pivotal": _ordered_pivotal,
+    "ordered-pivotal": partial(_pivotal, ordered=True),
     "simple-random": _simple_random,
     "poisson": _poisson,
     "multinomial": _multinomial,
