@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..streams import stream
-from ..types import FloatArray, IntArray
+from ..types import FloatArray
 
 BLOCK, _SIDE = 256, 16
 #: In root mean squares of a block.
@@ -47,11 +47,14 @@ def encode(vector_d: npt.NDArray[np.floating]) -> FloatArray:
 
 def decode(code_nc: FloatArray, num_params: int) -> FloatArray:
     """The vectors, float64 (n, d), of codes, which may be any finite numbers, because clients send them."""
-    scale_nb, level_nbk = _parts(code_nc)
+    n, blocks = len(code_nc), code_nc.shape[1] // _LENGTH
+    code_nbl = code_nc.reshape(n, blocks, _LENGTH)
+    packed_nbn = np.clip(code_nbl[:, :, 1:], 0, 2.0**52 - 1).astype(np.int64)
+    level_nbk = ((packed_nbn[..., None] >> _SHIFTS) & 3).reshape(n, blocks, _NUMBERS * _EACH)[:, :, :BLOCK]
     block_nbk = _LEVELS[level_nbk]
-    block_nbk *= scale_nb[:, :, None]
+    block_nbk *= np.abs(code_nbl[:, :, :1])  # the scales
     vector_nbk = _rotated(block_nbk.reshape(-1, BLOCK)) * _signs()
-    return np.asarray(vector_nbk.reshape(len(code_nc), BLOCK * scale_nb.shape[1])[:, :num_params])
+    return np.asarray(vector_nbk.reshape(n, BLOCK * blocks)[:, :num_params])
 
 
 def norms(code_nc: FloatArray) -> FloatArray:
@@ -64,15 +67,6 @@ def scaled(code_nc: FloatArray, factor_n: FloatArray) -> FloatArray:
     code_nc = code_nc.copy()
     code_nc[:, ::_LENGTH] *= factor_n[:, None]
     return code_nc
-
-
-def _parts(code_nc: FloatArray) -> tuple[FloatArray, IntArray]:
-    """Each block's scale, (n, blocks), and the levels of its numbers, (n, blocks, 256)."""
-    n, length = code_nc.shape
-    code_nbl = code_nc.reshape(n, length // _LENGTH, _LENGTH)
-    packed_nbn = np.clip(code_nbl[:, :, 1:], 0, 2.0**52 - 1).astype(np.int64)
-    level_nbk = (packed_nbn[..., None] >> _SHIFTS) & 3
-    return np.abs(code_nbl[:, :, 0]), level_nbk.reshape(n, length // _LENGTH, _NUMBERS * _EACH)[:, :, :BLOCK]
 
 
 @cache
