@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..accumulate import Accumulator
-from ..analysis.statistics import first_reach, late_after
+from ..analysis.statistics import late_after
 from ..errors import DeltaflError
 from ..io import plain_json
 from ..round import Plan, RoundState, close_round, init_round, open_round
@@ -323,9 +323,9 @@ class _RoundPlayer:
         """What goes into the line if the run ends with this evaluation, which reaches the threshold."""
         if not self.settings.stop_at_threshold:
             return {}
-        goal, higher = filled_in(self.settings.threshold), self.engine.task.metric == "accuracy"
-        at = first_reach(np.array([test.accuracy if higher else test.loss]), goal, higher)
-        return {} if at is None else {"stopped": goal}
+        goal = filled_in(self.settings.threshold)
+        reached = test.accuracy >= goal if self.engine.task.metric == "accuracy" else test.loss <= goal
+        return {"stopped": goal} if reached else {}
 
     def _saved(self, state: RoundState, is_last: bool) -> RoundState:
         """The state to go on with, after it has become a checkpoint if one is due."""
