@@ -93,7 +93,9 @@ def table_row(entry: SamplerSummary, summary: Summary) -> dict[str, Text]:
     cells["gap"] = difference_text(gap)
     if reached is not None:
         cells["rounds"] = Text(rounds_text(reached))
-        cells["speedup"] = _speedup_text(reached.speedup, entry.sampler == summary.baseline)
+        mark = MARK if reached.speedup is not None and reached.speedup.num_left_out else ""
+        is_baseline = entry.sampler == summary.baseline
+        cells["speedup"] = Text("baseline", "dim") if is_baseline else difference_text(reached.speedup, mark)
         number, clock = reached.bytes, reached.clock
     return cells | {"bytes": Text(human_bytes(number) + ("" if clock is None else f"\n{human_seconds(clock)} s"))}
 
@@ -155,12 +157,6 @@ def rounds_text(reached: ToThreshold) -> str:
         return f"{DASH}\n{share}"
     mean = f"{reached.rounds.mean:,.0f}" if num_seeds == 1 else f"{reached.rounds.mean:,.1f}"
     return f"{mean}\n{share}" if reached.num_never else mean
-
-
-def _speedup_text(speedup: SpeedUp | None, is_baseline: bool) -> Text:
-    if is_baseline:
-        return Text("baseline", style="dim")
-    return difference_text(speedup, MARK if speedup is not None and speedup.num_left_out else "")
 
 
 def difference_text(found: Difference | None, mark: str = "") -> Text:
