@@ -91,13 +91,15 @@ def test_a_client_counts_once_in_a_mean_of_metrics() -> None:
 
 def test_train_messages_hold_the_users_config_and_live_about_as_long_as_the_round() -> None:
     config, grid = ConfigRecord({"lr": 0.25}), FakeGrid(linear_app(), configs(3))
-    start(DeltaStrategy("uniform", n=2), grid, rounds=2, train_config=config)
+    start(DeltaStrategy("uniform", n=2, evaluate=True), grid, rounds=2, train_config=config)
     assert dict(config.items()) == {"lr": 0.25}
     sent = [message for message in grid.sent if message.metadata.message_type == "train"]
     assert {message.metadata.ttl for message in sent} == {40.0}
     records = [message.content.config_records["config"] for message in sent]
     assert [record["server-round"] for record in records] == [1, 1, 2, 2]
     assert {record["lr"] for record in records} == {0.25}
+    judged = [message.content for message in grid.sent if message.metadata.message_type == "evaluate"]
+    assert [content.config_records["config"]["server-round"] for content in judged] == [1, 1, 1, 2, 2, 2]
 
 
 def dead(message: Message, context: Context) -> Message:

@@ -51,10 +51,10 @@ def read_reply(reply: Message) -> ClientReply:
     return reply_of(arrays, metrics, since)._replace(corrected=metrics.get(client.CORRECTED) == 1)
 
 
-def content_for_all(federation: Federation, arrays: Arrays, config: ConfigRecord) -> RecordDict:
-    """What every client is sent: a model, the user's config, the round."""
+def content_for_all(federation: Federation, arrays: Arrays, config: ConfigRecord, number: int) -> RecordDict:
+    """What every client is sent: a model, the user's config, the number of the round, from 1."""
     sent = ConfigRecord(dict(config.items()))  # a copy: Flower passes the same config to every round
-    sent["server-round"] = federation.current.round + 1
+    sent["server-round"] = number
     sent[client.TRAINED] = list(federation.layout.trained)
     return RecordDict({"arrays": to_record(arrays), "config": sent})
 

@@ -206,8 +206,8 @@ class DeltaStrategy(Strategy):
         federation, is_first = self._active(), self._cohort is None
         let_in = partial(admit, federation, log=log)
         present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=is_first, admit=let_in)
-        content, nodes = content_for_all(federation, federation.arrays(), config), self.directory.nodes()
-        number, ttl = federation.current.round + 1, self._timeout + TTL_GRACE
+        number, ttl, nodes = federation.current.round + 1, self._timeout + TTL_GRACE, self.directory.nodes()
+        content = content_for_all(federation, federation.arrays(), config, number)
 
         def ask(keys: list[str], census: Census) -> dict[str, object]:
             asked = content_with(content, CENSUS, question(census))
@@ -242,10 +242,11 @@ class DeltaStrategy(Strategy):
         self._evaluations = []
         if self.evaluate:
             federation, ttl = self._active(), self._timeout + TTL_GRACE
-            content, number = content_for_all(federation, federation.model(), config), str(federation.current.round)
+            number = federation.current.round  # of the round that was closed
+            content = content_for_all(federation, federation.model(), config, number)
             for key, node_id in self.directory.nodes().items():
                 if key in federation.clients:
-                    message = Message(content, node_id, MessageType.EVALUATE, ttl=ttl, group_id=number)
+                    message = Message(content, node_id, MessageType.EVALUATE, ttl=ttl, group_id=str(number))
                     self._evaluations.append((key, message))
         return [message for _, message in self._evaluations]
 
