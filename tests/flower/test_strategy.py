@@ -81,6 +81,14 @@ def test_the_result_counts_rounds_keeps_types_and_weighs_evaluations_by_register
     assert result.evaluate_metrics_clientapp[3]["loss"] == pytest.approx(expected, rel=1e-6)
 
 
+def test_clients_that_cannot_evaluate_are_counted_in_the_log(flower_log: pytest.LogCaptureFixture) -> None:
+    app = linear_app()
+    del app._registered_funcs["evaluate.default"]
+    result = start(DeltaStrategy("uniform", n=2, evaluate=True), FakeGrid(app, configs(4)), rounds=1)
+    assert not result.evaluate_metrics_clientapp
+    assert "evaluation: no result from 4 of 4 clients; the first is client:hospital-" in flower_log.text
+
+
 def test_a_client_counts_once_in_a_mean_of_metrics() -> None:
     honest, loud = (
         Message(RecordDict({str(i): MetricRecord({"loss": value}) for i in range(copies)}), 1, "evaluate")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -255,6 +255,11 @@ class DeltaStrategy(Strategy):
         federation = self._active()
         weights = dict(zip(federation.keys, federation.plan.population.weight_m.tolist(), strict=True))
         received = by_recipient(self._evaluations, replies)
+        failed = [(key, fault) for key, reply in received.items() if (fault := fault_of(reply))]
+        failed += [(key, "no reply in time") for key, _ in self._evaluations if key not in received]
+        if failed:
+            text = "\tevaluation: no result from %d of %d clients; the first is %s: %s"
+            log(WARNING, text, len(failed), len(self._evaluations), *failed[0])
         metrics = mean_metrics((weights[key], reply) for key, reply in received.items())
         return MetricRecord(metrics) if metrics else None
 
