@@ -102,6 +102,17 @@ def test_an_outage_changes_no_weight_afterwards(label: str, n: int) -> None:
         assert [info.sum_of_weights for info in play(fed, 5)] == pytest.approx([1.0] * 5)
 
 
+def test_clients_that_are_away_in_an_outage_do_not_count_as_connected() -> None:
+    """Else their rates would rise towards 1 with every such round, and they would count too little ever after."""
+    fed = federation("uniform", weights="uniform", n=3, m=8)
+    for number in range(60):
+        here = fed.keys if number % 2 else fed.keys[:5]
+        cohort = fed.open(here)
+        fed.close(cohort, {client: ClientReply(fed.arrays()) for client in cohort.client_n.tolist() if number < 20})
+    assert sum("no reply could be used" in sentence for sentence in fed.warnings) == 40
+    assert list(rates_of(fed).values()) == pytest.approx([1.0] * 5 + [31 / 61] * 3)
+
+
 def test_silence_of_clients_that_often_fail_is_non_response() -> None:
     """Two clients that answer every second time: that neither does is no outage, and must count."""
     fed = federation("uniform", n=2, m=2)

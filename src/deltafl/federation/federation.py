@@ -235,7 +235,7 @@ class Federation:
         """The state after a round: lost memories reset all and lower no rate; in an outage the round did not happen."""
         before, any_lost = self.current, bool(lost_n.any())
         if not any_used and (any_lost or looks_like_outage(before, cohort.client_n)):
-            following = before._replace(round=following.round)
+            following = before._replace(round=following.round, missed_m=following.missed_m)  # who was away, was away
             if not any_lost:
                 self.warnings.append("no reply could be used, which looks like an outage: the round changes nothing")
         elif any_lost:
