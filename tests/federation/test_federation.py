@@ -8,7 +8,7 @@ import pytest
 from conftest import Recorder
 from deltafl import DeltaflError, DifferentialPrivacy
 from deltafl.arrays import Arrays
-from deltafl.federation.replies import ClientReply
+from deltafl.federation.replies import ClientReply, reply_of
 from deltafl.types import FloatArray
 
 from .tools import federation, play, play_once, rates_of
@@ -35,6 +35,14 @@ def test_faulty_arrays_are_non_response_with_a_reason(fault: str) -> None:
     assert fed.current.responded_m.tolist() == [1, 1, 0, 1]
     assert np.allclose(fed.arrays()["x"], 1 - fed.plan.population.weight_m[2])  # everybody was certain to be selected
     assert fed.arrays()["running_mean"].tolist() == [2.0]  # a mean over those that responded
+
+
+def test_numpys_numbers_are_read_and_integers_out_of_range_end_no_round() -> None:
+    reply = reply_of({}, {"loss": np.float32(1.5), "num-steps": np.int64(4), "step-variance": np.float32(0.25)})
+    assert (reply.loss, reply.num_steps, reply.step_variance) == (1.5, 4.0, 0.25)
+    fed = federation("uniform", n=2, m=2)
+    info = play_once(fed, lambda i: reply_of(fed.arrays(), {"loss": 10**400 if i else 1}))
+    assert [client for client, _ in info.rejected] == [1]
 
 
 # Monte Carlo of the weighting, with failures of every kind.

@@ -1,7 +1,9 @@
 """What a client sent after training, and the numbers of a round, as plain values."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import isfinite, nan
+from numbers import Real
 from typing import NamedTuple
 
 from ..arrays import Arrays
@@ -35,7 +37,7 @@ def reply_of(arrays: Arrays, metrics: Mapping[str, object], since: int | None = 
     losses = (metrics.get(name) for name in LOSS_NAMES)
     return ClientReply(
         arrays,
-        loss=next((float(loss) for loss in losses if isinstance(loss, int | float)), None),
+        loss=next((_number(loss) for loss in losses if isinstance(loss, Real)), None),
         square_loss=_number(metrics.get(SQUARE_LOSS, nan)),
         step_variance=_number(metrics.get(STEP_VARIANCE, 0.0)),
         num_steps=_number(metrics.get(NUM_STEPS, 1)),
@@ -64,5 +66,7 @@ def round_metrics(info: RoundInfo) -> Metrics:
 
 
 def _number(value: object) -> float:
-    """A metric as a number; NaN, which is checked later, for a list."""
-    return float(value) if isinstance(value, int | float) else nan
+    """A metric as a number, NumPy's scalars too; NaN, which is checked later, for a list or an integer out of range."""
+    with suppress(OverflowError):
+        return float(value) if isinstance(value, Real) else nan
+    return nan
