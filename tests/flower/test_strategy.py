@@ -9,6 +9,7 @@ import pytest
 from filelock import FileLock
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
 from conftest import same_tree
@@ -272,6 +273,10 @@ def test_epsilon_is_logged_before_the_first_round(flower_log: pytest.LogCaptureF
         ({"dp": DP}, "it learns from replies, and its draws would show them"),
         ({"sampler": "uniform@poisson", "clip": "median", "dp": DP}, "clip depends on the norms of updates"),
         ({"forget": "client:a"}, r"forget is 'client:a'; it must be a list of texts"),
+        ({"forget": None}, r"forget is None; it must be a list of texts"),
+        ({"wait_for_nodes": "10"}, r"wait_for_nodes is '10'; it must be a number of seconds in \[0, inf\]"),
+        ({"registration_timeout": float("nan")}, "registration_timeout is nan"),
+        ({"state_path": ""}, "state_path is ''; write the name of a folder, or None"),
         ({"sampler": "delta"}, "practical sampler"),
         ({"sampler": "uniform+mime=0.5"}, "leave out mime"),
         ({"average": None}, "average is None; it must be in"),
@@ -283,6 +288,13 @@ def test_epsilon_is_logged_before_the_first_round(flower_log: pytest.LogCaptureF
 def test_impossible_settings_are_refused_at_once(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(DeltaflError, match=message):
         DeltaStrategy(**settings)
+
+
+@pytest.mark.parametrize(("argument", "message"), [("timeout", "number of seconds"), ("num_rounds", "whole number")])
+def test_arguments_of_start_are_refused_before_anybody_trains(argument: str, message: str) -> None:
+    grid = cast(Grid, FakeGrid(linear_app(), configs(2)))
+    with pytest.raises(DeltaflError, match=f"{argument} is '3'; it must be a {message}"):
+        DeltaStrategy("uniform", n=2).start(grid, model(), **{argument: "3"})
 
 
 def test_an_average_is_what_is_evaluated_and_returned_and_clients_go_on_from_the_last_model() -> None:

@@ -355,5 +355,7 @@ def test_what_the_host_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         DeltaFedAvg("census+scaffold")
     with pytest.raises(DeltaflError, match="num_rounds is 0"):
         DeltaFedAvg(num_rounds=0)
+    with pytest.raises(DeltaflError, match="timeout is 0; it must be a number of seconds"):
+        DeltaFedAvg(timeout=0)
     with pytest.raises(DeltaflError, match=r"no initial model; add one, job.to_server\(PTModel\(model\)\)"):
         Played("uniform", 2).join(monkeypatch, 3, {}).run()

@@ -6,7 +6,7 @@ from pathlib import Path
 from secrets import randbits, token_hex
 from typing import Any
 
-from ..errors import DeltaflError, unknown_name
+from ..errors import DeltaflError, is_in, unknown_name
 from ..estimators.control_variates import ControlVariate
 from ..round import Plan, make_plan
 from ..samplers import Sampler
@@ -85,6 +85,9 @@ def make_rules(
     check_whole("aux", aux, "0 for none", 0)
     min_clients = n if min_clients is None else min_clients
     check_whole("min_clients", min_clients, "at least 1, or None for n", 1)
+    for name, given in (("state_path", state_path), ("memory_path", memory_path)):
+        if given is not None and not (isinstance(given, str | Path) and given):
+            raise DeltaflError(f"{name} is {given!r}; write the name of a folder, or None for none")
     folder = None if memory_path is None else str(Path(memory_path).absolute() / f"federation-{token_hex(4)}")
     if isinstance(server_optimizer, str):
         server_optimizer = make_server_optimizer(server_optimizer)
@@ -114,6 +117,13 @@ def check_whole(name: str, value: Any, allowed: str, least: int) -> None:
 
 def check_texts(name: str, value: Iterable[str]) -> tuple[str, ...]:
     """Return a list of strings as a tuple; a single string, which would be read letter by letter, is refused."""
-    if isinstance(value, str):
+    if isinstance(value, str) or not isinstance(value, Iterable):
         raise DeltaflError(f"{name} is {value!r}; it must be a list of texts: write {name}=['...']")
     return tuple(value)
+
+
+def check_seconds(name: str, value: Any, interval: str = "(0, inf)") -> float:
+    """Return a number of seconds as a float; a ``DeltaflError`` unless it is a number in the interval."""
+    if not is_in(value, interval):
+        raise DeltaflError(f"{name} is {value!r}; it must be a number of seconds in {interval}")
+    return float(value)

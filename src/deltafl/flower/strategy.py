@@ -17,7 +17,7 @@ from ..estimators.control_variates import ControlVariate
 from ..federation.federation import Federation
 from ..federation.local_work import question
 from ..federation.replies import round_metrics
-from ..federation.rules import check_texts, check_whole, make_rules
+from ..federation.rules import check_seconds, check_texts, check_whole, make_rules
 from ..federation.saved import sole_owner
 from ..federation.service import admit, begin, close, log_privacy, select
 from ..samplers import Sampler
@@ -120,7 +120,7 @@ class DeltaStrategy(Strategy):
         forget: Collection[str] = (),
     ) -> None:
         self.name = sampler if isinstance(sampler, str) else type(sampler).__name__
-        self.wait_for_nodes = wait_for_nodes
+        self.wait_for_nodes = check_seconds("wait_for_nodes", wait_for_nodes, "[0, inf]")
         if min_nodes is not None:
             check_whole("min_nodes", min_nodes, "at least 1, or None for n", 1)
         self.buffers, self.evaluate = check_texts("buffers", buffers), evaluate
@@ -146,7 +146,8 @@ class DeltaStrategy(Strategy):
             memory_path=memory_path,
         )
         self.min_nodes, self.state_path = self.rules.min_clients, self.rules.state_path
-        self.directory = Directory(identity, registration_timeout, aux, check_texts("forget", forget))
+        seconds = check_seconds("registration_timeout", registration_timeout)
+        self.directory = Directory(identity, seconds, aux, check_texts("forget", forget))
         self.federation: Federation | None = None
         #: The statistics of every round, for callers who want more than Flower's metrics.
         self.history: list[RoundInfo] = []
@@ -170,17 +171,18 @@ class DeltaStrategy(Strategy):
 
         ``timeout`` also bounds how long a train message lives: a late node does not start old work.
         """
+        check_whole("num_rounds", num_rounds, "at least 0", 0)
+        self._timeout = check_seconds("timeout", timeout)
         with sole_owner(self.state_path):
             arrays = {name: array.numpy() for name, array in initial_arrays.items()}
             self.federation = federation = begin(self.rules, arrays, self.buffers, self.directory.forget, log)
             done, self._cohort = 0 if federation.state is None else federation.state.round, None
             log_privacy(self.rules, max(done, num_rounds), log)
-            self._timeout = float(timeout)
             result = super().start(
                 grid,
                 to_record(federation.model()),
                 max(0, num_rounds - done),
-                timeout,
+                self._timeout,
                 train_config,
                 evaluate_config,
                 evaluate_fn and (lambda server_round, arrays: evaluate_fn(server_round + done, arrays)),

@@ -18,7 +18,7 @@ from ..federation.clients import ClientInfo, read_info
 from ..federation.federation import Federation
 from ..federation.local_work import question
 from ..federation.replies import ClientReply, reply_of
-from ..federation.rules import check_texts, check_whole, make_rules
+from ..federation.rules import check_seconds, check_texts, check_whole, make_rules
 from ..federation.saved import sole_owner
 from ..federation.service import admit, begin, close, log_privacy, select
 from ..samplers import Sampler
@@ -101,6 +101,8 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         if self.rules.plan.scaffold:
             raise DeltaflError("clients of NVFlare correct no local steps; leave out scaffold")
         check_whole("num_rounds", num_rounds, "at least 1", 1)
+        for name in ("timeout", "registration_timeout"):
+            check_seconds(name, arguments[name])  # for NVFlare 0 would be for ever
         self.federation: Federation | None = None
         #: The statistics of every round.
         self.history: list[RoundInfo] = []
