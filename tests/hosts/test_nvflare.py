@@ -278,6 +278,9 @@ def test_a_new_job_resumes_and_forgets(label: str, monkeypatch: pytest.MonkeyPat
     assert len(again.history) == 3
     assert not [entry for entry in again.log_of if "census" in entry[1]]
     assert np.array_equal(params_of(again), through_d)
+    done = played(monkeypatch, label, rounds=5, state_path=str(tmp_path))
+    assert [model.current_round for model in done.saved] == [4]
+    assert all(np.array_equal(part, again.saved[-1].params[name]) for name, part in done.saved[0].params.items())
     less = played(monkeypatch, label, rounds=6, state_path=str(tmp_path), forget=["site-1"])
     assert less.federation is not None
     assert "site-1" not in less.federation.keys

@@ -123,6 +123,8 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
             arrays = {name: as_array(value) for name, value in params.items()}
             self.federation = federation = begin(self.rules, arrays, self.buffers, self.forget, self.logger.log)
             log_privacy(self.rules, self.num_rounds, self.logger.log)
+            if federation.state is not None and federation.state.round >= self.num_rounds:
+                self._hand_on(federation)  # a persistor of this job has the initial model
             while (0 if federation.state is None else federation.state.round) < self.num_rounds:
                 if not self._play(federation):
                     return
@@ -152,9 +154,14 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
             return False
         received = {places[key]: read_reply(reply, sent, number) for key, reply in replies.items()}
         self.history.append(close(federation, cohort, received, log))
-        self.save_model(FLModel(params=federation.model(), current_round=number, total_rounds=self.num_rounds))
+        self._hand_on(federation)
         self.event(AppEventType.ROUND_DONE)
         return True
+
+    def _hand_on(self, federation: Federation) -> None:
+        """Save the model after the round that was closed last, by the persistor."""
+        number = federation.current.round - 1
+        self.save_model(FLModel(params=federation.model(), current_round=number, total_rounds=self.num_rounds))
 
     def _present(self, federation: Federation) -> dict[str, ClientInfo]:
         """What the connected clients reported of their data; who has not yet is asked."""
