@@ -115,3 +115,6 @@ def test_what_several_processes_cannot_do(tmp_path: Path, monkeypatch: pytest.Mo
     group.count = 2
     with pytest.raises(DeltaflError, match="this run has several"):
         run_single(settings_of({"memory_path": "rows", "sampler": "innovation"}), tmp_path, quiet, group)
+    monkeypatch.setattr(group, "gathered", lambda data: [data, {"data_crc32": "0"}], raising=False)
+    with pytest.raises(DeltaflError, match=r"different data \(checksums 0, \w{8}\); give every machine the same copy"):
+        run_single(settings_of({}), tmp_path, quiet, group)

@@ -65,6 +65,11 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, group: Pr
         engine = engine_of(settings, workers, kept_route(folder))
         plan_of(settings, engine.task.population(settings.weights), engine.task)  # refused before anything is written
         check_memory(settings, engine, folder, divided=group.count > 1)
+        if group.count > 1:
+            checksums = {data["data_crc32"] for data in group.gathered(data_of(settings, engine.task))}
+            if len(checksums) > 1:
+                what = f"the processes of this run have different data (checksums {', '.join(sorted(checksums))})"
+                raise DeltaflError(f"{what}; give every machine the same copy")
         group.from_first(lambda: begin(directory, settings, engine.task))
         run_experiment(settings, engine, directory, guarded(on_round), group)
         return group.from_first(directory.last_line)
