@@ -17,6 +17,13 @@ def test_what_is_left_out_comes_from_the_task() -> None:
     assert make_settings(RunSettings, {"task": "fashion-mnist", "local_steps": 7}).local_epochs is None
 
 
+def test_the_default_samplers_need_no_labels_where_the_task_has_none() -> None:
+    default = make_settings(CompareSettings, {}).samplers
+    assert "balanced" in default
+    assert make_settings(CompareSettings, {"task": "toy"}).samplers == tuple(s for s in default if s != "balanced")
+    assert make_settings(CompareSettings, {"task": "toy", "samplers": default}).samplers == default
+
+
 @pytest.mark.parametrize(
     ("given", "seeds"), [(3, (0, 1, 2)), ("2", (0, 1)), ("3,5,8", (3, 5, 8)), ("7,", (7,)), ([4, 0], (4, 0))]
 )

@@ -43,7 +43,7 @@ def compare(
         task: A name of ``deltafl tasks``; a table's path; ``"FILE.py:FUNCTION"``; a ``deltafl.tasks.Task``; a function
             ``make_task(seed)`` or ``make_task()`` that returns one; a data frame or a Hugging Face data set, with
             ``label=`` and ``column=`` (who holds a row) or ``partition=``.
-        samplers: Labels, instances such as ``ByLoss(power=2)``, or classes; six of the library's if left out.
+        samplers: Labels, instances such as ``ByLoss(power=2)``, or classes; seven of the library's if left out.
         seeds: A number of seeds 0, 1, ..., or a list of them; 5 if left out.
         out: The folder of the results; a new one below ``runs/`` if left out. The same call with the same folder goes
             on where it was interrupted, and with more samplers, seeds or rounds it plays what is missing.

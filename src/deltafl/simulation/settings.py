@@ -145,6 +145,9 @@ class Settings(BaseModel):
             for key, name in TASK_DEFAULTS.items()
             if getattr(self, key) is None and key not in own
         }
+        if spec.metric == "loss" and "samplers" in type(self).model_fields.keys() - self.model_fields_set:
+            default = type(self).model_fields["samplers"].default
+            missing["samplers"] = tuple(label for label in default if label != "balanced")  # which needs labels
         resolved = self.model_copy(update=missing | self._missing_momentum())
         resolved._check(spec)
         return resolved
