@@ -173,6 +173,8 @@ def test_remarks_state_the_result_first() -> None:
         ({"fedavg": [3, 4]}, None, "No threshold was set"),
         ({"fedis": [3, 4], "md": [3, 4]}, 0.7, "No speed-ups: neither uniform"),
         ({"fedavg": [None]}, 0.7, "No run reached 70 %."),
+        ({"fedis": [3, 4], "uniform": [3, 4]}, 0.7, "No gap closed: it needs both full and uniform"),
+        ({"full": [6, 7], "uniform": [3, 4]}, 0.7, "No gap closed: full participation is not ahead"),
         ({"fedavg": [6, None, 7], "fedis": [3, 4, 4]}, 0.7, "Never reached 70 %: fedavg (1 of 3 seeds)."),
     ],
 )
@@ -194,6 +196,7 @@ def test_who_failed_with_a_seed_is_not_called_faster() -> None:
     assert "interval excludes 1" not in found(uniform=[10, 11, 10, None], fedis=[30, 31, 32, 30])
     assert "Fewer rounds than uniform (interval excludes 1): fedis." in found(uniform=[30, 31, None], fedis=[10, 10, 9])
     assert "interval excludes 1" in found(uniform=[30, 31, 32, None], fedis=[10, 11, 10, None])
+    assert "; the sampler that fails is not called better." in found(uniform=[9, None], fedis=[1, 1])
 
 
 def test_remarks_name_who_closes_part_of_the_gap() -> None:

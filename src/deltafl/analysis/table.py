@@ -200,6 +200,8 @@ def remarks(summary: Summary) -> list[str]:
         found.append("No threshold was set: no rounds, no speed-ups.")
     if all(len(entry.seeds) == 1 for entry in summary.samplers):
         found.append("One seed: no intervals. Another seed may change the order.")
+    if not any(e.gap_closed for e in summary.samplers):
+        found += _no_gap(summary)
     if any(e.gap_closed and e.gap_closed.low is None and len(e.seeds) > 1 for e in summary.samplers):
         found.append("Full participation is not clearly ahead of uniform sampling, so the gap says little: add seeds.")
     if summary.threshold is not None:
@@ -272,6 +274,15 @@ def _results(summary: Summary) -> list[str]:
     return sentences
 
 
+def _no_gap(summary: Summary) -> list[str]:
+    """Why the column of the gap is empty, where no other remark says it."""
+    if not {"full", "uniform"} <= {base_name(entry.sampler) for entry in summary.samplers}:
+        return ["No gap closed: it needs both full and uniform among the samplers."]
+    if any(run.stopped or run.diverged for entry in summary.samplers for run in entry.seeds):
+        return []
+    return ["No gap closed: full participation is not ahead of uniform sampling here."]
+
+
 def _censored(summary: Summary) -> list[str]:
     goal = threshold_text(summary)
     never = [f"{e.sampler} ({_share(r.num_never, e)})" for e, r in thresholds_of(summary) if r.num_never]
@@ -292,7 +303,7 @@ def _columns(summary: Summary) -> str:
     gap = f" Gap closed: by the mean {metric} over all rounds, 0 is uniform sampling, 1 full participation."
     speedup = f" Speed-up: mean rounds of {summary.baseline} / mean rounds of the sampler, paired by seed."
     if any(reached.speedup and reached.speedup.num_left_out for _, reached in thresholds_of(summary)):
-        speedup += f" {MARK}: without seeds with which one of the two never got there; it is never called better."
+        speedup += f" {MARK}: without seeds in which one never got there; the sampler that fails is not called better."
     span = "of the whole run" if summary.threshold is None else f"up to {threshold_text(summary)}"
     span += "; below them seconds of the virtual clock" if has_clock(summary) else ""
     if any(begins_with_census(entry.sampler) for entry in summary.samplers):
