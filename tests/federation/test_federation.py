@@ -121,6 +121,16 @@ def test_clients_that_are_away_in_an_outage_do_not_count_as_connected() -> None:
     assert list(rates_of(fed).values()) == pytest.approx([1.0] * 5 + [31 / 61] * 3)
 
 
+@pytest.mark.parametrize("reply", [None, ClientReply({"x": np.full(3, np.nan, np.float32)})])
+def test_a_round_in_which_nobody_replied_has_its_noise(reply: ClientReply | None) -> None:
+    """With dp, whether a client sends NaN or 0 must not show: neither may leave the model as it was."""
+    fed = federation("uniform@poisson", n=4, m=4, dp=DifferentialPrivacy(1.0, 1.0, 1e-5), seed=2**40)
+    play(fed, 8)
+    before = fed.params_d
+    play_once(fed, lambda i: reply)
+    assert (fed.params_d != before).all()
+
+
 def test_silence_of_clients_that_often_fail_is_non_response() -> None:
     """Two clients that answer every second time: that neither does is no outage, and must count."""
     fed = federation("uniform", n=2, m=2)

@@ -232,9 +232,12 @@ class Federation:
     def _without_shared_failures(
         self, following: RoundState, cohort: Cohort, lost_n: BoolArray, any_used: bool
     ) -> RoundState:
-        """The state after a round: lost memories reset all and lower no rate; in an outage the round did not happen."""
+        """The state after a round: lost memories reset all and lower no rate; in an outage the round did not happen.
+
+        With ``dp`` it did: a round without noise would show that nobody selected replied.
+        """
         before, any_lost = self.current, bool(lost_n.any())
-        if not any_used and (any_lost or looks_like_outage(before, cohort.client_n)):
+        if self.plan.dp is None and not any_used and (any_lost or looks_like_outage(before, cohort.client_n)):
             following = before._replace(round=following.round, missed_m=following.missed_m)  # who was away, was away
             if not any_lost:
                 self.warnings.append("no reply could be used, which looks like an outage: the round changes nothing")
