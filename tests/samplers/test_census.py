@@ -178,6 +178,14 @@ def test_epsilon_is_that_of_the_gaussian_mechanism(noise: float, delta: float) -
     assert Census().epsilon(delta) == Census(noise=0.05).epsilon(delta) == np.inf
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_noise_hides_that_an_update_was_not_finite(bad: float) -> None:
+    census = Census(noise=1.0)
+    answer_k, of_zero_k = (census.answer(u, rng=np.random.default_rng(0)) for u in ([bad, 1.0, 2.0], np.zeros(3)))
+    assert np.array_equal(answer_k, of_zero_k)
+    assert np.isfinite(answer_k).all()
+
+
 @pytest.mark.parametrize(("noise", "least", "most"), [(0.0, 0.88, 0.94), (0.25, 0.6, 0.74), (1.0, 0.1, 0.35)])
 def test_how_much_an_answer_tells_of_the_labels(noise: float, least: float, most: float) -> None:
     """Figures of docs/privacy.md, on digits: shares of labels, read from the bias' part of an answer."""

@@ -96,6 +96,7 @@ class Census(WithRanges):
             return np.concatenate([sketch_k, [norm], code_c])
         if rng is None:
             raise DeltaflError("an answer with noise needs a generator: write rng=np.random.default_rng()")
+        sketch_k = np.nan_to_num(sketch_k)  # no noise hides that an update was not finite: it counts as 0
         return np.append(sketch_k + rng.normal(scale=self.noise, size=self.size), 0.0)
 
     def population(self, population: Population, answers: Answers) -> Population:
