@@ -22,6 +22,7 @@ from deltafl import (
 from deltafl.analysis.table import bias_remark
 from deltafl.designs.inclusion import inclusion_probabilities
 from deltafl.round import Plan, RoundState
+from deltafl.server.clipping import capped
 from deltafl.types import FloatArray
 
 SIZES = [10, 15, 20, 25, 30]
@@ -158,6 +159,12 @@ def test_lying_less_than_doubles_the_chance_to_be_selected(label: str, alternati
     """Long updates, alternating signs, false losses and variances; without clipping the liar is always selected."""
     assert raised(label, "median", alternating) < 2
     assert raised(label, None, alternating) > 3.5
+
+
+@pytest.mark.parametrize(("honest", "most"), [(2.0, 3.0), (0.0, 0.0), (-3.0, -2.0)])
+def test_a_large_loss_counts_little_whatever_sign_losses_have(honest: float, most: float) -> None:
+    reports = Reports.make(4, loss=[honest, 1e15, honest, honest])
+    assert capped(reports).loss_n.tolist() == [honest, most, honest, honest]
 
 
 def test_saved_states_keep_the_norms_and_belong_to_their_clip(tmp_path: Path) -> None:

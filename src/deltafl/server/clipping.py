@@ -100,7 +100,7 @@ def capped(reports: Reports) -> Reports:
     here, columns = reports.responded_n, {}
     for name, power in _SCORED.items():
         column_n = getattr(reports, name)
-        most = SCORE**power * lower_median(column_n[here].astype(np.float64))
-        if most > 0 or power == 2:
-            columns[name] = np.where(here & (column_n > most), most, column_n).astype(column_n.dtype)
+        middle = lower_median(column_n[here].astype(np.float64))
+        most = SCORE ** (power if middle > 0 else -1) * middle  # losses may be negative
+        columns[name] = np.where(here & (column_n > most), most, column_n).astype(column_n.dtype)
     return reports._replace(**columns)
