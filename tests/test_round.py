@@ -116,12 +116,12 @@ def test_a_masked_table_is_refused_row_by_row() -> None:
 @pytest.mark.parametrize(
     ("column", "entry", "reason"),
     [
-        *(("loss", entry, "loss is nan") for entry in (np.nan, "much", 10**400)),
+        *(("loss", entry, "loss is nan") for entry in (np.nan, "much", 10**400, [1.0], np.ones(2))),
         ("loss", -1e30, "loss is -1e"),
         ("step_variance", -1e-9, "step variance is -1e-09"),
-        *(("step_variance", entry, "step variance is nan") for entry in (np.nan, "much", None)),
+        *(("step_variance", entry, "step variance is nan") for entry in (np.nan, "much", None, [1.0])),
         ("step_variance", 1e300, "step variance is 1e"),
-        *(("num_steps", entry, "number of local steps is 0") for entry in (0, 10**30, "many")),
+        *(("num_steps", entry, "number of local steps is 0") for entry in (0, 10**30, "many", [1, 2])),
         ("num_steps", None, "number of local steps is"),
         ("square_loss", np.inf, "mean squared loss is inf"),
         *(("square_loss", entry, "mean squared loss is -1.0") for entry in (-1, "much")),

@@ -193,10 +193,11 @@ class Reports(NamedTuple):
             DeltaflError: If a column does not have n entries.
         """
         steps_n = _column("num_steps", num_steps, n, 1, bad=0)
+        losses: Any = [None] * n if loss is None else loss
         return cls(
             responded_n=_column("responded", responded, n, 1, bad=0).astype(np.bool_),
             loss_n=_column("loss", loss, n, nan),
-            has_loss_n=np.full(n, np.asarray(loss, dtype=object) != np.array(None), dtype=np.bool_),
+            has_loss_n=np.array([entry is not None for entry in losses], dtype=np.bool_),
             square_loss_n=_column("square_loss", square_loss, n, nan, bad=-1),
             step_variance_n=_column("step_variance", step_variance, n, 0.0),
             num_steps_n=np.where(np.abs(steps_n) < 2.0**63, steps_n, 0).astype(np.int64),
@@ -288,8 +289,8 @@ def _column(name: str, given: Column, n: int, default: float, bad: float = nan) 
         return np.full(n, default)
     try:
         values = np.asarray(given)
-    except ValueError:  # rows of several lengths
-        values = np.zeros(())
+    except ValueError:  # a list among the numbers
+        values = np.asarray(given, dtype=object)
     if values.shape != (n,):
         raise DeltaflError(f"reports: {name} must have one number for each of {n} clients")
     if values.dtype.kind in "biuf":
