@@ -210,7 +210,7 @@ def read_tensors(path: Path, cure: str, checksum: int | None = None) -> tuple[di
         whole = np.asarray(np.memmap(path, np.uint8, mode="c")) if mapped else np.fromfile(path, np.uint8)
         first = 8 + int.from_bytes(whole[:8].tobytes(), "little")
         header = json.loads(whole[8:first].tobytes())
-        texts = header.pop(_TEXTS, {})
+        texts = dict(header.pop(_TEXTS, {}))
         arrays = {}
         for name, entry in header.items():
             start, end = entry["data_offsets"]

@@ -255,7 +255,8 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     plan, path = plan_of(300), tmp_path / "state.safetensors"
     save_state(path, init_round(plan, np.zeros(D)), plan)
     content = path.read_bytes()
-    for bad in (b"", b"abc", content[:100], content[:-8], b"\xff" * 400):
+    forged = b'{"__metadata__":3}      '
+    for bad in (b"", b"abc", content[:100], content[:-8], b"\xff" * 400, b"\x18" + bytes(7) + forged):
         path.write_bytes(bad)
         with pytest.raises(DeltaflError, match=r"is no state file|does not fit"):
             load_state(path, plan)
