@@ -5,11 +5,12 @@ client. Whatever u_i a client sends, it counts as
 
     u'_i = u_i min(1, R / norm(u_i)),    c_i + (u'_i - c_i) min(1, (3 / n) R / (coef_i norm(u'_i - c_i)))
 
-with c_i the control variate and coef_i its coefficient. So no client moves the estimate by more than 3 R / n, however
-rarely it was selected or has replied. R, c_i and coef_i are known before the draw: the estimate is unbiased for the sum
-of the clipped updates, and **biased** for that of the updates. Where no norm is known yet, in the first round, the
-median is that of its replies. Medians are lower medians, so that one of two clients cannot raise them; where more than
-half of the last updates are 0, R is 0 and the model stays.
+with c_i the control variate and coef_i the coefficient of one draw if all reply. So no client moves the estimate by
+more than 3 R / n for each time it was drawn, however rarely it was selected or has replied; by R at most where
+coefficients sum to 1 and the others are silent. R, c_i and coef_i are known before the draw: the estimate is unbiased
+for the sum of the clipped updates, and **biased** for that of the updates. Where no norm is known yet, in the first
+round, the median is that of its replies. Medians are lower medians, so that one of two clients cannot raise them; where
+more than half of the last updates are 0, R is 0 and the model stays.
 
 Samplers learn from the clipped updates. What a client reports, or what is measured on it, counts at most 1.5 times the
 median of the round's replies: sending alternating signs or reporting a large loss does not get a client selected more.
