@@ -387,11 +387,12 @@ def close_round_from_sum(
 
     Raises:
         DeltaflError: If the sampler, the estimator or a setting needs single updates, with the reason, or if
-            ``responded_n`` does not hold True or False for each client of the cohort.
+            ``responded_n`` or ``sum_d`` is no such array.
     """
-    reason = needs_single_updates(plan)
-    if reason is not None:
+    if reason := needs_single_updates(plan):
         raise DeltaflError(f"a sum of updates is not enough: {reason}; write 'uniform', or use close_round")
+    if np.shape(sum_d) != state.params_d.shape:
+        raise DeltaflError(f"sum_d has shape {np.shape(sum_d)}; it must have that of the model, {state.params_d.shape}")
     here = mask_of("responded_n", responded_n, len(cohort.client_n))
     total = plan.collect_replies(state, cohort).coef_n[here].sum()
     mean_d = np.asarray(sum_d) / total if total > 0 else np.asarray(sum_d)  # all of them may have sent it: the same sum
