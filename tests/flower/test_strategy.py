@@ -292,10 +292,9 @@ def test_impossible_settings_are_refused_at_once(settings: dict[str, Any], messa
 
 @pytest.mark.parametrize(("argument", "message"), [("timeout", "number of seconds"), ("num_rounds", "whole number")])
 def test_arguments_of_start_are_refused_before_anybody_trains(argument: str, message: str) -> None:
-    grid = cast(Grid, FakeGrid(linear_app(), configs(2)))
-    given: dict[str, Any] = {argument: "3"}
+    wrong: Any = {argument: "3"}
     with pytest.raises(DeltaflError, match=f"{argument} is '3'; it must be a {message}"):
-        DeltaStrategy("uniform", n=2).start(grid, model(), **given)
+        DeltaStrategy("uniform", n=2).start(cast(Grid, FakeGrid(linear_app(), configs(2))), model(), **wrong)
 
 
 def test_an_average_is_what_is_evaluated_and_returned_and_clients_go_on_from_the_last_model() -> None:

@@ -86,7 +86,7 @@ def make_rules(
     min_clients = n if min_clients is None else min_clients
     check_whole("min_clients", min_clients, "at least 1, or None for n", 1)
     for name, given in (("state_path", state_path), ("memory_path", memory_path)):
-        if given is not None and not (isinstance(given, str | Path) and str(given)):
+        if given == "" or not isinstance(given, str | Path | None):
             raise DeltaflError(f"{name} is {given!r}; write the name of a folder, or None for none")
     folder = None if memory_path is None else str(Path(memory_path).absolute() / f"federation-{token_hex(4)}")
     if isinstance(server_optimizer, str):

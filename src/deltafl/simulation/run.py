@@ -64,7 +64,7 @@ def run_single(settings: RunSettings, folder: Path, on_round: OnRound, group: Pr
         workers = stack.enter_context(Workers(settings.workers, group))
         engine = engine_of(settings, workers, kept_route(folder))
         plan_of(settings, engine.task.population(settings.weights), engine.task)  # refused before anything is written
-        check_memory(settings, engine, folder, divided=group.count > 1)
+        check_memory(settings, engine, folder if group.is_first else None, divided=group.count > 1)
         if group.count > 1:
             checksums = {data["data_crc32"] for data in group.gathered(data_of(settings, engine.task))}
             if len(checksums) > 1:

@@ -203,8 +203,11 @@ def stand_in_rows(share_c: FloatArray, size: int, public_rows: Sequence[IntArray
     return np.concatenate([np.resize(rows, count) for rows, count in zip(public_rows, count_c, strict=True)])
 
 
-def check_memory(settings: RunSettings, engine: Engine, out: Path, divided: bool = False) -> None:
-    """Refuse rounds and memories that do not fit into RAM; ``divided``: several processes share a round."""
+def check_memory(settings: RunSettings, engine: Engine, out: Path | None, divided: bool = False) -> None:
+    """Refuse rounds and memories that do not fit into RAM, or on the disk of ``out``; None where nothing is written.
+
+    ``divided``: several processes share a round.
+    """
     m, label, ram = engine.task.num_clients, parse_label(settings.sampler), None if divided else free_ram()
     full, sample = label.name == "full", filled_in(settings.sample)
     selected = m if full else sample
@@ -228,9 +231,10 @@ def check_memory(settings: RunSettings, engine: Engine, out: Path, divided: bool
     if control.remembers:
         rows = RowFormat(settings.memory_dtype, settings.memory_path)
         size = memory_size(rows, (m, engine.num_params), sample * settings.checkpoint_every)
-        disk = f", checkpoints included, and {human(size.disk)} in {rows.folder or out}" if size.disk else ""
-        numbers = f"{m:,} x {engine.num_params:,} numbers ({rows.dtype}): at most {human(size.ram)} of RAM{disk}"
-        logging.getLogger("deltafl").info(f"{settings.sampler} remembers one update per client, {numbers}")
+        if out is not None:
+            disk = f", checkpoints included, and {human(size.disk)} in {rows.folder or out}" if size.disk else ""
+            numbers = f"{m:,} x {engine.num_params:,} numbers ({rows.dtype}): at most {human(size.ram)} of RAM{disk}"
+            logging.getLogger("deltafl").info(f"{settings.sampler} remembers one update per client, {numbers}")
         require_room(size, rows, out)
 
 
