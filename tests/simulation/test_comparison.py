@@ -193,3 +193,12 @@ def test_a_run_notes_sizes_and_accuracies_of_clients_with_tests_of_their_own(tmp
         run.client_accuracy_r.mean(), abs=1e-4
     )
     assert (row["worst_tenth"], row["client_sd"]) == (run.fairness.worst_tenth, run.fairness.sd)
+
+
+@pytest.mark.parametrize("folder", [5, "", None])
+def test_what_is_no_folder_is_refused(folder: Any) -> None:
+    with pytest.raises(deltafl.DeltaflError, match="is no folder; write its name"):
+        deltafl.load(folder)
+    if folder is not None:
+        with pytest.raises(deltafl.DeltaflError, match="is no folder; write its name"):
+            deltafl.compare("toy", "uniform", out=folder)

@@ -82,6 +82,7 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
         ({"server_optimizer": "momentum", "server_momentum": 1}, ["server_momentum", "1", "less than 1"]),
         ({"weights": "sizes"}, ["weights", "'data'", "'uniform'"]),
         ({"rounds": "ten"}, ["rounds", "ten", "whole number"]),
+        ({"sample": True}, ["sample is True; only switches"]),
         ({"device": "gpu"}, ["device", "'gpu'", "cpu|cuda|", "auto"]),
         ({"device": "cuda", "workers": 2}, ["workers is 2", "'cuda'", "workers = 1"]),
         ({"engine": "batched", "workers": 2}, ["workers is 2", "'batched'", "workers = 1"]),

@@ -65,7 +65,7 @@ def compare(
     if seeds is not None:
         settings["seeds"] = list(seeds) if isinstance(seeds, Iterable) else seeds
     resolved, count = _resolved(CompareSettings, task, samplers, processes, settings)
-    folder = new_folder("compare", resolved.task) if out is None else Path(out)
+    folder = new_folder("compare", resolved.task) if out is None else _folder(out)
     with sweep_progress() if progress else nullcontext(lambda _: None) as on_progress:
         found = play_comparison(resolved, folder, on_progress, count, on_round or (lambda _: None))
     found.write(folder, report)
@@ -103,7 +103,7 @@ def tune(
         >>> deltafl.compare("digits", ["uniform", "innovation"], rounds=20, rates=rates)  # doctest: +SKIP
     """
     resolved, count = _resolved(TuneSettings, task, samplers, processes, settings)
-    folder = new_folder("tune", resolved.task) if out is None else Path(out)
+    folder = new_folder("tune", resolved.task) if out is None else _folder(out)
     with sweep_progress() if progress else nullcontext(lambda _: None) as on_progress:
         return tune_rates(resolved, folder, on_progress, count).rates
 
@@ -131,7 +131,14 @@ def load(*folders: str | os.PathLike[str]) -> Comparison:
     """
     if not folders:
         raise DeltaflError("load needs a folder: deltafl.load('runs/compare-digits-...')")
-    return joined([*map(Path, folders)])
+    return joined([*map(_folder, folders)])
+
+
+def _folder(given: Any) -> Path:
+    """The folder that was named."""
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise DeltaflError(f"{given!r} is no folder; write its name, such as 'my-results'")
+    return Path(given)
 
 
 def _labels(samplers: "AnySampler | Iterable[AnySampler]") -> list[str]:

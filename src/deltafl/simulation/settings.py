@@ -312,6 +312,8 @@ def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Pat
             for sampler in (name for name, entry in SAMPLERS.items() if key in entry.options):
                 raise DeltaflError(f"{key} is an option of samplers; write it in the label: {sampler}({key}={value})")
             raise unknown_name("setting", key, kind.model_fields)
+        if isinstance(value, bool) and kind.model_fields[key].annotation is not bool and key != "seeds":
+            raise DeltaflError(f"{key} is {value}; only switches, such as scaffold, are true or false: write a value")
         if isinstance(value, str) and value.encode(errors="ignore").decode() != value:
             raise DeltaflError(f"{key} is {value!r}, which is not text in UTF-8; rename what it names")
     try:
