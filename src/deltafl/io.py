@@ -165,7 +165,9 @@ def sentence(error: Any) -> str:
     name = str(error["loc"][0]) if error["loc"] else "settings"
     given, message = error["input"], str(error["msg"]).removeprefix("Value error, ")
     message = (message[0].lower() + message[1:]).partition(", unable to parse")[0].replace("input should", "it must")
+    message = message.removesuffix(", unable to interpret input").replace("a valid boolean", "true or false")
     message = message.replace("a valid integer", "a whole number").replace("a valid number", "a number")
+    message = message.replace("a valid string", "text").replace("a valid dictionary", "a table of names and values")
     if error["type"] == "too_short":
         message = f"write at least {error['ctx']['min_length']}"
     limit = error.get("ctx", {}).get("le")

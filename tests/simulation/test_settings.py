@@ -83,6 +83,8 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
         ({"weights": "sizes"}, ["weights", "'data'", "'uniform'"]),
         ({"rounds": "ten"}, ["rounds", "ten", "whole number"]),
         ({"sample": True}, ["sample is True; only switches"]),
+        ({"scaffold": 2}, ["scaffold is 2; it must be true or false"]),
+        ({"label": 1, "task": "t.csv"}, ["label is 1; it must be text"]),
         ({"device": "gpu"}, ["device", "'gpu'", "cpu|cuda|", "auto"]),
         ({"device": "cuda", "workers": 2}, ["workers is 2", "'cuda'", "workers = 1"]),
         ({"engine": "batched", "workers": 2}, ["workers is 2", "'batched'", "workers = 1"]),

@@ -235,7 +235,7 @@ def _no_column(where: str, name: str, columns: Iterable[str], setting: str = "co
     names = list(columns)
     near = get_close_matches(name, names, n=1, cutoff=0.6)
     meant = f"did you mean {near[0]!r}?" if near else f"name one with {setting} (--{setting})"
-    return DeltaflError(f"unknown column of {where} {name!r}: {meant} ({_listed(name, names)})")
+    return DeltaflError(f"{where} has no column {name!r}: {meant} ({_listed(name, names)})")
 
 
 def _listed(name: str, columns: list[str]) -> str:
