@@ -1,5 +1,6 @@
 """The options of ``run`` and ``compare``: what a folder holds already, and what would be ignored."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,14 @@ def test_names_that_are_not_utf8_are_refused(key: str) -> None:
     with pytest.raises(DeltaflError, match=rf"{key} is 'd\\udcff', which is not text in UTF-8"):
         make_settings(RUN, {key: "d\udcff"})
     assert make_settings(RUN, {"data_dir": "Größe"}).data_dir == "Größe"
+
+
+def test_the_command_to_go_on_with_is_quoted_and_nothing_to_continue_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_header(tmp_path / "my runs", make_settings(RUN, {"task": "toy"}))
+    with pytest.raises(DeltaflError, match=r"deltafl run --resume --out '.*my runs', or choose"):
+        settings(COMPARISON, tmp_path / "my runs")
+    with caplog.at_level(logging.INFO, "deltafl"):
+        settings(RUN, tmp_path / "none", resume=True, rounds=3)
+    assert f"there is nothing to continue in {tmp_path / 'none'}: it begins anew" in caplog.text

@@ -159,7 +159,7 @@ def _cost(label: str, clients: int | None, parameters: int | None) -> str:
         if control.uses_first_updates:
             known, models = f"{known} and its first update in 2.75 bits a parameter", 2 * models
             kept = "those, fewer than 20 numbers a client"
-        known = f"sizes, and of every client, once, after the work of one round, {known}"
+        known = f"sizes, and from each client's answer after one round of training {known}"
         kept = f"{kept} and {models} models"
     elif uses_aux(sampler, parsed.estimator):
         known = "q auxiliary variables of each client, such as shares of labels"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import nan
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -43,7 +44,7 @@ def compare(
 ) -> None:
     """Compare samplers on one task, seed by seed.
 
-    The same --out with more samplers, seeds or rounds plays what is missing. Exit code 3 if a run diverges.
+    The same --out with more samplers, seeds or rounds runs what is missing. Exit code 3 if a run diverges.
 
     Example: deltafl compare --task digits --samplers full,census,uniform --seeds 3
     """
@@ -279,7 +280,7 @@ def _explained(command: str, folder: Path, task: str, labels: Sequence[str]) -> 
     def how_to_go_on() -> str:
         if not (folder / "config.toml").exists():
             return "nothing was recorded yet: give the same command again"
-        return f"go on with: deltafl {command} --resume --out {folder}"
+        return f"go on with: deltafl {command} --resume --out {quote(str(folder))}"
 
     with own_code_explained(task, labels), interruptible(how_to_go_on):
         yield

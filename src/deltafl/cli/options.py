@@ -1,10 +1,12 @@
 """The options of ``run`` and ``compare``: one for each setting, made from the fields of the settings."""
 
+import logging
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -148,7 +150,7 @@ def settings_from(
     recorded = recorded_settings(out) if out else None
     held, mine = (next((key for key in _HOLDS if key in keys), None) for keys in (recorded or {}, kind.model_fields))
     if held is not None and held != mine:
-        raise DeltaflError(f"{out} holds {_HOLDS[held].format(out=out)}, or choose another --out")
+        raise DeltaflError(f"{out} holds {_HOLDS[held].format(out=quote(str(out)))}, or choose another --out")
     if resume and out is None:
         raise DeltaflError("--resume needs --out DIR, the folder of the run to continue")
     if resume and recorded is None and not given and config is None:
@@ -163,6 +165,8 @@ def settings_from(
             f" and out={str(out)!r}"
         )
     if recorded is None:
+        if resume:
+            logging.getLogger("deltafl").info(f"there is nothing to continue in {out}: it begins anew")
         settings = make_settings(kind, given, config)
         refuse_ignored(settings, given)
         return settings

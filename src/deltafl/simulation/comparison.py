@@ -231,8 +231,8 @@ def _opened(folder: Path) -> tuple[CompareSettings, list[tuple[RunDirectory, Run
     else:
         raise DeltaflError(f"{folder} holds neither a comparison nor a run; name what was --out of one of them")
     for place in (directory.path for directory, run in places if not directory.is_finished(run.rounds or 0)):
-        command = "run" if "sampler" in recorded else "compare"
-        raise DeltaflError(f"{place} is not finished; go on with: deltafl {command} --resume --out {folder}")
+        command = f"deltafl {'run' if 'sampler' in recorded else 'compare'} --resume --out {shlex.quote(str(folder))}"
+        raise DeltaflError(f"{place} is not finished; go on with: {command}")
     return settings, places
 
 

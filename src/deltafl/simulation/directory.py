@@ -26,6 +26,7 @@ import os
 import platform
 import re
 import secrets
+import shlex
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -102,7 +103,7 @@ def locked(folder: Path, seconds: float = 0) -> Iterator[None]:
 def environment() -> dict[str, str | int]:
     """Versions and hardware, as they go into records."""
     program = "deltafl" if "deltafl" in sys.argv[0] else Path(sys.argv[0]).name
-    return {**_machine(), "command": " ".join([program, *sys.argv[1:]])}
+    return {**_machine(), "command": shlex.join([program, *sys.argv[1:]])}
 
 
 @cache  # looking for versions takes 75 ms, a tenth of a short run

@@ -46,7 +46,7 @@ def compare(
         samplers: Labels, instances such as ``ByLoss(power=2)``, or classes; seven of the library's if left out.
         seeds: A number of seeds 0, 1, ..., or a list of them; 5 if left out.
         out: The folder of the results; a new one below ``runs/`` if left out. The same call with the same folder goes
-            on where it was interrupted, and with more samplers, seeds or rounds it plays what is missing.
+            on where it was interrupted, and with more samplers, seeds or rounds it runs what is missing.
         processes: Runs side by side; as many as there are cores if left out, 1 on a GPU.
         progress: Whether a bar is shown.
         report: Whether ``report.html`` is written into the folder.
