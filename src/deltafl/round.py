@@ -145,15 +145,16 @@ class Plan(WithRanges):
     def response_rates(self, state: "RoundState", client_k: IntArray | None = None) -> FloatArray:
         """max(floor, a_i q_i), float64 (k,): how likely some clients, or all of them, are available and reply.
 
-        a_i = (rounds in which i was available + 1) / (rounds + 1), and q_i = (responded_i + 1) / (selected_i + 1).
-        They are known before the draw. Dividing by them, not by the number of replies, keeps the estimate of the *full*
-        population's update right when absence and failures depend on the client; docs/theory.md, section 14. 1 for
-        samplers whose expectations count this already.
+        a_i = (rounds in which i was available + 1) / (rounds + 1) since i joined, with ten rounds of the others' mean;
+        q_i = (responded_i + 1) / (selected_i + 1). They are known before the draw. Dividing by them, not by the number
+        of replies, keeps the estimate of the *full* population's update right when absence and failures depend on the
+        client; docs/theory.md, section 14. 1 for samplers whose expectations count this already.
         """
         which = slice(None) if client_k is None else client_k
         counts = (state.responded_m, state.selected_m, state.missed_m)
         responded_k, selected_k, missed_k = (count_m[which].astype(float) for count_m in counts)
-        there_k = (state.round + 1 - missed_k) / (state.round + 1)
+        known_k = state.round + 1 - (state.joined_m[which] if len(state.joined_m) else 0)
+        there_k = (known_k - missed_k) / known_k
         floor = 1.0 if self.dp is not None or self.sampler.expects_absence else self.response_floor
         return np.asarray(np.maximum(floor, there_k * (responded_k + 1) / (selected_k + 1)))
 
@@ -193,7 +194,7 @@ class Plan(WithRanges):
             params_d, optimizer = server.extrapolate(state.params_d, delta_d, mean_square, state.optimizer)
         else:
             params_d, optimizer = server.step(state.params_d, delta_d, state.optimizer)
-        following = RoundState(
+        following = state._replace(
             round=state.round + 1,
             params_d=params_d,
             optimizer=optimizer,
@@ -205,7 +206,6 @@ class Plan(WithRanges):
             missed_m=state.missed_m if cohort.absent is None else state.missed_m.plus_one(cohort.absent),
             mime=state.mime if drift_d is None else MimeState(delta_d.astype(np.float32)),
             guard=guard,
-            norms=state.norms,
         )
         return following, delta_d, clip_factor
 
@@ -256,6 +256,7 @@ class RoundState(NamedTuple):
     mime: Any  #: the momentum that is sent to the clients
     guard: Any  #: the norms that the norm guard uses
     norms: Any  #: the norm of each client's last update, where updates are clipped
+    joined_m: IntArray = np.zeros(0, np.int64)  #: the round each client joined; (0,) if all were there from the start
 
 
 class Broadcast(NamedTuple):
@@ -290,14 +291,13 @@ def init_round(plan: Plan, params: Any) -> RoundState:
 def blank_state(plan: Plan, params_d: Params) -> RoundState:
     """The initial state before the control variate has seen the model: the template that saved states are read into."""
     m, d = plan.population.num_clients, len(params_d)
-    control = plan.rule.control.with_rows(plan.memory)
     return RoundState(
         round=0,
         params_d=params_d,
         optimizer=plan.server_optimizer.init(d),
         average=init_average(plan.average > 0 or isinstance(plan.server_optimizer, FedExP), params_d),
         sampler=plan.sampler.init(plan.population),
-        control=control.init(plan.population, d),
+        control=plan.rule.control.with_rows(plan.memory).init(plan.population, d),
         selected_m=PersistentArray(np.zeros(m, dtype=np.int16)),
         responded_m=PersistentArray(np.zeros(m, dtype=np.int16)),
         missed_m=PersistentArray(np.zeros(m, dtype=np.int16)),

@@ -25,9 +25,10 @@ _PER_CLIENT = re.compile(r"_m[a-z]?$")
 _IN_ALL_STATES = {"weight_m", "size_m", "aux_mq"}
 _FROM_POPULATION = _IN_ALL_STATES | {"factor_m", "score_m", "value_mq", "prior_m", "count_mc"}
 _FROM_POPULATION |= {"fitted_qd"}  # of ``two_phase.py``
-#: Totals over all rounds: a newcomer that started at zero would lag behind for as long as the run is old, or count as
-#: one that was always available.
-_CUMULATIVE = {"total_m", "missed_m"}
+#: A total over all rounds: a newcomer that started at zero would lag behind for as long as the run is old.
+_CUMULATIVE = {"total_m"}
+#: A newcomer begins as if it had been known for so many rounds, in which it was away as often as the others.
+PRIOR_ROUNDS = 10
 
 
 class ClientInfo(NamedTuple):
@@ -68,7 +69,7 @@ def resize_state(
     with the mean score. Sums over clients are computed again with the new weights, or reset where they cannot follow.
     """
     fresh = init_round(plan, state.params_d)
-    resized: RoundState = _resized(state, fresh, kept_k, "state")
+    resized: RoundState = _joined(state, _resized(state, fresh, kept_k, "state"), kept_k)
     for (name, array), (_, expected) in zip(
         named_arrays(resized.sampler, ""), named_arrays(fresh.sampler, ""), strict=True
     ):
@@ -89,6 +90,21 @@ def resize_state(
     return resized._replace(control=control)
 
 
+def _joined(old: RoundState, resized: RoundState, kept_k: Sequence[int] | None) -> RoundState:
+    """Note when newcomers joined, and give them ``PRIOR_ROUNDS`` rounds of the others' mean availability."""
+    which = np.arange(len(old.selected_m)) if kept_k is None else np.asarray(kept_k, dtype=np.int64)
+    joined_k = old.joined_m[which] if len(old.joined_m) else np.zeros(len(which), np.int64)
+    missed_k, newcomers = np.asarray(old.missed_m)[which], len(resized.selected_m) - len(which)
+    if newcomers == 0:
+        return resized._replace(joined_m=joined_k if len(old.joined_m) else old.joined_m)
+    prior = min(PRIOR_ROUNDS, old.round)
+    away = round(prior * float(np.mean(missed_k / np.maximum(old.round - joined_k, 1))))
+    return resized._replace(
+        joined_m=np.append(joined_k, np.full(newcomers, old.round - prior)),
+        missed_m=PersistentArray(np.append(missed_k, np.full(newcomers, away)).astype(missed_k.dtype)),
+    )
+
+
 def _resized(old: Any, fresh: Any, kept_k: Sequence[int] | None, name: str) -> Any:
     if hasattr(fresh, "_fields"):
         own = not type(fresh).__module__.startswith("deltafl.")  # what such a state calls score_m may be learned
@@ -100,7 +116,7 @@ def _resized(old: Any, fresh: Any, kept_k: Sequence[int] | None, name: str) -> A
         return resized
     if name in _FROM_POPULATION:
         return fresh
-    if not _PER_CLIENT.search(name):
+    if name == "joined_m" or not _PER_CLIENT.search(name):  # ``_joined`` sees to it
         return old
     if isinstance(fresh, tuple):
         rows = old if kept_k is None else tuple(old[index] for index in kept_k)

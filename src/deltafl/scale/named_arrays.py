@@ -41,8 +41,8 @@ def from_named_arrays(
 ) -> Any:
     """Put arrays, which belong to the state from now on, into the form of a template, a state of the same settings.
 
-    A field with a default keeps it if there is no array for it. If one is missing, or has another shape, the arrays
-    belong to other settings: that is a ``DeltaflError``.
+    A field with a default keeps it if there is no array for it; one of shape (0,) takes any. If an array is missing, or
+    has another shape, the arrays belong to other settings: that is a ``DeltaflError``.
     """
     if hasattr(template, "_fields"):
         parts = {}
@@ -55,7 +55,7 @@ def from_named_arrays(
     if isinstance(template, MappedRows) and f"{prefix}.written" in arrays:
         return template.restored({name: arrays[f"{prefix}.{name}"] for name in template.journal()})
     array = arrays.get(prefix)
-    if array is None or not (any_shape or array.shape == np.shape(template)):
+    if array is None or not (any_shape or array.shape == np.shape(template) or np.shape(template) == (0,)):
         raise DeltaflError(f"the saved state does not fit these settings ({prefix} differs); start anew elsewhere")
     if isinstance(template, SumTree):
         return SumTree(array, arrays.get(prefix + _INNER))
