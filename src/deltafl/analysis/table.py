@@ -275,7 +275,7 @@ def _results(summary: Summary) -> list[str]:
 
 
 def _no_gap(summary: Summary) -> list[str]:
-    """Why the column of the gap is empty, where no other remark says it."""
+    """Why the column of the gap is empty, where no other remark has the reason."""
     if not {"full", "uniform"} <= {base_name(entry.sampler) for entry in summary.samplers}:
         return ["No gap closed: it needs both full and uniform among the samplers."]
     if any(run.stopped or run.diverged for entry in summary.samplers for run in entry.seeds):
