@@ -145,7 +145,7 @@ def _effect(statement: Statement) -> str:
     words = {"shown": measure.words[0], "contradicted": measure.words[1]}
     words["no interval"] = f"{counted(statement.pairs, 'seed')}: too few for an interval"
     failed = statement.only_first + statement.only_second
-    lost = f", without {counted(failed, 'seed')} ({measure.failed})" if failed else ""
+    lost = f", {counted(failed, 'seed')} left out" if failed else ""
     return f"{measure.name} {number_text(statement)}, {words.get(statement.status, statement.status)}{lost}"
 
 

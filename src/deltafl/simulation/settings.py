@@ -97,7 +97,7 @@ class Settings(BaseModel):
     norm_guard: Annotated[Finite, Field(gt=1)] | None = Field(
         None, description="limit each step to this many medians of the last 20 step norms; biased"
     )
-    clip: Literal["median"] | None = Field(None, description="clip long updates, as of hostile clients; biased")
+    clip: Literal["median"] | None = Field(None, description="clip long updates of hostile clients; biased")
     memory_dtype: Literal["float32", "bfloat16"] = Field("float32", description="of one update per client, where kept")
     memory_path: str | None = Field(None, description="folder on a disk for them; in RAM if not set")
     threshold: Finite | None = Field(None, description="accuracy (or loss) that counts as reached")
@@ -107,7 +107,7 @@ class Settings(BaseModel):
     validation: Share | None = Field(None, description="judge by this share of training examples")
     public: Count | None = Field(None, description="public examples per class, for twins")
     availability: str = Field("always", description="who is there; docs/world.md")
-    speeds: str | None = Field(None, description="how fast clients are (docs/world.md); no clock if not set")
+    speeds: str | None = Field(None, description="how fast clients are; no clock if not set")
     dropout: Memory = Field(0.0, description="share that never replies")
     deadline: Positive | None = Field(None, description="seconds until a round is closed")
     over_select: Annotated[Finite, Field(ge=1, le=100)] = Field(1.0, description="ask n times this, keep the first n")
@@ -126,7 +126,7 @@ class Settings(BaseModel):
     noise: NotNegative = Field(20.0, description="nu (synthetic task only)")
     truth: Numbers = Field((8.0, 2.0), description="(synthetic task only)")
     checkpoint_every: Count = Field(10, description="rounds between two checkpoints")
-    probe_every: Count | None = Field(None, description="measure all clients every so many rounds; never if not set")
+    probe_every: Count | None = Field(None, description="measure all clients every N rounds; never if not set")
 
     def resolve(self) -> Self:
         """Fill in the task's defaults; a ``DeltaflError`` for unknown names and what does not go together."""
