@@ -13,6 +13,7 @@ from .options import allowed, text_of
 if TYPE_CHECKING:
     from ..samplers.table import SamplerEntry
 
+_YES = {True: "yes", False: "no"}
 data = typer.Typer(help="Get and check data sets.", no_args_is_help=True, rich_markup_mode=None)
 
 Where = Annotated[Path | None, typer.Option("--data-dir", help="folder for data sets", metavar="DIR")]
@@ -27,22 +28,9 @@ def samplers(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = Non
     from ..estimators.table import ALL_ESTIMATORS
     from ..samplers import NEEDS, SAMPLERS
 
-    yes = {True: "yes", False: "no"}
-    if name in DESIGNS:
-        design = DESIGNS[name]
-        rows = [("what it does", _about(design.draw_balanced or design.draw))]
-        _print_table(("design", name), [*rows, ("exact", yes[design.exact]), ("source", design.source or "-")])
-        typer.echo(f"Write it in the label: SAMPLER@{name}")
-        return
-    if name in ALL_ESTIMATORS:
-        rule = ALL_ESTIMATORS[name]
-        controls = (_about(type(part)) for part in (rule.control, getattr(rule.control, "control", None)) if part)
-        rows = [("weights", _about(rule.coefficients)), ("control variate", " Here: ".join(controls))]
-        _print_table(("estimator", name), [*rows, ("unbiased", yes[rule.unbiased]), ("source", rule.source or "-")])
-        typer.echo(f"Write it in the label: SAMPLER@@{name}")
-        return
     if name is not None:
-        _print_sampler(name)
+        show = _print_design if name in DESIGNS else _print_estimator if name in ALL_ESTIMATORS else _print_sampler
+        show(name)
         return
     entries = SAMPLERS.values()
     _print_table(
@@ -60,17 +48,36 @@ def samplers(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = Non
     typer.echo("Another design or estimator: name@design@estimator, such as fedis@multinomial\n")
     _print_table(
         ("design", "exact", "cohort", "variance", "source"),
-        ((d.name, yes[d.exact], d.kind, d.variance, d.source or "-") for d in DESIGNS.values()),
+        ((d.name, _YES[d.exact], d.kind, d.variance, d.source or "-") for d in DESIGNS.values()),
     )
     typer.echo("variance: how good info.variance is; close: for many clients; rough: mostly too large, but no bound\n")
     rules = ALL_ESTIMATORS.values()
-    _print_table(("estimator", "unbiased", "source"), ((e.name, yes[e.unbiased], e.source or "-") for e in rules))
+    _print_table(("estimator", "unbiased", "source"), ((e.name, _YES[e.unbiased], e.source or "-") for e in rules))
     typer.echo(
         "With norm_guard or clip none of them is unbiased: these settings shorten steps or updates that are too long.\n"
         "The ...-remote estimators are for hosts whose clients keep a memory; twin needs --public examples.\n\n"
         "A label is SAMPLER(option=value)@DESIGN@ESTIMATOR+setting=value, all but the sampler optional: uniform,\n"
         "osmd(mixing=0.3)@poisson, uniform@@fedvarp, census+average=0.5+scaffold."
     )
+
+
+def _print_design(name: str) -> None:
+    from ..designs.table import DESIGNS
+
+    design = DESIGNS[name]
+    rows = [("what it does", _about(design.draw_balanced or design.draw)), ("exact", _YES[design.exact])]
+    _print_table(("design", name), [*rows, ("source", design.source or "-")])
+    typer.echo(f"Write it in the label: SAMPLER@{name}")
+
+
+def _print_estimator(name: str) -> None:
+    from ..estimators.table import ALL_ESTIMATORS
+
+    rule = ALL_ESTIMATORS[name]
+    controls = (_about(type(part)) for part in (rule.control, getattr(rule.control, "control", None)) if part)
+    rows = [("weights", _about(rule.coefficients)), ("control variate", " Here: ".join(controls))]
+    _print_table(("estimator", name), [*rows, ("unbiased", _YES[rule.unbiased]), ("source", rule.source or "-")])
+    typer.echo(f"Write it in the label: SAMPLER@@{name}")
 
 
 def _print_sampler(name: str) -> None:

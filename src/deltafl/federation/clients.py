@@ -25,8 +25,6 @@ _PER_CLIENT = re.compile(r"_m[a-z]?$")
 _IN_ALL_STATES = {"weight_m", "size_m", "aux_mq"}
 _FROM_POPULATION = _IN_ALL_STATES | {"factor_m", "score_m", "value_mq", "prior_m", "count_mc"}
 _FROM_POPULATION |= {"fitted_qd"}  # of ``two_phase.py``
-#: A total over all rounds: a newcomer that started at zero would lag behind for as long as the run is old.
-_CUMULATIVE = {"total_m"}
 #: A newcomer begins as if it had been known for so many rounds, in which it was away as often as the others.
 PRIOR_ROUNDS = 10
 
@@ -95,8 +93,8 @@ def _joined(old: RoundState, resized: RoundState, kept_k: Sequence[int] | None) 
     which = np.arange(len(old.selected_m)) if kept_k is None else np.asarray(kept_k, dtype=np.int64)
     joined_k = old.joined_m[which] if len(old.joined_m) else np.zeros(len(which), np.int64)
     missed_k, newcomers = np.asarray(old.missed_m)[which], len(resized.selected_m) - len(which)
-    if newcomers == 0:
-        return resized._replace(joined_m=joined_k if len(old.joined_m) else old.joined_m)
+    if newcomers == 0 and len(old.joined_m) == 0:
+        return resized
     prior = min(PRIOR_ROUNDS, old.round)
     away = round(prior * float(np.mean(missed_k / np.maximum(old.round - joined_k, 1))))
     return resized._replace(
@@ -131,7 +129,7 @@ def _resized(old: Any, fresh: Any, kept_k: Sequence[int] | None, name: str) -> A
         if kept_k is not None:
             rows = rows / rows.sum() if rows.sum() > 0 else np.full(len(rows), 1 / len(rows))
         rows = rows * (len(rows) / len(fresh))
-    elif name in _CUMULATIVE:
+    elif name == "total_m":  # over all rounds: a newcomer that started at 0 would lag behind for as long
         newcomers = np.full(len(newcomers), np.mean(rows)).astype(fresh.dtype)
     resized = np.concatenate([rows, newcomers])
     return type(fresh)(resized) if isinstance(fresh, PersistentArray) else resized

@@ -277,7 +277,7 @@ def play_comparison(
                 f"{out / found[0]} would be replaced and is of no comparison there; choose another --out"
             )
         settings = settings if before is None else grown(before, settings)
-        require_same_code(out, settings.model_dump())
+        require_same_code(out, settings)
         if settings.rates and (others := [label for label in settings.samplers if label not in settings.rates]):
             logging.getLogger("deltafl").warning(
                 "rates has none for %s: the settings' rates are used", ", ".join(others)
@@ -296,7 +296,7 @@ def play_comparison(
                 write_header(out, settings, data)
             elif before != settings:
                 write_settings(out, settings)
-                note_code(out, settings.model_dump())
+                note_code(out, settings)
             play_jobs(jobs, Player(out, keep_folders=True), pool, on_progress, guarded(on_round))
         return joined([out])
 

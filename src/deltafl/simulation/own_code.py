@@ -17,6 +17,7 @@ from ..samplers import base_name
 from ..samplers.table import CLASSES
 from ..tasks.base import Task
 from ..tasks.own import OBJECTS, split_name
+from .settings import Settings
 
 
 def objects_of(settings: Mapping[str, Any]) -> list[str]:
@@ -37,9 +38,9 @@ def code_of(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: checksum for name, checksum in found.items() if checksum is not None}
 
 
-def require_same_code(folder: Path, settings: Mapping[str, Any]) -> None:
+def require_same_code(folder: Path, settings: Settings) -> None:
     """Refuse to go on in a folder with other code of the user's own than it has been played with."""
-    for name in _different(code_of(settings), _recorded(folder)):
+    for name in _different(code_of(settings.model_dump()), _recorded(folder).get("code", {})):
         raise DeltaflError(
             f"the code of {name}, or what it uses of the same file, is not the one that {folder} was played with: "
             "undo the change, or choose another --out"
@@ -49,19 +50,18 @@ def require_same_code(folder: Path, settings: Mapping[str, Any]) -> None:
 def require_one_code(folders: Sequence[Path]) -> None:
     """Refuse to join folders that were played with different code of one name."""
     for first, second in combinations(folders, 2):
-        for name in _different(_recorded(first).get("code", {}), _recorded(second)):
+        for name in _different(*(_recorded(folder).get("code", {}) for folder in (first, second))):
             raise DeltaflError(f"{first} and {second} were played with different code of {name}; leave one of them out")
 
 
-def _different(code: Mapping[str, str], recorded: Mapping[str, Any]) -> list[str]:
-    known = recorded.get("code", {})
-    return [name for name, checksum in code.items() if known.get(name, checksum) != checksum]
+def _different(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    return [name for name, checksum in one.items() if other.get(name, checksum) != checksum]
 
 
-def note_code(folder: Path, settings: Mapping[str, Any]) -> None:
+def note_code(folder: Path, settings: Settings) -> None:
     """Add the code of samplers that are new in a folder to its ``environment.json``."""
     known = _recorded(folder)
-    code = {**code_of(settings), **known.get("code", {})}
+    code = {**code_of(settings.model_dump()), **known.get("code", {})}
     if code != known.get("code", {}):
         write_atomically(folder / "environment.json", json.dumps({**known, "code": code}, indent=1) + "\n")
 

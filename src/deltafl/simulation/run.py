@@ -86,7 +86,7 @@ def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
         return
     before = make_settings(RunSettings, recorded)
     grown(before, settings)
-    require_same_code(directory.path, settings.model_dump())
+    require_same_code(directory.path, settings)
     directory.require_same_data(data)
     directory.require_settings(settings, before.rounds)
     if settings.rounds != before.rounds:

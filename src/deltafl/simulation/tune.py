@@ -224,13 +224,13 @@ def tune_rates(settings: TuneSettings, out: Path, on_progress: OnProgress, proce
                 f"the tuning runs in {out} have rounds = {before.rounds}, not {settings.rounds}: choose another --out"
             )
         settings = grown(before, settings)
-    require_same_code(out, settings.model_dump())
+    require_same_code(out, settings)
     data = check_comparison(settings, out, before)
     if before is None:
         write_header(out, settings, data)
     else:
         write_settings(out, settings)
-        note_code(out, settings.model_dump())
+        note_code(out, settings)
     tuned, store, jobs = Tuned({label: {} for label in settings.samplers}, {}), RunStore(out), dict[str, Job]()
     for name, grid in settings.grids().items():
         known = dict[Trial, Score]()
