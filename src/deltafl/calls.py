@@ -78,7 +78,7 @@ def check_options(kind: type, options: Mapping[str, Any], name: str, hidden: Col
         if not known:
             raise DeltaflError(f"{name!r} has no options; leave out {option!r}")
         if option not in known:
-            raise unknown_name(f"option of {name!r}", option, known)
+            raise unknown_name("option", option, known, of=name)
         hint = get_type_hints(kind)[option]
         if not _fits(value, hint):
             raise DeltaflError(f"{option} of {name!r} is {value!r}; it must be {_in_words(hint)}")

@@ -56,19 +56,20 @@ class WithRanges:
                 raise DeltaflError(f"{name} is {value!r:.60}; it must be in {interval}")
 
 
-def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> DeltaflError:
-    """The error for a name that does not exist, with the nearest one that does."""
+def unknown_name(kind: str, given: str, allowed: Iterable[str], of: str = "") -> DeltaflError:
+    """The error for a name that does not exist (``of`` what, if it is a part), with the nearest one that does."""
     names = sorted(allowed)
     near = " or ".join(map(repr, near_names(str(given), names)))
     hint = f"did you mean {near}?" if near else f"choose one of {', '.join(names)}"
-    return DeltaflError(f"unknown {kind} {given!r}: {hint}")
+    return DeltaflError(f"unknown {kind} {given!r}{of and f' of {of!r}'}: {hint}")
 
 
 def near_names(given: str, names: Sequence[str]) -> list[str]:
-    """The names that contain ``given`` as a word, without a plural's s; else the one nearest in spelling, or none."""
+    """The names with the word ``given``, without a plural's s; else the nearest in spelling, or those that begin so."""
     word = given.removesuffix("s")
     found = [name for name in names if word in {part.removesuffix("s") for part in re.split("[-_]", name)}]
-    return found or difflib.get_close_matches(given, names, n=1, cutoff=0.6)
+    found = found or difflib.get_close_matches(given, names, n=1, cutoff=0.6)
+    return found or [name for name in names if len(given) > 2 and name.startswith(given)]
 
 
 def in_one_line(error: BaseException, path: Path | None = None) -> str:

@@ -162,7 +162,7 @@ def _adapter(kind: Any) -> Any:
 
 def sentence(error: Any) -> str:
     """One of pydantic's errors as a sentence with the option's name, what was given and what is allowed."""
-    name = str(error["loc"][0]) if error["loc"] else "settings"
+    name = " of ".join(part for part in error["loc"][:2] if isinstance(part, str)) or "settings"  # rates of uniform
     given, message = error["input"], str(error["msg"]).removeprefix("Value error, ")
     message = (message[0].lower() + message[1:]).partition(", unable to parse")[0].replace("input should", "it must")
     message = message.removesuffix(", unable to interpret input").replace("a valid boolean", "true or false")

@@ -5,12 +5,13 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
+from inspect import Parameter, Signature
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperCommand
 
 from ..errors import DeltaflError, near_names
 
@@ -63,13 +64,21 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
 
     class SettingsCommand(TyperCommand):
         @cached_property
-        def settings(self) -> list[TyperOption]:
+        def settings(self) -> list[Any]:
             from ..simulation.settings import TASK_DEFAULTS
 
             settings = getattr(import_module("deltafl.simulation"), kind)
             fields, schemas = settings.model_fields, settings.model_json_schema()["properties"]
             chosen = [name for name in names or fields if name != "rates"]
-            return [_option(name, fields[name], schemas[name], name in TASK_DEFAULTS) for name in chosen]
+
+            def with_settings(**_: Any) -> None:
+                """Typer makes options of a signature alone; its own classes differ between versions."""
+
+            parameters = [_parameter(name, fields[name], schemas[name], name in TASK_DEFAULTS) for name in chosen]
+            with_settings.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+            alone = typer.Typer(add_completion=False)
+            alone.command()(with_settings)
+            return [option for option in typer.main.get_command(alone).params if option.name in chosen]
 
         def get_params(self, ctx: Any) -> list[Any]:
             return [*self.settings, *super().get_params(ctx)]
@@ -105,15 +114,17 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
     return SettingsCommand
 
 
-def _option(name: str, field: "FieldInfo", schema: dict[str, Any], of_task: bool) -> TyperOption:
+def _parameter(name: str, field: "FieldInfo", schema: dict[str, Any], of_task: bool) -> Parameter:
     shown = "" if field.default is None else f"  [default: {text_of(field.default)}]"
-    decls, meaning = [f"--{name.replace('_', '-')}"], field.description or ""
-    if field.annotation is bool:
-        return TyperOption(param_decls=decls, help=meaning, is_flag=True, show_default=False)
-    # As a default of the option it would stand in brackets of its own.
-    meaning += "  [the task's]" if of_task else shown
-    hidden = bool(schema.get("hidden"))
-    return TyperOption(param_decls=decls, help=meaning, metavar=allowed(schema).split()[0], hidden=hidden)
+    flag, meaning = f"--{name.replace('_', '-')}", field.description or ""
+    kind: Any = bool | None
+    option = typer.Option(flag, help=meaning)
+    if field.annotation is not bool:
+        # As a default of the option it would stand in brackets of its own.
+        meaning += "  [the task's]" if of_task else shown
+        kind = str | None
+        option = typer.Option(flag, help=meaning, metavar=allowed(schema).split()[0], hidden=bool(schema.get("hidden")))
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
 
 
 def text_of(default: Any) -> str:
