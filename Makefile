@@ -2,9 +2,10 @@
 # make results: every committed page and table from the committed records, without data sets; git diff shows changes.
 # make docs: the site, in build/site; a warning is an error.
 # make dist-check PYTHONS="python3.11 python3.13": sdist and wheel, the wheel installed with each extra.
+# make versions: the tests with the oldest and the newest packages that pyproject.toml allows, about twenty minutes.
 # make pfl: the tests of pfl as a host, in .peers/pfl, as pfl wants older packages than the development set has.
 # make nvflare: the slow tests of hosts, NVFlare's simulator and its Flower integration included, about five minutes.
-# All but pfl and dist-check set up .venv themselves; nothing else needs to be installed but Python >= 3.11.
+# All but pfl, versions and dist-check set up .venv themselves; nothing else needs to be installed but Python >= 3.11.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,7 +15,7 @@ JOBS ?= 2
 # Set in many containers, it would let every process compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test types unit simulation results docs pfl nvflare dist-check clean
+.PHONY: demo test types unit simulation results docs pfl nvflare versions dist-check clean
 
 demo: $(VENV)/.installed
 	rm -rf runs/demo
@@ -65,6 +66,9 @@ nvflare: .peers/nvflare/.installed
 	install tests/hosts/flower_options.sh .peers/nvflare/bin/flower-superlink
 	install tests/hosts/flower_options.sh .peers/nvflare/bin/flower-supernode
 	touch $@
+
+versions:
+	.ci/versions oldest newest
 
 PYTHONS ?= $(PYTHON)
 dist-check:

@@ -55,7 +55,7 @@ def test_methods_that_are_as_good_within_the_intervals_are_named() -> None:
 
 @pytest.mark.parametrize(("labels", "census"), [(True, False), (False, False), (False, True)])
 def test_the_printed_lines_for_python_and_flower_run(labels: bool, census: bool) -> None:
-    flower, clientapp = pytest.importorskip("deltafl.flower"), pytest.importorskip("flwr.clientapp")
+    clientapp, flower = pytest.importorskip("flwr.clientapp"), pytest.importorskip("deltafl.flower")
     found = recommend(labels=labels, census=census)
     lines = dict(line.split(": ", 1) for line in found.usage.splitlines())
     assert str(found).endswith(found.usage)

@@ -114,6 +114,7 @@ def test_a_damaged_state_is_one_sentence(size: int, tmp_path: Path) -> None:
 
 def test_no_damage_is_used_without_a_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """At 40 places of each kind of file; the command takes any number."""
+    pytest.importorskip("flwr")
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import_module("flower_damage").main(40)
     assert "refused" in capsys.readouterr().out

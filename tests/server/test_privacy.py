@@ -110,6 +110,7 @@ def test_guessed_seeds_no_noise_and_noise_in_each_process_are_refused() -> None:
 def test_epsilon_is_that_of_the_gaussian_mechanism_and_falls_with_the_rate() -> None:
     """Without sampling it is known: delta(epsilon) = Phi(1/2z - eps z) - e^eps Phi(-1/2z - eps z), Balle, Wang 2018."""
     norm = pytest.importorskip("scipy.stats").norm
+    pytest.importorskip("dp_accounting")
     dp = DifferentialPrivacy(clip=1.0, noise_multiplier=2.0, delta=1e-5)
     whole = dp.epsilon(rounds=4, rate=1.0)  # 4 rounds with z = 2 are one with z = 1
     assert norm.cdf(0.5 - whole) - np.exp(whole) * norm.cdf(-0.5 - whole) == pytest.approx(1e-5, rel=0.01)

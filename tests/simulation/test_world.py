@@ -253,7 +253,7 @@ def test_the_clock_is_in_frames_table_picture_and_report(tmp_path: Path) -> None
     [
         ({"availability": "nights"}, "nights"),
         ({"availability": "bernoulli(rate=2)"}, r"rate .*\(0, 1\]"),
-        ({"availability": "labels(rate=0.5)"}, "option of 'labels'"),
+        ({"availability": "labels(rate=0.5)"}, "option 'rate' of 'labels'"),
         ({"deadline": 3}, "speeds = 'lognormal'"),
         ({"over_select": 2}, "speeds = 'lognormal'"),
         ({"availability": "trace.csv"}, "speeds = 'lognormal'"),
