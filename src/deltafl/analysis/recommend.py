@@ -174,7 +174,10 @@ def _cost(label: str, clients: int | None, parameters: int | None) -> str:
 def _caveats(label: str, evidence: Sequence[Evidence], reachable: bool) -> Iterable[str]:
     yield "The numbers are without +average=0.5, whose model, plan.model(state), is no worse (docs/backbones.md)."
     if make_sampler(parse_label(label)).census is not None:
-        yield "Add +scaffold if the model is linear and clients take ten local steps a round (docs/backbones.md)."
+        yield (
+            "Add +scaffold if the model is linear and clients take ten local steps a round; with a CNN, let clients "
+            "repeat their minibatches in the same order (+fixed_order in the simulator; docs/backbones.md)."
+        )
     data = list(dict.fromkeys(row.data for row in evidence))
     sets = "one data set" if len(data) == 1 else f"{len(data)} data sets"
     yield f"All are simulations, on {sets} ({', '.join(data)}), with rates tuned for each method."
