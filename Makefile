@@ -68,7 +68,7 @@ nvflare: .peers/nvflare/.installed
 	touch $@
 
 versions:
-	.ci/versions oldest newest
+	PYTHON=$(PYTHON) .ci/versions oldest newest
 
 PYTHONS ?= $(PYTHON)
 dist-check:

@@ -61,7 +61,8 @@ def unknown_name(kind: str, given: str, allowed: Iterable[str], of: str = "") ->
     names = sorted(allowed)
     near = " or ".join(map(repr, near_names(str(given), names)))
     hint = f"did you mean {near}?" if near else f"choose one of {', '.join(names)}"
-    return DeltaflError(f"unknown {kind} {given!r}{of and f' of {of!r}'}: {hint}")
+    whole = f" of {of!r}" if of else ""
+    return DeltaflError(f"unknown {kind} {given!r}{whole}: {hint}")
 
 
 def near_names(given: str, names: Sequence[str]) -> list[str]:

@@ -21,7 +21,6 @@ def test_ocs_by_the_papers_closed_form() -> None:
     np.testing.assert_allclose(expected_m, [1 / 6, 2 / 6, 3 / 6, 1])
 
 
-@pytest.mark.filterwarnings("ignore:Values in x were outside bounds")  # of SciPy's own steps, before 1.16
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_ocs_has_the_least_variance_of_all_independent_draws(n: int) -> None:
     """Against a general optimiser of sum (1 / p - 1) s^2 over sum p <= n, p <= 1."""

@@ -58,7 +58,7 @@ def test_nobody_can_change_it() -> None:
     with pytest.raises(TypeError, match="use replaced"):
         np.add(before, 1, out=before)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="only be read by copying"):
-        before.__array__(copy=False)
+        np.asarray(before, copy=False)
 
 
 def test_copies_share_nothing() -> None:

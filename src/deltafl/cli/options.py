@@ -78,7 +78,7 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
             with_settings.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
             alone = typer.Typer(add_completion=False)
             alone.command()(with_settings)
-            return [option for option in typer.main.get_command(alone).params if option.name in chosen]
+            return list(typer.main.get_command(alone).params)
 
         def get_params(self, ctx: Any) -> list[Any]:
             return [*self.settings, *super().get_params(ctx)]
@@ -115,16 +115,17 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
 
 
 def _parameter(name: str, field: "FieldInfo", schema: dict[str, Any], of_task: bool) -> Parameter:
-    shown = "" if field.default is None else f"  [default: {text_of(field.default)}]"
     flag, meaning = f"--{name.replace('_', '-')}", field.description or ""
-    kind: Any = bool | None
-    option = typer.Option(flag, help=meaning)
-    if field.annotation is not bool:
+    if field.annotation is bool:
+        kind: Any = Annotated[bool | None, typer.Option(flag, help=meaning)]
+    else:
         # As a default of the option it would stand in brackets of its own.
+        shown = "" if field.default is None else f"  [default: {text_of(field.default)}]"
         meaning += "  [the task's]" if of_task else shown
-        kind = str | None
-        option = typer.Option(flag, help=meaning, metavar=allowed(schema).split()[0], hidden=bool(schema.get("hidden")))
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+        hidden = bool(schema.get("hidden"))
+        option = typer.Option(flag, help=meaning, metavar=allowed(schema).split()[0], hidden=hidden)
+        kind = Annotated[str | None, option]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
 
 def text_of(default: Any) -> str:
