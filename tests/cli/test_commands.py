@@ -320,6 +320,15 @@ def test_one_sampler_is_shown_with_its_options(tmp_path: Path) -> None:
     assert all(word in shown.stdout for word in ("anticluster", "components", "[1, 128]", "made of the answers"))
 
 
+def test_a_label_is_described_with_its_own_parts_and_settings(tmp_path: Path) -> None:
+    shown = " ".join(deltafl_here("samplers", "delta@poisson@difference+average=0.5", cwd=tmp_path).stdout.split())
+    parts = ("sampler delta", "design poisson", "estimator difference", "unbiased if R > 0", "average both X >= 0, < 1")
+    assert [part for part in parts if part not in shown] == []
+    failed = deltafl_here("samplers", "census(comp=1)+average=0.5", cwd=tmp_path)
+    assert failed.returncode == 2
+    assert "unknown option 'comp' of 'census'" in failed.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

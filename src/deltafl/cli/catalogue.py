@@ -11,7 +11,7 @@ import typer
 from .options import allowed, text_of
 
 if TYPE_CHECKING:
-    from ..samplers.table import SamplerEntry
+    from ..samplers import Label
 
 _YES = {True: "yes", False: "no"}
 data = typer.Typer(help="Get and check data sets.", no_args_is_help=True, rich_markup_mode=None)
@@ -20,22 +20,22 @@ Where = Annotated[Path | None, typer.Option("--data-dir", help="folder for data 
 
 
 def samplers(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None) -> None:
-    """List the samplers, designs and estimators, or describe one of them with its options.
+    """List the samplers, designs and estimators, or describe one of them, or a label, with its options.
 
-    Example: deltafl samplers census
+    Example: deltafl samplers census+average=0.5
     """
     from ..designs.table import DESIGNS
     from ..estimators.table import ALL_ESTIMATORS
     from ..samplers import NEEDS, SAMPLERS
 
     if name is not None:
-        show = _print_design if name in DESIGNS else _print_estimator if name in ALL_ESTIMATORS else _print_sampler
+        show = _print_design if name in DESIGNS else _print_estimator if name in ALL_ESTIMATORS else _print_label
         show(name)
         return
     entries = SAMPLERS.values()
     _print_table(
         ("sampler", "design", "estimator", "unbiased", "needs"),
-        ((e.name, e.design or "its own", e.estimator, _claim(e), e.needs) for e in entries),
+        ((e.name, e.design or "its own", e.estimator, _claim(e.name), e.needs) for e in entries),
     )
     typer.echo(
         "If R > 0: delta never draws, and so misses, a client whose update is the mean of all and has no local noise;\n"
@@ -80,22 +80,23 @@ def _print_estimator(name: str) -> None:
     typer.echo(f"Write it in the label: SAMPLER@@{name}")
 
 
-def _print_sampler(name: str) -> None:
-    """Print what a sampler does, what it needs, and its options."""
-    from ..samplers import NEEDS
+def _print_label(text: str) -> None:
+    """Print what a method does, what it needs, its sampler's options, and the settings in its label."""
+    from ..samplers import NEEDS, parse_label
     from ..samplers.table import find_sampler
 
-    entry = find_sampler(name)
+    label = parse_label(text)
+    entry = find_sampler(label.name)
     made = entry.make({})
     rows = [
         ("what it does", _about(type(made))),
         ("needs", NEEDS[entry.needs]),
-        ("design", entry.design or "its own"),
-        ("estimator", entry.estimator),
-        ("unbiased", _claim(entry)),
+        ("design", label.design or "its own"),
+        ("estimator", label.estimator),
+        ("unbiased", _claim(label)),
         ("source", entry.source),
     ]
-    _print_table(("sampler", name), rows)
+    _print_table(("sampler", label.name), rows)
     meanings = _meanings(type(made))
     options = [
         (option, text_of(getattr(made, option)), made.ranges.get(option, ""), meanings.get(option, ""))
@@ -103,7 +104,9 @@ def _print_sampler(name: str) -> None:
     ]
     if options:
         _print_table(("option", "default", "range", "meaning"), options)
-        typer.echo(f"Write options in the label: {name}({options[-1][0]}={options[-1][1]})")
+        typer.echo(f"Write options in the label: {label.name}({options[-1][0]}={options[-1][1]})")
+    if label.settings:
+        settings(list(label.settings))
 
 
 def _about(part: object) -> str:
@@ -111,15 +114,16 @@ def _about(part: object) -> str:
     return " ".join(cleandoc(part.__doc__ or "").partition("\n\n")[0].replace("``", "").split())
 
 
-def _claim(entry: "SamplerEntry") -> str:
-    """Whether the default form of a sampler is unbiased."""
+def _claim(method: "str | Label") -> str:
+    """Whether a method is unbiased."""
     from ..estimators.table import find_estimator
-    from ..samplers import is_unbiased
+    from ..samplers import is_unbiased, make_sampler, parse_label
     from ..samplers.label import needs_scores
 
-    if not is_unbiased(entry.name):
+    label = parse_label(method)
+    if not is_unbiased(label):
         return "no"
-    return "if R > 0" if needs_scores(entry.make({}), find_estimator(entry.estimator).control) else "yes"
+    return "if R > 0" if needs_scores(make_sampler(label), find_estimator(label.estimator).control) else "yes"
 
 
 def _meanings(kind: type) -> dict[str, str]:
@@ -192,8 +196,8 @@ def tasks() -> None:
     )
 
 
-def settings(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None) -> None:
-    """List the settings of run and compare with their defaults, or one of them.
+def settings(names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...")] = None) -> None:
+    """List the settings of run and compare with their defaults, or some of them.
 
     Example: deltafl settings local_lr
     """
@@ -202,10 +206,11 @@ def settings(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = Non
     from ..simulation.settings import TASK_DEFAULTS
 
     fields = RunSettings.model_fields | CompareSettings.model_fields
-    if name is not None and name not in fields:
-        raise unknown_name("setting", name, fields)
+    for name in names or ():
+        if name not in fields:
+            raise unknown_name("setting", name, fields)
     run, compare = (kind.model_json_schema()["properties"] for kind in (RunSettings, CompareSettings))
-    chosen, rows = [name] if name else list(fields), []
+    chosen, rows = names or list(fields), []
     for key in chosen:
         of = "compare" if key not in run else "both" if key in compare else "run"
         default = "the task's" if key in TASK_DEFAULTS else text_of(fields[key].default)
