@@ -63,7 +63,8 @@ def audit(
     kind = "least MSE of any design of fixed size" if over_designs else "a lower bound for any unbiased scheme"
     failed = sum(not row.passes for row in rows)
     typer.echo(
-        f"{len(rows)} method{'s'[: len(rows) - 1]}, {population.num_clients} clients, {subject.n} selected; {failed} claims fail.\n"
+        f"{len(rows)} method{'s'[: len(rows) - 1]}, {population.num_clients} clients, {subject.n} selected; "
+        f"{failed} claims fail.\n"
         f"Ratio: to {relative:.4g}, {kind}, without control variates."
     )
     if any(row.needs_scores and row.claims_unbiased for row in rows):
