@@ -91,10 +91,11 @@ class Gap(NamedTuple):
 NO_GAP = Gap(None, None, None, 0)
 
 
-def gap_of(result: Result, label: str, measure: Measure) -> Gap:
+def gap_of(result: Result, label: str, measure: Measure, full: str = FULL) -> Gap:
     """The gap that a method closes over the seeds that all three ran; None where a run of one of them was cut short."""
-    sides = _paired(result, (BASELINE, label, FULL), measure)
-    if sides is None or any(cut_short(result.find(name), measure) for name in (BASELINE, label, FULL)):
+    three = (BASELINE, label, full)
+    sides = _paired(result, three, measure)
+    if sides is None or any(cut_short(result.find(name), measure) for name in three):
         return NO_GAP
     base_s, own_s, full_s = [-value_s for value_s in sides] if measure.higher else sides
     found, seeds = gap_closed(base_s, own_s, full_s), len(base_s)
@@ -186,7 +187,7 @@ def sentence(judgement: Judgement) -> str:
     others, ours = (_names(judgement.ahead(own)) for own in (False, True))
     number = sum(not is_ours(pair.second) for pair in pairs)
     ahead = (others or f"none of {number} methods of others") + (f"; of ours {ours}" if ours else "")
-    late = _late(judgement) if needs(label) == "census" else ""
+    late = (_late(judgement) if needs(label) == "census" else "") + _of_the_best(judgement)
     remark = f" {result.part.remark}" if result.part.remark else ""
     return f"{result.part.title}: {word}, `{label}` closes {gap}{late}; ahead of it: {ahead}.{remark}"
 
@@ -208,6 +209,18 @@ def _late(judgement: Judgement) -> str:
     ahead = _names([pair for pair in pairs if pair.status == "contradicted"])
     then = f" (then ahead: {ahead})" if ahead else ""
     return f", or {found} with its census as a round without progress{then}" if found.value is not None else ""
+
+
+def _of_the_best(judgement: Judgement) -> str:
+    """The gap to the best form of full participation, where one is better than the plain form."""
+    result, label = judgement.result, judgement.label
+    main = measures(result.part)[0]
+    forms = [method.label for method in result.shown if needs(method.label) == "everyone" and method.label != FULL]
+    pairs = [pair for form in forms if (pair := against(result, main, form, FULL)) and pair.status == "shown"]
+    if not pairs:
+        return ""
+    best = max(pairs, key=lambda pair: pair.estimate or 0).first
+    return f", or {gap_of(result, label, main, best)} of the gap to `{best}`"
 
 
 def _names(pairs: Sequence[Statement], most: int = 3) -> str:

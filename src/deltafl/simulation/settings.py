@@ -81,7 +81,7 @@ class Settings(BaseModel):
     mime: Memory = Field(0.0, description="beta of the momentum that all clients apply (FedMIME)")
     scaffold: bool = Field(False, description="correct clients' local steps (SCAFFOLD)")
     proximal: NotNegative = Field(0.0, description="proximal term mu (FedProx)")
-    fixed_order: bool = Field(False, description="each client's minibatches are the same in every round")
+    fixed_order: bool = Field(False, description="same minibatches in every round; needs a whole pass")
     server_optimizer: str = Field("sgd", description="sgd, fedexp, momentum, adagrad, adam or yogi")
     server_lr: Positive | None = Field(None, description="server learning rate")
     server_momentum: Memory | None = Field(None, description="gamma of momentum; 0.9 if not set")
