@@ -272,10 +272,7 @@ class Broadcast(NamedTuple):
 
 
 def init_round(plan: Plan, params: Any) -> RoundState:
-    """The state before the first round, from the initial model.
-
-    ``params`` is a 1-d array of finite numbers, kept as float32, or a model, as ``flatten`` takes it.
-    """
+    """The state before the first round. ``params`` is a 1-d array of finite numbers, kept as float32, or a model."""
     try:
         params_d = flatten(params) if is_model(params) else np.array(as_array(params), dtype=np.float32)
     except (TypeError, ValueError) as error:
@@ -284,8 +281,10 @@ def init_round(plan: Plan, params: Any) -> RoundState:
         raise DeltaflError("params must be one flat array of numbers; write deltafl.flatten(model)") from None
     if (bad := np.count_nonzero(~np.isfinite(params_d))) or params_d.ndim != 1:
         raise DeltaflError(f"params of shape {params_d.shape}, {bad} not finite; give a flat array of finite numbers")
-    state = blank_state(plan, params_d)
-    return state._replace(control=plan.rule.control.at_model(state.control, plan.population, params_d, 0))
+    state, rule = blank_state(plan, params_d), plan.rule.control
+    control = rule.at_model(state.control, plan.population, params_d, 0)
+    mime = init_mime(plan.mime, rule.value(control, np.zeros(0, dtype=np.int64)).total_d)
+    return state._replace(control=control, mime=mime)
 
 
 def blank_state(plan: Plan, params_d: Params) -> RoundState:
@@ -301,7 +300,7 @@ def blank_state(plan: Plan, params_d: Params) -> RoundState:
         selected_m=PersistentArray(np.zeros(m, dtype=np.int16)),
         responded_m=PersistentArray(np.zeros(m, dtype=np.int16)),
         missed_m=PersistentArray(np.zeros(m, dtype=np.int16)),
-        mime=init_mime(plan.mime, d),
+        mime=init_mime(plan.mime, np.zeros(d)),
         guard=init_guard(plan.norm_guard),
         norms=init_norms(plan.clip, m),
     )

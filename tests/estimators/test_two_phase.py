@@ -86,6 +86,16 @@ def prepared(
 LABEL = "census(components=2,size=8)"
 
 
+def test_a_momentum_starts_from_what_everybody_sent() -> None:
+    """First updates are made without the momentum, by steps of 1 - beta; the start makes up for that."""
+    plan, _, read_md = prepared(LABEL, mime=0.75)
+    mean_d = plan.population.weight_m @ read_md
+    assert np.linalg.norm(mean_d) > 0.1
+    np.testing.assert_allclose(init_round(plan, np.zeros(3)).mime.momentum_d, mean_d / 0.25, rtol=1e-5)
+    knows_nothing, _, _ = prepared(f"{LABEL}@@regression-damped", mime=0.75)
+    np.testing.assert_array_equal(init_round(knows_nothing, np.zeros(3)).mime.momentum_d, np.zeros(3))
+
+
 def test_the_first_round_takes_what_everybody_sent_and_teaches_nothing() -> None:
     plan, problems, read_md = prepared(LABEL)
     weight_m, state = plan.population.weight_m, init_round(plan, np.zeros(3))

@@ -1,7 +1,7 @@
 """FedMIME-style momentum: the server keeps one momentum, and every client applies it unchanged in every local step.
 
-With beta in [0, 1), S the momentum *of a whole round* in update units (float32 (d,), 0 before the first round), and
-K_i the client's number of local steps::
+With beta in [0, 1), S the momentum *of a whole round* in update units (float32 (d,)), and K_i the client's number of
+local steps::
 
     client   x <- x - (1 - beta) lr g_k + beta S / K_i    in each step: u_i = beta S - (1 - beta) lr sum_k g_k
     server   D  = beta S + estimate of sum_i w_i (u_i - beta S)    by the plan's estimator, unbiased if that is
@@ -10,6 +10,10 @@ K_i the client's number of local steps::
 ``drift_d`` = beta S is what the server sends beside the model. It is known before the draw, so only the residuals
 u_i - beta S are estimated, and the norms that samplers see are theirs. (Estimating all of u_i would multiply beta S by
 the random sum of the weights W in every round; where beta^2 E[W^2] > 1 its mean square would grow without bound.)
+
+Before the first round S is what the server knows of the mean update: C / (1 - beta), with C = sum_j w_j c_j of the
+control variates. After a census that is the mean of all first updates, which were computed with S = 0 and so with
+(1 - beta) times the usual steps; the first round then takes steps of the usual length. Without a census C = 0.
 
 If all clients take K steps, this is FedCM (Xu et al. 2021, alpha = 1 - beta), and MimeLite with SGD momentum
 (Karimireddy et al. 2020) fed with the gradients along the local path in place of those at the server's model, which
@@ -20,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..types import Nothing, Params
+from ..types import FloatArray, Nothing, Params
 
 
 class MimeState(NamedTuple):
@@ -29,9 +33,9 @@ class MimeState(NamedTuple):
     momentum_d: Params
 
 
-def init_mime(beta: float, num_params: int) -> MimeState | Nothing:
-    """S = 0, or nothing at all if beta is 0."""
-    return MimeState(np.zeros(num_params, dtype=np.float32)) if beta > 0 else Nothing()
+def init_mime(beta: float, known_d: FloatArray) -> MimeState | Nothing:
+    """S = C / (1 - beta) from the mean update that the server knows, or nothing at all if beta is 0."""
+    return MimeState((known_d / (1 - beta)).astype(np.float32)) if beta > 0 else Nothing()
 
 
 def drift(beta: float, state: MimeState | Nothing) -> Params | None:
