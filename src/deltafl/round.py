@@ -283,8 +283,9 @@ def init_round(plan: Plan, params: Any) -> RoundState:
         raise DeltaflError(f"params of shape {params_d.shape}, {bad} not finite; give a flat array of finite numbers")
     state, rule = blank_state(plan, params_d), plan.rule.control
     control = rule.at_model(state.control, plan.population, params_d, 0)
-    mime = init_mime(plan.mime, rule.value(control, np.zeros(0, dtype=np.int64)).total_d)
-    return state._replace(control=control, mime=mime)
+    nobody, nothing_d = np.zeros(0, dtype=np.int64), np.zeros(len(params_d))
+    known_d = rule.value(control, nobody).total_d if rule.uses_first_updates else nothing_d
+    return state._replace(control=control, mime=init_mime(plan.mime, known_d))
 
 
 def blank_state(plan: Plan, params_d: Params) -> RoundState:

@@ -11,9 +11,9 @@ local steps::
 u_i - beta S are estimated, and the norms that samplers see are theirs. (Estimating all of u_i would multiply beta S by
 the random sum of the weights W in every round; where beta^2 E[W^2] > 1 its mean square would grow without bound.)
 
-Before the first round S is what the server knows of the mean update: C / (1 - beta), with C = sum_j w_j c_j of the
-control variates. After a census that is the mean of all first updates, which were computed with S = 0 and so with
-(1 - beta) times the usual steps; the first round then takes steps of the usual length. Without a census C = 0.
+Before the first round S is 0, or after a census C / (1 - beta), with C the mean of all first updates, sum_j w_j c_j.
+They were computed with S = 0 and so with (1 - beta) times the usual steps; the first round then takes steps of the
+usual length.
 
 If all clients take K steps, this is FedCM (Xu et al. 2021, alpha = 1 - beta), and MimeLite with SGD momentum
 (Karimireddy et al. 2020) fed with the gradients along the local path in place of those at the server's model, which
@@ -34,7 +34,7 @@ class MimeState(NamedTuple):
 
 
 def init_mime(beta: float, known_d: FloatArray) -> MimeState | Nothing:
-    """S = C / (1 - beta) from the mean update that the server knows, or nothing at all if beta is 0."""
+    """S = known_d / (1 - beta), or nothing at all if beta is 0."""
     return MimeState((known_d / (1 - beta)).astype(np.float32)) if beta > 0 else Nothing()
 
 
