@@ -281,11 +281,11 @@ def init_round(plan: Plan, params: Any) -> RoundState:
         raise DeltaflError("params must be one flat array of numbers; write deltafl.flatten(model)") from None
     if (bad := np.count_nonzero(~np.isfinite(params_d))) or params_d.ndim != 1:
         raise DeltaflError(f"params of shape {params_d.shape}, {bad} not finite; give a flat array of finite numbers")
-    state, rule = blank_state(plan, params_d), plan.rule.control
-    control = rule.at_model(state.control, plan.population, params_d, 0)
-    nobody, nothing_d = np.zeros(0, dtype=np.int64), np.zeros(len(params_d))
-    known_d = rule.value(control, nobody).total_d if rule.uses_first_updates else nothing_d
-    return state._replace(control=control, mime=init_mime(plan.mime, known_d))
+    state, rule, nobody = blank_state(plan, params_d), plan.rule.control, np.zeros(0, dtype=np.int64)
+    state = state._replace(control=rule.at_model(state.control, plan.population, params_d, 0))
+    if plan.mime > 0 and rule.uses_first_updates:
+        state = state._replace(mime=init_mime(plan.mime, rule.value(state.control, nobody).total_d))
+    return state
 
 
 def blank_state(plan: Plan, params_d: Params) -> RoundState:

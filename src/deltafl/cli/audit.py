@@ -63,7 +63,7 @@ def audit(
     kind = "least MSE of any design of fixed size" if over_designs else "a lower bound for any unbiased scheme"
     failed = sum(not row.passes for row in rows)
     typer.echo(
-        f"{len(rows)} method{'s'[: len(rows) - 1]}, {population.num_clients} clients, {subject.n} selected; "
+        f"{len(rows)} method{'' if len(rows) == 1 else 's'}, {population.num_clients} clients, {subject.n} selected; "
         f"{failed} claims fail.\n"
         f"Ratio: to {relative:.4g}, {kind}, without control variates."
     )
