@@ -88,13 +88,14 @@ def load_unipen62(data_dir: Path | None = None) -> tasks.Dataset:
     return tasks.hold_out_by_owner(whole, "writer", writer, FEWEST_OF_WRITER, MOST_OF_WRITER)
 
 
-def load_celeba_subset(data_dir: Path | None = None) -> tasks.Dataset:
-    """Faces by celebrity at half their resolution; the column of owners is ``celeb``, and Pillow decodes them."""
+def load_celeba_subset(data_dir: Path | None = None, side: int = 42) -> tasks.Dataset:
+    """Faces by celebrity, at half their resolution or with 84 x 84 pixels; the column of owners is ``celeb``."""
     found = _find("celeba-subset", data_dir)
     label = found.array("y", "uint8", None).astype(np.int64)
     celeb, full = found.array("celeb", "int", len(label)).astype(np.int64), _unpack(found, "", len(label), 84)
-    quarter_sum = full.reshape(len(full), 3, 42, 2, 42, 2).sum((3, 5), dtype=np.uint16)
-    image = ((quarter_sum + 2) // 4).astype(np.uint8)
+    scale = 84 // side
+    block_sum = full.reshape(len(full), 3, side, scale, side, scale).sum((3, 5), dtype=np.uint16)
+    image = ((block_sum + scale**2 // 2) // scale**2).astype(np.uint8)
     whole = tasks.Dataset(found.title, image, label, image[:0], label[:0], num_classes=2)
     return tasks.hold_out_by_owner(whole, "celeb", celeb, FEWEST_OF_CELEBRITY)
 
@@ -173,6 +174,16 @@ def load_mnist(data_dir: Path | None = None) -> tasks.Dataset:
 
 _KNOWN = tasks.known_tasks()
 _MNIST = _KNOWN["mnist"]
+_CELEBA_SUBSET = replace(
+    _KNOWN["celeba"],
+    name="celeba-subset",
+    summary="42 x 42 faces of celebrities, smiling or not, by celebrity; celeba_smiling_84.npz",
+    num_clients=278,
+    sample_size=56,
+    load=load_celeba_subset,
+    make_model=partial(tasks.celeba_cnn, 2, 42),
+    all_owners=False,
+)
 _CIFAR_JPEG = replace(
     _KNOWN["cifar10"],
     name="cifar10-jpeg",
@@ -198,15 +209,13 @@ for _spec in (
         summary="the same with ResNet-8, 78,042 parameters, which two cores can train",
         make_model=partial(tasks.resnet, 10, (16, 32, 64), blocks=1, groups=8),
     ),
+    _CELEBA_SUBSET,
     replace(
-        _KNOWN["celeba"],
-        name="celeba-subset",
-        summary="42 x 42 faces of celebrities, smiling or not, by celebrity; celeba_smiling_84.npz",
-        num_clients=278,
-        sample_size=56,
-        load=load_celeba_subset,
-        make_model=partial(tasks.celeba_cnn, 2, 42),
-        all_owners=False,
+        _CELEBA_SUBSET,
+        name="celeba-subset-84",
+        summary="the same with 84 x 84 pixels, as CelebA's task has",
+        load=partial(load_celeba_subset, side=84),
+        make_model=partial(tasks.celeba_cnn, 2, 84),
     ),
     replace(
         _KNOWN["shakespeare"],

@@ -21,6 +21,7 @@ from deltafl.simulation.training.route import (
     dense_cohort_size,
     keep_route,
     kept_route,
+    numbers_per_example,
     vectorized_incompatibility,
 )
 from deltafl.simulation.training.serial import LocalWork
@@ -72,6 +73,11 @@ def test_batches_are_as_large_as_memory_allows() -> None:
     cpu, task = torch.device("cpu"), task_of()
     assert cohort_size(task.make_model(), task, 32, cpu) == 256
     assert cohort_size(mlp(256, [30_000, 3_000], CLASSES), task, 32, cpu) == 1
+
+
+def test_the_numbers_of_one_example_are_counted_with_batch_normalization_too() -> None:
+    """On a GPU they are counted for every model."""
+    assert numbers_per_example(BATCH_NORM, task_of("mlp")) == 17 + 17 + 5 + 5
 
 
 def test_dense_cohorts_fit_into_a_cache() -> None:

@@ -118,7 +118,12 @@ def exact_products(device: torch.device) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        with (
+            warnings.catch_warnings(),
+            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
+        ):
+            # Parameters are parts of one vector, and cuDNN wants those of an LSTM in an order of its own: it copies them.
+            warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
             yield
     finally:
         torch.set_float32_matmul_precision(before)
@@ -208,7 +213,7 @@ def numbers_per_example(model: torch.nn.Module, task: Task) -> int:
             counted.append(output.numel())
 
     with register_module_forward_hook(count), torch.no_grad():
-        copy.deepcopy(model)(example_of(task))
+        copy.deepcopy(model).eval()(example_of(task))  # batch normalization refuses to train with one example
     return sum(counted)
 
 
