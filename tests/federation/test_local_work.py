@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deltafl import DeltaflError, corrected_steps, flatten, stream
-from deltafl.federation.local_work import LocalSteps
+from deltafl.federation.local_work import Correction, LocalSteps
 
 
 def test_the_step_variance_is_the_textbooks() -> None:
@@ -100,6 +100,35 @@ def test_corrected_steps_are_scaffolds_with_the_optimizers_own_momentum() -> Non
     np.testing.assert_allclose(model.weight.detach().numpy().ravel(), x_d, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_with_a_step_factor_the_optimizers_own_steps_are_shorter(name: str) -> None:
+    """As with a factor of the learning rate, which both optimizers' steps are proportional to."""
+    torch = pytest.importorskip("torch")
+    found = []
+    for factor, lr in ((0.25, 0.1), (None, 0.025)):
+        model = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.ones_(model.weight)
+        optimizer = getattr(torch.optim, name)(model.parameters(), lr=lr, weight_decay=0.5)
+        sent = Correction({"weight": np.array([[0.4, -0.8]])}, step_factor=factor or 1.0)
+        with corrected_steps(sent, model, optimizer, num_steps=3):
+            for _ in range(2):  # the third's part of the correction is added at the end
+                optimizer.zero_grad()
+                (model.weight**2).sum().backward()
+                optimizer.step()
+        found.append(model.weight.detach().numpy().ravel().copy())
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+    assert abs(found[0] - 1).max() > 0.1
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, 1.5, float("nan")])
+def test_a_step_factor_out_of_range_is_an_error(factor: float) -> None:
+    with (
+        pytest.raises(DeltaflError, match=r"step_factor is .* above 0 and at most 1"),
+        corrected_steps({}, None, None, 1, step_factor=factor),
+    ):
+        pass
+
+
 def test_a_tensor_with_two_names_moves_once_and_no_correction_changes_nothing() -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.ModuleDict({"read": torch.nn.Linear(2, 2, bias=False), "write": torch.nn.Linear(2, 2, bias=False)})
@@ -121,7 +150,7 @@ def test_a_tensor_with_two_names_moves_once_and_no_correction_changes_nothing() 
         ({"num_steps": 0}, "num_steps is 0; write how many steps the loop will take, at least 1"),
         ({"num_steps": 2.0}, "num_steps is 2.0"),
         ({"correction": {"other": np.ones(1)}}, "the model has no array 'other'; give the module whose state dict"),
-        ({"optimizer": object()}, "the optimizer is a object, not one of torch.optim; add (c - c_i) / K in each step"),
+        ({"optimizer": object()}, "the optimizer is a object, not one of torch.optim; add drift / K in each step"),
         ({"correction": np.ones(7)}, "the vector has shape (7,), the model has 3 parameters"),
         ({"correction": {"weight": np.ones((2, 1))}}, "'weight' of the correction has shape (2, 1), expected (1, 2)"),
     ],

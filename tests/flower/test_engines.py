@@ -49,7 +49,9 @@ def answers_in(state: Path) -> FloatArray:
     return answer_mk
 
 
-@pytest.mark.parametrize("label", ["pracdelta", "innovation@systematic@innovation-remote", "census+scaffold"])
+@pytest.mark.parametrize(
+    "label", ["pracdelta", "innovation@systematic@innovation-remote", "census+scaffold", "census+mime=0.7"]
+)
 def test_the_simulation_engine_gives_the_models_of_the_simulator(label: str, flower: Processes, tmp_path: Path) -> None:
     flower.superlink("--simulation")
     resources = "num-supernodes=20 client-resources-num-cpus=1 init-args-num-cpus=1"
@@ -58,9 +60,9 @@ def test_the_simulation_engine_gives_the_models_of_the_simulator(label: str, flo
     flower.wait_for("done", 240)
     # The project's own simulator: the example's task, work and seed.
     task = make_task("digits", seed=0, num_clients=20)
-    engine = Engine(task, LocalWork(lr=0.05, epochs=2, batch_size=10), seed=0)
     # Clients that keep their memory change no model.
     plan = make_plan(label.removesuffix("-remote"), task.population("data"), 5)
+    engine = Engine(task, LocalWork(lr=0.05, epochs=2, batch_size=10, mime=plan.mime), seed=0)
     if plan.census is not None:
         known = dict(zip(header_of(tmp_path / "state")["clients"], answers_in(tmp_path / "state"), strict=True))
         answers = np.array([known[f"partition:{client}"] for client in range(20)])

@@ -9,6 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
 from deltafl import DeltaflError, Population, Reports, close_round, init_round, make_plan, open_round
+from deltafl.federation.local_work import Correction
 from deltafl.federation.rules import make_rules
 from deltafl.flower import DeltaStrategy, delta_mod, register, take_correction
 from deltafl.types import Params
@@ -19,10 +20,11 @@ LR, STEPS = np.float32(0.25), 3
 CENSUS = "census(components=1,size=4)"
 
 
-def local_steps(x_d: Params, target: float, correction_d: Params | None) -> Params:
+def local_steps(x_d: Params, target: float, correction_d: Params | None, factor: float = 1.0) -> Params:
     """Gradient steps towards the client's own number, each with a third of the correction."""
+    lr = LR * np.float32(factor)
     for _ in range(STEPS):
-        x_d = np.asarray(x_d - LR * (x_d - np.float32(target)) * np.arange(1, 4, dtype=np.float32), np.float32)
+        x_d = np.asarray(x_d - lr * (x_d - np.float32(target)) * np.arange(1, 4, dtype=np.float32), np.float32)
         if correction_d is not None:
             x_d = x_d + correction_d / np.float32(STEPS)
     return x_d
@@ -35,37 +37,55 @@ def app_with(mods: list[Mod], takes: bool = True) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         arrays = message.content.array_records["arrays"]
-        correction = take_correction(message) if takes else {}
+        correction = take_correction(message) if takes else Correction()
         assert not takes or take_correction(message) == {}  # once
-        x_d = local_steps(arrays["x"].numpy(), float(context.node_config["target"]), correction.get("x"))
+        target, factor = float(context.node_config["target"]), correction.step_factor
+        x_d = local_steps(arrays["x"].numpy(), target, correction.get("x"), factor)
         reply, metrics = ArrayRecord({**arrays, "x": Array(x_d)}), MetricRecord({"loss": 1.0})
         return Message(RecordDict({"arrays": reply, "metrics": metrics}), reply_to=message)
 
     return app
 
 
-@pytest.mark.parametrize("label", [CENSUS, "fedvarp", "innovation"])
-def test_rounds_are_those_of_the_core_bit_for_bit(label: str) -> None:
+@pytest.mark.parametrize(
+    ("label", "kind"),
+    [(CENSUS, "scaffold"), ("fedvarp", "scaffold"), ("innovation", "scaffold"), (CENSUS, "mime"), ("uniform", "mime")],
+)
+def test_rounds_are_those_of_the_core_bit_for_bit(label: str, kind: str) -> None:
+    """After a census the momentum starts from its answers, for which the clients took shorter steps as well."""
+    backbone: dict[str, Any] = {"scaffold": True} if kind == "scaffold" else {"mime": 0.5}
     grid = FakeGrid(app_with([delta_mod]), configs(6))
-    strategy = DeltaStrategy(label, n=3, seed=4, scaffold=True)
+    strategy = DeltaStrategy(label, n=3, seed=4, **backbone)
     federation = played(strategy, grid, 6)
 
-    plan = make_plan(label, Population.from_sizes([10 + 10 * i for i in range(6)]), 3, seed=4, scaffold=True)
+    plan = make_plan(label, Population.from_sizes([10 + 10 * i for i in range(6)]), 3, seed=4, **backbone)
+    factor = 1 - plan.mime
     if plan.census is not None:
-        answers = [plan.census.answer(local_steps(np.zeros(3, np.float32), i, None), (3,)) for i in range(6)]
-        plan = plan.with_census(answers)
+        first = [local_steps(np.zeros(3, np.float32), i, None, factor) for i in range(6)]
+        plan = plan.with_census([plan.census.answer(update_d, (3,)) for update_d in first])
     state, largest = init_round(plan, np.zeros(3)), 0.0
     for info in strategy.history:
         cohort, x_d = open_round(plan, state), state.params_d
-        drift_nd = plan.drifts(state, cohort.client_n)
-        assert drift_nd is not None
+        drift = plan.drifts(state, cohort.client_n)
+        assert drift is not None
+        drift_nd = np.broadcast_to(drift, (3, 3))
         pairs = zip(cohort.client_n.tolist(), drift_nd, strict=True)
-        updates = [local_steps(x_d, client, drift_d) - x_d for client, drift_d in pairs]
+        updates = [local_steps(x_d, client, drift_d, factor) - x_d for client, drift_d in pairs]
         state, expected = close_round(plan, state, cohort, updates, Reports.make(3, loss=[1.0] * 3))
         assert (info.num_responded, info.estimate_norm) == (3, expected.estimate_norm)
         largest = max(largest, float(np.abs(drift_nd).max()))
     assert np.array_equal(federation.params_d, state.params_d)
     assert largest > 0.1
+
+
+def test_a_census_with_momentum_refuses_who_takes_whole_steps(flower_log: pytest.LogCaptureFixture) -> None:
+    """Such a first update is 1 / (1 - beta) times too long; the others' answers are used."""
+    grid = FakeGrid(app_with([delta_mod]), configs(5))
+    grid.fail[997] = app_with([delta_mod], takes=False)
+    federation = played(DeltaStrategy(f"{CENSUS}+mime=0.5", n=5, seed=1), grid, 2)
+    assert [len(client.aux) > 0 for client in federation.clients.values()] == [True, True, True, False, True]
+    answered = "census: no answer from 1 clients: error 6: the client did not correct its local steps; train inside"
+    assert answered in flower_log.text
 
 
 def test_only_train_messages_of_the_cohort_hold_a_correction() -> None:
@@ -105,3 +125,8 @@ def test_without_scaffold_no_correction_is_sent_and_none_is_asked_for() -> None:
 def test_an_estimator_that_knows_no_clients_is_refused(label: str, more: dict[str, Any]) -> None:
     with pytest.raises(DeltaflError, match=r"scaffold corrects local steps by what the estimator knows of each client"):
         make_rules(label, scaffold=True, **more)
+
+
+def test_momentum_and_memories_of_the_clients_are_refused_together() -> None:
+    with pytest.raises(DeltaflError, match=r"mime .* write the estimator without '-remote'"):
+        make_rules("innovation@systematic@innovation-remote", mime=0.5)

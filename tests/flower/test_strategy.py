@@ -278,7 +278,7 @@ def test_epsilon_is_logged_before_the_first_round(flower_log: pytest.LogCaptureF
         ({"registration_timeout": float("nan")}, "registration_timeout is nan"),
         ({"state_path": ""}, "state_path is ''; write the name of a folder, or None"),
         ({"sampler": "delta"}, "practical sampler"),
-        ({"sampler": "uniform+mime=0.5"}, "leave out mime"),
+        ({"sampler": "uniform+mime=1.0"}, r"mime is 1.0; it must be in \[0, 1\)"),
         ({"average": None}, "average is None; it must be in"),
         ({"min_nodes": 0}, "min_nodes is 0"),
         ({"identity": "node"}, "identity"),

@@ -35,9 +35,10 @@ def train(message: Message, context: Context) -> Message:
     lr = float(settings["lr"])
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     rng = my_order(message, context)
-    steps = LocalSteps(lr)  # deltafl: optional, how much the local steps vary
+    correction = take_correction(message)  # deltafl: optional, for scaffold and mime
+    steps = LocalSteps(lr * correction.step_factor)  # deltafl: optional, how much the local steps vary
     rows_k = batches(len(y), int(settings["batch-size"]), int(settings["epochs"]), rng)
-    with corrected_steps(take_correction(message), model, optimizer, len(rows_k)):  # deltafl: optional, for scaffold
+    with corrected_steps(correction, model, optimizer, len(rows_k)):  # deltafl: optional
         for rows in rows_k:
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(x[rows]), y[rows])

@@ -26,11 +26,11 @@ def train(message: Message, context: Context) -> Message:
     x, y = my_data(context)
     arrays = message.content.array_records["arrays"]
     weight, bias = arrays["weight"].numpy(), arrays["bias"].numpy()
-    lr = np.float32(settings["lr"])
+    correction = take_correction(message)  # nothing, unless the strategy has scaffold or mime
+    lr = np.float32(float(settings["lr"]) * correction.step_factor)
     rng = my_order(message, context)
     steps = LocalSteps(float(lr))
     rows_k = batches(len(y), int(settings["batch-size"]), int(settings["epochs"]), rng)
-    correction = take_correction(message)  # nothing, unless the strategy has scaffold=True
     for rows in rows_k:
         score = x[rows] @ weight.T + bias
         share = np.exp(score - score.max(axis=1, keepdims=True))

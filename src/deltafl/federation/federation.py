@@ -19,6 +19,7 @@ from ..scale.memory_budget import memory_size, require_room
 from ..scale.rows import DTYPES
 from ..types import BoolArray, Cohort, IntArray, Params, RejectedReply, RoundInfo
 from .clients import CannotResizeError, ClientInfo, resize_state
+from .local_work import NOT_CORRECTED, Correction
 from .replies import ClientReply, reports_of
 from .rules import Rules
 from .scales import Scales
@@ -26,10 +27,6 @@ from .scales import Scales
 #: States that are kept to go back to.
 KEPT = 3
 _LOST_MEMORY = "the client does not have the memory that the server counts on"
-_NOT_CORRECTED = (
-    "the client did not correct its local steps; train inside corrected_steps(take_correction(message), ...) and add "
-    "delta_mod to the ClientApp's mods"
-)
 
 
 class Kept(NamedTuple):
@@ -136,13 +133,18 @@ class Federation:
         control = self.current.control
         return int(control.taken_m[client]) if isinstance(control, RemoteControlState) else None
 
-    def corrections(self, cohort: Cohort) -> list[Arrays]:
-        """The correction c - c_i of each client of a cohort, as named arrays; none without ``scaffold``."""
-        if not self.plan.scaffold:
-            return [{} for _ in cohort.client_n]
-        correction_nd = self.plan.drifts(self.current, cohort.client_n)
-        assert correction_nd is not None
-        return [split(correction_d, self.layout.trained) for correction_d in correction_nd]
+    @property
+    def step_factor(self) -> float:
+        """How many times their own steps the clients take: 1 - beta with ``mime``, in the census as well."""
+        return 1 - self.plan.mime
+
+    def corrections(self, cohort: Cohort) -> list[Correction]:
+        """What each client of a cohort adds to its local steps: c - c_i with ``scaffold``, beta S with ``mime``."""
+        drift = self.plan.drifts(self.current, cohort.client_n)
+        if drift is None:
+            return [Correction() for _ in cohort.client_n]
+        drift_nd = np.broadcast_to(drift, (len(cohort.client_n), self.num_params))
+        return [Correction(split(drift_d, self.layout.trained), self.step_factor) for drift_d in drift_nd]
 
     def open(self, present: Collection[str]) -> Cohort:
         """Select from the clients that are present; the same cohort until the round is closed."""
@@ -259,8 +261,8 @@ class Federation:
         if expected is not None and reply.since is None:
             missing = "the reply does not name the memory that it subtracts; add delta_mod to the ClientApp's mods"
             return reply._replace(fault=missing)
-        if self.plan.scaffold and not reply.corrected:
-            return reply._replace(fault=_NOT_CORRECTED)
+        if (self.plan.scaffold or self.plan.mime > 0) and not reply.corrected:
+            return reply._replace(fault=NOT_CORRECTED)
         return reply._replace(fault=self.layout.fault(reply.arrays))
 
     def _update(self, reply: ClientReply, sent: Arrays) -> Params | RemoteReply | None:

@@ -1,6 +1,6 @@
 """The client's side of any host: what its training loop may report, and how updates become answers and differences."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,10 +10,14 @@ from ..arrays import Arrays, Layout, as_array, split, unflatten, update_of
 from ..errors import DeltaflError
 from ..estimators.remote import ClientMemory
 from ..samplers.census import Census, output_layer
-from ..types import FloatArray, Params
+from ..types import Array, FloatArray, Params
 
 #: Names of the statistics in a client's metrics.
 LOSS, SQUARE_LOSS, STEP_VARIANCE, NUM_STEPS = "loss", "square-loss", "step-variance", "num-steps"
+NOT_CORRECTED = (
+    "the client did not correct its local steps; train inside corrected_steps(take_correction(message), ...) and add "
+    "delta_mod to the ClientApp's mods"
+)
 
 
 class LocalSteps:
@@ -92,33 +96,52 @@ class LocalSteps:
         return {LOSS: self._loss / count, **squares, STEP_VARIANCE: variance, NUM_STEPS: count}
 
 
-@contextmanager
-def corrected_steps(correction: Arrays | Params, model: Any, optimizer: Any, num_steps: int) -> Iterator[None]:
-    """Inside ``with``, follow each step of a PyTorch optimizer by x <- x + (c - c_i) / K (``server/scaffold.py``).
+class Correction(Arrays):
+    """What the server adds to a client's local steps, by array name; no arrays if it adds nothing."""
 
-    ::
+    #: The client takes so many times its own steps, 0 < step_factor <= 1: 1 - beta with ``mime``.
+    step_factor: float = 1.0
+
+    def __init__(self, arrays: Mapping[str, Array] | None = None, step_factor: float = 1.0) -> None:
+        super().__init__(arrays or {})
+        self.step_factor = step_factor
+
+
+@contextmanager
+def corrected_steps(
+    correction: Arrays | Params, model: Any, optimizer: Any, num_steps: int, step_factor: float | None = None
+) -> Iterator[None]:
+    """Inside ``with``, make each step dx of a PyTorch optimizer x <- x + step_factor dx + drift / K.
+
+    The drift is c - c_i with ``scaffold`` (``server/scaffold.py``) and beta S with ``mime`` (``server/mime.py``)::
 
         with corrected_steps(take_correction(message), model, optimizer, num_steps=epochs * len(loader)):
             train(model, loader, optimizer, epochs)
 
-    A loop that takes fewer than K steps gets the rest at the end, and further steps get nothing: the corrections always
-    add up to c - c_i, which is what the server subtracts from the update.
+    A loop that takes fewer than K steps gets the rest at the end, and further steps get nothing: these parts always
+    add up to the drift, which is what the server subtracts from the update.
 
     Args:
-        correction: c - c_i: in Flower ``take_correction(message)``, where no arrays mean no correction; in a loop of
-            your own a row of ``Plan.drifts``, (d,).
+        correction: The drift: in Flower ``take_correction(message)``, where no arrays mean none; in a loop of your own
+            what ``Plan.drifts`` has for the client, (d,).
         model: The module that is trained.
-        optimizer: Its optimizer, of ``torch.optim``; with any momentum or state of its own.
+        optimizer: Its optimizer, of ``torch.optim``; with any momentum, schedule or state of its own.
         num_steps: K >= 1, how many steps the loop will take, such as ``epochs * len(loader)``.
+        step_factor: In (0, 1]; None for that of the correction in Flower, and for 1. In a loop of your own write
+            ``1 - plan.mime``.
 
     Raises:
         DeltaflError: If the model lacks an array of the correction, or an argument is of another kind.
     """
+    if step_factor is None:
+        step_factor = correction.step_factor if isinstance(correction, Correction) else 1.0
+    if not 0 < step_factor <= 1:
+        raise DeltaflError(f"step_factor is {step_factor}; it must be above 0 and at most 1")
     if type(num_steps) is not int or num_steps < 1:
         raise DeltaflError(f"num_steps is {num_steps!r}; write how many steps the loop will take, at least 1")
     if not hasattr(optimizer, "register_step_post_hook"):
         name = type(optimizer).__name__
-        raise DeltaflError(f"the optimizer is a {name}, not one of torch.optim; add (c - c_i) / K in each step instead")
+        raise DeltaflError(f"the optimizer is a {name}, not one of torch.optim; add drift / K in each step instead")
     tensors = model.state_dict(keep_vars=True)
     if not isinstance(correction, dict):
         trained = Layout.of({name: as_array(tensor) for name, tensor in tensors.items()}).trained
@@ -132,23 +155,32 @@ def corrected_steps(correction: Arrays | Params, model: Any, optimizer: Any, num
             raise DeltaflError(f"{name!r} of the correction has shape {part.shape}, expected {shape}")
     # A tensor that has two names moves once.
     parts = {id(tensors[name]): (tensors[name], tensors[name].new_tensor(part)) for name, part in correction.items()}
-    left = num_steps
+    left, stepped = num_steps, [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    before = list[Any]()
 
     def add(share: float) -> None:
         for tensor, part in parts.values():
             tensor.data.add_(part, alpha=share)
 
+    def before_step(*_: Any) -> None:
+        before[:] = [tensor.detach().clone() for tensor in stepped]
+
     def after_step(*_: Any) -> None:
         nonlocal left
+        for tensor, old in zip(stepped, before, strict=False):
+            tensor.data.lerp_(old, 1 - step_factor)
         if left > 0:
             left -= 1
             add(1 / num_steps)
 
-    hook = optimizer.register_step_post_hook(after_step)
+    hooks = [optimizer.register_step_post_hook(after_step)]
+    if step_factor < 1:
+        hooks.append(optimizer.register_step_pre_hook(before_step))
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
     add(left / num_steps)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import DeltaflError, is_in, unknown_name
 from ..estimators.control_variates import ControlVariate
+from ..estimators.remote import RemoteControl
 from ..round import Plan, make_plan
 from ..samplers import Sampler
 from ..scale.rows import RowFormat
@@ -46,8 +47,8 @@ class Rules:
         if sampler.census is None and (sampler.uses_aux or control.uses_aux) and self.aux < 1:
             cure = "write aux=10 if each has 10, such as shares of labels, and let each client report them"
             raise DeltaflError(f"{name} with {estimator!r} uses auxiliary variables of the clients: {cure}")
-        if plan.mime > 0:
-            raise DeltaflError("clients of a federation are not sent the server's momentum; leave out mime")
+        if plan.mime > 0 and isinstance(control, RemoteControl):
+            raise DeltaflError("with mime the server has to know whole updates; write the estimator without '-remote'")
         if memory.folder is not None and self.state_path is None:
             raise DeltaflError("memory_path is part of the saved state, and there is no state_path: write both")
 

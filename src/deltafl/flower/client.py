@@ -6,14 +6,14 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from ..arrays import Arrays
 from ..errors import DeltaflError
 from ..estimators.remote import NOTHING, ClientMemory
-from ..federation.local_work import answer_census, fits, subtract_memory
+from ..federation.local_work import NOT_CORRECTED, Correction, answer_census, fits, subtract_memory
 from ..io import private_folder, write_atomically
 
 #: The record that the mod adds, and the action of the registration query (``query.deltafl``).
@@ -23,20 +23,23 @@ KIND, CLIENT_ID, NUM_EXAMPLES, AUX = "kind", "client-id", "num-examples", "aux"
 TRAINED, MEMORY_EXPECTED, MEMORY_SINCE = "deltafl-trained", "deltafl-taken", "memory-since"
 #: In a train message's config: [size, noise] of the answer that is wanted. In the reply: the answer.
 CENSUS = "deltafl-census"
-#: Beside the model in a train message: c - c_i, which ``take_correction`` takes out. In a reply: 1 if that was done.
+#: Beside the model in a train message: what ``take_correction`` takes out. In a reply: 1 if that was done.
 CORRECTION, CORRECTED = "deltafl-correction", "steps-corrected"
+#: In a train message's config, with ``mime``: how many times its own steps the client takes.
+STEP_FACTOR = "deltafl-step-factor"
 
+_FAILED_PRECONDITION = 6  # Flower's code for what a mod finds missing
 _MEMORY_FILE = "memory-file"
 _MEMORY_RECORD = "deltafl-memory"
 
 
 def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A mod for ``census``, ``scaffold`` and the ``...-remote`` estimators of ``DeltaStrategy``.
+    """A mod for ``census``, ``scaffold``, ``mime`` and the ``...-remote`` estimators of ``DeltaStrategy``.
 
     Asked for a census, the client trains as usual and replies with ``Census.answer`` alone: no arrays, no metrics. Its
     noise is secret, hence not reproducible.
 
-    With ``scaffold`` the reply says whether ``take_correction`` was called: the server refuses one without.
+    With ``scaffold`` or ``mime`` the reply says whether ``take_correction`` was called: the server refuses one without.
 
     With a ``-remote`` estimator the client remembers its last update: instead of its update it sends the difference
     from that, and the metric record ``deltafl`` with its name. The memory is in Flower's ``Context.state``, which lives
@@ -44,7 +47,7 @@ def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) 
     node and federation. Make it the first mod: if one before it changes the arrays, the memory is lost. All other
     messages pass unchanged.
     """
-    config = next(iter(message.content.config_records.values()), ConfigRecord())
+    config = _config(message)
     expected, is_train = config.get(MEMORY_EXPECTED), message.metadata.message_type.split(".")[0] == "train"
     if is_train and CENSUS in config:
         return _census_reply(message, context, call_next, config)
@@ -72,14 +75,16 @@ def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) 
     return reply
 
 
-def take_correction(message: Message) -> Arrays:
-    """Take c - c_i out of a train message, by the names of the model's arrays; none if the server corrects no steps.
+def take_correction(message: Message) -> Correction:
+    """Take what the server adds to the local steps out of a train message; nothing without ``scaffold`` and ``mime``.
 
-    Give it to ``corrected_steps``, or add 1 / K of it in each of K steps, with any framework. ``delta_mod`` then
-    confirms that it was taken.
+    Give it to ``corrected_steps``. In any other framework take ``step_factor`` times the usual steps, and add 1 / K of
+    each array in each of K steps. ``delta_mod`` then confirms that it was taken.
     """
-    record = message.content.pop(CORRECTION, None)
-    return {name: array.numpy() for name, array in record.items()} if isinstance(record, ArrayRecord) else {}
+    record, config = message.content.pop(CORRECTION, None), _config(message)
+    factor = config.pop(STEP_FACTOR, 1.0)
+    arrays = {name: array.numpy() for name, array in record.items()} if isinstance(record, ArrayRecord) else {}
+    return Correction(arrays, factor if isinstance(factor, float) else 1.0)
 
 
 def _census_reply(message: Message, context: Context, call_next: ClientAppCallable, config: ConfigRecord) -> Message:
@@ -88,6 +93,8 @@ def _census_reply(message: Message, context: Context, call_next: ClientAppCallab
     reply = call_next(message, context)
     if reply.has_error():
         return reply
+    if STEP_FACTOR in config:
+        return Message(Error(_FAILED_PRECONDITION, NOT_CORRECTED), reply_to=message)
     received, asked = _trained(reply, config), config[CENSUS]
     answer = answer_census(sent, received, asked) if fits(sent, received) and isinstance(asked, list) else []
     return Message(RecordDict({RECORD: MetricRecord({CENSUS: answer})}), reply_to=message)
@@ -151,6 +158,10 @@ def _save_memory(context: Context, memory: ClientMemory) -> None:
     np.savez(content, allow_pickle=False, **memory.arrays())
     private_folder(target.parent)
     write_atomically(target, content.getvalue(), private=True)
+
+
+def _config(message: Message) -> ConfigRecord:
+    return next(iter(message.content.config_records.values()), ConfigRecord())
 
 
 def _trained(message: Message, config: ConfigRecord) -> Arrays:

@@ -8,6 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from ..arrays import Arrays
 from ..federation.federation import Federation
+from ..federation.local_work import Correction
 from ..federation.replies import ClientReply, Metrics, reply_of
 from . import client
 
@@ -59,16 +60,13 @@ def content_for_all(federation: Federation, arrays: Arrays, config: ConfigRecord
     return RecordDict({"arrays": to_record(arrays), "config": sent})
 
 
-def content_for(content: RecordDict, expected_memory: int | None, correction: Arrays) -> RecordDict:
-    """What one client is sent: the common content, the name of the memory it is to subtract, its correction."""
-    if expected_memory is not None:
-        content = content_with(content, client.MEMORY_EXPECTED, expected_memory)
+def content_for(content: RecordDict, correction: Correction, more: dict[str, int | list[float] | None]) -> RecordDict:
+    """What one client is sent: the common content, its correction, and more entries of its config, where not None."""
+    factor = correction.step_factor if correction.step_factor < 1 else None
+    own = {name: value for name, value in {**more, client.STEP_FACTOR: factor}.items() if value is not None}
+    if own:
+        content = RecordDict({**content, "config": ConfigRecord({**content.config_records["config"], **own})})
     return RecordDict({**content, client.CORRECTION: to_record(correction)}) if correction else content
-
-
-def content_with(content: RecordDict, name: str, value: int | list[float]) -> RecordDict:
-    """The content with one more entry of its config."""
-    return RecordDict({**content, "config": ConfigRecord({**content.config_records["config"], name: value})})
 
 
 def to_record(arrays: Arrays) -> ArrayRecord:

@@ -15,7 +15,7 @@ from ..arrays import BUFFERS
 from ..errors import DeltaflError
 from ..estimators.control_variates import ControlVariate
 from ..federation.federation import Federation
-from ..federation.local_work import question
+from ..federation.local_work import Correction, question
 from ..federation.replies import round_metrics
 from ..federation.rules import check_seconds, check_texts, check_whole, make_rules
 from ..federation.saved import sole_owner
@@ -25,13 +25,12 @@ from ..samplers.census import Census
 from ..server.optimizers import ServerOptimizer
 from ..server.privacy import DifferentialPrivacy
 from ..types import Cohort, RoundInfo
-from .client import CENSUS
+from .client import CENSUS, MEMORY_EXPECTED
 from .messages import (
     all_metrics,
     by_recipient,
     content_for,
     content_for_all,
-    content_with,
     fault_of,
     mean_metrics,
     read_reply,
@@ -71,6 +70,8 @@ class DeltaStrategy(Strategy):
         response_floor: Smallest response rate assumed of a client, in (0, 1].
         scaffold: Whether clients correct their local steps, inside ``corrected_steps``; for linear models. The
             estimator must know something of each client, as that of ``census`` does.
+        mime: beta in [0, 1) of a momentum that the clients apply in their local steps, inside ``corrected_steps``; for
+            CNNs, at twice the local rate or more.
         average: Memory in [0, 1) of an average of the last models, which is then what is evaluated and what ``start``
             returns; clients go on from the last model.
         norm_guard: A factor above 1: no step is longer than that many times the median of the last 20. Biased; or None.
@@ -108,6 +109,7 @@ class DeltaStrategy(Strategy):
         buffers: Sequence[str] = BUFFERS,
         response_floor: float = 0.1,
         scaffold: bool = False,
+        mime: float = 0.0,
         average: float = 0.0,
         norm_guard: float | None = None,
         clip: str | None = None,
@@ -135,6 +137,7 @@ class DeltaStrategy(Strategy):
             identity=identity,
             response_floor=response_floor,
             scaffold=scaffold,
+            mime=mime,
             average=average,
             norm_guard=norm_guard,
             clip=clip,
@@ -212,8 +215,9 @@ class DeltaStrategy(Strategy):
         content = content_for_all(federation, federation.arrays(), config, number)
 
         def ask(keys: list[str], census: Census) -> dict[str, object]:
-            asked = content_with(content, CENSUS, question(census))
-            sent = [(k, Message(asked, nodes[k], MessageType.TRAIN, ttl=ttl, group_id=str(number))) for k in keys]
+            first = Correction(step_factor=federation.step_factor)
+            asked = {key: content_for(content, first, {CENSUS: question(census)}) for key in keys}
+            sent = [(k, Message(asked[k], nodes[k], MessageType.TRAIN, ttl=ttl, group_id=str(number))) for k in keys]
             received = grid.send_and_receive([message for _, message in sent], timeout=self._timeout)
             replies = by_recipient(sent, received).items()
             return {key: fault_of(reply) or all_metrics(reply).get(CENSUS) for key, reply in replies}
@@ -221,7 +225,7 @@ class DeltaStrategy(Strategy):
         self._cohort = cohort = select(federation, present, ask, log)
         self._trainings, keys = [], federation.keys
         for client, correction in zip(cohort.client_n.tolist(), federation.corrections(cohort), strict=True):
-            own = content_for(content, federation.expected_memory(client), correction)
+            own = content_for(content, correction, {MEMORY_EXPECTED: federation.expected_memory(client)})
             message = Message(own, nodes[keys[client]], MessageType.TRAIN, ttl=ttl, group_id=str(number))
             self._trainings.append((client, message))
         return [message for _, message in self._trainings]

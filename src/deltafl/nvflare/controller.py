@@ -98,8 +98,8 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         self.rules = make_rules(identity="name", **{name: arguments[name] for name in arguments.keys() - OWN})
         if isinstance(self.rules.plan.rule.control, RemoteControl):
             raise DeltaflError("clients of NVFlare keep no memory; write the estimator without '-remote'")
-        if self.rules.plan.scaffold:
-            raise DeltaflError("clients of NVFlare correct no local steps; leave out scaffold")
+        if self.rules.plan.scaffold or self.rules.plan.mime > 0:
+            raise DeltaflError("clients of NVFlare correct no local steps; leave out scaffold and mime")
         check_whole("num_rounds", num_rounds, "at least 1", 1)
         for name in ("timeout", "registration_timeout"):
             check_seconds(name, arguments[name])  # for NVFlare 0 would be for ever

@@ -122,7 +122,7 @@ def exact_products(device: torch.device) -> Iterator[None]:
             warnings.catch_warnings(),
             torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
         ):
-            # Parameters are parts of one vector, and cuDNN wants those of an LSTM in an order of its own: it copies them.
+            # Parameters are parts of one vector, and cuDNN wants those of an LSTM in its own order: it copies them.
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
             yield
     finally:
