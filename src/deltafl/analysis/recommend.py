@@ -175,8 +175,8 @@ def _caveats(label: str, evidence: Sequence[Evidence], reachable: bool) -> Itera
     yield "The numbers are without +average=0.5, whose model, plan.model(state), is no worse (docs/backbones.md)."
     if make_sampler(parse_label(label)).census is not None:
         yield (
-            "Add +scaffold if the model is linear and clients take ten local steps a round; with a CNN, let clients "
-            "repeat their minibatches in the same order (+fixed_order in the simulator; docs/backbones.md)."
+            "Add +scaffold if the model is linear and clients take ten local steps a round; with a CNN add +mime=0.7 "
+            "and double the local rate (docs/backbones.md)."
         )
     data = list(dict.fromkeys(row.data for row in evidence))
     sets = "one data set" if len(data) == 1 else f"{len(data)} data sets"
