@@ -24,7 +24,7 @@ from .tables import cost_table, crossings_table, main_table, num_params_of, tabl
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_LEFT, _RIGHT = -0.5, 1.25  # the part of the G axis that is drawn
+_LEFT, _RIGHT = -0.5, 1.75  # the part of the G axis that is drawn
 _TEXTS = TEXTS["benchmark"]
 
 
