@@ -128,5 +128,5 @@ def test_an_estimator_that_knows_no_clients_is_refused(label: str, more: dict[st
 
 
 def test_momentum_and_memories_of_the_clients_are_refused_together() -> None:
-    with pytest.raises(DeltaflError, match=r"mime .* write the estimator without '-remote'"):
+    with pytest.raises(DeltaflError, match=r"write the estimator without '-remote', or leave out mime"):
         make_rules("innovation@systematic@innovation-remote", mime=0.5)

@@ -48,7 +48,10 @@ class Rules:
             cure = "write aux=10 if each has 10, such as shares of labels, and let each client report them"
             raise DeltaflError(f"{name} with {estimator!r} uses auxiliary variables of the clients: {cure}")
         if plan.mime > 0 and isinstance(control, RemoteControl):
-            raise DeltaflError("with mime the server has to know whole updates; write the estimator without '-remote'")
+            raise DeltaflError(
+                "clients that remember their update are not sent the server's momentum; write the estimator without "
+                "'-remote', or leave out mime"
+            )
         if memory.folder is not None and self.state_path is None:
             raise DeltaflError("memory_path is part of the saved state, and there is no state_path: write both")
 
