@@ -176,7 +176,7 @@ def _caveats(label: str, evidence: Sequence[Evidence], reachable: bool) -> Itera
     if make_sampler(parse_label(label)).census is not None:
         yield (
             "Add +scaffold if the model is linear and clients take ten local steps a round; with a CNN add +mime=0.7 "
-            "and double the local rate (docs/backbones.md)."
+            "and at least double the local rate (docs/backbones.md)."
         )
     data = list(dict.fromkeys(row.data for row in evidence))
     sets = "one data set" if len(data) == 1 else f"{len(data)} data sets"
