@@ -120,8 +120,44 @@ def test_with_a_step_factor_the_optimizers_own_steps_are_shorter(name: str) -> N
     assert abs(found[0] - 1).max() > 0.1
 
 
-@pytest.mark.parametrize("factor", [0.0, -1.0, 1.5, float("nan")])
-def test_a_step_factor_out_of_range_is_an_error(factor: float) -> None:
+def test_steps_of_a_subclass_are_counted_once_and_the_optimizers_own_step_is_back_afterwards() -> None:
+    """It calls the step that it overrides, as a wrapper may do; parameters that join later are shortened, too."""
+    torch = pytest.importorskip("torch")
+
+    class Own(torch.optim.SGD):  # type: ignore[misc,name-defined]
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    found = []
+    for make in (torch.optim.SGD, Own):
+        model, late = torch.nn.Linear(2, 1, bias=False), torch.nn.Parameter(torch.ones(1))
+        torch.nn.init.ones_(model.weight)
+        optimizer = make(model.parameters(), lr=0.1)
+        with corrected_steps({"weight": np.array([[0.4, -0.8]])}, model, optimizer, 4, step_factor=0.25):
+            optimizer.add_param_group({"params": [late]})
+            for _ in range(4):
+                optimizer.zero_grad()
+                ((model.weight**2).sum() + late.sum()).backward()
+                optimizer.step()
+        assert late.item() == pytest.approx(1 - 4 * 0.25 * 0.1)
+        assert "step" not in vars(optimizer)
+        found.append(model.weight.detach().numpy().ravel().copy())
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_shorter_steps_that_nobody_took_are_an_error() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(2, 1)
+    with (
+        pytest.raises(DeltaflError, match=r"took no step; give the one that trains"),
+        corrected_steps({}, model, torch.optim.SGD(model.parameters(), lr=1.0), 1, step_factor=0.5),
+    ):
+        torch.optim.SGD(model.parameters(), lr=1.0).step()
+    assert Correction({}, 0.5).copy().step_factor == 0.5
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, 1.5, float("nan"), "0.3"])
+def test_a_step_factor_out_of_range_is_an_error(factor: Any) -> None:
     with (
         pytest.raises(DeltaflError, match=r"step_factor is .* above 0 and at most 1"),
         corrected_steps({}, None, None, 1, step_factor=factor),

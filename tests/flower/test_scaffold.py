@@ -1,12 +1,13 @@
 """Corrected local steps over messages: who is sent which correction, and what becomes of those who do not take it."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import Mod
+from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from deltafl import DeltaflError, Population, Reports, close_round, init_round, make_plan, open_round
 from deltafl.federation.local_work import Correction
@@ -86,6 +87,35 @@ def test_a_census_with_momentum_refuses_who_takes_whole_steps(flower_log: pytest
     assert [len(client.aux) > 0 for client in federation.clients.values()] == [True, True, True, False, True]
     answered = "census: no answer from 1 clients: error 6: the client did not correct its local steps; train inside"
     assert answered in flower_log.text
+
+
+def test_who_knows_no_step_factor_is_refused(flower_log: pytest.LogCaptureFixture) -> None:
+    """An older deltafl at a client confirms corrections with 1, after whole steps."""
+
+    def older_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        message.content.config_records["config"].pop("deltafl-step-factor", None)
+        return delta_mod(message, context, call_next)
+
+    grid = FakeGrid(app_with([delta_mod]), configs(5))
+    grid.fail[997] = app_with([older_mod])
+    strategy = DeltaStrategy(f"{CENSUS}+mime=0.5", n=5, seed=1)
+    federation = played(strategy, grid, 1)
+    assert [len(client.aux) > 0 for client in federation.clients.values()] == [True, True, True, False, True]
+    assert strategy.history[0].num_responded == 4
+    assert "reply of client:hospital-3 rejected: the client did not correct its local steps" in flower_log.text
+
+
+@pytest.mark.parametrize(("before", "now"), [(0.5, 0.75), (0.5, 0.0), (0.0, 0.5)])
+def test_the_momentum_of_a_saved_federation_stays(before: float, now: float, tmp_path: Path) -> None:
+    def strategy(mime: float) -> DeltaStrategy:
+        return DeltaStrategy(CENSUS, n=3, seed=4, mime=mime, state_path=tmp_path / "state")
+
+    start(strategy(before), FakeGrid(app_with([delta_mod]), configs(6)), 2)
+    with pytest.raises(DeltaflError, match=f"saved with mime = {before}, now it is {now}; write it as it was"):
+        start(strategy(now), FakeGrid(app_with([delta_mod]), configs(6)), 3)
+    resumed = played(strategy(before), FakeGrid(app_with([delta_mod]), configs(6)), 4)
+    whole = played(DeltaStrategy(CENSUS, n=3, seed=4, mime=before), FakeGrid(app_with([delta_mod]), configs(6)), 4)
+    assert np.array_equal(resumed.params_d, whole.params_d)
 
 
 def test_only_train_messages_of_the_cohort_hold_a_correction() -> None:

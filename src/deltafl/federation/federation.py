@@ -136,7 +136,7 @@ class Federation:
     @property
     def step_factor(self) -> float:
         """How many times their own steps the clients take: 1 - beta with ``mime``, in the census as well."""
-        return 1 - self.plan.mime
+        return 1 - float(self.plan.mime)
 
     def corrections(self, cohort: Cohort) -> list[Correction]:
         """What each client of a cohort adds to its local steps: c - c_i with ``scaffold``, beta S with ``mime``."""
@@ -261,7 +261,7 @@ class Federation:
         if expected is not None and reply.since is None:
             missing = "the reply does not name the memory that it subtracts; add delta_mod to the ClientApp's mods"
             return reply._replace(fault=missing)
-        if (self.plan.scaffold or self.plan.mime > 0) and not reply.corrected:
+        if (self.plan.scaffold or self.plan.mime > 0) and reply.corrected != self.step_factor:
             return reply._replace(fault=NOT_CORRECTED)
         return reply._replace(fault=self.layout.fault(reply.arrays))
 

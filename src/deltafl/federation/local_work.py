@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -106,10 +107,14 @@ class Correction(Arrays):
         super().__init__(arrays or {})
         self.step_factor = step_factor
 
+    def copy(self) -> "Correction":
+        """A copy with the same factor."""
+        return Correction(self, self.step_factor)
+
 
 @contextmanager
 def corrected_steps(
-    correction: Arrays | Params, model: Any, optimizer: Any, num_steps: int, step_factor: float | None = None
+    correction: Arrays | Params | None, model: Any, optimizer: Any, num_steps: int, step_factor: float | None = None
 ) -> Iterator[None]:
     """Inside ``with``, make each step dx of a PyTorch optimizer x <- x + step_factor dx + drift / K.
 
@@ -119,11 +124,13 @@ def corrected_steps(
             train(model, loader, optimizer, epochs)
 
     A loop that takes fewer than K steps gets the rest at the end, and further steps get nothing: these parts always
-    add up to the drift, which is what the server subtracts from the update.
+    add up to the drift, which is what the server subtracts from the update. (Parameters in bfloat16 may be too coarse
+    for 1 / K of it; train those in float32.) A second optimizer of the model needs a ``corrected_steps`` of its own,
+    with ``{}`` as its correction and the same factor.
 
     Args:
         correction: The drift: in Flower ``take_correction(message)``, where no arrays mean none; in a loop of your own
-            what ``Plan.drifts`` has for the client, (d,).
+            what ``Plan.drifts`` has for the client, (d,), or None.
         model: The module that is trained.
         optimizer: Its optimizer, of ``torch.optim``; with any momentum, schedule or state of its own.
         num_steps: K >= 1, how many steps the loop will take, such as ``epochs * len(loader)``.
@@ -131,12 +138,13 @@ def corrected_steps(
             ``1 - plan.mime``.
 
     Raises:
-        DeltaflError: If the model lacks an array of the correction, or an argument is of another kind.
+        DeltaflError: If the model lacks an array of the correction, an argument is of another kind, or the optimizer
+            took no step though it should have taken shorter ones.
     """
-    if step_factor is None:
-        step_factor = correction.step_factor if isinstance(correction, Correction) else 1.0
-    if not 0 < step_factor <= 1:
-        raise DeltaflError(f"step_factor is {step_factor}; it must be above 0 and at most 1")
+    correction = {} if correction is None else correction
+    factor = getattr(correction, "step_factor", 1.0) if step_factor is None else step_factor
+    if not isinstance(factor, int | float) or not 0 < factor <= 1:
+        raise DeltaflError(f"step_factor is {factor!r}; it must be a number above 0 and at most 1")
     if type(num_steps) is not int or num_steps < 1:
         raise DeltaflError(f"num_steps is {num_steps!r}; write how many steps the loop will take, at least 1")
     if not hasattr(optimizer, "register_step_post_hook"):
@@ -155,32 +163,36 @@ def corrected_steps(
             raise DeltaflError(f"{name!r} of the correction has shape {part.shape}, expected {shape}")
     # A tensor that has two names moves once.
     parts = {id(tensors[name]): (tensors[name], tensors[name].new_tensor(part)) for name, part in correction.items()}
-    left, stepped = num_steps, [tensor for group in optimizer.param_groups for tensor in group["params"]]
-    before = list[Any]()
+    left, taken, original, own = num_steps, 0, optimizer.step, vars(optimizer).get("step")
 
     def add(share: float) -> None:
         for tensor, part in parts.values():
             tensor.data.add_(part, alpha=share)
 
-    def before_step(*_: Any) -> None:
-        before[:] = [tensor.detach().clone() for tensor in stepped]
-
-    def after_step(*_: Any) -> None:
-        nonlocal left
-        for tensor, old in zip(stepped, before, strict=False):
-            tensor.data.lerp_(old, 1 - step_factor)
+    # Not the optimizer's hooks: they run twice where a subclass calls the step that it overrides.
+    @wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        nonlocal left, taken
+        stepped = [tensor for group in optimizer.param_groups for tensor in group["params"]] if factor < 1 else []
+        before = [tensor.detach().clone() for tensor in stepped]
+        result = original(*args, **kwargs)
+        for tensor, old in zip(stepped, before, strict=True):
+            tensor.data.lerp_(old, 1 - factor)
+        taken += 1
         if left > 0:
             left -= 1
             add(1 / num_steps)
+        return result
 
-    hooks = [optimizer.register_step_post_hook(after_step)]
-    if step_factor < 1:
-        hooks.append(optimizer.register_step_pre_hook(before_step))
+    optimizer.step = step
     try:
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
+        del optimizer.step
+        if own is not None:
+            optimizer.step = own
+    if factor < 1 and taken == 0:
+        raise DeltaflError("the optimizer that corrected_steps was given took no step; give the one that trains")
     add(left / num_steps)
 
 

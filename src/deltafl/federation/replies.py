@@ -28,8 +28,8 @@ class ClientReply(NamedTuple):
     num_steps: float = 1
     #: From a client that keeps its own memory: the name of the c_i that it subtracted.
     since: int | None = None
-    #: Whether the client corrected its local steps.
-    corrected: bool = False
+    #: The factor of its own steps with which the client corrected its local steps; None if it did not.
+    corrected: float | None = None
 
 
 def reply_of(arrays: Arrays, metrics: Mapping[str, object], since: int | None = None) -> ClientReply:

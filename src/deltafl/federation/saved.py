@@ -126,7 +126,8 @@ def _take(folder: Path, federation: Federation, header: dict[str, Any], arrays: 
         plan = replace(federation.rules.plan, seed=int(header["settings"]["seed"]))
         federation.rules = replace(federation.rules, plan=plan)
     for name, now in _settings(federation).items():
-        before = header["settings"][name]
+        # States of before federations had mime lack it.
+        before = header["settings"].get(name, 0.0) if name == "mime" else header["settings"][name]
         if before != now:
             what = "another seed" if name == "seed" else f"{name} = {before}, now it is {now}"
             cure = "write it as it was, or choose a new state_path"
@@ -187,6 +188,7 @@ def _settings(federation: Federation) -> dict[str, Any]:
         **{name: texts[name] for name in ("sampler", "estimator", "server_optimizer", "seed", "norm_guard")},
         **{name: texts.get(name) for name in ("clip", "dp")},
         "average": float(rules.plan.average),
+        "mime": float(rules.plan.mime),
         "n / min_clients": None if rules.plan.dp is None else rules.plan.n / rules.min_clients,
         "weights": rules.weights,
         "max_ratio": rules.max_ratio,

@@ -23,7 +23,7 @@ KIND, CLIENT_ID, NUM_EXAMPLES, AUX = "kind", "client-id", "num-examples", "aux"
 TRAINED, MEMORY_EXPECTED, MEMORY_SINCE = "deltafl-trained", "deltafl-taken", "memory-since"
 #: In a train message's config: [size, noise] of the answer that is wanted. In the reply: the answer.
 CENSUS = "deltafl-census"
-#: Beside the model in a train message: what ``take_correction`` takes out. In a reply: 1 if that was done.
+#: In a train message: what ``take_correction`` takes out. In a reply, if that was done: the step factor.
 CORRECTION, CORRECTED = "deltafl-correction", "steps-corrected"
 #: In a train message's config, with ``mime``: how many times its own steps the client takes.
 STEP_FACTOR = "deltafl-step-factor"
@@ -52,9 +52,9 @@ def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) 
     if is_train and CENSUS in config:
         return _census_reply(message, context, call_next, config)
     if is_train and CORRECTION in message.content:
-        reply = call_next(message, context)
+        factor, reply = _step_factor(config), call_next(message, context)
         if CORRECTION not in message.content and not reply.has_error():
-            reply.content[RECORD] = MetricRecord({CORRECTED: 1})
+            reply.content[RECORD] = MetricRecord({CORRECTED: factor})
         return reply
     if not is_train or not isinstance(expected, int):
         return call_next(message, context)
@@ -82,14 +82,15 @@ def take_correction(message: Message) -> Correction:
     each array in each of K steps. ``delta_mod`` then confirms that it was taken.
     """
     record, config = message.content.pop(CORRECTION, None), _config(message)
-    factor = config.pop(STEP_FACTOR, 1.0)
+    factor = _step_factor(config)
+    config.pop(STEP_FACTOR, None)
     arrays = {name: array.numpy() for name, array in record.items()} if isinstance(record, ArrayRecord) else {}
-    return Correction(arrays, factor if isinstance(factor, float) else 1.0)
+    return Correction(arrays, factor)
 
 
 def _census_reply(message: Message, context: Context, call_next: ClientAppCallable, config: ConfigRecord) -> Message:
     """The answer to a census, in the place of what was trained; an empty one if that is not the model."""
-    sent = _trained(message, config)
+    sent, factor = _trained(message, config), _step_factor(config)
     reply = call_next(message, context)
     if reply.has_error():
         return reply
@@ -97,7 +98,8 @@ def _census_reply(message: Message, context: Context, call_next: ClientAppCallab
         return Message(Error(_FAILED_PRECONDITION, NOT_CORRECTED), reply_to=message)
     received, asked = _trained(reply, config), config[CENSUS]
     answer = answer_census(sent, received, asked) if fits(sent, received) and isinstance(asked, list) else []
-    return Message(RecordDict({RECORD: MetricRecord({CENSUS: answer})}), reply_to=message)
+    answered = MetricRecord({CENSUS: answer, **({CORRECTED: factor} if factor < 1 else {})})
+    return Message(RecordDict({RECORD: answered}), reply_to=message)
 
 
 def register(
@@ -162,6 +164,11 @@ def _save_memory(context: Context, memory: ClientMemory) -> None:
 
 def _config(message: Message) -> ConfigRecord:
     return next(iter(message.content.config_records.values()), ConfigRecord())
+
+
+def _step_factor(config: ConfigRecord) -> float:
+    factor = config.get(STEP_FACTOR, 1.0)
+    return factor if isinstance(factor, float) else 1.0
 
 
 def _trained(message: Message, config: ConfigRecord) -> Arrays:

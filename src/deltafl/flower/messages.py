@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from ..arrays import Arrays
 from ..federation.federation import Federation
-from ..federation.local_work import Correction
+from ..federation.local_work import NOT_CORRECTED, Correction
 from ..federation.replies import ClientReply, Metrics, reply_of
 from . import client
 
@@ -49,7 +49,20 @@ def read_reply(reply: Message) -> ClientReply:
         arrays = {name: array.numpy() for name, array in records[0].items()}
     except Exception as error:  # whatever a client's bytes can make NumPy raise
         return ClientReply(fault=f"the reply's arrays cannot be read ({type(error).__name__})")
-    return reply_of(arrays, metrics, since)._replace(corrected=metrics.get(client.CORRECTED) == 1)
+    return reply_of(arrays, metrics, since)._replace(corrected=_corrected(metrics))
+
+
+def census_answer(reply: Message, step_factor: float) -> object:
+    """A client's answer to a census, or a sentence that says why it cannot be used."""
+    metrics = {} if reply.has_error() else all_metrics(reply)
+    if client.CENSUS in metrics and step_factor < 1 and _corrected(metrics) != step_factor:
+        return NOT_CORRECTED
+    return fault_of(reply) or metrics.get(client.CENSUS)
+
+
+def _corrected(metrics: Metrics) -> float | None:
+    factor = metrics.get(client.CORRECTED)
+    return float(factor) if isinstance(factor, int | float) else None
 
 
 def content_for_all(federation: Federation, arrays: Arrays, config: ConfigRecord, number: int) -> RecordDict:

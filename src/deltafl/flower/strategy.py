@@ -27,8 +27,8 @@ from ..server.privacy import DifferentialPrivacy
 from ..types import Cohort, RoundInfo
 from .client import CENSUS, MEMORY_EXPECTED
 from .messages import (
-    all_metrics,
     by_recipient,
+    census_answer,
     content_for,
     content_for_all,
     fault_of,
@@ -220,7 +220,7 @@ class DeltaStrategy(Strategy):
             sent = [(k, Message(asked[k], nodes[k], MessageType.TRAIN, ttl=ttl, group_id=str(number))) for k in keys]
             received = grid.send_and_receive([message for _, message in sent], timeout=self._timeout)
             replies = by_recipient(sent, received).items()
-            return {key: fault_of(reply) or all_metrics(reply).get(CENSUS) for key, reply in replies}
+            return {key: census_answer(reply, federation.step_factor) for key, reply in replies}
 
         self._cohort = cohort = select(federation, present, ask, log)
         self._trainings, keys = [], federation.keys
