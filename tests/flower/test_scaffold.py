@@ -1,13 +1,14 @@
 """Corrected local steps over messages: who is sent which correction, and what becomes of those who do not take it."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.serverapp import Grid
 
 from deltafl import DeltaflError, Population, Reports, close_round, init_round, make_plan, open_round
 from deltafl.federation.local_work import Correction
@@ -126,6 +127,15 @@ def test_only_train_messages_of_the_cohort_hold_a_correction() -> None:
     assert (len(trainings), len(questions)) == (5 + 2 * 2, 5)
     # The client took it out of its own message, which in this process is the server's.
     assert all("deltafl-correction" not in message.content for message in trainings)
+
+
+def test_the_momentum_is_serialized_once_for_the_whole_cohort() -> None:
+    """A large cohort's messages would otherwise hold a second model each."""
+    grid, strategy = FakeGrid(app_with([delta_mod]), configs(5)), DeltaStrategy("uniform", n=3, seed=1, mime=0.5)
+    start(strategy, grid, 1)
+    contents = [m.content for m in strategy.configure_train(2, ArrayRecord(), ConfigRecord(), cast(Grid, grid))]
+    assert len({id(content) for content in contents}) == 3
+    assert len({id(content["deltafl-correction"]) for content in contents}) == 1
 
 
 @pytest.mark.parametrize("fault", ["no mod", "not taken"])

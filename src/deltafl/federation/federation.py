@@ -141,10 +141,11 @@ class Federation:
     def corrections(self, cohort: Cohort) -> list[Correction]:
         """What each client of a cohort adds to its local steps: c - c_i with ``scaffold``, beta S with ``mime``."""
         drift = self.plan.drifts(self.current, cohort.client_n)
-        if drift is None:
-            return [Correction() for _ in cohort.client_n]
-        drift_nd = np.broadcast_to(drift, (len(cohort.client_n), self.num_params))
-        return [Correction(split(drift_d, self.layout.trained), self.step_factor) for drift_d in drift_nd]
+        trained, factor = self.layout.trained, self.step_factor
+        if drift is not None and drift.ndim > 1:
+            return [Correction(split(own_d, trained), factor) for own_d in drift]
+        common = Correction(None if drift is None else split(drift, trained), factor)
+        return [common] * len(cohort.client_n)
 
     def open(self, present: Collection[str]) -> Cohort:
         """Select from the clients that are present; the same cohort until the round is closed."""

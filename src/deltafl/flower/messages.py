@@ -1,6 +1,6 @@
 """Flower's messages as plain values, and back; what comes from a client is untrusted and may be anything."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from ..federation.replies import ClientReply, Metrics, reply_of
 from . import client
 
 Key = TypeVar("Key")
+Entries = Mapping[str, int | list[float] | None]
 
 
 def by_recipient(sent: Iterable[tuple[Key, Message]], replies: Iterable[Message]) -> dict[Key, Message]:
@@ -73,13 +74,13 @@ def content_for_all(federation: Federation, arrays: Arrays, config: ConfigRecord
     return RecordDict({"arrays": to_record(arrays), "config": sent})
 
 
-def content_for(content: RecordDict, correction: Correction, more: dict[str, int | list[float] | None]) -> RecordDict:
-    """What one client is sent: the common content, its correction, and more entries of its config, where not None."""
+def content_for(content: RecordDict, correction: Correction, record: ArrayRecord, config: Entries) -> RecordDict:
+    """What one client is sent: the common content, its correction with its record, and entries of its config."""
     factor = correction.step_factor if correction.step_factor < 1 else None
-    own = {name: value for name, value in {**more, client.STEP_FACTOR: factor}.items() if value is not None}
-    if own:
-        content = RecordDict({**content, "config": ConfigRecord({**content.config_records["config"], **own})})
-    return RecordDict({**content, client.CORRECTION: to_record(correction)}) if correction else content
+    own = {name: value for name, value in {**config, client.STEP_FACTOR: factor}.items() if value is not None}
+    # A client in this process takes these out of its message: they are not shared, but for the arrays.
+    sent = {**content, "config": ConfigRecord({**content.config_records["config"], **own})}
+    return RecordDict({**sent, client.CORRECTION: record} if record else sent)
 
 
 def to_record(arrays: Arrays) -> ArrayRecord:

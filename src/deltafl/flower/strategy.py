@@ -216,16 +216,18 @@ class DeltaStrategy(Strategy):
 
         def ask(keys: list[str], census: Census) -> dict[str, object]:
             first = Correction(step_factor=federation.step_factor)
-            asked = {key: content_for(content, first, {CENSUS: question(census)}) for key in keys}
+            asked = {key: content_for(content, first, ArrayRecord(), {CENSUS: question(census)}) for key in keys}
             sent = [(k, Message(asked[k], nodes[k], MessageType.TRAIN, ttl=ttl, group_id=str(number))) for k in keys]
             received = grid.send_and_receive([message for _, message in sent], timeout=self._timeout)
             replies = by_recipient(sent, received).items()
             return {key: census_answer(reply, federation.step_factor) for key, reply in replies}
 
         self._cohort = cohort = select(federation, present, ask, log)
-        self._trainings, keys = [], federation.keys
-        for client, correction in zip(cohort.client_n.tolist(), federation.corrections(cohort), strict=True):
-            own = content_for(content, correction, {MEMORY_EXPECTED: federation.expected_memory(client)})
+        self._trainings, keys, corrections = [], federation.keys, federation.corrections(cohort)
+        records = {id(correction): to_record(correction) for correction in corrections}  # with mime one for all
+        for client, correction in zip(cohort.client_n.tolist(), corrections, strict=True):
+            expected = {MEMORY_EXPECTED: federation.expected_memory(client)}
+            own = content_for(content, correction, records[id(correction)], expected)
             message = Message(own, nodes[keys[client]], MessageType.TRAIN, ttl=ttl, group_id=str(number))
             self._trainings.append((client, message))
         return [message for _, message in self._trainings]
