@@ -6,14 +6,14 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from ..arrays import Arrays
 from ..errors import DeltaflError
 from ..estimators.remote import NOTHING, ClientMemory
-from ..federation.local_work import NOT_CORRECTED, Correction, answer_census, fits, subtract_memory
+from ..federation.local_work import Correction, answer_census, fits, subtract_memory
 from ..io import private_folder, write_atomically
 
 #: The record that the mod adds, and the action of the registration query (``query.deltafl``).
@@ -28,7 +28,6 @@ CORRECTION, CORRECTED = "deltafl-correction", "steps-corrected"
 #: In a train message's config, with ``mime``: how many times its own steps the client takes.
 STEP_FACTOR = "deltafl-step-factor"
 
-_FAILED_PRECONDITION = 6  # Flower's code for what a mod finds missing
 _MEMORY_FILE = "memory-file"
 _MEMORY_RECORD = "deltafl-memory"
 
@@ -94,11 +93,12 @@ def _census_reply(message: Message, context: Context, call_next: ClientAppCallab
     reply = call_next(message, context)
     if reply.has_error():
         return reply
-    if STEP_FACTOR in config:
-        return Message(Error(_FAILED_PRECONDITION, NOT_CORRECTED), reply_to=message)
     received, asked = _trained(reply, config), config[CENSUS]
-    answer = answer_census(sent, received, asked) if fits(sent, received) and isinstance(asked, list) else []
-    answered = MetricRecord({CENSUS: answer, **({CORRECTED: factor} if factor < 1 else {})})
+    answered = MetricRecord({CENSUS: []})
+    if fits(sent, received) and isinstance(asked, list):
+        answered[CENSUS] = answer_census(sent, received, asked)
+    if factor < 1 and STEP_FACTOR not in config:
+        answered[CORRECTED] = factor
     return Message(RecordDict({RECORD: answered}), reply_to=message)
 
 
