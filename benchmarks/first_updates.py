@@ -23,7 +23,7 @@ import numpy as np
 from deltafl import Plan
 from deltafl.analysis import area_under, fieller
 from deltafl.analysis.statistics import Interval
-from deltafl.estimators.control_variates import ControlValue
+from deltafl.estimators.control_variates import ControlValue, ControlVariate
 from deltafl.estimators.two_phase import TwoPhase, TwoPhaseState
 from deltafl.simulation import RunSettings, RunStore, run_jobs
 from deltafl.simulation.engine import Engine
@@ -40,20 +40,23 @@ from timing import machine  # noqa: E402
 
 @dataclass(frozen=True)
 class FirstRoundOnly(TwoPhase):
-    """Forgets the first updates after the first round, but for the regression on x that they begin with."""
+    """Forgets the first updates after the census, but for the regression on x that they begin with."""
 
     def value(self, state: TwoPhaseState, client_n: IntArray) -> ControlValue:  # noqa: D102
-        if state.rounds == 0:
-            return super().value(state, client_n)
         return self.regression.value(state.regression, client_n)
 
 
 @dataclass(frozen=True)
 class FullInSecond(TwoPhase):
-    """Trusts the first updates in full in the second round, too."""
+    """Trusts the first updates in full in the second round."""
 
     def value(self, state: TwoPhaseState, client_n: IntArray) -> ControlValue:  # noqa: D102
-        return super().value(state._replace(rounds=np.maximum(state.rounds, 2)) if state.rounds else state, client_n)
+        (total_d, own_nd), first = (part.value(inner, client_n) for part, inner in zip(self._parts, state, strict=True))
+        return ControlValue(total_d + first.total_d, own_nd + first.control_nd)
+
+    @property
+    def _parts(self) -> tuple[ControlVariate, ControlVariate]:
+        return self.regression, self.first
 
 
 @dataclass(frozen=True)

@@ -187,28 +187,10 @@ def sentence(judgement: Judgement) -> str:
     others, ours = (_names(judgement.ahead(own)) for own in (False, True))
     number = sum(not is_ours(pair.second) for pair in pairs)
     ahead = (others or f"none of {number} methods of others") + (f"; of ours {ours}" if ours else "")
-    late = (_late(judgement) if needs(label) == "census" else "") + _of_the_best(judgement)
     remark = f" {result.part.remark}" if result.part.remark else ""
-    return f"{result.part.title}: {word}, `{label}` closes {gap}{late}; ahead of it: {ahead}.{remark}"
-
-
-def _late(judgement: Judgement) -> str:
-    """The gap if the round of the census counts as one after which the model is still the untrained one."""
-    result, label = judgement.result, judgement.label
-    main, chance = measures(result.part)[0], result.part.chance
-
-    def value(run: Run) -> float | None:
-        if not run.rounds_before:
-            return main.value(run)
-        round_r, accuracy_r = np.append(1, run.round_r + 1), np.append(chance, run.accuracy_r)
-        return main.value(run._replace(round_r=round_r, accuracy_r=accuracy_r))
-
-    late = main._replace(value=value)
-    found, others = gap_of(result, label, late), [pair.second for pair in judgement.pairs if not is_ours(pair.second)]
-    pairs = filter(None, (against(result, late, label, other) for other in others))
-    ahead = _names([pair for pair in pairs if pair.status == "contradicted"])
-    then = f" (then ahead: {ahead})" if ahead else ""
-    return f", or {found} with its census as a round without progress{then}" if found.value is not None else ""
+    return (
+        f"{result.part.title}: {word}, `{label}` closes {gap}{_of_the_best(judgement)}; ahead of it: {ahead}.{remark}"
+    )
 
 
 def _of_the_best(judgement: Judgement) -> str:

@@ -163,6 +163,19 @@ def as_array(numbers: Any) -> Array:
     return np.asarray(numbers)
 
 
+def initial_model(params: Any) -> Params:
+    """A model that rounds begin with, float32 (d,): a flat array of finite numbers as it is, or a flattened model."""
+    try:
+        params_d = flatten(params) if is_model(params) else np.array(as_array(params), dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, DeltaflError):
+            raise
+        raise DeltaflError("params must be one flat array of numbers; write deltafl.flatten(model)") from None
+    if (bad := np.count_nonzero(~np.isfinite(params_d))) or params_d.ndim != 1:
+        raise DeltaflError(f"params of shape {params_d.shape}, {bad} not finite; give a flat array of finite numbers")
+    return params_d
+
+
 def is_model(given: Any) -> bool:
     """Whether this is a module, a dict or a list of arrays (by its first entry) rather than one list of numbers."""
     if type(given) in (list, tuple) and given:

@@ -9,7 +9,7 @@ Users are drawn when their round opens, never ahead of another's end: all sample
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
 
     It takes every algorithm whose statistics are one update of the model's parameters, such as ``FederatedAveraging``
     and ``FedProx``. The model's central optimizer moves the model along the step: with ``SGD(lr=1)`` the models are
-    those of the plan. A census is taken of all users before the first round.
+    those of the plan. A census is taken of all users, in the first round.
 
     What ``LocalSteps`` measures counts where the algorithm's ``train_one_user`` returns it as metrics:
     ``Metrics(list(steps.metrics().items()))``. A run that was killed goes on as it would have, if the saveables of
@@ -104,15 +104,23 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
             updates, reports = users.replies()
             self.state, info = close_round(plan, state, cohort, updates, reports)
             self.history.append(info)
-            step = dict(zip(arrays, unflatten(self.state.params_d - params_d, list(arrays.values())), strict=True))
-            logged = Metrics([(f"deltafl | {name}", number) for name, number in round_metrics(info).items()])
-            return MappedVectorStatistics(step, weight=1.0), logged
+            return step(), Metrics([(f"deltafl | {name}", number) for name, number in round_metrics(info).items()])
+
+        def close_census() -> Any:
+            self._answer([part.shape for part in arrays.values()])
+            return step(), Metrics()
+
+        def step() -> Any:
+            self.state = self.state or init_round(self.plan, params_d)
+            change = unflatten(self.state.params_d - params_d, list(arrays.values()))
+            return MappedVectorStatistics(dict(zip(arrays, change, strict=True)), weight=1.0)
 
         if self.state is None:
             if self.plan.census is not None and self.plan.population.norm_m is None:
-                users.close = None
-                await train(list(range(self.plan.population.num_clients)))
-                self._answer([part.shape for part in arrays.values()])
+                users.close = close_census
+                first = await train(list(range(self.plan.population.num_clients)))
+                if cast(RoundState, self.state).round > 0:  # the census was the first round
+                    return first
             self.state = init_round(self.plan, params_d)
         # The central optimizer has moved the model: with SGD(lr=1) by the step, up to rounding.
         plan, state = self.plan, self.state._replace(params_d=params_d)
@@ -155,8 +163,8 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
         self.clients: list[int] = []
         #: The model's arrays.
         self.names: list[str] = []
-        #: What is handed on in place of the sum; None in a census, whose sum nobody uses.
-        self.close: Callable[[], Any] | None = None
+        #: What is handed on in place of the sum.
+        self.close: Callable[[], Any]
         self._training = -1
         self._received: dict[int, tuple[Params, ClientReply]] = {}
 
@@ -187,7 +195,7 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
 
     def postprocess_server(self, *, stats: Any, central_context: Any, aggregate_metrics: Metrics) -> Any:
         """The step of the round."""
-        return (stats, Metrics()) if self.close is None else self.close()
+        return self.close()
 
     def replies(self) -> tuple[list[Params], Reports]:
         """Updates and reports in the cohort's order, from all processes; they are forgotten here."""

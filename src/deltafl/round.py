@@ -21,19 +21,19 @@ import numpy as np
 import numpy.typing as npt
 
 from .accumulate import Accumulator, clients_of
-from .arrays import as_array, flatten, is_model
+from .arrays import initial_model, is_model
 from .designs.inclusion import check_anyone, check_cohort, check_cohort_size, mask_of
 from .errors import DeltaflError, WithRanges, unknown_name
 from .estimators.control_variates import ControlVariate
 from .estimators.remote import RemoteControl, RemoteReply
 from .estimators.table import Estimator, find_estimator
 from .samplers import Label, RunFacts, Sampler, find_sampler, make_sampler, parse_label
-from .samplers.census import Census
+from .samplers.census import LONGEST, Census
 from .samplers.label import needs_value
 from .scale.persistent_array import PersistentArray
 from .scale.rows import RowFormat
 from .server.average import AverageState, average_in, init_average
-from .server.clipping import init_norms
+from .server.clipping import RADIUS, init_norms
 from .server.mime import MimeState, drift, init_mime
 from .server.norm_guard import init_guard, shorten
 from .server.optimizers import FedExP, ServerOptimizer, Sgd
@@ -140,7 +140,8 @@ class Plan(WithRanges):
         """The plan after a census: ``answers`` has that of each client to ``census``, or None."""
         if self.census is None:
             raise DeltaflError(f"{type(self.sampler).__name__} asks for no census; write the sampler 'census'")
-        return replace(self, population=self.census.population(self.population, answers))
+        longest = LONGEST if self.clip is None else RADIUS
+        return replace(self, population=self.census.population(self.population, answers, longest))
 
     def response_rates(self, state: "RoundState", client_k: IntArray | None = None) -> FloatArray:
         """max(floor, a_i q_i), float64 (k,): how likely some clients, or all of them, are available and reply.
@@ -272,20 +273,19 @@ class Broadcast(NamedTuple):
 
 
 def init_round(plan: Plan, params: Any) -> RoundState:
-    """The state before the first round. ``params`` is a 1-d array of finite numbers, kept as float32, or a model."""
-    try:
-        params_d = flatten(params) if is_model(params) else np.array(as_array(params), dtype=np.float32)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, DeltaflError):
-            raise
-        raise DeltaflError("params must be one flat array of numbers; write deltafl.flatten(model)") from None
-    if (bad := np.count_nonzero(~np.isfinite(params_d))) or params_d.ndim != 1:
-        raise DeltaflError(f"params of shape {params_d.shape}, {bad} not finite; give a flat array of finite numbers")
-    state, rule, nobody = blank_state(plan, params_d), plan.rule.control, np.zeros(0, dtype=np.int64)
-    state = state._replace(control=rule.at_model(state.control, plan.population, params_d, 0))
-    if plan.mime > 0 and rule.uses_first_updates:
-        state = state._replace(mime=init_mime(plan.mime, rule.value(state.control, nobody).total_d))
-    return state
+    """The state before the first draw. ``params`` is a 1-d array of finite numbers, kept as float32, or a model.
+
+    A census with first updates is round 0: the model moves by their mean, and the next round is round 1.
+    """
+    params_d = initial_model(params)
+    state, rule = blank_state(plan, params_d), plan.rule.control
+    if (mean_d := rule.first_mean(state.control)) is not None:  # the first round has been played
+        delta_d = mean_d / (1 - plan.mime)
+        following_d, optimizer = plan.server_optimizer.step(params_d, delta_d, state.optimizer)
+        average = average_in(plan.average, state.average, params_d, following_d, 1)
+        mime = init_mime(plan.mime, mean_d)
+        state = state._replace(round=1, params_d=following_d, optimizer=optimizer, average=average, mime=mime)
+    return state._replace(control=rule.at_model(state.control, plan.population, state.params_d, state.round))
 
 
 def blank_state(plan: Plan, params_d: Params) -> RoundState:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from conftest import Recorder, make_problem, mean_estimate, play
 from deltafl import DeltaflError, Plan, init_round, make_plan, open_round, stream
 from deltafl.estimators.learned_coefficient import LearnedCoefficientState
-from deltafl.estimators.two_bits import code_length, decode, encode, norms, scaled
+from deltafl.estimators.two_bits import KEPT, code_length, decode, encode, norms, scaled
 from deltafl.estimators.two_phase import LastResiduals, TwoPhase, TwoPhaseState
 from deltafl.federation.clients import resize_state
+from deltafl.server.optimizers import Sgd
 from deltafl.types import FloatArray, Population
 
 
@@ -75,7 +76,7 @@ def prepared(
 ) -> tuple[Plan, list[Any], FloatArray]:
     """A plan after its census, with problems of several rounds; and what the server reads of the first updates."""
     problems = [make_problem([3, 1, 2, 5, 2, 4], d=d, seed=seed) for seed in range(4)]
-    plan = make_plan(label, problems[0].population, 3, server_optimizer=Recorder(), **options)
+    plan = make_plan(label, problems[0].population, 3, **{"server_optimizer": Recorder(), **options})
     assert plan.census is not None
     answers: list[Any] = [plan.census.answer(update_d) for update_d in problems[0].update_md]
     read_md = np.array([slow_twin(update_d) for update_d in problems[0].update_md.astype(np.float64)])
@@ -86,30 +87,66 @@ def prepared(
 LABEL = "census(components=2,size=8)"
 
 
-def test_a_momentum_starts_from_what_everybody_sent() -> None:
-    """First updates are made without the momentum, by steps of 1 - beta; the start makes up for that."""
-    plan, _, read_md = prepared(LABEL, mime=0.75)
-    mean_d = plan.population.weight_m @ read_md
+@pytest.mark.parametrize("settings", [{"mime": 0.75}, {"average": 0.5}, {"server_optimizer": Sgd(2.0)}])
+def test_the_census_is_the_first_round(settings: dict[str, Any]) -> None:
+    """The model moves by the mean of the first updates; with a momentum they were made by steps of 1 - beta."""
+    plan, _, read_md = prepared(LABEL, **{"server_optimizer": Sgd(), **settings})
+    start_d = np.array([0.5, -1.0, 2.0], np.float32)
+    state, mean_d = init_round(plan, start_d), plan.population.weight_m @ read_md / KEPT / (1 - plan.mime)
     assert np.linalg.norm(mean_d) > 0.1
-    np.testing.assert_allclose(init_round(plan, np.zeros(3)).mime.momentum_d, mean_d / 0.25, rtol=1e-5)
-    knows_nothing, _, _ = prepared(f"{LABEL}@@regression-damped", mime=0.75)
-    np.testing.assert_array_equal(init_round(knows_nothing, np.zeros(3)).mime.momentum_d, np.zeros(3))
+    assert state.round == 1
+    lr = plan.server_optimizer.lr if isinstance(plan.server_optimizer, Sgd) else 1.0
+    np.testing.assert_allclose(state.params_d, start_d + lr * mean_d, rtol=1e-5)
+    np.testing.assert_allclose(plan.model(state), state.params_d)
+    if plan.mime:
+        np.testing.assert_allclose(state.mime.momentum_d, mean_d, rtol=1e-5)
 
 
-def test_the_first_round_takes_what_everybody_sent_and_teaches_nothing() -> None:
-    plan, problems, read_md = prepared(LABEL)
-    weight_m, state = plan.population.weight_m, init_round(plan, np.zeros(3))
-    value = plan.rule.control.value(state.control, np.arange(6))
-    np.testing.assert_allclose(value.control_nd, read_md, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(value.total_d, weight_m @ read_md, rtol=1e-9, atol=1e-12)
-    following = play(plan, state, problems[:1])
-    after = plan.rule.control.value(following.control, np.arange(6))
-    trust = plan.rule.control.coefficient(following.control)
-    np.testing.assert_allclose(after.control_nd, trust * value.control_nd)
-    np.testing.assert_allclose(after.total_d, trust * value.total_d)
+def test_no_answers_make_the_model_infinite() -> None:
+    """Not even if all clients lie."""
+    answers = [np.concatenate([np.ones(8), [1e60], code_c * [1e60, *[1] * 10]]) for code_c in np.ones((6, 11))]
+    plan = make_plan(LABEL, [1, 2, 3, 4, 5, 6], 3, mime=0.9)
+    state = init_round(plan.with_census(answers), np.ones(3))
+    assert np.isfinite(state.params_d).all() and np.linalg.norm(state.params_d) > 1e17
 
 
-def test_the_second_round_trusts_first_updates_by_the_share_that_the_components_explain() -> None:
+def test_the_first_step_is_as_exact_as_the_theory_says() -> None:
+    """(1 - kappa) / kappa sum_j w_j^2 norm(u_j)^2 of independent updates; 0.133 norm(ubar)^2 at most of equal ones."""
+    rng = np.random.default_rng(7)
+    m, d = 100, 5120
+    population = Population.from_sizes(rng.integers(1, 9, size=m))._replace(aux_mq=rng.normal(size=(m, 3)))
+    own_md, same_d = rng.normal(size=(m, d)), rng.normal(size=d)
+    errors = []
+    for update_md in (own_md, np.tile(same_d, (m, 1))):
+        code_mc = np.array([encode(update_d) for update_d in update_md])
+        control = TwoPhase()
+        mean_d = control.first_mean(control.init(population._replace(code_mc=code_mc), d))
+        assert mean_d is not None
+        errors.append(float(np.sum((mean_d - population.weight_m @ update_md) ** 2)))
+    expected = (1 - KEPT) / KEPT * float(population.weight_m**2 @ (own_md**2).sum(axis=1))
+    assert errors[0] == pytest.approx(expected, rel=0.1)
+    assert 0.12 < errors[1] / np.sum(same_d**2) < 0.14
+
+
+def test_a_census_without_first_updates_moves_nothing() -> None:
+    plan, _, _ = prepared(f"{LABEL}@@regression-damped", mime=0.75)
+    state = init_round(plan, np.ones(3))
+    assert state.round == 0
+    np.testing.assert_array_equal(state.params_d, np.ones(3))
+    np.testing.assert_array_equal(state.mime.momentum_d, np.zeros(3))
+
+
+def test_with_clip_no_first_update_is_longer_than_one_and_a_half_medians() -> None:
+    """So a client that lies moves the model in the first round by its weight times that, up to the code."""
+    free, _, _ = prepared(LABEL, spoilt={3: LIE})
+    plan, _, _ = prepared(LABEL, spoilt={3: LIE}, clip="median", server_optimizer=Sgd())
+    assert free.population.code_mc is not None and plan.population.code_mc is not None
+    radius = 1.5 * np.median(norms(free.population.code_mc))
+    assert norms(plan.population.code_mc).max() == pytest.approx(radius)
+    assert 0.1 * radius < np.linalg.norm(init_round(plan, np.zeros(3)).params_d) < radius
+
+
+def test_the_next_round_trusts_first_updates_by_the_share_that_the_components_explain() -> None:
     """On many clients, whose first updates are what the components say and as much noise again: about one half."""
     rng = np.random.default_rng(5)
     m, d = 200, 2560
@@ -120,15 +157,15 @@ def test_the_second_round_trusts_first_updates_by_the_share_that_the_components_
     population = population._replace(aux_mq=aux_mq, code_mc=code_mc)
     control = TwoPhase()
     state = control.init(population, d)
-    assert control.coefficient(state) == 1
-    trust = control.coefficient(state._replace(rounds=np.array(1)))
+    trust = control.coefficient(state)
     weight_m, design_mq = population.weight_m, population.design_mq()
     read_md, root_m = decode(code_mc, d), np.sqrt(weight_m)[:, None]
     fitted_md = design_mq @ np.linalg.lstsq(root_m * design_mq, root_m * read_md, rcond=None)[0]
     explained = (weight_m @ fitted_md**2).sum() / (weight_m @ read_md**2).sum()
     assert trust == pytest.approx(explained, rel=0.01)
     assert 0.4 < trust < 0.6
-    assert control.coefficient(state._replace(rounds=np.array(2))) == 1
+    learnt = state.regression._replace(cross=np.array(3.0), square=np.array(2.0))
+    assert control.coefficient(state._replace(regression=learnt)) == 1
 
 
 def test_later_rounds_predict_by_regression_and_what_it_left_of_each_clients_last_update() -> None:
@@ -137,8 +174,8 @@ def test_later_rounds_predict_by_regression_and_what_it_left_of_each_clients_las
     weight_m, design_mq = plan.population.weight_m, plan.population.design_mq()
     root_m = np.sqrt(weight_m)[:, None]
     left_md = read_md - design_mq @ np.linalg.lstsq(root_m * design_mq, root_m * read_md, rcond=None)[0]
-    state = play(plan, init_round(plan, np.zeros(3)), problems[:1])
-    for problem in [problems[0]] * 3:
+    state = init_round(plan, np.zeros(3))
+    for problem in [problems[0]] * 2:
         before: TwoPhaseState = state.control
         predicted_md = coefficient_of(before.regression) * design_mq @ before.regression.control.slope_qd
         for client in open_round(plan, state).client_n:

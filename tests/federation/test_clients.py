@@ -101,7 +101,8 @@ def test_the_availability_of_a_newcomer_is_soon_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "label", ["pracdelta@systematic@difference-own", "innovation", "cluster-is", "balanced", "census"]
+    "label",
+    ["pracdelta@systematic@difference-own", "innovation", "cluster-is", "balanced", "census@@regression-damped"],
 )
 def test_joining_before_the_first_round_equals_starting_with_everybody(label: str) -> None:
     late, early = federation(label, m=4), federation(label, m=9)

@@ -227,7 +227,7 @@ def test_who_does_not_answer_counts_as_the_mean(
     assert "census: no answer from 1 clients: " + reason in flower_log.text
     assert "they count as the mean of all: client:hospital-3" in flower_log.text
     assert "Census: 5 of 6 clients answered" in flower_log.text
-    assert len(strategy.history) == 5
+    assert len(strategy.history) == 4  # the census was the first round
     assert same_tree(fed.current.responded_m, fed.current.selected_m)  # silence in the census is no missed round
 
 
@@ -262,7 +262,7 @@ def test_a_server_that_is_killed_in_its_first_round_does_not_ask_again(tmp_path:
         return grid, played(SMALL, grid, 5, state_path=folder)[1]
 
     _, through = interrupted(tmp_path / "through", None)
-    for deadly in (1, 3):
+    for deadly in (2, 3):
         grid, again = interrupted(tmp_path / str(deadly), deadly)
         assert len(asked(grid)) == 6
         assert again.clients == through.clients

@@ -100,7 +100,7 @@ def test_who_knows_no_step_factor_is_refused(flower_log: pytest.LogCaptureFixtur
     grid = FakeGrid(app_with([delta_mod]), configs(5))
     grid.fail[997] = app_with([older_mod])
     strategy = DeltaStrategy(f"{CENSUS}+mime=0.5", n=5, seed=1)
-    federation = played(strategy, grid, 1)
+    federation = played(strategy, grid, 2)
     assert [len(client.aux) > 0 for client in federation.clients.values()] == [True, True, True, False, True]
     assert strategy.history[0].num_responded == 4
     assert "reply of client:hospital-3 rejected: the client did not correct its local steps" in flower_log.text
@@ -121,7 +121,7 @@ def test_the_momentum_of_a_saved_federation_stays(before: float, now: float, tmp
 
 def test_only_train_messages_of_the_cohort_hold_a_correction() -> None:
     grid = FakeGrid(app_with([delta_mod]), configs(5))
-    played(DeltaStrategy(CENSUS, n=2, seed=1, scaffold=True), grid, 2)
+    played(DeltaStrategy(CENSUS, n=2, seed=1, scaffold=True), grid, 3)
     trainings = [message for message in grid.sent if message.metadata.message_type == "train"]
     questions = [m for m in trainings if "deltafl-census" in m.content.config_records["config"]]
     assert (len(trainings), len(questions)) == (5 + 2 * 2, 5)

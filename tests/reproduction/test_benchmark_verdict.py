@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up_benchmark import MADE_UP, VIEW, curve, made_up, write_runs
+from made_up_benchmark import MADE_UP, VIEW, made_up, write_runs
 
 from deltafl.simulation import RunRecord, RunStore, Score
 from reproduction.benchmark.judge import Judgement, gap_of, headline, judge, measures, no_task, sentence
@@ -75,20 +75,6 @@ def test_a_better_method_of_ours_is_said_but_does_not_decide(tmp_path: Path) -> 
         assert f"; ahead of it: none of 2 methods of others; of ours `{label}`{more} by " in sentence(judgement)
     judgement = judge(result_of(tmp_path / "b", MADE_UP | {"spread": [9, 9, 8, 10, 9]}), SEEN)
     assert sentence(judgement).endswith("; ahead of it: none of 2 methods of others.")
-
-
-def test_the_model_is_the_untrained_one_after_the_round_of_a_census(tmp_path: Path) -> None:
-    reached = [8, 9, 7, 9, 8]
-    result = result_of(tmp_path, MADE_UP | {"census": reached})
-    own = np.mean([(0.1 + sum(curve(39, at, 40))) / 40 for at in reached])
-    base, full = (np.mean([curve(40, at, 40) for at in MADE_UP[label]]) for label in ("uniform", "full"))
-    view = View(**VIEW | {"recommended": "census"})
-    text = sentence(judge(result, view))
-    assert f", or {(own - base) / (full - base):.2f} [" in text
-    assert text.endswith("] with its census as a round without progress; ahead of it: none of 2 methods of others.")
-    ahead = sentence(judge(result_of(tmp_path / "b", MADE_UP | {"census": reached, "divfl": [8, 9, 7, 9, 7]}), view))
-    assert "as a round without progress (then ahead: `divfl` (biased) by 1.5 points [" in ahead
-    assert ahead.endswith("; ahead of it: none of 3 methods of others.")
 
 
 def test_a_narrow_gap_is_no_task_on_test_or_tuning_seeds(tmp_path: Path) -> None:

@@ -287,11 +287,14 @@ def run(folder: Path, **changes: object) -> RunDirectory:
 
 def test_a_run_begins_with_a_census_that_is_paid_for(tmp_path: Path) -> None:
     lines = list(run(tmp_path / "a").lines("rounds.jsonl"))
-    assert lines[0]["answers"] == 20
-    assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (20 * 650 * 4, 20 * (129 + 33) * 8)
+    assert lines[0].keys() == {"round", "test"}
+    assert (lines[1]["answers"], lines[1]["cohort"], lines[1]["num_responded"]) == (20, list(range(20)), 20)
+    assert (lines[1]["bytes_down"], lines[1]["bytes_up"]) == (20 * 650 * 4, 20 * (129 + 33) * 8)
+    assert lines[1]["test"]["accuracy"] > lines[0]["test"]["accuracy"] + 0.1  # it moves the model
+    assert [line["num_selected"] for line in lines[2:]] == [4] * 3
     timings = list(RunDirectory(tmp_path / "a").lines("timings.jsonl"))
-    assert timings[0]["cpu_seconds"] > 0
-    assert all(0 < timing["client_seconds"] < timing["seconds"] for timing in timings)
+    assert timings[1]["cpu_seconds"] > 0
+    assert all(0 < timing["client_seconds"] < timing["seconds"] for timing in timings[1:])
     assert timings[-1]["server_bytes"] > 650 * 4 * 11  # the model, and one for the mean and each of ten components
     # Nobody's share of labels is looked at: without any the rounds are the same.
     other = run(tmp_path / "b", workers=2)

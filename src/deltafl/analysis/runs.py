@@ -12,7 +12,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import DeltaflError
-from ..samplers import SAMPLERS, base_name
+from ..estimators.table import find_estimator
+from ..samplers import SAMPLERS, base_name, make_sampler, parse_label
 from ..types import FloatArray, IntArray
 
 Metric = Literal["accuracy", "loss"]
@@ -82,8 +83,8 @@ class Run(NamedTuple):
 
     @property
     def rounds_before(self) -> int:
-        """Rounds before the first one in which every client works: 1 for a sampler that begins with a census."""
-        return int(begins_with_census(self.sampler))
+        """Rounds before the recorded ones: 1 for a sampler that begins with a census that moves no model."""
+        return int(only_asks_first(self.sampler))
 
     @property
     def stopped(self) -> bool:
@@ -107,9 +108,19 @@ def by_sampler(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 @cache
 def begins_with_census(label: str) -> bool:
-    """Whether the sampler of a label asks every client for an answer before the first round."""
+    """Whether the sampler of a label asks every client once before it draws."""
     entry = SAMPLERS.get(base_name(label))
     return entry is not None and entry.needs == "census"
+
+
+@cache
+def only_asks_first(label: str) -> bool:
+    """Whether it does so for numbers that do not move the model, so that a round is lost."""
+    if not begins_with_census(label):
+        return False
+    parsed = parse_label(label)
+    census = make_sampler(parsed).census
+    return census is None or census.noise > 0 or not find_estimator(parsed.estimator).control.uses_first_updates
 
 
 def find_label(name: str, labels: Sequence[str]) -> str | None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..samplers import SAMPLERS, base_name, bias_of, parse_label
 from ..samplers.table import CLASSES
-from .runs import begins_with_census
+from .runs import only_asks_first
 from .statistics import WINDOW, late_after, side_of
 from .summary import (
     Gain,
@@ -306,7 +306,7 @@ def _columns(summary: Summary) -> str:
         speedup += f" {MARK}: without seeds in which one never got there; the sampler that fails is not called better."
     span = "of the whole run" if summary.threshold is None else f"up to {threshold_text(summary)}"
     span += "; below them seconds of the virtual clock" if has_clock(summary) else ""
-    if any(begins_with_census(entry.sampler) for entry in summary.samplers):
+    if any(only_asks_first(entry.sampler) for entry in summary.samplers):
         span += ". Rounds, bytes and time of a census are counted, but its round is not in the mean over rounds"
     tail = tail if has_fairness(summary) else ""
     gap = gap if any(entry.gap_closed for entry in summary.samplers) else ""

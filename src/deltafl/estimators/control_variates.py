@@ -73,6 +73,10 @@ class ControlVariate(WithRanges, ABC):
         """The state once a round's model is known, before its draw: for c_i that depend on the model (``twin.py``)."""
         return state
 
+    def first_mean(self, state: Any) -> FloatArray | None:
+        """The mean of all clients' updates of the initial model, (d,), if a census has brought them, else None."""
+        return None
+
     @abstractmethod
     def value(self, state: Any, client_n: IntArray) -> ControlValue:
         """c_i of some clients, and its weighted sum over all clients."""

@@ -19,7 +19,7 @@ _AT_ONCE = 2**22
 class LastResidualsState(NamedTuple):
     """One code per client, without columns if there are no first updates; the regression of those on x; and a sum."""
 
-    code_mc: Rows  # of Q_i until client i replies after the first round, then of e_i
+    code_mc: Rows  # of Q_i until client i replies, then of e_i
     is_first_m: BoolArray  # whose code is that of Q_i
     aux_mq: FloatArray
     fitted_qd: FloatArray  # B_0
@@ -117,11 +117,10 @@ def _blocks(num_clients: int, num_params: int) -> list[slice]:
 
 
 class TwoPhaseState(NamedTuple):
-    """The states of both terms, and how many rounds were closed."""
+    """The states of both terms."""
 
     regression: LearnedCoefficientState
     first: LearnedCoefficientState
-    rounds: IntArray
 
 
 @dataclass(frozen=True)
@@ -130,9 +129,8 @@ class TwoPhase(ControlVariate):
 
     The first term is ``RegressionControl`` with B starting at B_0. The second is ``LastResiduals``: e_i is the residual
     of client i's last update after the first term. beta and gamma are learned (``LearnedCoefficient``), gamma from the
-    residuals of the first term. Both are 1 in the first round, so that c_i = Q_i. Its cohort, whose updates are known
-    up to the code, only corrects the sum of all first updates. In the second round both are the share of the squares
-    of the Q_i that x explains,
+    residuals of the first term. Until there is something to learn from, both are the share of the squares of the Q_i
+    that x explains,
 
         R^2 = sum_j w_j norm(B_0 x_j)^2 / sum_j w_j norm(Q_j)^2,
 
@@ -149,10 +147,16 @@ class TwoPhase(ControlVariate):
     def init(self, population: Population, num_params: int) -> TwoPhaseState:
         first, regression = self.first.init(population, num_params), self.regression.init(population, num_params)
         control = regression.control._replace(slope_qd=first.control.fitted_qd)
-        return TwoPhaseState(regression._replace(control=control), first, np.zeros((), dtype=np.int64))
+        return TwoPhaseState(regression._replace(control=control), first)
 
     def coefficient(self, state: TwoPhaseState) -> float:
         return _trust(state) * self.regression.coefficient(state.regression)
+
+    def first_mean(self, state: TwoPhaseState) -> FloatArray | None:
+        first, nobody = state.first.control, np.zeros(0, dtype=np.int64)
+        if not has_codes(first):
+            return None
+        return np.asarray((self.regression.value(state.regression, nobody).total_d + first.total_d) / KEPT)
 
     def value(self, state: TwoPhaseState, client_n: IntArray) -> ControlValue:
         value, first = self.regression.value(state.regression, client_n), self.first.value(state.first, client_n)
@@ -160,14 +164,11 @@ class TwoPhase(ControlVariate):
         return ControlValue(trust * (value.total_d + first.total_d), trust * (value.control_nd + first.control_nd))
 
     def update(self, state: TwoPhaseState, population: Population, replies: Replies, update_nd: Params) -> Any:
-        following, sent = state._replace(rounds=state.rounds + 1), has_codes(state.first.control)
-        if sent and state.rounds == 0:
-            return following
-        if sent:
+        first = state.first
+        if has_codes(first.control):
             left_nd: Any = update_nd - self.regression.value(state.regression, replies.client_n).control_nd
-            following = following._replace(first=self.first.update(state.first, population, replies, left_nd))
-        learnt = self.regression.update(state.regression, population, replies, update_nd)
-        return following._replace(regression=learnt)
+            first = self.first.update(first, population, replies, left_nd)
+        return TwoPhaseState(self.regression.update(state.regression, population, replies, update_nd), first)
 
     def with_answers(self, state: TwoPhaseState, fresh: TwoPhaseState, known: int) -> TwoPhaseState:
         """The state with the answers of clients who join, all but the first ``known``, or who answer late.
@@ -193,8 +194,8 @@ class TwoPhase(ControlVariate):
 
 
 def _trust(state: TwoPhaseState) -> float:
-    """The factor of both terms in this round: R^2 in the second, when no coefficient has been learned yet."""
-    if state.rounds != 1 or not state.first.control.is_first_m.any():
+    """The factor of both terms in this round: R^2 as long as no coefficient has been learned."""
+    if state.regression.square > 0 or not state.first.control.is_first_m.any():
         return 1.0
     first, weight_m = state.first.control, state.regression.control.weight_m
     square_qq = np.einsum("m,mp,mq->pq", weight_m * first.is_first_m, first.aux_mq, first.aux_mq)

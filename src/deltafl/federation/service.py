@@ -65,11 +65,17 @@ def log_privacy(rules: Rules, rounds: int, log: Log) -> None:
         log(INFO, "After %d rounds: epsilon = %.3g at most, with delta = %g", rounds, epsilon, dp.delta)
 
 
-def select(federation: Federation, present: Collection[str], ask: Ask, log: Log) -> Cohort:
-    """Take a census of those who have not answered it, and draw the cohort of the round."""
+def select(federation: Federation, present: Collection[str], ask: Ask, log: Log) -> Cohort | None:
+    """Take a census of those who have not answered it, and draw the cohort of the round.
+
+    None if the census itself was the round: it has brought the clients' first updates, and the model has moved.
+    """
     number, path = federation.current.round, federation.rules.state_path
     if take_census(federation, present, ask, log) and number == 0 and path is not None:
         save(path, federation)  # everybody has worked for it
+    if federation.current.round > number:
+        log(INFO, "Round %d: the census, the model has moved by the mean of the answers", number + 1)
+        return None
     cohort = federation.open(present)
     log(INFO, "Round %d: %d of %d clients selected", number + 1, len(cohort.client_n), len(present))
     return cohort

@@ -222,8 +222,10 @@ class DeltaStrategy(Strategy):
             replies = by_recipient(sent, received).items()
             return {key: census_answer(reply, federation.step_factor) for key, reply in replies}
 
-        self._cohort = cohort = select(federation, present, ask, log)
-        self._trainings, keys, corrections = [], federation.keys, federation.corrections(cohort)
+        self._cohort, self._trainings, keys = select(federation, present, ask, log), [], federation.keys
+        if (cohort := self._cohort) is None:
+            return []
+        corrections = federation.corrections(cohort)
         records = {id(correction): to_record(correction) for correction in corrections}  # with mime one for all
         for client, correction in zip(cohort.client_n.tolist(), corrections, strict=True):
             expected = {MEMORY_EXPECTED: federation.expected_memory(client)}
@@ -237,7 +239,8 @@ class DeltaStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Close the round: estimate, step, the sampler's update; then save the state."""
         federation, cohort = self._active(), self._cohort
-        assert cohort is not None  # since configure_train
+        if cohort is None:  # the round was the census
+            return to_record(federation.model()), MetricRecord()
         received = {client: read_reply(reply) for client, reply in by_recipient(self._trainings, replies).items()}
         info = close(federation, cohort, received, log)
         self.history.append(info)

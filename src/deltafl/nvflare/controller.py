@@ -145,6 +145,9 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
             return {key: reported(reply).get(CENSUS) for key, reply in self._send(federation, asked, keys).items()}
 
         number, cohort = federation.current.round, select(federation, present, ask, log)
+        if cohort is None:  # the round was the census
+            self._hand_on(federation)
+            return True
         self.fl_ctx.set_prop(AppConstants.CURRENT_ROUND, number, private=True, sticky=False)
         self.event(AppEventType.ROUND_STARTED)
         sent, keys = federation.arrays(), federation.keys

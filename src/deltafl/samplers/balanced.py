@@ -93,11 +93,11 @@ class Balanced(Centred):
 
 @dataclass(frozen=True)
 class BalancedByCensus(Balanced):
-    """Cohorts that represent all clients in what each of them answered once, before the first round.
+    """Cohorts that represent all clients in what each of them answered once, in the first round.
 
     The cohort is one of several groups that are as alike as possible (``anticluster.py``). Clients that the answers
-    explain badly are drawn more often. The census (``census.py``) costs one round of local work of all clients, and
-    asks for no labels. The regression of updates on the x_i also predicts clients never seen (``two_phase.py``).
+    explain badly are drawn more often. The census (``census.py``) is a round in which all clients train; it asks for
+    no labels. The regression of updates on the x_i also predicts clients never seen (``two_phase.py``).
 
     Squared scores are shrunk half of the way to their mean (``shrink``), so no floor is needed.
 

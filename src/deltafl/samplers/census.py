@@ -1,9 +1,10 @@
-"""Census: every client answers once, before the first round, with a few numbers about its update.
+"""Census: every client answers once, before the first draw, with a few numbers about its update.
 
 Two-phase sampling (Neyman 1938): phase one asks everyone for something cheap, phase two samples with it. Every client
 does its usual local work on the initial model and answers with a sketch of the *direction* of its update, and with the
 update's norm. The principal components of the sketches become auxiliary variables, so that cohorts can be balanced on
-what the clients' data are like without asking for labels; the norms decide whom to select more often at first.
+what the clients' data are like without asking for labels; the norms decide whom to select more often at first. With
+first updates in the answers, the census is the first round: the model moves by their mean (``init_round``).
 Estimates stay unbiased whatever clients answer: answers change cohorts, not weights (docs/theory.md, section 11).
 """
 
@@ -16,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays import LARGEST_ENTRY
 from ..errors import DeltaflError, WithRanges
 from ..estimators.control_variates import RANK_TOLERANCE
 from ..estimators.sketch import count_sketch
@@ -99,10 +101,10 @@ class Census(WithRanges):
         sketch_k = np.nan_to_num(sketch_k)  # no noise hides that an update was not finite: it counts as 0
         return np.append(sketch_k + rng.normal(scale=self.noise, size=self.size), 0.0)
 
-    def population(self, population: Population, answers: Answers) -> Population:
+    def population(self, population: Population, answers: Answers, longest: float = LONGEST) -> Population:
         """The population with auxiliary variables, norms and first updates from every client's answer.
 
-        An unsent norm is NaN, an unsent update is 0. Updates are clipped to 5 times the median norm.
+        An unsent norm is NaN, an unsent update is 0. Updates are clipped to ``longest`` times the median norm.
         """
         answer_mk = self._read(answers, population.num_clients)
         here_m = np.isfinite(answer_mk).all(axis=1)
@@ -113,8 +115,9 @@ class Census(WithRanges):
             length_m = norms(code_mc)
         if length_m.any():
             known_k = length_m[length_m > 0]  # of two, the median is half of what one may have made up
-            longest = LONGEST * min(float(np.median(known_k)), LONGEST * lower_median(known_k))
-            code_mc = scaled(code_mc, longest / np.maximum(length_m, longest))
+            most = longest * min(float(np.median(known_k)), LONGEST * lower_median(known_k))
+            most = min(most, LARGEST_ENTRY)  # the model moves by them
+            code_mc = scaled(code_mc, most / np.maximum(length_m, most))
         aux_mq = self.auxiliary(answer_mk, population.weight_m)
         return population._replace(aux_mq=aux_mq, norm_m=norm_m, code_mc=code_mc if code_mc.size else None)
 

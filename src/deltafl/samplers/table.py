@@ -35,7 +35,7 @@ NEEDS = {
     "cohort": "sizes, and what earlier cohorts have sent: updates, for active-fl and oort their losses",
     "known": "sizes, and auxiliary variables of every client before the first round, such as its shares of labels; for "
     "balanced also what earlier cohorts have sent",
-    "census": "sizes, an answer of every client before the first round, and what earlier cohorts have sent",
+    "census": "sizes, an answer of every client in the first round, and what earlier cohorts have sent",
     "losses": "the losses of candidates on the current model, before the draw; for fedlecc also shares of labels",
     "oracle": "all clients' updates of this round, before the draw (ocs and aocs: their norms): everybody trains",
     "everyone": "nothing, for it selects everyone",

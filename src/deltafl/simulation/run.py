@@ -6,7 +6,7 @@ theoretical samplers it acts as the oracle, which trains all clients.
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import nan
@@ -40,6 +40,8 @@ from .settings import RunSettings, grown, make_settings
 from .setup import check_memory, data_of, engine_of, filled_in, plan_of
 from .training.route import keep_route, kept_route
 from .world import World
+
+_NO_TIME = {"seconds": 0.0, "cpu_seconds": 0.0, "client_seconds": 0.0}
 
 
 def run_single(settings: RunSettings, folder: Path, on_round: OnRound, group: ProcessGroup = ALONE) -> dict[str, Any]:
@@ -133,17 +135,23 @@ def run_experiment(
     plan, line, timing = _with_census(plan, engine, directory, group)
     state = directory.load(init_round(plan, engine.initial_params()), group)
     watch, last = group.from_first(lambda: _watch_of(engine.task, directory.lines("rounds.jsonl")))
-    if watch is None:
-        if plan.census is not None and world.seconds_m is not None:
-            line["clock"] = float(world.seconds_m.max())  # a census waits for everybody
-        first = plain_json({"round": 0, "test": engine.evaluate(plan.model(state))._asdict(), **line})
+    begins, total, clock = watch is None, filled_in(settings.rounds), last.get("clock", 0.0)
+    if begins:
+        if plan.census is not None:
+            clock = 0.0 if world.seconds_m is None else float(world.seconds_m.max())  # a census waits for everybody
+        asked = {} if state.round else {**line, **({} if world.seconds_m is None else {"clock": clock})}
+        test = engine.evaluate(engine.initial_params() if state.round else plan.model(state))
+        first = plain_json({"round": 0, "test": test._asdict(), **asked})
         watch, last = _watch_of(engine.task, [first])
         if group.is_first:
-            directory.append(first, {"round": 0, **timing})
-            state = directory.save(state)
-    clock = last.get("clock", 0.0)
+            directory.append(first, {"round": 0, **(_NO_TIME if state.round else timing)})
     player = _RoundPlayer(settings, engine, directory, group, plan, world, cast(Watch, watch), state.round, clock)
-    total = filled_in(settings.rounds)
+    if begins and state.round == 0:
+        state = directory.save(state) if group.is_first else state
+    elif begins:  # the census was the first round
+        state, done = player.end_census(state, line, timing)
+        last = done.line
+        on_round(done)
     while state.round < total and "stopped" not in last:
         state, done = player.play(state)
         last = done.line
@@ -156,15 +164,14 @@ def _with_census(
 ) -> tuple[Plan, dict[str, Any], dict[str, float]]:
     """The plan with the answers of all clients, if its sampler asks for them.
 
-    All of them do the first round's local work before its cohort is drawn, which has done its work when it is asked for
-    it: no round is lost. Also what the lines of round 0 in ``rounds.jsonl`` and ``timings.jsonl`` hold of it.
+    If they send their updates, it is the first round, else round 0. Also what the lines of this round in
+    ``rounds.jsonl`` and ``timings.jsonl`` hold of it.
     """
-    no_time = {"seconds": 0.0, "cpu_seconds": 0.0, "client_seconds": 0.0}
     if plan.census is None:
-        return plan, {}, no_time
+        return plan, {}, _NO_TIME
     kept = group.from_first(directory.census)
     if kept is not None:
-        return plan.with_census(kept), {}, no_time
+        return plan.with_census(kept), {}, _NO_TIME
     params_d = engine.initial_params()
     began, began_cpu = time.perf_counter(), time.process_time()
     answer_mk = take_census(plan, engine, params_d)
@@ -226,7 +233,7 @@ class _RoundPlayer:
 
     def play(self, opened: RoundState) -> tuple[RoundState, RoundDone]:
         """One round; the next state, and what callbacks are given."""
-        settings, plan, engine, watch, group = self.settings, self.plan, self.engine, self.watch, self.group
+        settings, plan, engine, group = self.settings, self.plan, self.engine, self.group
         began, began_cpu = time.perf_counter(), time.process_time()
         oracle = SimulatedOracle(engine, plan, opened, self.directory.path if group.is_first else None)
         available_m, clock = self.world.available(opened.round, self.clock)
@@ -235,7 +242,59 @@ class _RoundPlayer:
         self.clock = clock + waited.seconds
         training, state, info = self._closed(opened, cohort, oracle, waited.responded_n)
         trained, trained_cpu, client_seconds = time.perf_counter(), time.process_time(), oracle.client_seconds
+        traffic = oracle.traffic(len(cohort.client_n), info.num_responded)
+        line: dict[str, Any] = {"bytes_down": traffic.down, "bytes_up": traffic.up}
+        if available_m is not None:
+            line["available"] = int(available_m.sum())
+        seconds, cpu_seconds = trained - began, trained_cpu - began_cpu
+        timing = {"seconds": seconds, "cpu_seconds": cpu_seconds, "client_seconds": client_seconds}
 
+        def probe() -> dict[str, Any]:
+            lr, every = filled_in(settings.local_lr), settings.probe_every
+            if every is None:
+                return {}
+            found = probe_selected(training, lr)
+            if opened.round == 0 or state.round % every == 0:
+                found |= probe_everyone(plan, opened, oracle, lr)
+            return {"probe": found}
+
+        return self._end(state, info, cohort, line, timing, probe)
+
+    def end_census(
+        self, state: RoundState, line: dict[str, Any], timing: dict[str, float]
+    ) -> tuple[RoundState, RoundDone]:
+        """The same for a census that was the first round: all clients have trained, and the model has moved."""
+        weight_m, code_mc = self.plan.population.weight_m, np.asarray(self.plan.population.code_mc)
+        weight_k, step_d = weight_m[code_mc.any(axis=1)], state.params_d - self.engine.initial_params()
+        info = RoundInfo(
+            round=0,
+            num_selected=len(weight_m),
+            num_responded=len(weight_k),
+            rejected=[],
+            estimate_norm=float(np.linalg.norm(step_d.astype(np.float64))),
+            variance=nan,
+            effective_sample_size=float(weight_k.sum() ** 2 / max((weight_k**2).sum(), np.finfo(float).tiny)),
+            largest_weight=float(weight_k.max(initial=0)),
+            sum_of_weights=float(weight_k.sum()),
+            mean_over_diversity=nan,
+            loss=nan,
+        )
+        m = len(weight_m)
+        everyone = Cohort(np.arange(m), np.ones(m, dtype=np.int64), np.ones(m), "fixed-size")
+        return self._end(state, info, everyone, line, timing, dict)
+
+    def _end(
+        self,
+        state: RoundState,
+        info: RoundInfo,
+        cohort: Cohort,
+        line: dict[str, Any],
+        timing: dict[str, float],
+        probe: Callable[[], dict[str, Any]],
+    ) -> tuple[RoundState, RoundDone]:
+        """Evaluate the model, record the round, and make a checkpoint, where these are due."""
+        settings, plan, engine, watch, group = self.settings, self.plan, self.engine, self.watch, self.group
+        trained = time.perf_counter()
         is_last = state.round == filled_in(settings.rounds)
         is_due = is_last or state.round % settings.evaluate_every == 0 or watch.suspects(info)
         test, accuracy_m = engine.evaluate_clients(plan.model(state)) if is_due else (None, None)
@@ -244,26 +303,19 @@ class _RoundPlayer:
         if symptom is not None and test is None:
             test, accuracy_m = engine.evaluate_clients(plan.model(state))
 
-        traffic = oracle.traffic(len(cohort.client_n), info.num_responded)
         line = {
             "round": state.round,
             "cohort": cohort.client_n.tolist(),
             "counts": cohort.count_n.tolist(),
             **{key: value for key, value in info._asdict().items() if key != "round"},
-            "bytes_down": traffic.down,
-            "bytes_up": traffic.up,
+            **line,
         }
-        if available_m is not None:
-            line["available"] = int(available_m.sum())
         if self.world.seconds_m is not None:
             line["clock"] = self.clock
         if test is not None:
             line |= {"test": test._asdict(), **self._stopped(test)}
-        if symptom is None and settings.probe_every is not None:
-            lr = filled_in(settings.local_lr)
-            line["probe"] = probe_selected(training, lr)
-            if opened.round == 0 or state.round % settings.probe_every == 0:
-                line["probe"] |= probe_everyone(plan, opened, oracle, lr)
+        if symptom is None:
+            line |= probe()
         is_last |= "stopped" in line
         reason = symptom or (watch.suspicion if is_last else None)
         if reason is not None:
@@ -271,9 +323,7 @@ class _RoundPlayer:
             line["doubt" if symptom is None else "diverged"] = {"why": why, "kept": self.kept}
         timing = {
             "round": state.round,
-            "seconds": trained - began,
-            "cpu_seconds": trained_cpu - began_cpu,
-            "client_seconds": client_seconds,
+            **timing,
             "server_bytes": bytes_in_ram(state),
             "evaluation_seconds": time.perf_counter() - trained,
         }
