@@ -13,7 +13,7 @@ from deltafl import Census, Cohort, FedPracIS, KnownUpdates, Population, Reports
 from deltafl.designs.exact import support
 from deltafl.designs.inclusion import draw_probabilities, inclusion_probabilities, with_floor
 from deltafl.designs.table import draw_cohort
-from deltafl.estimators.two_bits import decode, encode
+from deltafl.estimators.two_bits import KEPT, decode, encode
 from deltafl.types import FloatArray
 from reproduction.rates import counter_example
 from reproduction.toy import SCORES, WAYS, enumerate_toy, hand_picked
@@ -326,13 +326,18 @@ def test_what_balance_leaves() -> None:
 
 
 def test_what_a_first_update_leaves() -> None:
-    """The error of the first round by the formula for independent draws, and of the best gamma later."""
+    """The loss of the code, by which the first round errs (``test_two_phase.py``), and of the best gamma later."""
     rng, m, d = np.random.default_rng(0), 100, 5120
     update_md, g_m = rng.normal(size=(m, d)) + 1.0, rng.uniform(0.5, 2.0, size=m) / m**2
     code_mc = np.array([encode(update_d) for update_d in update_md])
     ratio = g_m @ ((update_md - decode(code_mc, d)) ** 2).sum(axis=1) / (g_m @ (update_md**2).sum(axis=1))
-    assert ratio == pytest.approx(0.1175, abs=0.0015)
-    states(f"{ratio:.3f} of the error")
+    assert ratio == pytest.approx(0.1175, abs=0.0015) == pytest.approx(1 - KEPT, abs=0.0015)
+    odds = (1 - KEPT) / KEPT
+    states(
+        "lose 0.1175 of its square",
+        f"{odds / m:.4f} of a client's squared norm",
+        f"an error of {odds:.3f} of its square",
+    )
     rest_md = rng.normal(size=(m, 50))
     first_md = 0.6 * rest_md + rng.normal(size=(m, 50))
     cross, square = g_m @ (rest_md * first_md).sum(axis=1), g_m @ (first_md**2).sum(axis=1)
