@@ -137,11 +137,10 @@ def run_experiment(
     watch, last = group.from_first(lambda: _watch_of(engine.task, directory.lines("rounds.jsonl")))
     begins, total, clock = watch is None, filled_in(settings.rounds), last.get("clock", 0.0)
     if begins:
-        if plan.census is not None:
-            clock = 0.0 if world.seconds_m is None else float(world.seconds_m.max())  # a census waits for everybody
-        asked = {} if state.round else {**line, **({} if world.seconds_m is None else {"clock": clock})}
+        if plan.census is not None and world.seconds_m is not None:
+            line["clock"] = clock = float(world.seconds_m.max())  # a census waits for everybody
         test = engine.evaluate(engine.initial_params() if state.round else plan.model(state))
-        first = plain_json({"round": 0, "test": test._asdict(), **asked})
+        first = plain_json({"round": 0, "test": test._asdict(), **({} if state.round else line)})
         watch, last = _watch_of(engine.task, [first])
         if group.is_first:
             directory.append(first, {"round": 0, **(_NO_TIME if state.round else timing)})
@@ -281,7 +280,7 @@ class _RoundPlayer:
         )
         m = len(weight_m)
         everyone = Cohort(np.arange(m), np.ones(m, dtype=np.int64), np.ones(m), "fixed-size")
-        return self._end(state, info, everyone, line, timing, dict)
+        return self._end(state, info, everyone, line, timing, dict, keep=True)
 
     def _end(
         self,
@@ -291,8 +290,9 @@ class _RoundPlayer:
         line: dict[str, Any],
         timing: dict[str, float],
         probe: Callable[[], dict[str, Any]],
+        keep: bool = False,
     ) -> tuple[RoundState, RoundDone]:
-        """Evaluate the model, record the round, and make a checkpoint, where these are due."""
+        """Evaluate the model, record the round, and make a checkpoint, where these are due or, with ``keep``, now."""
         settings, plan, engine, watch, group = self.settings, self.plan, self.engine, self.watch, self.group
         trained = time.perf_counter()
         is_last = state.round == filled_in(settings.rounds)
@@ -343,7 +343,7 @@ class _RoundPlayer:
             bytes=float(line["bytes_down"] + line["bytes_up"]),
             line=line,
         )
-        return self._saved(state, is_last), done
+        return self._saved(state, is_last, keep), done
 
     def _record(self, line: dict[str, Any], timing: dict[str, Any], accuracy_m: FloatArray | None) -> None:
         """Note the clients' accuracies if the model is one of the last, then write the lines of the round."""
@@ -382,9 +382,9 @@ class _RoundPlayer:
         reached = test.accuracy >= goal if self.engine.task.metric == "accuracy" else test.loss <= goal
         return {"stopped": goal} if reached else {}
 
-    def _saved(self, state: RoundState, is_last: bool) -> RoundState:
+    def _saved(self, state: RoundState, is_last: bool, keep: bool) -> RoundState:
         """The state to go on with, after it has become a checkpoint if one is due."""
-        if not (is_last or state.round % self.settings.checkpoint_every == 0):
+        if not (is_last or keep or state.round % self.settings.checkpoint_every == 0):
             return state
         if self.watch.suspicion is None:
             self.kept = state.round
