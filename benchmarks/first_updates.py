@@ -23,7 +23,7 @@ import numpy as np
 from deltafl import Plan
 from deltafl.analysis import area_under, fieller
 from deltafl.analysis.statistics import Interval
-from deltafl.estimators.control_variates import ControlValue, ControlVariate
+from deltafl.estimators.control_variates import ControlValue
 from deltafl.estimators.two_phase import TwoPhase, TwoPhaseState
 from deltafl.simulation import RunSettings, RunStore, run_jobs
 from deltafl.simulation.engine import Engine
@@ -51,12 +51,8 @@ class FullInSecond(TwoPhase):
     """Trusts the first updates in full in the second round."""
 
     def value(self, state: TwoPhaseState, client_n: IntArray) -> ControlValue:  # noqa: D102
-        (total_d, own_nd), first = (part.value(inner, client_n) for part, inner in zip(self._parts, state, strict=True))
-        return ControlValue(total_d + first.total_d, own_nd + first.control_nd)
-
-    @property
-    def _parts(self) -> tuple[ControlVariate, ControlVariate]:
-        return self.regression, self.first
+        value, first = self.regression.value(state.regression, client_n), self.first.value(state.first, client_n)
+        return ControlValue(value.total_d + first.total_d, value.control_nd + first.control_nd)
 
 
 @dataclass(frozen=True)

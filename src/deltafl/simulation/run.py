@@ -18,6 +18,7 @@ import numpy as np
 from ..accumulate import Accumulator
 from ..analysis.statistics import late_after
 from ..errors import DeltaflError
+from ..estimators.variance import effective_sample_size
 from ..io import plain_json
 from ..round import Plan, RoundState, close_round, init_round, open_round
 from ..samplers.census import output_layer
@@ -139,7 +140,7 @@ def run_experiment(
     if begins:
         if plan.census is not None and world.seconds_m is not None:
             line["clock"] = clock = float(world.seconds_m.max())  # a census waits for everybody
-        test = engine.evaluate(engine.initial_params() if state.round else plan.model(state))
+        test = engine.evaluate(engine.initial_params())
         first = plain_json({"round": 0, "test": test._asdict(), **({} if state.round else line)})
         watch, last = _watch_of(engine.task, [first])
         if group.is_first:
@@ -272,7 +273,7 @@ class _RoundPlayer:
             rejected=[],
             estimate_norm=float(np.linalg.norm(step_d.astype(np.float64))),
             variance=nan,
-            effective_sample_size=float(weight_k.sum() ** 2 / max((weight_k**2).sum(), np.finfo(float).tiny)),
+            effective_sample_size=effective_sample_size(weight_k),
             largest_weight=float(weight_k.max(initial=0)),
             sum_of_weights=float(weight_k.sum()),
             mean_over_diversity=nan,
