@@ -104,23 +104,24 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
             updates, reports = users.replies()
             self.state, info = close_round(plan, state, cohort, updates, reports)
             self.history.append(info)
-            return step(), Metrics([(f"deltafl | {name}", number) for name, number in round_metrics(info).items()])
+            logged = Metrics([(f"deltafl | {name}", number) for name, number in round_metrics(info).items()])
+            return step(self.state), logged
 
         def close_census() -> Any:
             self._answer([part.shape for part in arrays.values()])
-            return step(), Metrics()
+            self.state = init_round(self.plan, params_d)
+            return step(self.state), Metrics()
 
-        def step() -> Any:
-            self.state = self.state or init_round(self.plan, params_d)
-            change = unflatten(self.state.params_d - params_d, list(arrays.values()))
+        def step(following: RoundState) -> Any:
+            change = unflatten(following.params_d - params_d, list(arrays.values()))
             return MappedVectorStatistics(dict(zip(arrays, change, strict=True)), weight=1.0)
 
+        if self.state is None and self.plan.census is not None and self.plan.population.norm_m is None:
+            users.close = close_census
+            first = await train(list(range(self.plan.population.num_clients)))
+            if cast(RoundState, self.state).round > 0:  # the census was the first round
+                return first
         if self.state is None:
-            if self.plan.census is not None and self.plan.population.norm_m is None:
-                users.close = close_census
-                first = await train(list(range(self.plan.population.num_clients)))
-                if cast(RoundState, self.state).round > 0:  # the census was the first round
-                    return first
             self.state = init_round(self.plan, params_d)
         # The central optimizer has moved the model: with SGD(lr=1) by the step, up to rounding.
         plan, state = self.plan, self.state._replace(params_d=params_d)
