@@ -53,8 +53,9 @@ def loop(label: str, train: Train) -> list[Params]:
     if census is not None:
         first_md, _ = train(ZERO, 0, np.arange(CLIENTS))
         plan = plan.with_census([census.answer(update_d, output_layer([(10, 64), (10,)])) for update_d in first_md])
-    state, models = init_round(plan, ZERO), []
-    for round in range(ROUNDS):
+    state = init_round(plan, ZERO)
+    models = [state.params_d] * state.round  # that of a census, which is the first round
+    for round in range(state.round, ROUNDS):
         cohort = open_round(plan, state)
         update_nd, reports = train(state.params_d, round, cohort.client_n)
         state, _ = close_round(plan, state, cohort, update_nd, reports)
