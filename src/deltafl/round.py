@@ -133,8 +133,7 @@ class Plan(WithRanges):
     @property
     def census(self) -> Census | None:
         """What every client is asked once, before the first round; None for nothing."""
-        census, first = self.sampler.census, self.rule.control.uses_first_updates
-        return None if census is None else replace(census, first_update=first and census.noise == 0)
+        return None if self.sampler.census is None else self.sampler.census.for_control(self.rule.control)
 
     def with_census(self, answers: Sequence[npt.ArrayLike | None] | FloatArray) -> "Plan":
         """The plan after a census: ``answers`` has that of each client to ``census``, or None."""
@@ -188,20 +187,14 @@ class Plan(WithRanges):
         if drift_d is not None:
             delta_d = drift_d + delta_d
         delta_d, clip_factor, guard = shorten(self.norm_guard, state.guard, delta_d)
-        server, here = self.server_optimizer, reports.responded_n
-        if isinstance(server, FedExP):
+        here, mean_square = reports.responded_n, 0.0
+        if isinstance(self.server_optimizer, FedExP):
             coef_n = self.collect_replies(state, cohort, here).coef_n
             mean_square = clip_factor**2 * float(coef_n @ reports.squared_norm_n[here])
-            params_d, optimizer = server.extrapolate(state.params_d, delta_d, mean_square, state.optimizer)
-        else:
-            params_d, optimizer = server.step(state.params_d, delta_d, state.optimizer)
-        following = state._replace(
-            round=state.round + 1,
-            params_d=params_d,
-            optimizer=optimizer,
-            average=average_in(self.average, state.average, state.params_d, params_d, state.round + 1),
+        moved = self.move(state, delta_d, mean_square)
+        following = moved._replace(
             sampler=self.sampler.update(state.sampler, cohort, reports),
-            control=self.rule.control.at_model(control, self.population, params_d, state.round + 1),
+            control=self.rule.control.at_model(control, self.population, moved.params_d, moved.round),
             selected_m=state.selected_m.plus_one(cohort.client_n),
             responded_m=state.responded_m.plus_one(cohort.client_n[here]),
             missed_m=state.missed_m if cohort.absent is None else state.missed_m.plus_one(cohort.absent),
@@ -209,6 +202,16 @@ class Plan(WithRanges):
             guard=guard,
         )
         return following, delta_d, clip_factor
+
+    def move(self, state: "RoundState", delta_d: FloatArray, mean_square: float = 0.0) -> "RoundState":
+        """The state after the model's step along an estimate; ``mean_square`` is the N of ``FedExP``."""
+        server, last_d, optimizer = self.server_optimizer, state.params_d, state.optimizer
+        if isinstance(server, FedExP):
+            params_d, optimizer = server.extrapolate(last_d, delta_d, mean_square, optimizer)
+        else:
+            params_d, optimizer = server.step(last_d, delta_d, optimizer)
+        average = average_in(self.average, state.average, last_d, params_d, state.round + 1)
+        return state._replace(round=state.round + 1, params_d=params_d, optimizer=optimizer, average=average)
 
 
 def make_plan(
@@ -280,11 +283,7 @@ def init_round(plan: Plan, params: Any) -> RoundState:
     params_d = initial_model(params)
     state, rule = blank_state(plan, params_d), plan.rule.control
     if (mean_d := rule.first_mean(state.control)) is not None:  # the first round has been played
-        delta_d = mean_d / (1 - plan.mime)
-        following_d, optimizer = plan.server_optimizer.step(params_d, delta_d, state.optimizer)
-        average = average_in(plan.average, state.average, params_d, following_d, 1)
-        mime = init_mime(plan.mime, mean_d)
-        state = state._replace(round=1, params_d=following_d, optimizer=optimizer, average=average, mime=mime)
+        state = plan.move(state, mean_d / (1 - plan.mime))._replace(mime=init_mime(plan.mime, mean_d))
     return state._replace(control=rule.at_model(state.control, plan.population, state.params_d, state.round))
 
 

@@ -120,7 +120,7 @@ def only_asks_first(label: str) -> bool:
         return False
     parsed = parse_label(label)
     census = make_sampler(parsed).census
-    return census is None or census.noise > 0 or not find_estimator(parsed.estimator).control.uses_first_updates
+    return census is None or not census.for_control(find_estimator(parsed.estimator).control).first_update
 
 
 def find_label(name: str, labels: Sequence[str]) -> str | None:

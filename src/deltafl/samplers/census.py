@@ -10,7 +10,7 @@ Estimates stay unbiased whatever clients answer: answers change cohorts, not wei
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import erfc, exp, prod, sqrt
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ..arrays import LARGEST_ENTRY
 from ..errors import DeltaflError, WithRanges
-from ..estimators.control_variates import RANK_TOLERANCE
+from ..estimators.control_variates import RANK_TOLERANCE, ControlVariate
 from ..estimators.sketch import count_sketch
 from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled
 from ..scale.rows import inner
@@ -58,6 +58,10 @@ class Census(WithRanges):
     noise: float = 0.0
     first_update: bool = False
     ranges: ClassVar = {"components": "[1, 128]", "size": "[1, 128]", "noise": "[0, inf)"}
+
+    def for_control(self, control: ControlVariate) -> "Census":
+        """What a plan with this control variate asks: with first updates if it uses them and there is no noise."""
+        return replace(self, first_update=control.uses_first_updates and self.noise == 0)
 
     def length(self, num_params: int) -> int:
         """Length of an answer for a model of ``num_params`` parameters."""

@@ -219,9 +219,9 @@ def check_memory(settings: RunSettings, engine: Engine, out: Path | None, divide
         needs.append(("a probe", m, COPIES_OF_PROBED * m * model, "leave out 'probe_every'"))
     control, census = find_estimator(label.estimator).control, make_sampler(label).census
     if census is not None:
-        census = replace(census, first_update=control.uses_first_updates)
         cure = f"write '{label.name}@@regression-damped', which asks for 129 numbers"
-        needs.append(("a census", m, COPIES_OF_ANSWERS * m * census.length(engine.num_params) * 8, cure))
+        length = census.for_control(control).length(engine.num_params)
+        needs.append(("a census", m, COPIES_OF_ANSWERS * m * length * 8, cure))
     for what, clients, needed, instead in needs:
         if ram is not None and needed > ram:
             raise DeltaflError(
