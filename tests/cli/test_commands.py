@@ -248,7 +248,7 @@ def test_data_check_names_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_refused_replies_are_named(tmp_path: Path) -> None:
-    done = deltafl_here("run", *TINY, "--local-lr", "1e30", "--out", "out", cwd=tmp_path)
+    done = deltafl_here("run", *TINY, "--sampler", "innovation", "--local-lr", "1e30", "--out", "out", cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     assert "12 replies were refused" in done.stderr
     assert "the first in out, round 1, client" in done.stderr

@@ -107,7 +107,7 @@ def test_accuracies_by_client_are_those_of_the_last_models_and_cost_no_evaluatio
     assert noted["rounds"] == [len(lines_of(tmp_path / "early")) - 1] and noted["rounds"][0] < 36
 
 
-@pytest.mark.parametrize("sampler", ["pracdelta", "innovation"])
+@pytest.mark.parametrize("sampler", ["pracdelta", "innovation", "census"])
 def test_killed_at_random_moments_it_still_ends_in_the_same_bits(tmp_path: Path, sampler: str) -> None:
     """kill -9 (and sometimes Ctrl-C) at random moments over the life of one run, its memory of updates in a file."""
     processes = multiprocessing.get_context("forkserver")

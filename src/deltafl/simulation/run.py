@@ -134,22 +134,23 @@ def run_experiment(
     population = population._replace(seconds_m=world.seconds_m)
     plan = plan_of(settings, population, engine.task, memory)
     plan, line, timing = _with_census(plan, engine, directory, group)
-    state = directory.load(init_round(plan, engine.initial_params()), group)
+    if plan.census is not None and world.seconds_m is not None:
+        line["clock"] = float(world.seconds_m.max())  # a census waits for everybody
+    initial = init_round(plan, engine.initial_params())
+    state = directory.load(initial._replace(round=0, params_d=engine.initial_params()), group)
     watch, last = group.from_first(lambda: _watch_of(engine.task, directory.lines("rounds.jsonl")))
-    begins, total, clock = watch is None, filled_in(settings.rounds), last.get("clock", 0.0)
-    if begins:
-        if plan.census is not None and world.seconds_m is not None:
-            line["clock"] = clock = float(world.seconds_m.max())  # a census waits for everybody
+    total = filled_in(settings.rounds)
+    if watch is None:
         test = engine.evaluate(engine.initial_params())
-        first = plain_json({"round": 0, "test": test._asdict(), **({} if state.round else line)})
+        first = plain_json({"round": 0, "test": test._asdict(), **({} if initial.round else line)})
         watch, last = _watch_of(engine.task, [first])
         if group.is_first:
-            directory.append(first, {"round": 0, **(_NO_TIME if state.round else timing)})
+            directory.append(first, {"round": 0, **(_NO_TIME if initial.round else timing)})
+            state = directory.save(state)
+    clock = last.get("clock", 0.0)
     player = _RoundPlayer(settings, engine, directory, group, plan, world, cast(Watch, watch), state.round, clock)
-    if begins and state.round == 0:
-        state = directory.save(state) if group.is_first else state
-    elif begins:  # the census was the first round
-        state, done = player.end_census(state, line, timing)
+    if state.round < initial.round:  # the census is the first round
+        state, done = player.end_census(state._replace(round=1, params_d=initial.params_d), line, timing)
         last = done.line
         on_round(done)
     while state.round < total and "stopped" not in last:
@@ -170,19 +171,16 @@ def _with_census(
     if plan.census is None:
         return plan, {}, _NO_TIME
     kept = group.from_first(directory.census)
-    if kept is not None:
-        return plan.with_census(kept), {}, _NO_TIME
-    params_d = engine.initial_params()
     began, began_cpu = time.perf_counter(), time.process_time()
-    answer_mk = take_census(plan, engine, params_d)
+    answer_mk = take_census(plan, engine, engine.initial_params()) if kept is None else kept
     client_seconds = time.perf_counter() - began
-    if group.is_first:
+    if kept is None and group.is_first:
         directory.save_census(answer_mk)
     plan = plan.with_census(answer_mk)
     m, answers = len(answer_mk), int(np.isfinite(answer_mk).all(axis=1).sum())
     line = {
         "answers": answers,
-        "bytes_down": m * len(params_d) * BYTES_PER_PARAMETER,
+        "bytes_down": m * engine.num_params * BYTES_PER_PARAMETER,
         "bytes_up": answers * 8 * answer_mk.shape[1],
     }
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
@@ -281,7 +279,8 @@ class _RoundPlayer:
         )
         m = len(weight_m)
         everyone = Cohort(np.arange(m), np.ones(m, dtype=np.int64), np.ones(m), "fixed-size")
-        return self._end(state, info, everyone, line, timing, dict, keep=True)
+        self.clock = line.get("clock", self.clock)
+        return self._end(state, info, everyone, line, timing, dict)
 
     def _end(
         self,
@@ -291,9 +290,8 @@ class _RoundPlayer:
         line: dict[str, Any],
         timing: dict[str, float],
         probe: Callable[[], dict[str, Any]],
-        keep: bool = False,
     ) -> tuple[RoundState, RoundDone]:
-        """Evaluate the model, record the round, and make a checkpoint, where these are due or, with ``keep``, now."""
+        """Evaluate the model, record the round, and make a checkpoint, where these are due."""
         settings, plan, engine, watch, group = self.settings, self.plan, self.engine, self.watch, self.group
         trained = time.perf_counter()
         is_last = state.round == filled_in(settings.rounds)
@@ -344,7 +342,7 @@ class _RoundPlayer:
             bytes=float(line["bytes_down"] + line["bytes_up"]),
             line=line,
         )
-        return self._saved(state, is_last, keep), done
+        return self._saved(state, is_last), done
 
     def _record(self, line: dict[str, Any], timing: dict[str, Any], accuracy_m: FloatArray | None) -> None:
         """Note the clients' accuracies if the model is one of the last, then write the lines of the round."""
@@ -383,9 +381,9 @@ class _RoundPlayer:
         reached = test.accuracy >= goal if self.engine.task.metric == "accuracy" else test.loss <= goal
         return {"stopped": goal} if reached else {}
 
-    def _saved(self, state: RoundState, is_last: bool, keep: bool) -> RoundState:
+    def _saved(self, state: RoundState, is_last: bool) -> RoundState:
         """The state to go on with, after it has become a checkpoint if one is due."""
-        if not (is_last or keep or state.round % self.settings.checkpoint_every == 0):
+        if not (is_last or state.round % self.settings.checkpoint_every == 0):
             return state
         if self.watch.suspicion is None:
             self.kept = state.round

@@ -214,9 +214,7 @@ class RunSettings(Settings):
     """One run: one sampler, one seed."""
 
     workers: Count = Field(1, description="processes that train clients")
-    sampler: str = Field(
-        "innovation@local-pivotal", description="name@design@estimator+setting; see `deltafl samplers`"
-    )
+    sampler: str = Field("census", description="name@design@estimator+setting; see `deltafl samplers`")
     seed: Seed = Field(0, description="fixes split, initial model, draws and minibatches")
 
     def own_task(self, seed: int = 0) -> Task:
