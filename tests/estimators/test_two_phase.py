@@ -89,17 +89,17 @@ LABEL = "census(components=2,size=8)"
 
 @pytest.mark.parametrize("settings", [{"mime": 0.75}, {"average": 0.5}, {"server_optimizer": Sgd(2.0)}])
 def test_the_census_is_the_first_round(settings: dict[str, Any]) -> None:
-    """The model moves by the mean of the first updates; with a momentum they were made by steps of 1 - beta."""
+    """The model moves by (1 + beta) C, C the mean of first updates, and S begins as C / (1 - beta)."""
     plan, _, read_md = prepared(LABEL, **{"server_optimizer": Sgd(), **settings})
     start_d = np.array([0.5, -1.0, 2.0], np.float32)
-    state, mean_d = init_round(plan, start_d), plan.population.weight_m @ read_md / KEPT / (1 - plan.mime)
+    state, mean_d = init_round(plan, start_d), plan.population.weight_m @ read_md / KEPT
     assert np.linalg.norm(mean_d) > 0.1
     assert state.round == 1
     lr = plan.server_optimizer.lr if isinstance(plan.server_optimizer, Sgd) else 1.0
-    np.testing.assert_allclose(state.params_d, start_d + lr * mean_d, rtol=1e-5)
+    np.testing.assert_allclose(state.params_d, start_d + lr * (1 + plan.mime) * mean_d, rtol=1e-5)
     np.testing.assert_allclose(plan.model(state), state.params_d)
     if plan.mime:
-        np.testing.assert_allclose(state.mime.momentum_d, mean_d, rtol=1e-5)
+        np.testing.assert_allclose(state.mime.momentum_d, mean_d / (1 - plan.mime), rtol=1e-5)
 
 
 def test_no_answers_make_the_model_infinite() -> None:

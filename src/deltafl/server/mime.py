@@ -11,8 +11,9 @@ local steps::
 u_i - beta S are estimated, and the norms that samplers see are theirs. (Estimating all of u_i would multiply beta S by
 the random sum of the weights W in every round; where beta^2 E[W^2] > 1 its mean square would grow without bound.)
 
-Before the first round S is 0. In a census clients take (1 - beta) times their usual steps and S is 0, so that the model
-moves by C / (1 - beta), C the mean of all first updates, and S begins as that: steps of the usual length.
+Before the first round S is 0. In a census clients take (1 - beta) times their usual steps, and C is the mean of all
+first updates. S begins as C / (1 - beta), a round of the usual length. The model moves by (1 + beta) C, the length of a
+second round from rest: C is made of short steps, and C / (1 - beta), as far along it, led some runs of a CNN astray.
 
 If all clients take K steps, this is FedCM (Xu et al. 2021, alpha = 1 - beta), and MimeLite with SGD momentum
 (Karimireddy et al. 2020) fed with the gradients along the local path in place of those at the server's model, which
