@@ -11,6 +11,7 @@ One small model is too little work for torch's calls. Here parameters are (n, D)
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch.nn import functional
 
 from ...tasks.base import Loss
 from ...types import IntArray, Params
+from .convolution import ConvolutionsAsProducts
 from .dense import ALIGNMENT, DenseChain, Stretch
 from .fast import CPU, has_hooks, take_step
 from .serial import (
@@ -105,7 +107,8 @@ class BatchedTrainer:
     ) -> None:
         losses = losses_of(loss)
         assert losses is not None  # vectorized_incompatibility has checked
-        self._forward, self._losses = vectorized_forward(model), losses
+        products = device.type == "cuda" and precision == "float32"
+        self._forward, self._losses = vectorized_forward(model, products), losses
         self._work, self._width, self._fetch, self._device = work, width, fetch, device
         self._dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         self._chain: DenseChain | None = None
@@ -273,8 +276,10 @@ def own_form(model: nn.Module) -> Forward | None:
     return DenseChain.of(model)
 
 
-def vectorized_forward(model: nn.Module) -> Forward:
-    """The vectorized form of a model for which ``route.vectorized_incompatibility`` is None."""
+def vectorized_forward(model: nn.Module, products: bool = False) -> Forward:
+    """The vectorized form of a model for which ``route.vectorized_incompatibility`` is None; with ``products``,
+    convolutions are matrix products.
+    """
     own = own_form(model)
     if own is not None:
         return own
@@ -285,7 +290,8 @@ def vectorized_forward(model: nn.Module) -> Forward:
         return output
 
     def forward(params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = torch.vmap(one)(tuple(params), x)
+        with ConvolutionsAsProducts() if products else nullcontext():
+            output: torch.Tensor = torch.vmap(one)(tuple(params), x)
         return output.movedim(1, -1)
 
     return forward

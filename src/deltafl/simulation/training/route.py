@@ -200,17 +200,19 @@ def cohort_size(model: torch.nn.Module, task: Task, width: int, device: torch.de
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory // 2
     num_params = sum(param.numel() for param in model.parameters())
-    numbers = numbers_per_example(model, task)
+    numbers = numbers_per_example(model, task, patches=device.type == "cuda")
     return max(1, min(_LARGEST_COHORT, memory // (4 * (6 * num_params + 3 * width * numbers))))
 
 
-def numbers_per_example(model: torch.nn.Module, task: Task) -> int:
-    """How many numbers the layers put out for one example."""
+def numbers_per_example(model: torch.nn.Module, task: Task, patches: bool = False) -> int:
+    """How many numbers the layers put out for one example; with ``patches``, and cut for ``convolution.conv2d``."""
     counted = [example_of(task).numel()]
 
     def count(part: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: object) -> None:
         if isinstance(output, torch.Tensor) and not list(part.children()):
             counted.append(output.numel())
+            if patches and isinstance(part, torch.nn.Conv2d):
+                counted.append(output[0, 0].numel() * part.weight[0].numel())
 
     with register_module_forward_hook(count), torch.no_grad():
         copy.deepcopy(model).eval()(example_of(task))  # batch normalization refuses to train with one example

@@ -1,0 +1,53 @@
+"""Convolutions as matrix products, for cohorts on a GPU.
+
+torch.vmap makes the convolutions of n models one with n groups, for which cuDNN launches several kernels a client. The
+product of weights and patches is one kernel for all: in float32, ResNet-18's step took 20 clients of an NVIDIA H100 110
+ms instead of 237. In bfloat16 the groups are as fast.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+
+class ConvolutionsAsProducts(TorchFunctionMode):
+    """In this context two-dimensional convolutions are matrix products, but for those with dilation or groups."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call ``conv2d`` in place of torch's."""
+        return (conv2d if func is functional.conv2d else func)(*args, **(kwargs or {}))
+
+
+def conv2d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | tuple[int, ...] | str = 0,
+    dilation: int | tuple[int, ...] = 1,
+    groups: int = 1,
+) -> torch.Tensor:
+    """``torch.nn.functional.conv2d``: (B, C, H, W) and (O, C, h, w) to (B, O, H', W')."""
+    if groups != 1 or set(_pair(dilation)) != {1} or isinstance(padding, str):
+        return functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    channels, (down, across), (top, left) = len(weight), _pair(stride), _pair(padding)
+    padded = functional.pad(x, (left, left, top, top))
+    patches = padded.unfold(2, weight.shape[2], down).unfold(3, weight.shape[3], across)  # (B, C, H', W', h, w)
+    columns = patches.permute(1, 4, 5, 0, 2, 3).reshape(weight[0].numel(), -1)
+    product = weight.flatten(1) @ columns
+    if bias is not None:
+        product = product + bias[:, None]
+    return product.view(channels, len(x), *patches.shape[2:4]).transpose(0, 1)
+
+
+def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
