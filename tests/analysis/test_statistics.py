@@ -172,3 +172,12 @@ def test_reach_of_a_run_by_one_evaluation_and_by_the_mean_of_five() -> None:
     run = make_run("a", 0, 1, accuracy_r=np.array([0.2, 0.9, 0.2, 0.2, 0.2, 0.8, 0.8, 0.8, 0.8, 0.8]))
     assert (reach(run, 0.7), reach(run, 0.7, smoothed=True)) == (1, 9)  # windows ending there have means .68 and .8
     assert reach(run, 0.95) is None
+
+
+@pytest.mark.parametrize(
+    ("label", "before"),
+    [("uniform", 0), ("census", 0), ("census+some-part", 0), ("census@@regression-damped+some-part+average=0.5", 1)],
+)
+def test_a_census_that_moves_no_model_is_a_round_before(label: str, before: int) -> None:
+    """Rows of a page are labels with the name of a part."""
+    assert make_run(label, 0, None).rounds_before == before

@@ -118,7 +118,7 @@ def only_asks_first(label: str) -> bool:
     """Whether it does so for numbers that do not move the model, so that a round is lost."""
     if not begins_with_census(label):
         return False
-    parsed = parse_label(label)
+    parsed = parse_label(label.partition("+")[0])  # what follows is settings of a run, or a part
     census = make_sampler(parsed).census
     return census is None or not census.for_control(find_estimator(parsed.estimator).control).first_update
 
