@@ -121,9 +121,9 @@ class Plan(WithRanges):
         if isinstance(self.server_optimizer, FedExP) and (drifts or self.dp is not None or remote):
             why = "the norm of every client's whole update"
             raise DeltaflError(f"fedexp needs {why}; leave out mime, scaffold, dp and '-remote', or choose 'sgd'")
-        if self.scaffold and (self.mime > 0 or not control.knows_clients):
+        if self.scaffold and not control.knows_clients:
             why = "scaffold corrects local steps by what the estimator knows of each client"
-            raise DeltaflError(f"{why}; choose one that knows it, such as 'difference-own', and leave out mime")
+            raise DeltaflError(f"{why}; choose one that knows it, such as 'difference-own'")
 
     @property
     def rule(self) -> Estimator:
@@ -162,14 +162,17 @@ class Plan(WithRanges):
         """The model to use and to judge: an average of the last with ``average`` or ``FedExP``, else the last."""
         return state.average.model_d if isinstance(state.average, AverageState) else state.params_d
 
-    def drifts(self, state: "RoundState", client_n: IntArray) -> Params | None:
+    def drifts(self, state: "RoundState", client_n: IntArray | None) -> Params | None:
         """The drift that moves some clients during their local steps, beside the gradients; see ``Broadcast``.
 
-        float32 (d,), beta S for all, with ``mime``; (n, d), c - c_i of each, with ``scaffold``; else None.
+        With ``mime`` float32 (d,), beta S for all; with ``scaffold`` (n, d), beta S + (1 - beta) (c - c_i) of each, and
+        (d,) without c_i if ``client_n`` is None. beta is 0 without ``mime``. With neither None.
         """
-        if self.scaffold:
-            return corrections(self.rule.control, state.control, client_n)
-        return drift(self.mime, state.mime)
+        common_d = drift(self.mime, state.mime)
+        if not self.scaffold:
+            return common_d
+        own_nd = corrections(self.rule.control, state.control, client_n, 1 - self.mime)
+        return own_nd if common_d is None else own_nd + common_d
 
     def collect_replies(self, state: "RoundState", selected: Cohort, which_n: Any = slice(None)) -> Replies:
         """The coefficients of the replies if the clients of a cohort that ``which_n`` selects have replied."""
@@ -267,8 +270,8 @@ class Broadcast(NamedTuple):
     """What the server sends to every selected client: the global model, and a drift or None.
 
     With ``mime`` the drift is beta S, the momentum's: each client adds drift_d / K_i in each of its K_i local steps,
-    and takes (1 - beta) times its usual steps. With ``scaffold`` it is c: each adds (drift_d - c_i) / K_i, with the row
-    drift_d - c_i of ``Plan.drifts``.
+    and takes (1 - beta) times its usual steps. With ``scaffold`` (1 - beta) c is added to it, and each client takes its
+    row of ``Plan.drifts``, drift_d - (1 - beta) c_i, in its place.
     """
 
     params_d: Params
@@ -308,10 +311,7 @@ def blank_state(plan: Plan, params_d: Params) -> RoundState:
 
 def broadcast(plan: Plan, state: RoundState) -> Broadcast:
     """What the clients of this round are sent; without ``mime`` and ``scaffold`` that is ``state.params_d`` alone."""
-    nobody = np.zeros(0, dtype=np.int64)
-    if plan.scaffold:
-        return Broadcast(state.params_d, plan.rule.control.value(state.control, nobody).total_d.astype(np.float32))
-    return Broadcast(state.params_d, plan.drifts(state, nobody))
+    return Broadcast(state.params_d, plan.drifts(state, None))
 
 
 def open_round(

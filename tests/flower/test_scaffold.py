@@ -50,12 +50,18 @@ def app_with(mods: list[Mod], takes: bool = True) -> ClientApp:
 
 
 @pytest.mark.parametrize(
-    ("label", "kind"),
-    [(CENSUS, "scaffold"), ("fedvarp", "scaffold"), ("innovation", "scaffold"), (CENSUS, "mime"), ("uniform", "mime")],
+    ("label", "backbone"),
+    [
+        (CENSUS, {"scaffold": True}),
+        ("fedvarp", {"scaffold": True}),
+        ("innovation", {"scaffold": True}),
+        (CENSUS, {"mime": 0.5}),
+        ("uniform", {"mime": 0.5}),
+        (CENSUS, {"mime": 0.5, "scaffold": True}),
+    ],
 )
-def test_rounds_are_those_of_the_core_bit_for_bit(label: str, kind: str) -> None:
+def test_rounds_are_those_of_the_core_bit_for_bit(label: str, backbone: dict[str, Any]) -> None:
     """After a census the momentum starts from its answers, for which the clients took shorter steps as well."""
-    backbone: dict[str, Any] = {"scaffold": True} if kind == "scaffold" else {"mime": 0.5}
     grid = FakeGrid(app_with([delta_mod]), configs(6))
     strategy = DeltaStrategy(label, n=3, seed=4, **backbone)
     federation = played(strategy, grid, 6)

@@ -41,7 +41,10 @@ BACKBONES: dict[str, tuple[dict[str, object], str]] = {
     "adam": ({"server_optimizer": "adam"}, ""),
     "yogi": ({"server_optimizer": "yogi"}, ""),
     "everything": (
-        {"proximal": 0.1, "local_momentum": 0.5, "mime": 0.5, "fixed_order": True, "server_optimizer": "momentum"},
+        {
+            **{"proximal": 0.1, "local_momentum": 0.5, "mime": 0.5, "scaffold": True, "fixed_order": True},
+            "server_optimizer": "momentum",
+        },
         "difference-own",
     ),
 }

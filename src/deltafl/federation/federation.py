@@ -139,7 +139,7 @@ class Federation:
         return 1 - float(self.plan.mime)
 
     def corrections(self, cohort: Cohort) -> list[Correction]:
-        """What each client of a cohort adds to its local steps: c - c_i with ``scaffold``, beta S with ``mime``."""
+        """What each client of a cohort adds to its local steps: see ``Plan.drifts``."""
         drift = self.plan.drifts(self.current, cohort.client_n)
         trained, factor = self.layout.trained, self.step_factor
         if drift is not None and drift.ndim > 1:

@@ -13,6 +13,9 @@ this is the paper's algorithm 1, option II, with a global step size of 1; its c_
 corrections have their length over a round and not in a step. Other memories, such as ``innovation``, do as well, and
 ``two-phase``, which knows something of every client from the first round on.
 
+With the momentum of ``mime.py`` a client moves by (1 - beta) (c - c_i) and beta S, and u_i - (c - c_i) becomes u_i
+without both. The factor was found with CNNs, whose late rounds lose by whole corrections (docs/lab-notes.md).
+
 Clients drift less: they take their steps in the direction of all. Each downloads two models and sends one.
 """
 
@@ -24,8 +27,10 @@ from ..estimators.control_variates import ControlVariate
 from ..types import IntArray, Params
 
 
-def corrections(control: ControlVariate, state: Any, client_n: IntArray) -> Params:
-    """C - c_i of some clients, float32 (n, d)."""
-    value = control.value(state, client_n)
+def corrections(control: ControlVariate, state: Any, client_n: IntArray | None, share: float = 1.0) -> Params:
+    """``share`` times c - c_i of some clients, float32 (n, d); times c, (d,), if they are None."""
+    value = control.value(state, np.zeros(0, dtype=np.int64) if client_n is None else client_n)
+    if client_n is None:
+        return np.asarray(share * value.total_d, dtype=np.float32)
     control_nd = np.broadcast_to(value.control_nd, (len(client_n), len(value.total_d)))
-    return np.asarray(value.total_d - control_nd, dtype=np.float32)
+    return np.asarray(share * (value.total_d - control_nd), dtype=np.float32)
