@@ -286,7 +286,8 @@ def init_round(plan: Plan, params: Any) -> RoundState:
     params_d = initial_model(params)
     state, rule = blank_state(plan, params_d), plan.rule.control
     if (mean_d := rule.first_mean(state.control)) is not None:  # the first round has been played
-        state = plan.move(state, (1 + plan.mime) * mean_d)._replace(mime=init_mime(plan.mime, mean_d))
+        delta_d = (1 + plan.mime) * mean_d  # see mime.py
+        state = plan.move(state, delta_d)._replace(mime=init_mime(plan.mime, delta_d))
     return state._replace(control=rule.at_model(state.control, plan.population, state.params_d, state.round))
 
 

@@ -89,7 +89,7 @@ LABEL = "census(components=2,size=8)"
 
 @pytest.mark.parametrize("settings", [{"mime": 0.75}, {"average": 0.5}, {"server_optimizer": Sgd(2.0)}])
 def test_the_census_is_the_first_round(settings: dict[str, Any]) -> None:
-    """The model moves by (1 + beta) C, C the mean of first updates, and S begins as C / (1 - beta)."""
+    """D is (1 + beta) C, C the mean of first updates: the model moves by it, and it is the momentum."""
     plan, _, read_md = prepared(LABEL, **{"server_optimizer": Sgd(), **settings})
     start_d = np.array([0.5, -1.0, 2.0], np.float32)
     state, mean_d = init_round(plan, start_d), plan.population.weight_m @ read_md / KEPT
@@ -99,7 +99,7 @@ def test_the_census_is_the_first_round(settings: dict[str, Any]) -> None:
     np.testing.assert_allclose(state.params_d, start_d + lr * (1 + plan.mime) * mean_d, rtol=1e-5)
     np.testing.assert_allclose(plan.model(state), state.params_d)
     if plan.mime:
-        np.testing.assert_allclose(state.mime.momentum_d, mean_d / (1 - plan.mime), rtol=1e-5)
+        np.testing.assert_allclose(state.mime.momentum_d, (1 + plan.mime) * mean_d, rtol=1e-5)
 
 
 def test_no_answers_make_the_model_infinite() -> None:

@@ -11,9 +11,9 @@ local steps::
 u_i - beta S are estimated, and the norms that samplers see are theirs. (Estimating all of u_i would multiply beta S by
 the random sum of the weights W in every round; where beta^2 E[W^2] > 1 its mean square would grow without bound.)
 
-Before the first round S is 0. In a census clients take (1 - beta) times their usual steps, and C is the mean of all
-first updates. S begins as C / (1 - beta), a round of the usual length. The model moves by (1 + beta) C, the length of a
-second round from rest: C is made of short steps, and C / (1 - beta), as far along it, led some runs of a CNN astray.
+Before the first round S is 0. A census is a round in which all clients take (1 - beta) times their usual steps from S =
+0, and C is the mean of their updates. Its D is not C but (1 + beta) C, the length of a second round from rest; C / (1 -
+beta), that of a round at full speed, led some runs of a CNN astray.
 
 If all clients take K steps, this is FedCM (Xu et al. 2021, alpha = 1 - beta), and MimeLite with SGD momentum
 (Karimireddy et al. 2020) fed with the gradients along the local path in place of those at the server's model, which
@@ -33,9 +33,9 @@ class MimeState(NamedTuple):
     momentum_d: Params
 
 
-def init_mime(beta: float, known_d: FloatArray) -> MimeState | Nothing:
-    """S = known_d / (1 - beta), or nothing at all if beta is 0."""
-    return MimeState((known_d / (1 - beta)).astype(np.float32)) if beta > 0 else Nothing()
+def init_mime(beta: float, delta_d: FloatArray) -> MimeState | Nothing:
+    """S = D, or nothing at all if beta is 0."""
+    return MimeState(delta_d.astype(np.float32)) if beta > 0 else Nothing()
 
 
 def drift(beta: float, state: MimeState | Nothing) -> Params | None:
