@@ -34,7 +34,7 @@ from .scale.persistent_array import PersistentArray
 from .scale.rows import RowFormat
 from .server.average import AverageState, average_in, init_average
 from .server.clipping import RADIUS, init_norms
-from .server.mime import MimeState, drift, init_mime
+from .server.mime import drift, momentum_after
 from .server.norm_guard import init_guard, shorten
 from .server.optimizers import FedExP, ServerOptimizer, Sgd
 from .server.privacy import DifferentialPrivacy, needs_single_updates
@@ -201,20 +201,20 @@ class Plan(WithRanges):
             selected_m=state.selected_m.plus_one(cohort.client_n),
             responded_m=state.responded_m.plus_one(cohort.client_n[here]),
             missed_m=state.missed_m if cohort.absent is None else state.missed_m.plus_one(cohort.absent),
-            mime=state.mime if drift_d is None else MimeState(delta_d.astype(np.float32)),
             guard=guard,
         )
         return following, delta_d, clip_factor
 
     def move(self, state: "RoundState", delta_d: FloatArray, mean_square: float = 0.0) -> "RoundState":
-        """The state after the model's step along an estimate; ``mean_square`` is the N of ``FedExP``."""
+        """The state after the model's step along an estimate D; ``mean_square`` is the N of ``FedExP``."""
         server, last_d, optimizer = self.server_optimizer, state.params_d, state.optimizer
         if isinstance(server, FedExP):
             params_d, optimizer = server.extrapolate(last_d, delta_d, mean_square, optimizer)
         else:
             params_d, optimizer = server.step(last_d, delta_d, optimizer)
         average = average_in(self.average, state.average, last_d, params_d, state.round + 1)
-        return state._replace(round=state.round + 1, params_d=params_d, optimizer=optimizer, average=average)
+        moved = state._replace(round=state.round + 1, params_d=params_d, optimizer=optimizer, average=average)
+        return moved._replace(mime=momentum_after(self.mime, delta_d))
 
 
 def make_plan(
@@ -286,8 +286,7 @@ def init_round(plan: Plan, params: Any) -> RoundState:
     params_d = initial_model(params)
     state, rule = blank_state(plan, params_d), plan.rule.control
     if (mean_d := rule.first_mean(state.control)) is not None:  # the first round has been played
-        delta_d = (1 + plan.mime) * mean_d  # see mime.py
-        state = plan.move(state, delta_d)._replace(mime=init_mime(plan.mime, delta_d))
+        state = plan.move(state, (1 + plan.mime) * mean_d)  # see mime.py
     return state._replace(control=rule.at_model(state.control, plan.population, state.params_d, state.round))
 
 
@@ -304,7 +303,7 @@ def blank_state(plan: Plan, params_d: Params) -> RoundState:
         selected_m=PersistentArray(np.zeros(m, dtype=np.int16)),
         responded_m=PersistentArray(np.zeros(m, dtype=np.int16)),
         missed_m=PersistentArray(np.zeros(m, dtype=np.int16)),
-        mime=init_mime(plan.mime, np.zeros(d)),
+        mime=momentum_after(plan.mime, np.zeros(d)),
         guard=init_guard(plan.norm_guard),
         norms=init_norms(plan.clip, m),
     )

@@ -42,7 +42,11 @@ BACKBONES: dict[str, tuple[dict[str, object], str]] = {
     "yogi": ({"server_optimizer": "yogi"}, ""),
     "everything": (
         {
-            **{"proximal": 0.1, "local_momentum": 0.5, "mime": 0.5, "scaffold": True, "fixed_order": True},
+            "proximal": 0.1,
+            "local_momentum": 0.5,
+            "mime": 0.5,
+            "scaffold": True,
+            "fixed_order": True,
             "server_optimizer": "momentum",
         },
         "difference-own",

@@ -118,7 +118,7 @@ def corrected_steps(
 ) -> Iterator[None]:
     """Inside ``with``, make each step dx of a PyTorch optimizer x <- x + step_factor dx + drift / K.
 
-    The drift is c - c_i with ``scaffold`` (``server/scaffold.py``), beta S with ``mime`` (``server/mime.py``)::
+    The drift is that of ``Plan.drifts``: c - c_i with ``scaffold``, beta S with ``mime``, or parts of both::
 
         with corrected_steps(take_correction(message), model, optimizer, num_steps=epochs * len(loader)):
             train(model, loader, optimizer, epochs)

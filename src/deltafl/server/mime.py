@@ -33,7 +33,7 @@ class MimeState(NamedTuple):
     momentum_d: Params
 
 
-def init_mime(beta: float, delta_d: FloatArray) -> MimeState | Nothing:
+def momentum_after(beta: float, delta_d: FloatArray) -> MimeState | Nothing:
     """S = D, or nothing at all if beta is 0."""
     return MimeState(delta_d.astype(np.float32)) if beta > 0 else Nothing()
 
