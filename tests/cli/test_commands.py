@@ -110,6 +110,7 @@ def test_mistakes_end_in_one_sentence_and_nothing_is_written(
         (["run", "--foo", "3"], "No such option '--foo'.\n"),
         (["comprae"], "'comprae'. Did you mean 'compare'?\n"),
         (["run", "--task", "toy", "--out", ""], "'--out': it is empty"),
+        (["recommend"], "Missing option '--sizes'"),  # at a terminal it asks
     ],
 )
 def test_the_parser_names_what_was_meant(tmp_path: Path, arguments: list[str], words: str) -> None:

@@ -141,6 +141,8 @@ def nvflare(folder: Path, label: str) -> list[Params]:
     (app / "traced.py").write_text(TRACED)
     for name, line, other in (
         ("job.py", "from deltafl.nvflare import DeltaFedAvg", "from traced import DeltaFedAvg"),
+        # On a busy machine twenty sites may not start in the two minutes that they have to register.
+        ("job.py", "seed=given.seed))\n", "seed=given.seed, registration_timeout=500))\n"),
         ("client.py", "LR, EPOCHS, BATCH_SIZE = 0.05, 2, 10", f"LR, EPOCHS, BATCH_SIZE = {LR}, {EPOCHS}, {EVERYTHING}"),
     ):
         text = (app / name).read_text()

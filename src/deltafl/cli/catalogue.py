@@ -1,6 +1,7 @@
 """``deltafl samplers``, ``deltafl tasks``, ``deltafl data``: what there is, and getting the data."""
 
 import re
+import sys
 from collections.abc import Iterable
 from inspect import cleandoc
 from pathlib import Path
@@ -136,35 +137,45 @@ def _meanings(kind: type) -> dict[str, str]:
     return found
 
 
+def _asked(question: str) -> str | bool:
+    """The question, where there is a terminal to ask it at; elsewhere, as in a notebook, its option has to be given."""
+    return question if sys.stdin is not None and sys.stdin.isatty() else False
+
+
 def recommend(
     sizes: Annotated[
         Literal["equal", "unequal", "unknown"],
-        typer.Option(help="numbers of examples of the clients", prompt="Are clients of equal size"),
+        typer.Option(help="numbers of examples of the clients", prompt=_asked("Are clients of equal size")),
     ],
     labels: Annotated[
         bool,
         typer.Option(
-            help="the server may know each client's shares of labels", prompt="May the server know the labels"
+            help="the server may know each client's shares of labels", prompt=_asked("May the server know the labels")
         ),
     ],
     census: Annotated[
         bool,
         typer.Option(
             help="every client can do one round's work and answer once, before the first draw",
-            prompt="Can every client answer a census once",
+            prompt=_asked("Can every client answer a census once"),
         ),
     ],
     memory: Annotated[
         bool,
-        typer.Option(help="the server can keep one update of each client", prompt="Can it keep one update per client"),
+        typer.Option(
+            help="the server can keep one update of each client", prompt=_asked("Can it keep one update per client")
+        ),
     ],
     reachable: Annotated[
-        bool, typer.Option(help="every selected client can be expected to reply", prompt="Can all clients be reached")
+        bool,
+        typer.Option(
+            help="every selected client can be expected to reply", prompt=_asked("Can all clients be reached")
+        ),
     ],
     clients: Annotated[int | None, typer.Option(help="number of clients, for the cost", metavar="M")] = None,
     parameters: Annotated[int | None, typer.Option(help="parameters of the model, for the cost", metavar="D")] = None,
 ) -> None:
-    """Recommend a sampler for your federation, with the evidence; asks for options that are not given.
+    """Recommend a sampler for your federation, with the evidence; at a terminal it asks for options that are not given.
 
     Example: deltafl recommend --sizes unequal --no-labels --census --memory --reachable
     """
