@@ -6,7 +6,7 @@ import nvflare.client as flare
 import torch
 from digits import SoftmaxRegression, batches, site_data
 
-from deltafl.nvflare import DeltaClient, LocalSteps
+from deltafl.nvflare import DeltaClient, LocalSteps, corrected_steps
 
 LR, EPOCHS, BATCH_SIZE = 0.05, 2, 10
 
@@ -24,13 +24,16 @@ def main(num_sites: int, seed: int) -> None:
             break
         model.load_state_dict(received.params)
         optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-        steps = LocalSteps(LR)  # deltafl: optional, how much the local steps vary
-        for rows in batches(len(y), BATCH_SIZE, EPOCHS, seed, received.current_round, number):
-            optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(x[rows]), y[rows])
-            loss.backward()  # type: ignore[no-untyped-call]
-            steps.add(loss.item(), [p.grad for p in model.parameters()])  # deltafl
-            optimizer.step()
+        correction = client.take_correction()  # deltafl: optional, for scaffold and mime
+        steps = LocalSteps(LR * correction.step_factor)  # deltafl: optional, how much the local steps vary
+        rows_k = list(batches(len(y), BATCH_SIZE, EPOCHS, seed, received.current_round, number))
+        with corrected_steps(correction, model, optimizer, len(rows_k)):  # deltafl: optional
+            for rows in rows_k:
+                optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(model(x[rows]), y[rows])
+                loss.backward()  # type: ignore[no-untyped-call]
+                steps.add(loss.item(), [p.grad for p in model.parameters()])  # deltafl
+                optimizer.step()
         client.send(flare.FLModel(params=model.state_dict(), metrics=steps.metrics()))  # deltafl: was flare.send
 
 

@@ -156,7 +156,9 @@ def test_who_does_not_correct_its_steps_is_refused_with_the_cure(
     start(strategy, grid, 2)
     assert 997 in trained(grid, 1)
     assert [info.num_responded for info in strategy.history] == [4, 4]
-    cure = "train inside corrected_steps(take_correction(message), ...) and add delta_mod to the ClientApp's mods"
+    cure = (
+        "train inside corrected_steps(take_correction(...), ...), in Flower with delta_mod among the ClientApp's mods"
+    )
     assert f"reply of client:hospital-3 rejected: the client did not correct its local steps; {cure}" in flower_log.text
 
 

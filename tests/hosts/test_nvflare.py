@@ -30,7 +30,7 @@ from deltafl import (
     open_round,
 )
 from deltafl.arrays import Arrays, update_of
-from deltafl.federation.local_work import question
+from deltafl.federation.local_work import Correction, question
 from deltafl.nvflare import DeltaClient, DeltaFedAvg
 from deltafl.nvflare import client as client_module
 from deltafl.samplers.census import Census, output_layer
@@ -43,11 +43,13 @@ MODEL = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
 AWAY = np.linspace(-1, 1, 14, dtype=np.float32)
 
 
-def moved(site: int, sent: Arrays) -> Arrays:
-    """Half the way to the site's own target."""
+def moved(site: int, sent: Arrays, correction: Correction | None = None) -> Arrays:
+    """Half the way to the site's own target, so many times, and the drift."""
+    correction = Correction() if correction is None else correction
     target_d = (site + 1) * np.roll(AWAY, site)
     parts = {"hidden": target_d[:6].reshape(2, 3), "weight": target_d[6:12].reshape(3, 2), "bias": target_d[12:]}
-    return {name: array + np.float32(0.5) * (parts[name] - array) for name, array in sent.items()}
+    half = np.float32(0.5 * correction.step_factor)
+    return {name: array + half * (parts[name] - array) + correction.get(name, 0) for name, array in sent.items()}
 
 
 class Site:
@@ -60,7 +62,7 @@ class Site:
         self.script: Script = self.train
 
     def train(self, model: FLModel) -> FLModel | None:
-        return FLModel(params=moved(self.number, model.params), metrics={"loss": 1.0})
+        return FLModel(params=moved(self.number, model.params, self.client.take_correction()), metrics={"loss": 1.0})
 
     def answer(self, message: FLModel) -> FLModel | None:
         """What comes back from one message; None for silence."""
@@ -104,25 +106,28 @@ class Played(DeltaFedAvg):
     def event(self, event_type: str) -> None:
         pass
 
-    def send_model_and_wait(
+    def get_num_standing_tasks(self) -> int:
+        return 0
+
+    def send_model(
         self,
         task_name: str = "train",
         data: Any = None,
         targets: Any = None,
         min_responses: Any = None,
         timeout: int = 0,
-    ) -> list[FLModel]:
+        callback: Any = None,
+    ) -> None:
         assert isinstance(timeout, int)  # NVFlare refuses others
         assert targets  # none means everybody
-        replies = []
         for name in reversed(targets):
             self.at = self.sites[name]
             self.log_of.append((name, sorted(data.meta["deltafl"])))
             reply = self.at.answer(copy.deepcopy(through(data)))
             if reply is not None:
-                replies.append(through(reply))
-                replies[-1].meta["client_name"] = name
-        return replies
+                reply = through(reply)
+                reply.meta["client_name"] = name
+                callback(reply)
 
 
 def through(message: FLModel) -> FLModel:
@@ -152,28 +157,55 @@ def params_of(controller: Played) -> Params:
     return controller.federation.params_d
 
 
-@pytest.mark.parametrize("label", ["pracdelta", "innovation@local-pivotal", "balanced", "census"])
+@pytest.mark.parametrize(
+    "label",
+    [
+        "pracdelta",
+        "innovation@local-pivotal",
+        "balanced",
+        "census",
+        "fedvarp+scaffold",
+        "uniform+mime=0.5",
+        "census+average=0.5+mime=0.7",
+        "census+mime=0.5+scaffold",
+    ],
+)
 def test_rounds_are_those_of_the_core_bit_for_bit(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     controller = played(monkeypatch, label, aux=3 if label == "balanced" else 0)
     aux = np.eye(7, 3) if label == "balanced" else None
     plan = make_plan(label, Population.from_sizes([10 + 5 * i for i in range(7)], aux=aux), 3, seed=4)
     flat = {name: array.astype(np.float32) for name, array in MODEL.items()}
     if plan.census is not None:
-        tensors, all_moved = output_layer([array.shape for array in flat.values()]), [moved(i, flat) for i in range(7)]
+        first = Correction(step_factor=1 - plan.mime)
+        tensors = output_layer([array.shape for array in flat.values()])
+        all_moved = [moved(i, flat, first) for i in range(7)]
         plan = plan.with_census([plan.census.answer(update_of(flat, arrays), tensors) for arrays in all_moved])
-    state = init_round(plan, np.zeros(14))
+    state, largest = init_round(plan, np.zeros(14)), 0.0
     models = [np.concatenate([array.ravel() for array in saved.params.values()]) for saved in controller.saved]
     if plan.census is not None:  # the first round
-        assert np.array_equal(models.pop(0), state.params_d)
+        assert np.array_equal(models.pop(0), plan.model(state))
     for model_d, info in zip(models, controller.history, strict=True):
         cohort, sent = open_round(plan, state), dict[str, Any]()
         for name, part_d in zip(MODEL, np.split(state.params_d, [6, 12]), strict=True):
             sent[name] = part_d.reshape(MODEL[name].shape)
-        updates = [update_of(sent, moved(i, sent)) for i in cohort.client_n.tolist()]
+        drift, updates = plan.drifts(state, cohort.client_n), list[Params]()
+        for place, i in enumerate(cohort.client_n.tolist()):
+            drift_d = drift[place] if drift is not None and drift.ndim > 1 else drift
+            own = (
+                None
+                if drift_d is None
+                else {
+                    name: part_d.reshape(MODEL[name].shape)
+                    for name, part_d in zip(MODEL, np.split(drift_d, [6, 12]), strict=True)
+                }
+            )
+            updates.append(update_of(sent, moved(i, sent, Correction(own, 1 - plan.mime))))
+            largest = max(largest, 0.0 if drift_d is None else float(np.abs(drift_d).max()))
         state, expected = close_round(plan, state, cohort, updates, Reports.make(3, loss=[1.0] * 3))
         assert info.sum_of_weights == expected.sum_of_weights
-        assert np.array_equal(model_d, state.params_d)
+        assert np.array_equal(model_d, plan.model(state))
     assert params_of(controller).any()
+    assert (largest > 0.05) == (plan.scaffold or plan.mime > 0)
 
 
 def test_clients_tell_their_size_once_and_only_the_cohort_is_sent_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +254,45 @@ def test_a_faulty_reply_is_non_response(
     assert controller.federation is not None
     assert controller.federation.current.responded_m.tolist() == [3, 0, 3, 3]
     assert reason in caplog.text
+
+
+@pytest.mark.parametrize("label", ["fedvarp+scaffold", "uniform+mime=0.5"])
+def test_who_does_not_correct_its_steps_is_refused(
+    label: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def prepare(sites: dict[str, Site]) -> None:
+        sites["site-2"].script = lambda model: FLModel(params=moved(1, model.params), metrics={"loss": 1.0})
+
+    controller = played(monkeypatch, label, m=4, n=4, rounds=3, prepare=prepare)
+    assert controller.federation is not None
+    assert controller.federation.current.responded_m.tolist() == [3, 0, 3, 3]
+    assert "reply of site-2 rejected: the client did not correct its local steps" in caplog.text
+
+
+def test_a_census_with_momentum_refuses_who_takes_whole_steps(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def prepare(sites: dict[str, Site]) -> None:
+        sites["site-2"].script = lambda model: FLModel(params=moved(1, model.params), metrics={"loss": 1.0})
+
+    controller = played(monkeypatch, "census+mime=0.5", m=4, n=2, rounds=1, prepare=prepare)
+    assert controller.federation is not None
+    assert [len(client.aux) > 0 for client in controller.federation.clients.values()] == [True, False, True, True]
+    assert "census: no answer from 1 clients: the client did not correct its local steps" in caplog.text
+
+
+def test_the_momentum_is_sent_in_one_message_for_the_whole_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cohort's messages would otherwise hold a second model each."""
+    for label, expected in (("uniform+mime=0.5", 1), ("fedvarp+scaffold", 3), ("uniform", 1)):
+        sizes: list[int] = []
+
+        class Counting(Played):
+            def send_model(self, *args: Any, sizes: list[int] = sizes, **kwargs: Any) -> None:
+                sizes.append(len(kwargs["targets"]))
+                super().send_model(*args, **kwargs)
+
+        Counting(label, 3, 2, seed=4).join(monkeypatch, 5).run()
+        assert sizes == [5] + [3 // expected] * expected * 2
 
 
 def test_a_reply_to_another_round_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -357,8 +428,6 @@ def test_a_job_keeps_every_argument(tmp_path: Path) -> None:
 def test_what_the_host_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeltaflError, match="write the estimator without '-remote'"):
         DeltaFedAvg("innovation@systematic@innovation-remote")
-    with pytest.raises(DeltaflError, match="leave out scaffold"):
-        DeltaFedAvg("census+scaffold")
     with pytest.raises(DeltaflError, match="num_rounds is 0"):
         DeltaFedAvg(num_rounds=0)
     with pytest.raises(DeltaflError, match="timeout is 0; it must be a number of seconds"):

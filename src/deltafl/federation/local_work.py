@@ -16,8 +16,8 @@ from ..types import Array, FloatArray, Params
 #: Names of the statistics in a client's metrics.
 LOSS, SQUARE_LOSS, STEP_VARIANCE, NUM_STEPS = "loss", "square-loss", "step-variance", "num-steps"
 NOT_CORRECTED = (
-    "the client did not correct its local steps; train inside corrected_steps(take_correction(message), ...) and add "
-    "delta_mod to the ClientApp's mods"
+    "the client did not correct its local steps; train inside corrected_steps(take_correction(...), ...), in Flower "
+    "with delta_mod among the ClientApp's mods"
 )
 
 
@@ -129,13 +129,13 @@ def corrected_steps(
     with ``{}`` as its correction and the same factor.
 
     Args:
-        correction: The drift: in Flower ``take_correction(message)``, where no arrays mean none; in a loop of your own
-            what ``Plan.drifts`` has for the client, (d,), or None.
+        correction: The drift: in Flower ``take_correction(message)``, in NVFlare ``DeltaClient.take_correction()``,
+            where no arrays mean none; in a loop of your own what ``Plan.drifts`` has for the client, (d,), or None.
         model: The module that is trained.
         optimizer: Its optimizer, of ``torch.optim``; with any momentum, schedule or state of its own.
         num_steps: K >= 1, how many steps the loop will take, such as ``epochs * len(loader)``.
-        step_factor: In (0, 1]; None for that of the correction in Flower, and for 1. In a loop of your own write
-            ``1 - plan.mime``.
+        step_factor: In (0, 1]; None for that of the correction in Flower and NVFlare, and for 1. In a loop of your own
+            write ``1 - plan.mime``.
 
     Raises:
         DeltaflError: If the model lacks an array of the correction, an argument is of another kind, or the optimizer

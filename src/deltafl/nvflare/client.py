@@ -7,12 +7,14 @@ import nvflare.client as flare
 from nvflare.client import FLModel, ParamsType
 
 from ..arrays import Arrays, as_array
-from ..federation.local_work import answer_census, fits
+from ..federation.local_work import Correction, answer_census, fits
 
 #: Where a message's metadata hold what is deltafl's, and the names in it.
 RECORD = "deltafl"
 REGISTER, CENSUS, TRAINED, ROUND = "register", "census", "trained", "round"
 NUM_EXAMPLES, AUX = "num-examples", "aux"
+#: Of a client that is to correct its local steps; in its reply, if it took them: the step factor.
+CORRECTION, STEP_FACTOR, CORRECTED = "correction", "step-factor", "corrected"
 
 
 class DeltaClient:
@@ -31,11 +33,12 @@ class DeltaClient:
         self.num_examples, self.aux = int(num_examples), [float(value) for value in aux]
         self._asked: dict[str, Any] = {}
         self._sent: Arrays = {}
+        self._corrected: float | None = None
 
     def receive(self, timeout: float | None = None) -> FLModel | None:
         """The next model to train, or None where the job ends; as ``flare.receive``."""
         while (model := flare.receive(timeout)) is not None:
-            self._asked = model.meta.get(RECORD, {})
+            self._asked, self._corrected = model.meta.get(RECORD, {}), None
             if REGISTER not in self._asked:
                 self._sent = trained(model, self._asked.get(TRAINED, ())) if CENSUS in self._asked else {}
                 return model
@@ -43,9 +46,19 @@ class DeltaClient:
             flare.send(FLModel(metrics={}, meta={RECORD: report}))
         return None
 
+    def take_correction(self) -> Correction:
+        """What the server adds to the local steps from the last model; nothing without ``scaffold`` and ``mime``.
+
+        Give it to ``corrected_steps``. In any other framework take ``step_factor`` times the usual steps, and add 1 / K
+        of each array in each of K steps. ``send`` confirms that it was taken: the server refuses a model without.
+        """
+        factor = float(self._asked.get(STEP_FACTOR, 1.0))
+        self._corrected = factor if STEP_FACTOR in self._asked else None
+        return Correction(self._asked.get(CORRECTION), factor)
+
     def send(self, model: FLModel) -> None:
         """Send what was trained from the last model received; as ``flare.send``."""
-        asked, report = self._asked.get(CENSUS), {ROUND: self._asked.get(ROUND)}
+        asked, report = self._asked.get(CENSUS), {ROUND: self._asked.get(ROUND), CORRECTED: self._corrected}
         if isinstance(asked, list):
             received = trained(model, self._sent, self._sent)
             report[CENSUS] = answer_census(self._sent, received, asked) if fits(self._sent, received) else []

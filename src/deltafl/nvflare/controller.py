@@ -1,5 +1,6 @@
 """DeltaFedAvg: deltafl's samplers and weights in NVFlare's rounds. A translation, with no mathematics of its own."""
 
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from logging import WARNING
@@ -16,7 +17,7 @@ from ..errors import DeltaflError
 from ..estimators.remote import RemoteControl
 from ..federation.clients import ClientInfo, read_info
 from ..federation.federation import Federation
-from ..federation.local_work import question
+from ..federation.local_work import NOT_CORRECTED, Correction, question
 from ..federation.replies import ClientReply, reply_of
 from ..federation.rules import check_seconds, check_texts, check_whole, make_rules
 from ..federation.saved import sole_owner
@@ -26,7 +27,19 @@ from ..samplers.census import Census
 from ..server.optimizers import ServerOptimizer
 from ..server.privacy import DifferentialPrivacy
 from ..types import RoundInfo
-from .client import AUX, CENSUS, NUM_EXAMPLES, RECORD, REGISTER, ROUND, TRAINED, trained
+from .client import (
+    AUX,
+    CENSUS,
+    CORRECTED,
+    CORRECTION,
+    NUM_EXAMPLES,
+    RECORD,
+    REGISTER,
+    ROUND,
+    STEP_FACTOR,
+    TRAINED,
+    trained,
+)
 
 #: Arguments of the host alone; ``make_rules`` takes the others.
 OWN = {"num_rounds", "timeout", "registration_timeout", "buffers", "forget", "persistor_id"}
@@ -78,6 +91,8 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         registration_timeout: float = 120.0,
         buffers: Sequence[str] = BUFFERS,
         response_floor: float = 0.1,
+        scaffold: bool = False,
+        mime: float = 0.0,
         average: float = 0.0,
         norm_guard: float | None = None,
         clip: str | None = None,
@@ -98,8 +113,6 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         self.rules = make_rules(identity="name", **{name: arguments[name] for name in arguments.keys() - OWN})
         if isinstance(self.rules.plan.rule.control, RemoteControl):
             raise DeltaflError("clients of NVFlare keep no memory; write the estimator without '-remote'")
-        if self.rules.plan.scaffold or self.rules.plan.mime > 0:
-            raise DeltaflError("clients of NVFlare correct no local steps; leave out scaffold and mime")
         check_whole("num_rounds", num_rounds, "at least 1", 1)
         for name in ("timeout", "registration_timeout"):
             check_seconds(name, arguments[name])  # for NVFlare 0 would be for ever
@@ -141,8 +154,10 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
             raise DeltaflError(f"{known}; raise registration_timeout, lower min_clients, or use DeltaClient in scripts")
 
         def ask(keys: list[str], census: Census) -> dict[str, Any]:
-            asked = {CENSUS: question(census), TRAINED: list(federation.layout.trained)}
-            return {key: reported(reply).get(CENSUS) for key, reply in self._send(federation, asked, keys).items()}
+            first = correction_of(Correction(step_factor=federation.step_factor))
+            asked = {CENSUS: question(census), TRAINED: list(federation.layout.trained), **first}
+            replies = self._send(federation, [(asked, keys)])
+            return {key: census_answer(reply, federation.step_factor) for key, reply in replies.items()}
 
         number, cohort = federation.current.round, select(federation, present, ask, log)
         if cohort is None:  # the round was the census
@@ -152,7 +167,11 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         self.event(AppEventType.ROUND_STARTED)
         sent, keys = federation.arrays(), federation.keys
         places = {keys[client]: client for client in cohort.client_n.tolist()}
-        replies = self._send(federation, {ROUND: number}, list(places))
+        questions: dict[int, tuple[dict[str, Any], list[str]]] = {}  # with mime, and without corrections, one for all
+        for key, correction in zip(places, federation.corrections(cohort), strict=True):
+            asked = {ROUND: number, **correction_of(correction)}
+            questions.setdefault(id(correction), (asked, []))[1].append(key)
+        replies = self._send(federation, list(questions.values()))
         if self.abort_signal.triggered:
             return False
         received = {places[key]: read_reply(reply, sent, number) for key, reply in replies.items()}
@@ -170,7 +189,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         """What the connected clients reported of their data; who has not yet is asked."""
         names = [client.name for client in self.engine.get_clients() if client.name not in self.forget]
         asked = [name for name in names if name not in self._registered and self._asked[name] < _MOST]
-        replies = self._send(federation, {REGISTER: self.rules.aux}, asked, self.registration_timeout)
+        replies = self._send(federation, [({REGISTER: self.rules.aux}, asked)], self.registration_timeout)
         for name in asked:
             try:
                 if name not in replies:
@@ -183,27 +202,57 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         return {name: self._registered[name] for name in names if name in self._registered}
 
     def _send(
-        self, federation: Federation, question: Mapping[str, Any], names: Sequence[str], timeout: float | None = None
+        self,
+        federation: Federation,
+        questions: Sequence[tuple[Mapping[str, Any], Sequence[str]]],
+        timeout: float | None = None,
     ) -> dict[str, FLModel]:
-        """Send a question, and the model but for registration; what came back in time, by name."""
-        if not names:  # for NVFlare that would be everybody
-            return {}
-        task = FLModel(
-            params=None if REGISTER in question else federation.arrays(),
-            metrics={} if REGISTER in question else None,
-            current_round=0 if federation.state is None else federation.state.round,
-            total_rounds=self.num_rounds,
-            meta={RECORD: dict(question)},
-        )
-        seconds = ceil(self.timeout if timeout is None else timeout)
-        replies = self.send_model_and_wait(data=task, targets=list(names), timeout=seconds)
-        return {reply.meta["client_name"]: reply for reply in replies}
+        """Send clients their questions, and the model but for registration; what came back in time, by name."""
+        arrays, replies = federation.arrays(), dict[str, FLModel]()
+
+        def take(reply: FLModel) -> None:
+            replies[reply.meta["client_name"]] = reply
+
+        for asked, names in questions:
+            task = FLModel(
+                params=None if REGISTER in asked else arrays,
+                metrics={} if REGISTER in asked else None,
+                current_round=0 if federation.state is None else federation.state.round,
+                total_rounds=self.num_rounds,
+                meta={RECORD: dict(asked)},
+            )
+            seconds = ceil(self.timeout if timeout is None else timeout)
+            if names:  # none would be everybody for NVFlare
+                self.send_model(data=task, targets=list(names), timeout=seconds, callback=take)
+        while self.get_num_standing_tasks() and not self.abort_signal.triggered:
+            time.sleep(0.1)
+        return dict(replies)
 
 
 def reported(reply: FLModel) -> Mapping[str, Any]:
     """What a client reported beside its model; nothing where that is no mapping."""
     answer = reply.meta.get(RECORD)
     return answer if isinstance(answer, dict) else {}
+
+
+def correction_of(correction: Correction) -> dict[str, Any]:
+    """What a client that is to correct its local steps is sent for it; nothing for one that is not."""
+    if not correction and correction.step_factor == 1:
+        return {}
+    return {CORRECTION: dict(correction), STEP_FACTOR: correction.step_factor}
+
+
+def census_answer(reply: FLModel, step_factor: float) -> Any:
+    """A client's answer to a census, or a sentence that says why it cannot be used."""
+    report = reported(reply)
+    is_whole = CENSUS in report and step_factor < 1 and corrected(reply) != step_factor
+    return NOT_CORRECTED if is_whole else report.get(CENSUS)
+
+
+def corrected(reply: FLModel) -> float | None:
+    """The step factor with which a client corrected its local steps; None if it did not."""
+    factor = reported(reply).get(CORRECTED)
+    return float(factor) if isinstance(factor, int | float) else None
 
 
 def read_reply(reply: FLModel, sent: Arrays, number: int) -> ClientReply:
@@ -214,4 +263,4 @@ def read_reply(reply: FLModel, sent: Arrays, number: int) -> ClientReply:
         arrays = trained(reply, list(reply.params or {}), sent)
     except Exception as error:  # whatever a client's arrays can make NumPy raise
         return ClientReply(fault=f"the reply's arrays cannot be read ({type(error).__name__})")
-    return reply_of(arrays, reply.metrics or {})
+    return reply_of(arrays, reply.metrics or {})._replace(corrected=corrected(reply))
