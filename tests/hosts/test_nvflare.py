@@ -344,6 +344,21 @@ def test_a_client_that_does_not_register_is_asked_three_times(
         few.run()
 
 
+def test_who_is_needed_and_slow_to_register_is_asked_again_before_the_first_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Slow(Site):
+        def answer(self, message: FLModel) -> FLModel | None:
+            self.asked = getattr(self, "asked", 0) + 1
+            return super().answer(message) if self.asked > 2 else None
+
+    def prepare(sites: dict[str, Site]) -> None:
+        sites["site-2"] = Slow(1, [])
+
+    controller = played(monkeypatch, "uniform", m=3, rounds=2, prepare=prepare)
+    assert [info.num_responded for info in controller.history] == [3, 3]
+
+
 @pytest.mark.parametrize("label", ["innovation", "census"])
 def test_a_new_job_resumes_and_forgets(label: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     through_d = params_of(played(monkeypatch, label, rounds=5))

@@ -186,20 +186,23 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         self.save_model(FLModel(params=federation.model(), current_round=number, total_rounds=self.num_rounds))
 
     def _present(self, federation: Federation) -> dict[str, ClientInfo]:
-        """What the connected clients reported of their data; who has not yet is asked."""
-        names = [client.name for client in self.engine.get_clients() if client.name not in self.forget]
-        asked = [name for name in names if name not in self._registered and self._asked[name] < _MOST]
-        replies = self._send(federation, [({REGISTER: self.rules.aux}, asked)], self.registration_timeout)
-        for name in asked:
-            try:
-                if name not in replies:
-                    raise DeltaflError("no answer to the registration query in time")
-                answer = reported(replies[name])
-                self._registered[name] = read_info(answer.get(NUM_EXAMPLES), answer.get(AUX), self.rules.aux)
-            except DeltaflError as error:
-                self._asked[name] += 1
-                self.logger.log(WARNING, "%s did not register: %s", name, error)
-        return {name: self._registered[name] for name in names if name in self._registered}
+        """What the connected clients reported of their data; who has not yet is asked, again while too few have."""
+        while True:
+            names = [client.name for client in self.engine.get_clients() if client.name not in self.forget]
+            asked = [name for name in names if name not in self._registered and self._asked[name] < _MOST]
+            replies = self._send(federation, [({REGISTER: self.rules.aux}, asked)], self.registration_timeout)
+            for name in asked:
+                try:
+                    if name not in replies:
+                        raise DeltaflError("no answer to the registration query in time")
+                    answer = reported(replies[name])
+                    self._registered[name] = read_info(answer.get(NUM_EXAMPLES), answer.get(AUX), self.rules.aux)
+                except DeltaflError as error:
+                    self._asked[name] += 1
+                    self.logger.log(WARNING, "%s did not register: %s", name, error)
+            present = {name: self._registered[name] for name in names if name in self._registered}
+            if len(present) >= self.rules.min_clients or not asked or self.abort_signal.triggered:
+                return present
 
     def _send(
         self,
