@@ -8,6 +8,7 @@ import numpy as np
 
 from deltafl import analysis
 from deltafl.analysis.looks import MOST_STRONG
+from deltafl.samplers import SAMPLERS
 from deltafl.types import FloatArray, IntArray
 
 from .groups import Group, Row
@@ -46,10 +47,15 @@ def draw_curves(groups: Sequence[Group], ys: Sequence[str], columns: int, path: 
 
 
 def _drawn(group: Group) -> list[Row]:
-    """The rows of a picture, as many as have a colour: those that the paper orders, other methods, then variants."""
+    """The rows of a picture, as many as have a colour: those that the paper orders, ours, others, then variants."""
     first = {*group.order, group.baseline}
     known = {analysis.base_name(label) for label in first}
-    ranked = sorted(group.labels, key=lambda label: (label not in first, analysis.base_name(label) in known))
+
+    def rank(label: str) -> tuple[bool, bool, bool]:
+        name = analysis.base_name(label)
+        return label not in first, name in known, SAMPLERS[name].source != "this project"
+
+    ranked = sorted(group.labels, key=rank)
     return [row for row in group.rows if row.label in ranked[:MOST_STRONG]]
 
 
