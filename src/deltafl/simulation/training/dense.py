@@ -31,6 +31,13 @@ class _Dense(NamedTuple):
     bias: torch.Tensor | None  # (n, C, 1)
     more: int  # zero features that make C F floats a multiple of 64 bytes
 
+    def backward(self, delta: torch.Tensor) -> torch.Tensor:
+        """The gradient (n, F, B) of the inputs from that of the outputs, (n, C, B)."""
+        if self.weight.shape[2] > 1:
+            return torch.bmm(self.weight.transpose(1, 2), delta)
+        # Else rounding would depend on the number of clients, on Intel's processors.
+        return torch.bmm(functional.pad(self.weight, (0, self.more)).transpose(1, 2), delta)[:, :1]
+
     def __call__(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The inputs (n, F, B) with the zero features, and the outputs (n, C, B)."""
         weight = self.weight
@@ -93,7 +100,7 @@ class DenseChain:
                     gradient = torch.bmm(delta, h.transpose(1, 2))
                     gradients[place].copy_(gradient[:, :, : -layer.more] if layer.more > 0 else gradient)
                     if place > 0:
-                        delta = torch.bmm(layer.weight.transpose(1, 2), delta)
+                        delta = layer.backward(delta)
                 elif isinstance(layer, nn.ReLU):
                     delta = delta * (output > 0)
                 else:
