@@ -8,11 +8,10 @@ import numpy as np
 
 from deltafl import analysis
 from deltafl.analysis.looks import MOST_STRONG
-from deltafl.samplers import SAMPLERS
 from deltafl.types import FloatArray, IntArray
 
 from .groups import Group, Row
-from .spec import TEXTS
+from .spec import TEXTS, is_ours
 
 _TITLES = {"accuracy": "test accuracy, %", "loss": "test loss", "log10-loss": "log10 of the test loss"}
 _ABOVE = {"accuracy": "accuracy, points above", "loss": "loss above", "log10-loss": "log10 loss above"}
@@ -53,7 +52,7 @@ def _drawn(group: Group) -> list[Row]:
 
     def rank(label: str) -> tuple[bool, bool, bool]:
         name = analysis.base_name(label)
-        return label not in first, name in known, SAMPLERS[name].source != "this project"
+        return label not in first, name in known, not is_ours(name)
 
     ranked = sorted(group.labels, key=rank)
     return [row for row in group.rows if row.label in ranked[:MOST_STRONG]]

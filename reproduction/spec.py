@@ -207,3 +207,8 @@ def parse_experiment(name: str, content: dict[str, Any]) -> Experiment:
         scales[scale] = {**own, "settings": table}
     whole = {"name": name, **content, "scales": scales}
     return checked(Experiment, whole, f"experiment {name}", "correct its file")
+
+
+def is_ours(label: str) -> bool:
+    """Whether a method is this project's own."""
+    return find_sampler(parse_label(label).name).source == "this project"

@@ -18,9 +18,9 @@ from deltafl.simulation import rounds_to_threshold
 from deltafl.types import FloatArray
 
 from ..measures import Measure, Statement, accuracy, area, compare
-from ..spec import View
+from ..spec import View, is_ours
 from ..text import ends
-from .parts import BASELINE, FULL, Part, is_ours
+from .parts import BASELINE, FULL, Part
 from .runs import Method, Result
 
 GOAL, SURE = 0.85, 0.7  # what G has to be, and what its interval has to lie above

@@ -14,10 +14,10 @@ from deltafl.simulation import OnProgress
 
 from ..page import REPORT, OwnPage, diverged, hardware, write
 from ..reproduce import Request
-from ..spec import TEXTS, Experiment, View
+from ..spec import TEXTS, Experiment, View, is_ours
 from ..text import counted, csv_text, folded
 from .judge import GOAL, LEAST, SURE, Gap, Judgement, gap_of, headline, judge, measures, needs, no_task, sentence
-from .parts import BASELINE, FULL, Part, is_ours, parts_of
+from .parts import BASELINE, FULL, Part, parts_of
 from .runs import Reasons, Result, Store, gather, play
 from .tables import cost_table, crossings_table, main_table, num_params_of, table_cells, tuning_cells
 

@@ -92,10 +92,6 @@ class Part(BaseModel):
         return make_settings(RunSettings, {key: value for key, value in given.items() if value is not None})
 
 
-def is_ours(label: str) -> bool:
-    return SAMPLERS[parse_label(label).name].source == "this project"
-
-
 def parts_of(experiment: Experiment, scale: str, **own: Any) -> list[Part]:
     """The parts of a scale; the user's ``own`` settings, such as ``data_dir``, or ``seeds`` (test seeds), win."""
     return [_part(experiment, scale, name, own) for name in experiment.part_names(scale)]

@@ -29,7 +29,7 @@ from deltafl import (
     make_plan,
     open_round,
 )
-from deltafl.arrays import Arrays, update_of
+from deltafl.arrays import Arrays, split, update_of
 from deltafl.federation.local_work import Correction, question
 from deltafl.nvflare import DeltaClient, DeltaFedAvg
 from deltafl.nvflare import client as client_module
@@ -185,22 +185,13 @@ def test_rounds_are_those_of_the_core_bit_for_bit(label: str, monkeypatch: pytes
     if plan.census is not None:  # the first round
         assert np.array_equal(models.pop(0), plan.model(state))
     for model_d, info in zip(models, controller.history, strict=True):
-        cohort, sent = open_round(plan, state), dict[str, Any]()
-        for name, part_d in zip(MODEL, np.split(state.params_d, [6, 12]), strict=True):
-            sent[name] = part_d.reshape(MODEL[name].shape)
+        cohort, sent = open_round(plan, state), split(state.params_d, SHAPES)
         drift, updates = plan.drifts(state, cohort.client_n), list[Params]()
-        for place, i in enumerate(cohort.client_n.tolist()):
-            drift_d = drift[place] if drift is not None and drift.ndim > 1 else drift
-            own = (
-                None
-                if drift_d is None
-                else {
-                    name: part_d.reshape(MODEL[name].shape)
-                    for name, part_d in zip(MODEL, np.split(drift_d, [6, 12]), strict=True)
-                }
-            )
-            updates.append(update_of(sent, moved(i, sent, Correction(own, 1 - plan.mime))))
-            largest = max(largest, 0.0 if drift_d is None else float(np.abs(drift_d).max()))
+        drift_nd = np.broadcast_to(np.float32(0) if drift is None else drift, (3, 14))
+        for i, drift_d in zip(cohort.client_n.tolist(), drift_nd, strict=True):
+            own = Correction(split(drift_d, SHAPES), 1 - plan.mime)
+            updates.append(update_of(sent, moved(i, sent, own)))
+        largest = max(largest, float(np.abs(drift_nd).max()))
         state, expected = close_round(plan, state, cohort, updates, Reports.make(3, loss=[1.0] * 3))
         assert info.sum_of_weights == expected.sum_of_weights
         assert np.array_equal(model_d, plan.model(state))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..arrays import Arrays
 from ..types import Reports, RoundInfo
-from .local_work import LOSS, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
+from .local_work import LOSS, NOT_CORRECTED, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
 
 Metrics = dict[str, int | float | list[int] | list[float]]
 
@@ -32,8 +32,13 @@ class ClientReply(NamedTuple):
     corrected: float | None = None
 
 
-def reply_of(arrays: Arrays, metrics: Mapping[str, object], since: int | None = None) -> ClientReply:
-    """A reply from a trained model and metrics that may hold anything; weights among them are ignored."""
+def reply_of(
+    arrays: Arrays, metrics: Mapping[str, object], since: int | None = None, confirmed: object = None
+) -> ClientReply:
+    """A reply from a trained model and metrics that may hold anything; weights among them are ignored.
+
+    ``confirmed`` is what the client sent as the step factor with which it corrected its local steps.
+    """
     losses = (metrics.get(name) for name in LOSS_NAMES)
     return ClientReply(
         arrays,
@@ -42,7 +47,14 @@ def reply_of(arrays: Arrays, metrics: Mapping[str, object], since: int | None = 
         step_variance=_number(metrics.get(STEP_VARIANCE, 0.0)),
         num_steps=_number(metrics.get(NUM_STEPS, 1)),
         since=since,
+        corrected=_factor(confirmed),
     )
+
+
+def census_answer(answer: object, confirmed: object, step_factor: float) -> object:
+    """A client's answer to a census, or why it cannot be used: that its steps were not of this factor."""
+    is_whole = answer is not None and step_factor < 1 and _factor(confirmed) != step_factor
+    return NOT_CORRECTED if is_whole else answer
 
 
 def reports_of(replies: Sequence[ClientReply], responded: Sequence[bool] | None = None) -> Reports:
@@ -63,6 +75,10 @@ def round_metrics(info: RoundInfo) -> Metrics:
     numbers = {name.replace("_", "-"): float(getattr(info, name)) for name in [*names, "mean_over_diversity"]}
     counts = {"selected": info.num_selected, "responded": info.num_responded, "rejected": len(info.rejected)}
     return {**{name: number for name, number in numbers.items() if isfinite(number)}, **counts}
+
+
+def _factor(confirmed: object) -> float | None:
+    return float(confirmed) if isinstance(confirmed, int | float) else None
 
 
 def _number(value: object) -> float:

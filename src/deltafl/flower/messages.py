@@ -8,8 +8,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from ..arrays import Arrays
 from ..federation.federation import Federation
-from ..federation.local_work import NOT_CORRECTED, Correction
-from ..federation.replies import ClientReply, Metrics, reply_of
+from ..federation.local_work import Correction
+from ..federation.replies import ClientReply, Metrics, census_answer, reply_of
 from . import client
 
 Key = TypeVar("Key")
@@ -50,20 +50,14 @@ def read_reply(reply: Message) -> ClientReply:
         arrays = {name: array.numpy() for name, array in records[0].items()}
     except Exception as error:  # whatever a client's bytes can make NumPy raise
         return ClientReply(fault=f"the reply's arrays cannot be read ({type(error).__name__})")
-    return reply_of(arrays, metrics, since)._replace(corrected=_corrected(metrics))
+    return reply_of(arrays, metrics, since, metrics.get(client.CORRECTED))
 
 
-def census_answer(reply: Message, step_factor: float) -> object:
+def read_census(reply: Message, step_factor: float) -> object:
     """A client's answer to a census, or a sentence that says why it cannot be used."""
     metrics = {} if reply.has_error() else all_metrics(reply)
-    if client.CENSUS in metrics and step_factor < 1 and _corrected(metrics) != step_factor:
-        return NOT_CORRECTED
-    return fault_of(reply) or metrics.get(client.CENSUS)
-
-
-def _corrected(metrics: Metrics) -> float | None:
-    factor = metrics.get(client.CORRECTED)
-    return float(factor) if isinstance(factor, int | float) else None
+    answer = census_answer(metrics.get(client.CENSUS), metrics.get(client.CORRECTED), step_factor)
+    return fault_of(reply) or answer
 
 
 def content_for_all(federation: Federation, arrays: Arrays, config: ConfigRecord, number: int) -> RecordDict:

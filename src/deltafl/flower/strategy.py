@@ -28,11 +28,11 @@ from ..types import Cohort, RoundInfo
 from .client import CENSUS, MEMORY_EXPECTED
 from .messages import (
     by_recipient,
-    census_answer,
     content_for,
     content_for_all,
     fault_of,
     mean_metrics,
+    read_census,
     read_reply,
     to_record,
 )
@@ -220,7 +220,7 @@ class DeltaStrategy(Strategy):
             sent = [(k, Message(asked[k], nodes[k], MessageType.TRAIN, ttl=ttl, group_id=str(number))) for k in keys]
             received = grid.send_and_receive([message for _, message in sent], timeout=self._timeout)
             replies = by_recipient(sent, received).items()
-            return {key: census_answer(reply, federation.step_factor) for key, reply in replies}
+            return {key: read_census(reply, federation.step_factor) for key, reply in replies}
 
         self._cohort, self._trainings, keys = select(federation, present, ask, log), [], federation.keys
         if (cohort := self._cohort) is None:

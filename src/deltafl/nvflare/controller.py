@@ -17,8 +17,8 @@ from ..errors import DeltaflError
 from ..estimators.remote import RemoteControl
 from ..federation.clients import ClientInfo, read_info
 from ..federation.federation import Federation
-from ..federation.local_work import NOT_CORRECTED, Correction, question
-from ..federation.replies import ClientReply, reply_of
+from ..federation.local_work import Correction, question
+from ..federation.replies import ClientReply, census_answer, reply_of
 from ..federation.rules import check_seconds, check_texts, check_whole, make_rules
 from ..federation.saved import sole_owner
 from ..federation.service import admit, begin, close, log_privacy, select
@@ -156,8 +156,10 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         def ask(keys: list[str], census: Census) -> dict[str, Any]:
             first = correction_of(Correction(step_factor=federation.step_factor))
             asked = {CENSUS: question(census), TRAINED: list(federation.layout.trained), **first}
-            replies = self._send(federation, [(asked, keys)])
-            return {key: census_answer(reply, federation.step_factor) for key, reply in replies.items()}
+            replies = self._send(federation, [(asked, keys)], federation.arrays())
+            reports = {key: reported(reply) for key, reply in replies.items()}
+            factor = federation.step_factor
+            return {key: census_answer(own.get(CENSUS), own.get(CORRECTED), factor) for key, own in reports.items()}
 
         number, cohort = federation.current.round, select(federation, present, ask, log)
         if cohort is None:  # the round was the census
@@ -171,7 +173,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         for key, correction in zip(places, federation.corrections(cohort), strict=True):
             asked = {ROUND: number, **correction_of(correction)}
             questions.setdefault(id(correction), (asked, []))[1].append(key)
-        replies = self._send(federation, list(questions.values()))
+        replies = self._send(federation, list(questions.values()), federation.arrays())
         if self.abort_signal.triggered:
             return False
         received = {places[key]: read_reply(reply, sent, number) for key, reply in replies.items()}
@@ -190,7 +192,8 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         while True:
             names = [client.name for client in self.engine.get_clients() if client.name not in self.forget]
             asked = [name for name in names if name not in self._registered and self._asked[name] < _MOST]
-            replies = self._send(federation, [({REGISTER: self.rules.aux}, asked)], self.registration_timeout)
+            query = {REGISTER: self.rules.aux}
+            replies = self._send(federation, [(query, asked)], timeout=self.registration_timeout)
             for name in asked:
                 try:
                     if name not in replies:
@@ -208,24 +211,25 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         self,
         federation: Federation,
         questions: Sequence[tuple[Mapping[str, Any], Sequence[str]]],
+        params: Arrays | None = None,
         timeout: float | None = None,
     ) -> dict[str, FLModel]:
-        """Send clients their questions, and the model but for registration; what came back in time, by name."""
-        arrays, replies = federation.arrays(), dict[str, FLModel]()
+        """Send clients their questions, with a model or without; what came back in time, by name."""
+        replies, seconds = dict[str, FLModel](), ceil(self.timeout if timeout is None else timeout)
+        number = 0 if federation.state is None else federation.state.round
 
         def take(reply: FLModel) -> None:
             replies[reply.meta["client_name"]] = reply
 
         for asked, names in questions:
-            task = FLModel(
-                params=None if REGISTER in asked else arrays,
-                metrics={} if REGISTER in asked else None,
-                current_round=0 if federation.state is None else federation.state.round,
-                total_rounds=self.num_rounds,
-                meta={RECORD: dict(asked)},
-            )
-            seconds = ceil(self.timeout if timeout is None else timeout)
             if names:  # none would be everybody for NVFlare
+                task = FLModel(
+                    params=params,
+                    metrics={} if params is None else None,
+                    current_round=number,
+                    total_rounds=self.num_rounds,
+                    meta={RECORD: dict(asked)},
+                )
                 self.send_model(data=task, targets=list(names), timeout=seconds, callback=take)
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
             time.sleep(0.1)
@@ -245,19 +249,6 @@ def correction_of(correction: Correction) -> dict[str, Any]:
     return {CORRECTION: dict(correction), STEP_FACTOR: correction.step_factor}
 
 
-def census_answer(reply: FLModel, step_factor: float) -> Any:
-    """A client's answer to a census, or a sentence that says why it cannot be used."""
-    report = reported(reply)
-    is_whole = CENSUS in report and step_factor < 1 and corrected(reply) != step_factor
-    return NOT_CORRECTED if is_whole else report.get(CENSUS)
-
-
-def corrected(reply: FLModel) -> float | None:
-    """The step factor with which a client corrected its local steps; None if it did not."""
-    factor = reported(reply).get(CORRECTED)
-    return float(factor) if isinstance(factor, int | float) else None
-
-
 def read_reply(reply: FLModel, sent: Arrays, number: int) -> ClientReply:
     """A client's reply to the model of a round, which may hold anything."""
     if (of := reported(reply).get(ROUND)) != number:
@@ -266,4 +257,4 @@ def read_reply(reply: FLModel, sent: Arrays, number: int) -> ClientReply:
         arrays = trained(reply, list(reply.params or {}), sent)
     except Exception as error:  # whatever a client's arrays can make NumPy raise
         return ClientReply(fault=f"the reply's arrays cannot be read ({type(error).__name__})")
-    return reply_of(arrays, reply.metrics or {})._replace(corrected=corrected(reply))
+    return reply_of(arrays, reply.metrics or {}, confirmed=reported(reply).get(CORRECTED))
