@@ -1,8 +1,10 @@
-"""Damage a file of a run's folder at a random place; the next start or reader must refuse it, or not be misled.
+"""Damage a file of a run's folder at a random place; the next start or reader must refuse it, or
+not be misled.
 
-A bit is flipped, the file is cut, or it is another run's. ``python benchmarks/damage.py --places 400`` prints how often
-a folder was refused in a sentence, gave the same results, gave others without a word, or ended in a traceback. The
-folder is that of an unfinished run (it goes on), of a finished one or of one that diverged (they are read).
+A bit is flipped, the file is cut, or it is another run's.
+``python benchmarks/damage.py --places 400`` prints how often a folder was refused in a sentence,
+gave the same results, gave others without a word, or ended in a traceback. The folder is that of an
+unfinished run (it goes on), of a finished one or of one that diverged (they are read).
 """
 
 import argparse
@@ -23,7 +25,14 @@ from deltafl.simulation.record import read_run
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 
-GIVEN = {"task": "digits", "clients": 12, "sample": 4, "rounds": 6, "local_epochs": 1, "batch_size": 16}
+GIVEN = {
+    "task": "digits",
+    "clients": 12,
+    "sample": 4,
+    "rounds": 6,
+    "local_epochs": 1,
+    "batch_size": 16,
+}
 KINDS = {"unfinished": {}, "finished": {}, "diverged": {"local_lr": 1e9}}
 
 
@@ -60,13 +69,21 @@ class Folders:
     """Two runs of each kind, which differ in their seed, and copies of them to damage."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.run = root, root / "work" / "run"
+        self.root = root
+        self.run = root / "work" / "run"
         self.expected: dict[str, Any] = {}
         for kind, more in KINDS.items():
             for seed in (0, 1):
-                given = {**GIVEN, **more, "sampler": "innovation", "checkpoint_every": 2, "seed": seed}
+                given = {
+                    **GIVEN,
+                    **more,
+                    "sampler": "innovation",
+                    "checkpoint_every": 2,
+                    "seed": seed,
+                }
                 self._play(
-                    {**given, "memory_path": str(root / "work" / "memory")}, stop if kind == "unfinished" else quiet
+                    {**given, "memory_path": str(root / "work" / "memory")},
+                    stop if kind == "unfinished" else quiet,
                 )
                 shutil.copytree(root / "work", root / f"{kind}-{seed}")
                 if seed == 0:
@@ -78,24 +95,37 @@ class Folders:
             run_single(make_settings(RunSettings, given), self.run, on_round)
 
     def found(self) -> list[Any]:
-        """What the run in the folder comes to: its rounds, its model, its curves and where it was played."""
+        """What the run in the folder comes to: its rounds, its model, its curves and where it
+        was played.
+        """
         settings = make_settings(RunSettings, recorded_settings(self.run) or {})
         directory = RunDirectory(self.run)
         if not directory.is_finished(settings.rounds or 0):
             self._play(settings.model_dump(exclude_none=True), quiet)
         run = read_run(directory, settings)
-        curves = [np.asarray(column).tobytes() for column in (run.round_r, run.accuracy_r, run.loss_r, run.bytes_r)]
+        curves = [
+            np.asarray(column).tobytes()
+            for column in (run.round_r, run.accuracy_r, run.loss_r, run.bytes_r)
+        ]
         model = directory.model()
         where = {key: value for key, value in directory.environment().items() if key != "command"}
         lines = (self.run / "rounds.jsonl").read_bytes()
-        return [lines, model and model[1].tobytes(), curves, run.draws_m.tobytes(), directory.ending(), where]
+        return [
+            lines,
+            model and model[1].tobytes(),
+            curves,
+            run.draws_m.tobytes(),
+            directory.ending(),
+            where,
+        ]
 
     def damaged(self, kind: str, rng: np.random.Generator) -> tuple[str, str]:
         """Damage one file at a random place; its name, and what came of it."""
         shutil.rmtree(self.root / "work", ignore_errors=True)
         shutil.copytree(self.root / f"{kind}-0", self.root / "work")
         files = sorted(path for path in (self.root / "work").rglob("*") if path.is_file())
-        file, how = files[rng.integers(len(files))], ("flip", "flip", "flip", "cut", "swap")[rng.integers(5)]
+        file = files[rng.integers(len(files))]
+        how = ("flip", "flip", "flip", "cut", "swap")[rng.integers(5)]
         others = [path for path in (self.root / f"{kind}-1").rglob("*") if path.name == file.name]
         damage(file, how, others[0].read_bytes() if others else b"", rng)
         name = f"{kind} {file.name} {how}"
@@ -109,7 +139,10 @@ class Folders:
 
 def count(places: int, seed: int, root: Path) -> tuple[Counter[str], list[str]]:
     """How often each came of so many damaged folders, and what was wrong."""
-    folders, rng, outcomes, wrong = Folders(root), np.random.default_rng(seed), Counter[str](), []
+    folders = Folders(root)
+    rng = np.random.default_rng(seed)
+    outcomes = Counter[str]()
+    wrong = []
     for place in range(places):
         name, outcome = folders.damaged(list(KINDS)[place % len(KINDS)], rng)
         outcomes[outcome.split()[0] if outcome.isupper() else outcome] += 1

@@ -1,11 +1,13 @@
-"""What first updates bring, and which part of it: ``census`` with parts of its estimator, on tasks of the benchmark.
+"""What first updates bring, and which part of it: ``census`` with parts of its estimator, on tasks
+of the benchmark.
 
     python benchmarks/first_updates.py [PART ...] [--seeds 12] [--out FILE]
 
-For each part (the four of digits if none is named) the gap between uniform sampling and full participation that is
-closed by area, with Fieller's interval, on seeds from 2000 and each at the part's tuned rate in results/benchmark:
-regression on the components alone, with the first updates in the first round only, in all rounds, and renewed with each
-reply (``two-phase``); and the last in full in round 2, where it trusts them by the share that the components explain.
+For each part (the four of digits if none is named) the gap between uniform sampling and full
+participation that is closed by area, with Fieller's interval, on seeds from 2000 and each at the
+part's tuned rate in results/benchmark: regression on the components alone, with the first updates
+in the first round only, in all rounds, and renewed with each reply (``two-phase``); and the last in
+full in round 2, where it trusts them by the share that the components explain.
 """
 
 import argparse
@@ -40,7 +42,9 @@ from timing import machine  # noqa: E402
 
 @dataclass(frozen=True)
 class FirstRoundOnly(TwoPhase):
-    """Forgets the first updates after the census, but for the regression on x that they begin with."""
+    """Forgets the first updates after the census, but for the regression on x that they begin
+    with.
+    """
 
     def value(self, state: TwoPhaseState, client_n: IntArray) -> ControlValue:  # noqa: D102
         return self.regression.value(state.regression, client_n)
@@ -51,7 +55,8 @@ class FullInSecond(TwoPhase):
     """Trusts the first updates in full in the second round."""
 
     def value(self, state: TwoPhaseState, client_n: IntArray) -> ControlValue:  # noqa: D102
-        value, first = self.regression.value(state.regression, client_n), self.first.value(state.first, client_n)
+        value = self.regression.value(state.regression, client_n)
+        first = self.first.value(state.first, client_n)
         return ControlValue(value.total_d + first.total_d, value.control_nd + first.control_nd)
 
 
@@ -59,7 +64,9 @@ class FullInSecond(TwoPhase):
 class NeverRenewed(TwoPhase):
     """Keeps the first updates as they are."""
 
-    def update(self, state: TwoPhaseState, population: Population, replies: Replies, update_nd: Params) -> Any:  # noqa: D102
+    def update(  # noqa: D102
+        self, state: TwoPhaseState, population: Population, replies: Replies, update_nd: Params
+    ) -> Any:
         following = super().update(state, population, replies, update_nd)
         return following._replace(first=following.first._replace(control=state.first.control))
 
@@ -80,7 +87,10 @@ def chosen(names: list[str]) -> Iterator[tuple[Part, dict[str, float]]]:
         rows = list(csv.DictReader(file))
     for part in parts_of(load_experiment("benchmark"), "cpu"):
         if part.name in names:
-            yield part, {row["method"]: float(row["rate"]) for row in rows if row["part"] == part.name}
+            yield (
+                part,
+                {row["method"]: float(row["rate"]) for row in rows if row["part"] == part.name},
+            )
 
 
 def prepared(settings: RunSettings) -> tuple[Engine, Plan]:
@@ -105,7 +115,9 @@ def areas(part: Part, label: str, rate: float, seeds: range) -> FloatArray:
     with tempfile.TemporaryDirectory() as folder:
         run_jobs(jobs, Path(folder), 2, lambda done: None)
         records = map(RunStore(Path(folder)).get, jobs)
-        return np.array([area_under(record.run(), part.horizon) for record in records if record is not None])
+        return np.array(
+            [area_under(record.run(), part.horizon) for record in records if record is not None]
+        )
 
 
 def main() -> None:
@@ -114,13 +126,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--out", type=Path, help="JSON file for the results")
     options = parser.parse_args()
-    seeds, found = range(2000, 2000 + options.seeds), {}
+    seeds = range(2000, 2000 + options.seeds)
+    found = {}
     for part, rates in chosen(options.parts):
         base_s, full_s = (areas(part, name, rates[name], seeds) for name in (BASELINE, FULL))
         for form, label in FORMS.items():
             own_s = areas(part, label, rates["census"], seeds)
             found[f"{part.name}, {form}"] = gap = fieller(own_s - base_s, full_s - base_s)
-            print(f"{part.name:20} {form:34} {gap.mean:.2f} [{gap.low:.2f}, {gap.high:.2f}]", flush=True)
+            print(
+                f"{part.name:20} {form:34} {gap.mean:.2f} [{gap.low:.2f}, {gap.high:.2f}]",
+                flush=True,
+            )
     write_gaps(options.out, seeds, found)
 
 

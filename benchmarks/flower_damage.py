@@ -1,12 +1,14 @@
-"""How often a damaged or exchanged file of a Flower federation is used without a word: must be never.
+"""How often a damaged or exchanged file of a Flower federation is used without a word: must be
+never.
 
     python benchmarks/flower_damage.py [PLACES]
 
-Damages a saved state (with the clients' updates in it, or in a file of their own) and a client's memory, one file at
-one random place each time: a bit is flipped, bytes are overwritten, the file is cut, or exchanged with that of another
-round or federation. Then the server loads its state and plays on, or the client replies. *Refused* is one sentence,
-*harmless* the same results as without damage; *WRONG* are other results, *CRASHED* any other error. An older state in
-the place of the last one is how a person goes back. A client whose memory is refused says that it lost it.
+Damages a saved state (with the clients' updates in it, or in a file of their own) and a client's
+memory, one file at one random place each time: a bit is flipped, bytes are overwritten, the file is
+cut, or exchanged with that of another round or federation. Then the server loads its state and
+plays on, or the client replies. *Refused* is one sentence, *harmless* the same results as without
+damage; *WRONG* are other results, *CRASHED* any other error. An older state in the place of the
+last one is how a person goes back. A client whose memory is refused says that it lost it.
 """
 
 import shutil
@@ -37,9 +39,17 @@ KINDS = ("flip", "overwrite", "cut", "other round", "other federation")
 
 def make(root: Path, mapped: bool) -> Federation:
     strategy = DeltaStrategy(
-        "innovation", 3, state_path=root / "state", seed=1, memory_path=root / "disk" if mapped else None
+        "innovation",
+        3,
+        state_path=root / "state",
+        seed=1,
+        memory_path=root / "disk" if mapped else None,
     )
-    model = {"x": np.zeros(40, np.float32), "running_mean": np.zeros(3, np.float32), "steps": np.array(0)}
+    model = {
+        "x": np.zeros(40, np.float32),
+        "running_mean": np.zeros(3, np.float32),
+        "steps": np.array(0),
+    }
     return Federation(strategy.rules, model, Layout.of(model))
 
 
@@ -49,7 +59,10 @@ def play(federation: Federation, rounds: int, start: int, root: Path | None = No
         rng = np.random.default_rng([start, federation.current.round])
         replies = {
             client: ClientReply(
-                {n: (a + rng.normal(size=a.shape)).astype(a.dtype) for n, a in federation.arrays().items()}
+                {
+                    n: (a + rng.normal(size=a.shape)).astype(a.dtype)
+                    for n, a in federation.arrays().items()
+                }
             )
             for client in cohort.client_n.tolist()
         }
@@ -68,7 +81,9 @@ def results(root: Path, mapped: bool) -> list[bytes]:
     play(federation, 2, 9)
     federation.scales.known.pop("", None)
     return [*before, repr((federation.keys, federation.scales.known)).encode()] + [
-        array.tobytes() for name, array in named_arrays(federation.current) if "control_md" not in name
+        array.tobytes()
+        for name, array in named_arrays(federation.current)
+        if "control_md" not in name
     ]
 
 
@@ -102,7 +117,8 @@ def judged(action: Any, expected: list[bytes]) -> str:
 
 
 def main(places: int) -> None:
-    rng, counts = np.random.default_rng(0), Counter[tuple[str, str, str]]()
+    rng = np.random.default_rng(0)
+    counts = Counter[tuple[str, str, str]]()
     with tempfile.TemporaryDirectory() as name:
         top = Path(name)
         for mapped in (False, True):
@@ -121,32 +137,53 @@ def main(places: int) -> None:
                 kind = KINDS[number % len(KINDS)]
                 backup = shutil.copytree(place, top / "backup")
                 files = [
-                    p for p in sorted(place.rglob("*")) if p.is_file() and p.suffix != ".lock" and p.stat().st_size
+                    p
+                    for p in sorted(place.rglob("*"))
+                    if p.is_file() and p.suffix != ".lock" and p.stat().st_size
                 ]
                 file = files[rng.integers(len(files))]
-                twin = top / f"{mapped}" / "other" / "now" if kind == "other federation" else own / "now-2"
+                twin = (
+                    top / f"{mapped}" / "other" / "now"
+                    if kind == "other federation"
+                    else own / "now-2"
+                )
                 names = list(twin.rglob(file.name))
                 damage(file, kind if names else "cut", names[0].read_bytes() if names else b"", rng)
-                same = kind == "other round" and file.name == "federation.safetensors" and not mapped
+                same = (
+                    kind == "other round" and file.name == "federation.safetensors" and not mapped
+                )
                 outcome = judged(partial(results, place, mapped), expected)
                 if same and outcome == "WRONG":
                     outcome = "went back"  # that is how a person goes back
-                counts[f"state, updates in {'a file' if mapped else 'the state'}: {file.name}", kind, outcome] += 1
+                counts[
+                    f"state, updates in {'a file' if mapped else 'the state'}: {file.name}",
+                    kind,
+                    outcome,
+                ] += 1
                 shutil.rmtree(place)
                 backup.rename(place)
         for owner in ("own", "other"):
             for number in range(3):
                 path = top / owner / f"memory-{number}.npz"
-                memory = read_memory(top / owner / f"memory-{number - 1}.npz") if number else ClientMemory(40)
+                memory = (
+                    read_memory(top / owner / f"memory-{number - 1}.npz")
+                    if number
+                    else ClientMemory(40)
+                )
                 taken = memory._candidates()[-1][0]
                 memory.reply(rng.normal(size=40).astype(np.float32), taken)
                 _save_memory(context_of(path), memory)
-                NAMES[path.name] = memory._candidates()[-1][0] if owner == "own" else NAMES[path.name]
+                NAMES[path.name] = (
+                    memory._candidates()[-1][0] if owner == "own" else NAMES[path.name]
+                )
         path = top / "own" / "memory-2.npz"
-        expected, content = client_results(path), path.read_bytes()
+        expected = client_results(path)
+        content = path.read_bytes()
         for number in range(places):
             kind = KINDS[number % len(KINDS)]
-            other = top / "own" / "memory-0.npz" if "round" in kind else top / "other" / "memory-2.npz"
+            other = (
+                top / "own" / "memory-0.npz" if "round" in kind else top / "other" / "memory-2.npz"
+            )
             damage(path, kind, other.read_bytes(), rng)
             counts["client's memory", kind, judged(partial(client_results, path), expected)] += 1
             path.write_bytes(content)

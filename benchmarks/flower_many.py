@@ -1,11 +1,13 @@
-"""A Flower federation of thousands of SuperNodes that fail, lie, leave and come back, with a server that restarts.
+"""A Flower federation of thousands of SuperNodes that fail, lie, leave and come back, with a server
+that restarts.
 
     python benchmarks/flower_many.py [NODES [ROUNDS]]
 
-The nodes are calls of a ClientApp in this process, behind Flower's interfaces (`tests/flower/grid.py`). In every round
-3 % of the selected nodes raise, 2 % fall silent and 2 % send entries of 9e17; 2 % of all nodes are killed and replaced
-under new ids; every fifth round the server starts anew from its state. Every sampler that Flower can use with sizes
-alone is played; the distance is that of the model from the clients' mean, 1 at the start.
+The nodes are calls of a ClientApp in this process, behind Flower's interfaces
+(`tests/flower/grid.py`). In every round 3 % of the selected nodes raise, 2 % fall silent and 2 %
+send entries of 9e17; 2 % of all nodes are killed and replaced under new ids; every fifth round the
+server starts anew from its state. Every sampler that Flower can use with sizes alone is played; the
+distance is that of the model from the clients' mean, 1 at the start.
 """
 
 import random
@@ -49,19 +51,32 @@ def main(num_nodes: int, rounds: int) -> None:
     for name in ("_run_id", "_node_id", "_task_id"):
         setattr(TaskIdentity, name, 1)
     for label in LABELS:
-        rng, grid = random.Random(0), FakeGrid(linear_app(), configs(num_nodes, 10**6))
-        sizes, targets = np.transpose([[entry["examples"], entry["target"]] for entry in grid.configs.values()])
-        goal, after, rejected, slowest, peak = sizes @ targets / sizes.sum(), 10**6 + 1, 0, 0.0, 0
+        rng = random.Random(0)
+        grid = FakeGrid(linear_app(), configs(num_nodes, 10**6))
+        sizes, targets = np.transpose(
+            [[entry["examples"], entry["target"]] for entry in grid.configs.values()]
+        )
+        goal = sizes @ targets / sizes.sum()
+        after = 10**6 + 1
+        rejected = 0
+        slowest = 0.0
+        peak = 0
         with tempfile.TemporaryDirectory() as folder:
             for done in range(5, rounds + 1, 5):
-                strategy = DeltaStrategy(label, n=20, state_path=folder, min_nodes=num_nodes, registration_timeout=5)
+                strategy = DeltaStrategy(
+                    label, n=20, state_path=folder, min_nodes=num_nodes, registration_timeout=5
+                )
                 grid.fail = dict.fromkeys(grid.configs, handler(grid, rng))
                 began = time.perf_counter()
                 start(strategy, grid, done)
                 slowest = max(slowest, (time.perf_counter() - began) / 5)
                 assert strategy.federation is not None
                 assert len(strategy.federation.keys) == num_nodes
-                rejected += sum("far beyond" in reply.reason for info in strategy.history for reply in info.rejected)
+                rejected += sum(
+                    "far beyond" in reply.reason
+                    for info in strategy.history
+                    for reply in info.rejected
+                )
                 distance = abs(float(strategy.federation.params_d.mean()) - goal) / goal
                 peak = max(peak, sum(path.stat().st_size for path in Path(folder).iterdir()))
                 killed = rng.sample(sorted(grid.configs), num_nodes // 50)
@@ -69,11 +84,15 @@ def main(num_nodes: int, rounds: int) -> None:
                     grid.configs[after] = grid.configs.pop(node)
                     after += 1
         print(
-            f"{label:26} {done} rounds, {done // 5 - 1} restarts: {rejected} lies refused, distance {distance:.3f}, "
+            f"{label:26} {done} rounds, {done // 5 - 1} restarts: {rejected} lies refused, "
+            f"distance {distance:.3f}, "
             f"at most {slowest:.2f} s a round with registration, {peak / 1e6:.2f} MB of states",
             flush=True,
         )
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 2000, int(sys.argv[2]) if len(sys.argv) > 2 else 30)
+    main(
+        int(sys.argv[1]) if len(sys.argv) > 1 else 2000,
+        int(sys.argv[2]) if len(sys.argv) > 2 else 30,
+    )

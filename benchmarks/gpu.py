@@ -1,18 +1,21 @@
-"""Local training on a GPU: cohorts as batches, beside a plain loop on the same GPU and the loop on the CPU.
+"""Local training on a GPU: cohorts as batches, beside a plain loop on the same GPU and the loop on
+the CPU.
 
-    python benchmarks/gpu.py [--device cuda] [--jobs cnn,femnist,resnet18,lstm] [--passes 3] [--out result.json]
+    python benchmarks/gpu.py [--device cuda] [--jobs cnn,femnist,resnet18,lstm] [--passes 3] [--out
+    result.json]
 
-Jobs are those of the tasks (their clients, cohort, local work and model): ``cnn`` is fashion-mnist's two-layer CNN (m =
-300, n = 20, 5 epochs, batches of 32), ``femnist`` the four-layer CNN, ``resnet18`` CIFAR-10's ResNet-18 (without random
-crops, which would time the CPU that makes them), ``lstm`` the next character of Shakespeare. Where a data set is not at
-hand, random data of its shape take its place, and the record says so.
+Jobs are those of the tasks (their clients, cohort, local work and model): ``cnn`` is
+fashion-mnist's two-layer CNN (m = 300, n = 20, 5 epochs, batches of 32), ``femnist`` the four-layer
+CNN, ``resnet18`` CIFAR-10's ResNet-18 (without random crops, which would time the CPU that makes
+them), ``lstm`` the next character of Shakespeare. Where a data set is not at hand, random data of
+its shape take its place, and the record says so.
 
-Passes are interleaved. Each variant is made anew in each pass and then trains the cohorts of rounds 1 and on; the first
-call, in which libraries choose, is timed apart. The CPU has one pass, and of the larger models
-fewer clients train there: its speed is that of the local steps it does. The error of a variant is that of
-its updates against ``train_serial`` in float32 on the CPU, after one step (the rounding itself) and after four (which
-deep models amplify): norm(u - v) / norm(v), the largest of a few clients. A variant repeats if a round has the same
-bits twice.
+Passes are interleaved. Each variant is made anew in each pass and then trains the cohorts of rounds
+1 and on; the first call, in which libraries choose, is timed apart. The CPU has one pass, and of
+the larger models fewer clients train there: its speed is that of the local steps it does. The error
+of a variant is that of its updates against ``train_serial`` in float32 on the CPU, after one step
+(the rounding itself) and after four (which deep models amplify): norm(u - v) / norm(v), the largest
+of a few clients. A variant repeats if a round has the same bits twice.
 """
 
 import argparse
@@ -45,7 +48,8 @@ from deltafl.types import IntArray, Params
 
 
 class Job(NamedTuple):
-    """What is trained: the task whose settings it has, inputs and classes of random data, and how much the CPU does.
+    """What is trained: the task whose settings it has, inputs and classes of random data, and how
+    much the CPU does.
 
     Attributes:
         task: The task's name.
@@ -66,8 +70,8 @@ JOBS = {
     "resnet18": Job("cifar10", (3, 32, 32), 10, 0.05),
     "lstm": Job("shakespeare", (80,), 80),
 }
-#: Variant: engine and precision of ``Engine``; None is the plain loop, as PyTorch runs it by default (convolutions in
-#: TF32) or with float32 enforced.
+#: Variant: engine and precision of ``Engine``; None is the plain loop, as PyTorch runs it by
+#: default (convolutions in TF32) or with float32 enforced.
 VARIANTS: dict[str, tuple[str, str] | None] = {
     "plain loop": None,
     "plain loop, float32": None,
@@ -79,7 +83,9 @@ Round = Callable[[int], object]
 
 
 def random_task(job: Job, clients: int, examples: int) -> Task:
-    """Random data of a job's shape; clients hold between half and one and a half times as much as the mean."""
+    """Random data of a job's shape; clients hold between half and one and a half times as much
+    as the mean.
+    """
     rng = stream(0, "data")
     tokens = len(job.inputs) == 1
     sizes = rng.integers(examples // 2, examples + examples // 2 + 1, clients)
@@ -95,7 +101,9 @@ def random_task(job: Job, clients: int, examples: int) -> Task:
 def task_and_work(job: Job, quick: bool) -> tuple[Task, LocalWork, int]:
     """The task, what a client does, and how many are asked."""
     settings = make_settings(RunSettings, {"task": job.task})
-    lr, batch, n = settings.local_lr, settings.batch_size, settings.sample
+    lr = settings.local_lr
+    batch = settings.batch_size
+    n = settings.sample
     assert lr is not None
     assert n is not None
     work = LocalWork(lr, settings.local_epochs, settings.local_steps, batch)
@@ -114,18 +122,24 @@ def cohort_of(task: Task, n: int, round: int) -> IntArray:
 
 
 def plain_loop(task: Task, work: LocalWork, n: int, device: torch.device, exact: bool) -> Round:
-    """What a script without this library does: one client after the other, nn.Module, SGD, examples on the device."""
+    """What a script without this library does: one client after the other, nn.Module, SGD,
+    examples on the device.
+    """
     data = task.dataset
-    x_all, y_all = torch.tensor(data.train_x, device=device), torch.tensor(data.train_y, device=device)
+    x_all = torch.tensor(data.train_x, device=device)
+    y_all = torch.tensor(data.train_y, device=device)
     x_all = x_all.long() if task.tokens else x_all.float() * task.input_scale
-    rows_m = [torch.tensor(task.client_rows[client], device=device) for client in range(task.num_clients)]
+    rows_m = [
+        torch.tensor(task.client_rows[client], device=device) for client in range(task.num_clients)
+    ]
     model = task.make_model().to(device)
     start = {name: value.clone() for name, value in model.state_dict().items()}
 
     def train(client: int, round: int) -> torch.Tensor:
         model.load_state_dict(start)
         optimizer = torch.optim.SGD(model.parameters(), lr=work.lr)
-        x, y = x_all[rows_m[client]], y_all[rows_m[client]]
+        x = x_all[rows_m[client]]
+        y = y_all[rows_m[client]]
         batches = minibatches(len(x), work, stream(0, "batches", round, client))
         every_row = torch.from_numpy(np.concatenate(batches)).to(device)
         for rows in torch.split(every_row, [len(batch) for batch in batches]):
@@ -150,22 +164,30 @@ class Twins:
     """Updates of a few clients after a few steps by ``train_serial`` on the CPU, computed once."""
 
     def __init__(self, task: Task, work: LocalWork, quick: bool) -> None:
-        self.task, self.works = task, {steps: replace(work, epochs=None, steps=steps) for steps in (1, 4)}
+        self.task = task
+        self.works = {steps: replace(work, epochs=None, steps=steps) for steps in (1, 4)}
         self.clients = np.arange(2)
         model = Engine(task, work, 0)
         threads = torch.get_num_threads()
         torch.set_num_threads(1 if quick else os.cpu_count() or 1)  # nothing is timed here
-        self.updates = {steps: self._train(model.initial_params(), own) for steps, own in self.works.items()}
+        self.updates = {
+            steps: self._train(model.initial_params(), own) for steps, own in self.works.items()
+        }
         torch.set_num_threads(threads)
 
     def _train(self, params_d: Params, work: LocalWork) -> list[Params]:
         updates = []
         for client in map(int, self.clients):
             rows = self.task.client_rows[client]
-            x, y = torch.tensor(self.task.dataset.train_x[rows]), torch.tensor(self.task.dataset.train_y[rows])
+            x = torch.tensor(self.task.dataset.train_x[rows])
+            y = torch.tensor(self.task.dataset.train_y[rows])
             x = x.long() if self.task.tokens else x.float() * self.task.input_scale
             rng = stream(0, "batches", 0, client)
-            updates.append(train_serial(self.task.make_model(), self.task.loss, x, y, params_d, work, rng).update_d)
+            updates.append(
+                train_serial(
+                    self.task.make_model(), self.task.loss, x, y, params_d, work, rng
+                ).update_d
+            )
         return updates
 
     def compare(self, how: Computation) -> dict[str, Any]:
@@ -175,9 +197,14 @@ class Twins:
             engine = Engine(self.task, work, 0, how=how)
             params_d = engine.initial_params()
             update_nd = engine.train(params_d, 0, self.clients).update_nd
-            found["repeats"] &= np.array_equal(update_nd, engine.train(params_d, 0, self.clients).update_nd)
+            found["repeats"] &= np.array_equal(
+                update_nd, engine.train(params_d, 0, self.clients).update_nd
+            )
             pairs = zip(update_nd, self.updates[steps], strict=True)
-            errors = [float(np.linalg.norm(own_d - twin_d) / np.linalg.norm(twin_d)) for own_d, twin_d in pairs]
+            errors = [
+                float(np.linalg.norm(own_d - twin_d) / np.linalg.norm(twin_d))
+                for own_d, twin_d in pairs
+            ]
             found[f"error_after_{steps}"] = max(errors)
         return found
 
@@ -199,19 +226,29 @@ def steps_of(task: Task, work: LocalWork, n: int, rounds: int) -> list[int]:
     """Local steps of the whole cohort in rounds 1 and on."""
     sizes = [len(task.client_rows[client]) for client in range(task.num_clients)]
     steps_m = [len(minibatches(size, work, stream(0, "batches"))) for size in sizes]
-    return [sum(steps_m[int(client)] for client in cohort_of(task, n, round)) for round in range(1, rounds + 1)]
+    return [
+        sum(steps_m[int(client)] for client in cohort_of(task, n, round))
+        for round in range(1, rounds + 1)
+    ]
 
 
-def measure(job: Job, variants: list[str], device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    job: Job, variants: list[str], device: torch.device, options: argparse.Namespace
+) -> dict[str, Any]:
     task, work, n = task_and_work(job, options.quick)
     twins = Twins(task, work, options.quick)
     rows: dict[str, dict[str, Any]] = {}
     for turn in range(options.passes):
-        for name in variants if turn == 0 else [name for name in variants if not name.startswith("cpu")]:
+        for name in (
+            variants if turn == 0 else [name for name in variants if not name.startswith("cpu")]
+        ):
             row = rows.setdefault(name, {"first_s": [], "steps_per_s": [], "round_s": []})
             try:
                 measure_variant(name, row, job.cpu_share, (task, work, twins, n), device, options)
-            except (RuntimeError, DeltaflError) as error:  # one variant that cannot run should not end the others
+            except (
+                RuntimeError,
+                DeltaflError,
+            ) as error:  # one variant that cannot run should not end the others
                 row["failed"] = str(error).split("\n")[0]
             gc.collect()
             if device.type == "cuda":
@@ -222,7 +259,13 @@ def measure(job: Job, variants: list[str], device: torch.device, options: argpar
             mean_steps = statistics.mean(steps_of(task, work, n, 5))
             row["rounds_per_s"] = statistics.median(speeds) / mean_steps
             row["clients_per_s"] = row["rounds_per_s"] * n
-    return {"data": task.dataset.name, "clients": task.num_clients, "cohort": n, "work": str(work), "variants": rows}
+    return {
+        "data": task.dataset.name,
+        "clients": task.num_clients,
+        "cohort": n,
+        "work": str(work),
+        "variants": rows,
+    }
 
 
 def measure_variant(
@@ -236,13 +279,18 @@ def measure_variant(
     """One pass of one variant; adds its numbers to its row."""
     task, work, twins, n = what
     with ExitStack() as stack:
-        where, how, rounds = device, VARIANTS.get(name), options.rounds
+        where = device
+        how = VARIANTS.get(name)
+        rounds = options.rounds
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         if name.startswith("cpu"):
-            where, n = torch.device("cpu"), max(2, round(n * cpu_share))
+            where = torch.device("cpu")
+            n = max(2, round(n * cpu_share))
             rounds = rounds if cpu_share == 1 else 1
-            one_round = engine_round(Engine(task, work, 0, stack.enter_context(Workers(int(name.split()[1])))), n)
+            one_round = engine_round(
+                Engine(task, work, 0, stack.enter_context(Workers(int(name.split()[1])))), n
+            )
         elif how is None:
             one_round = plain_loop(task, work, n, device, exact="float32" in name)
         else:
@@ -263,7 +311,10 @@ def measure_variant(
 
 
 def show(job: str, result: dict[str, Any]) -> None:
-    print(f"\n{job}: {result['data']}, m = {result['clients']}, n = {result['cohort']}, {result['work']}")
+    print(
+        f"\n{job}: {result['data']}, m = {result['clients']}, n = {result['cohort']}, "
+        f"{result['work']}"
+    )
     heads = f"{'':22}{'rounds/s':>9}{'clients/s':>10}{'steps/s':>9}{'min-max':>16}{'first s':>9}"
     print(f"{heads}{'error 1':>9}{'error 4':>9} repeats")
     for name, row in result["variants"].items():
@@ -272,7 +323,9 @@ def show(job: str, result: dict[str, Any]) -> None:
             print(f"{name:22} failed: {row['failed']}")
             continue
         spread = f"{min(speeds):.0f}-{max(speeds):.0f}"
-        errors = "".join(f"{row[key]:9.1e}" for key in ("error_after_1", "error_after_4") if key in row)
+        errors = "".join(
+            f"{row[key]:9.1e}" for key in ("error_after_1", "error_after_4") if key in row
+        )
         print(
             f"{name:22}{row['rounds_per_s']:9.3g}{row['clients_per_s']:10.3g}{statistics.median(speeds):9.0f}"
             f"{spread:>16}{max(row['first_s']):9.2f}{errors} {row.get('repeats', '')}"
@@ -284,15 +337,20 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu")
     parser.add_argument("--jobs", default=",".join(JOBS), help="some of " + ", ".join(JOBS))
     parser.add_argument(
-        "--variants", help="some of " + "; ".join(VARIANTS) + "; cpu 1; cpu 2 (workers); all if left out"
+        "--variants",
+        help="some of " + "; ".join(VARIANTS) + "; cpu 1; cpu 2 (workers); all if left out",
     )
     parser.add_argument("--passes", type=int, default=3, help="interleaved passes, >= 1")
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds of a pass, >= 1")
-    parser.add_argument("--quick", action="store_true", help="a tiny version that says nothing about speed")
+    parser.add_argument(
+        "--quick", action="store_true", help="a tiny version that says nothing about speed"
+    )
     parser.add_argument("--out", type=Path, help="JSON file to write after each job")
     options = parser.parse_args()
     device = find_device(options.device)
-    names = [*VARIANTS, "cpu 1", "cpu 2"] if options.variants is None else options.variants.split(";")
+    names = (
+        [*VARIANTS, "cpu 1", "cpu 2"] if options.variants is None else options.variants.split(";")
+    )
     variants = [name.strip() for name in names]
     torch.set_num_threads(1)
     about = {"device": device_name(device), "cores": os.cpu_count(), "quick": options.quick}
@@ -304,7 +362,9 @@ def main() -> None:
         results[job] = measure(JOBS[job], variants, device, options)
         show(job, results[job])
         if options.out:
-            options.out.write_text(json.dumps({"about": about, "versions": versions, "jobs": results}, indent=1) + "\n")
+            options.out.write_text(
+                json.dumps({"about": about, "versions": versions, "jobs": results}, indent=1) + "\n"
+            )
 
 
 if __name__ == "__main__":

@@ -5,8 +5,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deltafl import Centred, ControlValue, ControlVariate, Population, Sampler, draw_cohort, with_floor
-from deltafl.estimators.control_variates import InnovationControl, RegressionControl, RegressionControlState
+from deltafl import (
+    Centred,
+    ControlValue,
+    ControlVariate,
+    Population,
+    Sampler,
+    draw_cohort,
+    with_floor,
+)
+from deltafl.estimators.control_variates import (
+    InnovationControl,
+    RegressionControl,
+    RegressionControlState,
+)
 from deltafl.estimators.learned_coefficient import LearnedCoefficient
 from deltafl.samplers.centred import CentredState
 from deltafl.types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Params, Replies, Reports
@@ -22,7 +34,8 @@ class DeviationState(NamedTuple):
 
 @dataclass(frozen=True)
 class DeviationControl(ControlVariate):
-    """c_i = c now + (u_i - c) when client i was last seen: the part that all have in common is kept fresh.
+    """c_i = c now + (u_i - c) when client i was last seen: the part that all have in common is kept
+    fresh.
 
     Attributes:
         memory: How slowly c follows the rounds.
@@ -35,18 +48,23 @@ class DeviationControl(ControlVariate):
     def init(self, population: Population, num_params: int) -> DeviationState:
         """All zero."""
         return DeviationState(
-            np.zeros((population.num_clients, num_params)), np.zeros(num_params), np.zeros(num_params)
+            np.zeros((population.num_clients, num_params)),
+            np.zeros(num_params),
+            np.zeros(num_params),
         )
 
     def value(self, state: DeviationState, client_n: IntArray) -> ControlValue:
         """The common part of today and the client's own of its last visit."""
-        return ControlValue(state.total_d + state.common_d, state.common_d + state.deviation_md[client_n])
+        return ControlValue(
+            state.total_d + state.common_d, state.common_d + state.deviation_md[client_n]
+        )
 
     def update(
         self, state: DeviationState, population: Population, replies: Replies, update_nd: Params
     ) -> DeviationState:
         """Follow the round's estimate; what the replies have beside it is their own."""
-        client_n, coef_n = replies.client_n, replies.coef_n
+        client_n = replies.client_n
+        coef_n = replies.coef_n
         total_d, control_nd = self.value(state, client_n)
         estimate_d = total_d + coef_n @ (update_nd - control_nd)
         common_d = self.memory * state.common_d + (1 - self.memory) * estimate_d
@@ -65,7 +83,9 @@ class OneKindOfVisit(Centred):
 
 @dataclass(frozen=True)
 class TourFirst(Centred):
-    """``innovation``, but everybody once, in random order, first. **Biased** in the tour, from which it learns, too."""
+    """``innovation``, but everybody once, in random order, first. **Biased** in the tour, from
+    which it learns, too.
+    """
 
     own_memory: bool = True
 
@@ -87,11 +107,15 @@ class TourFirst(Centred):
         if len(unseen) < n:
             return super().open(state, available_m, n, rng, oracle)
         client_n = np.sort(rng.choice(unseen, n, replace=False))
-        return Cohort(client_n, np.ones(n, dtype=np.int64), np.full(n, n / len(unseen)), "fixed-size")
+        return Cohort(
+            client_n, np.ones(n, dtype=np.int64), np.full(n, n / len(unseen)), "fixed-size"
+        )
 
 
 class ResidualState(NamedTuple):
-    """The regression, what it left of each client when it was seen last, and the weighted sum of that."""
+    """The regression, what it left of each client when it was seen last, and the weighted sum of
+    that.
+    """
 
     regression: RegressionControlState
     residual_md: FloatArray
@@ -100,7 +124,8 @@ class ResidualState(NamedTuple):
 
 @dataclass(frozen=True)
 class ResidualControl(ControlVariate):
-    """c_i = B x_i + (u_i - B x_i) when client i was last seen: a memory that moves with the client's labels.
+    """c_i = B x_i + (u_i - B x_i) when client i was last seen: a memory that moves with the
+    client's labels.
 
     Attributes:
         regression: Where B comes from.
@@ -116,7 +141,9 @@ class ResidualControl(ControlVariate):
     def init(self, population: Population, num_params: int) -> ResidualState:
         """Nobody was seen."""
         rows = np.zeros((population.num_clients, num_params))
-        return ResidualState(self.regression.init(population, num_params), rows, np.zeros(num_params))
+        return ResidualState(
+            self.regression.init(population, num_params), rows, np.zeros(num_params)
+        )
 
     def value(self, state: ResidualState, client_n: IntArray) -> ControlValue:
         """The regression of today and the client's own of its last visit."""
@@ -168,7 +195,9 @@ class BalancedInnovation(Sampler):
         oracle: Oracle | None = None,
     ) -> Cohort:
         """Draw by innovation's scores, balanced."""
-        score_m = with_floor(state.seen.weight_m * self.score.residual(state.seen, n), self.score.floor)
+        score_m = with_floor(
+            state.seen.weight_m * self.score.residual(state.seen, n), self.score.floor
+        )
         return draw_cohort(score_m, n, "cube", rng, available_m, state.value_mq)
 
     def update(self, state: KnownAndSeen, cohort: Cohort, reports: Reports) -> KnownAndSeen:

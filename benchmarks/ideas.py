@@ -1,15 +1,17 @@
-"""Ideas for samplers and control variates, the losers too, on one task: what docs/lab-notes.md reports.
+"""Ideas for samplers and control variates, the losers too, on one task: what docs/lab-notes.md
+reports.
 
-    python benchmarks/ideas.py [--task digits] [--set clients=100 ...] [--rounds 50] [--seeds 10] [--out result.json]
-    python benchmarks/ideas.py --group known ...
+    python benchmarks/ideas.py [--task digits] [--set clients=100 ...] [--rounds 50] [--seeds 10]
+    [--out result.json] python benchmarks/ideas.py --group known ...
     python benchmarks/ideas.py --show result.json
     python benchmarks/ideas.py --notes docs/lab-notes.md
 
-Each idea is a label; classes that exist only here are in ``idea_parts.py``. All run on the same clients, initial models
-and minibatches. The group ``memory`` knows nothing of the clients but their sizes, ``known`` their shares of labels as
-well. Reported are the mean accuracy over all rounds (which ranks methods with less noise than the rounds to a
-threshold), paired with that of FedVARP and with that of the group's default, and the rounds to the task's threshold; a
-run that never reaches it counts as all its rounds, and the mean is marked with ≥.
+Each idea is a label; classes that exist only here are in ``idea_parts.py``. All run on the same
+clients, initial models and minibatches. The group ``memory`` knows nothing of the clients but their
+sizes, ``known`` their shares of labels as well. Reported are the mean accuracy over all rounds
+(which ranks methods with less noise than the rounds to a threshold), paired with that of FedVARP
+and with that of the group's default, and the rounds to the task's threshold; a run that never
+reaches it counts as all its rounds, and the mean is marked with ≥.
 
 ``--notes`` replaces each table of the notes that follows a line which names its file:
 
@@ -40,7 +42,8 @@ from deltafl.types import FloatArray
 sys.path.append(str(Path(__file__).parents[1]))
 import_tasks("reproduction.data")
 _PARTS = f"{Path(__file__).with_name('idea_parts.py')}:"
-#: What is tried where nothing but sizes is known; the first ones are what the others are compared with.
+#: What is tried where nothing but sizes is known; the first ones are what the others are compared
+#: with.
 MEMORY = {
     "full": "full",
     "uniform": "uniform",
@@ -91,7 +94,10 @@ MEMORY = {
 }
 #: What is tried where the server knows the clients' shares of labels.
 KNOWN = {
-    **{name: name for name in ("full", "uniform", "pracdelta", "fedvarp", "innovation", "fed-cbs", "md-fixed")},
+    **{
+        name: name
+        for name in ("full", "uniform", "pracdelta", "fedvarp", "innovation", "fed-cbs", "md-fixed")
+    },
     "balanced (the default)": "balanced",
     "balanced, no control": "balanced@@horvitz-thompson",
     "spread over the labels: local pivotal": "balanced@local-pivotal",
@@ -109,7 +115,9 @@ GROUPS = {"memory": MEMORY, "known": KNOWN}
 _PLACE = re.compile(r"(<!-- (ideas|noise): (\S+)((?: \d+)*) -->\n\n)(?:\|.*\n)+")
 CHANCE = "Every interval is 95 % by itself: about 1 in 20 excludes 0 by chance alone."
 #: The accuracy after each round, of each seed.
-Accuracies = dict[str, Annotated[list[Annotated[list[float], Field(min_length=1)]], Field(min_length=1)]]
+Accuracies = dict[
+    str, Annotated[list[Annotated[list[float], Field(min_length=1)]], Field(min_length=1)]
+]
 
 
 class IdeasFile(BaseModel):
@@ -139,11 +147,15 @@ def read_ideas(path: Path) -> IdeasFile:
     Raises:
         DeltaflError: If it is missing or something else.
     """
-    return checked(IdeasFile, read_json(path), f"{path} is no file of ideas.py", "make it again with --out")
+    return checked(
+        IdeasFile, read_json(path), f"{path} is no file of ideas.py", "make it again with --out"
+    )
 
 
 class NoiseFile(BaseModel):
-    """What ``noise_floor.py`` writes, as far as it is shown: by local rate a row for each of ``rounds``."""
+    """What ``noise_floor.py`` writes, as far as it is shown: by local rate a row for each of
+    ``rounds``.
+    """
 
     columns: list[str]
     rounds: list[int]
@@ -162,7 +174,10 @@ _NOISE = {
 
 def noise_table(file: NoiseFile, rounds: list[int]) -> str:
     """Markdown: some rounds at every rate."""
-    lines = [f"| local rate | round | {' | '.join(_NOISE.values())} |", "|---" * (2 + len(_NOISE)) + "|"]
+    lines = [
+        f"| local rate | round | {' | '.join(_NOISE.values())} |",
+        "|---" * (2 + len(_NOISE)) + "|",
+    ]
     for rate, rows in file.rates.items():
         for number, row in zip(file.rounds, rows, strict=True):
             if number in rounds:
@@ -173,16 +188,26 @@ def noise_table(file: NoiseFile, rounds: list[int]) -> str:
 
 
 def table(found: Accuracies, threshold: float | None) -> str:
-    """Markdown: mean accuracy over the rounds with paired differences, rounds to the threshold, gap closed.
+    """Markdown: mean accuracy over the rounds with paired differences, rounds to the threshold, gap
+    closed.
 
     Args:
-        found: By idea; the one with ``(the default)`` in its name is what the others are compared with, beside FedVARP.
+        found: By idea; the one with ``(the default)`` in its name is what the others are compared
+            with, beside FedVARP.
         threshold: What counts as reached; None for nothing.
     """
     area = {name: np.array([100 * np.mean(run) for run in runs]) for name, runs in found.items()}
-    rounds = {name: np.array([_bounded(run, threshold) for run in runs]) for name, runs in found.items()}
+    rounds = {
+        name: np.array([_bounded(run, threshold) for run in runs]) for name, runs in found.items()
+    }
     default = next((name for name in found if "(the default)" in name), None)
-    heads = ["idea", "mean accuracy, points above FedVARP", "above the default", "rounds to the threshold", "G"]
+    heads = [
+        "idea",
+        "mean accuracy, points above FedVARP",
+        "above the default",
+        "rounds to the threshold",
+        "G",
+    ]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, runs in found.items():
         compared = "–" if default in (None, name) else _above(area[name], area[default or name])
@@ -203,20 +228,27 @@ def with_tables(notes: str, folder: Path) -> str:
     def made(place: re.Match[str]) -> str:
         path = folder / place[3]
         if place[2] == "noise":
-            noise = checked(NoiseFile, read_json(path), f"{path} is no file of noise_floor.py", "make it again")
+            noise = checked(
+                NoiseFile, read_json(path), f"{path} is no file of noise_floor.py", "make it again"
+            )
             return f"{place[1]}{noise_table(noise, [int(number) for number in place[4].split()])}\n"
         file = read_ideas(path)
         return f"{place[1]}{table(file.accuracy, file.common.threshold)}\n"
 
     text, number = _PLACE.subn(made, notes)
     if not number:
-        raise DeltaflError("no table to write: put <!-- ideas: FILE.json -->, an empty line and | where one belongs")
+        raise DeltaflError(
+            "no table to write: put <!-- ideas: FILE.json -->, an empty line and | where one "
+            "belongs"
+        )
     return text
 
 
 def write_tables(path: Path) -> None:
     """Write the tables of the notes again, from ``../results/ideas``."""
-    path.write_text(with_tables(read_text(path), path.parent.parent / "results" / "ideas"), encoding="utf-8")
+    path.write_text(
+        with_tables(read_text(path), path.parent.parent / "results" / "ideas"), encoding="utf-8"
+    )
 
 
 def _above(own_s: FloatArray, other_s: FloatArray) -> str:
@@ -244,20 +276,31 @@ def _gap(name: str, rounds: dict[str, FloatArray]) -> str:
 
 
 def play(ideas: dict[str, str], own: dict[str, Any], seeds: range, processes: int) -> Accuracies:
-    """The accuracy after each round; of a run that diverged the last one stands for the rounds that it missed."""
+    """The accuracy after each round; of a run that diverged the last one stands for the rounds
+    that it missed.
+    """
     jobs = {
-        (name, seed): Job("ideas", make_settings(RunSettings, {**own, "sampler": label, "seed": seed}))
+        (name, seed): Job(
+            "ideas", make_settings(RunSettings, {**own, "sampler": label, "seed": seed})
+        )
         for seed in seeds
         for name, label in ideas.items()
     }
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        run_jobs(list(jobs.values()), Path(folder), processes, lambda progress: print(progress, flush=True))
+        run_jobs(
+            list(jobs.values()),
+            Path(folder),
+            processes,
+            lambda progress: print(progress, flush=True),
+        )
         records = {key: RunStore(Path(folder)).get(job) for key, job in jobs.items()}
     found: Accuracies = {name: [] for name in ideas}
     for (name, _), record in records.items():
         if record is not None:
             accuracy = [round(value or 0.0, 5) for value in record.accuracy]
-            found[name].append(accuracy + accuracy[-1:] * (int(record.settings["rounds"]) - len(accuracy)))
+            found[name].append(
+                accuracy + accuracy[-1:] * (int(record.settings["rounds"]) - len(accuracy))
+            )
     return found
 
 
@@ -265,16 +308,32 @@ def main() -> None:
     """Run the ideas for all seeds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--group", choices=GROUPS, default="memory")
-    parser.add_argument("--only", nargs="*", metavar="IDEA", help="these, and fedvarp; others keep their rows in --out")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        metavar="IDEA",
+        help="these, and fedvarp; others keep their rows in --out",
+    )
     parser.add_argument("--task", default="digits")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of deltafl run")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of deltafl run"
+    )
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs side by side")
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count() or 1, help="runs side by side"
+    )
     parser.add_argument("--out", type=Path, help="file for all accuracies, JSON")
-    parser.add_argument("--show", type=Path, metavar="FILE", help="run nothing, print the table of such a file")
-    parser.add_argument("--notes", type=Path, metavar="FILE", help="run nothing, write the tables of the notes again")
+    parser.add_argument(
+        "--show", type=Path, metavar="FILE", help="run nothing, print the table of such a file"
+    )
+    parser.add_argument(
+        "--notes",
+        type=Path,
+        metavar="FILE",
+        help="run nothing, write the tables of the notes again",
+    )
     given = parser.parse_args()
     try:
         if given.notes:
@@ -289,25 +348,36 @@ def main() -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Play the ideas, print their table and write their file; with ``--only``, other ideas keep their rows there."""
+    """Play the ideas, print their table and write their file; with ``--only``, other ideas keep
+    their rows there.
+    """
     if given.seeds < 1:
         raise DeltaflError(f"--seeds is {given.seeds}; write 1 or more")
     group = GROUPS[given.group]
     for name in given.only or ():
         if name not in group:
             raise unknown_name("idea", name, group)
-    chosen = {name: group[name] for name in dict.fromkeys(["fedvarp", *given.only])} if given.only else group
+    chosen = (
+        {name: group[name] for name in dict.fromkeys(["fedvarp", *given.only])}
+        if given.only
+        else group
+    )
     own = {"task": given.task, "rounds": given.rounds, **dict(map(assignment, given.set))}
     seeds = (given.first_seed, given.first_seed + given.seeds)
     made = IdeasFile(settings=own, seeds=seeds, environment=environment(), accuracy={})
     before = read_ideas(given.out) if given.only and given.out and given.out.exists() else None
     if before and (before.seeds != seeds or before.common != made.common):
-        raise DeltaflError(f"{given.out} was made with other settings or seeds; choose another --out")
+        raise DeltaflError(
+            f"{given.out} was made with other settings or seeds; choose another --out"
+        )
     accuracy = play(chosen, own, range(*seeds), given.processes)
     print(f"{table(accuracy, made.common.threshold)}\n\n{CHANCE}")
     if given.out:
         accuracy = (before.accuracy if before else {}) | accuracy
-        given.out.write_text(made.model_copy(update={"accuracy": accuracy}).model_dump_json() + "\n", encoding="utf-8")
+        given.out.write_text(
+            made.model_copy(update={"accuracy": accuracy}).model_dump_json() + "\n",
+            encoding="utf-8",
+        )
 
 
 if __name__ == "__main__":

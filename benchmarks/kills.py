@@ -1,10 +1,11 @@
-"""Runs that are killed (``kill -9``) at random moments and resumed: is the result that of an unbroken run, bit for bit?
+"""Runs that are killed (``kill -9``) at random moments and resumed: is the result that of an
+unbroken run, bit for bit?
 
     python benchmarks/kills.py [KILLS]
 
-Five kinds of run on digits, 60 kills in all: a memory of updates in a file, Adam, momentum at the clients, two workers,
-a comparison with two processes. Only the first process is killed: the others must end by themselves. What ended before
-its kill is compared and begun anew.
+Five kinds of run on digits, 60 kills in all: a memory of updates in a file, Adam, momentum at the
+clients, two workers, a comparison with two processes. Only the first process is killed: the others
+must end by themselves. What ended before its kill is compared and begun anew.
 """
 
 import random
@@ -18,7 +19,17 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 RUN = ["run", "--rounds", "300", "--clients", "40", "--checkpoint-every", "3", "--sampler"]
-COMPARE = ["compare", "--rounds", "120", "--clients", "40", "--checkpoint-every", "3", "--seeds", "2"]
+COMPARE = [
+    "compare",
+    "--rounds",
+    "120",
+    "--clients",
+    "40",
+    "--checkpoint-every",
+    "3",
+    "--seeds",
+    "2",
+]
 KINDS = {
     "innovation, memory in a file": [*RUN, "innovation", "--memory-path", "{}/memory"],
     "adam": [*RUN, "pracdelta", "--server-optimizer", "adam", "--server-lr", "0.01"],
@@ -35,7 +46,9 @@ def play(given: list[str], folder: Path, seconds: float | None = None) -> bool:
     log = folder.parent / "log"
     with (
         log.open("w") as file,
-        subprocess.Popen([*command, "--out", str(folder / "out")], stdout=file, stderr=file) as process,
+        subprocess.Popen(
+            [*command, "--out", str(folder / "out")], stdout=file, stderr=file
+        ) as process,
     ):
         try:
             process.wait(seconds)
@@ -48,7 +61,9 @@ def play(given: list[str], folder: Path, seconds: float | None = None) -> bool:
 
 
 def results(folder: Path) -> dict[str, object]:
-    """What must be the same to the last bit: rounds, models and all states, memories; nothing left over."""
+    """What must be the same to the last bit: rounds, models and all states, memories; nothing
+    left over.
+    """
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = path.name if path.name == "rows.bin" else str(path.relative_to(folder))
@@ -62,18 +77,35 @@ def results(folder: Path) -> dict[str, object]:
 
 
 def main(kills: int) -> None:
-    moments, each, wrong = random.Random(0), -(-kills // len(KINDS)), 0
+    moments = random.Random(0)
+    each = -(-kills // len(KINDS))
+    wrong = 0
     for kind, given in KINDS.items():
         with tempfile.TemporaryDirectory() as name:
-            whole, broken, began = Path(name, "whole"), Path(name, "broken"), time.perf_counter()
+            whole = Path(name, "whole")
+            broken = Path(name, "broken")
+            began = time.perf_counter()
             play(given, whole)
-            seconds, expected, done, runs, differ = time.perf_counter() - began, results(whole), 0, 0, 0
+            seconds = time.perf_counter() - began
+            expected = results(whole)
+            done = 0
+            runs = 0
+            differ = 0
             while done < each or broken.exists():
-                if play(given, broken, moments.uniform(0.3, 1.0) * seconds if done < each else None):
+                if play(
+                    given, broken, moments.uniform(0.3, 1.0) * seconds if done < each else None
+                ):
                     found = results(broken)
-                    differing = [name for name in found | expected if found.get(name) != expected.get(name)]
-                    runs, differ = runs + 1, differ + bool(differing)
-                    print(*(f"{kind}: {name} differs" for name in differing), sep="\n", end="\n" * bool(differing))
+                    differing = [
+                        name for name in found | expected if found.get(name) != expected.get(name)
+                    ]
+                    runs = runs + 1
+                    differ = differ + bool(differing)
+                    print(
+                        *(f"{kind}: {name} differs" for name in differing),
+                        sep="\n",
+                        end="\n" * bool(differing),
+                    )
                     shutil.rmtree(broken)
                 else:
                     done += 1

@@ -2,8 +2,9 @@
 
     python benchmarks/linear_models.py [--repeats 9] [--out result.json]
 
-200 clients with 300 images of 28 x 28 each, 10 of them take 5 steps with minibatches of 32 (784 inputs, 10 classes).
-The plain loop has malloc once as it is, and once with the settings that our engine makes.
+200 clients with 300 images of 28 x 28 each, 10 of them take 5 steps with minibatches of 32 (784
+inputs, 10 classes). The plain loop has malloc once as it is, and once with the settings that our
+engine makes.
 """
 
 from functools import partial
@@ -17,7 +18,11 @@ from deltafl.tasks.base import Dataset, Task
 from deltafl.tasks.models import cross_entropy, softmax_regression
 from timing import beside_plain_loops
 
-CLIENTS, EXAMPLES, COHORT, STEPS, BATCH = 200, 300, 10, 5, 32
+CLIENTS = 200
+EXAMPLES = 300
+COHORT = 10
+STEPS = 5
+BATCH = 32
 WORK = LocalWork(lr=0.1, steps=STEPS, batch_size=BATCH)
 
 
@@ -28,7 +33,9 @@ def make_task() -> Task:
     y = rng.integers(0, 10, len(x))
     rows = np.split(np.arange(len(x)), CLIENTS)
     model = partial(softmax_regression, 784, 10)
-    return Task("logistic", Dataset("random", x, y, x[:100], y[:100], 10), rows, model, cross_entropy)
+    return Task(
+        "logistic", Dataset("random", x, y, x[:100], y[:100], 10), rows, model, cross_entropy
+    )
 
 
 def plain_model() -> nn.Module:
@@ -36,6 +43,12 @@ def plain_model() -> nn.Module:
 
 
 if __name__ == "__main__":
-    about = {"clients": CLIENTS, "cohort": COHORT, "steps": STEPS, "batch": BATCH, "parameters": 7850}
+    about = {
+        "clients": CLIENTS,
+        "cohort": COHORT,
+        "steps": STEPS,
+        "batch": BATCH,
+        "parameters": 7850,
+    }
     description = "Time a round of logistic regression."
     beside_plain_loops(description, make_task, plain_model, WORK, COHORT, rounds=20, about=about)

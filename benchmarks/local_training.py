@@ -1,12 +1,14 @@
-"""How long one FashionMNIST round of local training takes: a textbook loop, the serial twin, the fast path.
+"""How long one FashionMNIST round of local training takes: a textbook loop, the serial twin, the
+fast path.
 
     python benchmarks/local_training.py [--repeats 7] [--out result.json]
 
-One round is that of the paper's table 2: 300 clients (hsu2019, alpha 0.1, 200 examples each), 20 of them train 5 epochs
-with minibatches of 32, which is 700 steps of the two-layer CNN. Every variant has a process of its own, so that none
-profits from another's malloc settings or caches; repeats are interleaved, so that a busy machine slows all of them.
-The textbook loop is what most scripts do: DataLoader, conv-ReLU-pool, torch.optim.SGD, one thread; once with malloc as
-it is, and once with our settings of it, which is the base of the ratios.
+One round is that of the paper's table 2: 300 clients (hsu2019, alpha 0.1, 200 examples each), 20 of
+them train 5 epochs with minibatches of 32, which is 700 steps of the two-layer CNN. Every variant
+has a process of its own, so that none profits from another's malloc settings or caches; repeats are
+interleaved, so that a busy machine slows all of them. The textbook loop is what most scripts do:
+DataLoader, conv-ReLU-pool, torch.optim.SGD, one thread; once with malloc as it is, and once with
+our settings of it, which is the base of the ratios.
 """
 
 import argparse
@@ -43,7 +45,8 @@ from timing import (
 COHORT = 20
 EPOCHS = 5
 WORK = LocalWork(lr=0.01, epochs=EPOCHS)
-#: Multiply-adds of one example: forward and gradients of the weights in all layers, of the input in all but the first.
+#: Multiply-adds of one example: forward and gradients of the weights in all layers, of the input in
+#: all but the first.
 MULTIPLY_ADDS = 2 * 24 * 24 * 16 * 25 + 3 * (8 * 8 * 32 * 400 + 512 * 10)
 
 
@@ -93,7 +96,9 @@ def main() -> None:
     rate = matrix_product_rate()
     times = take_turns(VARIANTS, options.repeats)
     print(f"{task.dataset.name}; {examples} examples; {machine()}; {versions()}")
-    print(f"{'':16}{'median s':>9}{'min':>7}{'max':>7}{'CPU s':>7}{'ratio':>7}{'min-max':>14}{'peak':>7}{'GiB':>7}")
+    print(
+        f"{'':16}{'median s':>9}{'min':>7}{'max':>7}{'CPU s':>7}{'ratio':>7}{'min-max':>14}{'peak':>7}{'GiB':>7}"
+    )
     rows = {}
     for variant, samples in times.items():
         wall, cpu, memory = (list(column) for column in zip(*samples, strict=True))
@@ -103,8 +108,17 @@ def main() -> None:
             f"{variant:16}{statistics.median(wall):9.2f}{min(wall):7.2f}{max(wall):7.2f}{statistics.median(cpu):7.2f}"
             f"{statistics.median(ratios):7.2f}{ratios[0]:8.2f}-{ratios[-1]:.2f}{share:8.0%}{max(memory):7.2f}"
         )
-        rows[variant] = {"wall_s": wall, "cpu_s": cpu, "ratios": ratios, "peak_share": share, "peak_gib": max(memory)}
-    print("ratio: seconds of 'textbook, malloc' / own, paired by repeat; peak: share of one core's matrix product rate")
+        rows[variant] = {
+            "wall_s": wall,
+            "cpu_s": cpu,
+            "ratios": ratios,
+            "peak_share": share,
+            "peak_gib": max(memory),
+        }
+    print(
+        "ratio: seconds of 'textbook, malloc' / own, paired by repeat; peak: share of one core's "
+        "matrix product rate"
+    )
     write_record(options.out, {"data": task.dataset.name, "gmacs_per_s": rate / 1e9}, rows)
 
 

@@ -1,17 +1,20 @@
-"""Why a method stays behind full participation: minibatch noise, the memory's age, or the first tour.
+"""Why a method stays behind full participation: minibatch noise, the memory's age, or the first
+tour.
 
-    python benchmarks/noise_floor.py [--sampler innovation] [--rates 0.1 0.4 0.8 1.6] [--set task=mnist ...]
+    python benchmarks/noise_floor.py [--sampler innovation] [--rates 0.1 0.4 0.8 1.6] [--set
+    task=mnist ...]
         [--seeds 3] [--out result.json]
 
-The method is played, and before some of its rounds all clients are trained beside it, twice with different minibatches:
-half of norm(u_i - u_i')^2 is the noise s_i^2 that no memory can know. Everything is for even draws of fixed size, over
-norm(ubar)^2. With y_i = w_i (u_i - c_i) and ybar their mean their error is, whatever the weights,
+The method is played, and before some of its rounds all clients are trained beside it, twice with
+different minibatches: half of norm(u_i - u_i')^2 is the noise s_i^2 that no memory can know.
+Everything is for even draws of fixed size, over norm(ubar)^2. With y_i = w_i (u_i - c_i) and ybar
+their mean their error is, whatever the weights,
 
     (m/n - 1) m / (m - 1) sum norm(y_i - ybar)^2:
 
-with c = 0 ("no memory"), and with the method's controls, over the clients that were seen ("seen") and not ("unseen").
-Of noise alone, which is independent from client to client, that is (m/n - 1) sum w_i^2 s_i^2 on average, the floor of
-every memory ("noise").
+with c = 0 ("no memory"), and with the method's controls, over the clients that were seen ("seen")
+and not ("unseen"). Of noise alone, which is independent from client to client, that is (m/n - 1)
+sum w_i^2 s_i^2 on average, the floor of every memory ("noise").
 """
 
 import argparse
@@ -46,8 +49,10 @@ _OTHER_MINIBATCHES = 1_000_000  # added to a round's number: other streams
 def play(settings: RunSettings) -> list[list[float]]:
     """One row of ``COLUMNS`` before each of ``ROUNDS``."""
     engine, plan = prepared(settings)
-    state, rows = init_round(plan, engine.initial_params()), []
-    control, weight_m = find_estimator(plan.estimator).control, plan.population.weight_m
+    state = init_round(plan, engine.initial_params())
+    rows = []
+    control = find_estimator(plan.estimator).control
+    weight_m = plan.population.weight_m
     everyone = np.arange(len(weight_m))
     for done in range(max(ROUNDS)):
         if done + 1 in ROUNDS:
@@ -56,7 +61,9 @@ def play(settings: RunSettings) -> list[list[float]]:
                 for label in (state.round, state.round + _OTHER_MINIBATCHES)
             )
             control_md = control.value(state.control, everyone).control_nd
-            rows.append(_errors(weight_m, update_md, other_md, control_md, state.responded_m > 0, plan.n))
+            rows.append(
+                _errors(weight_m, update_md, other_md, control_md, state.responded_m > 0, plan.n)
+            )
             rows[-1].append(engine.evaluate(state.params_d).accuracy)
         cohort = open_round(plan, state)
         training = engine.train(state.params_d, state.round, cohort.client_n)
@@ -65,10 +72,16 @@ def play(settings: RunSettings) -> list[list[float]]:
 
 
 def _errors(
-    weight_m: FloatArray, update_md: FloatArray, other_md: FloatArray, control_md: FloatArray, seen_m: BoolArray, n: int
+    weight_m: FloatArray,
+    update_md: FloatArray,
+    other_md: FloatArray,
+    control_md: FloatArray,
+    seen_m: BoolArray,
+    n: int,
 ) -> list[float]:
     """All of ``COLUMNS`` but the accuracy."""
-    ubar_d, value_md = weight_m @ update_md, weight_m[:, None] * update_md
+    ubar_d = weight_m @ update_md
+    value_md = weight_m[:, None] * update_md
     noise_m = weight_m**2 * np.sum((update_md - other_md) ** 2, axis=1) / 2
     left_m = error_of_even_draws(value_md - weight_m[:, None] * control_md, n)
     errors = [
@@ -92,7 +105,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sampler", default="innovation")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.1, 0.4, 0.8, 1.6])
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of deltafl run")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of deltafl run"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="JSON file to write")
     given = parser.parse_args()
@@ -114,7 +129,12 @@ def measure(given: argparse.Namespace) -> None:
             own = {"rounds": max(ROUNDS), "local_lr": rate, "sampler": given.sampler, "seed": seed}
             runs.append(play(make_settings(RunSettings, task | own)))
         tables[f"{rate:g}"] = np.mean(runs, axis=0).round(4).tolist()
-        print(f"local rate {rate:g}\n\n| round | " + " | ".join(COLUMNS) + " |\n|" + "---|" * (len(COLUMNS) + 1))
+        print(
+            f"local rate {rate:g}\n\n| round | "
+            + " | ".join(COLUMNS)
+            + " |\n|"
+            + "---|" * (len(COLUMNS) + 1)
+        )
         for label, row in zip(ROUNDS, tables[f"{rate:g}"], strict=True):
             print(f"| {label} | " + " | ".join(f"{value:.2f}" for value in row) + " |")
         print(flush=True)

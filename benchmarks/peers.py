@@ -1,14 +1,17 @@
-"""The FashionMNIST job in deltafl, a plain PyTorch loop and the simulators of Flower, pfl and NVFlare.
+"""The FashionMNIST job in deltafl, a plain PyTorch loop and the simulators of Flower, pfl and
+NVFlare.
 
-    python benchmarks/peers.py [--repeats 5] [--rounds 4] [--only Flower] [--home .peers] [--out result.json]
+    python benchmarks/peers.py [--repeats 5] [--rounds 4] [--only Flower] [--home .peers] [--out
+    result.json]
 
-The same data and cores for all: 20 clients with 200 images each train 5 epochs of the two-layer CNN, minibatches of
-32: 700 local steps a round. The peers are installed once, in environments of their own under ``--home``; the jobs are
-the scripts in ``jobs/``. Every variant of a repeat is a fresh set of processes on the same one or two cores; the
-first round warms up. Measured are wall and processor seconds a round, the latter of all processes that the job
-started, and the time to the first round. All have glibc's malloc tuned by the environment (it keeps freed blocks) but
-for one row. A variant that fails, or takes longer than five minutes, is ended and left out of that repeat; the file is
-written after every repeat.
+The same data and cores for all: 20 clients with 200 images each train 5 epochs of the two-layer
+CNN, minibatches of 32: 700 local steps a round. The peers are installed once, in environments of
+their own under ``--home``; the jobs are the scripts in ``jobs/``. Every variant of a repeat is a
+fresh set of processes on the same one or two cores; the first round warms up. Measured are wall and
+processor seconds a round, the latter of all processes that the job started, and the time to the
+first round. All have glibc's malloc tuned by the environment (it keeps freed blocks) but for one
+row. A variant that fails, or takes longer than five minutes, is ended and left out of that repeat;
+the file is written after every repeat.
 """
 
 import argparse
@@ -33,7 +36,11 @@ from deltafl.tasks import make_task
 
 JOBS = Path(__file__).parent / "jobs"
 CLIENTS = 20
-PEERS = {"pfl": ["pfl==0.6.0"], "flower": ["flwr[simulation]==1.42.0"], "nvflare-simulator": ["nvflare==2.9.0"]}
+PEERS = {
+    "pfl": ["pfl==0.6.0"],
+    "flower": ["flwr[simulation]==1.42.0"],
+    "nvflare-simulator": ["nvflare==2.9.0"],
+}
 TORCH = "torch==2.13.0"
 CORES = {1: "0", 2: "0,1"}
 SECONDS = 300.0  #: that a variant may take; NVFlare's simulator can wait for a client without end
@@ -61,13 +68,25 @@ class Taken(NamedTuple):
 def variants(home: Path) -> list[Variant]:
     """Everything that is compared; the first one is the base of the ratios."""
     pfl, flower, nvflare = (home / name / "bin" for name in PEERS)
-    alone = [Variant("plain loop, malloc as it is", [sys.executable, "plain_job.py"], 1, tuned=False)]
+    alone = [
+        Variant("plain loop, malloc as it is", [sys.executable, "plain_job.py"], 1, tuned=False)
+    ]
     return [Variant("plain loop", [sys.executable, "plain_job.py"], 1), *alone] + [
         variant
         for cores in (1, 2)
         for variant in (
-            Variant(f"deltafl, {cores} core(s)", [sys.executable, "deltafl_job.py"], cores, (str(cores),)),
-            Variant(f"Flower, {cores} core(s)", [str(flower / "python"), "flower_job.py"], cores, (str(cores),)),
+            Variant(
+                f"deltafl, {cores} core(s)",
+                [sys.executable, "deltafl_job.py"],
+                cores,
+                (str(cores),),
+            ),
+            Variant(
+                f"Flower, {cores} core(s)",
+                [str(flower / "python"), "flower_job.py"],
+                cores,
+                (str(cores),),
+            ),
             Variant(
                 f"pfl, {cores} core(s)",
                 [str(pfl / "python"), "pfl_job.py"]
@@ -75,7 +94,9 @@ def variants(home: Path) -> list[Variant]:
                 else [str(pfl / "torchrun"), "--nproc-per-node", "2", "pfl_job.py"],
                 cores,
             ),
-            Variant(f"NVFlare, {cores} core(s)", [str(nvflare / "python"), "nvflare_job.py"], cores),
+            Variant(
+                f"NVFlare, {cores} core(s)", [str(nvflare / "python"), "nvflare_job.py"], cores
+            ),
         )
     ]
 
@@ -97,7 +118,12 @@ def write_job(path: Path) -> None:
     """The clients' images, float32 (20, 200, 1, 28, 28), and labels."""
     task = make_task("fashion-mnist", seed=0)
     rows = task.client_rows[:CLIENTS]
-    x = np.stack([task.dataset.train_x[own].astype(np.float32) * np.float32(task.input_scale) for own in rows])
+    x = np.stack(
+        [
+            task.dataset.train_x[own].astype(np.float32) * np.float32(task.input_scale)
+            for own in rows
+        ]
+    )
     np.savez(path, x=x, y=np.stack([task.dataset.train_y[own].astype(np.int64) for own in rows]))
 
 
@@ -106,7 +132,15 @@ def measure(variant: Variant, job: Path, rounds: int) -> Taken | None:
     began = time.perf_counter()
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            ["taskset", "-c", CORES[variant.cores], *variant.program, str(job), str(rounds + 1), *variant.arguments],
+            [
+                "taskset",
+                "-c",
+                CORES[variant.cores],
+                *variant.program,
+                str(job),
+                str(rounds + 1),
+                *variant.arguments,
+            ],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -122,11 +156,14 @@ def measure(variant: Variant, job: Path, rounds: int) -> Taken | None:
                 marks.append((time.perf_counter(), sum(seconds_of(process.pid).values())))
         process.wait()
         limit.cancel()
-        if len(marks) != rounds + 1:  # whatever the exit status: pfl's processes can abort once all rounds are done
+        if (
+            len(marks) != rounds + 1
+        ):  # whatever the exit status: pfl's processes can abort once all rounds are done
             errors.seek(0)
             print(f"{variant.name} failed:\n{errors.read()[-3000:]}", flush=True)
             return None
-    (first, first_cpu), (last, last_cpu) = marks[0], marks[-1]
+    (first, first_cpu) = marks[0]
+    (last, last_cpu) = marks[-1]
     return Taken(first - began, (last - first) / rounds, (last_cpu - first_cpu) / rounds)
 
 
@@ -138,8 +175,11 @@ def end_all(root: int) -> None:
 
 
 def seconds_of(root: int) -> dict[int, float]:
-    """Processor seconds so far of a process and all its descendants, those that have ended included."""
-    parent, seconds = {}, {}
+    """Processor seconds so far of a process and all its descendants, those that have ended
+    included.
+    """
+    parent = {}
+    seconds = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -161,15 +201,24 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument(
-        "--only", choices=("Flower", "pfl", "NVFlare"), default="", help="this one alone beside the plain loop"
+        "--only",
+        choices=("Flower", "pfl", "NVFlare"),
+        default="",
+        help="this one alone beside the plain loop",
     )
-    parser.add_argument("--home", type=Path, default=Path(".peers"), help="folder of the peers' environments")
+    parser.add_argument(
+        "--home", type=Path, default=Path(".peers"), help="folder of the peers' environments"
+    )
     parser.add_argument("--out", type=Path, help="JSON file to write")
     given = parser.parse_args()
     install(given.home.absolute(), given.only)
     chosen = variants(given.home.absolute())
     if given.only:
-        chosen = [v for v in chosen if v.name == "plain loop" or v.name.startswith(("deltafl", given.only))]
+        chosen = [
+            v
+            for v in chosen
+            if v.name == "plain loop" or v.name.startswith(("deltafl", given.only))
+        ]
     found: dict[str, list[Taken | None]] = {variant.name: [] for variant in chosen}
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job.npz"
@@ -177,24 +226,40 @@ def main() -> None:
         for repeat in range(given.repeats):
             for variant in chosen:
                 found[variant.name].append(measure(variant, job, given.rounds))
-            print(f"repeat {repeat + 1} of {given.repeats} done; load {os.getloadavg()[0]:.1f}", flush=True)
+            print(
+                f"repeat {repeat + 1} of {given.repeats} done; load {os.getloadavg()[0]:.1f}",
+                flush=True,
+            )
             if given.out:
-                about = {**environment(), "peers": [TORCH, *chain(*PEERS.values())], "load": os.getloadavg()}
-                taken = {name: [run and run._asdict() for run in runs] for name, runs in found.items()}
+                about = {
+                    **environment(),
+                    "peers": [TORCH, *chain(*PEERS.values())],
+                    "load": os.getloadavg(),
+                }
+                taken = {
+                    name: [run and run._asdict() for run in runs] for name, runs in found.items()
+                }
                 content = {"about": about, "taken": taken}
                 given.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(table(found))
 
 
 def table(found: dict[str, list[Taken | None]]) -> str:
-    """Markdown: medians, and how many times deltafl's seconds each takes with the same cores, paired by repeat."""
-    lines = ["| | first round, s | wall s | CPU s | deltafl is faster: wall | CPU |", "|---|---|---|---|---|---|"]
+    """Markdown: medians, and how many times deltafl's seconds each takes with the same cores,
+    paired by repeat.
+    """
+    lines = [
+        "| | first round, s | wall s | CPU s | deltafl is faster: wall | CPU |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, runs in found.items():
         ours = found["deltafl, 2 core(s)" if "2 core" in name else "deltafl, 1 core(s)"]
         pairs = [(own, base) for own, base in zip(runs, ours, strict=True) if own and base]
         if not pairs:
             continue
-        medians = [statistics.median(column) for column in zip(*(own for own, _ in pairs), strict=True)]
+        medians = [
+            statistics.median(column) for column in zip(*(own for own, _ in pairs), strict=True)
+        ]
         wall = [own.wall / base.wall for own, base in pairs]
         cpu = [own.cpu / base.cpu for own, base in pairs]
         columns = [*(f"{value:.2f}" for value in medians), spread(wall), spread(cpu)]

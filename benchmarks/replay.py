@@ -1,11 +1,13 @@
-"""How wrong estimates are while ``census`` plays, by form of its estimator, and what no estimator can know.
+"""How wrong estimates are while ``census`` plays, by form of its estimator, and what no estimator
+can know.
 
     python benchmarks/replay.py [PART ...] [--seeds 3] [--rounds 16] [--draws 12] [--out FILE]
 
-A run of ``census`` at its tuned rate in results/benchmark, on seeds from 2000, gives models and the updates of *all*
-clients in every round. The same rounds are then played again at these models, with other cohorts. An error is that of
-the estimate, E norm(D - ubar)^2, over that of uniform draws of the same size. The forms are those of
-``first_updates.py``; the oracle has c_i = the update of client i from the same model by other minibatches.
+A run of ``census`` at its tuned rate in results/benchmark, on seeds from 2000, gives models and the
+updates of *all* clients in every round. The same rounds are then played again at these models, with
+other cohorts. An error is that of the estimate, E norm(D - ubar)^2, over that of uniform draws of
+the same size. The forms are those of ``first_updates.py``; the oracle has c_i = the update of
+client i from the same model by other minibatches.
 """
 
 import argparse
@@ -53,10 +55,14 @@ class Oracle(ControlVariate):
 
 
 def trajectory(part: Part, rate: float, seed: int, rounds: int) -> tuple[Plan, Params, Params]:
-    """The plan of a run after its census; all updates of its rounds, (t, m, d), and those by other minibatches."""
+    """The plan of a run after its census; all updates of its rounds, (t, m, d), and those by
+    other minibatches.
+    """
     engine, plan = prepared(part.test_job("census", rate, seed).settings)
-    state, everybody = init_round(plan, engine.initial_params()), np.arange(plan.population.num_clients)
-    update_tmd, other_tmd = [], []
+    state = init_round(plan, engine.initial_params())
+    everybody = np.arange(plan.population.num_clients)
+    update_tmd = []
+    other_tmd = []
     for round in range(rounds):
         update_tmd.append(engine.train(state.params_d, round, everybody).update_nd)
         other_tmd.append(engine.train(state.params_d, rounds + round, everybody).update_nd)
@@ -67,7 +73,9 @@ def trajectory(part: Part, rate: float, seed: int, rounds: int) -> tuple[Plan, P
 
 def errors(plan: Plan, update_tmd: Params, draws: int) -> FloatArray:
     """E norm(D - ubar)^2 of every round, over that of uniform draws without a prediction."""
-    weight_m, m, n = plan.population.weight_m, plan.population.num_clients, plan.n
+    weight_m = plan.population.weight_m
+    m = plan.population.num_clients
+    n = plan.n
     error_rt = np.zeros((draws, len(update_tmd)))
     for draw, row_t in enumerate(error_rt):
         again = replace(plan, seed=draw)
@@ -77,7 +85,9 @@ def errors(plan: Plan, update_tmd: Params, draws: int) -> FloatArray:
             cohort = open_round(again, state)
             state, _ = close_round(again, state, cohort, update_md[cohort.client_n])
             row_t[t] = np.sum((state.params_d - weight_m @ update_md) ** 2)
-    uniform_t = [(m * weight_m[:, None] * update_md).var(axis=0, ddof=1).sum() for update_md in update_tmd]
+    uniform_t = [
+        (m * weight_m[:, None] * update_md).var(axis=0, ddof=1).sum() for update_md in update_tmd
+    ]
     return np.asarray(error_rt.mean(axis=0) / ((1 - n / m) / n * np.array(uniform_t)))
 
 
@@ -100,9 +110,16 @@ def main() -> None:
             oracle = replace(plan, estimator=Oracle(other_tmd, plan.population.weight_m))
             rows["oracle"].append(errors(oracle, update_tmd, options.draws))
         for form, error_st in rows.items():
-            means = {span: float(np.mean([error_t[which] for error_t in error_st])) for span, which in SPANS.items()}
+            means = {
+                span: float(np.mean([error_t[which] for error_t in error_st]))
+                for span, which in SPANS.items()
+            }
             found[f"{part.name}, {form}"] = means
-            print(f"{part.name:20} {form:34}", *(f"{span} {mean:.2f}" for span, mean in means.items()), flush=True)
+            print(
+                f"{part.name:20} {form:34}",
+                *(f"{span} {mean:.2f}" for span, mean in means.items()),
+                flush=True,
+            )
     if options.out:
         settings = {"seeds": options.seeds, "rounds": options.rounds, "draws": options.draws}
         content = {"settings": settings, "results": found, "machine": machine()}

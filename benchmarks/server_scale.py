@@ -1,12 +1,15 @@
-"""What a round costs the server, from a thousand clients to ten million: every sampler that needs no oracle.
+"""What a round costs the server, from a thousand clients to ten million: every sampler that needs
+no oracle.
 
-    python benchmarks/server_scale.py [--largest 10000000] [--samplers pracdelta@ordered-pivotal ...] [--out FILE]
+    python benchmarks/server_scale.py [--largest 10000000] [--samplers pracdelta@ordered-pivotal
+    ...] [--out FILE]
 
-A round is ``open_round`` and ``close_round`` with a model of 10 parameters and 1000 clients asked (a tenth of them all
-where they are fewer), a tenth of whom do not answer: what is measured is the server, not models or their training.
-Every sampler and size has a process of its own, whose peak of resident memory is that of its rounds. A sampler is not
-taken to ten times the clients once its rounds take more than two seconds. The exponent is the slope of log seconds over
-log clients from 10^4 on, where always 1000 are asked. A file that is there already keeps its rows of other samplers.
+A round is ``open_round`` and ``close_round`` with a model of 10 parameters and 1000 clients asked
+(a tenth of them all where they are fewer), a tenth of whom do not answer: what is measured is the
+server, not models or their training. Every sampler and size has a process of its own, whose peak of
+resident memory is that of its rounds. A sampler is not taken to ten times the clients once its
+rounds take more than two seconds. The exponent is the slope of log seconds over log clients from
+10^4 on, where always 1000 are asked. A file that is there already keeps its rows of other samplers.
 """
 
 import argparse
@@ -38,9 +41,13 @@ from deltafl import (
 from deltafl.scale.state_file import load_state, save_state
 from deltafl.streams import stream
 
-PARAMETERS, ASKED = 10, 1000
-ROUNDS, FEWEST_ROUNDS, SECONDS = 25, 3, 6.0
-SLOWEST, LONGEST = 2.0, 90
+PARAMETERS = 10
+ASKED = 1000
+ROUNDS = 25
+FEWEST_ROUNDS = 3
+SECONDS = 6.0
+SLOWEST = 2.0
+LONGEST = 90
 TREES = [
     "pracdelta@ordered-pivotal",
     "fedpracis@ordered-pivotal",
@@ -60,10 +67,14 @@ def plan_for(label: str, m: int) -> Plan:
 
 
 def replies(state: RoundState, cohort: Cohort) -> tuple[Any, Reports]:
-    rng, n = stream(1, "noise", state.round), len(cohort.client_n)
+    rng = stream(1, "noise", state.round)
+    n = len(cohort.client_n)
     update_nd = (rng.normal(size=(n, PARAMETERS)) * rng.lognormal(size=(n, 1))).astype(np.float32)
-    responded, step_variance = rng.random(n) < 0.9, rng.exponential(size=n)
-    reports = Reports.make(n, responded=responded, step_variance=step_variance, loss=rng.exponential(size=n))
+    responded = rng.random(n) < 0.9
+    step_variance = rng.exponential(size=n)
+    reports = Reports.make(
+        n, responded=responded, step_variance=step_variance, loss=rng.exponential(size=n)
+    )
     return update_nd, reports
 
 
@@ -92,7 +103,8 @@ def measure(label: str, m: int) -> dict[str, Any]:
     state = init_round(plan, np.zeros(PARAMETERS))
     started = time.perf_counter() - begin
     state, *_ = play(plan, state)
-    opens, closes = list[float](), list[float]()
+    opens = list[float]()
+    closes = list[float]()
     begin = time.perf_counter()
     while len(opens) < (ROUNDS if time.perf_counter() - begin < SECONDS else FEWEST_ROUNDS):
         state, opened, closed = play(plan, state)
@@ -117,7 +129,9 @@ def measure(label: str, m: int) -> dict[str, Any]:
 
 
 def files(plan: Plan, state: RoundState) -> dict[str, float]:
-    """The state as a file, mapped into memory again: its bytes a client, seconds, and a round after loading."""
+    """The state as a file, mapped into memory again: its bytes a client, seconds, and a round
+    after loading.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state.safetensors"
         begin = time.perf_counter()
@@ -150,10 +164,14 @@ def in_own_process(label: str, m: int) -> dict[str, Any] | None:
 
 
 def exponents(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Slope of log seconds over log clients, where 1000 are asked and there are two sizes at least."""
+    """Slope of log seconds over log clients, where 1000 are asked and there are two sizes at
+    least.
+    """
     result = {}
     for label in dict.fromkeys(row["sampler"] for row in rows):
-        points = [(row["clients"], row["seconds"]["median"]) for row in rows if row["sampler"] == label]
+        points = [
+            (row["clients"], row["seconds"]["median"]) for row in rows if row["sampler"] == label
+        ]
         large = np.log([point for point in points if point[0] >= 10 * ASKED]).reshape(-1, 2)
         if len(large) >= 2:
             result[label] = round(float(np.polyfit(large[:, 0], large[:, 1], 1)[0]), 3)
@@ -164,7 +182,11 @@ def kept(out: Path | None, samplers: list[str]) -> list[dict[str, Any]]:
     """The rows of other samplers in the file that is there."""
     if out is None or not out.exists():
         return []
-    return [row for row in json.loads(out.read_text(encoding="utf-8"))["rows"] if row["sampler"] not in samplers]
+    return [
+        row
+        for row in json.loads(out.read_text(encoding="utf-8"))["rows"]
+        if row["sampler"] not in samplers
+    ]
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
@@ -178,11 +200,24 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         figure = Figure(figsize=(5.4, 3.8), dpi=150, layout="constrained")
         axes = figure.subplots()
         for label in dict.fromkeys(row["sampler"] for row in rows):
-            points = [(row["clients"], 1e3 * row["seconds"]["median"]) for row in rows if row["sampler"] == label]
+            points = [
+                (row["clients"], 1e3 * row["seconds"]["median"])
+                for row in rows
+                if row["sampler"] == label
+            ]
             x, y = zip(*points, strict=True)
             if label in look_of:
                 colour, dash, marker, order = look_of[label]
-                axes.loglog(x, y, color=colour, linestyle=dash, zorder=order, marker=marker, markersize=3, label=label)
+                axes.loglog(
+                    x,
+                    y,
+                    color=colour,
+                    linestyle=dash,
+                    zorder=order,
+                    marker=marker,
+                    markersize=3,
+                    label=label,
+                )
             elif "@" not in label:
                 axes.loglog(x, y, color=GREY, alpha=0.35, linewidth=0.8, zorder=1)
         axes.plot([], [], color=GREY, alpha=0.35, linewidth=0.8, label="other samplers")
@@ -202,7 +237,9 @@ def main() -> None:
     parser.add_argument("--samplers", nargs="*", default=[*TREES, *OTHERS])
     parser.add_argument("--out", type=Path)
     parser.add_argument(
-        "--plot", type=Path, help="a PNG of all rows of --out; with --samplers and no names, nothing is measured"
+        "--plot",
+        type=Path,
+        help="a PNG of all rows of --out; with --samplers and no names, nothing is measured",
     )
     options = parser.parse_args()
     if options.one:
@@ -218,14 +255,19 @@ def main() -> None:
             print(
                 f"{label:28} {m:>9} clients  {1e3 * row['seconds']['median']:9.2f} ms "
                 f"({1e3 * row['seconds']['min']:.2f} to {1e3 * row['seconds']['max']:.2f})  "
-                f"{row['state_bytes_per_client']:7.2f} B a client  {row['peak_bytes'] / 1e6:6.0f} MB",
+                f"{row['state_bytes_per_client']:7.2f} B a client  {row['peak_bytes'] / 1e6:6.0f} "
+                "MB",
                 flush=True,
             )
             if row["seconds"]["median"] > SLOWEST:
                 break
             m *= 10
     result = {
-        "about": {"cpu": environment()["processor"], "cores": os.cpu_count(), "parameters": PARAMETERS},
+        "about": {
+            "cpu": environment()["processor"],
+            "cores": os.cpu_count(),
+            "parameters": PARAMETERS,
+        },
         "versions": {"numpy": np.__version__, "python": platform.python_version()},
         "exponents": exponents(rows),
         "rows": rows,

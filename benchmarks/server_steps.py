@@ -1,14 +1,17 @@
-"""What single steps of the server take, beside plain NumPy for the same job: closing a round, balanced draws, a census.
+"""What single steps of the server take, beside plain NumPy for the same job: closing a round,
+balanced draws, a census.
 
     python benchmarks/server_steps.py [--repeats 5] [--out FILE]
 
-- close: ``close_round`` of ``innovation``, 10 of 100 clients, models of 300,000 numbers; plain: the same estimate and
-  memory with float64 rows, and nothing else: no screening, no variance, no coefficient that is learnt, no scores.
-- cube: 20 of 1000 and 10^5 clients balanced on 10 numbers; plain: the flight phase as in the paper, a null vector of
-  the next 11 clients by ``numpy.linalg.svd`` a step (1000 clients alone, as it takes ten seconds for 10^5). The same
-  draws with the design ``anticluster``.
-- census: the answers of 10^5 and 10^6 clients, 64 numbers and a norm each, become auxiliary variables; plain: principal
-  components of all rows at once. Peak memory is in the file: that of the process, PyTorch's import included.
+- close: ``close_round`` of ``innovation``, 10 of 100 clients, models of 300,000 numbers; plain: the
+  same estimate and memory with float64 rows, and nothing else: no screening, no variance, no
+  coefficient that is learnt, no scores.
+- cube: 20 of 1000 and 10^5 clients balanced on 10 numbers; plain: the flight phase as in the paper,
+  a null vector of the next 11 clients by ``numpy.linalg.svd`` a step (1000 clients alone, as it
+  takes ten seconds for 10^5). The same draws with the design ``anticluster``.
+- census: the answers of 10^5 and 10^6 clients, 64 numbers and a norm each, become auxiliary
+  variables; plain: principal components of all rows at once. Peak memory is in the file: that of
+  the process, PyTorch's import included.
 
 Exponents are slopes between two sizes, by the median CPU time.
 """
@@ -29,8 +32,12 @@ from deltafl.designs.table import draw_cohort
 from deltafl.streams import stream
 from timing import Round, Variant, report, take_turns, write_record
 
-PARAMETERS, CLIENTS, COHORT = 300_000, 100, 10
-COLUMNS, DRAWN, NUMBERS = 10, 20, 64
+PARAMETERS = 300_000
+CLIENTS = 100
+COHORT = 10
+COLUMNS = 10
+DRAWN = 20
+NUMBERS = 64
 
 
 def updates(seed: int) -> np.ndarray:
@@ -43,7 +50,8 @@ def close() -> Iterator[Round]:
     state = init_round(plan, np.zeros(PARAMETERS))
     for seed in range(30):  # until most clients have a memory
         state, _ = close_round(plan, state, open_round(plan, state), updates(seed))
-    cohort, update_nd = open_round(plan, state), updates(30)
+    cohort = open_round(plan, state)
+    update_nd = updates(30)
     yield lambda: close_round(plan, state, cohort, update_nd)
 
 
@@ -51,7 +59,10 @@ def close() -> Iterator[Round]:
 def plain_close() -> Iterator[Round]:
     params_d, total_d = np.zeros((2, PARAMETERS))
     memory_md = np.stack([updates(seed)[0] for seed in range(CLIENTS)])
-    client_n, coef_n, weight_n, update_nd = np.arange(COHORT), np.ones(COHORT) / COHORT, np.ones(COHORT), updates(30)
+    client_n = np.arange(COHORT)
+    coef_n = np.ones(COHORT) / COHORT
+    weight_n = np.ones(COHORT)
+    update_nd = updates(30)
 
     def one_round() -> None:
         nonlocal total_d, params_d
@@ -80,20 +91,28 @@ def plain_cube(m: int) -> Iterator[Round]:
     score_m, value_mq = clients(m)
 
     def one_round() -> None:
-        rng, pi_m = stream(0, "draw"), DRAWN * score_m / score_m.sum()
+        rng = stream(0, "draw")
+        pi_m = DRAWN * score_m / score_m.sum()
         balance_mc = np.column_stack([pi_m, value_mq]) / pi_m[:, None]
-        window, entered = np.arange(COLUMNS + 2), COLUMNS + 2
+        window = np.arange(COLUMNS + 2)
+        entered = COLUMNS + 2
         while len(window) == COLUMNS + 2:
-            way_w, pi_w = np.linalg.svd(balance_mc[window].T)[2][-1], pi_m[window]
-            ends = np.where(way_w > 0, [1 - pi_w, pi_w], [pi_w, 1 - pi_w]) / np.maximum(np.abs(way_w), 1e-300)
+            way_w = np.linalg.svd(balance_mc[window].T)[2][-1]
+            pi_w = pi_m[window]
+            ends = np.where(way_w > 0, [1 - pi_w, pi_w], [pi_w, 1 - pi_w]) / np.maximum(
+                np.abs(way_w), 1e-300
+            )
             ahead, behind = ends.min(axis=1)
             step = ahead if rng.random() < behind / (ahead + behind) else -behind
             pi_w = pi_w + step * way_w
-            pi_w[np.minimum(pi_w, 1 - pi_w) < 1e-9] = np.round(pi_w[np.minimum(pi_w, 1 - pi_w) < 1e-9])
+            pi_w[np.minimum(pi_w, 1 - pi_w) < 1e-9] = np.round(
+                pi_w[np.minimum(pi_w, 1 - pi_w) < 1e-9]
+            )
             pi_m[window] = pi_w
             window = window[(pi_w > 0) & (pi_w < 1)]
             more = COLUMNS + 2 - len(window)
-            window, entered = np.append(window, np.arange(entered, min(entered + more, m))), entered + more
+            window = np.append(window, np.arange(entered, min(entered + more, m)))
+            entered = entered + more
 
     yield one_round
 
@@ -108,7 +127,9 @@ def answers(m: int) -> np.ndarray:
 
 @contextmanager
 def census(m: int) -> Iterator[Round]:
-    population, answer_mk, asked = Population.from_sizes(1 + np.arange(m) % 7), answers(m), Census(COLUMNS, NUMBERS)
+    population = Population.from_sizes(1 + np.arange(m) % 7)
+    answer_mk = answers(m)
+    asked = Census(COLUMNS, NUMBERS)
     yield lambda: asked.population(population, answer_mk)
 
 
@@ -126,7 +147,9 @@ def plain_census(m: int) -> Iterator[Round]:
 
 def main() -> None:
     """Time all steps, each beside its own plain form."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5, help="turns, >= 1")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args()
@@ -150,7 +173,9 @@ def main() -> None:
         rows |= report(take_turns(variants, options.repeats), next(iter(variants)), 1)
     exponents = {
         "cube": log10(median(rows["cube 10^5"]["cpu_s"]) / median(rows["cube 1000"]["cpu_s"])) / 2,
-        "census": log10(median(rows["census 10^6"]["cpu_s"]) / median(rows["census 10^5"]["cpu_s"])),
+        "census": log10(
+            median(rows["census 10^6"]["cpu_s"]) / median(rows["census 10^5"]["cpu_s"])
+        ),
     }
     print("exponents", {name: round(value, 2) for name, value in exponents.items()})
     print("peak GiB", {name: round(row["peak_gib"], 2) for name, row in rows.items()})

@@ -1,9 +1,11 @@
-"""How long whole commands take: ``import deltafl``, ``deltafl --help``, a first round, the demo, 20 seeds.
+"""How long whole commands take: ``import deltafl``, ``deltafl --help``, a first round, the demo, 20
+seeds.
 
     python benchmarks/startup.py [--repeats 15] [--out result.json]
 
-Whole processes by the wall clock and in CPU time, in turns, each once before the first turn so that files are in memory
-and compiled. Python alone and NumPy alone are beside them: the rest is ours. Comparisons run in every third turn.
+Whole processes by the wall clock and in CPU time, in turns, each once before the first turn so that
+files are in memory and compiled. Python alone and NumPy alone are beside them: the rest is ours.
+Comparisons run in every third turn.
 """
 
 import argparse
@@ -33,7 +35,16 @@ COMMANDS = {
 #: Their processes are not in the CPU time.
 COMPARISONS = {
     "demo": ["-m", "deltafl", "compare", "--out"],
-    "20 seeds, 6 samplers": ["-m", "deltafl", "compare", "--seeds", "20", "--samplers", SIX, "--out"],
+    "20 seeds, 6 samplers": [
+        "-m",
+        "deltafl",
+        "compare",
+        "--seeds",
+        "20",
+        "--samplers",
+        SIX,
+        "--out",
+    ],
 }
 #: Seconds that are aimed at, by the wall clock.
 TARGETS = {
@@ -72,10 +83,19 @@ def main() -> None:
     rows = {}
     for name, pairs in times.items():
         wall, cpu = (list(column) for column in zip(*pairs, strict=True))
-        middle, target = statistics.median(wall), TARGETS.get(name)
+        middle = statistics.median(wall)
+        target = TARGETS.get(name)
         shown = "" if target is None else f"{target:.2f}"
-        print(f"{name:22}{middle:9.3f}{min(wall):7.3f}{max(wall):7.3f}{statistics.median(cpu):7.3f}{shown:>8}")
-        rows[name] = {"median_s": middle, "min_s": min(wall), "max_s": max(wall), "wall_s": wall, "cpu_s": cpu}
+        print(
+            f"{name:22}{middle:9.3f}{min(wall):7.3f}{max(wall):7.3f}{statistics.median(cpu):7.3f}{shown:>8}"
+        )
+        rows[name] = {
+            "median_s": middle,
+            "min_s": min(wall),
+            "max_s": max(wall),
+            "wall_s": wall,
+            "cpu_s": cpu,
+        }
         rows[name] |= {} if target is None else {"target_s": target}
     if options.out:
         record = {"about": machine(), "versions": versions(), "commands": rows}

@@ -1,10 +1,11 @@
-"""How long it takes to train all clients of the synthetic task once: our engine beside a plain PyTorch loop.
+"""How long it takes to train all clients of the synthetic task once: our engine beside a plain
+PyTorch loop.
 
     python benchmarks/synthetic.py [--repeats 9] [--out result.json]
 
-200 clients with 1000 samples each take one full-batch step of the model y = log((A x - b)^2 / 2), with noise on their
-gradients: a round of a theoretical sampler on the task of the paper's figure 11. The plain loop has malloc once as it
-is, and once with our engine's settings.
+200 clients with 1000 samples each take one full-batch step of the model y = log((A x - b)^2 / 2),
+with noise on their gradients: a round of a theoretical sampler on the task of the paper's figure
+11. The plain loop has malloc once as it is, and once with our engine's settings.
 """
 
 from functools import partial
@@ -35,6 +36,7 @@ class PlainModel(nn.Module):
 
 
 if __name__ == "__main__":
-    about, task = {"clients": CLIENTS, "samples_a_client": 1000}, partial(make_synthetic_task, 0, CLIENTS)
+    about = {"clients": CLIENTS, "samples_a_client": 1000}
+    task = partial(make_synthetic_task, 0, CLIENTS)
     description = "Time the training of all clients of the synthetic task."
     beside_plain_loops(description, task, PlainModel, WORK, CLIENTS, rounds=3, about=about)

@@ -1,7 +1,8 @@
-"""What the benchmarks share: variants timed in turns, each in a process of its own, the plain loop, the machine.
+"""What the benchmarks share: variants timed in turns, each in a process of its own, the plain loop,
+the machine.
 
-A process of its own means that none profits from another's malloc settings or caches; turns mean that a busy machine
-slows all of them.
+A process of its own means that none profits from another's malloc settings or caches; turns mean
+that a busy machine slows all of them.
 """
 
 import argparse
@@ -31,7 +32,8 @@ from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.base import Task
 
 Round = Callable[[], object]
-#: Made in the process that it is timed in, hence picklable: a function at the top of a module, or a partial of one.
+#: Made in the process that it is timed in, hence picklable: a function at the top of a module, or a
+#: partial of one.
 Variant = Callable[[], AbstractContextManager[Round]]
 
 
@@ -43,7 +45,9 @@ class Sample(NamedTuple):
     peak_gib: float
 
 
-def take_turns(variants: Mapping[str, Variant], repeats: int, rounds: int = 1) -> dict[str, list[Sample]]:
+def take_turns(
+    variants: Mapping[str, Variant], repeats: int, rounds: int = 1
+) -> dict[str, list[Sample]]:
     """Time ``rounds`` rounds of each variant, one variant after the other, ``repeats`` times."""
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection[Any, Any]] = {}
@@ -74,14 +78,17 @@ def _serve(variant: Variant, rounds: int, pipe: "Connection[Any, Any]") -> None:
         one_round()
         pipe.send(None)
         while pipe.recv():
-            wall, cpu = time.perf_counter(), cpu_seconds()
+            wall = time.perf_counter()
+            cpu = cpu_seconds()
             for _ in range(rounds):
                 one_round()
             pipe.send(Sample(time.perf_counter() - wall, cpu_seconds() - cpu, peak_memory()))
 
 
 def cpu_seconds() -> float:
-    """CPU time so far of this process and its workers, which a busy machine changes less than the wall clock."""
+    """CPU time so far of this process and its workers, which a busy machine changes less than
+    the wall clock.
+    """
     total = time.process_time()
     for child in multiprocessing.active_children():
         status = Path(f"/proc/{child.pid}/stat")
@@ -92,19 +99,28 @@ def cpu_seconds() -> float:
 
 
 def peak_memory() -> float:
-    """The peak resident memory in GiB, of this process or of a worker of it, whichever is larger."""
+    """The peak resident memory in GiB, of this process or of a worker of it, whichever is
+    larger.
+    """
     peaks = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]
     for child in multiprocessing.active_children():
         status = Path(f"/proc/{child.pid}/status")
         if status.exists():
-            peaks += [int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")]
+            peaks += [
+                int(line.split()[1])
+                for line in status.read_text().splitlines()
+                if line.startswith("VmHWM")
+            ]
     return max(peaks) / 1024**2
 
 
 def matrix_product_rate(size: int = 1024) -> float:
-    """Multiply-adds a second of a large float32 matrix product, one thread: what the cores can do at best."""
+    """Multiply-adds a second of a large float32 matrix product, one thread: what the cores can
+    do at best.
+    """
     torch.set_num_threads(1)
-    a, seconds = torch.rand(size, size), []
+    a = torch.rand(size, size)
+    seconds = []
     for _ in range(15):
         start = time.perf_counter()
         torch.mm(a, a)
@@ -119,23 +135,41 @@ def versions() -> dict[str, str]:
 
 def machine() -> dict[str, Any]:
     """Hardware, the instruction set that torch uses, and how busy it is."""
-    instructions, cpu = torch.backends.cpu.get_cpu_capability(), environment()["processor"]
-    return {"cpu": cpu, "instructions": instructions, "cores": os.cpu_count(), "load": os.getloadavg()}
+    instructions = torch.backends.cpu.get_cpu_capability()
+    cpu = environment()["processor"]
+    return {
+        "cpu": cpu,
+        "instructions": instructions,
+        "cores": os.cpu_count(),
+        "load": os.getloadavg(),
+    }
 
 
 def ratios_of(base: list[Sample], own: list[Sample]) -> tuple[list[float], list[float]]:
-    """How many times longer the base takes, turn by turn, sorted: by the wall clock, and in CPU time."""
+    """How many times longer the base takes, turn by turn, sorted: by the wall clock, and in CPU
+    time.
+    """
     pairs = list(zip(base, own, strict=True))
-    return sorted(b.wall_s / o.wall_s for b, o in pairs), sorted(b.cpu_s / o.cpu_s for b, o in pairs)
+    return sorted(b.wall_s / o.wall_s for b, o in pairs), sorted(
+        b.cpu_s / o.cpu_s for b, o in pairs
+    )
 
 
-def report(samples: Mapping[str, list[Sample]], base: str, rounds: int) -> dict[str, dict[str, Any]]:
-    """Print a line a variant, in milliseconds a round, and return what goes into a record, in seconds a round."""
+def report(
+    samples: Mapping[str, list[Sample]], base: str, rounds: int
+) -> dict[str, dict[str, Any]]:
+    """Print a line a variant, in milliseconds a round, and return what goes into a record, in
+    seconds a round.
+    """
     print(f"{machine()}; {versions()}")
-    print(f"{'':28}{'median ms':>10}{'min':>9}{'max':>9}{'CPU ms':>9}{'ratio':>8}{'min-max':>16}{'in CPU':>8}")
+    print(
+        f"{'':28}{'median ms':>10}{'min':>9}{'max':>9}{'CPU ms':>9}{'ratio':>8}{'min-max':>16}{'in CPU':>8}"
+    )
     rows = {}
     for name, own in samples.items():
-        wall, cpu = ([1000 * getattr(sample, key) / rounds for sample in own] for key in ("wall_s", "cpu_s"))
+        wall, cpu = (
+            [1000 * getattr(sample, key) / rounds for sample in own] for key in ("wall_s", "cpu_s")
+        )
         ratios, cpu_ratios = ratios_of(samples[base], own)
         print(
             f"{name:28}{statistics.median(wall):10.2f}{min(wall):9.2f}{max(wall):9.2f}{statistics.median(cpu):9.2f}"
@@ -156,12 +190,18 @@ def client_tensors(task: Task, client: int) -> tuple[torch.Tensor, torch.Tensor]
     """A client's examples in torch's default layout, which is what data sets and loaders return."""
     rows = task.client_rows[client]
     x = torch.from_numpy(task.dataset.train_x[rows]).float() * task.input_scale
-    return x.clone(memory_format=torch.contiguous_format), torch.from_numpy(task.dataset.train_y[rows])
+    return x.clone(memory_format=torch.contiguous_format), torch.from_numpy(
+        task.dataset.train_y[rows]
+    )
 
 
 @contextmanager
 def plain_loop(
-    tuned: bool, make_task: Callable[[], Task], make_model: Callable[[], torch.nn.Module], work: LocalWork, clients: int
+    tuned: bool,
+    make_task: Callable[[], Task],
+    make_model: Callable[[], torch.nn.Module],
+    work: LocalWork,
+    clients: int,
 ) -> Iterator[Round]:
     """What most scripts do: nn.Module, DataLoader, torch.optim.SGD, one thread.
 
@@ -190,14 +230,18 @@ def plain_loop(
                 if task.gradient_noise_m is not None:
                     for parameter in model.parameters():
                         assert parameter.grad is not None
-                        parameter.grad += float(task.gradient_noise_m[client]) * torch.randn_like(parameter)
+                        parameter.grad += float(task.gradient_noise_m[client]) * torch.randn_like(
+                            parameter
+                        )
                 optimizer.step()
 
     yield one_round
 
 
 @contextmanager
-def engine_round(make_task: Callable[[], Task], work: LocalWork, clients: int, num_workers: int = 1) -> Iterator[Round]:
+def engine_round(
+    make_task: Callable[[], Task], work: LocalWork, clients: int, num_workers: int = 1
+) -> Iterator[Round]:
     """The same local training by our engine."""
     with Workers(num_workers) as workers:
         engine = Engine(make_task(), work, seed=0, workers=workers)
@@ -214,7 +258,8 @@ def beside_plain_loops(
     rounds: int,
     about: Mapping[str, Any],
 ) -> None:
-    """The whole program of a benchmark: our engine beside a plain loop, with malloc as it is and with ours.
+    """The whole program of a benchmark: our engine beside a plain loop, with malloc as it is and
+    with ours.
 
     Args:
         description: For ``--help``.

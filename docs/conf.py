@@ -1,4 +1,6 @@
-"""Sphinx's settings; ``make docs`` writes the pages with ``pages.py``, then builds the site from them."""
+"""Sphinx's settings; ``make docs`` writes the pages with ``pages.py``, then builds the site from
+them.
+"""
 
 import importlib.util
 import logging
@@ -11,8 +13,11 @@ from latex2mathml.converter import convert
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
-logging.getLogger("alembic").setLevel(logging.WARNING)  # which MLflow loads, and which lists its plugins
-project, author = "deltafl", "The deltafl authors"
+logging.getLogger("alembic").setLevel(
+    logging.WARNING
+)  # which MLflow loads, and which lists its plugins
+project = "deltafl"
+author = "The deltafl authors"
 version = release = version_of("deltafl")
 project_copyright = author
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
@@ -32,7 +37,9 @@ nb_execution_mode = "off"  # the notebook is committed as it was executed, and a
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 autodoc_mock_imports = [
-    name for name in ("torch", "scipy", "pandas", "sklearn") if importlib.util.find_spec(name) is None
+    name
+    for name in ("torch", "scipy", "pandas", "sklearn")
+    if importlib.util.find_spec(name) is None
 ]
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
@@ -51,7 +58,13 @@ def _named(types: str) -> str:
 
 
 def _signature(
-    app: Sphinx, what: str, name: str, obj: object, options: Any, signature: str | None, result: str | None
+    app: Sphinx,
+    what: str,
+    name: str,
+    obj: object,
+    options: Any,
+    signature: str | None,
+    result: str | None,
 ) -> tuple[str | None, str | None]:
     """Readable types; none on the page of a method, whose table has the options."""
     return "" if options.no_index else signature and _named(signature), result and _named(result)
@@ -66,16 +79,22 @@ def _attribute(app: Sphinx, domain: str, kind: str, content: nodes.Element) -> N
             types.append(nodes.Text(_named(text)))
 
 
-def _without_aliases(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+def _without_aliases(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
     """NamedTuple's own words on a field without a comment are no documentation."""
     if lines and lines[0].startswith("Alias for field number"):
         lines.clear()
 
 
-def _literal_formulas(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+def _literal_formulas(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
     """Indented formulas of a docstring keep their lines: they become literal blocks."""
     for number in range(len(lines) - 1, 0, -1):
-        before = next((line for line in reversed(lines[:number]) if not line.startswith(" ") and line), "")
+        before = next(
+            (line for line in reversed(lines[:number]) if not line.startswith(" ") and line), ""
+        )
         starts = lines[number].startswith("    ") and not lines[number - 1]
         if starts and not re.match(r"(\.\. |- |\d+\. |[A-Z]\w+:$)|.*::$", before):
             lines[number:number] = ["::", ""]
@@ -84,7 +103,9 @@ def _literal_formulas(app: Sphinx, what: str, name: str, obj: object, options: o
 def _formula(translator: Any, node: nodes.Element) -> None:
     """A formula as MathML, which browsers draw themselves: nothing is asked of another host."""
     display = "block" if isinstance(node, nodes.math_block) else "inline"
-    translator.body.append(convert(node.astext().replace(r"\mathrm", r"\operatorname"), display=display))
+    translator.body.append(
+        convert(node.astext().replace(r"\mathrm", r"\operatorname"), display=display)
+    )
     raise nodes.SkipNode
 
 

@@ -1,7 +1,8 @@
-"""Writes the pages of the site into a folder: ``python docs/pages.py build/pages``, which ``make docs`` does.
+"""Writes the pages of the site into a folder: ``python docs/pages.py build/pages``, which
+``make docs`` does.
 
-They are the documents of the repository, with links that work on the site, the source files that they link to, a page
-for each method and one for each package of the API.
+They are the documents of the repository, with links that work on the site, the source files that
+they link to, a page for each method and one for each package of the API.
 """
 
 import csv
@@ -25,7 +26,8 @@ LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 LANGUAGES = {".py": "python", ".toml": "toml", ".cff": "yaml"}
 #: Put above a page that only links lead to.
 ORPHAN = "---\norphan: true\n---\n\n"
-#: The pages of the API: their titles, and the names of a package that ``deltafl`` itself does not have.
+#: The pages of the API: their titles, and the names of a package that ``deltafl`` itself does not
+#: have.
 PACKAGES = {
     "round": ("The round", ""),
     "samplers": ("Samplers", "SamplerEntry parse_label label_of"),
@@ -33,9 +35,18 @@ PACKAGES = {
     "estimators": ("Estimators and control variates", ""),
     "server": ("Server: optimizers and privacy", ""),
     "simulation": ("Comparisons and runs", "RoundDone tracker export_model"),
-    "analysis": ("Recommendation and summaries", "Recommendation Evidence read_summary write_summary"),
-    "tasks": ("Tasks", "Task Dataset make_task table_task from_huggingface register check_task make_partition"),
-    "audit": ("Audit: is a sampler unbiased?", "check_sampler audit estimate_error lower_bound least_mse"),
+    "analysis": (
+        "Recommendation and summaries",
+        "Recommendation Evidence read_summary write_summary",
+    ),
+    "tasks": (
+        "Tasks",
+        "Task Dataset make_task table_task from_huggingface register check_task make_partition",
+    ),
+    "audit": (
+        "Audit: is a sampler unbiased?",
+        "check_sampler audit estimate_error lower_bound least_mse",
+    ),
     "scale": ("Saved states", ""),
     "flower": ("Flower", "DeltaStrategy delta_mod LocalSteps register"),
     "nvflare": ("NVFlare", "DeltaFedAvg DeltaClient"),
@@ -50,7 +61,9 @@ class Documents:
         self.placed: dict[Path, PurePosixPath] = {}
 
     def place(self, source: Path) -> PurePosixPath:
-        """Where a file of the repository is on the site; it is written there when it is asked for first."""
+        """Where a file of the repository is on the site; it is written there when it is asked
+        for first.
+        """
         if source.is_dir():
             source /= "README.md"
         if source == ROOT / "README.md":
@@ -84,13 +97,17 @@ class Documents:
             text += "\n```{toctree}\n:hidden:\n:glob:\n" + "\n".join(pages) + "\n```\n"
         elif source.parts[len(ROOT.parts)] not in {"docs", "results"}:
             text = ORPHAN + text
-        if "<!-- README -->" in text:  # all of it but its list of links, which the site has at the side
+        if (
+            "<!-- README -->" in text
+        ):  # all of it but its list of links, which the site has at the side
             readme = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## More\n")[0]
             text = text.replace("<!-- README -->", self.linked(readme, ROOT, path))
         return text
 
     def linked(self, text: str, folder: Path, path: PurePosixPath) -> str:
-        """A text of a folder with links for the page at a path; Sphinx complains about those that lead nowhere."""
+        """A text of a folder with links for the page at a path; Sphinx complains about those
+        that lead nowhere.
+        """
 
         def link(found: re.Match[str]) -> str:
             source = (folder / found[1]).resolve()
@@ -103,7 +120,8 @@ class Documents:
 
 def method_page(entry: SamplerEntry, measured: list[list[str]], costs: str) -> str:
     """The page of a method: what it does, what it needs, what it costs, what was measured."""
-    name, kind = entry.name, f"{entry.kind.__module__}.{entry.kind.__name__}"
+    name = entry.name
+    kind = f"{entry.kind.__module__}.{entry.kind.__name__}"
     default = {field.name: field.default for field in fields(entry.kind)}  # type: ignore[arg-type]
     variant = ", ".join(f"{key}={value}" for key, value in entry.fixed.items())
     others = ", ".join(f"`{name}@{other}`" for other in DESIGNS if other != entry.design)
@@ -113,13 +131,16 @@ def method_page(entry: SamplerEntry, measured: list[list[str]], costs: str) -> s
         "costs": costs,
         "design": f"`{entry.design}`; others: {others}" if entry.design else "its own",
         "estimator": f"`{entry.estimator}`; another: `{name}@@ESTIMATOR`",
-        "options": ", ".join(f"`{option}={default[option]!r}`" for option in entry.options) or "none",
+        "options": ", ".join(f"`{option}={default[option]!r}`" for option in entry.options)
+        or "none",
         "fixed": f"`{variant}`" if variant else "nothing",
         "source": f"{entry.source} ([references](../references.md))",
     }
     heads = ("task", "label", "gap closed [95 %]", "against uniform sampling", "local rate")
     text = (ROOT / "docs" / "templates" / "method.txt").read_text(encoding="utf-8")
-    return text.format(name=name, kind=kind, facts=table(("", ""), facts.items()), measured=table(heads, measured))
+    return text.format(
+        name=name, kind=kind, facts=table(("", ""), facts.items()), measured=table(heads, measured)
+    )
 
 
 def yes(true: bool) -> str:
@@ -142,10 +163,19 @@ def measured_row(row: dict[str, str], title: str) -> list[str]:
 
 
 def costs_of(entry: SamplerEntry, row: dict[str, str], uniform: dict[str, str]) -> str:
-    """What the server keeps and what clients send, by a method's and by uniform sampling's row of the benchmark."""
+    """What the server keeps and what clients send, by a method's and by uniform sampling's row
+    of the benchmark.
+    """
     census = entry.make({}).census
-    sent = f"every client sends {census.size + 1} numbers once, after the work of a round; " if census else ""
-    times = f"{float(row['mb_a_round']) / float(uniform['mb_a_round']):.2g} times the traffic of uniform sampling"
+    sent = (
+        f"every client sends {census.size + 1} numbers once, after the work of a round; "
+        if census
+        else ""
+    )
+    times = (
+        f"{float(row['mb_a_round']) / float(uniform['mb_a_round']):.2g} times the traffic of "
+        "uniform sampling"
+    )
     traffic = "the traffic of uniform sampling" if times.startswith("1 ") else times
     models = "1 model" if row["models"] == "1" else f"{row['models']} models"
     kept = f"the server keeps {models} and {float(row['numbers_a_client']):.0f} numbers a client"
@@ -155,24 +185,44 @@ def costs_of(entry: SamplerEntry, row: dict[str, str], uniform: dict[str, str]) 
 def write_methods(folder: Path) -> None:
     """A page for each row of the table of samplers, and the tables of what there is."""
     folder.mkdir()
-    parts = tomllib.loads((ROOT / "reproduction" / "files" / "benchmark.toml").read_text(encoding="utf-8"))["parts"]
+    parts = tomllib.loads(
+        (ROOT / "reproduction" / "files" / "benchmark.toml").read_text(encoding="utf-8")
+    )["parts"]
     measured: dict[str, list[list[str]]] = {name: [] for name in SAMPLERS}
     on_digits: dict[str, dict[str, str]] = {}
     with (ROOT / "results" / "benchmark" / "table.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["part"] == "digits":
                 on_digits[row["method"]] = row
-            measured[re.split(r"[@(+]", row["method"])[0]].append(measured_row(row, parts[row["part"]]["title"]))
+            measured[re.split(r"[@(+]", row["method"])[0]].append(
+                measured_row(row, parts[row["part"]]["title"])
+            )
     samplers = []
     for name, entry in SAMPLERS.items():
-        costs = costs_of(entry, on_digits[name], on_digits["uniform"]) if name in on_digits else "not measured"
-        (folder / f"{name}.md").write_text(method_page(entry, measured[name], costs), encoding="utf-8")
+        costs = (
+            costs_of(entry, on_digits[name], on_digits["uniform"])
+            if name in on_digits
+            else "not measured"
+        )
+        (folder / f"{name}.md").write_text(
+            method_page(entry, measured[name], costs), encoding="utf-8"
+        )
         gap = next((line[2] for line in measured[name] if line[1] == f"`{name}`"), "-")
-        samplers.append((f"[`{name}`]({name}.md)", yes(is_unbiased(entry.name)), entry.needs, gap, entry.source))
+        samplers.append(
+            (f"[`{name}`]({name}.md)", yes(is_unbiased(entry.name)), entry.needs, gap, entry.source)
+        )
     page = (ROOT / "docs" / "templates" / "methods.txt").read_text(encoding="utf-8")
-    heads = ("method", "unbiased", "needs", f"gap closed on {measured['full'][0][0]} [95 %]", "source")
+    heads = (
+        "method",
+        "unbiased",
+        "needs",
+        f"gap closed on {measured['full'][0][0]} [95 %]",
+        "source",
+    )
     designs = [(f"`{d.name}`", yes(d.exact), d.kind, d.source or "-") for d in DESIGNS.values()]
-    estimators = [(f"`{e.name}`", yes(e.unbiased), e.source or "-") for e in ALL_ESTIMATORS.values()]
+    estimators = [
+        (f"`{e.name}`", yes(e.unbiased), e.source or "-") for e in ALL_ESTIMATORS.values()
+    ]
     text = page.format(
         samplers=table(heads, samplers),
         needs=table(("needs", "what the server must know"), NEEDS.items()),
@@ -203,7 +253,11 @@ def directive(name: str) -> str:
     last = name.rpartition(".")[2]
     if last.isupper():
         return ""
-    return f".. autoclass:: {name}\n   :members:\n\n" if last[0].isupper() else f".. autofunction:: {name}\n\n"
+    return (
+        f".. autoclass:: {name}\n   :members:\n\n"
+        if last[0].isupper()
+        else f".. autofunction:: {name}\n\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""A Hugging Face data set as a task: ``deltafl compare --task examples/own_huggingface.py:make_task --rounds 30``.
+"""A Hugging Face data set as a task:
+``deltafl compare --task examples/own_huggingface.py:make_task --rounds 30``.
 
-``load_dataset`` of the package ``datasets`` gives the same kind of object; here one is made in memory.
+``load_dataset`` of the package ``datasets`` gives the same kind of object; here one is made in
+memory.
 """
 
 import numpy as np
@@ -11,7 +13,9 @@ from deltafl.tasks import Task, from_huggingface
 
 
 def make_data(seed: int) -> DatasetDict:
-    """Stands for the data set that you have: 25 people walk or run, each at a speed of their own."""
+    """Stands for the data set that you have: 25 people walk or run, each at a speed of their
+    own.
+    """
     rng = stream(seed, "data")
     person = rng.integers(25, size=1000)
     runs = rng.random(1000) < person / 25  # who is fitter runs more often
@@ -26,4 +30,6 @@ def make_data(seed: int) -> DatasetDict:
 
 
 def make_task(seed: int) -> Task:
-    return from_huggingface(make_data(seed), label="activity", column="person", inputs="sensor", name="walks")
+    return from_huggingface(
+        make_data(seed), label="activity", column="person", inputs="sensor", name="walks"
+    )

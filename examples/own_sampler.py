@@ -1,4 +1,5 @@
-"""A sampler of your own: clients with a larger last loss are selected more often, and every estimate stays unbiased.
+"""A sampler of your own: clients with a larger last loss are selected more often, and every
+estimate stays unbiased.
 
 It is used like those of the library, with its fields as options::
 
@@ -33,13 +34,22 @@ class ByLoss(deltafl.Sampler):
         return LossState(np.ones(population.num_clients))
 
     def open(
-        self, state: LossState, available_m: np.ndarray, n: int, rng: np.random.Generator, oracle: Any = None
+        self,
+        state: LossState,
+        available_m: np.ndarray,
+        n: int,
+        rng: np.random.Generator,
+        oracle: Any = None,
     ) -> deltafl.Cohort:
-        """Draw n clients; with the inclusion probabilities of ``draw_cohort`` the estimate stays unbiased."""
+        """Draw n clients; with the inclusion probabilities of ``draw_cohort`` the estimate stays
+        unbiased.
+        """
         score_m = deltafl.with_floor(state.loss_m**self.power, self.floor, available_m=available_m)
         return deltafl.draw_cohort(score_m, n, "pivotal", rng, available_m)
 
-    def update(self, state: LossState, cohort: deltafl.Cohort, reports: deltafl.Reports) -> LossState:
+    def update(
+        self, state: LossState, cohort: deltafl.Cohort, reports: deltafl.Reports
+    ) -> LossState:
         """Keep the losses of the clients that replied."""
         loss_m = state.loss_m.copy()
         loss_m[cohort.client_n[reports.responded_n]] = reports.loss_n[reports.responded_n]
@@ -49,7 +59,9 @@ class ByLoss(deltafl.Sampler):
 if __name__ == "__main__":
     # Eight clients, each with F_i(x) = (x - b_i)^2 / 2; the optimum of their mean is the mean of b.
     optimum_m = np.array([0.0, 1, 1, 2, 2, 3, 3, 12])
-    plan = deltafl.Plan(deltafl.Population.from_sizes([1] * 8), ByLoss(), n=3, estimator="difference-own")
+    plan = deltafl.Plan(
+        deltafl.Population.from_sizes([1] * 8), ByLoss(), n=3, estimator="difference-own"
+    )
     state = deltafl.init_round(plan, np.array([10.0]))
     for _ in range(40):
         cohort = deltafl.open_round(plan, state)

@@ -1,6 +1,7 @@
 """Your own table as a task: ``deltafl compare --task examples/own_table.py:make_task --rounds 30``.
 
-A table with columns called label and client needs no Python at all: ``deltafl compare --task visits.csv``.
+A table with columns called label and client needs no Python at all:
+``deltafl compare --task visits.csv``.
 """
 
 import csv
@@ -14,19 +15,31 @@ from deltafl.tasks import Task, table_task
 
 
 def model(in_features: int, classes: int) -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(in_features, 16), torch.nn.ReLU(), torch.nn.Linear(16, classes))
+    return torch.nn.Sequential(
+        torch.nn.Linear(in_features, 16), torch.nn.ReLU(), torch.nn.Linear(16, classes)
+    )
 
 
 def write_visits(path: Path) -> None:
-    """Stands for the table that you have: 900 visits to 30 hospitals whose patients differ in age."""
+    """Stands for the table that you have: 900 visits to 30 hospitals whose patients differ in
+    age.
+    """
     rng = stream(0, "data")
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["age", "pressure", "outcome", "hospital"])
         for hospital in rng.integers(30, size=900):
-            age, pressure = rng.normal(40 + hospital, 10), rng.normal(130, 15)
+            age = rng.normal(40 + hospital, 10)
+            pressure = rng.normal(130, 15)
             stays = age + pressure / 2 + rng.normal(0, 5) > 118
-            writer.writerow([round(age), round(pressure), "stays" if stays else "leaves", f"hospital {hospital}"])
+            writer.writerow(
+                [
+                    round(age),
+                    round(pressure),
+                    "stays" if stays else "leaves",
+                    f"hospital {hospital}",
+                ]
+            )
 
 
 def make_task(seed: int) -> Task:

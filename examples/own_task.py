@@ -15,7 +15,9 @@ class Net(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(1, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(1, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The prediction for each x, from inputs (B, 1)."""
@@ -29,7 +31,9 @@ def loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def make_task(seed: int) -> Task:
     rng = stream(seed, "data")
     owner = np.repeat(np.arange(30), np.arange(20, 80, 2))  # sizes 20, 22, ..., 78
-    x = ((owner + rng.random(len(owner))) / 15 - 1).astype(np.float32)  # client i sees one 30th of (-1, 1)
+    x = ((owner + rng.random(len(owner))) / 15 - 1).astype(
+        np.float32
+    )  # client i sees one 30th of (-1, 1)
     y = (np.sin(3 * x) + rng.normal(scale=0.1, size=len(x))).astype(np.float32)
     grid = np.linspace(-1, 1, 200, dtype=np.float32)
     data = Dataset("sine", x[:, None], y, grid[:, None], np.sin(3 * grid), num_classes=0)

@@ -1,4 +1,6 @@
-"""pfl with client sampling of deltafl: the digits on 50 users who have few labels each. Needs deltafl[pfl,sim]."""
+"""pfl with client sampling of deltafl: the digits on 50 users who have few labels each. Needs
+deltafl[pfl,sim].
+"""
 
 import numpy as np
 import torch
@@ -15,9 +17,12 @@ from deltafl import make_plan
 from deltafl.pfl import DeltaBackend
 
 images, labels = load_digits(return_X_y=True)
-x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
+x = torch.tensor(images / 16, dtype=torch.float32)
+y = torch.tensor(labels)
 order = np.argsort(labels[:1500], kind="stable")  # sorted by label: a user has one or two
-users = np.array_split(order, np.sort(np.random.default_rng(0).choice(np.arange(1, 1500), 49, replace=False)))
+users = np.array_split(
+    order, np.sort(np.random.default_rng(0).choice(np.arange(1, 1500), 49, replace=False))
+)
 
 
 class Net(torch.nn.Linear):
@@ -44,8 +49,15 @@ class Test(TrainingProcessCallback):  # type: ignore[misc]
 net = Net(64, 10)
 plan = make_plan("innovation@local-pivotal", [len(rows) for rows in users], n=10)
 FederatedAveraging().run(
-    NNAlgorithmParams(central_num_iterations=20, evaluation_frequency=1000, train_cohort_size=10, val_cohort_size=0),
-    DeltaBackend(plan, lambda client: Dataset([x[users[client]], y[users[client]]])),  # for SimulatedBackend
+    NNAlgorithmParams(
+        central_num_iterations=20,
+        evaluation_frequency=1000,
+        train_cohort_size=10,
+        val_cohort_size=0,
+    ),
+    DeltaBackend(
+        plan, lambda client: Dataset([x[users[client]], y[users[client]]])
+    ),  # for SimulatedBackend
     PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0)),
     NNTrainHyperParams(local_num_epochs=5, local_learning_rate=0.5, local_batch_size=None),
     callbacks=[Test()],

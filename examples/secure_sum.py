@@ -1,8 +1,10 @@
-"""Secure aggregation by hand: the arithmetic of Flower's SecAgg+ with deltafl's coefficients. Masks cancel in the sum.
+"""Secure aggregation by hand: the arithmetic of Flower's SecAgg+ with deltafl's coefficients. Masks
+cancel in the sum.
 
-Every pair of clients agrees on a key and makes the same mask from it, which one adds and the other subtracts. The
-server sees numbers that look random, and their sum. Needs ``pip install 'deltafl[flower]'``. Of SecAgg+ it leaves out
-the messages and the shares by which the masks of clients that fall silent are taken off again.
+Every pair of clients agrees on a key and makes the same mask from it, which one adds and the other
+subtracts. The server sees numbers that look random, and their sum. Needs
+``pip install 'deltafl[flower]'``. Of SecAgg+ it leaves out the messages and the shares by which the
+masks of clients that fall silent are taken off again.
 """
 
 import numpy as np
@@ -14,13 +16,18 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs
 
 from deltafl import close_round, close_round_from_sum, init_round, make_plan, open_round
 
-D, RANGE, STEPS, MODULUS = 6, 8.0, 2**22, 2**32  # numbers in [-RANGE, RANGE], in so many steps, added modulo MODULUS
+D = 6
+RANGE = 8.0
+STEPS = 2**22
+MODULUS = 2**32  # numbers in [-RANGE, RANGE], in so many steps, added modulo MODULUS
 
 plan = make_plan("md-fixed", [120, 40, 300, 80, 60, 200], n=4)
 state = init_round(plan, np.zeros(D))
 cohort = open_round(plan, state)
 clients = range(len(cohort.client_n))
-coef_n = plan.collect_replies(state, cohort).coef_n  # public: each client is sent its own, with the model
+coef_n = plan.collect_replies(
+    state, cohort
+).coef_n  # public: each client is sent its own, with the model
 update_nd = np.random.default_rng(0).normal(size=(len(clients), D))  # each client's secret
 
 key_pairs = [generate_key_pairs() for _ in clients]  # each sends its public key to the others
@@ -42,7 +49,9 @@ def send(client: int) -> npt.NDArray[np.int64]:
 
 sent_nd = [send(client) for client in clients]
 whole_d = np.sum(sent_nd, axis=0) % MODULUS
-sum_d = dequantize([whole_d], RANGE, STEPS)[0] - (len(clients) - 1) * RANGE  # each was shifted by RANGE
+sum_d = (
+    dequantize([whole_d], RANGE, STEPS)[0] - (len(clients) - 1) * RANGE
+)  # each was shifted by RANGE
 secure, _ = close_round_from_sum(plan, state, cohort, [True] * len(clients), sum_d)
 plain, _ = close_round(plan, state, cohort, update_nd)
 print("sent by the first client", sent_nd[0])

@@ -13,8 +13,16 @@ from deltafl.types import FloatArray, IntArray
 from .groups import Group, Row
 from .spec import TEXTS, is_ours
 
-_TITLES = {"accuracy": "test accuracy, %", "loss": "test loss", "log10-loss": "log10 of the test loss"}
-_ABOVE = {"accuracy": "accuracy, points above", "loss": "loss above", "log10-loss": "log10 loss above"}
+_TITLES = {
+    "accuracy": "test accuracy, %",
+    "loss": "test loss",
+    "log10-loss": "log10 of the test loss",
+}
+_ABOVE = {
+    "accuracy": "accuracy, points above",
+    "loss": "loss above",
+    "log10-loss": "log10 loss above",
+}
 Looks = dict[str, analysis.Look]
 
 
@@ -22,31 +30,52 @@ def looks_of(groups: Sequence[Group]) -> Looks:
     return analysis.looks(list(dict.fromkeys(label for group in groups for label in group.labels)))
 
 
-def lines_of(rows: Sequence[Row], looks: Looks, bands: Sequence[analysis.Band]) -> list[analysis.Line]:
-    return [analysis.Line(row.name, looks[row.label], band) for row, band in zip(rows, bands, strict=True)]
+def lines_of(
+    rows: Sequence[Row], looks: Looks, bands: Sequence[analysis.Band]
+) -> list[analysis.Line]:
+    return [
+        analysis.Line(row.name, looks[row.label], band)
+        for row, band in zip(rows, bands, strict=True)
+    ]
 
 
 def draw_curves(groups: Sequence[Group], ys: Sequence[str], columns: int, path: Path) -> None:
     """Curves; where they lie on one another, their differences to the baseline."""
-    looks, panels = looks_of(groups), []
+    looks = looks_of(groups)
+    panels = []
     for y, group in product(ys, groups):
-        rows, label = _drawn(group), _TITLES[y]
+        rows = _drawn(group)
+        label = _TITLES[y]
         bands = [analysis.curve_band(list(row.runs.values()), y) for row in rows]
-        goal = 100 * group.threshold if group.threshold is not None and y == group.metric == "accuracy" else None
+        goal = (
+            100 * group.threshold
+            if group.threshold is not None and y == group.metric == "accuracy"
+            else None
+        )
         others = [row for row in rows if row.label != group.baseline]
         apart = differences(group, others, y)
         if len(apart) == len(others) and lie_together(bands, apart):
-            rows, bands, goal = others, apart, 0.0
+            rows = others
+            bands = apart
+            goal = 0.0
             label = f"{_ABOVE[y]} {group.row(group.baseline).name}"
         caption = analysis.panel_title(group.title, group.runs)
-        panels.append(analysis.Panel(caption, lines_of(rows, looks, bands), y_label=label, goal=goal))
+        panels.append(
+            analysis.Panel(caption, lines_of(rows, looks, bands), y_label=label, goal=goal)
+        )
     goals = [panel.goal for panel in panels]
-    note = analysis.CAPTION + " Dashed: the threshold." * any(goals) + TEXTS["pages"]["differences"] * (0.0 in goals)
+    note = (
+        analysis.CAPTION
+        + " Dashed: the threshold." * any(goals)
+        + TEXTS["pages"]["differences"] * (0.0 in goals)
+    )
     analysis.draw_panels(panels, columns, note, path)
 
 
 def _drawn(group: Group) -> list[Row]:
-    """The rows of a picture, as many as have a colour: those that the paper orders, ours, others, then variants."""
+    """The rows of a picture, as many as have a colour: those that the paper orders, ours,
+    others, then variants.
+    """
     first = {*group.order, group.baseline}
     known = {analysis.base_name(label) for label in first}
 
@@ -59,12 +88,16 @@ def _drawn(group: Group) -> list[Row]:
 
 
 def differences(group: Group, rows: Sequence[Row], y: str) -> list[analysis.Band]:
-    """Bands of what each row is above the baseline, paired by seed: moving averages over a tenth of the evaluations."""
+    """Bands of what each row is above the baseline, paired by seed: moving averages over a tenth
+    of the evaluations.
+    """
     base = group.row(group.baseline).runs
 
     def above(run: analysis.Run) -> tuple[IntArray, FloatArray]:
         pair = run, base[run.seed]
-        own, other = (analysis.curve_band([each], y, max(1, len(each.round_r) // 10)) for each in pair)
+        own, other = (
+            analysis.curve_band([each], y, max(1, len(each.round_r) // 10)) for each in pair
+        )
         shared_r, i, j = np.intersect1d(own.round_r, other.round_r, return_indices=True)
         return shared_r, own.mean_r[i] - other.mean_r[j]
 
@@ -73,7 +106,9 @@ def differences(group: Group, rows: Sequence[Row], y: str) -> list[analysis.Band
 
 
 def lie_together(bands: Sequence[analysis.Band], apart: Sequence[analysis.Band]) -> bool:
-    """Whether each difference is, in half of the rounds, below a line's width: a twenty-fifth of the panel's height."""
+    """Whether each difference is, in half of the rounds, below a line's width: a twenty-fifth of
+    the panel's height.
+    """
     if not all(np.isfinite(band.mean_r).any() for band in (*bands, *apart)):
         return False
     means = np.concatenate([band.mean_r for band in bands])

@@ -1,4 +1,6 @@
-"""``python -m reproduction.evidence`` makes ``deltafl/analysis/evidence.csv``, the source of ``deltafl recommend``."""
+"""``python -m reproduction.evidence`` makes ``deltafl/analysis/evidence.csv``, the source of
+``deltafl recommend``.
+"""
 
 import csv
 from pathlib import Path
@@ -9,7 +11,8 @@ from .text import Cells, csv_text
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "src" / "deltafl" / "analysis" / "evidence.csv"
-_UNEQUAL, _IMPRACTICAL = {"yurochkin2019"}, {"oracle", "everyone", "losses"}
+_UNEQUAL = {"yurochkin2019"}
+_IMPRACTICAL = {"oracle", "everyone", "losses"}
 _TASK = {"task": "title", "data": "task", "clients": "clients", "selected": "sample"}
 _ENDS = {"gap": "", "low": "_low", "high": "_high"}
 
@@ -17,26 +20,36 @@ _ENDS = {"gap": "", "low": "_low", "high": "_high"}
 def evidence_text() -> str:
     """A line for each unbiased, practical method on each judged task: G by area with its interval.
 
-    The task where clients are away is left out: fewer methods were played there, and methods are compared on tasks that
-    all of them have. So are tasks on which a method, or a seed, is still to be played; labels with settings of their
-    own do not count.
+    The task where clients are away is left out: fewer methods were played there, and methods are
+    compared on tasks that all of them have. So are tasks on which a method, or a seed, is still to
+    be played; labels with settings of their own do not count.
     """
-    experiment, cells = load_experiment("benchmark"), Cells()
+    experiment = load_experiment("benchmark")
+    cells = Cells()
     with (ROOT / "results" / "benchmark" / "table.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if "+" not in row["method"]]
     played = {(row["part"], row["method"], int(row["seeds"])) for row in rows}
     complete = {
         part.name
         for part in parts_of(experiment, "cpu")
-        if played.issuperset((part.name, method, part.seeds) for method in part.methods if "+" not in method)
+        if played.issuperset(
+            (part.name, method, part.seeds) for method in part.methods if "+" not in method
+        )
     }
     for row in rows:
         gap = {name: row[f"gap_mean_accuracy{end}"] for name, end in _ENDS.items()}
         part = experiment.parts[row["part"]]
-        is_judged = "availability" not in part and row["part"] in complete and row["needs"] not in _IMPRACTICAL
+        is_judged = (
+            "availability" not in part
+            and row["part"] in complete
+            and row["needs"] not in _IMPRACTICAL
+        )
         if row["unbiased"] == "True" and all(gap.values()) and is_judged:
             task = {name: part[key] for name, key in _TASK.items()}
-            method = {"unequal": "yes" if part["partition"] in _UNEQUAL else "no", "label": row["method"]}
+            method = {
+                "unequal": "yes" if part["partition"] in _UNEQUAL else "no",
+                "label": row["method"],
+            }
             cells.append({**task, **method, **gap, "seeds": row["seeds"]})
     return csv_text(cells)
 

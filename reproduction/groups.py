@@ -7,7 +7,8 @@ from deltafl.analysis import DIVERGED, Run
 
 from .spec import TEXTS, Reported, Sweep
 
-#: Tasks whose data stand in for those of the paper: what a title calls the paper's, and what is really read.
+#: Tasks whose data stand in for those of the paper: what a title calls the paper's, and what is
+#: really read.
 STAND_INS = {
     "unipen62": ("FEMNIST", "UNIPEN-62"),
     "cifar10-jpeg": ("CIFAR-10", "CIFAR-10 as JPEG"),
@@ -17,7 +18,9 @@ STAND_INS = {
 
 
 class Row(NamedTuple):
-    """One method: its label (``SAMPLER`` or ``SAMPLER+PART``), its name, its finished runs by seed."""
+    """One method: its label (``SAMPLER`` or ``SAMPLER+PART``), its name, its finished runs by
+    seed.
+    """
 
     label: str
     name: str
@@ -31,7 +34,9 @@ class Group(NamedTuple):
     title: str
     rows: tuple[Row, ...]
     baseline: str  # the label that speed-ups compare with
-    ranks: tuple[tuple[str, ...], ...]  # the paper's ordering, best first; it does not order the labels of one rank
+    ranks: tuple[
+        tuple[str, ...], ...
+    ]  # the paper's ordering, best first; it does not order the labels of one rank
     threshold: float | None
     reported: dict[str, Reported]  # the paper's numbers by label
 
@@ -57,7 +62,9 @@ class Group(NamedTuple):
 
 
 def readable(label: str, *more: str) -> str:
-    """A sampler's label for people: ``fedis@successive@plain-mean`` is ``FedIS (successive draws, plain mean)``."""
+    """A sampler's label for people: ``fedis@successive@plain-mean`` is
+    ``FedIS (successive draws, plain mean)``.
+    """
     name, *rest = label.split("@")
     parts = [f"{rest[0]} draws"] if rest and rest[0] else []
     parts += [part.replace("-", " ") for part in rest[1:]]
@@ -66,8 +73,11 @@ def readable(label: str, *more: str) -> str:
 
 
 def gather(sweep: Sweep, runs: Sequence[Run]) -> list[Group]:
-    """The groups of a sweep that have a finished run, parts and samplers in the order of the experiment."""
-    experiment, view = sweep.experiment, sweep.experiment.view
+    """The groups of a sweep that have a finished run, parts and samplers in the order of the
+    experiment.
+    """
+    experiment = sweep.experiment
+    view = sweep.experiment.view
     rows: dict[str, list[Row]] = {view.host_of(part): [] for part in sweep.comparisons}
     thresholds = dict[str, float | None]()
     for part, settings in sweep.comparisons.items():
@@ -78,23 +88,46 @@ def gather(sweep: Sweep, runs: Sequence[Run]) -> list[Group]:
             if found and view.shows(part):
                 label = sampler if part == host else f"{sampler}+{part}"
                 more = [] if part == host else [title_of(sweep, part)]
-                mark = f" {DIVERGED}" if any(run.diverged is not None for run in found.values()) else ""
+                mark = (
+                    f" {DIVERGED}"
+                    if any(run.diverged is not None for run in found.values())
+                    else ""
+                )
                 name = view.names.get(label, readable(sampler, *more)) + mark
                 rows[host].append(Row(label, name, dict(sorted(found.items()))))
     groups = []
     for host, own in rows.items():
         if own:
             labels = [row.label for row in own]
-            ranks = tuple(tuple(entry.split(" = ")) for entry in view.order_by_part.get(host, experiment.order))
+            ranks = tuple(
+                tuple(entry.split(" = "))
+                for entry in view.order_by_part.get(host, experiment.order)
+            )
             ordered = [label for rank in ranks for label in rank]
-            baseline = next(b for b in (view.baseline, "fedavg", "uniform", *ordered[::-1], labels[0]) if b in labels)
+            baseline = next(
+                b
+                for b in (view.baseline, "fedavg", "uniform", *ordered[::-1], labels[0])
+                if b in labels
+            )
             reported = experiment.reported.get(host, {})
-            groups.append(Group(host, title_of(sweep, host), tuple(own), baseline, ranks, thresholds[host], reported))
+            groups.append(
+                Group(
+                    host,
+                    title_of(sweep, host),
+                    tuple(own),
+                    baseline,
+                    ranks,
+                    thresholds[host],
+                    reported,
+                )
+            )
     return groups
 
 
 def title_of(sweep: Sweep, part: str) -> str:
-    """A part's name for people, with the data that it really reads: ``UNIPEN-62 (for FEMNIST), momentum``."""
+    """A part's name for people, with the data that it really reads:
+    ``UNIPEN-62 (for FEMNIST), momentum``.
+    """
     title = sweep.experiment.part_title(part)
     task = sweep.comparisons[part].task if part in sweep.comparisons else ""
     paper, ours = STAND_INS.get(task, ("", ""))

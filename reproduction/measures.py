@@ -1,4 +1,6 @@
-"""What methods are compared by: one number for each run, and paired comparisons of two methods over seeds."""
+"""What methods are compared by: one number for each run, and paired comparisons of two methods
+over seeds.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -21,7 +23,8 @@ from deltafl.analysis.statistics import (
 from deltafl.types import FloatArray
 
 Status = Literal["shown", "contradicted", "open", "no interval"]
-#: Fewer seeds get no interval: with two, the quantile of Student's t is 12.7, and ± sd says all that there is to say.
+#: Fewer seeds get no interval: with two, the quantile of Student's t is 12.7, and ± sd says all
+#: that there is to say.
 LEAST_SEEDS = 3
 
 
@@ -30,12 +33,14 @@ class Measure(NamedTuple):
 
     Attributes:
         form: Methods are compared by the ratio of means or by the mean difference.
-        value: The number; None where there is none: the threshold was never reached, the run diverged.
+        value: The number; None where there is none: the threshold was never reached, the run
+            diverged.
         scale: Factor of a difference when it is shown: 100 for shares.
         unit: What stands after a difference, or before a ratio.
         failed: What a missing number means, as in "never reached 70 %".
         words: What a method with the better number is called, and one with the worse.
-        cut: Whether the number of a run is only a bound, larger had the run gone on. None for never.
+        cut: Whether the number of a run is only a bound, larger had the run gone on. None for
+            never.
         small: A difference, or a ratio's distance from 1, that decides nothing for a user.
     """
 
@@ -56,7 +61,9 @@ class Measure(NamedTuple):
         return np.array([number for number in found if number is not None], dtype=np.float64)
 
     def over_seeds(self, runs: Mapping[int, Run]) -> tuple[float | None, float | None, int]:
-        """Mean and sd of the seeds with a number, scaled for people (None without one), and how many have none."""
+        """Mean and sd of the seeds with a number, scaled for people (None without one), and how
+        many have none.
+        """
         number_s = self.numbers(runs)
         return *mean_sd(self.scale * number_s), len(runs) - len(number_s)
 
@@ -68,7 +75,9 @@ def mean_sd(number_s: FloatArray) -> tuple[float | None, float | None]:
 
 
 def accuracy(best: int = 5) -> Measure:
-    """The mean of the best accuracies within the last 4 % of the rounds (5: acc_top5); the last one if it diverged."""
+    """The mean of the best accuracies within the last 4 % of the rounds (5: acc_top5); the last
+    one if it diverged.
+    """
 
     def value(run: Run) -> float | None:
         if run.diverged is not None:  # the best of the rounds before would hide it
@@ -79,17 +88,23 @@ def accuracy(best: int = 5) -> Measure:
 
 
 def area(horizon: int) -> Measure:
-    """The mean accuracy over the first ``horizon`` rounds, the area under the curve; a missing accuracy counts as 0."""
+    """The mean accuracy over the first ``horizon`` rounds, the area under the curve; a missing
+    accuracy counts as 0.
+    """
     return accuracy()._replace(name="mean accuracy", value=lambda run: area_under(run, horizon))
 
 
 def of_clients(name: Literal["mean", "worst_tenth"]) -> Measure:
-    """A number of the clients' accuracies at the end; None in a record from before they were measured."""
+    """A number of the clients' accuracies at the end; None in a record from before they were
+    measured.
+    """
 
     def value(run: Run) -> float | None:
         return None if run.fairness is None else float(getattr(run.fairness, name))
 
-    return Measure(f"{name.replace('_', ' ')} of the clients", "difference", True, value, 100.0, " points")
+    return Measure(
+        f"{name.replace('_', ' ')} of the clients", "difference", True, value, 100.0, " points"
+    )
 
 
 def best_within(horizon: int, best: int) -> Measure:
@@ -105,7 +120,9 @@ def best_within(horizon: int, best: int) -> Measure:
 
 
 def rounds_to(threshold: float, metric: str, smoothed: bool = False) -> Measure:
-    """The first evaluated round that reaches the threshold, by itself or by the mean of five evaluations."""
+    """The first evaluated round that reaches the threshold, by itself or by the mean of five
+    evaluations.
+    """
 
     def value(run: Run) -> float | None:
         at = reach(run, threshold, smoothed)
@@ -117,7 +134,9 @@ def rounds_to(threshold: float, metric: str, smoothed: bool = False) -> Measure:
 
 
 def late_loss(log10: bool) -> Measure:
-    """Mean loss, or mean log10 loss, over the last 4 % of the rounds (at least five): one round alone is noisy."""
+    """Mean loss, or mean log10 loss, over the last 4 % of the rounds (at least five): one round
+    alone is noisy.
+    """
 
     def value(run: Run) -> float | None:
         if run.diverged is not None:
@@ -131,10 +150,17 @@ def late_loss(log10: bool) -> Measure:
 
 
 def late_probe(title: str, column: str, larger: bool) -> Measure:
-    """Mean of a probe column over the second half of the rounds, geometric where all numbers are above 0."""
+    """Mean of a probe column over the second half of the rounds, geometric where all numbers are
+    above 0.
+    """
     words = ("larger", "smaller") if larger else ("smaller", "larger")
     return Measure(
-        title, "ratio", larger, lambda run: centre(second_half(run, column)), unit=f"{words[0]} ", words=words
+        title,
+        "ratio",
+        larger,
+        lambda run: centre(second_half(run, column)),
+        unit=f"{words[0]} ",
+        words=words,
     )
 
 
@@ -151,7 +177,9 @@ def centre(value_r: FloatArray) -> float | None:
     """The geometric mean of positive numbers, the arithmetic mean of others; None of no number."""
     if len(value_r) == 0:
         return None
-    return _finite(float(np.exp(np.mean(np.log(value_r))) if (value_r > 0).all() else np.mean(value_r)))
+    return _finite(
+        float(np.exp(np.mean(np.log(value_r))) if (value_r > 0).all() else np.mean(value_r))
+    )
 
 
 class Statement(NamedTuple):
@@ -159,12 +187,14 @@ class Statement(NamedTuple):
 
     Attributes:
         where: Title of the part.
-        estimate: Ratio (above 1) or difference (above 0) in favour of the first; None without a pair.
+        estimate: Ratio (above 1) or difference (above 0) in favour of the first; None without a
+            pair.
         low, high: Its 95 % interval; None with fewer than three pairs.
         pairs: Seeds with a number of both.
         only_first, only_second: Seeds that both ran where only one of them has a number.
-        status: ``shown``: the interval excludes no difference in the stated direction; ``contradicted``: in the other;
-            ``open``: it contains no difference; ``no interval``: fewer than three pairs.
+        status: ``shown``: the interval excludes no difference in the stated direction;
+            ``contradicted``: in the other; ``open``: it contains no difference; ``no interval``:
+            fewer than three pairs.
     """
 
     where: str
@@ -189,20 +219,25 @@ class Statement(NamedTuple):
 
 
 def compare(
-    where: str, measure: Measure, first: tuple[str, Mapping[int, Run]], second: tuple[str, Mapping[int, Run]]
+    where: str,
+    measure: Measure,
+    first: tuple[str, Mapping[int, Run]],
+    second: tuple[str, Mapping[int, Run]],
 ) -> Statement:
     """Compare two methods, each a name with its runs by seed, over the seeds that both ran.
 
-    A method without a number (threshold never reached, diverged) in a seed where the other has one is not called
-    better, whatever the interval of the remaining pairs is: those pairs flatter it. All pairs alike make an interval
-    without width, which proves nothing: open.
+    A method without a number (threshold never reached, diverged) in a seed where the other has one
+    is not called better, whatever the interval of the remaining pairs is: those pairs flatter it.
+    All pairs alike make an interval without width, which proves nothing: open.
     """
     shared = sorted(set(first[1]) & set(second[1]))
     both = [(measure.value(first[1][seed]), measure.value(second[1][seed])) for seed in shared]
     pairs = [(a, b) for a, b in both if a is not None and b is not None]
     only_first = sum(a is not None and b is None for a, b in both)
     only_second = sum(a is None and b is not None for a, b in both)
-    estimate, low, high = _interval(measure, np.array(pairs, dtype=np.float64)) if pairs else (None, None, None)
+    estimate, low, high = (
+        _interval(measure, np.array(pairs, dtype=np.float64)) if pairs else (None, None, None)
+    )
     status: Status = "no interval"
     if low is not None and high is not None:
         side = side_of(low, high, 1.0 if measure.form == "ratio" else 0.0)
@@ -214,8 +249,14 @@ def compare(
 
 
 def _interval(measure: Measure, pair_s2: FloatArray) -> Interval:
-    better_s, worse_s = (pair_s2[:, 0], pair_s2[:, 1]) if measure.higher else (pair_s2[:, 1], pair_s2[:, 0])
-    found = ratio_of_means(better_s, worse_s) if measure.form == "ratio" else mean_interval(better_s - worse_s)
+    better_s, worse_s = (
+        (pair_s2[:, 0], pair_s2[:, 1]) if measure.higher else (pair_s2[:, 1], pair_s2[:, 0])
+    )
+    found = (
+        ratio_of_means(better_s, worse_s)
+        if measure.form == "ratio"
+        else mean_interval(better_s - worse_s)
+    )
     return found if len(pair_s2) >= LEAST_SEEDS else Interval(found.mean, None, None)
 
 

@@ -1,4 +1,6 @@
-"""Pages: ``README.md``, ``table.csv``, a picture and ``verdict.json`` of an experiment, and the index of all pages."""
+"""Pages: ``README.md``, ``table.csv``, a picture and ``verdict.json`` of an experiment, and the
+index of all pages.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +19,8 @@ from .text import Cells, counted, csv_text, cut, folded, markdown
 from .verdict import judge, others_table, pairs_table, tally
 
 VERDICT = "verdict.json"
-#: The page to look at: it is made from the records in seconds, and 0.5 to 1.2 MB, so it is not committed.
+#: The page to look at: it is made from the records in seconds, and 0.5 to 1.2 MB, so it is not
+#: committed.
 REPORT = "report.html"
 #: How an index begins; another page is never overwritten by one.
 INDEX = "# Results\n"
@@ -47,7 +50,9 @@ class Finding(Frozen):
 
 
 class OwnPage(NamedTuple):
-    """What an experiment shows: one number with its interval, the verdict, the page's blocks, rows of ``table.csv``."""
+    """What an experiment shows: one number with its interval, the verdict, the page's blocks,
+    rows of ``table.csv``.
+    """
 
     number: str
     verdict: str
@@ -66,27 +71,46 @@ def read_verdict(path: Path) -> Finding:
 
 
 def require_own(folder: Path, name: str) -> None:
-    """Refuse, before anything is written, a file, or a folder with a page that is not one of the experiment."""
+    """Refuse, before anything is written, a file, or a folder with a page that is not one of the
+    experiment.
+    """
     if folder.exists() and not folder.is_dir():
         raise DeltaflError(f"{folder} is a file; choose another --out, a folder")
     if (folder / VERDICT).exists():
         found = read_verdict(folder / VERDICT).name
         if found != name:
-            raise DeltaflError(f"{folder} holds results of {found}, not of {name}; choose another --out")
+            raise DeltaflError(
+                f"{folder} holds results of {found}, not of {name}; choose another --out"
+            )
     elif (folder / "README.md").exists():
-        raise DeltaflError(f"{folder / 'README.md'} has no {VERDICT} beside it; move it away or choose another --out")
+        raise DeltaflError(
+            f"{folder / 'README.md'} has no {VERDICT} beside it; move it away or choose another "
+            "--out"
+        )
 
 
-def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, str], command: str) -> str:
-    """Write the page of a sweep from its finished runs, and return it; ``not_run`` has parts that could not be run."""
-    experiment, groups = sweep.experiment, gather(sweep, runs)
+def write_page(
+    sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, str], command: str
+) -> str:
+    """Write the page of a sweep from its finished runs, and return it; ``not_run`` has parts
+    that could not be run.
+    """
+    experiment = sweep.experiment
+    groups = gather(sweep, runs)
     if not groups:
-        raise DeltaflError(f"experiment {experiment.name}: no run is finished, so there is nothing to show")
+        raise DeltaflError(
+            f"experiment {experiment.name}: no run is finished, so there is nothing to show"
+        )
     out.mkdir(parents=True, exist_ok=True)
     shown = SHOW[experiment.kind](groups, experiment.view, out)
     counts, missing = _what_is_missing(sweep, groups, not_run)
     head = TEXTS["pages"]["diverged"].format(mark=DIVERGED)
-    rows = [(f"{group.title}, {row.name}", run) for group in groups for row in group.rows for run in row.runs.values()]
+    rows = [
+        (f"{group.title}, {row.name}", run)
+        for group in groups
+        for row in group.rows
+        for run in row.runs.values()
+    ]
     found = judge(groups, shown.measures, shown.verdict)
     number = shown.number or found.number
     blocks = ["## Verdict", f"**{found.sentence}** {number}".strip()]
@@ -103,9 +127,18 @@ def write_page(sweep: Sweep, runs: Sequence[Run], out: Path, not_run: dict[str, 
         blocks.append(folded("Comparisons outside the paper's ordering", others))
     ran = "\n\n".join([_what_was_run(sweep, groups), *_smaller(sweep, groups), missing])
     blocks.append(folded("What was run", ran))
-    blocks.append(folded("Hardware and versions", hardware([run for group in groups for run in group.runs])))
+    blocks.append(
+        folded("Hardware and versions", hardware([run for group in groups for run in group.runs]))
+    )
     write_report([part_of(group, command) for group in groups], out / REPORT, experiment.title)
-    return write(experiment, OwnPage(number, found.verdict, blocks, shown.cells), sweep.scale, counts, command, out)
+    return write(
+        experiment,
+        OwnPage(number, found.verdict, blocks, shown.cells),
+        sweep.scale,
+        counts,
+        command,
+        out,
+    )
 
 
 def part_of(group: Group, command: str) -> Part:
@@ -114,8 +147,17 @@ def part_of(group: Group, command: str) -> Part:
     return Part(group.title, runs, summarise(runs, group.threshold, group.baseline), command)
 
 
-def write(experiment: Experiment, shown: OwnPage, scale: str, counts: tuple[int, int], command: str, out: Path) -> str:
-    """Write an experiment's page, its table and its verdict; ``counts`` are its finished and its planned runs."""
+def write(
+    experiment: Experiment,
+    shown: OwnPage,
+    scale: str,
+    counts: tuple[int, int],
+    command: str,
+    out: Path,
+) -> str:
+    """Write an experiment's page, its table and its verdict; ``counts`` are its finished and its
+    planned runs.
+    """
     about = experiment.model_dump(include={"name", "title", "claim", "own"})
     about |= {"short": experiment.short or experiment.claim, "number": shown.number}
     about |= {"verdict": shown.verdict, "scale": scale, "command": command}
@@ -136,7 +178,10 @@ def write(experiment: Experiment, shown: OwnPage, scale: str, counts: tuple[int,
 
 def diverged(head: str, runs: Iterable[tuple[str, Run]]) -> list[str]:
     ended = [(who, run) for who, run in runs if run.diverged is not None]
-    lines = [f"- {who}, seed {run.seed}, in round {run.diverged}: {run.diverged_why}" for who, run in ended]
+    lines = [
+        f"- {who}, seed {run.seed}, in round {run.diverged}: {run.diverged_why}"
+        for who, run in ended
+    ]
     return ["\n".join([head, "", *lines])] if lines else []
 
 
@@ -146,7 +191,9 @@ def _what_was_run(sweep: Sweep, groups: Sequence[Group]) -> str:
         runs = [run for group in groups for run in group.runs if run.part == part]
         if runs:
             settings = runs[0].settings
-            unusual = ", ".join(f"{key} {value}" for key, value in settings.items() if _is_unusual(key, settings))
+            unusual = ", ".join(
+                f"{key} {value}" for key, value in settings.items() if _is_unusual(key, settings)
+            )
             data = ", ".join(sorted({run.data for run in runs}))
             seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
             lines.append([full_title(sweep, part), data, str(len(runs[0].draws_m)), seeds, unusual])
@@ -158,7 +205,13 @@ def _is_unusual(key: str, settings: Mapping[str, Any]) -> bool:
     if key in _SHOWN or (key == "alpha" and settings.get("partition") == "natural"):
         return False
     field = RunSettings.model_fields.get(key)
-    default = None if field is None else list(field.default) if isinstance(field.default, tuple) else field.default
+    default = (
+        None
+        if field is None
+        else list(field.default)
+        if isinstance(field.default, tuple)
+        else field.default
+    )
     return bool(settings[key] != default)
 
 
@@ -167,13 +220,21 @@ def _smaller(sweep: Sweep, groups: Sequence[Group]) -> list[str]:
     experiment = sweep.experiment
     if sweep.scale == "paper" or experiment.runs_of is not None:
         return []
-    parts, lines = {run.part for group in groups for run in group.runs}, []
+    parts = {run.part for group in groups for run in group.runs}
+    lines = []
     for part, settings in sweep.comparisons.items():
         if part in parts and part in experiment.part_names("paper"):
             pair = settings, experiment.comparison(part, "paper")
             dumps = [each.model_dump() | {"seeds": len(each.seeds)} for each in pair]
-            ours, theirs = ({key: "unset" if value is None else value for key, value in d.items()} for d in dumps)
-            changed = [f"{key} {ours[key]} (paper {theirs[key]})" for key in ours if ours[key] != theirs[key]]
+            ours, theirs = (
+                {key: "unset" if value is None else value for key, value in d.items()}
+                for d in dumps
+            )
+            changed = [
+                f"{key} {ours[key]} (paper {theirs[key]})"
+                for key in ours
+                if ours[key] != theirs[key]
+            ]
             lines += [f"- {full_title(sweep, part)}: {', '.join(changed)}"] if changed else []
         elif part in parts:
             lines.append(f"- {full_title(sweep, part)}: beside the paper's parts")
@@ -183,32 +244,53 @@ def _smaller(sweep: Sweep, groups: Sequence[Group]) -> list[str]:
 def hardware(runs: Sequence[Run]) -> str:
     counts: Counter[str] = Counter()
     for run in runs:
-        known = {key: value for key, value in run.environment.items() if key not in ("command", "data")}
-        places = [str(place) for key in ("device", "gpu", "processor") if (place := known.pop(key, None))]
+        known = {
+            key: value for key, value in run.environment.items() if key not in ("command", "data")
+        }
+        places = [
+            str(place) for key in ("device", "gpu", "processor") if (place := known.pop(key, None))
+        ]
         places += [f"{cores} cores"] if (cores := known.pop("cores", None)) else []
-        counts[f"{', '.join(places)}; {', '.join(f'{key} {value}' for key, value in known.items())}"] += 1
+        counts[
+            f"{', '.join(places)}; {', '.join(f'{key} {value}' for key, value in known.items())}"
+        ] += 1
     return "\n".join(f"- {text} ({counted(number, 'run')})" for text, number in counts.items())
 
 
-def _what_is_missing(sweep: Sweep, groups: Sequence[Group], not_run: dict[str, str]) -> tuple[tuple[int, int], str]:
-    """Finished and planned runs, and a paragraph that names those without a record, and why, part by part."""
+def _what_is_missing(
+    sweep: Sweep, groups: Sequence[Group], not_run: dict[str, str]
+) -> tuple[tuple[int, int], str]:
+    """Finished and planned runs, and a paragraph that names those without a record, and why,
+    part by part.
+    """
     there = {(run.part, run.sampler, run.seed) for group in groups for run in group.runs}
-    planned, missing = list(sweep.planned()), dict[str, list[str]]()
+    planned = list(sweep.planned())
+    missing = dict[str, list[str]]()
     for part, sampler, seed in planned:
         if (part, sampler, seed) not in there:
             missing.setdefault(part, []).append(f"{sampler} seed {seed}")
     done = len(planned) - sum(map(len, missing.values()))
     lines = []
     for part, names in missing.items():
-        what = f"missing {', '.join(names)}" if part in {key[0] for key in there} else "no run is done"
-        lines.append(f"- {full_title(sweep, part)}: {what}{f' ({not_run[part]})' if part in not_run else ''}")
-    return (done, len(planned)), "\n".join([f"{done} of {len(planned)} runs are done.", "", *lines]).rstrip()
+        what = (
+            f"missing {', '.join(names)}" if part in {key[0] for key in there} else "no run is done"
+        )
+        lines.append(
+            f"- {full_title(sweep, part)}: {what}{f' ({not_run[part]})' if part in not_run else ''}"
+        )
+    return (done, len(planned)), "\n".join(
+        [f"{done} of {len(planned)} runs are done.", "", *lines]
+    ).rstrip()
 
 
 def _not_tested(sweep: Sweep, groups: Sequence[Group], done: int, total: int) -> str:
-    """What the verdict is not about: parts of other scales, data that others stand in for, runs that are missing."""
+    """What the verdict is not about: parts of other scales, data that others stand in for, runs
+    that are missing.
+    """
     experiment = sweep.experiment
-    parts = ", ".join(full_title(sweep, part) for part in experiment.parts if part not in sweep.comparisons)
+    parts = ", ".join(
+        full_title(sweep, part) for part in experiment.parts if part not in sweep.comparisons
+    )
     lacks = [f"{parts} (scale `paper`{', a GPU' * ('GPU' in experiment.needs)})"] if parts else []
     lacks += [f"{paper} itself, for which {ours} stands in" for paper, ours in replaced(groups)]
     lacks += [f"{total - done} of {total} planned runs"] if done < total else []
@@ -216,14 +298,19 @@ def _not_tested(sweep: Sweep, groups: Sequence[Group], done: int, total: int) ->
 
 
 def write_index(root: Path) -> str:
-    """Write ``root/README.md`` and return it: a line for each experiment's page below ``root``, and other pages."""
+    """Write ``root/README.md`` and return it: a line for each experiment's page below ``root``,
+    and other pages.
+    """
     findings = {path.parent.name: read_verdict(path) for path in sorted(root.glob(f"*/{VERDICT}"))}
     if not findings:
-        raise DeltaflError(f"{root} has no folder with a {VERDICT}; run `python -m reproduction NAME` first")
+        raise DeltaflError(
+            f"{root} has no folder with a {VERDICT}; run `python -m reproduction NAME` first"
+        )
     require_index(root)
     order = {name: place for place, name in enumerate(experiment_names())}
     found = sorted(
-        findings.items(), key=lambda item: (item[1].name not in MAIN, order.get(item[1].name, len(order)), item[0])
+        findings.items(),
+        key=lambda item: (item[1].name not in MAIN, order.get(item[1].name, len(order)), item[0]),
     )
     rows: dict[bool, list[list[str]]] = {False: [], True: []}
     for folder, f in found:
@@ -231,18 +318,37 @@ def write_index(root: Path) -> str:
         rows[f.own].append([f"[{f.title}]({folder}/README.md)", f.short, verdict, f.number])
     commands = "\n".join(f"{f.command}  # {f.done} of {f.total} runs" for _, f in found)
     heads = ["experiment", "claim", "verdict", "one number, 95 %"]
-    blocks = [INDEX.strip(), f"**{tally([f.verdict for _, f in found if not f.own])}** {TEXTS['index']['head']}"]
+    blocks = [
+        INDEX.strip(),
+        f"**{tally([f.verdict for _, f in found if not f.own])}** {TEXTS['index']['head']}",
+    ]
     blocks += [markdown(heads, rows[False], left=4)]
     if rows[True]:
         blocks += ["## This project's own studies", markdown(heads, rows[True], left=4)]
     blocks += [folded("Commands", f"```\n{commands}\n```")]
-    left = [f"`{name}`" for name in experiment_names() if name not in {f.name for f in findings.values()}]
+    left = [
+        f"`{name}`"
+        for name in experiment_names()
+        if name not in {f.name for f in findings.values()}
+    ]
     if left:
-        blocks.append(f"Without a page: {', '.join(left)}. `python -m reproduction --list` shows what each needs.")
-    others = {page.parent.name: page for page in sorted(root.glob("*/README.md")) if page.parent.name not in findings}
-    titles = {folder: read_text(page).partition("\n")[0].removeprefix("# ") for folder, page in others.items()}
+        blocks.append(
+            f"Without a page: {', '.join(left)}. `python -m reproduction --list` shows what each "
+            "needs."
+        )
+    others = {
+        page.parent.name: page
+        for page in sorted(root.glob("*/README.md"))
+        if page.parent.name not in findings
+    }
+    titles = {
+        folder: read_text(page).partition("\n")[0].removeprefix("# ")
+        for folder, page in others.items()
+    }
     if others:
-        links = ", ".join(f"[{title or folder}]({folder}/README.md)" for folder, title in titles.items())
+        links = ", ".join(
+            f"[{title or folder}]({folder}/README.md)" for folder, title in titles.items()
+        )
         blocks.append(f"Also measured: {links}.")
     text = "\n\n".join(blocks) + "\n"
     write_atomically(root / "README.md", text)
@@ -253,4 +359,6 @@ def require_index(root: Path) -> None:
     """Refuse a folder whose page is no index, which would be overwritten."""
     page = root / "README.md"
     if page.exists() and not read_text(page).startswith(INDEX):
-        raise DeltaflError(f"{page} is there already and is no index of results: move it away first")
+        raise DeltaflError(
+            f"{page} is there already and is no index of results: move it away first"
+        )

@@ -1,10 +1,13 @@
 """Small problems with known gradients, on which rates of convergence are measured. NumPy only.
 
-- ``quadratics``: each client has its own A_i, b_i and size of the Gaussian gradient noise; not started at the optimum;
-- ``quadratics-from-optimum``: the same without noise, started at the minimum of f: only heterogeneity is left;
+- ``quadratics``: each client has its own A_i, b_i and size of the Gaussian gradient noise; not
+  started at the optimum;
+- ``quadratics-from-optimum``: the same without noise, started at the minimum of f: only
+  heterogeneity is left;
 - ``robust-regression``: bounded, hence not convex; real minibatches.
 
-All weights are w_i = 1 / m, and f = (1 / m) sum_i F_i. Every client works at its own point, one row of ``x_md``.
+All weights are w_i = 1 / m, and f = (1 / m) sum_i F_i. Every client works at its own point, one row
+of ``x_md``.
 """
 
 from collections.abc import Callable
@@ -18,7 +21,8 @@ from deltafl import stream
 from deltafl.errors import unknown_name
 from deltafl.types import FloatArray, IntArray, Params
 
-EXAMPLES, BATCH = 100, 2  # of a client of the regression, and of one of its minibatches
+EXAMPLES = 100
+BATCH = 2  # of a client of the regression, and of one of its minibatches
 LEAST_CURVATURE = 0.1  # of the quadratics; the largest is L = 1
 
 
@@ -31,12 +35,20 @@ class Problem:
     num_clients: int
     losses: Callable[[FloatArray], FloatArray]  # F_i(x), (m,), at one point
     gradients: Callable[[FloatArray], FloatArray]  # grad F_i(x_i), (m, d)
-    randomness: Callable[[int, int, int], Any]  # what clients draw, by step, from seed, round and number of steps
-    noisy_gradients: Callable[[FloatArray, Any], FloatArray]  # the gradients with what was drawn in one step
+    randomness: Callable[
+        [int, int, int], Any
+    ]  # what clients draw, by step, from seed, round and number of steps
+    noisy_gradients: Callable[
+        [FloatArray, Any], FloatArray
+    ]  # the gradients with what was drawn in one step
 
 
-def local_work(problem: Problem, x_d: FloatArray, lr: float, steps_random: Any) -> tuple[Params, FloatArray]:
-    """SGD, x <- x - lr g, of every client from the same model: u_i, float32 (m, d), ``Reports.step_variance``, (m,)."""
+def local_work(
+    problem: Problem, x_d: FloatArray, lr: float, steps_random: Any
+) -> tuple[Params, FloatArray]:
+    """SGD, x <- x - lr g, of every client from the same model: u_i, float32 (m, d),
+    ``Reports.step_variance``, (m,).
+    """
     x_md = np.tile(x_d, (problem.num_clients, 1))
     squared_m = np.zeros(problem.num_clients)
     for drawn_m in steps_random:
@@ -50,10 +62,11 @@ def local_work(problem: Problem, x_d: FloatArray, lr: float, steps_random: Any) 
 
 
 def make_quadratics(m: int, d: int, noise: float, from_optimum: bool) -> Problem:
-    """F_i = 1/2 (x - b_i)' A_i (x - b_i) with random curvatures in [0.1, 1], from the minimum of f or 3 away from it.
+    """F_i = 1/2 (x - b_i)' A_i (x - b_i) with random curvatures in [0.1, 1], from the minimum of f
+    or 3 away from it.
 
-    Distances and noise differ between clients by lognormal factors (sigma = 1). ``noise`` is the root mean square over
-    clients of the standard deviation of a whole gradient.
+    Distances and noise differ between clients by lognormal factors (sigma = 1). ``noise`` is the
+    root mean square over clients of the standard deviation of a whole gradient.
     """
     rng = stream(0, "data")
     basis_mdd = np.linalg.qr(rng.standard_normal((m, d, d)))[0]
@@ -63,7 +76,9 @@ def make_quadratics(m: int, d: int, noise: float, from_optimum: bool) -> Problem
     centre_md = rng.standard_normal((m, d)) * rng.lognormal(size=(m, 1))
     size_m = rng.lognormal(size=m)
     noise_m = noise * size_m / np.sqrt(d * np.mean(size_m**2))
-    optimum_d = np.linalg.solve(curvature_mdd.sum(axis=0), np.einsum("mde,me->d", curvature_mdd, centre_md))
+    optimum_d = np.linalg.solve(
+        curvature_mdd.sum(axis=0), np.einsum("mde,me->d", curvature_mdd, centre_md)
+    )
     away_d = rng.standard_normal(d)
     start_d = optimum_d + (0.0 if from_optimum else 3.0) * away_d / np.linalg.norm(away_d)
 
@@ -84,15 +99,19 @@ def make_quadratics(m: int, d: int, noise: float, from_optimum: bool) -> Problem
 
 
 def make_robust_regression(m: int, d: int) -> Problem:
-    """F_i = mean_j rho(a_ij' x - y_ij), rho(r) = r^2 / (2 + 2 r^2) (Geman and McClure), |rho''| <= 1.
+    """F_i = mean_j rho(a_ij' x - y_ij), rho(r) = r^2 / (2 + 2 r^2) (Geman and McClure), |rho''| <=
+    1.
 
-    Each client has its own truth about a common one, its own spread of features, and a tenth of wild targets. At the
-    start, x = 0, residuals are about 1, where rho turns from convex to concave.
+    Each client has its own truth about a common one, its own spread of features, and a tenth of
+    wild targets. At the start, x = 0, residuals are about 1, where rho turns from convex to
+    concave.
     """
     rng = stream(0, "data", client=1)
     feature_mjd = rng.standard_normal((m, EXAMPLES, d)) * rng.lognormal(sigma=0.2, size=(m, 1, 1))
     truth_md = 0.7 * (rng.standard_normal(d) + rng.standard_normal((m, d))) / np.sqrt(d)
-    target_mj = np.einsum("mjd,md->mj", feature_mjd, truth_md) + 0.1 * rng.standard_normal((m, EXAMPLES))
+    target_mj = np.einsum("mjd,md->mj", feature_mjd, truth_md) + 0.1 * rng.standard_normal(
+        (m, EXAMPLES)
+    )
     wild_mj = rng.random((m, EXAMPLES)) < 0.1
     target_mj = np.where(wild_mj, target_mj + 5 * rng.standard_normal((m, EXAMPLES)), target_mj)
     second_mdd = np.einsum("mjd,mje->mde", feature_mjd, feature_mjd) / EXAMPLES
@@ -128,4 +147,6 @@ def make_problem(name: str, clients: int, dimension: int, noise: float) -> Probl
             return make_quadratics(clients, dimension, noise=0.0, from_optimum=True)
         case "robust-regression":
             return make_robust_regression(clients, dimension)
-    raise unknown_name("problem", name, ("quadratics", "quadratics-from-optimum", "robust-regression"))
+    raise unknown_name(
+        "problem", name, ("quadratics", "quadratics-from-optimum", "robust-regression")
+    )

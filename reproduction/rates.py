@@ -1,13 +1,16 @@
 """Table 1: how norm(grad f(x_t))^2 falls with the number of rounds T that was planned for.
 
-The paper's learning rates depend on T, eta_L = 1 / (sqrt(T) K L) and eta = sqrt(K n), so every T is a run of its own: a
-*cell* is (problem, method, seed, T). Of each run two numbers are kept, by exact gradients of f at x_0 ... x_{T-1}:
+The paper's learning rates depend on T, eta_L = 1 / (sqrt(T) K L) and eta = sqrt(K n), so every T is
+a run of its own: a *cell* is (problem, method, seed, T). Of each run two numbers are kept, by exact
+gradients of f at x_0 ... x_{T-1}:
 
-- ``least``  min_t norm(grad f(x_t))^2; its mean over seeds is at most the paper's min_t E norm(grad f(x_t))^2,
-- ``mean``   (1/T) sum_t norm(grad f(x_t))^2; its mean over seeds is at least that, and what the paper's proofs bound.
+- ``least``  min_t norm(grad f(x_t))^2; its mean over seeds is at most the paper's min_t E norm(grad
+  f(x_t))^2,
+- ``mean``  (1/T) sum_t norm(grad f(x_t))^2; its mean over seeds is at least that, and what the paper's proofs bound.
 
-A slope is that of log(mean over seeds) against log T by least squares, slope = sum_t c_t log mean_t. Linearised, seed s
-moves it by r_s = sum_t c_t value_ts / mean_t, hence the interval slope +- t_{S-1} sd(r) / sqrt(S).
+A slope is that of log(mean over seeds) against log T by least squares, slope = sum_t c_t log
+mean_t. Linearised, seed s moves it by r_s = sum_t c_t value_ts / mean_t, hence the interval slope
++- t_{S-1} sd(r) / sqrt(S).
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +21,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deltafl import KnownUpdates, Population, Reports, Sgd, analysis, close_round, init_round, make_plan, open_round
+from deltafl import (
+    KnownUpdates,
+    Population,
+    Reports,
+    Sgd,
+    analysis,
+    close_round,
+    init_round,
+    make_plan,
+    open_round,
+)
 from deltafl.errors import DeltaflError
 from deltafl.types import FloatArray
 
@@ -33,8 +46,8 @@ BASELINE = "uniform"
 SLOWER = "slower than claimed"
 #: (problem, method) -> (2, t, s): least and mean, by horizon and seed.
 Values = dict[tuple[str, str], FloatArray]
-#: The exponent of T in the paper's bound by name of the sampler, in general and where f(x_0) = f*, sigma = 0; the
-#: bounds are in docs/theory-table-1.md.
+#: The exponent of T in the paper's bound by name of the sampler, in general and where f(x_0) = f*,
+#: sigma = 0; the bounds are in docs/theory-table-1.md.
 CLAIMS = {
     "full": (-0.5, -1.0),
     "fedavg": (-0.5, -0.5),
@@ -54,21 +67,36 @@ def run(settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | 
     known = {(row["problem"], row["method"], row["horizon"], row["seed"]) for row in rows}
     names = ("problems", "methods", "horizons")
     cells = list(product(*(settings[name] for name in names), range(settings["seeds"])))
-    done, total = 0, sum(horizon for _, _, horizon, _ in cells)
+    done = 0
+    total = sum(horizon for _, _, horizon, _ in cells)
     for cell in cells:
         name, method, horizon, seed = cell
         row = None
         if cell not in known:
-            problem = make_problem(name, settings["clients"], settings["dimension"], settings["noise"])
+            problem = make_problem(
+                name, settings["clients"], settings["dimension"], settings["noise"]
+            )
             least, mean = run_cell(settings, problem, method, seed, horizon)
-            row = {"problem": name, "method": method, "horizon": horizon, "seed": seed, "least": least, "mean": mean}
+            row = {
+                "problem": name,
+                "method": method,
+                "horizon": horizon,
+                "seed": seed,
+                "least": least,
+                "mean": mean,
+            }
         done += horizon
         yield done, total, row
 
 
-def run_cell(settings: dict[str, Any], problem: Problem, label: str, seed: int, horizon: int) -> tuple[float, float]:
-    """One run of T rounds with the paper's learning rates for that T; returns ``least`` and ``mean``."""
-    steps, n = settings["local_steps"], settings["sample"]
+def run_cell(
+    settings: dict[str, Any], problem: Problem, label: str, seed: int, horizon: int
+) -> tuple[float, float]:
+    """One run of T rounds with the paper's learning rates for that T; returns ``least`` and
+    ``mean``.
+    """
+    steps = settings["local_steps"]
+    n = settings["sample"]
     local_lr = 1 / (sqrt(horizon) * steps * problem.smoothness)
     population = Population.from_sizes([1] * problem.num_clients)
     plan = make_plan(label, population, n, server_optimizer=Sgd(sqrt(steps * n)), seed=seed)
@@ -78,9 +106,13 @@ def run_cell(settings: dict[str, Any], problem: Problem, label: str, seed: int, 
         x_d = state.params_d.astype(np.float64)
         gradient_d = problem.gradients(np.tile(x_d, (problem.num_clients, 1))).mean(axis=0)
         square_t[t] = gradient_d @ gradient_d
-        update_md, variance_m = local_work(problem, x_d, local_lr, problem.randomness(seed, t, steps))
+        update_md, variance_m = local_work(
+            problem, x_d, local_lr, problem.randomness(seed, t, steps)
+        )
         steps_m = np.full(problem.num_clients, steps)
-        oracle = KnownUpdates(update_md, population.weight_m, variance_m, problem.losses(x_d), num_steps_m=steps_m)
+        oracle = KnownUpdates(
+            update_md, population.weight_m, variance_m, problem.losses(x_d), num_steps_m=steps_m
+        )
         cohort = open_round(plan, state, oracle=oracle)
         here = cohort.client_n
         reports = Reports.make(len(here), step_variance=variance_m[here], num_steps=steps_m[here])
@@ -93,16 +125,21 @@ COUNTER_METHODS = ("delta@multinomial", "delta", "uniform")
 
 
 def counter_example(label: str, rounds: int, seed: int = 0) -> tuple[float, float, float]:
-    """F_i = (x -+ 1)^2 / 2, n = 1, K = 1, no noise, from x = 1, eta eta_L = 1: grad f(x) = x is 1 or -1 for ever.
+    """F_i = (x -+ 1)^2 / 2, n = 1, K = 1, no noise, from x = 1, eta eta_L = 1: grad f(x) = x is 1
+    or -1 for ever.
 
-    DELTA and uniform draw either client with probability 1/2; importance sampling does not. All conditions of the
-    printed theorem 2 hold: L = 1, eta eta_L <= 1 / (K L), eta_L below 1 / (4 sqrt(10)), and assumption 3 with A = 1,
-    sigma_G^2 = 2. The bound is (f(x_0) - f*) / (c eta eta_L K T) + Phi~ / c with f(x_0) - f* = 1/2, Phi~ = 10 eta_L^2,
-    and c = 1/4, which its proof allows: 1/2 - 20 eta_L^2 (A^2 + 1) > c. Returns eta_L, least norm(grad f)^2, bound.
+    DELTA and uniform draw either client with probability 1/2; importance sampling does not. All
+    conditions of the printed theorem 2 hold: L = 1, eta eta_L <= 1 / (K L), eta_L below 1 / (4
+    sqrt(10)), and assumption 3 with A = 1, sigma_G^2 = 2. The bound is (f(x_0) - f*) / (c eta eta_L
+    K T) + Phi~ / c with f(x_0) - f* = 1/2, Phi~ = 10 eta_L^2, and c = 1/4, which its proof allows:
+    1/2 - 20 eta_L^2 (A^2 + 1) > c. Returns eta_L, least norm(grad f)^2, bound.
     """
-    population, optimum_m, local_lr = Population.from_sizes([1, 1]), np.array([1.0, -1.0]), 2.0**-10
+    population = Population.from_sizes([1, 1])
+    optimum_m = np.array([1.0, -1.0])
+    local_lr = 2.0**-10
     plan = make_plan(label, population, 1, server_optimizer=Sgd(1 / local_lr), seed=seed)
-    state, least = init_round(plan, [1.0]), inf
+    state = init_round(plan, [1.0])
+    least = inf
     for _ in range(rounds):
         x = float(state.params_d[0])
         least = min(least, x * x)
@@ -113,7 +150,9 @@ def counter_example(label: str, rounds: int, seed: int = 0) -> tuple[float, floa
 
 
 class Measured(NamedTuple):
-    """A method on a problem: means over seeds at the longest T, and slopes of ``least`` and ``mean`` over all T."""
+    """A method on a problem: means over seeds at the longest T, and slopes of ``least`` and
+    ``mean`` over all T.
+    """
 
     problem: str
     method: str
@@ -132,11 +171,15 @@ def _measured(horizons: Sequence[int], values: Values, problem: str, label: str)
     claimed = None if orders is None else orders[problem.endswith("from-optimum")]
     ratio = None if label == BASELINE else _ratio(problem, label, BASELINE, values)
     last = horizons[-1], float(least_ts[-1].mean()), float(mean_ts[-1].mean())
-    return Measured(problem, label, *last, claimed, slope(least_ts, horizons), slope(mean_ts, horizons), ratio)
+    return Measured(
+        problem, label, *last, claimed, slope(least_ts, horizons), slope(mean_ts, horizons), ratio
+    )
 
 
 def slope(value_ts: FloatArray, horizon_t: Sequence[int]) -> analysis.Interval | None:
-    """The slope of values (t, s) as the module's text defines it; None where a value is 0 or all are alike."""
+    """The slope of values (t, s) as the module's text defines it; None where a value is 0 or all
+    are alike.
+    """
     if not (value_ts > 0).all() or value_ts.min() == value_ts.max():
         return None
     log_t = np.log(np.asarray(horizon_t, dtype=np.float64))
@@ -152,18 +195,25 @@ def slope(value_ts: FloatArray, horizon_t: Sequence[int]) -> analysis.Interval |
 
 
 def _ratio(problem: str, label: str, other: str, values: Values) -> analysis.Interval | None:
-    """A method's mean gradient at the longest T relative to another's, over paired seeds; None if one was not run."""
+    """A method's mean gradient at the longest T relative to another's, over paired seeds; None
+    if one was not run.
+    """
     if (problem, label) not in values or (problem, other) not in values:
         return None
     return analysis.ratio_of_means(values[problem, label][1][-1], values[problem, other][1][-1])
 
 
 def verdict(row: Measured) -> str:
-    found, claimed = row.slope_mean, row.claimed
+    found = row.slope_mean
+    claimed = row.claimed
     if claimed is None or found is None or found.low is None or found.high is None:
         return "-"
     if claimed == 0:
-        return "as claimed, slower than T^-1/2" if found.low > -0.5 + TOLERANCE else "not clearly different from T^-1/2"
+        return (
+            "as claimed, slower than T^-1/2"
+            if found.low > -0.5 + TOLERANCE
+            else "not clearly different from T^-1/2"
+        )
     if found.low > claimed + TOLERANCE:
         return SLOWER
     if found.high < claimed - TOLERANCE:
@@ -175,15 +225,31 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     """Slopes beside the claimed orders, the counter-example, and the decay as a picture."""
     values = values_of(settings, rows)
     found = [_measured(settings["horizons"], values, problem, label) for problem, label in values]
-    counter = [(label, *counter_example(label, settings["counter_rounds"])) for label in COUNTER_METHODS]
+    counter = [
+        (label, *counter_example(label, settings["counter_rounds"])) for label in COUNTER_METHODS
+    ]
     _draw(settings, values, folder / "rates.png")
-    by_problem = {problem: [row for row in found if row.problem == problem] for problem in settings["problems"]}
+    by_problem = {
+        problem: [row for row in found if row.problem == problem]
+        for problem in settings["problems"]
+    }
     heads = ["method", "T", "eta_L", "min_t norm(grad f(x_t))^2, measured", "printed bound"]
     lines = []
     for label, lr, least, bound in counter:
         broken = " (broken)" if least > bound else ""
-        lines.append([label, str(settings["counter_rounds"]), f"{lr:.2e}", f"{least:g}", f"{bound:.2e}{broken}"])
-    tables = {problem: f"{_table(own)}\n\n{_duels(problem, values)}" for problem, own in by_problem.items()}
+        lines.append(
+            [
+                label,
+                str(settings["counter_rounds"]),
+                f"{lr:.2e}",
+                f"{least:g}",
+                f"{bound:.2e}{broken}",
+            ]
+        )
+    tables = {
+        problem: f"{_table(own)}\n\n{_duels(problem, values)}"
+        for problem, own in by_problem.items()
+    }
     (problem, table), *others = tables.items()
     number, verdict, text = _sum_up(found, counter)
     blocks = [
@@ -193,7 +259,10 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
         *(folded(problem, table) for problem, table in others),
         text,
         TEXTS["rates"]["bounds"],
-        folded("The counter-example to theorem 2", f"{TEXTS['rates']['counter']}\n\n{markdown(heads, lines)}"),
+        folded(
+            "The counter-example to theorem 2",
+            f"{TEXTS['rates']['counter']}\n\n{markdown(heads, lines)}",
+        ),
     ]
     return OwnPage(number, verdict, blocks, [_csv_row(row) for row in found])
 
@@ -203,27 +272,46 @@ def values_of(settings: dict[str, Any], rows: Rows) -> Values:
     cells = {(row["problem"], row["method"], row["horizon"], row["seed"]): row for row in rows}
     values: Values = {}
     for problem, method in product(settings["problems"], settings["methods"]):
-        keys = [[(problem, method, t, seed) for seed in range(settings["seeds"])] for t in settings["horizons"]]
+        keys = [
+            [(problem, method, t, seed) for seed in range(settings["seeds"])]
+            for t in settings["horizons"]
+        ]
         missing = sum(key not in cells for line in keys for key in line)
         if missing:
-            raise DeltaflError(f"{missing} cells of {method} on {problem} are missing; leave out --only-page")
-        by_name = [[[cells[key][name] for key in line] for line in keys] for name in ("least", "mean")]
+            raise DeltaflError(
+                f"{missing} cells of {method} on {problem} are missing; leave out --only-page"
+            )
+        by_name = [
+            [[cells[key][name] for key in line] for line in keys] for name in ("least", "mean")
+        ]
         values[problem, method] = np.array(by_name)
     return values
 
 
-def _sum_up(found: Sequence[Measured], counter: Sequence[tuple[str, float, float, float]]) -> tuple[str, str, str]:
+def _sum_up(
+    found: Sequence[Measured], counter: Sequence[tuple[str, float, float, float]]
+) -> tuple[str, str, str]:
     slow = [row for row in found if verdict(row) == SLOWER]
     held = [row for row in found if verdict(row).startswith(("as claimed", "faster"))]
     broken = [(least, bound) for _, _, least, bound in counter if least > bound]
     text = number = f"{len(held)} of {len(found)} slopes are as claimed or steeper."
     if slow:
-        slopes = [f"{row.method} on {row.problem} {_number(row.slope_mean)} ({row.claimed:g})" for row in slow]
+        slopes = [
+            f"{row.method} on {row.problem} {_number(row.slope_mean)} ({row.claimed:g})"
+            for row in slow
+        ]
         text += f" Slower than claimed (in brackets): {'; '.join(slopes)}."
     if broken:
-        text += f" The counter-example keeps norm(grad f)^2 at {broken[0][0]:g}; theorem 2 claims {broken[0][1]:.2g}."
+        text += (
+            f" The counter-example keeps norm(grad f)^2 at {broken[0][0]:g}; theorem 2 claims "
+            f"{broken[0][1]:.2g}."
+        )
     if slow or broken:
-        return number, "holds in part and is contradicted in part" if held else "is contradicted", text
+        return (
+            number,
+            "holds in part and is contradicted in part" if held else "is contradicted",
+            text,
+        )
     return number, "holds" if len(held) == len(found) else "is not decided", text
 
 
@@ -243,16 +331,32 @@ def _table(rows: Sequence[Measured]) -> str:
         claimed = "-" if row.claimed is None else f"{row.claimed:g}"
         least = "0 (x_0)" if row.slope_least is None else f"{row.least:.2e}"
         slopes = [_number(row.slope_least), _number(row.slope_mean)]
-        lines.append([row.method, *slopes, claimed, verdict(row), least, f"{row.mean:.2e}", _number(row.ratio)])
+        lines.append(
+            [
+                row.method,
+                *slopes,
+                claimed,
+                verdict(row),
+                least,
+                f"{row.mean:.2e}",
+                _number(row.ratio),
+            ]
+        )
     return markdown(heads, lines)
 
 
 def _duels(problem: str, values: Values) -> str:
     """DELTA's mean gradient relative to that of importance sampling in the same form."""
     texts = []
-    for delta, rival in (("delta@multinomial", "fedis@multinomial"), ("delta", "fedis"), ("pracdelta", "fedpracis")):
+    for delta, rival in (
+        ("delta@multinomial", "fedis@multinomial"),
+        ("delta", "fedis"),
+        ("pracdelta", "fedpracis"),
+    ):
         if ratio := _ratio(problem, delta, rival, values):
-            texts.append(f"`{delta}` / `{rival}` {ratio.mean:.3f}{ends(ratio.low, ratio.high, '.3f')}")
+            texts.append(
+                f"`{delta}` / `{rival}` {ratio.mean:.3f}{ends(ratio.low, ratio.high, '.3f')}"
+            )
     return TEXTS["rates"]["duels"].format(found=", ".join(texts))
 
 
@@ -260,16 +364,21 @@ def _csv_row(row: Measured) -> dict[str, Any]:
     numbers: dict[str, Any] = row._asdict()
     for name in ("slope_least", "slope_mean", "ratio"):
         numbers |= interval_cells(name, numbers.pop(name) or (None, None, None))
-    cell = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in numbers.items()}
+    cell = {
+        name: f"{value:.6g}" if isinstance(value, float) else value
+        for name, value in numbers.items()
+    }
     return cell | {"verdict": verdict(row)}
 
 
 def _draw(settings: dict[str, Any], values: Values, path: Path) -> None:
     horizon_t = np.array(settings["horizons"], dtype=np.float64)
-    looks, guide_look = analysis.looks(settings["methods"]), analysis.Look(analysis.GREY, (0.0, (1.0, 1.5)), "", 1.0)
+    looks = analysis.looks(settings["methods"])
+    guide_look = analysis.Look(analysis.GREY, (0.0, (1.0, 1.5)), "", 1.0)
     panels = []
     for problem, (measure, name) in product(settings["problems"], enumerate(("least", "mean"))):
-        lines, top = [], 0.0
+        lines = []
+        top = 0.0
         for method in [method for method in settings["methods"] if method in _DRAWN]:
             value_ts = values[problem, method][measure]
             if value_ts.max() > 1e-12:  # else the run starts at the minimum

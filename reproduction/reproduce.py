@@ -10,7 +10,16 @@ from typing import Any
 
 from deltafl.errors import DeltaflError, require
 from deltafl.io import write_atomically
-from deltafl.simulation import Job, OnProgress, Progress, RunRecord, RunStore, require_devices, run_jobs, task_of
+from deltafl.simulation import (
+    Job,
+    OnProgress,
+    Progress,
+    RunRecord,
+    RunStore,
+    require_devices,
+    run_jobs,
+    task_of,
+)
 
 from .page import OwnPage, Rows, require_own, write, write_page
 from .spec import Experiment, Sweep, load_experiment
@@ -23,7 +32,8 @@ class Request:
 
     name: str
     scale: str
-    out: Path  # the experiment's folder; those whose runs it shows in another way are looked for beside it
+    # the experiment's folder; those whose runs it shows in another way are looked for beside it
+    out: Path
     parts: tuple[str, ...] | None = None  # None for all of the scale
     seeds: int | None = None  # how many, instead of the experiment's own
     processes: int = 1
@@ -38,14 +48,18 @@ class Request:
 
     @property
     def command(self) -> str:
-        """The command for the page, without folders, processes and device, which differ from place to place."""
+        """The command for the page, without folders, processes and device, which differ from
+        place to place.
+        """
         parts = "".join(f" --part {part}" for part in self.parts or ())
         seeds = "" if self.seeds is None else f" --seeds {self.seeds}"
         return f"python -m reproduction {self.name} --scale {self.scale}{parts}{seeds}"
 
 
 def reproduce(request: Request, on_progress: OnProgress) -> str:
-    """Run what is missing, write the page, ``README.md`` beside table, picture and records, and return it."""
+    """Run what is missing, write the page, ``README.md`` beside table, picture and records, and
+    return it.
+    """
     experiment = load_experiment(request.name)
     require("matplotlib", "plot")
     require("scipy", "sim")
@@ -57,19 +71,26 @@ def reproduce(request: Request, on_progress: OnProgress) -> str:
     return (_sweep if experiment.parts else _own_way)(experiment, request, on_progress)
 
 
-def make_sweep(experiment: Experiment, scale: str, parts: Sequence[str] | None = None, **own: Any) -> Sweep:
+def make_sweep(
+    experiment: Experiment, scale: str, parts: Sequence[str] | None = None, **own: Any
+) -> Sweep:
     names = experiment.part_names(scale) if parts is None else tuple(parts)
-    return Sweep(experiment, scale, {part: experiment.comparison(part, scale, **own) for part in names})
+    return Sweep(
+        experiment, scale, {part: experiment.comparison(part, scale, **own) for part in names}
+    )
 
 
 def _sweep(experiment: Experiment, request: Request, on_progress: OnProgress) -> str:
-    source, folder = experiment, request.out
+    source = experiment
+    folder = request.out
     if experiment.runs_of is not None:
-        source, folder = load_experiment(experiment.runs_of), request.out.parent / experiment.runs_of
+        source = load_experiment(experiment.runs_of)
+        folder = request.out.parent / experiment.runs_of
         require_own(folder, source.name)
     sweep = make_sweep(source, request.scale, request.parts, **request.own)
     if source is not experiment:
-        view, given = experiment.view, sweep.comparisons
+        view = experiment.view
+        given = sweep.comparisons
         shown = [part for part in given if part in experiment.parts and view.shows(part)]
         sweep = replace(sweep, comparisons={part: given[part] for part in shown} or given)
     not_run = {} if request.only_page else run_sweep(sweep, folder, request.processes, on_progress)
@@ -77,7 +98,9 @@ def _sweep(experiment: Experiment, request: Request, on_progress: OnProgress) ->
     if not runs:
         raise _no_run(folder)
     with RunStore(request.out).lock():
-        return write_page(replace(sweep, experiment=experiment), runs, request.out, not_run, request.command)
+        return write_page(
+            replace(sweep, experiment=experiment), runs, request.out, not_run, request.command
+        )
 
 
 def _no_run(folder: Path) -> DeltaflError:
@@ -89,14 +112,21 @@ def records_of(sweep: Sweep, folder: Path) -> list[RunRecord]:
     return [record for job in sweep.jobs() if (record := store.get(job)) is not None]
 
 
-def run_sweep(sweep: Sweep, folder: Path, processes: int, on_progress: OnProgress) -> dict[str, str]:
-    """Run what has no record in ``folder`` yet and pack the records; the parts left out for lack of data, and why."""
-    store, jobs = RunStore(folder), list(sweep.jobs())
+def run_sweep(
+    sweep: Sweep, folder: Path, processes: int, on_progress: OnProgress
+) -> dict[str, str]:
+    """Run what has no record in ``folder`` yet and pack the records; the parts left out for lack
+    of data, and why.
+    """
+    store = RunStore(folder)
+    jobs = list(sweep.jobs())
     waiting = [job for job in jobs if not store.get(job)]
     require_training(job.settings.device for job in waiting)
     not_run = _missing_data(waiting)
     if len(not_run) == len(sweep.comparisons):
-        raise DeltaflError(next(iter(not_run.values()), "there is nothing to run: no part was chosen"))
+        raise DeltaflError(
+            next(iter(not_run.values()), "there is nothing to run: no part was chosen")
+        )
     run_jobs([job for job in jobs if job.part not in not_run], folder, processes, on_progress)
     for part in sweep.comparisons:
         store.pack(part)
@@ -120,22 +150,29 @@ def _missing_data(waiting: Sequence[Job]) -> dict[str, str]:
 
 
 def _own_way(experiment: Experiment, request: Request, on_progress: OnProgress) -> str:
-    """Run an experiment that is no sweep, a module named like its kind; its rows are kept as they come.
+    """Run an experiment that is no sweep, a module named like its kind; its rows are kept as they
+    come.
 
-    Its ``run`` yields steps done, steps in all, and a new row or None; its ``show`` draws and returns an ``OwnPage``.
+    Its ``run`` yields steps done, steps in all, and a new row or None; its ``show`` draws and
+    returns an ``OwnPage``.
     """
     if request.parts is not None or request.seeds is not None:
-        raise DeltaflError(f"{experiment.name} has no parts and no seeds to choose; leave out --part and --seeds")
+        raise DeltaflError(
+            f"{experiment.name} has no parts and no seeds to choose; leave out --part and --seeds"
+        )
     if request.only_page and not request.out.is_dir():
         raise _no_run(request.out)
-    module, path = import_module(f".{experiment.kind}", __package__), request.out / "runs.jsonl.gz"
+    module = import_module(f".{experiment.kind}", __package__)
+    path = request.out / "runs.jsonl.gz"
     settings = {**experiment.settings, **experiment.scales[request.scale].settings}
     request.out.mkdir(parents=True, exist_ok=True)
     with RunStore(request.out).lock():
         head, rows = read_rows(path)
         # Files of earlier versions hold some of the settings.
         if head and any(settings.get(key) != value for key, value in head["settings"].items()):
-            raise DeltaflError(f"{path} holds rows of other settings; give its --scale or choose another --out")
+            raise DeltaflError(
+                f"{path} holds rows of other settings; give its --scale or choose another --out"
+            )
         if not request.only_page:
             for done, total, row in module.run(settings, rows):
                 if row is not None:
@@ -144,18 +181,33 @@ def _own_way(experiment: Experiment, request: Request, on_progress: OnProgress) 
                 over = done == total
                 on_progress(Progress(done, total, int(over), 1, () if over else (experiment.name,)))
         shown: OwnPage = module.show(settings, rows, request.out)
-        blocks = ["## Verdict", f"**{sentence_case(shown.verdict)}.** {shown.number}", *shown.blocks]
-        return write(experiment, shown._replace(blocks=blocks), request.scale, (1, 1), request.command, request.out)
+        blocks = [
+            "## Verdict",
+            f"**{sentence_case(shown.verdict)}.** {shown.number}",
+            *shown.blocks,
+        ]
+        return write(
+            experiment,
+            shown._replace(blocks=blocks),
+            request.scale,
+            (1, 1),
+            request.command,
+            request.out,
+        )
 
 
 def read_rows(path: Path) -> tuple[dict[str, Any], Rows]:
-    """The first line of a ``.jsonl.gz`` file, which holds what all rows share, and its rows; nothing without a file."""
+    """The first line of a ``.jsonl.gz`` file, which holds what all rows share, and its rows;
+    nothing without a file.
+    """
     if not path.exists():
         return {}, []
     try:
         head, *rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     except (OSError, EOFError, ValueError) as error:
-        raise DeltaflError(f"{path} cannot be read: {error}; restore it, or delete it to run again") from None
+        raise DeltaflError(
+            f"{path} cannot be read: {error}; restore it, or delete it to run again"
+        ) from None
     return head, rows
 
 
@@ -166,5 +218,7 @@ def write_rows(path: Path, head: dict[str, Any], rows: Rows) -> None:
 
 
 def default_folder(name: str, scale: str) -> Path:
-    """Where results go by default: the committed folder for the scale that it holds, ``runs`` for the others."""
+    """Where results go by default: the committed folder for the scale that it holds, ``runs``
+    for the others.
+    """
     return Path("results") / name if scale == "cpu" else Path("runs") / scale / name

@@ -33,7 +33,9 @@ def folded(summary: str, text: str) -> str:
 
 
 def csv_text(cells: Cells) -> str:
-    """Rows as CSV; the columns are those of all rows, in order of appearance; numbers have six digits."""
+    """Rows as CSV; the columns are those of all rows, in order of appearance; numbers have six
+    digits.
+    """
     names = list(dict.fromkeys(name for row in cells for name in row))
     file = io.StringIO()
     writer = csv.DictWriter(file, names, lineterminator="\n")
@@ -53,7 +55,9 @@ def formatted(value: float | None, form: str) -> str:
 
 def plus_minus(mean: float | None, sd: float | None, form: str, sd_form: str = "") -> str:
     """Mean ± sd, the sd in a format of its own or that of the mean."""
-    return formatted(mean, form) + ("" if mean is None or sd is None else f" ± {sd:{sd_form or form}}")
+    return formatted(mean, form) + (
+        "" if mean is None or sd is None else f" ± {sd:{sd_form or form}}"
+    )
 
 
 def ends(low: float | None, high: float | None, form: str = ".2f", scale: float = 1.0) -> str:

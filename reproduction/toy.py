@@ -1,7 +1,9 @@
-"""The toy (figures 3 and 5): three clients, two are selected, the ideal is (4, 0). Every cohort is enumerated.
+"""The toy (figures 3 and 5): three clients, two are selected, the ideal is (4, 0). Every cohort is
+enumerated.
 
-The gradients at (1, 1) are (2, 2), (4, 1) and (6, -3). Each score is combined with each of ``WAYS`` to draw and weigh.
-The difference estimators subtract c = (4, 0) and add it back: the best c there is, which nobody knows before the draw.
+The gradients at (1, 1) are (2, 2), (4, 1) and (6, -3). Each score is combined with each of ``WAYS``
+to draw and weigh. The difference estimators subtract c = (4, 0) and add it back: the best c there
+is, which nobody knows before the draw.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +34,9 @@ _COLOURS = {score: looks([name])[name].colour for score, name in SCORES.items()}
 
 
 class Way(NamedTuple):
-    """A way to draw and to weigh; the difference estimator subtracts the ideal as a control variate."""
+    """A way to draw and to weigh; the difference estimator subtracts the ideal as a control
+    variate.
+    """
 
     design: str
     estimator: str
@@ -61,7 +65,9 @@ class Outcome(NamedTuple):
 
 
 class Enumerated(NamedTuple):
-    """E norm(aggregate - ideal)^2, norm(E aggregate - ideal), and all cohorts of positive probability."""
+    """E norm(aggregate - ideal)^2, norm(E aggregate - ideal), and all cohorts of positive
+    probability.
+    """
 
     mse: float
     bias: float
@@ -69,8 +75,11 @@ class Enumerated(NamedTuple):
 
 
 def enumerate_toy(score: str, way: str) -> Enumerated:
-    """All cohorts of two with their aggregates, through the sampler's own code and ``close_round``."""
-    population, how = Population.from_sizes([1] * len(GRADIENTS)), WAYS[way]
+    """All cohorts of two with their aggregates, through the sampler's own code and
+    ``close_round``.
+    """
+    population = Population.from_sizes([1] * len(GRADIENTS))
+    how = WAYS[way]
     gradient_md: Params = np.array(GRADIENTS, dtype=np.float32)
     sampler = make_sampler(f"{SCORES[score]}@{how.design}")
     plan = Plan(population, sampler, 2, how.estimator, _Keeper())
@@ -80,7 +89,9 @@ def enumerate_toy(score: str, way: str) -> Enumerated:
     oracle = KnownUpdates(gradient_md, population.weight_m)
     everyone = np.ones(len(GRADIENTS), dtype=np.bool_)
     found: dict[tuple[int, ...], Outcome] = {}
-    for probability, cohort in every_cohort(lambda rng: sampler.open(state.sampler, everyone, 2, rng, oracle)):
+    for probability, cohort in every_cohort(
+        lambda rng: sampler.open(state.sampler, everyone, 2, rng, oracle)
+    ):
         clients = tuple(np.repeat(cohort.client_n + 1, cohort.count_n).tolist())
         x, y = close_round(plan, state, cohort, gradient_md[cohort.client_n])[0].optimizer
         before = found[clients].probability if clients in found else 0.0
@@ -98,7 +109,9 @@ class _Keeper:
     def init(self, num_params: int) -> FloatArray:
         return np.zeros(num_params)
 
-    def step(self, params_d: Params, delta_d: FloatArray, state: FloatArray) -> tuple[Params, FloatArray]:
+    def step(
+        self, params_d: Params, delta_d: FloatArray, state: FloatArray
+    ) -> tuple[Params, FloatArray]:
         return params_d, delta_d
 
 
@@ -111,7 +124,10 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     found = {(score, way): enumerate_toy(score, way) for score in SCORES for way in WAYS}
     _draw(found, folder / "toy.png")
     biased = {key: f" ({row.bias:.3f})" if row.bias > 1e-6 else "" for key, row in found.items()}
-    lines = [[score, *(f"{found[score, way].mse:.3f}{biased[score, way]}" for way in WAYS)] for score in SCORES]
+    lines = [
+        [score, *(f"{found[score, way].mse:.3f}{biased[score, way]}" for way in WAYS)]
+        for score in SCORES
+    ]
     number, verdict, text = _verdict(found)
     blocks = [
         "![Aggregates of two of three](toy.png)",
@@ -122,7 +138,10 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     ]
     cells = [
         {"score": score, "way": way, "design": WAYS[way].design, "estimator": WAYS[way].estimator}
-        | {"mse": f"{row.mse:.6g}", "bias": f"{row.bias if row.bias > 1e-9 else 0:.3g}"}  # below: rounding of this CPU
+        | {
+            "mse": f"{row.mse:.6g}",
+            "bias": f"{row.bias if row.bias > 1e-9 else 0:.3g}",
+        }  # below: rounding of this CPU
         for (score, way), row in found.items()
     ]
     return OwnPage(number, verdict, blocks, cells)
@@ -136,7 +155,9 @@ def _verdict(found: dict[tuple[str, str], Enumerated]) -> tuple[str, str, str]:
     against = [way for way in ways if mses[way][1] < mses[way][0]]
 
     def listed(chosen: Sequence[str]) -> str:
-        texts = [f"{WAYS[way].title} ({' / '.join(f'{mse:.3f}' for mse in mses[way])})" for way in chosen]
+        texts = [
+            f"{WAYS[way].title} ({' / '.join(f'{mse:.3f}' for mse in mses[way])})" for way in chosen
+        ]
         return ", ".join(texts) or "none"
 
     number = f"Mean squared error of DELTA / IS / uniform: {listed((held or against)[:1])}."
@@ -144,11 +165,17 @@ def _verdict(found: dict[tuple[str, str], Enumerated]) -> tuple[str, str, str]:
     text += f"IS below DELTA: {listed(against)}."
     if held and against:
         return number, "holds in part and is contradicted in part", text
-    return number, "is contradicted" if against else "holds" if len(held) == len(ways) else "holds in part", text
+    return (
+        number,
+        "is contradicted" if against else "holds" if len(held) == len(ways) else "holds in part",
+        text,
+    )
 
 
 def hand_picked() -> dict[tuple[int, int], tuple[float, float]]:
-    """The unweighted averages of the pairs of clients (from 1); the paper gives one pair to each method."""
+    """The unweighted averages of the pairs of clients (from 1); the paper gives one pair to each
+    method.
+    """
     gradient_md = np.array(GRADIENTS)
     return {(i, j): tuple(gradient_md[[i - 1, j - 1]].mean(axis=0).tolist()) for i, j in GIVEN_TO}
 
@@ -157,7 +184,14 @@ def _pairs_table() -> str:
     lines = []
     for pair, mean_d in hand_picked().items():
         away = float(np.sum((np.array(mean_d) - np.array(IDEAL)) ** 2))
-        lines.append([f"{pair[0]}, {pair[1]}", GIVEN_TO[pair], f"({mean_d[0]:g}, {mean_d[1]:g})", f"{away:g}"])
+        lines.append(
+            [
+                f"{pair[0]}, {pair[1]}",
+                GIVEN_TO[pair],
+                f"({mean_d[0]:g}, {mean_d[1]:g})",
+                f"{away:g}",
+            ]
+        )
     return markdown(["pair", "given to", "average", "squared distance to (4, 0)"], lines, left=2)
 
 
@@ -170,7 +204,9 @@ def _draw(found: dict[tuple[str, str], Enumerated], path: Path) -> None:
         for line, score in zip(grid, SCORES, strict=True):
             for axes, way in zip(line, DRAWN, strict=True):
                 _draw_outcomes(axes, found[score, way], _COLOURS[score])
-                title = "\n".join([*WAYS[way].title.rsplit(", ", 1), ""]) if score == "uniform" else ""
+                title = (
+                    "\n".join([*WAYS[way].title.rsplit(", ", 1), ""]) if score == "uniform" else ""
+                )
                 axes.set_title(f"{title}MSE {found[score, way].mse:.3f}")
             line[0].set_ylabel(f"{score}\nsecond coordinate")
         for axes in grid[-1]:
@@ -190,9 +226,18 @@ def _draw_outcomes(axes: "Axes", row: Enumerated, colour: str) -> None:
     axes.scatter(x_k, y_k, s=220 * probability_k, color=colour, alpha=0.75, linewidths=0, zorder=3)
     for outcome in row.outcomes:
         name = "".join(str(client) for client in outcome.clients)
-        away = np.array(outcome.aggregate) - np.array(IDEAL)  # out of the middle, where the points are close
+        away = np.array(outcome.aggregate) - np.array(
+            IDEAL
+        )  # out of the middle, where the points are close
         away = away / np.linalg.norm(away) if np.linalg.norm(away) > 0.05 else np.array([0.0, -1.0])
         x, y = (6.0 + np.sqrt(70 * outcome.probability)) * away
         how: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6, "color": GREY}
         axes.annotate(name, outcome.aggregate, xytext=(x, y), textcoords="offset points", **how)
-    axes.plot(*(probability_k @ aggregate_kd), marker="D", markersize=4.5, color=INK, fillstyle="none", zorder=4)
+    axes.plot(
+        *(probability_k @ aggregate_kd),
+        marker="D",
+        markersize=4.5,
+        color=INK,
+        fillstyle="none",
+        zorder=4,
+    )

@@ -1,7 +1,8 @@
-"""The verdict: whether the paper's ordering holds, from intervals alone; ``texts.toml`` states the rule.
+"""The verdict: whether the paper's ordering holds, from intervals alone; ``texts.toml`` states the
+rule.
 
-For each part, each measure and each pair that the paper orders there is one statement, "the first is better than the
-second", which the runs show, contradict or leave open (``measures.Statement``).
+For each part, each measure and each pair that the paper orders there is one statement, "the first
+is better than the second", which the runs show, contradict or leave open (``measures.Statement``).
 """
 
 from collections import Counter
@@ -27,7 +28,12 @@ _TALLY = {
 #: What the verdict compares, by part.
 Measures = dict[str, list[Measure]]
 #: The statuses of statements, and what a paragraph calls them.
-_WORDS = {"shown": "shown", "contradicted": "contradicted", "open": "open", "no interval": "without an interval"}
+_WORDS = {
+    "shown": "shown",
+    "contradicted": "contradicted",
+    "open": "open",
+    "no interval": "without an interval",
+}
 #: DELTA's names, and importance sampling in the same form.
 _RIVALS = {"delta": "fedis", "pracdelta": "fedpracis"}
 
@@ -43,7 +49,8 @@ def ordered(groups: Sequence[Group], measures: Measures) -> list[Statement]:
 
 
 def between(group: Group, measure: Measure, first: str, second: str) -> Statement:
-    one, two = group.row(first), group.row(second)
+    one = group.row(first)
+    two = group.row(second)
     return compare(group.title, measure, (one.name, one.runs), (two.name, two.runs))
 
 
@@ -55,23 +62,30 @@ def sum_up(statements: Sequence[Statement]) -> str:
         return "holds"
     chance = by_chance(len(statements) - number["no interval"])
     if number["shown"] > chance:
-        return "holds in part" + (" and is contradicted in part" if number["contradicted"] > chance else "")
+        return "holds in part" + (
+            " and is contradicted in part" if number["contradicted"] > chance else ""
+        )
     return "is contradicted" if number["contradicted"] > chance else "is not decided"
 
 
 def tally(verdicts: Sequence[str]) -> str:
     """How many of several claims hold, and how many do not."""
-    starts = Counter(max(filter(verdict.startswith, _TALLY), key=len, default="") for verdict in verdicts)
+    starts = Counter(
+        max(filter(verdict.startswith, _TALLY), key=len, default="") for verdict in verdicts
+    )
     found = ", ".join(f"{starts[start]} {words}" for start, words in _TALLY.items())
     return f"Of {counted(len(verdicts), 'claim')} of the paper: {found}."
 
 
 def verdict_text(statements: Sequence[Statement]) -> str:
-    """The verdict; whether only small differences contradict; and why nothing is decided: too few seeds, or most
-    intervals hold small differences alone.
+    """The verdict; whether only small differences contradict; and why nothing is decided: too few
+    seeds, or most intervals hold small differences alone.
     """
-    verdict, open_ = sum_up(statements), [s for s in statements if s.status == "open"]
-    if verdict == "is contradicted" and all(s.is_small for s in statements if s.status == "contradicted"):
+    verdict = sum_up(statements)
+    open_ = [s for s in statements if s.status == "open"]
+    if verdict == "is contradicted" and all(
+        s.is_small for s in statements if s.status == "contradicted"
+    ):
         return f"{verdict}, by small differences"
     if verdict != "is not decided":
         return verdict
@@ -82,14 +96,18 @@ def verdict_text(statements: Sequence[Statement]) -> str:
 
 
 def by_chance(number: int) -> int:
-    """So many intervals exclude in one direction by chance; a rule of thumb, as those that share runs are dependent."""
+    """So many intervals exclude in one direction by chance; a rule of thumb, as those that share
+    runs are dependent.
+    """
     from scipy.stats import binom
 
     return int(binom.ppf(0.95, number, 0.025))
 
 
 class Verdict(NamedTuple):
-    """The verdict, as in "holds in part", and in a sentence; one number with its interval; what the verdict is from."""
+    """The verdict, as in "holds in part", and in a sentence; one number with its interval; what
+    the verdict is from.
+    """
 
     verdict: str
     sentence: str
@@ -105,10 +123,14 @@ def judge(groups: Sequence[Group], measures: Measures, other: str | None = None)
     if not statements:
         return Verdict(verdict, f"{sentence_case(verdict)}.", headline)
     number = Counter[str](statement.status for statement in statements)
-    parts = ", ".join(f"{number[status]} {word}" for status, word in _WORDS.items() if number[status])
+    parts = ", ".join(
+        f"{number[status]} {word}" for status, word in _WORDS.items() if number[status]
+    )
     orders = dict.fromkeys(_order_text(group) for group in groups if len(group.order) > 1)
     sentences = [f"It is {'; '.join(orders)}."]
-    sentences += [f"Of {counted(len(statements), 'statement')} on pairs of methods, the runs leave {parts}."]
+    sentences += [
+        f"Of {counted(len(statements), 'statement')} on pairs of methods, the runs leave {parts}."
+    ]
     with_interval = len(statements) - number["no interval"]
     if with_interval > 1:
         chance = by_chance(with_interval)
@@ -116,37 +138,62 @@ def judge(groups: Sequence[Group], measures: Measures, other: str | None = None)
         sentences.append(f"By chance alone {often} would be shown, and as many contradicted.")
     failed = sum(bool(s.only_first or s.only_second) for s in statements)
     if failed:
-        sentences.append(f"Of these, {failed} leave out seeds with which one method failed; it is never called better.")
+        sentences.append(
+            f"Of these, {failed} leave out seeds with which one method failed; it is never called "
+            "better."
+        )
     return Verdict(verdict, f"The paper's ordering {verdict}.", headline, " ".join(sentences))
 
 
 def _order_text(group: Group) -> str:
-    names = [[group.row(label).name for label in rank if label in group.labels] for rank in group.ranks]
+    names = [
+        [group.row(label).name for label in rank if label in group.labels] for rank in group.ranks
+    ]
     return " before ".join(" and ".join(rank) for rank in names if rank)
 
 
-def _headline(groups: Sequence[Group], measures: Measures, verdict: str, statements: Sequence[Statement]) -> str:
-    """One number: the paper's best (or else the first other row) against the baseline, or another pair that decides."""
+def _headline(
+    groups: Sequence[Group], measures: Measures, verdict: str, statements: Sequence[Statement]
+) -> str:
+    """One number: the paper's best (or else the first other row) against the baseline, or
+    another pair that decides.
+    """
     found = list[Statement]()
     for group in groups:
         others = [label for label in [*group.order, *group.labels] if label != group.baseline]
-        found += [between(group, m, others[0], group.baseline) for m in measures[group.part] if others]
+        found += [
+            between(group, m, others[0], group.baseline) for m in measures[group.part] if others
+        ]
     if not found:
         return ""
-    wanted = "shown" if verdict.startswith("holds") else "contradicted" if "contradicted" in verdict else "open"
-    one = max([*found, *statements], key=lambda it: (it.status == wanted, it.status != "no interval", it.pairs > 0))
+    wanted = (
+        "shown"
+        if verdict.startswith("holds")
+        else "contradicted"
+        if "contradicted" in verdict
+        else "open"
+    )
+    one = max(
+        [*found, *statements],
+        key=lambda it: (it.status == wanted, it.status != "no interval", it.pairs > 0),
+    )
     where = f"{one.where}: " if len(groups) > 1 else ""
     return f"{where}{one.first} against {one.second}: {_effect(one)}."
 
 
 def _effect(statement: Statement) -> str:
-    """An estimate with its interval and status, as in ``accuracy +0.52 points [0.10, 0.94], better``."""
+    """An estimate with its interval and status, as in
+    ``accuracy +0.52 points [0.10, 0.94], better``.
+    """
     measure = statement.measure
     words = {"shown": measure.words[0], "contradicted": measure.words[1]}
     words["no interval"] = f"{counted(statement.pairs, 'seed')}: too few for an interval"
     failed = statement.only_first + statement.only_second
     lost = f", {counted(failed, 'seed')} left out" if failed else ""
-    return f"{measure.name} {number_text(statement)}, {words.get(statement.status, statement.status)}{lost}"
+    return (
+        f"{measure.name} {number_text(statement)}, "
+        f"{words.get(statement.status, statement.status)}{lost}"
+    )
 
 
 def pairs_table(groups: Sequence[Group], measures: Measures) -> str:
@@ -156,23 +203,37 @@ def pairs_table(groups: Sequence[Group], measures: Measures) -> str:
 def others_table(groups: Sequence[Group], measures: Measures) -> str:
     """Comparisons outside the paper's ordering; empty if there is none."""
     pairs = [(group, first, second) for group in groups for first, second in _others(group)]
-    found = [between(group, measure, *pair) for group, *pair in pairs for measure in measures[group.part]]
+    found = [
+        between(group, measure, *pair) for group, *pair in pairs for measure in measures[group.part]
+    ]
     return _table(found, "comparison", "against")
 
 
 def _others(group: Group) -> Iterator[tuple[str, str]]:
-    """Rows outside the ordering against the baseline and their ordered form; DELTA against uniform and IS alike."""
+    """Rows outside the ordering against the baseline and their ordered form; DELTA against
+    uniform and IS alike.
+    """
     for label in group.labels:
-        name, outside = base_name(label), label not in group.order
+        name = base_name(label)
+        outside = label not in group.order
         seconds = []
         if outside and label != group.baseline:
             same = [other for other in group.labels if other != label and base_name(other) == name]
-            seconds = [group.baseline, *([o for o in same if o in group.order] or [o for o in same if o == name])]
+            seconds = [
+                group.baseline,
+                *([o for o in same if o in group.order] or [o for o in same if o == name]),
+            ]
         if name in _RIVALS:
             rival = label.replace(name, _RIVALS[name], 1)
-            seconds += [other for other in group.labels if base_name(other) in ("uniform", "md-fixed")]
+            seconds += [
+                other for other in group.labels if base_name(other) in ("uniform", "md-fixed")
+            ]
             seconds += [other for other in group.labels if other == rival]
-        yield from ((label, second) for second in dict.fromkeys(seconds) if outside or second not in group.order)
+        yield from (
+            (label, second)
+            for second in dict.fromkeys(seconds)
+            if outside or second not in group.order
+        )
 
 
 def _table(statements: Sequence[Statement], head: str, word: str) -> str:
@@ -181,20 +242,36 @@ def _table(statements: Sequence[Statement], head: str, word: str) -> str:
     for s in statements:
         left_out = s.only_first + s.only_second
         status = f"{s.status} ({counted(left_out, 'seed')} left out)" if left_out else s.status
-        line = [f"{s.first} {word} {s.second}", s.measure.name, number_text(s), str(s.pairs), status]
+        line = [
+            f"{s.first} {word} {s.second}",
+            s.measure.name,
+            number_text(s),
+            str(s.pairs),
+            status,
+        ]
         lines.append([s.where, *line] if several else line)
     heads = [head, "measure", "estimate [95 %]", "paired seeds", "status"]
-    return markdown(["part", *heads] if several else heads, lines, left=len(heads) + 1) if lines else ""
+    return (
+        markdown(["part", *heads] if several else heads, lines, left=len(heads) + 1)
+        if lines
+        else ""
+    )
 
 
 def number_text(statement: Statement) -> str:
-    """As in ``speed-up ×1.31 [1.05, 1.60]``, ``+0.52 points [0.10, 0.94]``, ``lower by 0.120 [-0.010, 0.250]``."""
-    measure, estimate, low, high = statement.measure, statement.estimate, statement.low, statement.high
+    """As in ``speed-up ×1.31 [1.05, 1.60]``, ``+0.52 points [0.10, 0.94]``,
+    ``lower by 0.120 [-0.010, 0.250]``.
+    """
+    measure = statement.measure
+    estimate = statement.estimate
+    low = statement.low
+    high = statement.high
     if estimate is None:
         return "without a pair of seeds"
     if measure.form == "ratio":
         return f"{measure.unit}×{estimate:.2f}{ends(low, high)}"
-    form, scale = ".2f" if measure.scale > 1 else ".3f", measure.scale
+    form = ".2f" if measure.scale > 1 else ".3f"
+    scale = measure.scale
     if measure.higher:
         return f"{scale * estimate:+{form}}{measure.unit}{ends(low, high, form, scale)}"
     # The estimate is in favour of the first: a lower loss is above 0.

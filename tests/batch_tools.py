@@ -1,4 +1,6 @@
-"""What the tests of batched training share: small models of every kind, their task, and the twin of a client."""
+"""What the tests of batched training share: small models of every kind, their task, and the twin
+of a client.
+"""
 
 from collections.abc import Callable
 
@@ -17,7 +19,12 @@ from deltafl.types import Params
 
 SIZES = (9, 40, 21, 33, 5, 16)
 CLASSES = 5
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    ),
+]
 
 
 def results_of(training: Training) -> list[LocalResult]:
@@ -37,11 +44,15 @@ def four_layers() -> nn.Module:
 def tiny_resnet() -> nn.Module:
     blocks = (ResidualBlock(4, 4, 1, 2), ResidualBlock(4, 8, 2, 2))
     first = (nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.GroupNorm(2, 4), nn.ReLU())
-    return nn.Sequential(*first, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES))
+    return nn.Sequential(
+        *first, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES)
+    )
 
 
 class OwnNet(nn.Module):
-    """No chain of layers: a module of one's own, with an odd convolution and a layer that is not used."""
+    """No chain of layers: a module of one's own, with an odd convolution and a layer that is not
+    used.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +106,11 @@ def drift_of(num_params: int, work: LocalWork) -> Params | None:
 
 def noise_of(rng: np.random.Generator, deviation: float) -> Noise | None:
     """Normal noise of a standard deviation, None for 0."""
-    return (lambda d: (deviation * rng.standard_normal(d)).astype(np.float32)) if deviation > 0 else None
+    return (
+        (lambda d: (deviation * rng.standard_normal(d)).astype(np.float32))
+        if deviation > 0
+        else None
+    )
 
 
 def assert_near(result: LocalResult, twin: LocalResult, tolerance: float = 1e-5) -> None:
@@ -108,7 +123,8 @@ def assert_near(result: LocalResult, twin: LocalResult, tolerance: float = 1e-5)
 
 def twin_of(engine: Engine, work: LocalWork, client: int, round: int = 2) -> LocalResult:
     """The readable twin on the CPU, from the streams that the engine documents."""
-    task, rows = engine.task, engine.task.client_rows[client]
+    task = engine.task
+    rows = engine.task.client_rows[client]
     x = torch.tensor(task.dataset.train_x[rows])
     if task.tokens:
         x = x.long()
@@ -117,9 +133,15 @@ def twin_of(engine: Engine, work: LocalWork, client: int, round: int = 2) -> Loc
     y = torch.tensor(task.dataset.train_y[rows])
     batches = stream(0, "batches", 0 if work.fixed_order else round, client)
     noise_rng = stream(0, "noise", round, client) if work.fixed_order else batches
-    noise = noise_of(noise_rng, 0.0 if task.gradient_noise_m is None else float(task.gradient_noise_m[client]))
-    augment, rng = task.augment, stream(0, "augment", round, client)
+    noise = noise_of(
+        noise_rng, 0.0 if task.gradient_noise_m is None else float(task.gradient_noise_m[client])
+    )
+    augment = task.augment
+    rng = stream(0, "augment", round, client)
     vary = None if augment is None else lambda inputs: augment(inputs, rng)
     drift_d = drift_of(engine.num_params, work)
-    model, start_d = task.make_model(), engine.initial_params()
-    return train_serial(model, task.loss, x, y, start_d, work, batches, noise, drift_d, vary, squares=True)
+    model = task.make_model()
+    start_d = engine.initial_params()
+    return train_serial(
+        model, task.loss, x, y, start_d, work, batches, noise, drift_d, vary, squares=True
+    )

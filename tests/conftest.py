@@ -1,4 +1,6 @@
-"""What the core's tests share: a problem with unequal weights, exact means over cohorts, a server that only records."""
+"""What the core's tests share: a problem with unequal weights, exact means over cohorts, a
+server that only records.
+"""
 
 import platform
 import re
@@ -32,19 +34,26 @@ from deltafl.designs.exact import every_cohort
 from deltafl.samplers.base import State
 from deltafl.types import FloatArray, IntArray, Params, Replies
 
-# Some tests press Ctrl-C in a program they start, which would inherit that the shell of a background job ignores it.
+# Some tests press Ctrl-C in a program they start, which would inherit that the shell of a
+# background job ignores it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples in every run: a failure is a change of the code, never luck, nor a machine that is busy.
-settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples in every run: a failure is a change of the code, never luck, nor a machine that
+# is busy.
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)
 def _own_files_are_forgotten() -> Iterator[None]:
-    """What ``deltafl.io.import_file`` leaves of a test's own files, which may have the name of another test's."""
-    path, modules = sys.path.copy(), {*sys.modules}
+    """What ``deltafl.io.import_file`` leaves of a test's own files, which may have the name of
+    another test's.
+    """
+    path = sys.path.copy()
+    modules = {*sys.modules}
     yield
     for folder in {*sys.path} - {*path}:
         for name in {*sys.modules} - modules:
@@ -78,7 +87,9 @@ class Recorder:
     def init(self, num_params: int) -> Recorded:
         return Recorded(np.zeros(num_params))
 
-    def step(self, params_d: Params, delta_d: FloatArray, state: Recorded) -> tuple[Params, Recorded]:
+    def step(
+        self, params_d: Params, delta_d: FloatArray, state: Recorded
+    ) -> tuple[Params, Recorded]:
         return params_d, Recorded(delta_d)
 
 
@@ -100,14 +111,23 @@ def population_of(sizes: list[int] | IntArray) -> Population:
     return Population.from_sizes(sizes, aux=share_mc)
 
 
-def make_problem(sizes: list[int] | IntArray, d: int = 3, seed: int = 0, shift: float = 1.0) -> Problem:
-    """Random updates of different lengths around a common direction; the weights follow the sizes."""
+def make_problem(
+    sizes: list[int] | IntArray, d: int = 3, seed: int = 0, shift: float = 1.0
+) -> Problem:
+    """Random updates of different lengths around a common direction; the weights follow the
+    sizes.
+    """
     rng = np.random.default_rng(seed)
     population = population_of(sizes)
     m = population.num_clients
-    update_md = (rng.normal(size=(m, d)) * rng.uniform(0.5, 2.0, size=(m, 1)) + shift).astype(np.float32)
-    step_variance_m, loss_m = rng.exponential(size=m), rng.exponential(size=m)
-    return Problem(population, update_md, KnownUpdates(update_md, population.weight_m, step_variance_m, loss_m))
+    update_md = (rng.normal(size=(m, d)) * rng.uniform(0.5, 2.0, size=(m, 1)) + shift).astype(
+        np.float32
+    )
+    step_variance_m = rng.exponential(size=m)
+    loss_m = rng.exponential(size=m)
+    return Problem(
+        population, update_md, KnownUpdates(update_md, population.weight_m, step_variance_m, loss_m)
+    )
 
 
 def reports_of(problem: Problem, cohort: Cohort) -> Reports:
@@ -122,45 +142,69 @@ def play(plan: Plan, state: RoundState, problems: list[Problem]) -> RoundState:
     """One real round a problem, so that samplers and controls reach a state of their own making."""
     for problem in problems:
         cohort = open_round(plan, state, oracle=problem.oracle)
-        state, _ = close_round(plan, state, cohort, problem.update_md[cohort.client_n], reports_of(problem, cohort))
+        state, _ = close_round(
+            plan, state, cohort, problem.update_md[cohort.client_n], reports_of(problem, cohort)
+        )
     return state
 
 
-def all_cohorts(plan: Plan, state: RoundState, oracle: Oracle | None, available_m: FloatArray | None = None) -> Cohorts:
+def all_cohorts(
+    plan: Plan, state: RoundState, oracle: Oracle | None, available_m: FloatArray | None = None
+) -> Cohorts:
     """Every cohort that can be opened in this state, with its probability."""
     if isinstance(plan.sampler, PowerOfChoice):
         return list(_power_of_choice(plan, oracle))
     present_m = np.ones(plan.population.num_clients) if available_m is None else available_m
-    return list(every_cohort(lambda rng: plan.sampler.open(state.sampler, present_m > 0, plan.n, rng, oracle)))
+    return list(
+        every_cohort(
+            lambda rng: plan.sampler.open(state.sampler, present_m > 0, plan.n, rng, oracle)
+        )
+    )
 
 
 def _power_of_choice(plan: Plan, oracle: Oracle | None) -> Iterator[tuple[float, Cohort]]:
-    """From its definition: every set of 2 n candidates is equally likely, the n largest losses are asked."""
+    """From its definition: every set of 2 n candidates is equally likely, the n largest losses
+    are asked.
+    """
     assert oracle is not None
     m = plan.population.num_clients
     size = min(2 * plan.n, m)
     for candidates in combinations(range(m), size):
         loss_k = oracle.losses(np.array(candidates))
         chosen = np.sort(np.array(candidates)[np.argsort(-loss_k)[: plan.n]])
-        yield 1 / comb(m, size), Cohort(chosen, np.ones(plan.n, dtype=np.int64), np.full(plan.n, np.nan))
+        yield (
+            1 / comb(m, size),
+            Cohort(chosen, np.ones(plan.n, dtype=np.int64), np.full(plan.n, np.nan)),
+        )
 
 
-def estimate(plan: Plan, state: RoundState, cohort: Cohort, updates: list[Params | None]) -> FloatArray:
-    """D of one cohort, by the real ``close_round``; the plan's server optimizer must be a ``Recorder``."""
+def estimate(
+    plan: Plan, state: RoundState, cohort: Cohort, updates: list[Params | None]
+) -> FloatArray:
+    """D of one cohort, by the real ``close_round``; the plan's server optimizer must be a
+    ``Recorder``.
+    """
     following, _ = close_round(plan, state, cohort, updates)
     delta_d: FloatArray = following.optimizer.delta_d
     return delta_d
 
 
-def mean_estimate(plan: Plan, state: RoundState, problem: Problem, failures: bool = False) -> FloatArray:
-    """E[D] over all cohorts, and over all patterns of replies if clients fail with the rates that the state knows."""
+def mean_estimate(
+    plan: Plan, state: RoundState, problem: Problem, failures: bool = False
+) -> FloatArray:
+    """E[D] over all cohorts, and over all patterns of replies if clients fail with the rates
+    that the state knows.
+    """
     rate_m = plan.response_rates(state) if failures else np.ones(plan.population.num_clients)
     mean_d = np.zeros(problem.update_md.shape[1])
     for probability, cohort in all_cohorts(plan, state, problem.oracle):
         rate_n = rate_m[cohort.client_n]
         for pattern in product(*([True] if q == 1 else [True, False] for q in rate_n)):
             chance = float(np.prod(np.where(pattern, rate_n, 1 - rate_n)))
-            updates = [problem.update_md[i] if here else None for i, here in zip(cohort.client_n, pattern, strict=True)]
+            updates = [
+                problem.update_md[i] if here else None
+                for i, here in zip(cohort.client_n, pattern, strict=True)
+            ]
             mean_d += probability * chance * estimate(plan, state, cohort, updates)
     return mean_d
 
@@ -178,7 +222,9 @@ def same_tree(a: object, b: object) -> bool:
     """Equality of nested tuples of arrays and numbers, NaN equal to NaN."""
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(same_tree, a, b))
-    return bool(np.array_equal(np.asarray(a), np.asarray(b), equal_nan=np.asarray(a).dtype.kind == "f"))
+    return bool(
+        np.array_equal(np.asarray(a), np.asarray(b), equal_nan=np.asarray(a).dtype.kind == "f")
+    )
 
 
 #: Cohorts of a Monte Carlo check of frequencies.
@@ -203,13 +249,19 @@ def assert_frequencies(frequency_m: FloatArray, expected_m: FloatArray, draws: i
 
 
 def all_replies(cohort: Cohort, coef_n: FloatArray | None = None) -> Replies:
-    """A cohort in which everybody always replies; each counts count / expected if nothing else is said."""
+    """A cohort in which everybody always replies; each counts count / expected if nothing else
+    is said.
+    """
     coef_n = cohort.count_n / cohort.expected_n if coef_n is None else coef_n
-    return Replies(cohort, cohort, np.asarray(coef_n, dtype=np.float64), np.ones(len(cohort.client_n)))
+    return Replies(
+        cohort, cohort, np.asarray(coef_n, dtype=np.float64), np.ones(len(cohort.client_n))
+    )
 
 
 def replies_of(client_n: list[int], coef_n: list[float], kind: str = "fixed-size") -> Replies:
     """Replies of these clients, who always reply, with these coefficients."""
     n = len(client_n)
-    cohort = Cohort(np.array(client_n, dtype=np.int64), np.ones(n, dtype=np.int64), np.full(n, np.nan), kind)
+    cohort = Cohort(
+        np.array(client_n, dtype=np.int64), np.ones(n, dtype=np.int64), np.full(n, np.nan), kind
+    )
     return all_replies(cohort, np.array(coef_n))

@@ -1,4 +1,6 @@
-"""Rounds closed reply by reply and by several processes, against ``close_round`` on the same replies."""
+"""Rounds closed reply by reply and by several processes, against ``close_round`` on the same
+replies.
+"""
 
 import threading
 import tracemalloc
@@ -31,13 +33,19 @@ from deltafl.estimators.sketch import SKETCH_SIZE
 from deltafl.scale.named_arrays import named_arrays
 from deltafl.types import FloatArray, Params
 
-M, N, COUNT = 30, 8, 3
+M = 30
+N = 8
+COUNT = 3
 LARGE = 5 * SKETCH_SIZE
 
 
-def plan_of(label: str = "pracdelta", estimator: str = "horvitz-thompson", n: int = N, **options: Any) -> Plan:
+def plan_of(
+    label: str = "pracdelta", estimator: str = "horvitz-thompson", n: int = N, **options: Any
+) -> Plan:
     population = Population.from_sizes(np.arange(5, 5 + M))
-    return Plan(population, make_sampler(label), n, estimator, make_server_optimizer("adam"), **options)
+    return Plan(
+        population, make_sampler(label), n, estimator, make_server_optimizer("adam"), **options
+    )
 
 
 class ClientWork:
@@ -47,7 +55,9 @@ class ClientWork:
         rng = stream(5, "audit", round)
         n = len(cohort.client_n)
         update_nd = (rng.normal(size=(n, d)) + cohort.client_n[:, None] / M).astype(np.float32)
-        self.updates: list[Params | None] = list(update_nd if drift_d is None else update_nd + drift_d)
+        self.updates: list[Params | None] = list(
+            update_nd if drift_d is None else update_nd + drift_d
+        )
         self.columns: dict[str, Any] = {
             "loss": rng.exponential(size=n),
             "step_variance": rng.exponential(size=n),
@@ -68,22 +78,30 @@ def close_by_stream(
     for i in order:
         if work.updates[i] is not None:
             columns = {name: column[i] for name, column in work.columns.items()}
-            columns["square_loss"] = None if np.isnan(columns["square_loss"]) else columns["square_loss"]
+            columns["square_loss"] = (
+                None if np.isnan(columns["square_loss"]) else columns["square_loss"]
+            )
             accumulator.add(int(cohort.client_n[i]), work.updates[i], **columns)
     return accumulator.close()
 
 
-def both(plan: Plan, d: int, *, reverse: bool = False, spoil: bool = False, rounds: int = 4) -> tuple[Any, Any]:
+def both(
+    plan: Plan, d: int, *, reverse: bool = False, spoil: bool = False, rounds: int = 4
+) -> tuple[Any, Any]:
     """The last of some rounds closed by ``close_round``, and by a stream."""
     after = init_round(plan, np.zeros(d))
     for round in range(rounds):
-        state, cohort = after, open_round(plan, after)
+        state = after
+        cohort = open_round(plan, after)
         work = ClientWork(cohort, round, d, broadcast(plan, state).drift_d)
         if spoil:
-            work.updates[1], work.updates[3] = None, np.full(d, np.nan, dtype=np.float32)
+            work.updates[1] = None
+            work.updates[3] = np.full(d, np.nan, dtype=np.float32)
         after, info = close_round(plan, state, cohort, work.updates, work.reports(slice(None)))
     order = range(len(cohort.client_n))
-    return (after, info), close_by_stream(plan, state, cohort, work, reversed(order) if reverse else order)
+    return (after, info), close_by_stream(
+        plan, state, cohort, work, reversed(order) if reverse else order
+    )
 
 
 def assert_same(a: RoundState, b: RoundState, rtol: float = 0.0, but: str = " ") -> None:
@@ -91,24 +109,35 @@ def assert_same(a: RoundState, b: RoundState, rtol: float = 0.0, but: str = " ")
         assert x.dtype == y.dtype, name
         if not name.startswith(but):
             np.testing.assert_allclose(
-                x, y, rtol=rtol, atol=rtol * (np.nanmax(np.abs(x), initial=0.0) if rtol else 1.0), err_msg=name
+                x,
+                y,
+                rtol=rtol,
+                atol=rtol * (np.nanmax(np.abs(x), initial=0.0) if rtol else 1.0),
+                err_msg=name,
             )
 
 
-def assert_same_info(a: RoundInfo, b: RoundInfo, rtol: float = 1e-9, but: Iterable[str] = ()) -> None:
+def assert_same_info(
+    a: RoundInfo, b: RoundInfo, rtol: float = 1e-9, but: Iterable[str] = ()
+) -> None:
     assert [*a.rejected] == [*b.rejected]
     for field in set(RoundInfo._fields) - {"rejected", *but}:
         np.testing.assert_allclose(getattr(a, field), getattr(b, field), rtol=rtol, err_msg=field)
 
 
-# --- one reply at a time ----------------------------------------------------------------------------------------------
+# --- one reply at a time
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spoil", [False, True])
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_kept_updates_give_the_bits_of_close_round_in_any_order(estimator: str, spoil: bool) -> None:
+def test_kept_updates_give_the_bits_of_close_round_in_any_order(
+    estimator: str, spoil: bool
+) -> None:
     """Models of at most 64 parameters are kept, whatever the estimator."""
-    (state, info), (streamed, streamed_info) = both(plan_of(estimator=estimator), 5, spoil=spoil, reverse=True)
+    (state, info), (streamed, streamed_info) = both(
+        plan_of(estimator=estimator), 5, spoil=spoil, reverse=True
+    )
     assert_same(state, streamed)
     assert_same_info(info, streamed_info, rtol=0.0)
 
@@ -117,7 +146,9 @@ def test_kept_updates_give_the_bits_of_close_round_in_any_order(estimator: str, 
 @pytest.mark.parametrize("spoil", [False, True])
 @pytest.mark.parametrize("estimator", ["horvitz-thompson", "hajek", "plain-mean", "difference"])
 def test_large_models_move_alike(estimator: str, spoil: bool, reverse: bool) -> None:
-    """To the last bit in the cohort's order, if no coefficient depends on which other clients reply."""
+    """To the last bit in the cohort's order, if no coefficient depends on which other clients
+    reply.
+    """
     plan = plan_of("uniform", estimator)
     (state, info), (streamed, streamed_info) = both(plan, LARGE, spoil=spoil, reverse=reverse)
     exact = not reverse and not (spoil and estimator in {"hajek", "plain-mean"})
@@ -126,7 +157,9 @@ def test_large_models_move_alike(estimator: str, spoil: bool, reverse: bool) -> 
     assert_same_info(info, streamed_info, but={"variance", "mean_over_diversity"})
 
 
-@pytest.mark.parametrize("label", ["pracdelta", "pracdelta@ordered-pivotal", "uniform", "oort", "delta-centred"])
+@pytest.mark.parametrize(
+    "label", ["pracdelta", "pracdelta@ordered-pivotal", "uniform", "oort", "delta-centred"]
+)
 def test_scores_of_large_models_are_near(label: str) -> None:
     """Only norm(u_i - mean)^2 and the variance are estimates; what is sketched anyway is exact."""
     estimator = "plain-mean" if label == "oort" else "horvitz-thompson"
@@ -143,7 +176,9 @@ def test_scores_of_large_models_are_near(label: str) -> None:
 
 @pytest.mark.parametrize("options", [{"mime": 0.5, "norm_guard": 1.5}, {"clip": "median"}])
 @pytest.mark.parametrize("d", [5, LARGE])
-def test_momentum_guard_and_clipping_are_those_of_close_round(d: int, options: dict[str, Any]) -> None:
+def test_momentum_guard_and_clipping_are_those_of_close_round(
+    d: int, options: dict[str, Any]
+) -> None:
     (state, info), (streamed, streamed_info) = both(plan_of("uniform", **options), d, rounds=8)
     assert_same(state, streamed)
     assert_same_info(info, streamed_info, but={"variance", "mean_over_diversity"} if d > 5 else ())
@@ -164,10 +199,12 @@ def test_nobody_replies_and_the_state_before_is_not_changed() -> None:
 
 def test_memory_is_that_of_a_few_models() -> None:
     """NumPy reports its arrays to tracemalloc: 8 replies of a model of 400 kB, one at a time."""
-    plan, d = plan_of("uniform"), 100_000
+    plan = plan_of("uniform")
+    d = 100_000
     state = init_round(plan, np.zeros(d))
     cohort = open_round(plan, state)
-    accumulator, update_d = Accumulator(plan, state, cohort), np.ones(d, dtype=np.float32)
+    accumulator = Accumulator(plan, state, cohort)
+    update_d = np.ones(d, dtype=np.float32)
     accumulator.add(int(cohort.client_n[0]), update_d)
     tracemalloc.start()
     for client in cohort.client_n[1:].tolist():
@@ -192,11 +229,14 @@ def test_coefficients_that_depend_on_other_replies_cannot_be_streamed() -> None:
 @pytest.mark.parametrize("d", [5, LARGE])
 @pytest.mark.parametrize("estimator", ["horvitz-thompson", "difference", "difference-own"])
 def test_replies_may_come_in_parts_of_any_kind_and_order(estimator: str, d: int) -> None:
-    """Rows after rows, rows after single replies and the other way round, and places in any order."""
+    """Rows after rows, rows after single replies and the other way round, and places in any
+    order.
+    """
     plan = plan_of("uniform", estimator)
     state = init_round(plan, np.zeros(d))
     for round in range(2):
-        before, cohort = state, open_round(plan, state)
+        before = state
+        cohort = open_round(plan, state)
         work = ClientWork(cohort, round, d)
         work.updates[6] = None
         state, info = close_round(plan, before, cohort, work.updates, work.reports(slice(None)))
@@ -212,13 +252,21 @@ def test_replies_may_come_in_parts_of_any_kind_and_order(estimator: str, d: int)
             if isinstance(part, int):
                 columns = {name: float(column[part]) for name, column in work.columns.items()}
                 square = None if np.isnan(columns["square_loss"]) else columns["square_loss"]
-                accumulator.add(int(cohort.client_n[part]), work.updates[part], **{**columns, "square_loss": square})
+                accumulator.add(
+                    int(cohort.client_n[part]),
+                    work.updates[part],
+                    **{**columns, "square_loss": square},
+                )
             else:
-                accumulator.add_rows([work.updates[i] for i in part], work.reports(part), np.array(part))
+                accumulator.add_rows(
+                    [work.updates[i] for i in part], work.reports(part), np.array(part)
+                )
         parted, parted_info = accumulator.close()
         sketched = d > SKETCH_SIZE and isinstance(parts[0], int) and estimator != "difference-own"
         assert_same(state, parted, rtol=1e-6)
-        assert_same_info(info, parted_info, but=["variance", "mean_over_diversity"] if sketched else [])
+        assert_same_info(
+            info, parted_info, but=["variance", "mean_over_diversity"] if sketched else []
+        )
 
 
 def test_mistakes_of_the_host_are_refused() -> None:
@@ -226,7 +274,8 @@ def test_mistakes_of_the_host_are_refused() -> None:
     state = init_round(plan, np.zeros(3))
     cohort = open_round(plan, state)
     accumulator = Accumulator(plan, state, cohort)
-    client, stranger = int(cohort.client_n[0]), next(i for i in range(M) if i not in cohort.client_n)
+    client = int(cohort.client_n[0])
+    stranger = next(i for i in range(M) if i not in cohort.client_n)
     assert accumulator.add(client, [1.0, 2.0]) == (client, "update has shape (2,), expected (3,)")
     with pytest.raises(DeltaflError, match="has replied already"):
         accumulator.add(client, np.zeros(3))
@@ -235,7 +284,9 @@ def test_mistakes_of_the_host_are_refused() -> None:
     with pytest.raises(DeltaflError, match=f"client {stranger} is not of this round's cohort"):
         accumulator.add(stranger, np.zeros(3))
     for places in ([1, 1], [1, N], [-1]):
-        with pytest.raises(DeltaflError, match=r"places is .*; give places in the cohort, 0 to 7, once each"):
+        with pytest.raises(
+            DeltaflError, match=r"places is .*; give places in the cohort, 0 to 7, once each"
+        ):
             accumulator.add_rows(np.zeros((len(places), 3)), None, np.array(places))
     accumulator.close()
     for late in (accumulator.close, lambda: accumulator.add(int(cohort.client_n[1]), np.zeros(3))):
@@ -243,14 +294,18 @@ def test_mistakes_of_the_host_are_refused() -> None:
             late()
 
 
-# --- several processes, played by threads -----------------------------------------------------------------------------
+# --- several processes, played by threads
+# -----------------------------------------------------------------------------
 
 
 class Thread:
     """A process that is a thread: the items of all, in the order of ranks, at a barrier."""
 
     def __init__(self, items: list[Any], barrier: threading.Barrier, rank: int) -> None:
-        self.items, self.barrier, self.rank, self.sizes = items, barrier, rank, list[int]()
+        self.items = items
+        self.barrier = barrier
+        self.rank = rank
+        self.sizes = list[int]()
 
     def add_up(self, vector: FloatArray) -> FloatArray:
         self.sizes.append(vector.size)
@@ -266,22 +321,30 @@ class Thread:
 
 
 def group_of(count: int) -> list[Thread]:
-    items, barrier = [None] * count, threading.Barrier(count, timeout=20)
+    items = [None] * count
+    barrier = threading.Barrier(count, timeout=20)
     return [Thread(items, barrier, rank) for rank in range(count)]
 
 
 D = 40
 
 
-def played(plan: Plan, rounds: int, lost: int | None, shares: bool) -> tuple[list[RoundState], list[RoundInfo]]:
-    """All threads' last states, and the first one's infos; ``lost`` is a client whose reply is broken."""
+def played(
+    plan: Plan, rounds: int, lost: int | None, shares: bool
+) -> tuple[list[RoundState], list[RoundInfo]]:
+    """All threads' last states, and the first one's infos; ``lost`` is a client whose reply is
+    broken.
+    """
     group = group_of(COUNT)
 
     def play(rank: int) -> tuple[RoundState, list[RoundInfo]]:
-        state, peer, infos = init_round(plan, np.ones(D)), group[rank], []
+        state = init_round(plan, np.ones(D))
+        peer = group[rank]
+        infos = []
         for round in range(rounds):
             cohort = open_round(plan, state)
-            work, n = ClientWork(cohort, round, D), len(cohort.client_n)
+            work = ClientWork(cohort, round, D)
+            n = len(cohort.client_n)
             if lost is not None and n > 0:
                 work.updates[lost % n] = np.full(D, np.nan, dtype=np.float32)
             if shares:
@@ -292,7 +355,9 @@ def played(plan: Plan, rounds: int, lost: int | None, shares: bool) -> tuple[lis
                 state, info = accumulator.close()
                 assert max(peer.sizes) < 3 * D + N * 80
             else:
-                state, info = close_round(plan, state, cohort, work.updates, work.reports(slice(None)))
+                state, info = close_round(
+                    plan, state, cohort, work.updates, work.reports(slice(None))
+                )
             infos.append(info)
         return state, infos
 
@@ -305,7 +370,10 @@ def played(plan: Plan, rounds: int, lost: int | None, shares: bool) -> tuple[lis
 @pytest.mark.parametrize(
     ("sampler", "estimator", "n", "options"),
     [
-        *(("pracdelta", name, N, {}) for name in ("horvitz-thompson", "hajek", "plain-mean", "difference")),
+        *(
+            ("pracdelta", name, N, {})
+            for name in ("horvitz-thompson", "hajek", "plain-mean", "difference")
+        ),
         ("uniform@poisson", "difference", N, {}),
         ("md", "horvitz-thompson", N, {}),
         ("hics-fl", "plain-mean", N, {}),
@@ -340,9 +408,13 @@ def test_what_cannot_be_merged_is_refused() -> None:
     cohort = open_round(plan, state)
     accumulator = Accumulator(plan, state, cohort)
     accumulator.add(int(cohort.client_n[0]), np.ones(LARGE))
-    with pytest.raises(DeltaflError, match="merge needs the updates, which add does not keep; give them to add_rows"):
+    with pytest.raises(
+        DeltaflError,
+        match="merge needs the updates, which add does not keep; give them to add_rows",
+    ):
         accumulator.merge(group_of(1)[0])
-    plan, group = plan_of("uniform"), group_of(2)
+    plan = plan_of("uniform")
+    group = group_of(2)
 
     def play(rank: int) -> None:
         state = init_round(plan, np.full(D, 1.0 + rank))

@@ -1,4 +1,6 @@
-"""Who may import whom: the core needs NumPy alone, nothing imports upwards or in circles, reproduction is a user."""
+"""Who may import whom: the core needs NumPy alone, nothing imports upwards or in circles,
+reproduction is a user.
+"""
 
 import ast
 import sys
@@ -19,7 +21,17 @@ ABOVE = {
     "__main__": {"cli"},
 }
 #: What reproduction may import from: packages by the names in their ``__all__``, and three modules.
-PUBLIC = {"analysis", "audit", "cli", "designs", "estimators", "samplers", "server", "simulation", "tasks"}
+PUBLIC = {
+    "analysis",
+    "audit",
+    "cli",
+    "designs",
+    "estimators",
+    "samplers",
+    "server",
+    "simulation",
+    "tasks",
+}
 PUBLIC |= {"errors", "io", "types"}
 
 
@@ -35,7 +47,9 @@ MODULES = modules()
 
 
 def imports(path: Path, package: str, everywhere: bool) -> Iterator[str]:
-    """What a file imports, by full names, without what is for type checkers; ``everywhere``: in functions too."""
+    """What a file imports, by full names, without what is for type checkers; ``everywhere``: in
+    functions too.
+    """
 
     def of(nodes: list[ast.stmt]) -> Iterator[str]:
         for node in nodes:
@@ -44,13 +58,18 @@ def imports(path: Path, package: str, everywhere: bool) -> Iterator[str]:
             elif isinstance(node, ast.ImportFrom):
                 base = ".".join(package.split(".")[: 1 - node.level or None]) if node.level else ""
                 name = ".".join(filter(None, [base, node.module or ""]))
-                yield from (f"{name}.{a.name}" if f"{name}.{a.name}" in MODULES else name for a in node.names)
+                yield from (
+                    f"{name}.{a.name}" if f"{name}.{a.name}" in MODULES else name
+                    for a in node.names
+                )
             elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
                 # A try around an import at the top is that of an optional package.
                 optional = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try)
                 if everywhere or not optional:
                     for field in ("body", "orelse", "finalbody", "handlers"):
-                        yield from of([n for n in getattr(node, field, []) if isinstance(n, ast.AST)])  # type: ignore[misc]
+                        yield from of(
+                            [n for n in getattr(node, field, []) if isinstance(n, ast.AST)]
+                        )  # type: ignore[misc]
 
     yield from of(ast.parse(path.read_text(encoding="utf-8")).body)
 
@@ -69,7 +88,8 @@ def test_nothing_imports_upwards() -> None:
         f"{name} imports {other}"
         for name, path in MODULES.items()
         for other in imports(path, package_of(name), everywhere=True)
-        if other in MODULES and part_of(other) not in {part_of(name), *ABOVE.get(part_of(name), set())}
+        if other in MODULES
+        and part_of(other) not in {part_of(name), *ABOVE.get(part_of(name), set())}
     }
     assert not wrong
 
@@ -79,14 +99,18 @@ def test_the_core_needs_numpy_alone() -> None:
         f"{name} imports {other}"
         for name, path in MODULES.items()
         for other in imports(path, package_of(name), everywhere=False)
-        if part_of(name) == "core" and other.partition(".")[0] not in {"deltafl", "numpy", *sys.stdlib_module_names}
+        if part_of(name) == "core"
+        and other.partition(".")[0] not in {"deltafl", "numpy", *sys.stdlib_module_names}
     }
     assert not wrong
 
 
 def test_there_is_no_circle_of_imports() -> None:
     graph = {
-        name: {other for other in imports(path, package_of(name), everywhere=False) if other in MODULES} - {name}
+        name: {
+            other for other in imports(path, package_of(name), everywhere=False) if other in MODULES
+        }
+        - {name}
         for name, path in MODULES.items()
     }
     while free := {name for name, others in graph.items() if not others & graph.keys()}:
@@ -99,7 +123,11 @@ def test_reproduction_uses_the_public_interface() -> None:
     for path in sorted((ROOT / "reproduction").rglob("*.py")):
         for name in imports(path, "reproduction", everywhere=True):
             first, *rest = name.split(".")
-            if first == "deltafl" and rest and not (rest[0] in PUBLIC and (len(rest) == 1 or rest[0] == "analysis")):
+            if (
+                first == "deltafl"
+                and rest
+                and not (rest[0] in PUBLIC and (len(rest) == 1 or rest[0] == "analysis"))
+            ):
                 wrong.add(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong
 

@@ -20,7 +20,13 @@ MODEL: Arrays = {
 
 def test_flatten_and_rebuild_are_inverse() -> None:
     layout = Layout.of(MODEL)
-    assert [entry.kind for entry in layout.entries] == ["trained", "buffer", "counter", "counter", "trained"]
+    assert [entry.kind for entry in layout.entries] == [
+        "trained",
+        "buffer",
+        "counter",
+        "counter",
+        "trained",
+    ]
     flat_d = layout.flatten(MODEL)
     assert flat_d.tolist() == [1, 2, 3, 4, 0.5]
     rebuilt = layout.rebuild(flat_d, layout.rest(MODEL))
@@ -39,8 +45,14 @@ def test_overflow_of_a_narrow_type_becomes_its_largest_number() -> None:
 
 def test_buffers_take_a_convex_mean_and_counters_stay_integers() -> None:
     layout = Layout.of(MODEL)
-    first = MODEL | {"norm.running_var": np.array([3, 4], np.float32), "norm.num_batches_tracked": np.array(2**60 + 11)}
-    second = MODEL | {"norm.running_var": np.array([1, 0], np.float32), "mask": np.array([False, False])}
+    first = MODEL | {
+        "norm.running_var": np.array([3, 4], np.float32),
+        "norm.num_batches_tracked": np.array(2**60 + 11),
+    }
+    second = MODEL | {
+        "norm.running_var": np.array([1, 0], np.float32),
+        "mask": np.array([False, False]),
+    }
     rest = mean_rest(layout, MODEL, [first, second], np.array([30.0, 10.0]))
     assert rest["norm.running_var"].tolist() == [2.5, 3.0]
     assert rest["norm.running_var"].dtype == np.float32
@@ -48,7 +60,9 @@ def test_buffers_take_a_convex_mean_and_counters_stay_integers() -> None:
     assert rest["norm.num_batches_tracked"] == 2**60 + 1 + 8
     assert rest["norm.num_batches_tracked"].dtype == np.int64
     assert rest["mask"].tolist() == [True, False]
-    steps: list[Arrays] = [{"w": np.zeros(1, np.float32), "steps": np.array(k)} for k in (3, 4, 9, 5)]
+    steps: list[Arrays] = [
+        {"w": np.zeros(1, np.float32), "steps": np.array(k)} for k in (3, 4, 9, 5)
+    ]
     middle = mean_rest(Layout.of(steps[0]), steps[0], steps[1:], np.ones(3), median=True)["steps"]
     assert isinstance(middle, np.ndarray)
     assert middle == 5
@@ -58,9 +72,15 @@ def test_buffers_take_a_convex_mean_and_counters_stay_integers() -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "uint64"])
 def test_counters_at_the_limits_of_their_type_take_a_convex_mean(dtype: str) -> None:
-    least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    least = int(np.iinfo(dtype).min)
+    most = int(np.iinfo(dtype).max)
     layout = Layout.of({"x": np.zeros(1, np.float32), "count": np.zeros((), dtype)})
-    for old, *new in ((least, most, most), (most, least, least), (0, least, most), (most, most, most - 1)):
+    for old, *new in (
+        (least, most, most),
+        (most, least, least),
+        (0, least, most),
+        (most, most, most - 1),
+    ):
         arrays = [{"count": np.array(value, dtype)} for value in (old, *new)]
         kept = mean_rest(layout, arrays[0], arrays[1:], np.array([0.5, 0.5]))["count"]
         assert kept.dtype == dtype
@@ -70,7 +90,12 @@ def test_counters_at_the_limits_of_their_type_take_a_convex_mean(dtype: str) -> 
 @pytest.mark.parametrize(
     ("name", "dtype", "value", "reason"),
     [
-        ("count", "int32", np.array([2**40, 1], np.int64), "counter 'count' has entries outside -2147483648 to"),
+        (
+            "count",
+            "int32",
+            np.array([2**40, 1], np.int64),
+            "counter 'count' has entries outside -2147483648 to",
+        ),
         ("count", "int32", np.array([5, -(2**31) - 1], np.int64), "outside"),
         ("count", "int32", np.array([2**31 - 1, 1], np.int64), None),
         ("count", "uint8", np.array([0, 256], np.uint16), "outside 0 to 255"),
@@ -92,7 +117,9 @@ def test_values_are_checked_in_the_type_that_the_server_keeps(
 
 def torch_model() -> Any:
     torch = pytest.importorskip("torch")
-    return torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Linear(4, 1).bfloat16())
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Linear(4, 1).bfloat16()
+    )
 
 
 def test_a_torch_model_its_state_dict_and_its_parameters_are_the_same_vector() -> None:
@@ -109,12 +136,16 @@ def test_unflatten_is_the_inverse_and_keeps_names_order_types_and_what_is_no_par
     model = torch_model()
     model[1].running_mean.fill_(7)
     model[1].num_batches_tracked.fill_(3)
-    before, vector_d = deltafl.flatten(model), np.arange(29, dtype=np.float32)
-    moved, state = deltafl.unflatten(vector_d, model), deltafl.unflatten(vector_d, model.state_dict())
+    before = deltafl.flatten(model)
+    vector_d = np.arange(29, dtype=np.float32)
+    moved = deltafl.unflatten(vector_d, model)
+    state = deltafl.unflatten(vector_d, model.state_dict())
     for found in (moved.state_dict(), state):
         assert np.array_equal(deltafl.flatten(found), vector_d)
         assert list(found) == list(model.state_dict())
-        assert [part.dtype for part in found.values()] == [part.dtype for part in model.state_dict().values()]
+        assert [part.dtype for part in found.values()] == [
+            part.dtype for part in model.state_dict().values()
+        ]
         assert found["1.running_mean"].tolist() == [7, 7]
         assert found["1.num_batches_tracked"] == 3
     assert all(parameter.requires_grad for parameter in moved.parameters())
@@ -136,7 +167,9 @@ def test_dicts_and_lists_of_arrays_come_back_as_they_were() -> None:
     assert (first.tolist(), second.tolist(), second.dtype) == ([[9, 8], [7, 6]], [5], "float16")
 
 
-@pytest.mark.parametrize("wrong", [np.zeros(3), "model.pt", 3, None, [np.zeros(2, int)], {"a": np.array(["b"])}])
+@pytest.mark.parametrize(
+    "wrong", [np.zeros(3), "model.pt", 3, None, [np.zeros(2, int)], {"a": np.array(["b"])}]
+)
 def test_what_is_no_model_is_refused(wrong: Any) -> None:
     with pytest.raises(DeltaflError, match=r"give a module|no floating-point array|use floats"):
         deltafl.flatten(wrong)

@@ -48,7 +48,10 @@ def test_the_torch_loop_of_the_page_learns_what_its_clients_know() -> None:
     assert len(text.splitlines()) <= 90
     change = text.partition("```diff\n")[2].partition("```")[0].splitlines()
     assert "".join(line[1:] + "\n" for line in change if line[0] != "-") in block
-    assert "three lines change and three are new" in text and sum(line[0] == "-" for line in change) == 3
+    assert (
+        "three lines change and three are new" in text
+        and sum(line[0] == "-" for line in change) == 3
+    )
     assert sum(line[0] == "+" for line in change) == 6
     names: dict[str, Any] = {}
     exec(compile(block, "docs/your-loop.md", "exec"), names)
@@ -68,17 +71,22 @@ def test_the_torch_loop_of_the_page_learns_what_its_clients_know() -> None:
         assert names["info"].num_responded == 5
 
 
-def test_the_page_about_the_census_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_about_the_census_does_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (ROOT / "docs" / "census.md").read_text()
     assert len(page.splitlines()) <= 90
-    rng, sizes = np.random.default_rng(0), np.full(40, 10)
+    rng = np.random.default_rng(0)
+    sizes = np.full(40, 10)
     target_md = np.tile(np.eye(4)[np.arange(40) % 4], 3) + 0.05 * rng.normal(size=(40, 12))
     names: dict[str, Any] = {"sizes": sizes, "params_d": np.zeros(12)}
     names["train"] = lambda client, params_d: 0.5 * (target_md[client] - params_d)
     block = page.partition("```python\n")[2].partition("```")[0]
     exec(compile(block, "docs/census.md", "exec"), names)
     assert names["info"].round == 29
-    np.testing.assert_allclose(names["state"].params_d, target_md.mean(axis=0), atol=0.04)  # uniform: 0.08 to 0.23
+    np.testing.assert_allclose(
+        names["state"].params_d, target_md.mean(axis=0), atol=0.04
+    )  # uniform: 0.08 to 0.23
     rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
     assert len(rows) == 5
     for noise, *shown in rows:
@@ -88,12 +96,16 @@ def test_the_page_about_the_census_does_what_it_says(tmp_path: Path, monkeypatch
     given = re.search(r"^deltafl (compare .*) --out my-census$", page, re.MULTILINE)
     assert given is not None
     monkeypatch.chdir(tmp_path)
-    command = shlex.split(given[1].replace("--seeds 5 --rounds 30", "--seeds 1 --rounds 1 --processes 1 --out out"))
+    command = shlex.split(
+        given[1].replace("--seeds 5 --rounds 30", "--seeds 1 --rounds 1 --processes 1 --out out")
+    )
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
 
 
-def test_the_page_about_own_data_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_about_own_data_does_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (ROOT / "docs" / "own-data.md").read_text()
     assert len(page.splitlines()) <= 120
     monkeypatch.chdir(tmp_path)
@@ -103,7 +115,9 @@ def test_the_page_about_own_data_does_what_it_says(tmp_path: Path, monkeypatch: 
             Path(title).write_text(code)
         elif "datasets" not in code or importlib.util.find_spec("datasets") is not None:
             exec(compile(code, "own-data.md", "exec"), names)
-    Path("table.csv").write_text("hospital,age,outcome\n" + "".join(f"{k % 9},{k},{k % 2}\n" for k in range(90)))
+    Path("table.csv").write_text(
+        "hospital,age,outcome\n" + "".join(f"{k % 9},{k},{k % 2}\n" for k in range(90))
+    )
     Path("examples").symlink_to(ROOT / "examples")
     commands = re.findall(r"^deltafl (compare .*)$", page, re.MULTILINE)
     assert len(commands) == 5
@@ -114,7 +128,9 @@ def test_the_page_about_own_data_does_what_it_says(tmp_path: Path, monkeypatch: 
         assert done.exit_code == 0, done.output
 
 
-def test_the_page_about_own_methods_has_files_that_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_about_own_methods_has_files_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (ROOT / "docs" / "add-a-method.md").read_text()
     monkeypatch.chdir(tmp_path)
     for title, code in re.findall(r"```python title=(\S+)\n(.*?)```", page, re.DOTALL):
@@ -122,12 +138,22 @@ def test_the_page_about_own_methods_has_files_that_run(tmp_path: Path, monkeypat
     commands = re.findall(r"^deltafl (.*)$", page, re.MULTILINE)
     assert [command.split()[0] for command in commands] == ["compare", "audit", "compare"]
     for number, command in enumerate(commands):
-        short = f" --task toy --rounds 3 --processes 1 --out out{number}" if command.startswith("compare") else ""
-        done = CliRunner().invoke(app, shlex.split(command.replace("--seeds 5", "--seeds 1") + short))
+        short = (
+            f" --task toy --rounds 3 --processes 1 --out out{number}"
+            if command.startswith("compare")
+            else ""
+        )
+        done = CliRunner().invoke(
+            app, shlex.split(command.replace("--seeds 5", "--seeds 1") + short)
+        )
         assert done.exit_code == 0, done.output
     check_sampler(make_sampler(f"{tmp_path}/mine.py:ByLoss(power=2)"))
     stated = set(re.findall(r"^\| `(\w+) = ", page, re.MULTILINE))
-    public = {name for name in vars(Sampler) if name[0] != "_" and not inspect.isfunction(getattr(Sampler, name))}
+    public = {
+        name
+        for name in vars(Sampler)
+        if name[0] != "_" and not inspect.isfunction(getattr(Sampler, name))
+    }
     assert stated == public | {"ranges"}
     assert re.findall(r"^\| `(\w+_n\w?)` ", page, re.MULTILINE) == list(Reports._fields)
 
@@ -136,9 +162,15 @@ def test_what_is_cited_is_among_the_references() -> None:
     """Each short form of a source, and no reference that nothing cites."""
     text = (ROOT / "docs" / "references.md").read_text()
     known = set(re.findall(r"^\| ([A-Z][^|]+ \d{4}) \|", text, re.MULTILINE))
-    sources = {entry.source for entry in SAMPLERS.values()} | {design.source for design in DESIGNS.values()}
+    sources = {entry.source for entry in SAMPLERS.values()} | {
+        design.source for design in DESIGNS.values()
+    }
     sources |= {estimator.source for estimator in (ESTIMATORS | REMOTE_ESTIMATORS).values()}
-    cited = {re.sub(r" \(.*\)", "", part) for source in sources for part in re.split(r"; |, after ", source)}
+    cited = {
+        re.sub(r" \(.*\)", "", part)
+        for source in sources
+        for part in re.split(r"; |, after ", source)
+    }
     assert cited - {"", "-", "this project"} == known
 
 
@@ -156,8 +188,14 @@ def test_the_readmes_first_table_is_that_of_the_benchmark() -> None:
     parts = {str(table["title"]): part for part, table in experiment.parts.items()}
     with (ROOT / "results" / "benchmark" / "table.csv").open(encoding="utf-8") as file:
         measured = {(row["method"], row["part"]): interval(row) for row in csv.DictReader(file)}
-    lines = [line.strip("| ").split(" | ") for line in (ROOT / "README.md").read_text().splitlines() if line[:1] == "|"]
-    head, _, *rows = lines[: next(place for place, line in enumerate(lines) if line[0] == "your server")]
+    lines = [
+        line.strip("| ").split(" | ")
+        for line in (ROOT / "README.md").read_text().splitlines()
+        if line[:1] == "|"
+    ]
+    head, _, *rows = lines[
+        : next(place for place, line in enumerate(lines) if line[0] == "your server")
+    ]
     assert {"`pracdelta`", "`fedentopt` †", "`fed-cbs` †"} < {row[0] for row in rows}
     assert len(head) > 4
     for first, needed, *shown in rows:
@@ -165,9 +203,13 @@ def test_the_readmes_first_table_is_that_of_the_benchmark() -> None:
         assert ("†" in marks) == (not is_unbiased(label))
         assert ("labels" in needed) == (needs(label) == "known")
         for title, cell in zip(head[2:], shown, strict=True):
-            recommended = experiment.parts[parts[title]].get("recommended", experiment.view.recommended)
+            recommended = experiment.parts[parts[title]].get(
+                "recommended", experiment.view.recommended
+            )
             at_end = {"full": "1", "uniform": "0"}.get(label)
-            assert cell == (at_end or measured[recommended if "recommended" in marks else label, parts[title]]), first
+            assert cell == (
+                at_end or measured[recommended if "recommended" in marks else label, parts[title]]
+            ), first
     page = re.sub(r"\s+", " ", (ROOT / "docs" / "which-sampler.md").read_text())
     quoted = list(re.finditer(r"(-?\d\.\d\d \[[^]]*\]) on (\w+)", page))
     assert len(quoted) == len(re.findall(r"\d\.\d\d \[", page)) >= 12
@@ -182,10 +224,19 @@ def test_the_readmes_output_is_that_of_the_demo() -> None:
     shown = (ROOT / "README.md").read_text().partition("```\n  ")[2].partition("```")[0]
     found = 0
     for each in summary["samplers"]:
-        row = re.search(rf"^{each['sampler']} +(\S+)±(\S+) .*? (\S+) +(\S+) +\S+ +\S+ MB$", shown, re.MULTILINE)
+        row = re.search(
+            rf"^{each['sampler']} +(\S+)±(\S+) .*? (\S+) +(\S+) +\S+ +\S+ MB$", shown, re.MULTILINE
+        )
         if row is not None:
-            top, gap, rounds = each["top5"], each["gap_closed"]["value"], each["to_threshold"]["rounds"]["mean"]
-            expected = f"{100 * top['mean']:.1f}", f"{100 * top['sd']:.1f}", f"{gap:.2f}", f"{rounds:.1f}"
+            top = each["top5"]
+            gap = each["gap_closed"]["value"]
+            rounds = each["to_threshold"]["rounds"]["mean"]
+            expected = (
+                f"{100 * top['mean']:.1f}",
+                f"{100 * top['sd']:.1f}",
+                f"{gap:.2f}",
+                f"{rounds:.1f}",
+            )
             found += row.groups() == expected
     assert found == 3
 
@@ -203,7 +254,8 @@ def test_the_readme_recommends_what_the_evidence_does() -> None:
     rows = [line for line in box.splitlines() if line.startswith("| ") and "`" in line]
     page = (ROOT / "docs" / "which-sampler.md").read_text()
     items = [
-        re.sub(r"\s+", " ", item) for item in re.findall(r"^\d\. (.*?)(?=^\d\. |\n\n)", page, re.DOTALL | re.MULTILINE)
+        re.sub(r"\s+", " ", item)
+        for item in re.findall(r"^\d\. (.*?)(?=^\d\. |\n\n)", page, re.DOTALL | re.MULTILINE)
     ]
     for census, known, memory, neither in (rows, items):
         check_recommendation(census, known, memory, neither)
@@ -219,18 +271,31 @@ def check_recommendation(census: str, known: str, memory: str, neither: str) -> 
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for document in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").rglob("*.md")]:
+    for document in [
+        ROOT / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "results").rglob("*.md"),
+    ]:
         for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
             if "://" not in target:
                 assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
 def test_files_that_documents_name_are_there() -> None:
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "results").rglob("*.md")]:
+    for document in [
+        ROOT / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "results").rglob("*.md"),
+    ]:
         named = re.findall(
-            r"(?:tests|src|benchmarks|reproduction|docs|results)/[\w./-]+\.(?:py|md|json)", document.read_text()
+            r"(?:tests|src|benchmarks|reproduction|docs|results)/[\w./-]+\.(?:py|md|json)",
+            document.read_text(),
         )
-        missing = [name for name in named if not (ROOT / name).exists() and not (document.parent / name).exists()]
+        missing = [
+            name
+            for name in named
+            if not (ROOT / name).exists() and not (document.parent / name).exists()
+        ]
         assert not missing, f"{document.name} names {missing}"
 
 

@@ -36,7 +36,9 @@ def test_own_loop_learns() -> None:
     assert len(losses) == 30
     assert losses[0] > 2
     assert max(losses[-5:]) < 0.02  # the noise has variance 0.01
-    model, truth = (np.array([float(x) for x in part.split()]) for part in re.findall(r"\[([^]]*)\]", lines[-1]))
+    model, truth = (
+        np.array([float(x) for x in part.split()]) for part in re.findall(r"\[([^]]*)\]", lines[-1])
+    )
     np.testing.assert_allclose(model, truth, atol=0.03)
 
 
@@ -66,12 +68,18 @@ def test_own_control_lowers_the_error() -> None:
 
 
 def test_a_control_variate_that_returns_something_else_is_refused(tmp_path: Path) -> None:
-    source, returned = (EXAMPLES / "own_control.py").read_text(), "state.control_md[client_n])"
+    source = (EXAMPLES / "own_control.py").read_text()
+    returned = "state.control_md[client_n])"
     made = ("(0, state.control_md)", "(state.weight_m, state.control_md[client_n])")
-    for wrong in ("return state.control_md[client_n]", *(f"return deltafl.ControlValue{parts}" for parts in made)):
+    for wrong in (
+        "return state.control_md[client_n]",
+        *(f"return deltafl.ControlValue{parts}" for parts in made),
+    ):
         line = next(line for line in source.splitlines() if line.endswith(returned))
         (tmp_path / "wrong.py").write_text(source.replace(line, f"        {wrong}"))
-        plan = make_plan(f"uniform@@{tmp_path}/wrong.py:LastUpdate", Population.from_sizes([1] * 4), n=2)
+        plan = make_plan(
+            f"uniform@@{tmp_path}/wrong.py:LastUpdate", Population.from_sizes([1] * 4), n=2
+        )
         state = init_round(plan, np.zeros(3))
         with pytest.raises(DeltaflError, match=r"LastUpdate.value must return ControlValue"):
             close_round(plan, state, open_round(plan, state), np.ones((2, 3)))
@@ -92,12 +100,19 @@ def test_own_sampler_and_control_enter_a_comparison_by_their_files(tmp_path: Pat
     label = f"{EXAMPLES / 'own_sampler.py'}:ByLoss(power=2,floor=0.1)"
     control = f"uniform@@{EXAMPLES / 'own_control.py'}:LastUpdate(shrink=0.5)"
     options = ["--samplers", f"uniform,{label},{control}", "--seeds", "1", "--rounds", "3"]
-    done = deltafl_here("compare", "--task", "toy", *options, "--processes", "1", "--out", "out", cwd=tmp_path)
+    done = deltafl_here(
+        "compare", "--task", "toy", *options, "--processes", "1", "--out", "out", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     runs = {path.name for path in (tmp_path / "out" / "runs").iterdir()}
-    own = {"own_sampler.py_ByLoss(floor=0.1,power=2)", "uniform@@own_control.py_LastUpdate(shrink=0.5)"}
+    own = {
+        "own_sampler.py_ByLoss(floor=0.1,power=2)",
+        "uniform@@own_control.py_LastUpdate(shrink=0.5)",
+    }
     assert runs == {f"{name}-seed0" for name in {"uniform", *own}}
-    wrong = deltafl_here("run", "--task", "toy", "--sampler", label.replace("power", "powr"), cwd=tmp_path)
+    wrong = deltafl_here(
+        "run", "--task", "toy", "--sampler", label.replace("power", "powr"), cwd=tmp_path
+    )
     assert wrong.returncode == 2
     assert "did you mean 'power'" in " ".join(wrong.stderr.split())
 
@@ -106,7 +121,9 @@ def test_a_study_of_ones_own_table_model_and_sampler(tmp_path: Path) -> None:
     """As it stands but for rounds and seeds: a class of the script in other processes, a figure."""
     source = (EXAMPLES / "student.py").read_text()
     assert len(source.splitlines()) <= 40
-    (tmp_path / "student.py").write_text(source.replace("rounds=30", "rounds=2").replace("seeds=5", "seeds=2"))
+    (tmp_path / "student.py").write_text(
+        source.replace("rounds=30", "rounds=2").replace("seeds=5", "seeds=2")
+    )
     words = [sys.executable, "-W", "error", "student.py"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -125,5 +142,7 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
         cell.source = cell.source.replace("seeds=3, rounds=15", "seeds=2, rounds=4")
     NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
     now = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert [set(output.get("data", {})) for output in now] == [set(output.get("data", {})) for output in shown]
+    assert [set(output.get("data", {})) for output in now] == [
+        set(output.get("data", {})) for output in shown
+    ]
     assert any("gap closed" in str(output) for output in now)

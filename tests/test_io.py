@@ -1,4 +1,6 @@
-"""Files that earlier runs or people left: whatever is in them, the answer is one sentence that names the file."""
+"""Files that earlier runs or people left: whatever is in them, the answer is one sentence that
+names the file.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +14,16 @@ from deltafl.simulation.record import read_record
 from reproduction import reproduce
 from reproduction.page import Finding, read_verdict, write_index, write_verdict
 
-#: Bytes that no reader takes: not UTF-8, brackets without end, half a value, a number of another kind.
-BAD = [b"\xff\xfe{}", b"[" * 100_000, b'{"round": ', b"5", b'[{"score": 1}]', b"a = " + b"[" * 100_000]
+#: Bytes that no reader takes: not UTF-8, brackets without end, half a value, a number of another
+#: kind.
+BAD = [
+    b"\xff\xfe{}",
+    b"[" * 100_000,
+    b'{"round": ',
+    b"5",
+    b'[{"score": 1}]',
+    b"a = " + b"[" * 100_000,
+]
 
 
 def read_index(path: Path) -> object:
@@ -39,7 +49,9 @@ def test_every_reader_answers_damage_with_a_sentence(tmp_path: Path, name: str, 
     path.write_bytes(bad)
     with pytest.raises(DeltaflError) as caught:
         READERS[name](path)
-    assert (str(path) in str(caught.value), "\n" in str(caught.value)) == (True, False), caught.value
+    assert (str(path) in str(caught.value), "\n" in str(caught.value)) == (True, False), (
+        caught.value
+    )
     assert path.read_bytes() == bad
 
 
@@ -58,6 +70,8 @@ def test_what_is_not_there_and_which_line_or_entry_is_wrong(tmp_path: Path) -> N
     path.write_text('{"a": ')
     with pytest.raises(DeltaflError, match=r"a\.jsonl is not valid JSON"):
         read_json(path)
-    with pytest.raises(DeltaflError, match=r"^here: b\.1: Input should be a valid integer.*; mend it$"):
+    with pytest.raises(
+        DeltaflError, match=r"^here: b\.1: Input should be a valid integer.*; mend it$"
+    ):
         checked(dict[str, list[int]], {"b": [1, "x"]}, "here", "mend it")
     assert checked(dict[str, list[int]], {"b": [1]}, "here", "mend it") == {"b": [1]}

@@ -1,4 +1,6 @@
-"""pfl as a host: its rounds are the simulator's, whatever pfl's own weights, workers and interruptions."""
+"""pfl as a host: its rounds are the simulator's, whatever pfl's own weights, workers and
+interruptions.
+"""
 
 import os
 import re
@@ -54,7 +56,10 @@ from deltafl.types import Params
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 ROOT = Path(__file__).parent.parent
-N, ROUNDS, EPOCHS, LR = 5, 5, 4, 0.5
+N = 5
+ROUNDS = 5
+EPOCHS = 4
+LR = 0.5
 WORK = LocalWork(LR, epochs=EPOCHS, batch_size=None)
 
 
@@ -68,9 +73,14 @@ def plan_of(label: str, n: int = N, **more: Any) -> Plan:
 
 
 def user(client: int) -> Dataset:
-    task, rows = digits(), digits().client_rows[client]
-    x = task.dataset.train_x[rows].astype(np.float32).reshape(len(rows), -1) * np.float32(task.input_scale)
-    return Dataset([torch.from_numpy(x), torch.from_numpy(task.dataset.train_y[rows].astype(np.int64))])
+    task = digits()
+    rows = digits().client_rows[client]
+    x = task.dataset.train_x[rows].astype(np.float32).reshape(len(rows), -1) * np.float32(
+        task.input_scale
+    )
+    return Dataset(
+        [torch.from_numpy(x), torch.from_numpy(task.dataset.train_y[rows].astype(np.int64))]
+    )
 
 
 class Net(torch.nn.Linear):
@@ -84,8 +94,11 @@ class Net(torch.nn.Linear):
 class Measured(FederatedAveraging):  # type: ignore[misc]
     """Local training that measures what pracdelta wants to know, from its definition."""
 
-    def train_one_user(self, initial_model_state: Any, model: Any, user_dataset: Any, central_context: Any) -> Any:
-        gradients, losses = [], []
+    def train_one_user(
+        self, initial_model_state: Any, model: Any, user_dataset: Any, central_context: Any
+    ) -> Any:
+        gradients = []
+        losses = []
 
         def step(net: Any, optimizer: Any, batch: Any, *others: Any) -> None:
             optimizer.zero_grad()
@@ -108,7 +121,9 @@ class Keep(TrainingProcessCallback):  # type: ignore[misc]
         self.models: list[Params] = []
         self.logged: list[Metrics] = []
 
-    def after_central_iteration(self, aggregate_metrics: Metrics, model: Any, *, central_iteration: int) -> Any:
+    def after_central_iteration(
+        self, aggregate_metrics: Metrics, model: Any, *, central_iteration: int
+    ) -> Any:
         self.models.append(flatten(model.pytorch_model))
         self.logged.append(aggregate_metrics)
         return False, Metrics()
@@ -123,11 +138,14 @@ def run(
     **more: Any,
 ) -> tuple[DeltaBackend, Keep]:
     """Five rounds of a linear model from 0 in pfl."""
-    net, keep, backend = Net(64, 10), Keep(), DeltaBackend(plan, make_dataset_fn, **more)
+    net = Net(64, 10)
+    keep = Keep()
+    backend = DeltaBackend(plan, make_dataset_fn, **more)
     for part in net.parameters():
         torch.nn.init.zeros_(part)
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=central_lr))
-    algorithm, saving = FedProx() if proximal else Measured(), []
+    algorithm = FedProx() if proximal else Measured()
+    saving = []
     if folder is not None:
         saving = [RestoreTrainingCallback([algorithm, model, backend], str(folder))]
     params = partial(FedProxParams, mu=proximal) if proximal else NNAlgorithmParams
@@ -143,7 +161,8 @@ def run(
 
 def simulated(plan: Plan, proximal: float = 0.0) -> list[Params]:
     """The same in the project's own simulator."""
-    engine, models = Engine(digits(), replace(WORK, proximal=proximal), seed=0), []
+    engine = Engine(digits(), replace(WORK, proximal=proximal), seed=0)
+    models = []
     zero_d = np.zeros(engine.num_params, dtype=np.float32)
     if plan.census is not None:
         first = engine.train(zero_d, 0, np.arange(20)).update_nd
@@ -160,7 +179,15 @@ def simulated(plan: Plan, proximal: float = 0.0) -> list[Params]:
 
 @pytest.mark.parametrize(
     "label",
-    ["pracdelta", "innovation", "census", "oort", "uniform@poisson@difference", "md@multinomial", "full"],
+    [
+        "pracdelta",
+        "innovation",
+        "census",
+        "oort",
+        "uniform@poisson@difference",
+        "md@multinomial",
+        "full",
+    ],
 )
 def test_the_models_are_those_of_the_simulator(label: str) -> None:
     plan = plan_of(label, 20 if label == "full" else N)
@@ -172,7 +199,9 @@ def test_the_models_are_those_of_the_simulator(label: str) -> None:
     assert len(backend.history) == len(drawn) == ROUNDS - (label == "census")
     sizes = [metrics["deltafl | selected"] for metrics in drawn]
     assert sizes == [info.num_selected for info in backend.history]
-    assert keep.logged[-1]["deltafl | sum-of-weights"] == pytest.approx(backend.history[-1].sum_of_weights)
+    assert keep.logged[-1]["deltafl | sum-of-weights"] == pytest.approx(
+        backend.history[-1].sum_of_weights
+    )
 
 
 def test_weights_that_do_not_sum_to_one_survive() -> None:
@@ -187,7 +216,11 @@ def test_weights_that_do_not_sum_to_one_survive() -> None:
 
 def test_the_plans_privacy_is_that_of_the_simulator() -> None:
     """Up to noise, other in every call, which is too small here to be seen."""
-    plan = plan_of("uniform@poisson", dp=DifferentialPrivacy(clip=0.2, noise_multiplier=1e-7, delta=1e-5), seed=2**62)
+    plan = plan_of(
+        "uniform@poisson",
+        dp=DifferentialPrivacy(clip=0.2, noise_multiplier=1e-7, delta=1e-5),
+        seed=2**62,
+    )
     _, keep = run(plan)
     assert np.abs(keep.models[0] - simulated(replace(plan, dp=None))[0]).max() > 0.01
     for found_d, expected_d in zip(keep.models, simulated(plan), strict=True):
@@ -259,7 +292,8 @@ def test_a_run_that_was_killed_goes_on_as_it_would_have(label: str, tmp_path: Pa
     last = (20 if label == "census" else N) + 2 * N + 3  # in the fourth round
     with pytest.raises(ConnectionResetError):
         run(plan_of(label), dying, folder=tmp_path)
-    asked, last = [], -1
+    asked = []
+    last = -1
     again, rest = run(plan_of(label), dying, folder=tmp_path)
     assert again.state is not None and again.state.round == ROUNDS
     np.testing.assert_array_equal(rest.models, whole.models[3:])
@@ -281,7 +315,14 @@ np.save(f"{sys.argv[1]}/asked-{rank}.npy", [keep.logged[-1]["deltafl | responded
 
 def test_two_processes_make_the_models_of_one(tmp_path: Path) -> None:
     (tmp_path / "two.py").write_text(TWO)
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "two.py")]
+    command = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(tmp_path / "two.py"),
+    ]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *command, str(tmp_path)],
@@ -300,13 +341,20 @@ def test_two_processes_make_the_models_of_one(tmp_path: Path) -> None:
 
 def test_what_pfls_users_do_not_do_is_refused_before_they_work() -> None:
     def refuse(
-        match: str, label: str = "uniform", data: Any = user, plan: dict[str, Any] | None = None, **more: Any
+        match: str,
+        label: str = "uniform",
+        data: Any = user,
+        plan: dict[str, Any] | None = None,
+        **more: Any,
     ) -> None:
         with pytest.raises(DeltaflError, match=match):
             DeltaBackend(plan_of(label, **(plan or {})), data, **more)
 
     refuse("needs every client's update", "delta")
-    refuse("keep no memory; write the estimator without '-remote'", "innovation@systematic@innovation-remote")
+    refuse(
+        "keep no memory; write the estimator without '-remote'",
+        "innovation@systematic@innovation-remote",
+    )
     refuse("takes no drift", plan={"mime": 0.5})
     noise = GaussianMechanism(clipping_bound=1.0, relative_noise_stddev=1.0)
     refuse(
@@ -318,12 +366,17 @@ def test_what_pfls_users_do_not_do_is_refused_before_they_work() -> None:
 
 
 def test_another_cohort_size_is_refused() -> None:
-    with pytest.raises(DeltaflError, match="train_cohort_size is 5 and the plan has n = 4; write the same"):
-        replaced, plan = plan_of("uniform", 4), plan_of("uniform", 5)
+    with pytest.raises(
+        DeltaflError, match="train_cohort_size is 5 and the plan has n = 4; write the same"
+    ):
+        replaced = plan_of("uniform", 4)
+        plan = plan_of("uniform", 5)
         backend = DeltaBackend(replaced, user)
         net = Net(64, 10)
         FederatedAveraging().run(
-            NNAlgorithmParams(1, evaluation_frequency=1000, train_cohort_size=plan.n, val_cohort_size=0),
+            NNAlgorithmParams(
+                1, evaluation_frequency=1000, train_cohort_size=plan.n, val_cohort_size=0
+            ),
             backend,
             PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0)),
             NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR, local_batch_size=None),
@@ -333,15 +386,21 @@ def test_another_cohort_size_is_refused() -> None:
 class TwoThings(Measured):
     """Sends something beside the update, as pfl's SCAFFOLD does."""
 
-    def train_one_user(self, initial_model_state: Any, model: Any, user_dataset: Any, central_context: Any) -> Any:
-        stats, metrics = super().train_one_user(initial_model_state, model, user_dataset, central_context)
+    def train_one_user(
+        self, initial_model_state: Any, model: Any, user_dataset: Any, central_context: Any
+    ) -> Any:
+        stats, metrics = super().train_one_user(
+            initial_model_state, model, user_dataset, central_context
+        )
         stats["c/weight"] = stats["weight"]
         return stats, metrics
 
 
 def test_statistics_of_another_kind_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "Measured", TwoThings)
-    with pytest.raises(DeltaflError, match="statistics that are not one update of the model's parameters"):
+    with pytest.raises(
+        DeltaflError, match="statistics that are not one update of the model's parameters"
+    ):
         run(plan_of("uniform"))
 
 
@@ -349,7 +408,9 @@ def test_the_example_learns() -> None:
     source = ROOT / "examples" / "pfl_quickstart.py"
     assert len(source.read_text().splitlines()) <= 60
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(source)], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(source)], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     accuracy = [float(found) for found in re.findall(r"accuracy ([\d.]+)", done.stdout)]
     assert len(accuracy) == 20

@@ -44,16 +44,24 @@ def test_public_names_are_pinned() -> None:
 
 
 def test_importing_needs_numpy_alone() -> None:
-    """In a fresh process: neither the core nor the check for samplers of one's own loads anything heavy."""
+    """In a fresh process: neither the core nor the check for samplers of one's own loads
+    anything heavy.
+    """
     imports = "import sys, deltafl, deltafl.audit.conformance, deltafl.designs.exact"
     code = f"{imports}; print(*{{name.split('.')[0] for name in sys.modules}})"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert "numpy" in loaded
     assert HEAVY & set(loaded) == set()
 
 
 def test_public_objects_are_documented() -> None:
-    undocumented = [name for name in deltafl.__all__ if not name.isupper() and not getattr(deltafl, name).__doc__]
+    undocumented = [
+        name
+        for name in deltafl.__all__
+        if not name.isupper() and not getattr(deltafl, name).__doc__
+    ]
     assert undocumented == []
 
 
@@ -67,17 +75,25 @@ def test_errors_are_value_errors() -> None:
 def test_a_host_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
     monkeypatch.delitem(sys.modules, "deltafl.pfl", raising=False)
-    with pytest.raises(deltafl.MissingExtraError, match=r"needs the package 'pfl': pip install 'deltafl\[pfl\]'"):
+    with pytest.raises(
+        deltafl.MissingExtraError, match=r"needs the package 'pfl': pip install 'deltafl\[pfl\]'"
+    ):
         importlib.import_module("deltafl.pfl")
 
 
 def test_everything_is_in_the_wheel() -> None:
-    """What is not Python goes into a wheel only if the project file names it; an editable install hides that."""
+    """What is not Python goes into a wheel only if the project file names it; an editable
+    install hides that.
+    """
     root = Path(deltafl.__file__).parent
     project = tomllib.loads((root.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
     named = {
-        path for pattern in project["tool"]["setuptools"]["package-data"]["deltafl"] for path in root.glob(pattern)
+        path
+        for pattern in project["tool"]["setuptools"]["package-data"]["deltafl"]
+        for path in root.glob(pattern)
     }
-    others = {path for path in root.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}}
+    others = {
+        path for path in root.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}
+    }
     assert others == named
     assert others

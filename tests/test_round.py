@@ -98,12 +98,17 @@ def test_a_bad_update_counts_as_no_reply(fault: str, label: str) -> None:
     """The model and every memory equal those of the run in which that client stayed silent."""
     plan = make_plan(label, POPULATION, 4)
     state, cohort = opened(plan)
-    reports, updates = reports_of(PROBLEM, cohort), list(PROBLEM.update_md[cohort.client_n])
-    bad, info = close_round(plan, state, cohort, [updates[0], BAD_UPDATES[fault], *updates[2:]], reports)
+    reports = reports_of(PROBLEM, cohort)
+    updates = list(PROBLEM.update_md[cohort.client_n])
+    bad, info = close_round(
+        plan, state, cohort, [updates[0], BAD_UPDATES[fault], *updates[2:]], reports
+    )
     silent = reports._replace(responded_n=np.arange(len(updates)) != 1)
     quiet, quiet_info = close_round(plan, state, cohort, [updates[0], None, *updates[2:]], silent)
     assert same_tree(bad, quiet)
-    assert [(reply.client, "update" in reply.reason) for reply in info.rejected] == [(cohort.client_n[1], True)]
+    assert [(reply.client, "update" in reply.reason) for reply in info.rejected] == [
+        (cohort.client_n[1], True)
+    ]
     assert quiet_info.rejected == []
     assert info.num_responded == info.num_selected - 1 == len(updates) - 1
     assert same_tree(info._replace(rejected=[]), quiet_info)
@@ -119,9 +124,15 @@ def test_a_masked_table_is_refused_row_by_row() -> None:
         *(("loss", entry, "loss is nan") for entry in (np.nan, "much", 10**400, [1.0], np.ones(2))),
         ("loss", -1e30, "loss is -1e"),
         ("step_variance", -1e-9, "step variance is -1e-09"),
-        *(("step_variance", entry, "step variance is nan") for entry in (np.nan, "much", None, [1.0])),
+        *(
+            ("step_variance", entry, "step variance is nan")
+            for entry in (np.nan, "much", None, [1.0])
+        ),
         ("step_variance", 1e300, "step variance is 1e"),
-        *(("num_steps", entry, "number of local steps is 0") for entry in (0, 10**30, "many", [1, 2])),
+        *(
+            ("num_steps", entry, "number of local steps is 0")
+            for entry in (0, 10**30, "many", [1, 2])
+        ),
         ("num_steps", None, "number of local steps is"),
         ("square_loss", np.inf, "mean squared loss is inf"),
         *(("square_loss", entry, "mean squared loss is -1.0") for entry in (-1, "much")),
@@ -133,11 +144,14 @@ def test_a_bad_report_counts_as_no_reply(column: str, entry: object, reason: str
     state, cohort = opened(plan)
     columns: dict[str, Any] = {"loss": [1.0] * 4, "step_variance": [0.5, 1.0, 2.0, 3.0]}
     columns[column] = [1, 1, entry, 1]
-    updates, reports = PROBLEM.update_md[cohort.client_n], Reports.make(4, **columns)
+    updates = PROBLEM.update_md[cohort.client_n]
+    reports = Reports.make(4, **columns)
     bad, info = close_round(plan, state, cohort, updates, reports)
     quiet, _ = close_round(plan, state, cohort, [*updates[:2], None, updates[3]], reports)
     assert same_tree(bad, quiet)
-    assert [(reply.client, reply.reason[: len(reason)]) for reply in info.rejected] == [(cohort.client_n[2], reason)]
+    assert [(reply.client, reply.reason[: len(reason)]) for reply in info.rejected] == [
+        (cohort.client_n[2], reason)
+    ]
     assert np.isfinite(info.loss)
 
 
@@ -148,28 +162,38 @@ def test_a_name_of_a_memory_that_is_no_number_is_none(since: Any) -> None:
 
 
 def test_a_mean_square_is_no_less_than_the_square_of_the_mean() -> None:
-    """By Jensen's inequality; 1 % and 1e-7 are for rounding, and a loss that was not reported bounds nothing."""
+    """By Jensen's inequality; 1 % and 1e-7 are for rounding, and a loss that was not reported
+    bounds nothing.
+    """
     loss = [2.0, 2.0, -2.0, 2e-4, 1e18, None, 1.0]
     square = [3.97, 3.95, 3.95, 0.0, 1.1e36, 0.0, None]
     cohort = Cohort(np.arange(7), np.ones(7, dtype=np.int64), np.ones(7))
-    replies = screen_replies(cohort, np.ones((7, 2)), Reports.make(7, loss=loss, square_loss=square), 2)
+    replies = screen_replies(
+        cohort, np.ones((7, 2)), Reports.make(7, loss=loss, square_loss=square), 2
+    )
     assert [reply.client for reply in replies.rejected] == [1, 2]
     assert "is 3.95, expected 3.96 to 1e+72" in replies.rejected[0].reason
-    np.testing.assert_array_equal(replies.reports.square_loss_n, [3.97, 0.0, 0.0, 0.0, 1.1e36, 0.0, np.nan])
+    np.testing.assert_array_equal(
+        replies.reports.square_loss_n, [3.97, 0.0, 0.0, 0.0, 1.1e36, 0.0, np.nan]
+    )
 
 
 def test_the_largest_values_that_pass_do_no_harm() -> None:
     """At the limits nothing overflows: not the model, not a memory, not what is shown."""
     plan = Plan(POPULATION, PracDelta(sigma_scale="update"), 4)
     state, cohort = opened(plan)
-    reports = Reports.make(4, loss=[1e18] * 4, square_loss=[1e72] * 4, step_variance=[1e36] * 4, num_steps=[2**62] * 4)
+    reports = Reports.make(
+        4, loss=[1e18] * 4, square_loss=[1e72] * 4, step_variance=[1e36] * 4, num_steps=[2**62] * 4
+    )
     following, info = close_round(plan, state, cohort, np.full((4, 3), 1e18), reports)
     assert np.all(np.isfinite(following.params_d))
     assert following.sampler.p_m.sum() == pytest.approx(1)
     assert all(np.isfinite(value) for value in (info.loss, info.variance, info.estimate_norm))
 
 
-@pytest.mark.parametrize("label", ["md", "full", "fedis", "pracdelta", "cluster-is", "power-of-choice"])
+@pytest.mark.parametrize(
+    "label", ["md", "full", "fedis", "pracdelta", "cluster-is", "power-of-choice"]
+)
 def test_all_replies_missing(label: str) -> None:
     """The model stays where it is, the sampler has learned nothing, the counts go on."""
     plan = make_plan(label, POPULATION, 3)
@@ -181,7 +205,13 @@ def test_all_replies_missing(label: str) -> None:
     assert following.responded_m.sum() == state.responded_m.sum()
     assert following.selected_m.sum() == state.selected_m.sum() + len(cohort.client_n)
     assert {reply.reason for reply in info.rejected} == {"no reply"}
-    assert info.sum_of_weights == info.largest_weight == info.effective_sample_size == info.estimate_norm == 0
+    assert (
+        info.sum_of_weights
+        == info.largest_weight
+        == info.effective_sample_size
+        == info.estimate_norm
+        == 0
+    )
     assert np.isnan(info.loss)
 
 
@@ -190,7 +220,9 @@ def test_an_empty_poisson_cohort(estimator: str) -> None:
     """Nobody is selected: a round like any other. Nothing is redrawn."""
     plan = Plan(POPULATION, Fixed(design="poisson"), 1, estimator)
     state = init_round(plan, START_D)
-    empty = next(r for r in range(100) if len(open_round(plan, state._replace(round=r)).client_n) == 0)
+    empty = next(
+        r for r in range(100) if len(open_round(plan, state._replace(round=r)).client_n) == 0
+    )
     state = state._replace(round=empty)
     following, info = close_round(plan, state, open_round(plan, state), [])
     assert np.array_equal(following.params_d, START_D)
@@ -206,14 +238,21 @@ def test_an_empty_poisson_cohort(estimator: str) -> None:
         *product(["uniform", "innovation"], ["difference-own"], SERVER_OPTIMIZERS),
     ],
 )
-def test_rounds_are_opened_and_closed_again_with_the_same_bits(name: str, estimator: str, optimizer: str) -> None:
+def test_rounds_are_opened_and_closed_again_with_the_same_bits(
+    name: str, estimator: str, optimizer: str
+) -> None:
     estimator = "plain-mean" if SAMPLERS[name].scores == "unknown" else estimator
-    plan = Plan(POPULATION, make_sampler(label_of(name)), 3, estimator, make_server_optimizer(optimizer))
+    plan = Plan(
+        POPULATION, make_sampler(label_of(name)), 3, estimator, make_server_optimizer(optimizer)
+    )
     state, cohort = opened(plan)
-    reports, update_nd = reports_of(PROBLEM, cohort), PROBLEM.update_md[cohort.client_n]
+    reports = reports_of(PROBLEM, cohort)
+    update_nd = PROBLEM.update_md[cohort.client_n]
     before = deepcopy((state, cohort, reports, update_nd))
     following, _ = close_round(plan, state, cohort, update_nd, reports)
-    again, _ = close_round(plan, state, open_round(plan, state, oracle=PROBLEM.oracle), update_nd, reports)
+    again, _ = close_round(
+        plan, state, open_round(plan, state, oracle=PROBLEM.oracle), update_nd, reports
+    )
     assert same_tree(before, (state, cohort, reports, update_nd))
     assert same_tree(following, again)
     assert following.params_d.dtype == np.float32
@@ -223,7 +262,9 @@ def test_rounds_are_opened_and_closed_again_with_the_same_bits(name: str, estima
 def test_draws_depend_on_seed_and_round() -> None:
     plans = [Plan(POPULATION, Fixed(), 3, seed=seed) for seed in range(6)]
     states = [init_round(plans[0], START_D)._replace(round=round) for round in range(6)]
-    assert len({tuple(open_round(plan, state).client_n) for plan in plans for state in states}) > 10  # of 20
+    assert (
+        len({tuple(open_round(plan, state).client_n) for plan in plans for state in states}) > 10
+    )  # of 20
 
 
 def test_the_simplest_round_by_hand() -> None:
@@ -232,7 +273,9 @@ def test_the_simplest_round_by_hand() -> None:
     params_d = np.array([10.0], dtype=np.float32)
     state = init_round(plan, params_d)
     params_d += 1  # the model is a copy
-    state, info = close_round(plan, state, open_round(plan, state), [np.array([8.0]), np.array([4.0]), np.array([1.6])])
+    state, info = close_round(
+        plan, state, open_round(plan, state), [np.array([8.0]), np.array([4.0]), np.array([1.6])]
+    )
     assert state.params_d[0] == pytest.approx(13)
     assert (info.round, state.round, info.num_selected, info.num_responded) == (0, 1, 3, 3)
     assert info.estimate_norm == pytest.approx(3)
@@ -240,9 +283,12 @@ def test_the_simplest_round_by_hand() -> None:
 
 
 def test_loss_and_diversity_by_hand() -> None:
-    """Loss: weighted by the coefficients. Diversity: about the plain mean of the replies, 3, 3 and 0 from it."""
+    """Loss: weighted by the coefficients. Diversity: about the plain mean of the replies, 3, 3
+    and 0 from it.
+    """
     plan = Plan(THREE, Full(), 3)
-    state, updates = init_round(plan, np.zeros(1)), [np.array([1.0]), np.array([7.0]), np.array([4.0])]
+    state = init_round(plan, np.zeros(1))
+    updates = [np.array([1.0]), np.array([7.0]), np.array([4.0])]
     reports = Reports.make(3, loss=[1.0, 2.0, 4.0])
     _, info = close_round(plan, state, open_round(plan, state), updates, reports)
     assert info.loss == pytest.approx(0.25 + 0.5 + 2)
@@ -251,7 +297,8 @@ def test_loss_and_diversity_by_hand() -> None:
 
 def test_the_loss_is_that_of_the_replies_that_have_one() -> None:
     plan = Plan(THREE, Full(), 3)
-    state, updates = init_round(plan, np.zeros(1)), np.ones((3, 1))
+    state = init_round(plan, np.zeros(1))
+    updates = np.ones((3, 1))
     cohort = open_round(plan, state)
     assert Reports.make(3, loss=np.ones(3)).has_loss_n.all()
     for reports in (None, Reports.make(3), Reports.make(3, loss=[None] * 3)):
@@ -269,14 +316,19 @@ def test_the_loss_is_that_of_the_replies_that_have_one() -> None:
 def test_replies_without_a_loss_are_refused_where_it_is_learned_from(label: str) -> None:
     plan = make_plan(label, POPULATION, 3)
     state, cohort = opened(plan)
-    updates, reports = PROBLEM.update_md[cohort.client_n], Reports.make(3, loss=[2.0, None, 3.0])
+    updates = PROBLEM.update_md[cohort.client_n]
+    reports = Reports.make(3, loss=[2.0, None, 3.0])
     following, info = close_round(plan, state, cohort, updates, reports)
     quiet, _ = close_round(plan, state, cohort, [updates[0], None, updates[2]], reports)
     assert same_tree(following, quiet)
-    assert [(reply.client, "has no loss" in reply.reason) for reply in info.rejected] == [(cohort.client_n[1], True)]
+    assert [(reply.client, "has no loss" in reply.reason) for reply in info.rejected] == [
+        (cohort.client_n[1], True)
+    ]
 
 
-@pytest.mark.parametrize("label", ["uniform", "md", "md-fixed", "fedis", "cluster-is", "uniform@poisson"])
+@pytest.mark.parametrize(
+    "label", ["uniform", "md", "md-fixed", "fedis", "cluster-is", "uniform@poisson"]
+)
 @pytest.mark.parametrize("estimator", ["horvitz-thompson", "difference"])
 def test_with_a_mask_the_estimate_targets_who_is_available(label: str, estimator: str) -> None:
     available_m = np.array([True, False, True, True, False, True])
@@ -287,13 +339,18 @@ def test_with_a_mask_the_estimate_targets_who_is_available(label: str, estimator
         state = state._replace(control=CommonControlState(np.array([5.0, 6, 7])))
         target_d += POPULATION.weight_m[~available_m].sum() * np.array([5.0, 6, 7])
     mean_d = np.zeros(3)
-    for probability, cohort in all_cohorts(plan, state, PROBLEM.oracle, available_m.astype(np.float64)):
+    for probability, cohort in all_cohorts(
+        plan, state, PROBLEM.oracle, available_m.astype(np.float64)
+    ):
         assert np.all(available_m[cohort.client_n])
-        mean_d += probability * estimate(plan, state, cohort, list(PROBLEM.update_md[cohort.client_n]))
+        mean_d += probability * estimate(
+            plan, state, cohort, list(PROBLEM.update_md[cohort.client_n])
+        )
     np.testing.assert_allclose(mean_d, target_d, rtol=1e-12)
 
 
-# --- mistakes of the host ---------------------------------------------------------------------------------------------
+# --- mistakes of the host
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if make_sampler(name).needs_oracle])
@@ -310,21 +367,32 @@ def test_somebody_must_be_available(name: str) -> None:
     with pytest.raises(DeltaflError, match="no client is available"):
         open_round(plan, state, np.zeros(6, dtype=bool), PROBLEM.oracle)
     for wrong in (np.ones(5, dtype=bool), np.arange(6), [np.nan] * 6, ["a"] * 6):
-        with pytest.raises(DeltaflError, match=r"available_m is array\(.*; it must hold True or False for each of 6"):
+        with pytest.raises(
+            DeltaflError,
+            match=r"available_m is array\(.*; it must hold True or False for each of 6",
+        ):
             open_round(plan, state, wrong, PROBLEM.oracle)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("cohort", "words"),
     [
-        (cohort_of([0, 6], [1, 1], [0.5, 0.5]), r"client_n is .*; it must hold different clients from 0 to 5"),
+        (
+            cohort_of([0, 6], [1, 1], [0.5, 0.5]),
+            r"client_n is .*; it must hold different clients from 0 to 5",
+        ),
         (cohort_of([-1, 0], [1, 1], [0.5, 0.5]), r"different clients from 0 to 5"),
         (cohort_of([3, 1, 3], [1, 1, 1], [0.5, 0.5, 0.5]), "count_n how often each was drawn"),
-        (cohort_of([0], [1], [0.5])._replace(client_n=np.array([0.0])), "different clients from 0 to 5"),
+        (
+            cohort_of([0], [1], [0.5])._replace(client_n=np.array([0.0])),
+            "different clients from 0 to 5",
+        ),
         (Cohort(*cast(Any, ([0], [1], [0.5]))), "give NumPy arrays of the same length"),
     ],
 )
-def test_a_sampler_that_returns_clients_twice_or_unknown_ones_is_refused(cohort: Cohort, words: str) -> None:
+def test_a_sampler_that_returns_clients_twice_or_unknown_ones_is_refused(
+    cohort: Cohort, words: str
+) -> None:
     @dataclass(frozen=True)
     class Wrong(Fixed):
         def open(self, *_: object) -> Cohort:
@@ -359,7 +427,10 @@ def weighted(weights: list[float]) -> Plan:
         (lambda: weighted([0.5, 0.6]), "sum 1"),
         (lambda: weighted([np.nan, 1]), "sum 1"),
         (lambda: weighted([0.2, 0.3, 0.5]), "3 weights and 2 sizes"),
-        (lambda: init_round(plan_of(), np.zeros((2, 2))), r"params of shape \(2, 2\), 0 not finite; give a flat"),
+        (
+            lambda: init_round(plan_of(), np.zeros((2, 2))),
+            r"params of shape \(2, 2\), 0 not finite; give a flat",
+        ),
         (lambda: init_round(plan_of(), [1.0, np.nan]), "finite numbers"),
         (lambda: init_round(plan_of(), ["a"]), "array of numbers"),
         (lambda: sizes([]), "at least one size"),
@@ -367,8 +438,14 @@ def weighted(weights: list[float]) -> Plan:
         (lambda: sizes([2**62] * 3), r"whole numbers, 1 to 2\^53"),
         (lambda: sizes([1, 2], "size"), "weights is 'size'"),
         (lambda: sizes([1, 2], aux=[[1], [1, 2]]), "one row of numbers"),
-        (lambda: sizes([1, 2], aux=[[1.0], [1e160]]), "of client 1 holds a number that is not finite, or"),
-        (lambda: plan_of(THREE._replace(aux_mq=np.array([[1], [np.nan], [2]]))), "client 1 holds a number that is not"),
+        (
+            lambda: sizes([1, 2], aux=[[1.0], [1e160]]),
+            "of client 1 holds a number that is not finite, or",
+        ),
+        (
+            lambda: plan_of(THREE._replace(aux_mq=np.array([[1], [np.nan], [2]]))),
+            "client 1 holds a number that is not",
+        ),
         (lambda: ANY_MAKE("uniform", [120.5, 40.0], 1), "whole numbers, 1 to"),
         (lambda: ANY_MAKE("uniform", [120, 40], "1"), "cannot sample '1' of 2 clients"),
         (lambda: ANY_MAKE(Fixed, THREE, 1), "a label is text such as 'innovation', not <class"),
@@ -376,17 +453,32 @@ def weighted(weights: list[float]) -> Plan:
         (lambda: ANY_PLAN(THREE, Fixed, 1), "sampler is <class .*; write make_sampler"),
         (lambda: ANY_PLAN(THREE, Fixed(), 1, server_optimizer=Sgd), "server_optimizer is <class"),
         (lambda: ANY_PLAN(THREE, Fixed(), 1, seed=1.5), "seed is 1.5; write a whole number"),
-        (lambda: ANY_PLAN(THREE, Fixed(), 1, memory="bfloat16"), r"memory is 'bfloat16'; write RowFormat"),
+        (
+            lambda: ANY_PLAN(THREE, Fixed(), 1, memory="bfloat16"),
+            r"memory is 'bfloat16'; write RowFormat",
+        ),
         (lambda: ANY_PLAN(THREE, Fixed(), True), "cannot sample True of 3"),
         (
             lambda: ANY_MAKE("uniform@@difference", [1, 2], 1, estimator="hajek"),
             "has an estimator, and .* leave out",
         ),
-        (lambda: ANY_MAKE("fedvarp+scaffold=no", [1, 2], 1), "scaffold is 'no'; write True or False"),
-        (lambda: ANY_MAKE("uniform+average=nan", [1, 2], 1), r"average is 'nan'; it must be in \[0, 1\)"),
-        (lambda: ANY_MAKE("innovation(sketch=-1)@cube", [1, 2], 1), r"sketch is -1; it must be in \[0, 128\]"),
+        (
+            lambda: ANY_MAKE("fedvarp+scaffold=no", [1, 2], 1),
+            "scaffold is 'no'; write True or False",
+        ),
+        (
+            lambda: ANY_MAKE("uniform+average=nan", [1, 2], 1),
+            r"average is 'nan'; it must be in \[0, 1\)",
+        ),
+        (
+            lambda: ANY_MAKE("innovation(sketch=-1)@cube", [1, 2], 1),
+            r"sketch is -1; it must be in \[0, 128\]",
+        ),
         (lambda: ANY_MAKE("pracdelta(alpha=(1e308, 1e308))", [1, 2], 1), "write a number above 0"),
-        (lambda: ANY_MAKE("pracdelta(alpha=inf)", [1, 2], 1), "alpha is 'inf'; write a number above 0"),
+        (
+            lambda: ANY_MAKE("pracdelta(alpha=inf)", [1, 2], 1),
+            "alpha is 'inf'; write a number above 0",
+        ),
         (
             lambda: ANY_PLAN(sizes([1, 1])._replace(weight_m=[0.5] * 2), Fixed(), 1),
             "an array of numbers >= 0 with sum 1",
@@ -394,25 +486,42 @@ def weighted(weights: list[float]) -> Plan:
         (lambda: sizes([[1], [1, 2]]), r"num_examples_m is \[\[1\], \[1, 2\]\]; write a list"),
         (lambda: sizes([1, 2], weights=[0.5, 0.5]), r"weights is \[0.5, 0.5\]"),
         (lambda: sizes([1, 2], max_ratio="2"), "max_ratio is '2'"),
-        (lambda: make_plan("census", [1, 2], 1).with_census(np.zeros(2)), r"not an array of shape \(2,\)"),
+        (
+            lambda: make_plan("census", [1, 2], 1).with_census(np.zeros(2)),
+            r"not an array of shape \(2,\)",
+        ),
         (
             lambda: close_round(plan_of(), init_round(plan_of(), [0.0]), STRANGER, [[1.0]]),
             "the cohort has clients that the plan does not know",
         ),
-        (lambda: open_round(plan_of(THREE), init_round(plan_of(), [0.0])), "state is of 6 clients and the plan of 3"),
+        (
+            lambda: open_round(plan_of(THREE), init_round(plan_of(), [0.0])),
+            "state is of 6 clients and the plan of 3",
+        ),
         (
             lambda: close_round(plan_of(THREE), init_round(plan_of(), [0.0]), STRANGER, [[1.0]]),
             "state is of 6 clients and the plan of 3; give its own plan",
         ),
         (
-            lambda: close_round(plan_of(), init_round(plan_of(), [0.0])._replace(round=7), DRAWN_BEFORE, [[1.0]]),
+            lambda: close_round(
+                plan_of(), init_round(plan_of(), [0.0])._replace(round=7), DRAWN_BEFORE, [[1.0]]
+            ),
             "drawn in round 6 and the state is that of round 7",
         ),
-        (lambda: ANY_PLAN(THREE, Fixed(), 1, estimator=ControlVariate), "estimator is <class .*; write its name"),
-        (lambda: Reports.make(3, loss=[1.0, 2.0]), "loss must have one number for each of 3 clients"),
+        (
+            lambda: ANY_PLAN(THREE, Fixed(), 1, estimator=ControlVariate),
+            "estimator is <class .*; write its name",
+        ),
+        (
+            lambda: Reports.make(3, loss=[1.0, 2.0]),
+            "loss must have one number for each of 3 clients",
+        ),
         (lambda: closed(np.ones((2, 2))), "3 clients"),
         (lambda: closed(np.ones((3, 2)), reports=Reports.make(4)), "3 clients"),
-        (lambda: closed({0: np.ones(2)}), "updates are a dict; give a list or an array, in the order of cohort"),
+        (
+            lambda: closed({0: np.ones(2)}),
+            "updates are a dict; give a list or an array, in the order of cohort",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(make: Callable[[], object], sentence: str) -> None:
@@ -429,13 +538,20 @@ def test_populations_by_hand() -> None:
     assert large.weight_m.sum() == pytest.approx(1)
 
 
-# --- screening --------------------------------------------------------------------------------------------------------
+# --- screening
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_rows_of_missing_clients_are_neutral_for_samplers() -> None:
-    """A sampler that forgot to look at ``responded_n`` must still not meet NaN, or numbers of a refused reply."""
+    """A sampler that forgot to look at ``responded_n`` must still not meet NaN, or numbers of a
+    refused reply.
+    """
     cohort = Cohort(np.array([0, 1, 2]), np.ones(3, dtype=np.int64), np.full(3, 0.5))
-    columns = {"loss": [1.0, np.nan, 3.0], "square_loss": [2.0, np.nan, np.inf], "step_variance": [1.0, 2.0, np.inf]}
+    columns = {
+        "loss": [1.0, np.nan, 3.0],
+        "square_loss": [2.0, np.nan, np.inf],
+        "step_variance": [1.0, 2.0, np.inf],
+    }
     bad = Reports.make(3, num_steps=[4, 5, 6], **columns)
     replies = screen_replies(cohort, [np.array([1.0, 2.0]), np.array([9.0, 9.0]), None], bad, 2)
     measured = measure(replies.update_nd, replies.reports)
@@ -451,9 +567,12 @@ def test_norms_have_the_same_bits_however_many_are_measured_at_once(d: int) -> N
     rng = np.random.default_rng(d)
     update_nd = (rng.normal(size=(9, d)) * 10 ** rng.uniform(-3, 3, size=(9, 1))).astype(np.float32)
     reports = measure(update_nd, Reports.make(9))
-    wide_nd, mean_d = update_nd.astype(np.float64), np.average(update_nd, axis=0)
+    wide_nd = update_nd.astype(np.float64)
+    mean_d = np.average(update_nd, axis=0)
     assert reports.squared_norm_n.tolist() == [inner(row_d, row_d) for row_d in wide_nd]
-    np.testing.assert_allclose(reports.squared_norm_n, [row_d @ row_d for row_d in wide_nd], rtol=1e-13)
+    np.testing.assert_allclose(
+        reports.squared_norm_n, [row_d @ row_d for row_d in wide_nd], rtol=1e-13
+    )
     deviation_n = [np.sum((row_d - mean_d) ** 2) for row_d in wide_nd]
     np.testing.assert_allclose(reports.squared_deviation_n, deviation_n, rtol=1e-13)
 
@@ -463,8 +582,16 @@ def test_replies_in_a_table_are_screened_as_one_by_one() -> None:
     table_nd = np.random.default_rng(0).normal(size=(11, 4)).astype(np.float64)
     table_nd[[1, 2, 3, 4], 2] = np.nan, np.inf, 1e19, 1e300
     loss, variance, square = np.zeros((3, 11))
-    loss[5], variance[6], square[8], square[9] = np.nan, -1, -1, np.nan
-    columns = {"loss": loss, "square_loss": square, "step_variance": variance, "num_steps": np.arange(11) != 7}
+    loss[5] = np.nan
+    variance[6] = -1
+    square[8] = -1
+    square[9] = np.nan
+    columns = {
+        "loss": loss,
+        "square_loss": square,
+        "step_variance": variance,
+        "num_steps": np.arange(11) != 7,
+    }
     reports = Reports.make(11, responded=np.arange(11) != 10, **columns)
     cohort = Cohort(np.arange(11), np.ones(11, dtype=np.int64), np.ones(11))
     table, listed = (
@@ -480,12 +607,19 @@ def test_replies_in_a_table_are_screened_as_one_by_one() -> None:
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_closing_a_round_takes_at_most_six_times_the_memory_of_its_updates(estimator: str) -> None:
-    """What is worked on at once: the updates, their residuals in float64, and one table of controls or of new rows."""
-    m, n, d = 20, 10, 50_000
+    """What is worked on at once: the updates, their residuals in float64, and one table of
+    controls or of new rows.
+    """
+    m = 20
+    n = 10
+    d = 50_000
     population = Population.from_sizes(range(1, m + 1), aux=np.eye(4)[np.arange(m) % 4])
     plan = Plan(population, PracDelta(), n=n, estimator=estimator)
-    state, rng = init_round(plan, np.zeros(d)), np.random.default_rng(0)
-    for _ in range(4):  # some are known by then, some are not, and the learned coefficient is below 1
+    state = init_round(plan, np.zeros(d))
+    rng = np.random.default_rng(0)
+    for _ in range(
+        4
+    ):  # some are known by then, some are not, and the learned coefficient is below 1
         cohort = open_round(plan, state)
         updates = [rng.normal(size=d).astype(np.float32) for _ in cohort.client_n]
         tracemalloc.start()
@@ -503,7 +637,10 @@ def test_models_in_place_of_updates_are_refused_in_a_sentence_that_names_flatten
     assert state.params_d.tolist() == [1, 1, 1, 1, 0]
     model: Any
     for model in (layers, tuple(layers), {"weight": layers[0]}):
-        with pytest.raises(DeltaflError, match=r"updates are of type .*: write deltafl.flatten\(local_model\) - state"):
+        with pytest.raises(
+            DeltaflError,
+            match=r"updates are of type .*: write deltafl.flatten\(local_model\) - state",
+        ):
             close_round(plan, state, open_round(plan, state), [model, None])
     # One client among several does not stop the others.
     _, info = close_round(plan, state, open_round(plan, state), [model, np.ones(5)])
@@ -520,14 +657,22 @@ def test_tensors_are_updates_and_models() -> None:
     assert (info.rejected, following.params_d.tolist()) == ([], [1.375, 1.375])
 
 
-def test_a_round_of_which_all_replies_are_refused_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_round_of_which_all_replies_are_refused_is_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     info = closed([None, np.zeros(5), np.full(2, np.nan)])
     assert info.warning == (
-        "all 2 replies were refused and nothing was learnt; the first, of client 1: update has shape (5,), "
+        "all 2 replies were refused and nothing was learnt; the first, of client 1: update has "
+        "shape (5,), "
         "expected (2,)"
     )
-    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", info.warning)]
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", info.warning)
+    ]
     caplog.clear()
-    for updates in ([None] * 3, [None, np.zeros(5), np.zeros(2)]):  # nobody replied; one reply was used
+    for updates in (
+        [None] * 3,
+        [None, np.zeros(5), np.zeros(2)],
+    ):  # nobody replied; one reply was used
         assert closed(updates).warning is None
     assert caplog.records == []

@@ -25,7 +25,18 @@ def test_pinned(key: tuple[int, str, int, int], value: int) -> None:
 
 def test_purposes_are_pinned() -> None:
     """Numbers identify streams: new ones may be added, none may be reused."""
-    pinned = ["draw", "batches", "noise", "model", "partition", "data", "audit", "bootstrap", "dropout", "augment"]
+    pinned = [
+        "draw",
+        "batches",
+        "noise",
+        "model",
+        "partition",
+        "data",
+        "audit",
+        "bootstrap",
+        "dropout",
+        "augment",
+    ]
     assert [PURPOSES.get(name) for name in pinned] == list(range(1, 11))
     assert len(set(PURPOSES.values())) == len(PURPOSES)
 
@@ -52,7 +63,11 @@ def test_neighbouring_streams_are_uncorrelated() -> None:
 
 @pytest.mark.parametrize(
     ("seed", "purpose", "round", "client", "part"),
-    [(0, "drwa", 0, 0, "did you mean 'draw'"), (-1, "draw", 0, 0, "got -1, 0, 0"), (0, "draw", 0, -3, "got 0, 0, -3")],
+    [
+        (0, "drwa", 0, 0, "did you mean 'draw'"),
+        (-1, "draw", 0, 0, "got -1, 0, 0"),
+        (0, "draw", 0, -3, "got 0, 0, -3"),
+    ],
 )
 def test_impossible_streams(seed: int, purpose: str, round: int, client: int, part: str) -> None:
     with pytest.raises(DeltaflError, match=part):

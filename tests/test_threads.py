@@ -1,4 +1,6 @@
-"""The same bits however many threads the matrix library has: on a laptop, on a busy server, and where it has one."""
+"""The same bits however many threads the matrix library has: on a laptop, on a busy server, and
+where it has one.
+"""
 
 from collections.abc import Callable
 
@@ -10,8 +12,15 @@ from conftest import make_problem, play, same_tree
 from deltafl import ESTIMATORS, SAMPLERS, Census, Population, RoundState, init_round, make_plan
 
 #: More than 10,000 parameters, of which OpenBLAS gives each product to all threads.
-PROBLEMS = [make_problem([10, 15, 20, 25, 30, 35, 40, 45], d=20_001, seed=seed) for seed in range(3)]
-LABELS = [*SAMPLERS, *(f"uniform@@{name}" for name in ESTIMATORS), "innovation+clip=median", "uniform+norm_guard=1.1"]
+PROBLEMS = [
+    make_problem([10, 15, 20, 25, 30, 35, 40, 45], d=20_001, seed=seed) for seed in range(3)
+]
+LABELS = [
+    *SAMPLERS,
+    *(f"uniform@@{name}" for name in ESTIMATORS),
+    "innovation+clip=median",
+    "uniform+norm_guard=1.1",
+]
 
 
 def same_bits(work: Callable[[], object]) -> bool:
@@ -35,7 +44,8 @@ def test_rounds(label: str) -> None:
 
 @pytest.mark.parametrize("m", [1000, 20_000])
 def test_the_auxiliary_variables_of_a_census(m: int) -> None:
-    population, answer_mk = Population.from_sizes(1 + np.arange(m) % 7), np.random.default_rng(m).normal(size=(m, 65))
+    population = Population.from_sizes(1 + np.arange(m) % 7)
+    answer_mk = np.random.default_rng(m).normal(size=(m, 65))
 
     def auxiliary() -> object:
         return Census(10, 64).population(population, answer_mk).aux_mq

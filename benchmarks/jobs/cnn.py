@@ -1,4 +1,6 @@
-"""The two-layer CNN in the order of the textbooks; imported in the peers' environments, hence torch alone."""
+"""The two-layer CNN in the order of the textbooks; imported in the peers' environments, hence
+torch alone.
+"""
 
 import torch
 from torch import nn

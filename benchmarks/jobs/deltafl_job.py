@@ -1,4 +1,5 @@
-"""The FashionMNIST job in deltafl: deltafl_job.py JOB.npz ROUNDS CORES; prints a line after each round.
+"""The FashionMNIST job in deltafl: deltafl_job.py JOB.npz ROUNDS CORES; prints a line after each
+round.
 
 Whole rounds, with the statistics for the samplers, the estimate and the server's step.
 """
@@ -18,9 +19,12 @@ from deltafl.tasks.models import cross_entropy, two_layer_cnn
 def main() -> None:
     job = np.load(sys.argv[1])
     clients, examples = job["y"].shape
-    x, y = job["x"].reshape(-1, *job["x"].shape[2:]), job["y"].reshape(-1)
+    x = job["x"].reshape(-1, *job["x"].shape[2:])
+    y = job["y"].reshape(-1)
     rows = np.split(np.arange(clients * examples), clients)
-    task = Task("job", Dataset("the job", x, y, x[:10], y[:10], 10), rows, two_layer_cnn, cross_entropy)
+    task = Task(
+        "job", Dataset("the job", x, y, x[:10], y[:10], 10), rows, two_layer_cnn, cross_entropy
+    )
     with Workers(int(sys.argv[3])) as workers:
         engine = Engine(task, LocalWork(lr=0.01, epochs=5), 0, workers)
         plan = Plan(task.population("data"), make_sampler("pracdelta"), clients)

@@ -1,4 +1,6 @@
-"""The FashionMNIST job in Flower's simulation engine: flower_job.py JOB.npz ROUNDS CORES; a line after each round."""
+"""The FashionMNIST job in Flower's simulation engine: flower_job.py JOB.npz ROUNDS CORES; a line
+after each round.
+"""
 
 import sys
 
@@ -12,12 +14,16 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch.utils.data import DataLoader, TensorDataset
 
-JOB, ROUNDS, CORES = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+JOB = sys.argv[1]
+ROUNDS = int(sys.argv[2])
+CORES = int(sys.argv[3])
 CLIENTS = 20
 
 
 def make_client(path: str) -> ClientApp:
-    """A client as Flower's quickstart writes it; ``path`` travels with it to the worker processes."""
+    """A client as Flower's quickstart writes it; ``path`` travels with it to the worker
+    processes.
+    """
     app = ClientApp()
     held = {}
 
@@ -48,12 +54,19 @@ server = ServerApp()
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS)
+    strategy = FedAvg(
+        fraction_train=1.0,
+        fraction_evaluate=0.0,
+        min_train_nodes=CLIENTS,
+        min_available_nodes=CLIENTS,
+    )
     strategy.start(
         grid,
         ArrayRecord(TextbookNet().state_dict()),
         num_rounds=ROUNDS,
-        evaluate_fn=lambda server_round, arrays: print("round", flush=True) if server_round else None,
+        evaluate_fn=lambda server_round, arrays: (
+            print("round", flush=True) if server_round else None
+        ),
     )
 
 

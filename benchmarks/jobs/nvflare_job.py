@@ -1,6 +1,8 @@
-"""The FashionMNIST job in NVFlare's simulator: nvflare_job.py JOB.npz ROUNDS; a line after each round.
+"""The FashionMNIST job in NVFlare's simulator: nvflare_job.py JOB.npz ROUNDS; a line after each
+round.
 
-Each site has a process of its own: with fewer, the simulator starts one anew for every site in every round.
+Each site has a process of its own: with fewer, the simulator starts one anew for every site in
+every round.
 """
 
 import sys

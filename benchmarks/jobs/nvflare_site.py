@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 def main() -> None:
     torch.set_num_threads(1)
     flare.init()
-    held, own = np.load(sys.argv[1]), int(flare.get_site_name().removeprefix("site-")) - 1
+    held = np.load(sys.argv[1])
+    own = int(flare.get_site_name().removeprefix("site-")) - 1
     examples = TensorDataset(torch.from_numpy(held["x"][own]), torch.from_numpy(held["y"][own]))
     model = TextbookNet()
     while flare.is_running():
@@ -26,7 +27,11 @@ def main() -> None:
                 optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(model(x), y).backward()
                 optimizer.step()
-        flare.send(flare.FLModel(params=model.state_dict(), meta={"NUM_STEPS_CURRENT_ROUND": len(examples)}))
+        flare.send(
+            flare.FLModel(
+                params=model.state_dict(), meta={"NUM_STEPS_CURRENT_ROUND": len(examples)}
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The FashionMNIST job in pfl, in pfl's own environment: pfl_job.py JOB.npz ROUNDS; prints a line after each round."""
+"""The FashionMNIST job in pfl, in pfl's own environment: pfl_job.py JOB.npz ROUNDS; prints a
+line after each round.
+"""
 
 import os
 import sys
@@ -48,7 +50,8 @@ def main() -> None:
     )
     net = Net()
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
-    # pfl evaluates users in every evaluation round; the first is the warm-up, and there is no other.
+    # pfl evaluates users in every evaluation round; the first is the warm-up, and there is no
+    # other.
     params = NNAlgorithmParams(
         central_num_iterations=int(sys.argv[2]),
         evaluation_frequency=10_000,

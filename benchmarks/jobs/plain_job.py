@@ -1,4 +1,6 @@
-"""The FashionMNIST job as a plain PyTorch loop: plain_job.py JOB.npz ROUNDS; prints a line after each round."""
+"""The FashionMNIST job as a plain PyTorch loop: plain_job.py JOB.npz ROUNDS; prints a line after
+each round.
+"""
 
 import sys
 
@@ -11,7 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 def main() -> None:
     torch.set_num_threads(1)
     job = np.load(sys.argv[1])
-    clients = [TensorDataset(torch.from_numpy(x), torch.from_numpy(y)) for x, y in zip(job["x"], job["y"], strict=True)]
+    clients = [
+        TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+        for x, y in zip(job["x"], job["y"], strict=True)
+    ]
     model = TextbookNet()
     for _ in range(int(sys.argv[2])):
         start = {name: value.clone() for name, value in model.state_dict().items()}

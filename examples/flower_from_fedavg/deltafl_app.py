@@ -1,4 +1,6 @@
-"""A small Flower app with PyTorch: 20 clients of unequal size, each with one of four classes, 10 selected per round."""
+"""A small Flower app with PyTorch: 20 clients of unequal size, each with one of four classes, 10
+selected per round.
+"""
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -35,7 +37,10 @@ def train(message: Message, context: Context) -> Message:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     metrics = MetricRecord({"train_loss": loss.item(), "num-examples": len(y)})
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+        reply_to=message,
+    )
 
 
 @server_app.main()

@@ -1,4 +1,6 @@
-"""A site's script, with NVFlare's Client API and PyTorch. What deltafl adds to an ordinary one is marked."""
+"""A site's script, with NVFlare's Client API and PyTorch. What deltafl adds to an ordinary one
+is marked.
+"""
 
 import argparse
 
@@ -8,7 +10,9 @@ from digits import SoftmaxRegression, batches, site_data
 
 from deltafl.nvflare import DeltaClient, LocalSteps, corrected_steps
 
-LR, EPOCHS, BATCH_SIZE = 0.05, 2, 10
+LR = 0.05
+EPOCHS = 2
+BATCH_SIZE = 10
 
 
 def main(num_sites: int, seed: int) -> None:
@@ -25,7 +29,9 @@ def main(num_sites: int, seed: int) -> None:
         model.load_state_dict(received.params)
         optimizer = torch.optim.SGD(model.parameters(), lr=LR)
         correction = client.take_correction()  # deltafl: optional, for scaffold and mime
-        steps = LocalSteps(LR * correction.step_factor)  # deltafl: optional, how much the local steps vary
+        steps = LocalSteps(
+            LR * correction.step_factor
+        )  # deltafl: optional, how much the local steps vary
         rows_k = list(batches(len(y), BATCH_SIZE, EPOCHS, seed, received.current_round, number))
         with corrected_steps(correction, model, optimizer, len(rows_k)):  # deltafl: optional
             for rows in rows_k:
@@ -34,7 +40,9 @@ def main(num_sites: int, seed: int) -> None:
                 loss.backward()  # type: ignore[no-untyped-call]
                 steps.add(loss.item(), [p.grad for p in model.parameters()])  # deltafl
                 optimizer.step()
-        client.send(flare.FLModel(params=model.state_dict(), metrics=steps.metrics()))  # deltafl: was flare.send
+        client.send(
+            flare.FLModel(params=model.state_dict(), metrics=steps.metrics())
+        )  # deltafl: was flare.send
 
 
 if __name__ == "__main__":

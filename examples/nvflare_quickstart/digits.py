@@ -1,4 +1,6 @@
-"""The task: softmax regression on scikit-learn's 1,797 digits, few of the ten at each site; nothing is downloaded."""
+"""The task: softmax regression on scikit-learn's 1,797 digits, few of the ten at each site;
+nothing is downloaded.
+"""
 
 from collections.abc import Iterator
 
@@ -26,8 +28,12 @@ def site_data(client: int, num_sites: int, seed: int) -> tuple[torch.Tensor, tor
     return torch.from_numpy(x.reshape(len(rows), -1)), torch.from_numpy(task.dataset.train_y[rows])
 
 
-def batches(count: int, size: int, epochs: int, seed: int, round: int, client: int) -> Iterator[np.ndarray]:
-    """The rows of each local step: every epoch in a new order, as the simulator of deltafl has it."""
+def batches(
+    count: int, size: int, epochs: int, seed: int, round: int, client: int
+) -> Iterator[np.ndarray]:
+    """The rows of each local step: every epoch in a new order, as the simulator of deltafl has
+    it.
+    """
     rng = deltafl.stream(seed, "batches", round, client)
     for _ in range(epochs):
         order = rng.permutation(count)

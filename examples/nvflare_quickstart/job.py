@@ -20,12 +20,16 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--state", help="an absolute folder: the job can be stopped and started again")
+    parser.add_argument(
+        "--state", help="an absolute folder: the job can be stopped and started again"
+    )
     parser.add_argument("--workspace", default="/tmp/nvflare/simulation")
     given = parser.parse_args()
     job = FedJob("digits", min_clients=given.sites)
     job.to_server(PTModel(SoftmaxRegression()))
-    job.to_server(DeltaFedAvg(given.sampler, given.n, given.rounds, state_path=given.state, seed=given.seed))
+    job.to_server(
+        DeltaFedAvg(given.sampler, given.n, given.rounds, state_path=given.state, seed=given.seed)
+    )
     job.to_clients(ScriptRunner("client.py", f"--num_sites {given.sites} --seed {given.seed}"))
     Recipe(job).execute(SimEnv(num_clients=given.sites, workspace_root=given.workspace))
 

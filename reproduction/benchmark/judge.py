@@ -1,8 +1,10 @@
-"""The target: on every judged task the recommended method has G >= 0.85, surely above 0.7, and no rival is ahead.
+"""The target: on every judged task the recommended method has G >= 0.85, surely above 0.7, and no
+rival is ahead.
 
-G is judged by area: A is the mean accuracy over the part's horizon, and G = mean over seeds of (A - A_uniform) / mean
-of (A_full - A_uniform), with Fieller's interval. The rules stand in ``texts.toml``. Rounds to the threshold stand
-beside it: they are min(R, T), for a run that never reaches the threshold, or diverges, a lower bound.
+G is judged by area: A is the mean accuracy over the part's horizon, and G = mean over seeds of (A -
+A_uniform) / mean of (A_full - A_uniform), with Fieller's interval. The rules stand in
+``texts.toml``. Rounds to the threshold stand beside it: they are min(R, T), for a run that never
+reaches the threshold, or diverges, a lower bound.
 """
 
 from collections import Counter
@@ -23,7 +25,8 @@ from ..text import ends
 from .parts import BASELINE, FULL, Part
 from .runs import Method, Result
 
-GOAL, SURE = 0.85, 0.7  # what G has to be, and what its interval has to lie above
+GOAL = 0.85
+SURE = 0.7  # what G has to be, and what its interval has to lie above
 LEAST = 0.02  # with a smaller gap by area a part is no task to judge by
 Status = Literal["reached", "missed", "open", "running", "no task"]
 
@@ -33,7 +36,9 @@ def needs(label: str) -> str:
 
 
 def _advantages(label: str) -> str:
-    """What a method needs or gives up that the recommended one does not, in brackets; perhaps nothing."""
+    """What a method needs or gives up that the recommended one does not, in brackets; perhaps
+    nothing.
+    """
     public = parse_label(label).settings.get("public")
     words = ["biased"] * (not is_unbiased(label)) + ["needs labels"] * (needs(label) == "known")
     words += ["public data"] if public else []
@@ -41,7 +46,9 @@ def _advantages(label: str) -> str:
 
 
 def measures(part: Part) -> list[Measure]:
-    """What methods are compared by: area decides; the crossing of the mean of five and the first one stand beside."""
+    """What methods are compared by: area decides; the crossing of the mean of five and the first
+    one stand beside.
+    """
     return [
         area(part.horizon),
         rounds_at(part.threshold, smoothed=True),
@@ -70,7 +77,8 @@ def cut_short(method: Method | None, measure: Measure) -> int:
 
 
 def against(result: Result, measure: Measure, label: str, other: str) -> Statement | None:
-    one, two = result.find(label), result.find(other)
+    one = result.find(label)
+    two = result.find(other)
     if one is None or two is None:
         return None
     return compare(result.part.title, measure, (label, one.runs), (other, two.runs))
@@ -92,13 +100,16 @@ NO_GAP = Gap(None, None, None, 0)
 
 
 def gap_of(result: Result, label: str, measure: Measure, full: str = FULL) -> Gap:
-    """The gap that a method closes over the seeds that all three ran; None where a run of one of them was cut short."""
+    """The gap that a method closes over the seeds that all three ran; None where a run of one of
+    them was cut short.
+    """
     three = (BASELINE, label, full)
     sides = _paired(result, three, measure)
     if sides is None or any(cut_short(result.find(name), measure) for name in three):
         return NO_GAP
     base_s, own_s, full_s = [-value_s for value_s in sides] if measure.higher else sides
-    found, seeds = gap_closed(base_s, own_s, full_s), len(base_s)
+    found = gap_closed(base_s, own_s, full_s)
+    seeds = len(base_s)
     if found is None or (found.low is None and seeds > 1):  # the gap itself may be 0
         return NO_GAP
     return Gap(*found, seeds)
@@ -110,7 +121,10 @@ def _paired(result: Result, labels: tuple[str, ...], measure: Measure) -> list[F
     seeds = sorted(set.intersection(*(set(method.runs) for method in methods))) if methods else []
     if len(methods) < len(labels) or not seeds:
         return None
-    return [np.array([measure.value(method.runs[seed]) for seed in seeds], dtype=np.float64) for method in methods]
+    return [
+        np.array([measure.value(method.runs[seed]) for seed in seeds], dtype=np.float64)
+        for method in methods
+    ]
 
 
 def width(result: Result) -> Interval | None:
@@ -120,14 +134,26 @@ def width(result: Result) -> Interval | None:
 
 
 def no_task(result: Result) -> str:
-    """Why a part is no task to judge by: a gap that is too narrow on the tuning or the test seeds; empty if it is."""
-    on_test, gaps = width(result), dict[str, float]()
+    """Why a part is no task to judge by: a gap that is too narrow on the tuning or the test
+    seeds; empty if it is.
+    """
+    on_test = width(result)
+    gaps = dict[str, float]()
     score_of = {method.label: method.search.score for method in result.methods}
-    base, full = score_of.get(BASELINE), score_of.get(FULL)
-    gaps |= {"tuning": base.area - full.area} if base and full else {}  # the area of a score is minus the accuracy
+    base = score_of.get(BASELINE)
+    full = score_of.get(FULL)
+    gaps |= (
+        {"tuning": base.area - full.area} if base and full else {}
+    )  # the area of a score is minus the accuracy
     gaps |= {"test": on_test.mean} if on_test else {}
-    narrow = [f"{100 * gap:.2f} points on the {name} seeds" for name, gap in gaps.items() if gap < LEAST]
-    return f"no task to judge by: full participation is only {' and '.join(narrow)} above {BASELINE}" if narrow else ""
+    narrow = [
+        f"{100 * gap:.2f} points on the {name} seeds" for name, gap in gaps.items() if gap < LEAST
+    ]
+    return (
+        f"no task to judge by: full participation is only {' and '.join(narrow)} above {BASELINE}"
+        if narrow
+        else ""
+    )
 
 
 class Judgement(NamedTuple):
@@ -137,18 +163,29 @@ class Judgement(NamedTuple):
     label: str
     status: Status
     gap: Gap = NO_GAP
-    pairs: tuple[Statement, ...] = ()  # the recommended method against all others that a server can use
+    pairs: tuple[
+        Statement, ...
+    ] = ()  # the recommended method against all others that a server can use
 
     def ahead(self, ours: bool = False) -> list[Statement]:
         """Methods of others, or this project's own, that are better."""
-        return [pair for pair in self.pairs if pair.status == "contradicted" and is_ours(pair.second) is ours]
+        return [
+            pair
+            for pair in self.pairs
+            if pair.status == "contradicted" and is_ours(pair.second) is ours
+        ]
 
 
 def judge(result: Result, view: View) -> Judgement:
-    label, main = result.part.recommended or view.recommended or BASELINE, measures(result.part)[0]
+    label = result.part.recommended or view.recommended or BASELINE
+    main = measures(result.part)[0]
     if no_task(result):
         return Judgement(result, label, "no task")
-    others = [m.label for m in result.shown if m.label != label and needs(m.label) not in ("oracle", "everyone")]
+    others = [
+        m.label
+        for m in result.shown
+        if m.label != label and needs(m.label) not in ("oracle", "everyone")
+    ]
     pairs = tuple(filter(None, (against(result, main, label, other) for other in others)))
     found = Judgement(result, label, "running", gap_of(result, label, main), pairs)
     return found._replace(status=_status(found))
@@ -166,13 +203,19 @@ def _status(found: Judgement) -> Status:
 
 
 def headline(judgements: Sequence[Judgement]) -> str:
-    """The verdict on the target in a few words; where seeds are missing it is that of the others."""
+    """The verdict on the target in a few words; where seeds are missing it is that of the
+    others.
+    """
     found = Counter(judgement.status for judgement in judgements)
     judged = found["reached"] + found["missed"] + found["open"]
     if not judged or found["open"] == judged:
         return "is not decided"
-    *first, last = (f"{word} on {found[word]}" for word in ("reached", "missed", "open") if found[word])
-    return f"is {', '.join(first)} and {last} of {judged} tasks" if first else f"is {last.split()[0]}"
+    *first, last = (
+        f"{word} on {found[word]}" for word in ("reached", "missed", "open") if found[word]
+    )
+    return (
+        f"is {', '.join(first)} and {last} of {judged} tasks" if first else f"is {last.split()[0]}"
+    )
 
 
 def sentence(judgement: Judgement) -> str:
@@ -181,24 +224,42 @@ def sentence(judgement: Judgement) -> str:
     if status == "no task":
         return f"{result.part.title}: {no_task(result)}."
     if gap.value is None:
-        return f"{result.part.title}: no G yet (needs more seeds of {FULL}, {BASELINE} and `{label}`)."
-    seeds = f"not decided after {gap.seeds} of {result.part.seeds} seeds" if status == "running" else status
+        return (
+            f"{result.part.title}: no G yet (needs more seeds of {FULL}, {BASELINE} and `{label}`)."
+        )
+    seeds = (
+        f"not decided after {gap.seeds} of {result.part.seeds} seeds"
+        if status == "running"
+        else status
+    )
     word = f"**{seeds}**" if status == "missed" else seeds
     others, ours = (_names(judgement.ahead(own)) for own in (False, True))
     number = sum(not is_ours(pair.second) for pair in pairs)
-    ahead = (others or f"none of {number} methods of others") + (f"; of ours {ours}" if ours else "")
+    ahead = (others or f"none of {number} methods of others") + (
+        f"; of ours {ours}" if ours else ""
+    )
     remark = f" {result.part.remark}" if result.part.remark else ""
     return (
-        f"{result.part.title}: {word}, `{label}` closes {gap}{_of_the_best(judgement)}; ahead of it: {ahead}.{remark}"
+        f"{result.part.title}: {word}, `{label}` closes {gap}{_of_the_best(judgement)}; ahead "
+        f"of it: {ahead}.{remark}"
     )
 
 
 def _of_the_best(judgement: Judgement) -> str:
     """The gap to the best form of full participation, where one is better than the plain form."""
-    result, label = judgement.result, judgement.label
+    result = judgement.result
+    label = judgement.label
     main = measures(result.part)[0]
-    forms = [method.label for method in result.shown if needs(method.label) == "everyone" and method.label != FULL]
-    pairs = [pair for form in forms if (pair := against(result, main, form, FULL)) and pair.status == "shown"]
+    forms = [
+        method.label
+        for method in result.shown
+        if needs(method.label) == "everyone" and method.label != FULL
+    ]
+    pairs = [
+        pair
+        for form in forms
+        if (pair := against(result, main, form, FULL)) and pair.status == "shown"
+    ]
     if not pairs:
         return ""
     best = max(pairs, key=lambda pair: pair.estimate or 0).first
@@ -206,7 +267,9 @@ def _of_the_best(judgement: Judgement) -> str:
 
 
 def _names(pairs: Sequence[Statement], most: int = 3) -> str:
-    """The methods that are ahead, the farthest first, with what they need, the points and their interval."""
+    """The methods that are ahead, the farthest first, with what they need, the points and their
+    interval.
+    """
     texts = [
         f"`{pair.second}`{_advantages(pair.second)} by {-100 * (pair.estimate or 0):.1f} points"
         + ends(pair.high, pair.low, ".1f", -100)

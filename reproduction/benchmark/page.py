@@ -1,4 +1,6 @@
-"""``python -m reproduction benchmark``: play what is missing, and write the page, its tables and its pictures."""
+"""``python -m reproduction benchmark``: play what is missing, and write the page, its tables and
+its pictures.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,21 +18,45 @@ from ..page import REPORT, OwnPage, diverged, hardware, write
 from ..reproduce import Request
 from ..spec import TEXTS, Experiment, View, is_ours
 from ..text import counted, csv_text, folded
-from .judge import GOAL, LEAST, SURE, Gap, Judgement, gap_of, headline, judge, measures, needs, no_task, sentence
+from .judge import (
+    GOAL,
+    LEAST,
+    SURE,
+    Gap,
+    Judgement,
+    gap_of,
+    headline,
+    judge,
+    measures,
+    needs,
+    no_task,
+    sentence,
+)
 from .parts import BASELINE, FULL, Part, parts_of
 from .runs import Reasons, Result, Store, gather, play
-from .tables import cost_table, crossings_table, main_table, num_params_of, table_cells, tuning_cells
+from .tables import (
+    cost_table,
+    crossings_table,
+    main_table,
+    num_params_of,
+    table_cells,
+    tuning_cells,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_LEFT, _RIGHT = -0.5, 1.75  # the part of the G axis that is drawn
+_LEFT = -0.5
+_RIGHT = 1.75  # the part of the G axis that is drawn
 _TEXTS = TEXTS["benchmark"]
 
 
 def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: OnProgress) -> str:
-    """Run what is missing of the parts that the request names, and write the page of everything that is finished."""
-    parts, folder = parts_of(experiment, request.scale, **request.own), request.out
+    """Run what is missing of the parts that the request names, and write the page of everything
+    that is finished.
+    """
+    parts = parts_of(experiment, request.scale, **request.own)
+    folder = request.out
     reasons = {} if request.only_page else play(parts, request, on_progress)
     store = Store(folder)
     results = [result for part in parts if (result := gather(part, store)) is not None]
@@ -38,7 +64,10 @@ def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: O
         why = "; ".join(reasons.values()) or "leave out --only-page to run some"
         raise DeltaflError(f"{folder} has no finished run yet: {why}")
     judgements = [judge(result, experiment.view) for result in results]
-    counts = sum(result.done for result in results), sum(len(part.methods) * part.seeds for part in parts)
+    counts = (
+        sum(result.done for result in results),
+        sum(len(part.methods) * part.seeds for part in parts),
+    )
     with store.runs.lock():
         _draw_gaps(results, experiment.view.core, folder / "gap.png")
         view = experiment.view
@@ -46,7 +75,9 @@ def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: O
         _draw_curves(results, few[:MOST_STRONG], folder / "curves.png")
         write_atomically(folder / "tuning.csv", csv_text(tuning_cells(results, store)))
         command = replace(request, parts=None).command
-        analysis.write_report([_report_part(result, command) for result in results], folder / REPORT, experiment.title)
+        analysis.write_report(
+            [_report_part(result, command) for result in results], folder / REPORT, experiment.title
+        )
         blocks = _blocks(parts, judgements, reasons, counts, experiment.view)
         first = judgements[0]
         number = f"{first.result.part.title}: `{first.label}` closes {first.gap} of the gap."
@@ -55,15 +86,25 @@ def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: O
 
 
 def _blocks(
-    parts: Sequence[Part], judgements: Sequence[Judgement], reasons: Reasons, counts: tuple[int, int], view: View
+    parts: Sequence[Part],
+    judgements: Sequence[Judgement],
+    reasons: Reasons,
+    counts: tuple[int, int],
+    view: View,
 ) -> list[str]:
     results = [judgement.result for judgement in judgements]
-    done, elsewhere = f"{counts[0]} of {counts[1]} test runs are done.", dict[str, list[str]]()
+    done = f"{counts[0]} of {counts[1]} test runs are done."
+    elsewhere = dict[str, list[str]]()
     for found in judgements:
         if found.label != view.recommended:
             elsewhere.setdefault(found.label, []).append(found.result.part.title)
-    method = "; ".join([f"`{view.recommended}`", *(f"`{x}` on {', '.join(on)}" for x, on in elsewhere.items())])
-    blocks = ["## Verdict", f"**The target {headline(judgements)}.** The recommended method is {method}. {done}"]
+    method = "; ".join(
+        [f"`{view.recommended}`", *(f"`{x}` on {', '.join(on)}" for x, on in elsewhere.items())]
+    )
+    blocks = [
+        "## Verdict",
+        f"**The target {headline(judgements)}.** The recommended method is {method}. {done}",
+    ]
     blocks += [view.remark] if view.remark else []
     blocks += ["\n".join(f"- {sentence(judgement)}" for judgement in judgements)]
     blocks += ["![Gap closed by task and method](gap.png)", _TEXTS["symbols"]]
@@ -72,14 +113,24 @@ def _blocks(
     for result in results:
         tables = [main_table(result, view), folded("Costs", cost_table(result))]
         first = result is results[0]
-        blocks += [f"## {result.part.title}", *tables] if first else [folded(result.part.title, "\n\n".join(tables))]
-        runs = [(f"`{method.label}`", run) for method in result.shown for run in method.runs.values()]
+        blocks += (
+            [f"## {result.part.title}", *tables]
+            if first
+            else [folded(result.part.title, "\n\n".join(tables))]
+        )
+        runs = [
+            (f"`{method.label}`", run) for method in result.shown for run in method.runs.values()
+        ]
         blocks += diverged("Runs that diverged and were ended there:", runs)
     blocks += [
         "## Appendix",
-        folded("Rounds to the first crossing, for comparison with papers", crossings_table(results)),
+        folded(
+            "Rounds to the first crossing, for comparison with papers", crossings_table(results)
+        ),
     ]
-    blocks += [folded("Learning rates", _TEXTS["rates"].format(grids="; ".join(map(_grid_text, results))))]
+    blocks += [
+        folded("Learning rates", _TEXTS["rates"].format(grids="; ".join(map(_grid_text, results))))
+    ]
     ran = "\n".join(map(_setting_text, results))
     blocks += [folded("What was run", f"{ran}\n\n{_missing(parts, results, reasons)}")]
     every = [run for result in results for method in result.shown for run in method.runs.values()]
@@ -88,16 +139,24 @@ def _blocks(
 
 def _grid_text(result: Result) -> str:
     part = result.part
-    rates = ", ".join(f"{rate:g}" for rate in max((method.search.rates for method in result.methods), key=len))
+    rates = ", ".join(
+        f"{rate:g}" for rate in max((method.search.rates for method in result.methods), key=len)
+    )
     few = _TEXTS["finalists"].format(number=part.finalists) if part.finalists else ""
     share = f"{part.tuning_validation:.0%} held out"
     return f"{part.title}: {rates} ({counted(len(part.tuning_seeds), 'tuning seed')}, {share}{few})"
 
 
 def _setting_text(result: Result) -> str:
-    part, run = result.part, result.part.common
-    alpha = f" {run.alpha:g}" if run.alpha is not None and run.partition in ("hsu2019", "yurochkin2019") else ""
-    m, n = result.num_clients, run.sample or 1
+    part = result.part
+    run = result.part.common
+    alpha = (
+        f" {run.alpha:g}"
+        if run.alpha is not None and run.partition in ("hsu2019", "yurochkin2019")
+        else ""
+    )
+    m = result.num_clients
+    n = run.sample or 1
     return _TEXTS["setting"].format(
         part=part,
         run=run,
@@ -106,7 +165,9 @@ def _setting_text(result: Result) -> str:
         m=m,
         n=n,
         ratio=m / n,
-        work=f"{run.local_steps} local steps" if run.local_epochs is None else f"{run.local_epochs} local epochs",
+        work=f"{run.local_steps} local steps"
+        if run.local_epochs is None
+        else f"{run.local_epochs} local epochs",
         batch=run.batch_size or "all",
         tests=f", evaluated on {run.test_examples} test examples" if run.test_examples else "",
         percent=100 * part.threshold,
@@ -127,25 +188,42 @@ def _missing(parts: Sequence[Part], results: Sequence[Result], reasons: Reasons)
             if len(method.runs) < part.seeds:
                 reason = reasons.get((part.name, method.label)) or why
                 rest = f" ({reason})" if reason else ""
-                lines.append(f"- {part.title}, `{method.label}`: {len(method.runs)} of {part.seeds} test runs{rest}")
+                lines.append(
+                    f"- {part.title}, `{method.label}`: {len(method.runs)} of {part.seeds} test "
+                    f"runs{rest}"
+                )
     return "\n".join(["Missing:", "", *lines]) if lines else "Every run of this scale is done."
 
 
 def _draw_curves(results: Sequence[Result], labels: Sequence[str], path: Path) -> None:
-    look_of, panels, window = analysis.looks(labels), [], analysis.WINDOW
+    look_of = analysis.looks(labels)
+    panels = []
+    window = analysis.WINDOW
     for result in results:
         smoothing = window if result.part.horizon >= 10 * window else 1
         drawn = [method for label in labels if (method := result.find(label))]
-        bands = [analysis.curve_band(list(method.runs.values()), "accuracy", smoothing) for method in drawn]
-        lines = [analysis.Line(m.label, look_of[m.label], band) for m, band in zip(drawn, bands, strict=True)]
+        bands = [
+            analysis.curve_band(list(method.runs.values()), "accuracy", smoothing)
+            for method in drawn
+        ]
+        lines = [
+            analysis.Line(m.label, look_of[m.label], band)
+            for m, band in zip(drawn, bands, strict=True)
+        ]
         goal = 100 * result.part.threshold
         panels.append(analysis.Panel(_title(result), lines, y_label="test accuracy, %", goal=goal))
     analysis.draw_panels(panels, 2, _TEXTS["curves"].format(window=window), path)
 
 
 def _report_part(result: Result, command: str) -> analysis.Part:
-    runs = [run._replace(sampler=method.label) for method in result.shown for run in method.runs.values()]
-    return analysis.Part(result.part.title, runs, analysis.summarise(runs, result.part.threshold), command)
+    runs = [
+        run._replace(sampler=method.label)
+        for method in result.shown
+        for run in method.runs.values()
+    ]
+    return analysis.Part(
+        result.part.title, runs, analysis.summarise(runs, result.part.threshold), command
+    )
 
 
 def _title(result: Result) -> str:
@@ -155,15 +233,28 @@ def _title(result: Result) -> str:
 def _draw_gaps(results: Sequence[Result], labels: Sequence[str], path: Path) -> None:
     from matplotlib.figure import Figure
 
-    shown = [label for label in labels if label not in (BASELINE, FULL) and any(r.find(label) for r in results)]
+    shown = [
+        label
+        for label in labels
+        if label not in (BASELINE, FULL) and any(r.find(label) for r in results)
+    ]
     columns = min(3, len(results))
     rows = -(-len(results) // columns)
     with analysis.styled():
         height = rows * (0.8 + 0.19 * max(len(shown), 1)) + 0.4
-        figure = Figure(figsize=(analysis.WIDTH, height), dpi=analysis.DPI, facecolor="white", layout="constrained")
+        figure = Figure(
+            figsize=(analysis.WIDTH, height),
+            dpi=analysis.DPI,
+            facecolor="white",
+            layout="constrained",
+        )
         panels = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
         for axes, result in zip(panels, results, strict=False):
-            gaps = [] if no_task(result) else [gap_of(result, label, measures(result.part)[0]) for label in shown]
+            gaps = (
+                []
+                if no_task(result)
+                else [gap_of(result, label, measures(result.part)[0]) for label in shown]
+            )
             _gap_axis(axes, gaps, shown)
             axes.set_title(_title(result), fontsize=7)
         for unused in panels[len(results) :]:
@@ -190,8 +281,21 @@ def _gap_axis(axes: "Axes", gaps: Sequence[Gap], labels: Sequence[str]) -> None:
         fill = colour if is_unbiased(label) else "white"
         axes.plot([x], [place], marker, markersize=4, mfc=fill, mec=colour, zorder=3)
     for x, dash in ((0.0, "-"), (1.0, "-"), (GOAL, (0, (5, 3)))):
-        axes.axvline(x, color=analysis.GREY if x == GOAL else analysis.PALE, linewidth=0.8, linestyle=dash, zorder=1)
+        axes.axvline(
+            x,
+            color=analysis.GREY if x == GOAL else analysis.PALE,
+            linewidth=0.8,
+            linestyle=dash,
+            zorder=1,
+        )
     if not any(gap.value is not None for gap in gaps):
-        axes.text(0.5, 0.5, "no task to judge by", transform=axes.transAxes, ha="center", color=analysis.GREY)
+        axes.text(
+            0.5,
+            0.5,
+            "no task to judge by",
+            transform=axes.transAxes,
+            ha="center",
+            color=analysis.GREY,
+        )
     axes.set(xlim=(_LEFT - 0.05, _RIGHT + 0.05), xlabel="gap closed, G")
     axes.grid(axis="y", color=analysis.PALE, linewidth=0.4)

@@ -7,8 +7,9 @@
     [parts.fashion-mnist]            # tier, title, and what is its own
     [cpu]  [cpu.change.fashion-mnist]
 
-Later ones win: settings, tier, part, scale, the scale's change of the part. ``methods`` are labels, or ``"every"`` for
-each sampler of ``deltafl samplers``; ``more`` are labels beside them. Learning rates are tuned by the library's rule.
+Later ones win: settings, tier, part, scale, the scale's change of the part. ``methods`` are labels,
+or ``"every"`` for each sampler of ``deltafl samplers``; ``more`` are labels beside them. Learning
+rates are tuned by the library's rule.
 """
 
 from functools import cached_property
@@ -23,7 +24,8 @@ from deltafl.simulation import Doubling, Grid, Job, RunSettings, make_settings
 
 from ..spec import Experiment
 
-FULL, BASELINE = "full", "uniform"
+FULL = "full"
+BASELINE = "uniform"
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -40,14 +42,22 @@ class Part(BaseModel):
     extensions: Annotated[int, Field(ge=0)] = 3  # how often the grid may grow on each side
     horizon: Count  # the rounds of every run; over them the mean accuracy is taken
     tuning_seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
-    finalists: Count | None = None  # how many rates of a method the tuning seeds after the first play; None for all
+    finalists: Count | None = (
+        None  # how many rates of a method the tuning seeds after the first play; None for all
+    )
     seeds: Count  # test seeds are 0, 1, ..., seeds - 1
     probe_every: Count | None = None  # rounds between two probes of test seed 0; None for none
-    tuning_validation: Annotated[float, Field(gt=0, lt=1)] = 0.2  # share of training examples that tuning judges by
+    tuning_validation: Annotated[float, Field(gt=0, lt=1)] = (
+        0.2  # share of training examples that tuning judges by
+    )
     needs: str = ""  # why a part is owed; it is played only if it is named
-    recommended: str | None = None  # the label that the target is about, where it is not the experiment's
+    recommended: str | None = (
+        None  # the label that the target is about, where it is not the experiment's
+    )
     remark: str = ""  # what a reader of its verdict must know
-    chance: Annotated[float, Field(ge=0, lt=1)] = 0.1  # accuracy of an untrained model: that of ten classes
+    chance: Annotated[float, Field(ge=0, lt=1)] = (
+        0.1  # accuracy of an untrained model: that of ten classes
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -65,7 +75,9 @@ class Part(BaseModel):
     def threshold(self) -> float:
         threshold = self.common.threshold
         if threshold is None:
-            raise DeltaflError(f"part {self.name} has no threshold, so there are no rounds to it; set one")
+            raise DeltaflError(
+                f"part {self.name} has no threshold, so there are no rounds to it; set one"
+            )
         return threshold
 
     @property
@@ -87,19 +99,31 @@ class Part(BaseModel):
         return Job(self.name, self._run(label, rate, seed, probe_every=probe))
 
     def _run(self, label: str, rate: float, seed: int, **own: float | None) -> RunSettings:
-        given = {**(self.model_extra or {}), "sampler": label, "local_lr": rate, "seed": seed, "rounds": self.horizon}
+        given = {
+            **(self.model_extra or {}),
+            "sampler": label,
+            "local_lr": rate,
+            "seed": seed,
+            "rounds": self.horizon,
+        }
         given |= own
-        return make_settings(RunSettings, {key: value for key, value in given.items() if value is not None})
+        return make_settings(
+            RunSettings, {key: value for key, value in given.items() if value is not None}
+        )
 
 
 def parts_of(experiment: Experiment, scale: str, **own: Any) -> list[Part]:
-    """The parts of a scale; the user's ``own`` settings, such as ``data_dir``, or ``seeds`` (test seeds), win."""
+    """The parts of a scale; the user's ``own`` settings, such as ``data_dir``, or ``seeds``
+    (test seeds), win.
+    """
     return [_part(experiment, scale, name, own) for name in experiment.part_names(scale)]
 
 
 def _part(experiment: Experiment, scale: str, name: str, own: dict[str, Any]) -> Part:
-    common, change = dict(experiment.settings), experiment.scales[scale]
-    tiers, tier = common.pop("tiers", {}), experiment.parts[name].get("tier")
+    common = dict(experiment.settings)
+    change = experiment.scales[scale]
+    tiers = common.pop("tiers", {})
+    tier = experiment.parts[name].get("tier")
     if tier not in tiers:
         raise unknown_name("tier", str(tier), tiers)
     merged = {"title": name, **common, **tiers[tier], **experiment.parts[name], **change.settings}

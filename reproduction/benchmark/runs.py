@@ -1,7 +1,9 @@
-"""The runs of the benchmark: which are needed, playing those that are missing, and what the finished ones are.
+"""The runs of the benchmark: which are needed, playing those that are missing, and what the
+finished ones are.
 
-The records of tuning runs are not committed: there are thousands of them, and only the mean accuracy over the horizon
-matters. ``tuning/PART.jsonl.gz`` has one line for each; its first line holds what all share.
+The records of tuning runs are not committed: there are thousands of them, and only the mean
+accuracy over the horizon matters. ``tuning/PART.jsonl.gz`` has one line for each; its first line
+holds what all share.
 """
 
 from collections.abc import Sequence
@@ -44,7 +46,9 @@ class TuningResult(Frozen):
     sampler: str
     local_lr: float
     seed: int
-    reached: float | None  # the first evaluated round at the threshold; None for never, or if the run diverged
+    reached: (
+        float | None
+    )  # the first evaluated round at the threshold; None for never, or if the run diverged
     mean_accuracy: float  # over all rounds, on the examples that tuning judges by
     diverged: int | None
     environment: dict[str, Any]
@@ -55,13 +59,19 @@ class TuningResult(Frozen):
 
     @property
     def score(self) -> Score:
-        """By mean accuracy; a rate with a run that diverged is worse than one with none, or with fewer."""
+        """By mean accuracy; a rate with a run that diverged is worse than one with none, or with
+        fewer.
+        """
         return Score(float(self.diverged is not None), -self.mean_accuracy)
 
 
 def tuning_result(run: Run, part: Part) -> TuningResult:
-    own = {name: run.settings[name] for name in _OWN} | {"diverged": run.diverged, "environment": run.environment}
-    reached, area = rounds_to_threshold(run, part.threshold), area_under(run, part.horizon)
+    own = {name: run.settings[name] for name in _OWN} | {
+        "diverged": run.diverged,
+        "environment": run.environment,
+    }
+    reached = rounds_to_threshold(run, part.threshold)
+    area = area_under(run, part.horizon)
     return TuningResult(**own, reached=reached, mean_accuracy=round(area, 6))
 
 
@@ -74,7 +84,9 @@ class Store:
         self._tuned: dict[str, dict[Key, TuningResult]] = {}
 
     def tuned(self, part: Part, job: Job) -> TuningResult | None:
-        """The result of a tuning run, from its line or else its record; None if it is not finished."""
+        """The result of a tuning run, from its line or else its record; None if it is not
+        finished.
+        """
         lines = self._lines(part)
         key = (job.settings.sampler, job.settings.local_lr or 0.0, job.settings.seed)
         if key not in lines and (record := self.runs.get(job)) is not None:
@@ -85,7 +97,11 @@ class Store:
         """Pack the records of finished tuning runs and write the part's lines."""
         for name in dict.fromkeys(job.part for job in jobs):
             self.runs.pack(name)
-        settings = {name: value for name, value in what_is_run(part.common_tuning).items() if name not in _OWN}
+        settings = {
+            name: value
+            for name, value in what_is_run(part.common_tuning).items()
+            if name not in _OWN
+        }
         with self.runs.lock():
             self._tuned.pop(part.name, None)  # another process may have added lines
             for job in jobs:
@@ -100,7 +116,9 @@ class Store:
 
     def _lines(self, part: Part) -> dict[Key, TuningResult]:
         if part.name not in self._tuned:
-            self._tuned[part.name] = {line.key: line for line in _read_tuning(self._path(part), part)}
+            self._tuned[part.name] = {
+                line.key: line for line in _read_tuning(self._path(part), part)
+            }
         return self._tuned[part.name]
 
 
@@ -108,12 +126,20 @@ def _read_tuning(path: Path, part: Part) -> list[TuningResult]:
     head, rows = read_rows(path)
     if not head:
         return []
-    common, cure = what_is_run(part.common_tuning), "choose another --out, or delete it to run them again"
+    common = what_is_run(part.common_tuning)
+    cure = "choose another --out, or delete it to run them again"
     goals = head["settings"].get("threshold"), common.get("threshold")
     if goals[0] != goals[1]:  # it decides what a line has as ``reached``
         raise DeltaflError(f"{path} was run with threshold = {goals[0]}, not {goals[1]}: {cure}")
-    require_same(head["settings"] | {name: common[name] for name in _OWN}, Job(part.name, part.common_tuning), path)
-    return [checked(TuningResult, row, f"{path}, line {number},", cure) for number, row in enumerate(rows, start=2)]
+    require_same(
+        head["settings"] | {name: common[name] for name in _OWN},
+        Job(part.name, part.common_tuning),
+        path,
+    )
+    return [
+        checked(TuningResult, row, f"{path}, line {number},", cure)
+        for number, row in enumerate(rows, start=2)
+    ]
 
 
 def find_rates(part: Part, methods: Sequence[str], store: Store) -> dict[str, Search]:
@@ -130,14 +156,22 @@ def tuning_jobs(part: Part, methods: Sequence[str], store: Store) -> list[Job]:
 
 
 def reported_jobs(part: Part, methods: Sequence[str], store: Store) -> list[Job]:
-    """The runs that are reported, of the methods whose rate is chosen; seed by seed, so that a stop is fair to all."""
+    """The runs that are reported, of the methods whose rate is chosen; seed by seed, so that a
+    stop is fair to all.
+    """
     rates = {label: found.best for label, found in find_rates(part, methods, store).items()}
     chosen = {label: rate for label, rate in rates.items() if rate is not None}
-    return [part.test_job(label, rate, seed) for seed in range(part.seeds) for label, rate in chosen.items()]
+    return [
+        part.test_job(label, rate, seed)
+        for seed in range(part.seeds)
+        for label, rate in chosen.items()
+    ]
 
 
 class Method(NamedTuple):
-    """One method on one part: its label, the search for its rate, and its finished test runs by seed."""
+    """One method on one part: its label, the search for its rate, and its finished test runs by
+    seed.
+    """
 
     label: str
     search: Search
@@ -149,7 +183,9 @@ class Method(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A part with what is finished of it; ``methods`` includes those without a finished test run."""
+    """A part with what is finished of it; ``methods`` includes those without a finished test
+    run.
+    """
 
     part: Part
     methods: tuple[Method, ...]
@@ -176,25 +212,37 @@ def gather(part: Part, store: Store) -> Result | None:
     for label, found in find_rates(part, part.methods, store).items():
         runs = {}
         for seed in range(part.seeds) if found.best is not None else ():
-            if (record := store.runs.get(part.test_job(label, found.best or 0.0, seed))) is not None:
+            if (
+                record := store.runs.get(part.test_job(label, found.best or 0.0, seed))
+            ) is not None:
                 runs[seed] = record.run()
         methods.append(Method(label, found, runs))
     return Result(part, tuple(methods)) if any(method.runs for method in methods) else None
 
 
 def play(parts: Sequence[Part], request: Request, on_progress: OnProgress) -> Reasons:
-    """Tune and measure on the parts that the request names; skip what is finished, return what cannot run here."""
-    store, reasons, known = Store(request.out), Reasons(), {part.name: part for part in parts}
+    """Tune and measure on the parts that the request names; skip what is finished, return what
+    cannot run here.
+    """
+    store = Store(request.out)
+    reasons = Reasons()
+    known = {part.name: part for part in parts}
     for name in request.parts or ():
         if name not in known:
             raise unknown_name("part", name, known)
-    named = [part.name for part in parts if not part.needs] if request.parts is None else request.parts
+    named = (
+        [part.name for part in parts if not part.needs] if request.parts is None else request.parts
+    )
     for part in map(known.__getitem__, named):
         methods = _runnable(part, store, reasons)
-        while jobs := [job for job in tuning_jobs(part, methods, store) if store.tuned(part, job) is None]:
+        while jobs := [
+            job for job in tuning_jobs(part, methods, store) if store.tuned(part, job) is None
+        ]:
             run_jobs(jobs, request.out, request.processes, on_progress)
         if methods:
-            store.keep(part, tuning_jobs(part, methods, store))  # those of an interrupted command included
+            store.keep(
+                part, tuning_jobs(part, methods, store)
+            )  # those of an interrupted command included
             jobs = reported_jobs(part, methods, store)
             run_jobs(jobs, request.out, request.processes, on_progress)
             store.runs.pack(part.name)
@@ -213,7 +261,8 @@ def _runnable(part: Part, store: Store, reasons: Reasons) -> tuple[str, ...]:
     except DeltaflError as error:
         reasons[part.name, ""] = str(error)
         return ()
-    population, kept = task.population(part.common.weights), list[str]()
+    population = task.population(part.common.weights)
+    kept = list[str]()
     for label in part.methods:
         try:
             settings = part.tuning_job(label, part.rates[0], part.tuning_seeds[0]).settings

@@ -43,7 +43,10 @@ def main_table(result: Result, view: View) -> str:
     heads = ["method", "G by area [95 %]", "mean accuracy, %", f"above {BASELINE}, points [95 %]"]
     methods = by_area(result)
     has_clients = any(run.fairness for method in methods for run in method.runs.values())
-    clients = {"clients at the end, %": of_clients("mean"), "worst tenth, %": of_clients("worst_tenth")}
+    clients = {
+        "clients at the end, %": of_clients("mean"),
+        "worst tenth, %": of_clients("worst_tenth"),
+    }
     clients = clients if has_clients else {}
     heads += [*clients, smoothed.name, "local rate", "seeds"]
     core = [method.label for method in methods if method.label in view.core]
@@ -51,12 +54,24 @@ def main_table(result: Result, view: View) -> str:
     first = {*core, *others[: max(MOST_ROWS - len(core), 0)]}
     lines: dict[bool, list[list[str]]] = {True: [], False: []}
     for method in methods:
-        label, search = method.label, method.search
-        line = [name_of(label), _gap(result, label, area), _mean_text(method, area, ".2f"), _above(result, area, label)]
+        label = method.label
+        search = method.search
+        line = [
+            name_of(label),
+            _gap(result, label, area),
+            _mean_text(method, area, ".2f"),
+            _above(result, area, label),
+        ]
         line += [_mean_text(method, measure, ".1f") for measure in clients.values()]
-        line += [_rounds(method, smoothed), f"{search.best:g}{'*' * bool(search.edge)}", str(len(method.runs))]
+        line += [
+            _rounds(method, smoothed),
+            f"{search.best:g}{'*' * bool(search.edge)}",
+            str(len(method.runs)),
+        ]
         lines[label in first].append(line)
-    rest = folded(f"{len(lines[False])} more", markdown(heads, lines[False])) if lines[False] else ""
+    rest = (
+        folded(f"{len(lines[False])} more", markdown(heads, lines[False])) if lines[False] else ""
+    )
     return f"{markdown(heads, lines[True])}\n\n{rest}".rstrip()
 
 
@@ -69,7 +84,8 @@ def _rounds(method: Method, rounds: Measure) -> str:
     failed = cut_short(method, rounds)
     notes = [f"{failed} never"] if failed else []
     notes += [f"{method.diverged} diverged"] if method.diverged else []
-    mark, note = "≥ " if failed else "", f" ({', '.join(notes)})" if notes else ""
+    mark = "≥ " if failed else ""
+    note = f" ({', '.join(notes)})" if notes else ""
     return f"{mark}{_mean_text(method, rounds, '.1f')}{note}"
 
 
@@ -86,24 +102,47 @@ def _gap(result: Result, label: str, measure: Measure) -> str:
 
 
 def crossings_table(results: Sequence[Result]) -> str:
-    """Rounds to the first evaluation at the threshold, which hangs on chance: for comparison with papers."""
+    """Rounds to the first evaluation at the threshold, which hangs on chance: for comparison
+    with papers.
+    """
     labels = list(dict.fromkeys(method.label for result in results for method in by_area(result)))
     lines = []
     for label in labels:
         found = [(result.find(label), measures(result.part)[2]) for result in results]
-        lines.append([name_of(label), *("" if method is None else _rounds(method, first) for method, first in found)])
-    return markdown(["method", *(f"{r.part.title}, {100 * r.part.threshold:g} %" for r in results)], lines)
+        lines.append(
+            [
+                name_of(label),
+                *("" if method is None else _rounds(method, first) for method, first in found),
+            ]
+        )
+    return markdown(
+        ["method", *(f"{r.part.title}, {100 * r.part.threshold:g} %" for r in results)], lines
+    )
 
 
 def cost_table(result: Result) -> str:
     """What it costs: bytes, the server's memory, processor time; and the error of one round."""
-    heads = ["method", "MB to the threshold", "MB a round", "server: models", "numbers a client", "MB"]
-    heads += ["CPU seconds to the threshold", "a round", "one-round MSE", "lower bound without a control"]
+    heads = [
+        "method",
+        "MB to the threshold",
+        "MB a round",
+        "server: models",
+        "numbers a client",
+        "MB",
+    ]
+    heads += [
+        "CPU seconds to the threshold",
+        "a round",
+        "one-round MSE",
+        "lower bound without a control",
+    ]
     lines = []
     for method in by_area(result):
         costs = {key: _short(value) for key, value in cost_cells(result, method).items()}
         if cut_short(method, measures(result.part)[1]):
-            costs |= {key: f"≥ {costs[key]}" for key in ("mb_to_threshold", "cpu_seconds_to_threshold")}
+            costs |= {
+                key: f"≥ {costs[key]}" for key in ("mb_to_threshold", "cpu_seconds_to_threshold")
+            }
         lines.append([name_of(method.label), *costs.values()])
     return markdown(heads, lines)
 
@@ -117,7 +156,9 @@ def cost_cells(result: Result, method: Method) -> dict[str, Any]:
     models, numbers, megabytes = server_memory(settings, result.num_clients)
     bytes_to, bytes_a_round = _to_threshold(result, method, lambda run: run.bytes_r)
     seconds_to, seconds_a_round = _to_threshold(
-        result, method, lambda run: run.seconds_r if run.cpu_seconds_r is None else run.cpu_seconds_r
+        result,
+        method,
+        lambda run: run.seconds_r if run.cpu_seconds_r is None else run.cpu_seconds_r,
     )
     return {
         "mb_to_threshold": bytes_to / MB,
@@ -132,40 +173,62 @@ def cost_cells(result: Result, method: Method) -> dict[str, Any]:
     }
 
 
-def _to_threshold(result: Result, method: Method, spent: Callable[[analysis.Run], FloatArray]) -> tuple[float, float]:
-    """Means over runs of what was spent until the mean of five reached the threshold, else in all rounds; a round."""
-    to_threshold, a_round = [], []
+def _to_threshold(
+    result: Result, method: Method, spent: Callable[[analysis.Run], FloatArray]
+) -> tuple[float, float]:
+    """Means over runs of what was spent until the mean of five reached the threshold, else in
+    all rounds; a round.
+    """
+    to_threshold = []
+    a_round = []
     for run in method.runs.values():
-        at = None if run.diverged is not None else analysis.reach(run, result.part.threshold, smoothed=True)
+        at = (
+            None
+            if run.diverged is not None
+            else analysis.reach(run, result.part.threshold, smoothed=True)
+        )
         a_round.append(float(spent(run)[-1]) / max(run.num_rounds, 1))
         to_threshold.append(a_round[-1] * run.horizon if at is None else float(spent(run)[at]))
     return float(np.mean(to_threshold)), float(np.mean(a_round))
 
 
 def _probed(method: Method, column: str) -> float | None:
-    """The geometric mean of a probe column over the second half of the rounds; None without probes."""
+    """The geometric mean of a probe column over the second half of the rounds; None without
+    probes.
+    """
     values_s = [second_half(run, column) for run in method.runs.values() if column in run.probes]
-    # A lower bound of 0 bounds nothing; older records have it where the update of any single client was 0.
+    # A lower bound of 0 bounds nothing; older records have it where the update of any single client
+    # was 0.
     known_s = [value_r[value_r > 0] if column == "least_error" else value_r for value_r in values_s]
     known = [value for value_r in known_s if (value := centre(value_r)) is not None]
     return float(np.mean(known)) if known else None
 
 
 def server_memory(settings: RunSettings, num_clients: int) -> tuple[int, float, float]:
-    """A state has k d + r numbers for a model of d parameters: k (the model included), r / m, and megabytes of all."""
+    """A state has k d + r numbers for a model of d parameters: k (the model included), r / m,
+    and megabytes of all.
+    """
     *_, last = find_task(settings.task).make_model().parameters()
-    aux_mq = np.ones((num_clients, len(last)))  # one number for each class; their values do not matter
+    aux_mq = np.ones(
+        (num_clients, len(last))
+    )  # one number for each class; their values do not matter
     plan = plan_of(settings, Population.from_sizes([1] * num_clients, aux=aux_mq))
     twin = getattr(plan.rule.control, "control", None)
     if isinstance(twin, Twin):  # it is not simulated here, only kept
-        kept = replace(twin, simulate=lambda params_d, population, _: np.zeros((population.num_clients, len(params_d))))
+        kept = replace(
+            twin,
+            simulate=lambda params_d, population, _: np.zeros(
+                (population.num_clients, len(params_d))
+            ),
+        )
         plan = replace(plan, estimator=LearnedCoefficient(kept))
     states = [init_round(plan, np.zeros(size)) for size in (5, 8)]
     if plan.rule.control == ESTIMATORS["horvitz-thompson"].control:  # it remembers nothing
         states = [state._replace(control=()) for state in states]
     few, more = (sum(_sizes(state)) for state in states)
     models = (more - few) // 3
-    rest, num_params = few - 5 * models, num_params_of(settings.task)
+    rest = few - 5 * models
+    num_params = num_params_of(settings.task)
     if plan.census is not None:  # the codes of first updates are not there without answers
         rest += num_clients * (plan.census.length(num_params) - plan.census.size - 1)
     return models, rest / num_clients, (4 * models * num_params + 8 * rest) / MB
@@ -189,7 +252,8 @@ def table_cells(results: Sequence[Result]) -> Cells:
 
 
 def _method_cells(result: Result, method: Method) -> dict[str, Any]:
-    label, part = method.label, result.part
+    label = method.label
+    part = result.part
     cell: dict[str, Any] = {"part": part.name, "tier": part.tier, "method": label}
     cell |= {"unbiased": is_unbiased(label), "needs": needs(label)}
     cell |= {"source": SAMPLERS[parse_label(label).name].source}
@@ -199,12 +263,19 @@ def _method_cells(result: Result, method: Method) -> dict[str, Any]:
     cell |= {"diverged": method.diverged}
     for key, measure in zip(_KEYS, measures(part), strict=True):
         number_s = measure.numbers(method.runs)
-        cell |= interval_cells(key, analysis.mean_interval(number_s) if len(number_s) else (None, None, None))
+        cell |= interval_cells(
+            key, analysis.mean_interval(number_s) if len(number_s) else (None, None, None)
+        )
         other = against(result, measure, label, BASELINE)
         if label != BASELINE and other is not None:
             cell |= interval_cells(f"{key}_to_uniform", (other.estimate, other.low, other.high))
-        cell |= interval_cells(f"gap_{key}", (NO_GAP if no_task(result) else gap_of(result, label, measure))[:3])
-    for key, measure in (("client_mean", of_clients("mean")), ("worst_tenth", of_clients("worst_tenth"))):
+        cell |= interval_cells(
+            f"gap_{key}", (NO_GAP if no_task(result) else gap_of(result, label, measure))[:3]
+        )
+    for key, measure in (
+        ("client_mean", of_clients("mean")),
+        ("worst_tenth", of_clients("worst_tenth")),
+    ):
         if len(number_s := measure.numbers(method.runs)) == len(method.runs):
             cell |= interval_cells(key, analysis.mean_interval(number_s))
     return cell | cost_cells(result, method)
@@ -212,14 +283,21 @@ def _method_cells(result: Result, method: Method) -> dict[str, Any]:
 
 def tuning_cells(results: Sequence[Result], store: Store) -> Cells:
     rates = [
-        (result.part, method, rate) for result in results for method in result.methods for rate in method.search.rates
+        (result.part, method, rate)
+        for result in results
+        for method in result.methods
+        for rate in method.search.rates
     ]
-    return [cell for part, method, rate in rates if (cell := _tuning_cell(part, method, rate, store))]
+    return [
+        cell for part, method, rate in rates if (cell := _tuning_cell(part, method, rate, store))
+    ]
 
 
 def _tuning_cell(part: Part, method: Method, rate: float, store: Store) -> dict[str, Any]:
     """What the finished tuning runs of a rate found; empty if there is none."""
-    found = [store.tuned(part, part.tuning_job(method.label, rate, seed)) for seed in part.tuning_seeds]
+    found = [
+        store.tuned(part, part.tuning_job(method.label, rate, seed)) for seed in part.tuning_seeds
+    ]
     runs = [run for run in found if run is not None]
     if not runs:
         return {}

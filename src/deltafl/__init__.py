@@ -1,8 +1,9 @@
 """deltafl: client sampling for federated learning.
 
-Which few of m clients to select each round, with which probabilities, and how to weigh their replies so that the result
-is what full participation would have given. Start at ``round.py``; the names below are the public ones. They are
-loaded when first used, so that ``import deltafl`` costs next to nothing, and need NumPy alone.
+Which few of m clients to select each round, with which probabilities, and how to weigh their
+replies so that the result is what full participation would have given. Start at ``round.py``; the
+names below are the public ones. They are loaded when first used, so that ``import deltafl`` costs
+next to nothing, and need NumPy alone.
 """
 
 from importlib import import_module
@@ -41,7 +42,14 @@ if TYPE_CHECKING:
     from .samplers.fixed import Fixed, Full
     from .samplers.power_of_choice import PowerOfChoice
     from .scale.state_file import load_state, save_state
-    from .server.optimizers import Adaptive, FedExP, Momentum, ServerOptimizer, Sgd, make_server_optimizer
+    from .server.optimizers import (
+        Adaptive,
+        FedExP,
+        Momentum,
+        ServerOptimizer,
+        Sgd,
+        make_server_optimizer,
+    )
     from .server.privacy import DifferentialPrivacy
     from .simulation.comparison import Comparison
     from .simulation.python import compare, load, tune
@@ -50,15 +58,88 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["DESIGNS", "ESTIMATORS", "SAMPLERS", "Accumulator", "Adaptive", "Broadcast", "Census", "Centred"]
-__all__ += ["ClientMemory", "ClusterIS", "Cohort", "Comparison", "ControlValue", "ControlVariate", "Delta"]
-__all__ += ["DeltaflError", "Design", "DifferentialPrivacy", "Estimator", "FedExP", "FedIS", "FedPracIS", "Fixed"]
-__all__ += ["Full", "KnownUpdates", "LearnedCoefficient", "MissingExtraError", "Momentum", "Oracle", "Plan"]
-__all__ += ["Population", "PowerOfChoice", "PracDelta", "RejectedReply", "RemoteReply", "Replies", "Reports"]
-__all__ += ["RoundInfo", "RoundState", "RunFacts", "Sampler", "ServerOptimizer", "Sgd", "Twin", "broadcast"]
-__all__ += ["close_round", "close_round_from_sum", "compare", "corrected_steps", "draw_cohort", "flatten"]
-__all__ += ["inclusion_probabilities", "init_round", "load", "load_state", "make_plan", "make_sampler"]
-__all__ += ["make_server_optimizer", "open_round", "recommend", "save_state", "stream", "tune", "unflatten"]
+__all__ = [
+    "DESIGNS",
+    "ESTIMATORS",
+    "SAMPLERS",
+    "Accumulator",
+    "Adaptive",
+    "Broadcast",
+    "Census",
+    "Centred",
+]
+__all__ += [
+    "ClientMemory",
+    "ClusterIS",
+    "Cohort",
+    "Comparison",
+    "ControlValue",
+    "ControlVariate",
+    "Delta",
+]
+__all__ += [
+    "DeltaflError",
+    "Design",
+    "DifferentialPrivacy",
+    "Estimator",
+    "FedExP",
+    "FedIS",
+    "FedPracIS",
+    "Fixed",
+]
+__all__ += [
+    "Full",
+    "KnownUpdates",
+    "LearnedCoefficient",
+    "MissingExtraError",
+    "Momentum",
+    "Oracle",
+    "Plan",
+]
+__all__ += [
+    "Population",
+    "PowerOfChoice",
+    "PracDelta",
+    "RejectedReply",
+    "RemoteReply",
+    "Replies",
+    "Reports",
+]
+__all__ += [
+    "RoundInfo",
+    "RoundState",
+    "RunFacts",
+    "Sampler",
+    "ServerOptimizer",
+    "Sgd",
+    "Twin",
+    "broadcast",
+]
+__all__ += [
+    "close_round",
+    "close_round_from_sum",
+    "compare",
+    "corrected_steps",
+    "draw_cohort",
+    "flatten",
+]
+__all__ += [
+    "inclusion_probabilities",
+    "init_round",
+    "load",
+    "load_state",
+    "make_plan",
+    "make_sampler",
+]
+__all__ += [
+    "make_server_optimizer",
+    "open_round",
+    "recommend",
+    "save_state",
+    "stream",
+    "tune",
+    "unflatten",
+]
 __all__ += ["with_floor"]
 
 #: Which module a name is loaded from.
@@ -79,7 +160,10 @@ _MODULES = {
         "estimators.table": "ESTIMATORS Estimator",
         "estimators.twin": "Twin",
         "federation.local_work": "corrected_steps",
-        "round": "Broadcast Plan RoundState broadcast close_round close_round_from_sum init_round make_plan open_round",
+        "round": (
+            "Broadcast Plan RoundState broadcast close_round close_round_from_sum init_round "
+            "make_plan open_round"
+        ),
         "samplers": "SAMPLERS RunFacts Sampler make_sampler",
         "samplers.centred": "Centred",
         "samplers.cluster": "ClusterIS",

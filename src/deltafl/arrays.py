@@ -1,8 +1,10 @@
-"""A model's named arrays and the flat vector that the rounds work on: ``flatten`` and ``unflatten``.
+"""A model's named arrays and the flat vector that the rounds work on: ``flatten`` and
+``unflatten``.
 
-Trained arrays (floating point) make up the flat vector; their difference is the update u_i that the estimate uses.
-Buffers (floating point, by name) and counters (integers; booleans never change) become sent + sum_i h_i (received_i -
-sent), with h_i >= 0 and sum 1: running variances must stay >= 0, which no unbiased weighting guarantees.
+Trained arrays (floating point) make up the flat vector; their difference is the update u_i that the
+estimate uses. Buffers (floating point, by name) and counters (integers; booleans never change)
+become sent + sum_i h_i (received_i - sent), with h_i >= 0 and sum 1: running variances must stay >=
+0, which no unbiased weighting guarantees.
 """
 
 import copy
@@ -18,16 +20,20 @@ from .types import Array, FloatArray, Params
 
 Arrays = dict[str, Array]
 
-#: A finite entry beyond this could still overflow the float32 model once it is weighted, or a score once it is squared.
+#: A finite entry beyond this could still overflow the float32 model once it is weighted, or a score
+#: once it is squared.
 LARGEST_ENTRY = 1e18
 
-#: Name patterns of floating-point arrays that are statistics, not parameters: those of batch normalisation.
+#: Name patterns of floating-point arrays that are statistics, not parameters: those of batch
+#: normalisation.
 BUFFERS = ("*running_mean", "*running_var", "*moving_mean", "*moving_variance")
 _VARIANCES = ("*running_var", "*moving_variance")
 
 
 class Entry(NamedTuple):
-    """One array of the model; ``dtype`` as NumPy names it, ``kind`` is "trained", "buffer" or "counter"."""
+    """One array of the model; ``dtype`` as NumPy names it, ``kind`` is "trained", "buffer" or
+    "counter".
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -42,12 +48,18 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, arrays: Mapping[str, Array], buffers: Sequence[str] = BUFFERS) -> "Layout":
-        """Describe a model; floating-point arrays whose names match the patterns ``buffers`` are not trained."""
+        """Describe a model; floating-point arrays whose names match the patterns ``buffers`` are
+        not trained.
+        """
         entries = tuple(
-            Entry(name, array.shape, str(array.dtype), _kind(name, array, buffers)) for name, array in arrays.items()
+            Entry(name, array.shape, str(array.dtype), _kind(name, array, buffers))
+            for name, array in arrays.items()
         )
         if not any(entry.kind == "trained" for entry in entries):
-            raise DeltaflError("the model has no floating-point array to train; integers and 'buffers' are not trained")
+            raise DeltaflError(
+                "the model has no floating-point array to train; integers and 'buffers' are not "
+                "trained"
+            )
         return cls(entries)
 
     @property
@@ -58,10 +70,14 @@ class Layout(NamedTuple):
     def flatten(self, arrays: Mapping[str, Array]) -> Params:
         """The trained arrays as one float32 vector (d,), each in C order."""
         with np.errstate(over="ignore"):
-            return np.concatenate([arrays[name].astype(np.float32).ravel() for name in self.trained])
+            return np.concatenate(
+                [arrays[name].astype(np.float32).ravel() for name in self.trained]
+            )
 
     def rebuild(self, params_d: Params, rest: Mapping[str, Array]) -> Arrays:
-        """The model as named arrays: trained ones from the flat vector, the others from ``rest``."""
+        """The model as named arrays: trained ones from the flat vector, the others from
+        ``rest``.
+        """
         trained = split(params_d, self.trained)
         return {
             name: _narrowed(trained[name], dtype) if kind == "trained" else rest[name]
@@ -73,7 +89,9 @@ class Layout(NamedTuple):
         return {entry.name: arrays[entry.name] for entry in self.entries if entry.kind != "trained"}
 
     def fault(self, arrays: Mapping[str, Array]) -> str | None:
-        """What is wrong with a client's arrays, or None; ``close_round`` checks trained values, as updates."""
+        """What is wrong with a client's arrays, or None; ``close_round`` checks trained values,
+        as updates.
+        """
         if set(arrays) != {entry.name for entry in self.entries}:
             return "the reply's arrays have other names than those that were sent"
         for entry in self.entries:
@@ -89,14 +107,15 @@ class Layout(NamedTuple):
 
 
 def flatten(model: Any) -> Params:
-    """The parameters of a model as one vector, which is what ``init_round`` and ``close_round`` work on.
+    """The parameters of a model as one vector, which is what ``init_round`` and ``close_round``
+    work on.
 
-    Batch normalisation's running statistics (known by their names in a state dict), integers and booleans are no
-    parameters: they are left out.
+    Batch normalisation's running statistics (known by their names in a state dict), integers and
+    booleans are no parameters: they are left out.
 
     Args:
-        model: A torch module, its state dict (or another dict of arrays by name), or a list of arrays or tensors, such
-            as ``model.parameters()``; on any device.
+        model: A torch module, its state dict (or another dict of arrays by name), or a list of
+            arrays or tensors, such as ``model.parameters()``; on any device.
 
     Returns:
         float32 (d,), the arrays in their order, each in C order.
@@ -117,7 +136,8 @@ def unflatten(vector: Any, like: Any) -> Any:
 
     Args:
         vector: Numbers (d,), such as ``state.params_d``.
-        like: A torch module, a state dict or a list, as for ``flatten``. What is no parameter keeps its value.
+        like: A torch module, a state dict or a list, as for ``flatten``. What is no parameter keeps
+            its value.
 
     Returns:
         A copy of ``like``, with its names, order, types and devices.
@@ -131,14 +151,17 @@ def unflatten(vector: Any, like: Any) -> Any:
     """
     parts = _parts(like)
     arrays = {name: as_array(part) for name, part in parts.items()}
-    layout, vector_d = Layout.of(arrays), as_array(vector)
+    layout = Layout.of(arrays)
+    vector_d = as_array(vector)
     num_params = sum(map(prod, layout.trained.values()))
     if vector_d.shape != (num_params,):
         what = f"the vector has shape {vector_d.shape}, the model has {num_params} parameters"
         raise DeltaflError(f"{what}; give a vector that flatten made of such a model")
     rebuilt = layout.rebuild(vector_d.astype(np.float32), layout.rest(arrays))
     new = {
-        name: part.detach().new_tensor(rebuilt[name]) if hasattr(part, "detach") else np.array(rebuilt[name])
+        name: part.detach().new_tensor(rebuilt[name])
+        if hasattr(part, "detach")
+        else np.array(rebuilt[name])
         for name, part in parts.items()
     }
     if hasattr(like, "state_dict"):
@@ -153,7 +176,9 @@ def unflatten(vector: Any, like: Any) -> Any:
 
 
 def as_array(numbers: Any) -> Array:
-    """Numbers as a NumPy array, from any device; PyTorch is recognised by its methods, not imported."""
+    """Numbers as a NumPy array, from any device; PyTorch is recognised by its methods, not
+    imported.
+    """
     if hasattr(numbers, "detach"):
         numbers = numbers.detach().to_dense().cpu()
         try:
@@ -164,20 +189,31 @@ def as_array(numbers: Any) -> Array:
 
 
 def initial_model(params: Any) -> Params:
-    """A model that rounds begin with, float32 (d,): a flat array of finite numbers as it is, or a flattened model."""
+    """A model that rounds begin with, float32 (d,): a flat array of finite numbers as it is, or
+    a flattened model.
+    """
     try:
-        params_d = flatten(params) if is_model(params) else np.array(as_array(params), dtype=np.float32)
+        params_d = (
+            flatten(params) if is_model(params) else np.array(as_array(params), dtype=np.float32)
+        )
     except (TypeError, ValueError) as error:
         if isinstance(error, DeltaflError):
             raise
-        raise DeltaflError("params must be one flat array of numbers; write deltafl.flatten(model)") from None
+        raise DeltaflError(
+            "params must be one flat array of numbers; write deltafl.flatten(model)"
+        ) from None
     if (bad := np.count_nonzero(~np.isfinite(params_d))) or params_d.ndim != 1:
-        raise DeltaflError(f"params of shape {params_d.shape}, {bad} not finite; give a flat array of finite numbers")
+        raise DeltaflError(
+            f"params of shape {params_d.shape}, {bad} not finite; give a flat array of finite "
+            "numbers"
+        )
     return params_d
 
 
 def is_model(given: Any) -> bool:
-    """Whether this is a module, a dict or a list of arrays (by its first entry) rather than one list of numbers."""
+    """Whether this is a module, a dict or a list of arrays (by its first entry) rather than one
+    list of numbers.
+    """
     if type(given) in (list, tuple) and given:
         return isinstance(given[0], list | tuple) or getattr(given[0], "ndim", 0) > 0
     return isinstance(given, Mapping) or hasattr(given, "state_dict")
@@ -189,7 +225,10 @@ def _parts(model: Any) -> dict[str, Any]:
     if isinstance(model, Mapping):
         return dict(model)
     if not isinstance(model, Iterable) or isinstance(model, str) or hasattr(model, "dtype"):
-        raise DeltaflError(f"the model is a {type(model).__name__}; give a module, its state dict or a list of arrays")
+        raise DeltaflError(
+            f"the model is a {type(model).__name__}; give a module, its state dict or a list of "
+            "arrays"
+        )
     return {str(place): part for place, part in enumerate(model)}
 
 
@@ -197,34 +236,49 @@ def split(flat_d: Params, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
     """A flat vector as named arrays of these shapes."""
     stops = np.cumsum([prod(shape) for shape in shapes.values()])
     parts = np.split(flat_d, stops[:-1])
-    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+    return {
+        name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }
 
 
 def _narrowed(array: Array, dtype: str) -> Array:
-    """Within the range of float16, say: one infinite entry would spoil every honest reply, and none could repair it."""
+    """Within the range of float16, say: one infinite entry would spoil every honest reply, and
+    none could repair it.
+    """
     bound = min(float(np.finfo(dtype).max), float(np.finfo(array.dtype).max))
     return array.clip(-bound, bound).astype(dtype)
 
 
 def update_of(sent: Mapping[str, Array], received: Mapping[str, Array]) -> Params:
-    """Received - sent over the arrays in ``sent``, in that order, float32 (d,); overflowing entries become infinite."""
+    """Received - sent over the arrays in ``sent``, in that order, float32 (d,); overflowing
+    entries become infinite.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         parts = [
-            np.subtract(received[name], old, dtype=np.float64).astype(np.float32).ravel() for name, old in sent.items()
+            np.subtract(received[name], old, dtype=np.float64).astype(np.float32).ravel()
+            for name, old in sent.items()
         ]
     return np.concatenate(parts)
 
 
-def mean_rest(layout: Layout, sent: Arrays, replies: list[Arrays], coef_n: FloatArray, median: bool = False) -> Arrays:
-    """Buffers and counters after a round: sent + sum_i h_i (received_i - sent), h = coef / sum coef.
+def mean_rest(
+    layout: Layout, sent: Arrays, replies: list[Arrays], coef_n: FloatArray, median: bool = False
+) -> Arrays:
+    """Buffers and counters after a round: sent + sum_i h_i (received_i - sent), h = coef / sum
+    coef.
 
-    With ``median`` the lower median of each entry, whatever the coefficients: no client alone moves it.
+    With ``median`` the lower median of each entry, whatever the coefficients: no client alone moves
+    it.
     """
-    rest, total = layout.rest(sent), float(coef_n.sum())
+    rest = layout.rest(sent)
+    total = float(coef_n.sum())
     for entry in layout.entries if total > 0 else ():
         if entry.kind != "trained" and entry.dtype != "bool":
-            old, new = sent[entry.name], [reply[entry.name] for reply in replies]
-            rest[entry.name] = _lower_median(old, new) if median else _mean(old, new, coef_n / total)
+            old = sent[entry.name]
+            new = [reply[entry.name] for reply in replies]
+            rest[entry.name] = (
+                _lower_median(old, new) if median else _mean(old, new, coef_n / total)
+            )
     return rest
 
 
@@ -232,23 +286,35 @@ def _kind(name: str, array: Array, buffers: Sequence[str]) -> str:
     if array.dtype.kind in "iub":
         return "counter"
     if array.dtype.kind != "f":
-        raise DeltaflError(f"array {name!r} has type {array.dtype}; use floats, integers or booleans")
+        raise DeltaflError(
+            f"array {name!r} has type {array.dtype}; use floats, integers or booleans"
+        )
     return "buffer" if any(fnmatchcase(str(name), pattern) for pattern in buffers) else "trained"
 
 
 def _value_fault(entry: Entry, array: Array) -> str | None:
-    """What is wrong with a buffer or a counter, which may come in a wider type than the server keeps it in."""
+    """What is wrong with a buffer or a counter, which may come in a wider type than the server
+    keeps it in.
+    """
     if array.dtype.kind == "b" or array.size == 0:
         return None
     if entry.kind == "counter":
         kept = np.iinfo(entry.dtype)
         fits = kept.min <= int(array.min()) <= int(array.max()) <= kept.max
-        return None if fits else f"entries outside {kept.min} to {kept.max}, the range of {entry.dtype}"
+        return (
+            None
+            if fits
+            else f"entries outside {kept.min} to {kept.max}, the range of {entry.dtype}"
+        )
     largest = min(LARGEST_ENTRY, float(np.finfo(entry.dtype).max))
     if not np.all(np.abs(array) <= largest):
         return f"NaN, or entries of a size above {largest:.3g}"
     is_variance = any(fnmatchcase(entry.name, pattern) for pattern in _VARIANCES)
-    return "negative entries, impossible for a variance" if is_variance and not np.all(array >= 0) else None
+    return (
+        "negative entries, impossible for a variance"
+        if is_variance and not np.all(array >= 0)
+        else None
+    )
 
 
 def _lower_median(old: Array, replies: list[Array]) -> Array:
@@ -256,9 +322,13 @@ def _lower_median(old: Array, replies: list[Array]) -> Array:
 
 
 def _mean(old: Array, replies: list[Array], share_n: FloatArray) -> Array:
-    """Old + sum_i h_i (new_i - old); of integers rounded, and between the smallest and the largest reply."""
+    """Old + sum_i h_i (new_i - old); of integers rounded, and between the smallest and the
+    largest reply.
+    """
     is_float = old.dtype.kind == "f"
-    wide: Any = np.float64 if is_float else np.longdouble  # float64 does not hold all 64-bit integers
+    wide: Any = (
+        np.float64 if is_float else np.longdouble
+    )  # float64 does not hold all 64-bit integers
     change: Any = np.zeros(old.shape, dtype=wide)
     for share, new in zip(share_n, replies, strict=True):
         change += share * (new.astype(wide) - old.astype(wide))

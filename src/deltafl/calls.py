@@ -12,7 +12,13 @@ from .errors import DeltaflError, unknown_name
 _CALL = re.compile(r"^\s*(?P<name>[^()]*?)\s*(\((?P<options>.*)\))?\s*$", re.DOTALL)
 _WORD = re.compile(r"^[A-Za-z_][\w.-]*$")
 #: Types of options, in words.
-_KINDS = {float: "a number", int: "a whole number", bool: "True or False", str: "a word", NoneType: "None"}
+_KINDS = {
+    float: "a number",
+    int: "a whole number",
+    bool: "True or False",
+    str: "a word",
+    NoneType: "None",
+}
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
@@ -30,7 +36,9 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
         call = None
     keywords = call.keywords if isinstance(call, ast.Call) and not call.args else None
     if found is None or keywords is None or any(keyword.arg is None for keyword in keywords):
-        raise DeltaflError(f"cannot read {text!r}; write name(option=value, ...) with numbers, words or tuples")
+        raise DeltaflError(
+            f"cannot read {text!r}; write name(option=value, ...) with numbers, words or tuples"
+        )
     options = {str(keyword.arg): _value(keyword.value, source, text) for keyword in keywords}
     if len(options) < len(keywords):
         raise DeltaflError(f"an option is given twice in {text!r}; give it once")
@@ -44,24 +52,35 @@ def _value(node: ast.expr, source: str, text: str) -> Any:
         word = ast.get_source_segment(source, node) or ""
         if _WORD.match(word):
             return {"true": True, "false": False}.get(word, word)
-        raise DeltaflError(f"cannot read the value {word} in {text!r}; write a number, a word or a tuple") from None
+        raise DeltaflError(
+            f"cannot read the value {word} in {text!r}; write a number, a word or a tuple"
+        ) from None
 
 
 def write_call(name: str, options: Mapping[str, Any]) -> str:
-    """The shortest text that ``parse_call`` reads as this name and these options, in the order of their names."""
+    """The shortest text that ``parse_call`` reads as this name and these options, in the order
+    of their names.
+    """
     written = (write_setting(key, value) for key, value in sorted(options.items()))
     return f"{name}({','.join(written)})" if options else name
 
 
 def write_setting(name: str, value: Any) -> str:
     """The shortest text of ``name=value`` that ``parse_call`` reads."""
-    bare = isinstance(value, str) and _WORD.match(value) and value.lower() not in {"true", "false", "none"}
+    bare = (
+        isinstance(value, str)
+        and _WORD.match(value)
+        and value.lower() not in {"true", "false", "none"}
+    )
     return f"{name}={value if bare else repr(value).replace(', ', ',')}"
 
 
 def split_outside(text: str, separator: str) -> list[str]:
-    """The parts of a text between separators that are not in parentheses, without blanks around them."""
-    parts, depth = [""], 0
+    """The parts of a text between separators that are not in parentheses, without blanks around
+    them.
+    """
+    parts = [""]
+    depth = 0
     for letter in text:
         depth += (letter == "(") - (letter == ")")
         if letter == separator and depth == 0:
@@ -71,9 +90,17 @@ def split_outside(text: str, separator: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def check_options(kind: type, options: Mapping[str, Any], name: str, hidden: Collection[str] = ()) -> None:
-    """Refuse options of a dataclass that are no fields of it, are ``hidden``, or have values of other types."""
-    known = [field.name for field in fields(kind) if field.name not in hidden] if is_dataclass(kind) else []
+def check_options(
+    kind: type, options: Mapping[str, Any], name: str, hidden: Collection[str] = ()
+) -> None:
+    """Refuse options of a dataclass that are no fields of it, are ``hidden``, or have values of
+    other types.
+    """
+    known = (
+        [field.name for field in fields(kind) if field.name not in hidden]
+        if is_dataclass(kind)
+        else []
+    )
     for option, value in options.items():
         if not known:
             raise DeltaflError(f"{name!r} has no options; leave out {option!r}")
@@ -85,12 +112,16 @@ def check_options(kind: type, options: Mapping[str, Any], name: str, hidden: Col
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a literal has the type that a field is annotated with; types not in ``_KINDS`` are not checked."""
+    """Whether a literal has the type that a field is annotated with; types not in ``_KINDS`` are
+    not checked.
+    """
     parts = get_args(hint)
     if get_origin(hint) in (Union, UnionType):
         return any(_fits(value, part) for part in parts)
     if get_origin(hint) is tuple and Ellipsis not in parts:
-        return isinstance(value, tuple) and len(value) == len(parts) and all(map(_fits, value, parts))
+        return (
+            isinstance(value, tuple) and len(value) == len(parts) and all(map(_fits, value, parts))
+        )
     return hint not in _KINDS or type(value) is hint or (hint is float and type(value) is int)
 
 

@@ -1,4 +1,6 @@
-"""Errors that a user can cure: one clear sentence each, shown without a traceback by the command line."""
+"""Errors that a user can cure: one clear sentence each, shown without a traceback by the command
+line.
+"""
 
 import difflib
 import importlib.util
@@ -14,7 +16,9 @@ OWN_ERRORS = (Exception, SystemExit)
 
 
 class DeltaflError(ValueError):
-    """A mistake of the caller; the message names what was given, what is allowed and what to write instead."""
+    """A mistake of the caller; the message names what was given, what is allowed and what to
+    write instead.
+    """
 
 
 class FirstProcessError(DeltaflError):
@@ -29,7 +33,9 @@ class MissingExtraError(DeltaflError):
 
 
 def require(package: str, extra: str) -> None:
-    """Raise ``MissingExtraError`` unless a package can be imported; check before long work, not after it."""
+    """Raise ``MissingExtraError`` unless a package can be imported; check before long work, not
+    after it.
+    """
     if importlib.util.find_spec(package) is None:
         raise MissingExtraError(package, extra)
 
@@ -57,7 +63,9 @@ class WithRanges:
 
 
 def unknown_name(kind: str, given: str, allowed: Iterable[str], of: str = "") -> DeltaflError:
-    """The error for a name that does not exist (``of`` what, if it is a part), with the nearest one that does."""
+    """The error for a name that does not exist (``of`` what, if it is a part), with the nearest
+    one that does.
+    """
     names = sorted(allowed)
     near = " or ".join(map(repr, near_names(str(given), names)))
     hint = f"did you mean {near}?" if near else f"choose one of {', '.join(names)}"
@@ -66,9 +74,15 @@ def unknown_name(kind: str, given: str, allowed: Iterable[str], of: str = "") ->
 
 
 def near_names(given: str, names: Sequence[str]) -> list[str]:
-    """The names with the word ``given``, without a plural's s; else the nearest in spelling, or those that begin so."""
+    """The names with the word ``given``, without a plural's s; else the nearest in spelling, or
+    those that begin so.
+    """
     word = given.removesuffix("s")
-    found = [name for name in names if word in {part.removesuffix("s") for part in re.split("[-_]", name)}]
+    found = [
+        name
+        for name in names
+        if word in {part.removesuffix("s") for part in re.split("[-_]", name)}
+    ]
     found = found or difflib.get_close_matches(given, names, n=1, cutoff=0.6)
     return found or [name for name in names if len(given) > 2 and name.startswith(given)]
 

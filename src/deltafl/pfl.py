@@ -1,9 +1,11 @@
-"""deltafl in pfl, Apple's simulator of private federated learning. Needs the extra ``pfl`` and Python below 3.13.
+"""deltafl in pfl, Apple's simulator of private federated learning. Needs the extra ``pfl`` and
+Python below 3.13.
 
-``DeltaBackend`` takes the place of ``SimulatedBackend``; algorithm, model, local training and callbacks stay pfl's.
-pfl divides the sum of what users send by the sum of their weights, which no unbiased estimate survives. So the last
-postprocessor hands on, in place of that sum, the step of ``close_round`` with weight 1: the average is the step.
-Users are drawn when their round opens, never ahead of another's end: all samplers work but those that need an oracle.
+``DeltaBackend`` takes the place of ``SimulatedBackend``; algorithm, model, local training and
+callbacks stay pfl's. pfl divides the sum of what users send by the sum of their weights, which no
+unbiased estimate survives. So the last postprocessor hands on, in place of that sum, the step of
+``close_round`` with weight 1: the average is the step. Users are drawn when their round opens,
+never ahead of another's end: all samplers work but those that need an oracle.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,23 +41,27 @@ __all__ = ["DeltaBackend", "LocalSteps"]
 
 #: What users may report beside their updates, by the names of metrics.
 _REPORTED = (*LOSS_NAMES, SQUARE_LOSS, STEP_VARIANCE, NUM_STEPS)
-_STATE, _CENSUS = "deltafl.safetensors", "deltafl-census.safetensors"
+_STATE = "deltafl.safetensors"
+_CENSUS = "deltafl-census.safetensors"
 
 
 class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
-    """A pfl backend whose cohorts come from ``open_round`` and whose statistics are the step of ``close_round``.
+    """A pfl backend whose cohorts come from ``open_round`` and whose statistics are the step of
+    ``close_round``.
 
-    It takes every algorithm whose statistics are one update of the model's parameters, such as ``FederatedAveraging``
-    and ``FedProx``. The model's central optimizer moves the model along the step: with ``SGD(lr=1)`` the models are
-    those of the plan. A census is taken of all users, in the first round.
+    It takes every algorithm whose statistics are one update of the model's parameters, such as
+    ``FederatedAveraging`` and ``FedProx``. The model's central optimizer moves the model along the
+    step: with ``SGD(lr=1)`` the models are those of the plan. A census is taken of all users, in
+    the first round.
 
-    What ``LocalSteps`` measures counts where the algorithm's ``train_one_user`` returns it as metrics:
-    ``Metrics(list(steps.metrics().items()))``. A run that was killed goes on as it would have, if the saveables of
-    ``RestoreTrainingCallback`` are algorithm, model and backend.
+    What ``LocalSteps`` measures counts where the algorithm's ``train_one_user`` returns it as
+    metrics: ``Metrics(list(steps.metrics().items()))``. A run that was killed goes on as it would
+    have, if the saveables of ``RestoreTrainingCallback`` are algorithm, model and backend.
 
     Args:
         plan: Population, sampler, estimator, and n, which ``train_cohort_size`` must be.
-        make_dataset_fn: ``make_dataset_fn(i)``, the pfl ``Dataset`` of client i of the plan; called when i is trained.
+        make_dataset_fn: ``make_dataset_fn(i)``, the pfl ``Dataset`` of client i of the plan; called
+            when i is trained.
         val_data: The users of pfl's validation population; None where ``val_cohort_size`` is 0.
         postprocessors: pfl's. One that weights users changes nothing: the weights are the plan's.
 
@@ -64,7 +70,8 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
         history: A ``RoundInfo`` for each round of this process.
 
     Raises:
-        DeltaflError: If the plan needs what users in pfl do not do, or a postprocessor adds central noise.
+        DeltaflError: If the plan needs what users in pfl do not do, or a postprocessor adds central
+            noise.
     """
 
     def __init__(
@@ -82,20 +89,29 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
         self._answers: Any = None
         super().__init__(self._users, val_data, [*postprocessors, self._users])
 
-    async def async_gather_results(self, model: Any, training_algorithm: Any, *, central_context: Any) -> Any:
+    async def async_gather_results(
+        self, model: Any, training_algorithm: Any, *, central_context: Any
+    ) -> Any:
         """A round of the plan for the training population; pfl's own gathering for others."""
         gather: Any = super().async_gather_results
         if central_context.population != Population.TRAIN:
             return await gather(model, training_algorithm, central_context=central_context)
         if central_context.cohort_size != self.plan.n:
-            sizes = f"train_cohort_size is {central_context.cohort_size} and the plan has n = {self.plan.n}"
+            sizes = (
+                f"train_cohort_size is {central_context.cohort_size} and the plan has n = "
+                f"{self.plan.n}"
+            )
             raise DeltaflError(f"{sizes}; write the same number for both")
-        arrays, users = dict(model.get_parameters().items()), self._users
-        params_d, users.names = flatten(list(arrays.values())), list(arrays)
+        arrays = dict(model.get_parameters().items())
+        users = self._users
+        params_d = flatten(list(arrays.values()))
+        users.names = list(arrays)
 
         async def train(clients: list[int]) -> Any:
             users.clients = clients
-            if not clients:  # nobody was drawn, by a design of random size; pfl cannot sum over nobody
+            if (
+                not clients
+            ):  # nobody was drawn, by a design of random size; pfl cannot sum over nobody
                 return close()
             context = replace(central_context, cohort_size=len(clients))
             return await gather(model, training_algorithm, central_context=context)
@@ -104,7 +120,9 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
             updates, reports = users.replies()
             self.state, info = close_round(plan, state, cohort, updates, reports)
             self.history.append(info)
-            logged = Metrics([(f"deltafl | {name}", number) for name, number in round_metrics(info).items()])
+            logged = Metrics(
+                [(f"deltafl | {name}", number) for name, number in round_metrics(info).items()]
+            )
             return step(self.state), logged
 
         def close_census() -> Any:
@@ -116,7 +134,11 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
             change = unflatten(following.params_d - params_d, list(arrays.values()))
             return MappedVectorStatistics(dict(zip(arrays, change, strict=True)), weight=1.0)
 
-        if self.state is None and self.plan.census is not None and self.plan.population.norm_m is None:
+        if (
+            self.state is None
+            and self.plan.census is not None
+            and self.plan.population.norm_m is None
+        ):
             users.close = close_census
             first = await train(list(range(self.plan.population.num_clients)))
             if cast(RoundState, self.state).round > 0:  # the census was the first round
@@ -124,17 +146,23 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
         if self.state is None:
             self.state = init_round(self.plan, params_d)
         # The central optimizer has moved the model: with SGD(lr=1) by the step, up to rounding.
-        plan, state = self.plan, self.state._replace(params_d=params_d)
-        cohort, users.close = open_round(plan, state), close
+        plan = self.plan
+        state = self.state._replace(params_d=params_d)
+        cohort = open_round(plan, state)
+        users.close = close
         return await train(cohort.client_n.tolist())
 
     def _answer(self, shapes: list[tuple[int, ...]]) -> None:
         """Turn everybody's updates into answers to the census."""
-        census, seed, (updates, _) = self.plan.census, self.plan.seed, self._users.replies()
+        census = self.plan.census
+        seed = self.plan.seed
+        (updates, _) = self._users.replies()
         assert census is not None
         rngs = [stream(seed, "census", 0, client) for client in range(len(updates))]
         pairs = zip(updates, rngs, strict=True)
-        self._answers = np.array([census.answer(update_d, output_layer(shapes), seed, rng) for update_d, rng in pairs])
+        self._answers = np.array(
+            [census.answer(update_d, output_layer(shapes), seed, rng) for update_d, rng in pairs]
+        )
         self.plan = self.plan.with_census(self._answers)
 
     def save(self, dir_path: str) -> None:
@@ -146,11 +174,14 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
 
     def load(self, dir_path: str) -> None:
         """Go on from a saved state; the rounds are those that would have followed."""
-        state, answers = Path(dir_path) / _STATE, Path(dir_path) / _CENSUS
+        state = Path(dir_path) / _STATE
+        answers = Path(dir_path) / _CENSUS
         if not state.exists():
             raise CheckpointNotFoundError(state)
         if answers.exists():
-            self._answers = read_sealed(answers, "put a copy back, or begin anew in another folder")[0]["answer_mk"]
+            self._answers = read_sealed(
+                answers, "put a copy back, or begin anew in another folder"
+            )[0]["answer_mk"]
             self.plan = self.plan.with_census(self._answers)
         self.state = load_state(state, self.plan)
 
@@ -173,10 +204,15 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
         raise NotImplementedError("a cohort is drawn as a whole")
 
     def get_cohort(self, cohort_size: int) -> Iterator[tuple[Any, int]]:
-        """This process's users, one after the other, each with a seed for postprocessors that draw."""
+        """This process's users, one after the other, each with a seed for postprocessors that
+        draw.
+        """
         workers = self._get_ops().distributed
         if len(self.clients) < workers.world_size > 1:
-            raise DeltaflError(f"{workers.world_size} processes share {len(self.clients)} users; start fewer processes")
+            raise DeltaflError(
+                f"{workers.world_size} processes share {len(self.clients)} users; start fewer "
+                "processes"
+            )
         for place, client in enumerate(self.clients):
             seed = self._get_seed()
             if place % workers.world_size == workers.global_rank:
@@ -187,20 +223,31 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
         """Keep the update, statistics / weight."""
         if set(stats.keys()) != set(self.names):
             what = "statistics that are not one update of the model's parameters"
-            raise DeltaflError(f"the algorithm sends {what}; choose another, such as FederatedAveraging")
+            raise DeltaflError(
+                f"the algorithm sends {what}; choose another, such as FederatedAveraging"
+            )
         update_d = flatten([stats[name] for name in self.names]) / np.float32(stats.weight)
-        reported = {name: user_context.metrics[name] for name in _REPORTED if name in user_context.metrics}
-        reply = reply_of({}, {name: float(get_overall_value(number)) for name, number in reported.items()})
+        reported = {
+            name: user_context.metrics[name] for name in _REPORTED if name in user_context.metrics
+        }
+        reply = reply_of(
+            {}, {name: float(get_overall_value(number)) for name, number in reported.items()}
+        )
         self._received[self._training] = update_d, reply
         return stats, Metrics()
 
-    def postprocess_server(self, *, stats: Any, central_context: Any, aggregate_metrics: Metrics) -> Any:
+    def postprocess_server(
+        self, *, stats: Any, central_context: Any, aggregate_metrics: Metrics
+    ) -> Any:
         """The step of the round."""
         return self.close()
 
     def replies(self) -> tuple[list[Params], Reports]:
-        """Updates and reports in the cohort's order, from all processes; they are forgotten here."""
-        received, self._received = self._received, {}
+        """Updates and reports in the cohort's order, from all processes; they are forgotten
+        here.
+        """
+        received = self._received
+        self._received = {}
         workers = self._get_ops().distributed
         if workers.world_size > 1:
             import torch
@@ -215,7 +262,10 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
 def _check(plan: Plan, make_dataset_fn: Any, postprocessors: Sequence[Postprocessor]) -> None:
     """Refuse what users in pfl do not do before any of them works."""
     if isinstance(make_dataset_fn, FederatedDatasetBase):
-        what = f"make_dataset_fn is a {type(make_dataset_fn).__name__}, which draws users itself, some ahead of a round"
+        what = (
+            f"make_dataset_fn is a {type(make_dataset_fn).__name__}, which draws users itself, "
+            "some ahead of a round"
+        )
         raise DeltaflError(f"{what}; write a function from a client's index to its Dataset")
     if plan.sampler.needs_oracle:
         plan.sampler.require_oracle(None)
@@ -227,4 +277,6 @@ def _check(plan: Plan, make_dataset_fn: Any, postprocessors: Sequence[Postproces
         raise DeltaflError("the model is pfl's, which averages none; leave out average")
     if any(isinstance(one, CentralPrivacyMechanism) for one in postprocessors):
         why = "central noise is scaled for users who count 1 at most, and here they count w / pi"
-        raise DeltaflError(f"{why}; give the plan dp=DifferentialPrivacy(...), with 'uniform@poisson'")
+        raise DeltaflError(
+            f"{why}; give the plan dp=DifferentialPrivacy(...), with 'uniform@poisson'"
+        )

@@ -1,7 +1,7 @@
 """Randomness: the only place where random generators are made.
 
-Client 17 sees the same minibatches in round 5 whichever sampler selected it, in whichever order or process it was
-trained, and after a resume.
+Client 17 sees the same minibatches in round 5 whichever sampler selected it, in whichever order or
+process it was trained, and after a resume.
 """
 
 import numpy as np
@@ -9,7 +9,8 @@ from numpy.random import Generator
 
 from .errors import DeltaflError, unknown_name
 
-#: What randomness is used for. The number is part of the stream's identity: never reuse or renumber one.
+#: What randomness is used for. The number is part of the stream's identity: never reuse or renumber
+#: one.
 PURPOSES: dict[str, int] = {
     "draw": 1,  # the cohort of a round
     "batches": 2,  # the order of a client's examples in a round
@@ -31,7 +32,8 @@ PURPOSES: dict[str, int] = {
 
 
 def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> Generator:
-    """An independent generator (PCG64) for every combination of seed, purpose (in ``PURPOSES``), round and client.
+    """An independent generator (PCG64) for every combination of seed, purpose (in ``PURPOSES``),
+    round and client.
 
     An unknown purpose or a negative number is a ``DeltaflError``.
     """

@@ -6,15 +6,16 @@ Letters (also the suffixes that give an array's shape, as in ``weight_m`` or ``u
 m      clients in the population
 n      clients of one cohort (distinct), or rows aligned with them
 d      parameters of the model
-w_i    weight of client i in the target f = sum_i w_i F_i; the weights sum to 1 and *define the target*
-u_i    the update of client i: local model after its training minus the global model, u_i = x_K - x_0
+w_i  weight of client i in the target f = sum_i w_i F_i; the weights sum to 1 and *define the target*
+u_i   the update of client i: local model after its training minus the global model, u_i = x_K - x_0
 ubar   sum_i w_i u_i: what full participation would give
-pi_i   expectation of how often client i is drawn in this round (its inclusion probability if drawn once at most)
+pi_i  expectation of how often client i is drawn in this round (its inclusion probability if drawn once at most)
 p_i    probability of client i in one draw, p_i = pi_i / n for designs with replacement
 zeta_i norm(u_i - ubar), the diversity of client i
 ====== =====================================================================================================
 
-Everything is in *update units*: norms are norms of u_i, so that the learning rate cancels in every score.
+Everything is in *update units*: norms are norms of u_i, so that the learning rate cancels in every
+score.
 """
 
 from collections.abc import Sequence
@@ -40,16 +41,23 @@ LARGEST_AUX = 1e100
 class Population(NamedTuple):
     """Who takes part, and how much each client counts in the target ``f = sum_i weight_m[i] F_i``.
 
-    Auxiliary variables are what else is known of the clients before the first round, such as the shares of each label
-    in their data. Columns are used as they are: the larger its numbers, the more a column counts.
+    Auxiliary variables are what else is known of the clients before the first round, such as the
+    shares of each label in their data. Columns are used as they are: the larger its numbers, the
+    more a column counts.
     """
 
     weight_m: FloatArray  #: >= 0, sum 1
     num_examples_m: IntArray  #: >= 1, sizes of the clients' data
     aux_mq: FloatArray | None = None  #: auxiliary variables
-    norm_m: FloatArray | None = None  #: norms of updates of the initial model, from a census; NaN where unknown
-    seconds_m: FloatArray | None = None  #: > 0, expected seconds of a client's round: ``per_second``, ``oort``
-    code_mc: FloatArray | None = None  #: updates of the initial model, from a census, encoded (``two_bits.py``); or 0
+    norm_m: FloatArray | None = (
+        None  #: norms of updates of the initial model, from a census; NaN where unknown
+    )
+    seconds_m: FloatArray | None = (
+        None  #: > 0, expected seconds of a client's round: ``per_second``, ``oort``
+    )
+    code_mc: FloatArray | None = (
+        None  #: updates of the initial model, from a census, encoded (``two_bits.py``); or 0
+    )
 
     def __repr__(self) -> str:
         known = "" if self.aux_mq is None else f", {self.aux_mq.shape[1]} auxiliary variables"
@@ -61,23 +69,35 @@ class Population(NamedTuple):
         return len(self.weight_m)
 
     def design_mq(self) -> FloatArray:
-        """Float64 (m, 1 + q): a column of ones, then the auxiliary variables (q = 0 without any)."""
+        """Float64 (m, 1 + q): a column of ones, then the auxiliary variables (q = 0 without
+        any).
+        """
         one_m1 = np.ones((self.num_clients, 1))
         return one_m1 if self.aux_mq is None else np.hstack([one_m1, self.aux_mq])
 
     def check(self) -> None:
         """Raise a ``DeltaflError`` for bad weights, or what else does not fit them."""
         weight_m: Any = self.weight_m
-        flat = isinstance(weight_m, np.ndarray) and weight_m.ndim == 1 and weight_m.dtype.kind == "f"
+        flat = (
+            isinstance(weight_m, np.ndarray) and weight_m.ndim == 1 and weight_m.dtype.kind == "f"
+        )
         if not (flat and np.all(weight_m >= 0) and abs(weight_m.sum() - 1) <= 1e-6):
-            raise DeltaflError("the weights of the population must be an array of numbers >= 0 with sum 1")
+            raise DeltaflError(
+                "the weights of the population must be an array of numbers >= 0 with sum 1"
+            )
         if len(self.weight_m) != len(self.num_examples_m):
             sizes = f"{len(self.weight_m)} weights and {len(self.num_examples_m)} sizes"
-            raise DeltaflError(f"the population has {sizes}, not one of each for a client; see Population.from_sizes")
+            raise DeltaflError(
+                f"the population has {sizes}, not one of each for a client; see "
+                "Population.from_sizes"
+            )
         if self.aux_mq is not None:
             _checked_aux(self.aux_mq, self.num_clients)
-        m, seconds_m = self.num_clients, np.asarray(1.0 if self.seconds_m is None else self.seconds_m)
-        if seconds_m.shape not in ((), (m,)) or not np.all((seconds_m > 0) & np.isfinite(seconds_m)):
+        m = self.num_clients
+        seconds_m = np.asarray(1.0 if self.seconds_m is None else self.seconds_m)
+        if seconds_m.shape not in ((), (m,)) or not np.all(
+            (seconds_m > 0) & np.isfinite(seconds_m)
+        ):
             raise DeltaflError(f"seconds_m must hold a number above 0 for each of the {m} clients")
 
     @classmethod
@@ -88,47 +108,66 @@ class Population(NamedTuple):
         aux: npt.ArrayLike | None = None,
         max_ratio: float | None = None,
     ) -> "Population":
-        """Make a population from the clients' numbers of examples; another argument is a ``DeltaflError``.
+        """Make a population from the clients' numbers of examples; another argument is a
+        ``DeltaflError``.
 
         Args:
             num_examples_m: (m,) whole numbers, 1 to 2^53.
             weights: ``"data"`` for w_i = n_i / N, ``"uniform"`` for w_i = 1 / m.
             aux: (m, q) finite numbers, auxiliary variables of each client; see ``aux_mq``.
-            max_ratio: >= 1; no size counts more than so many times the median of all, for sizes that
-                nobody checked. None for no limit.
+            max_ratio: >= 1; no size counts more than so many times the median of all, for sizes
+                that nobody checked. None for no limit.
         """
         try:
             size_m = np.asarray(num_examples_m)
         except ValueError:
             size_m = np.zeros(())
         if size_m.ndim != 1 or len(size_m) == 0:
-            raise DeltaflError(f"num_examples_m is {num_examples_m!r:.60}; write a list of at least one size")
-        if size_m.dtype.kind not in "iu" or size_m.min() < 1 or size_m.max() > 2**53:  # float64 holds no more
-            raise DeltaflError("num_examples_m must hold whole numbers, 1 to 2^53; leave out clients without examples")
+            raise DeltaflError(
+                f"num_examples_m is {num_examples_m!r:.60}; write a list of at least one size"
+            )
+        if (
+            size_m.dtype.kind not in "iu" or size_m.min() < 1 or size_m.max() > 2**53
+        ):  # float64 holds no more
+            raise DeltaflError(
+                "num_examples_m must hold whole numbers, 1 to 2^53; leave out clients without "
+                "examples"
+            )
         if str(weights) not in {"data", "uniform"}:
-            raise DeltaflError(f"weights is {weights!r}; write 'data' (w_i = n_i / N) or 'uniform' (w_i = 1 / m)")
+            raise DeltaflError(
+                f"weights is {weights!r}; write 'data' (w_i = n_i / N) or 'uniform' (w_i = 1 / m)"
+            )
         if max_ratio is not None:
             if not is_in(max_ratio, "[1, inf)"):
-                raise DeltaflError(f"max_ratio is {max_ratio!r}; write a number >= 1, or None for no limit")
+                raise DeltaflError(
+                    f"max_ratio is {max_ratio!r}; write a number >= 1, or None for no limit"
+                )
             size_m = np.minimum(size_m, max_ratio * np.median(size_m))
         size_m = size_m.astype(np.int64)
         share_m = size_m if weights == "data" else np.ones(len(size_m))
         aux_mq = None if aux is None else _checked_aux(aux, len(size_m))
-        return cls(weight_m=share_m / share_m.sum(dtype=np.float64), num_examples_m=size_m, aux_mq=aux_mq)
+        return cls(
+            weight_m=share_m / share_m.sum(dtype=np.float64), num_examples_m=size_m, aux_mq=aux_mq
+        )
 
 
 class Cohort(NamedTuple):
-    """The clients selected in one round, how often each was drawn, and the expectation it was drawn with.
+    """The clients selected in one round, how often each was drawn, and the expectation it was drawn
+    with.
 
-    ``count / expected`` has mean 1 for every exact design: this one number is what makes an estimate unbiased.
+    ``count / expected`` has mean 1 for every exact design: this one number is what makes an
+    estimate unbiased.
     """
 
     client_n: IntArray  #: distinct client indices in increasing order
     count_n: IntArray  #: >= 1; above 1 only in designs with replacement
     expected_n: FloatArray  #: > 0, the expectation of the count before the draw; NaN if unknown
-    kind: str = "unknown"  #: or "fixed-size", "poisson", "replacement": how it was drawn, for variance estimates
+    #: or "fixed-size", "poisson", "replacement": how it was drawn, for variance estimates
+    kind: str = "unknown"
     absent: IntArray | None = None  #: clients that were not available to the draw; None for nobody
-    round: int | None = None  #: of the state that it was drawn from; None if ``open_round`` did not draw it
+    round: int | None = (
+        None  #: of the state that it was drawn from; None if ``open_round`` did not draw it
+    )
 
     def part(self, which_n: Any) -> "Cohort":
         """The rows that an index or a mask names, such as those of the clients that replied."""
@@ -142,7 +181,8 @@ class Replies(NamedTuple):
     cohort: Cohort  #: the clients that replied
     selected: Cohort  #: all selected clients, these included
     coef_n: FloatArray  #: coefficient of each reply in the estimate
-    response_n: FloatArray  #: how likely they are available and reply, in (0, 1], as assumed before the round
+    #: how likely they are available and reply, in (0, 1], as assumed before the round
+    response_n: FloatArray
 
     @property
     def client_n(self) -> IntArray:
@@ -151,24 +191,30 @@ class Replies(NamedTuple):
 
 
 class Reports(NamedTuple):
-    """What the clients of a cohort sent beside their updates; all columns are aligned with ``cohort.client_n``.
+    """What the clients of a cohort sent beside their updates; all columns are aligned with
+    ``cohort.client_n``.
 
-    The last five are filled by ``close_round``: ``squared_deviation_n``, zeta_i^2 in practice, with distances from the
-    plain mean of the replies, each client once however often it was drawn unless ``Sampler.counts_draws``, or from ubar
-    where all clients report to an oracle.
+    The last five are filled by ``close_round``: ``squared_deviation_n``, zeta_i^2 in practice, with
+    distances from the plain mean of the replies, each client once however often it was drawn unless
+    ``Sampler.counts_draws``, or from ubar where all clients report to an oracle.
     """
 
     responded_n: BoolArray  #: False for a client whose reply is missing or was refused
     loss_n: FloatArray  #: mean training loss over the local work; NaN for a reply without one
     has_loss_n: BoolArray  #: True where a loss was reported; a reported NaN rejects the reply
-    square_loss_n: FloatArray  #: mean of the squared losses of single examples, >= loss_n^2; NaN if not reported
-    step_variance_n: FloatArray  #: variance of a local step (local_lr^2 sigma_i^2 for SGD); 0 if not measured
+    #: mean of the squared losses of single examples, >= loss_n^2; NaN if not reported
+    square_loss_n: FloatArray
+    step_variance_n: (
+        FloatArray  #: variance of a local step (local_lr^2 sigma_i^2 for SGD); 0 if not measured
+    )
     num_steps_n: IntArray  #: local steps K_i >= 1
     squared_norm_n: FloatArray  #: norm(u_i)^2
     squared_deviation_n: FloatArray  #: norm(u_i - mean)^2
-    squared_residual_n: FloatArray  #: norm(u_i - c_i)^2, c_i the control variate; 0 where clients report to an oracle
+    #: norm(u_i - c_i)^2, c_i the control variate; 0 where clients report to an oracle
+    squared_residual_n: FloatArray
     sketch_nq: FloatArray  #: ``count_sketch`` of u_i - c_i, q the sampler's ``sketch_size``
-    output_bias_nk: FloatArray  #: the last k entries of u_i, k the sampler's ``output_bias_size``: one number per class
+    #: the last k entries of u_i, k the sampler's ``output_bias_size``: one number per class
+    output_bias_nk: FloatArray
 
     def part(self, which_n: Any) -> "Reports":
         """The rows that an index or a mask names, as ``Cohort.part``."""
@@ -185,7 +231,8 @@ class Reports(NamedTuple):
         step_variance: Column = None,
         num_steps: Column = None,
     ) -> "Reports":
-        """Make reports of n clients from what a host knows; what is not given has a neutral value, losses None.
+        """Make reports of n clients from what a host knows; what is not given has a neutral value,
+        losses None.
 
         Entries that are no numbers stand for a fault, for which ``close_round`` refuses the reply.
 
@@ -211,7 +258,9 @@ class Reports(NamedTuple):
 
 @runtime_checkable
 class Oracle(Protocol):
-    """What only a simulator can know before the draw. A host that cannot provide it passes ``None``."""
+    """What only a simulator can know before the draw. A host that cannot provide it passes
+    ``None``.
+    """
 
     def reports(self) -> Reports:
         """Train all m clients of this round and report, with ``squared_deviation`` about ubar."""
@@ -238,9 +287,9 @@ class RejectedReply(NamedTuple):
 class RoundInfo(NamedTuple):
     """Diagnostics of one round, which the next round does not need. NaN means unknown.
 
-    ``mean_over_diversity`` is norm(D) / mean zeta of the replies: above about 1, DELTA's scores are worse than uniform.
-    ``residual`` is sum_S coef_i norm(u_i - c_i)^2 / sum_S coef_i norm(u_i)^2: 1 without a control variate; above 1, the
-    c_i are further from the updates than 0 is.
+    ``mean_over_diversity`` is norm(D) / mean zeta of the replies: above about 1, DELTA's scores are
+    worse than uniform. ``residual`` is sum_S coef_i norm(u_i - c_i)^2 / sum_S coef_i norm(u_i)^2: 1
+    without a control variate; above 1, the c_i are further from the updates than 0 is.
     """
 
     round: int  #: from 0
@@ -248,7 +297,8 @@ class RoundInfo(NamedTuple):
     num_responded: int  #: replies used
     rejected: Sequence[RejectedReply]
     estimate_norm: float  #: norm(D), D the estimate of the full-participation update
-    variance: float  #: estimate of E norm(D - E D)^2 over draws, hence without a bias; how good: ``variance.py``
+    #: estimate of E norm(D - E D)^2 over draws, hence without a bias; how good: ``variance.py``
+    variance: float
     effective_sample_size: float  #: (sum c)^2 / sum c^2 over the coefficients c of the replies
     largest_weight: float  #: the largest coefficient
     sum_of_weights: float  #: of the coefficients; its mean is 1 for an unbiased design
@@ -256,7 +306,8 @@ class RoundInfo(NamedTuple):
     loss: float  #: mean training loss of the replies that have one, weighted by the coefficients
     residual: float = nan
     control_coefficient: float = 1.0  #: beta of the control variate in [0, 1]; 1 if there is none
-    clip_factor: float = 1.0  #: the least by which ``clip`` or ``norm_guard`` shortened a reply or D; below 1: biased
+    #: the least by which ``clip`` or ``norm_guard`` shortened a reply or D; below 1: biased
+    clip_factor: float = 1.0
 
     @property
     def warning(self) -> str | None:
@@ -275,16 +326,24 @@ def _checked_aux(aux: npt.ArrayLike, num_clients: int) -> FloatArray:
     except (TypeError, ValueError, OverflowError):
         aux_mq = np.zeros(0)
     if aux_mq.ndim != 2 or len(aux_mq) != num_clients:
-        raise DeltaflError(f"aux must hold one row of numbers, all of one length, for each of {num_clients} clients")
+        raise DeltaflError(
+            f"aux must hold one row of numbers, all of one length, for each of {num_clients} "
+            "clients"
+        )
     bad = np.flatnonzero(~(np.abs(aux_mq) <= LARGEST_AUX).all(axis=1))
     if len(bad):
         fault = f"a number that is not finite, or beyond {LARGEST_AUX:.0e}"
-        raise DeltaflError(f"what is known of client {bad[0]} holds {fault}; write 0 in its place, or smaller units")
+        raise DeltaflError(
+            f"what is known of client {bad[0]} holds {fault}; write 0 in its place, or smaller "
+            "units"
+        )
     return aux_mq
 
 
 def _column(name: str, given: Column, n: int, default: float, bad: float = nan) -> FloatArray:
-    """One number per client, float64 (n,); ``bad`` for an entry that is no number, such as text, and NaN for None."""
+    """One number per client, float64 (n,); ``bad`` for an entry that is no number, such as text,
+    and NaN for None.
+    """
     if given is None:
         return np.full(n, default)
     try:
@@ -295,7 +354,9 @@ def _column(name: str, given: Column, n: int, default: float, bad: float = nan) 
         raise DeltaflError(f"reports: {name} must have one number for each of {n} clients")
     if values.dtype.kind in "biuf":
         return values.astype(np.float64)
-    return np.array([nan if entry is None else _number(entry, bad) for entry in values], dtype=np.float64)
+    return np.array(
+        [nan if entry is None else _number(entry, bad) for entry in values], dtype=np.float64
+    )
 
 
 def _number(entry: Any, bad: float) -> float:

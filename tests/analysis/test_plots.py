@@ -1,4 +1,6 @@
-"""The pictures: which files, what size, the same bytes twice, no trace in Matplotlib's global state."""
+"""The pictures: which files, what size, the same bytes twice, no trace in Matplotlib's global
+state.
+"""
 
 import struct
 import subprocess
@@ -26,7 +28,8 @@ def draw(runs: list[Run], directory: Path, threshold: float | None = 0.7) -> lis
 
 def test_files_sizes_and_the_same_bytes_twice(tmp_path: Path) -> None:
     runs = runs_of(fedavg=[3, 4], full=[1, 2], fedis=[2, None])
-    first, again = draw(runs, tmp_path / "deep" / "a"), draw(runs, tmp_path / "b")
+    first = draw(runs, tmp_path / "deep" / "a")
+    again = draw(runs, tmp_path / "b")
     assert [path.name for path in first] == ["accuracy.png", "loss.png", "selections.png"]
     for one, other in zip(first, again, strict=True):
         width, height = png_size(one)
@@ -50,7 +53,8 @@ def test_pyplot_is_never_imported() -> None:
         "import sys, tempfile; sys.path.insert(0, sys.argv[1]);"
         "from tools.runs import runs_of; from deltafl.analysis import draw_plots, summarise;"
         "runs = runs_of(fedavg=[3, 4]); assert 'matplotlib' not in sys.modules;"
-        "draw_plots(runs, summarise(runs, 0.7), tempfile.mkdtemp()); assert 'matplotlib.pyplot' not in sys.modules"
+        "draw_plots(runs, summarise(runs, 0.7), tempfile.mkdtemp()); assert 'matplotlib.pyplot' "
+        "not in sys.modules"
     )
     command = [sys.executable, "-c", code, str(Path(__file__).parents[1])]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
@@ -67,7 +71,9 @@ def test_pyplot_is_never_imported() -> None:
         np.zeros(10),
     ],
 )
-def test_losses_that_are_hard_to_draw(loss_r: np.ndarray[tuple[int], np.dtype[np.float64]], tmp_path: Path) -> None:
+def test_losses_that_are_hard_to_draw(
+    loss_r: np.ndarray[tuple[int], np.dtype[np.float64]], tmp_path: Path
+) -> None:
     runs = [make_run("fedavg", 0, 3, "loss"), make_run("fedis", 0, 3, "loss", loss_r=loss_r)]
     assert [path.name for path in draw(runs, tmp_path, 0.5)] == ["loss.png", "selections.png"]
 
@@ -75,7 +81,9 @@ def test_losses_that_are_hard_to_draw(loss_r: np.ndarray[tuple[int], np.dtype[np
 def test_the_band_is_least_to_greatest_at_shared_rounds() -> None:
     runs = [
         make_run("a", 0, 1, num_rounds=3, accuracy_r=np.array([0.1, 0.2, 0.6])),
-        make_run("a", 1, 1, num_rounds=2, round_r=np.array([1, 3]), accuracy_r=np.array([0.3, 0.2])),
+        make_run(
+            "a", 1, 1, num_rounds=2, round_r=np.array([1, 3]), accuracy_r=np.array([0.3, 0.2])
+        ),
     ]
     band = curve_band(runs, "accuracy")
     assert band.round_r.tolist() == [1, 3]
@@ -97,8 +105,12 @@ def test_missing_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 def test_a_method_looks_the_same_in_every_picture_and_its_variants_differ() -> None:
-    one, two = looks(["fedavg", "uniform", "osmd"]), looks(["osmd", "uniform@pivotal", "uniform"])
+    one = looks(["fedavg", "uniform", "osmd"])
+    two = looks(["osmd", "uniform@pivotal", "uniform"])
     assert (one["fedavg"].colour, one["osmd"]) == ("#000000", two["osmd"])
-    assert (two["uniform"].colour, two["uniform"].marker) == (one["uniform"].colour, one["uniform"].marker)
+    assert (two["uniform"].colour, two["uniform"].marker) == (
+        one["uniform"].colour,
+        one["uniform"].marker,
+    )
     assert two["uniform"].dash != two["uniform@pivotal"].dash
     assert len({look[:3] for look in looks([f"own-{i}" for i in range(17)]).values()}) == 17

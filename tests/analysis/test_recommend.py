@@ -24,8 +24,12 @@ def test_the_evidence_is_the_benchmarks_table() -> None:
 def test_what_is_recommended_is_possible_and_the_best(
     unequal: bool | None, labels: bool, census: bool, memory: bool, reachable: bool
 ) -> None:
-    found = recommend(unequal_sizes=unequal, labels=labels, census=census, memory=memory, reachable=reachable)
-    plan = deltafl.make_plan(found.label, deltafl.Population.from_sizes([3, 1, 2], aux=[[1.0], [2.0], [4.0]]), n=2)
+    found = recommend(
+        unequal_sizes=unequal, labels=labels, census=census, memory=memory, reachable=reachable
+    )
+    plan = deltafl.make_plan(
+        found.label, deltafl.Population.from_sizes([3, 1, 2], aux=[[1.0], [2.0], [4.0]]), n=2
+    )
     assert census or plan.census is None
     assert labels or plan.census is not None or not plan.rule.control.uses_aux
     assert memory or not plan.rule.control.remembers
@@ -41,7 +45,9 @@ def test_the_known_answers() -> None:
     assert "4 GB" in recommend(census=False, clients=1000, parameters=10**6).cost
     assert any("available" in sentence for sentence in recommend(reachable=False).caveats)
     only = recommend(reachable=False, unequal_sizes=False)
-    assert only.label == "clustered-sampling-2" and only.why.endswith("and is the only unbiased method that fits.")
+    assert only.label == "clustered-sampling-2" and only.why.endswith(
+        "and is the only unbiased method that fits."
+    )
     with pytest.raises(DeltaflError, match="clients is 0; write a whole number >= 1"):
         recommend(clients=0)
 
@@ -49,13 +55,16 @@ def test_the_known_answers() -> None:
 def test_methods_that_are_as_good_within_the_intervals_are_named() -> None:
     found = recommend(unequal_sizes=True, census=False)
     assert found.label == "innovation"
-    assert found.caveats[0].startswith("Not clearly behind: innovation@local-pivotal, clustered-sampling-2")
+    assert found.caveats[0].startswith(
+        "Not clearly behind: innovation@local-pivotal, clustered-sampling-2"
+    )
     assert not any("Not clearly behind" in sentence for sentence in recommend().caveats)
 
 
 @pytest.mark.parametrize(("labels", "census"), [(True, False), (False, False), (False, True)])
 def test_the_printed_lines_for_python_and_flower_run(labels: bool, census: bool) -> None:
-    clientapp, flower = pytest.importorskip("flwr.clientapp"), pytest.importorskip("deltafl.flower")
+    clientapp = pytest.importorskip("flwr.clientapp")
+    flower = pytest.importorskip("deltafl.flower")
     found = recommend(labels=labels, census=census)
     lines = dict(line.split(": ", 1) for line in found.usage.splitlines())
     assert str(found).endswith(found.usage)

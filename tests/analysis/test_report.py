@@ -1,4 +1,6 @@
-"""The report without a browser: its sentences, its numbers, what it loads, how large it is; and the first sentence."""
+"""The report without a browser: its sentences, its numbers, what it loads, how large it is; and
+the first sentence.
+"""
 
 import gzip
 import json
@@ -32,8 +34,12 @@ REACHES: dict[str, Any] = {
 
 
 def written(path: Path, runs: list[Run], threshold: float | None = 0.7) -> str:
-    summary = summarise(runs, threshold, settings={"task": "digits"}, environment={"data": "<made up>"})
-    write_report([Part("digits", runs, summary, "deltafl compare --task digits")], path, "deltafl: digits")
+    summary = summarise(
+        runs, threshold, settings={"task": "digits"}, environment={"data": "<made up>"}
+    )
+    write_report(
+        [Part("digits", runs, summary, "deltafl compare --task digits")], path, "deltafl: digits"
+    )
     return path.read_text(encoding="utf-8")
 
 
@@ -41,7 +47,10 @@ def cells(page: str) -> dict[str, dict[str, float]]:
     """The numbers of the table by sampler and column."""
     rows = re.findall(r'<tr data-sampler="([^"]+)"(.*?)</tr>', page)
     return {
-        name: {column: float(value) for column, value in re.findall(r'data-name="(\w+)" data-value="([^"]+)"', row)}
+        name: {
+            column: float(value)
+            for column, value in re.findall(r'data-name="(\w+)" data-value="([^"]+)"', row)
+        }
         for name, row in rows
     }
 
@@ -53,7 +62,11 @@ def test_the_numbers_are_those_of_the_summary(tmp_path: Path) -> None:
     for entry in summarise(runs, 0.7).samplers:
         to = entry.to_threshold
         assert to is not None and to.rounds is not None and entry.gap_closed is not None
-        wanted: dict[str, Any] = {"gap": entry.gap_closed.value, "value": entry.top5.mean, "rounds": to.rounds.mean}
+        wanted: dict[str, Any] = {
+            "gap": entry.gap_closed.value,
+            "value": entry.top5.mean,
+            "rounds": to.rounds.mean,
+        }
         assert entry.area is not None
         wanted |= {"area": entry.area.mean, "bytes": to.bytes}
         wanted |= {} if to.speedup is None else {"speedup": to.speedup.ratio}
@@ -63,15 +76,22 @@ def test_the_numbers_are_those_of_the_summary(tmp_path: Path) -> None:
 def test_it_is_one_small_file_that_asks_the_network_for_nothing(tmp_path: Path) -> None:
     page = written(tmp_path / "report.html", runs_of(**REACHES))
     assert (tmp_path / "report.html").stat().st_size < 600_000
-    assert "http" not in page and "url(" not in page and "@import" not in page  # what Bokeh asks for: browser test
+    assert (
+        "http" not in page and "url(" not in page and "@import" not in page
+    )  # what Bokeh asks for: browser test
     assert set(re.findall(r'(?:src|href)="([^"]*)"', page)) == {"data:,"}
     assert "&lt;made up&gt;" in page
-    assert "<span>deltafl</span> <span>compare</span> <span>--task</span> <span>digits</span>" in page
+    assert (
+        "<span>deltafl</span> <span>compare</span> <span>--task</span> <span>digits</span>" in page
+    )
 
 
 def test_two_comparisons_are_two_sections_of_one_page(tmp_path: Path) -> None:
     runs = runs_of(**REACHES)
-    parts = [Part(title, runs, summarise(runs, threshold)) for title, threshold in (("a", 0.7), ("b & c", None))]
+    parts = [
+        Part(title, runs, summarise(runs, threshold))
+        for title, threshold in (("a", 0.7), ("b & c", None))
+    ]
     write_report(parts, tmp_path / "report.html", "both")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count('<section class="part"') == 2 and '<a href="#part-1">b &amp; c</a>' in page
@@ -80,8 +100,12 @@ def test_two_comparisons_are_two_sections_of_one_page(tmp_path: Path) -> None:
     assert [list(items) for items in figures] == [["curves", "selections"]] * 2
 
 
-@pytest.mark.parametrize("loss_r", [np.full(10, np.nan), np.array([2.0, *[np.inf] * 9]), np.zeros(10)])
-def test_losses_that_are_hard_to_draw(loss_r: np.ndarray[tuple[int], np.dtype[np.float64]], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "loss_r", [np.full(10, np.nan), np.array([2.0, *[np.inf] * 9]), np.zeros(10)]
+)
+def test_losses_that_are_hard_to_draw(
+    loss_r: np.ndarray[tuple[int], np.dtype[np.float64]], tmp_path: Path
+) -> None:
     runs = [make_run("fedavg", 0, 3, "loss"), make_run("fedis", 0, 3, "loss", loss_r=loss_r)]
     assert "NaN" not in json.dumps(cells(written(tmp_path / "report.html", runs, 0.5)))
 
@@ -93,9 +117,14 @@ def test_missing_bokeh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def noisy(sampler: str, area: float, spread: float) -> list[Run]:
-    """Five runs whose accuracy is the same in all rounds: ``area``, and more or less from seed to seed."""
+    """Five runs whose accuracy is the same in all rounds: ``area``, and more or less from seed
+    to seed.
+    """
     values = area + spread * np.array([-1.0, 0.5, 1.0, -0.5, 0.0])
-    return [make_run(sampler, seed, 1, accuracy_r=np.full(10, value)) for seed, value in enumerate(values)]
+    return [
+        make_run(sampler, seed, 1, accuracy_r=np.full(10, value))
+        for seed, value in enumerate(values)
+    ]
 
 
 def first(*groups: list[Run], threshold: float | None = None) -> list[str]:
@@ -105,36 +134,62 @@ def first(*groups: list[Run], threshold: float | None = None) -> list[str]:
 def test_the_first_sentence_is_as_sure_as_the_intervals() -> None:
     ends = noisy("full", 0.9, 0.0), noisy("uniform", 0.5, 0.0)
     clear = first(*ends, noisy("census", 0.8, 0.01), noisy("divfl", 0.6, -0.01))
-    assert clear[0].startswith("census closes 0.75 [0.7") and clear[0].endswith("; no other sampler is ahead.")
+    assert clear[0].startswith("census closes 0.75 [0.7") and clear[0].endswith(
+        "; no other sampler is ahead."
+    )
     open_ = first(*ends, noisy("census", 0.8, 0.01), noisy("divfl", 0.79, -0.02))
     assert open_[0].endswith("of the gap between uniform sampling and full participation.")
-    assert re.match(r"Not clearly different .* by paired seeds: divfl \(1\.0 \[-\d\.\d, \d\.\d\] points\)", open_[1])
-    assert clear[1].startswith("The next is divfl: census is ahead by 20.0 [18.0, 22.0] points over all rounds")
+    assert re.match(
+        r"Not clearly different .* by paired seeds: divfl \(1\.0 \[-\d\.\d, \d\.\d\] points\)",
+        open_[1],
+    )
+    assert clear[1].startswith(
+        "The next is divfl: census is ahead by 20.0 [18.0, 22.0] points over all rounds"
+    )
     none = first(*ends, noisy("census", 0.52, 0.1))
     assert none[0] == "No sampler is shown to be better than uniform sampling."
     assert "census closes 0.05" in none[1] and "does not lie above 0" in none[1]
     second = first(*ends, noisy("census", 0.7, 0.4), noisy("divfl", 0.6, 0.01))
     assert second[0] == "divfl is shown to be better than uniform sampling."
-    assert second[1].startswith("The highest number has an interval that does not lie above 0: census closes 0.50")
+    assert second[1].startswith(
+        "The highest number has an interval that does not lie above 0: census closes 0.50"
+    )
 
 
 def test_the_first_sentence_without_a_gap_or_with_one_seed() -> None:
     one = headline(summarise([run for run in runs_of(**REACHES) if run.seed == 0], None))
-    assert one[0].startswith("census closes 0.86 of the gap") and one[1].startswith("One seed has no interval")
+    assert one[0].startswith("census closes 0.86 of the gap") and one[1].startswith(
+        "One seed has no interval"
+    )
     speed = headline(summarise(runs_of(uniform=[8, 9, 8], innovation=[2, 3, 2]), 0.7))
-    assert re.match(r"innovation needs 3\.57 \[.*\] times fewer rounds to 70 % than uniform\.", speed[0])
-    assert speed[1] == "innovation reaches 70 % after 2.3 rounds and 2.3 kB, uniform after 8.3 rounds and 8.3 kB."
+    assert re.match(
+        r"innovation needs 3\.57 \[.*\] times fewer rounds to 70 % than uniform\.", speed[0]
+    )
+    assert speed[1] == (
+        "innovation reaches 70 % after 2.3 rounds and 2.3 kB, uniform after 8.3 rounds and 8.3 kB."
+    )
     failed = headline(summarise(runs_of(uniform=[8, 9, 8, 9], innovation=[2, 3, 2, None]), 0.7))
     assert failed[0] == "No sampler is shown to be better than uniform."
-    assert failed[1].startswith("The highest number leaves out seeds with which its sampler never got there: innov")
-    assert headline(summarise(runs_of(census=[2, 3]), None))[0] == "census ends with the best accuracy: 80.0±0.0 %."
+    assert failed[1].startswith(
+        "The highest number leaves out seeds with which its sampler never got there: innov"
+    )
+    assert (
+        headline(summarise(runs_of(census=[2, 3]), None))[0]
+        == "census ends with the best accuracy: 80.0±0.0 %."
+    )
     lost = [make_run("census", 0, 1, "loss", loss_r=np.full(10, np.nan))]
     assert headline(summarise(lost, None))[0] == "No sampler has a finite result."
 
 
 def test_the_command_holds_what_is_not_usual_and_makes_the_same_settings() -> None:
-    given: dict[str, Any] = {"samplers": ["uniform", "osmd(mixing=0.3)"], "seeds": [3, 5], "local_steps": 4}
-    settings = make_settings(CompareSettings, {**given, "scaffold": True, "data_dir": "/data", "threshold": 0.7})
+    given: dict[str, Any] = {
+        "samplers": ["uniform", "osmd(mixing=0.3)"],
+        "seeds": [3, 5],
+        "local_steps": 4,
+    }
+    settings = make_settings(
+        CompareSettings, {**given, "scaffold": True, "data_dir": "/data", "threshold": 0.7}
+    )
     text = command_of(settings)
     assert text == (
         "deltafl compare --task digits --local-steps 4 --scaffold --threshold 0.7 "
@@ -153,27 +208,47 @@ def test_methods_that_are_often_together_have_colours_of_their_own_in_light_and_
         "uniform pracdelta delta-centred spread fedvarp innovation",
     ):
         look_of = looks(together.split())
-        assert len({(look.colour, look.dash, look.marker) for look in look_of.values()}) == len(look_of)
-        colours = [look.colour for label, look in look_of.items() if label not in ("full", "uniform", "fedavg")]
+        assert len({(look.colour, look.dash, look.marker) for look in look_of.values()}) == len(
+            look_of
+        )
+        colours = [
+            look.colour
+            for label, look in look_of.items()
+            if label not in ("full", "uniform", "fedavg")
+        ]
         assert len(set(colours)) == min(len(colours), 6) and set(colours) <= set(ON_DARK)
     assert looks(["fedis"])["fedis"].colour == looks(["fedpracis"])["fedpracis"].colour
 
 
-def test_selections_by_size_and_accuracy_by_client_are_shown_where_they_are_recorded(tmp_path: Path) -> None:
-    size_m, accuracy_km = np.array([4.0, 1.0, 2.0, 3.0]), np.array([[0.5, np.nan, 1.0, 0.0], [0.0, np.nan, 0.5, 1.0]])
-    found: dict[str, Any] = {"num_examples_m": size_m, "accuracy_km": accuracy_km, "fairness": fairness_of(accuracy_km)}
+def test_selections_by_size_and_accuracy_by_client_are_shown_where_they_are_recorded(
+    tmp_path: Path,
+) -> None:
+    size_m = np.array([4.0, 1.0, 2.0, 3.0])
+    accuracy_km = np.array([[0.5, np.nan, 1.0, 0.0], [0.0, np.nan, 0.5, 1.0]])
+    found: dict[str, Any] = {
+        "num_examples_m": size_m,
+        "accuracy_km": accuracy_km,
+        "fairness": fairness_of(accuracy_km),
+    }
     runs = [run._replace(**found) for run in runs_of(uniform=[2, 3], md=[2, 2])]
-    band = selections_by_size(runs[:2], groups=2)  # clients 1 and 2 (2 and 0 draws), then 3 and 0 (5 and 3), twice
+    band = selections_by_size(
+        runs[:2], groups=2
+    )  # clients 1 and 2 (2 and 0 draws), then 3 and 0 (5 and 3), twice
     assert band is not None
     assert (band.round_r.tolist(), band.mean_r.tolist()) == ([1.5, 3.5], [1.0, 4.0])
     assert selections_by_size([run._replace(num_examples_m=np.ones(4)) for run in runs]) is None
     own = client_accuracies(runs[:2])
     assert own is not None and own.mean_r[[0, 50, 100]].tolist() == [0.0, 50.0, 100.0]
     page = written(tmp_path / "report.html", runs)
-    assert {name: numbers["tail"] for name, numbers in cells(page).items()} == {"md": 0.0, "uniform": 0.0}
+    assert {name: numbers["tail"] for name, numbers in cells(page).items()} == {
+        "md": 0.0,
+        "uniform": 0.0,
+    }
     assert "worst tenth,\N{NO-BREAK SPACE}%" in page and "Accuracy per client" in page
     assert "Clients in tenths by their size" in page
-    old = [run._replace(accuracy_km=None) for run in runs]  # as packed records are: the column without the figure
+    old = [
+        run._replace(accuracy_km=None) for run in runs
+    ]  # as packed records are: the column without the figure
     page = written(tmp_path / "old.html", old)
     assert "Accuracy per client" not in page and "worst tenth,\N{NO-BREAK SPACE}%" in page
     assert "orst tenth" not in written(tmp_path / "other.html", runs_of(**REACHES))

@@ -1,4 +1,6 @@
-"""The report in a real browser: Chromium opens the file from the disk and a script clicks as a person would."""
+"""The report in a real browser: Chromium opens the file from the disk and a script clicks as a
+person would.
+"""
 
 import json
 import os
@@ -40,7 +42,8 @@ def page(tmp_path_factory: pytest.TempPathFactory, summary: Summary) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    chromium = shutil.which("chromium")
+    driver = shutil.which("chromedriver")
     if chromium is None or driver is None:
         missing = "chromium and chromedriver are not installed (Debian: chromium, chromium-driver)"
         if os.environ.get("DELTAFL_NEEDS_BROWSER"):
@@ -66,11 +69,13 @@ def show(browser: Any, page: Path, width: int = 1280, scheme: str = "light") -> 
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     browser.get(page.as_uri())
     browser.execute_async_script(
-        "const done = arguments[0], wait = () => document.body.dataset.ready ? done() : setTimeout(wait, 20); wait();"
+        "const done = arguments[0], wait = () => document.body.dataset.ready ? done() : "
+        "setTimeout(wait, 20); wait();"
     )
 
 
-#: What the curves show: which samplers are on, the colour of each, the axes and the first numbers of one.
+#: What the curves show: which samplers are on, the colour of each, the axes and the first numbers
+#: of one.
 STATE = """
 const plot = Bokeh.documents[0].roots()[0];
 const drawn = plot.renderers.filter((it) => it.glyph.type === "Line");
@@ -102,34 +107,56 @@ def test_nothing_leaves_the_page_and_the_console_is_quiet(browser: Any, page: Pa
     browser.get_log("performance"), browser.get_log("browser")
     show(browser, page)
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    sent = [it["params"]["request"]["url"] for it in messages if it["method"] == "Network.requestWillBeSent"]
+    sent = [
+        it["params"]["request"]["url"]
+        for it in messages
+        if it["method"] == "Network.requestWillBeSent"
+    ]
     assert sent[0] == page.as_uri()
     assert [url for url in sent[1:] if not url.startswith("data:")] == []
-    assert [entry for entry in browser.get_log("browser") if entry["level"] in {"WARNING", "SEVERE"}] == []
+    assert [
+        entry for entry in browser.get_log("browser") if entry["level"] in {"WARNING", "SEVERE"}
+    ] == []
 
 
-def test_the_numbers_on_the_page_are_those_of_the_summary(browser: Any, page: Path, summary: Summary) -> None:
+def test_the_numbers_on_the_page_are_those_of_the_summary(
+    browser: Any, page: Path, summary: Summary
+) -> None:
     show(browser, page)
     rows = browser.execute_script(
-        "return [...document.querySelectorAll('.board tbody tr')].map((row) => [row.dataset.sampler,"
+        "return [...document.querySelectorAll('.board tbody tr')].map((row) => "
+        "[row.dataset.sampler,"
         " Object.fromEntries([...row.querySelectorAll('td')].map((cell) => [cell.dataset.name,"
         " [cell.dataset.value ?? null, cell.innerText]]))]);"
     )
     shown = dict(rows)
     for entry in summary.samplers:
-        assert entry.gap_closed is not None and entry.to_threshold is not None and entry.to_threshold.rounds is not None
+        assert (
+            entry.gap_closed is not None
+            and entry.to_threshold is not None
+            and entry.to_threshold.rounds is not None
+        )
         value, text = shown[entry.sampler]["gap"]
-        assert float(value) == entry.gap_closed.value and text.startswith(f"{entry.gap_closed.value:.2f}")
+        assert float(value) == entry.gap_closed.value and text.startswith(
+            f"{entry.gap_closed.value:.2f}"
+        )
         assert float(shown[entry.sampler]["rounds"][0]) == entry.to_threshold.rounds.mean
         assert float(shown[entry.sampler]["value"][0]) == entry.top5.mean
         drawn = state(browser)["values"][entry.sampler]
         runs = [run for run in RUNS if run.sampler == entry.sampler]
-        assert drawn == pytest.approx((100 * np.mean([run.accuracy_r for run in runs], axis=0)).tolist(), rel=1e-6)
+        assert drawn == pytest.approx(
+            (100 * np.mean([run.accuracy_r for run in runs], axis=0)).tolist(), rel=1e-6
+        )
     heading = browser.find_element("css selector", "h1").text
     assert heading.startswith(f"census closes {float(shown['census']['gap'][0]):.2f}")
-    first = browser.execute_script("return document.querySelector('.command').getBoundingClientRect().bottom")
+    first = browser.execute_script(
+        "return document.querySelector('.command').getBoundingClientRect().bottom"
+    )
     assert first < 900  # the result, how sure it is, and the command are seen without scrolling
-    table = "const table = document.querySelector('.wide'); return table.scrollWidth - table.clientWidth"
+    table = (
+        "const table = document.querySelector('.wide'); return table.scrollWidth - "
+        "table.clientWidth"
+    )
     assert browser.execute_script(table) == 0  # nor sideways
 
 
@@ -145,7 +172,9 @@ def test_rows_switch_samplers_and_six_are_in_colour(browser: Any, page: Path) ->
     after = state(browser)
     assert after["on"] == sorted({*SAMPLERS} - {"census"})
     assert after["colours"]["fedavg"] == "#000000" and after["bands"] == 6
-    browser.find_element("css selector", 'tr[data-sampler="census"] input').send_keys(" ")  # by keyboard
+    browser.find_element("css selector", 'tr[data-sampler="census"] input').send_keys(
+        " "
+    )  # by keyboard
     assert state(browser)["on"] == sorted(SAMPLERS)
     click(browser, "[data-switch=none]")
     assert state(browser)["on"] == []
@@ -153,10 +182,16 @@ def test_rows_switch_samplers_and_six_are_in_colour(browser: Any, page: Path) ->
 
 def test_axes_change_what_is_drawn(browser: Any, page: Path) -> None:
     show(browser, page)
-    assert (state(browser)["x"], state(browser)["scale"], state(browser)["goal"]) == ("rounds", "LinearScale", True)
+    assert (state(browser)["x"], state(browser)["scale"], state(browser)["goal"]) == (
+        "rounds",
+        "LinearScale",
+        True,
+    )
     choose(browser, "over", "bytes")
     assert state(browser)["x"] == "megabytes sent and received"
-    assert state(browser, "x")["values"]["census"] == pytest.approx([0.001 * (i + 1) for i in range(10)], rel=1e-6)
+    assert state(browser, "x")["values"]["census"] == pytest.approx(
+        [0.001 * (i + 1) for i in range(10)], rel=1e-6
+    )
     choose(browser, "over", "seconds")
     assert state(browser, "x")["values"]["census"] == [2.0 * (i + 1) for i in range(10)]
     choose(browser, "metric", "loss")
@@ -188,14 +223,21 @@ return all(document).filter((it) => it.className === "bk-tooltip-row-value").map
 """
     shown = [value.strip() for value in browser.execute_script(text)]
     at = shown.index("census")
-    assert shown[at : at + 4] == ["census", "6", "80", "80 to 80"]  # its name, round, mean, lowest and highest
+    assert shown[at : at + 4] == [
+        "census",
+        "6",
+        "80",
+        "80 to 80",
+    ]  # its name, round, mean, lowest and highest
 
 
 def test_the_table_sorts_and_filters(browser: Any, page: Path) -> None:
     show(browser, page)
 
     def order() -> list[str]:
-        script = "return [...document.querySelectorAll('.board tbody tr')].filter((row) => !row.hidden)"
+        script = (
+            "return [...document.querySelectorAll('.board tbody tr')].filter((row) => !row.hidden)"
+        )
         names: list[str] = browser.execute_script(f"{script}.map((row) => row.dataset.sampler)")
         return names
 
@@ -209,7 +251,9 @@ def test_the_table_sorts_and_filters(browser: Any, page: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_telephone_shows_it_without_scrolling_sideways(browser: Any, page: Path, scheme: str) -> None:
+def test_a_telephone_shows_it_without_scrolling_sideways(
+    browser: Any, page: Path, scheme: str
+) -> None:
     show(browser, page, width=400, scheme=scheme)
     assert browser.execute_script("return document.documentElement.scrollWidth") == 400
     colours = state(browser)["colours"]

@@ -59,26 +59,47 @@ def _speedup(summary: Summary, sampler: str) -> Any:
 
 def test_fairness_over_seeds_and_against_the_baseline() -> None:
     def fair(sampler: str, seed: int, worst_tenth: float) -> Run:
-        return make_run(sampler, seed, 3, fairness=Fairness(mean=0.8, worst_tenth=worst_tenth, sd=0.1))
+        return make_run(
+            sampler, seed, 3, fairness=Fairness(mean=0.8, worst_tenth=worst_tenth, sd=0.1)
+        )
 
-    runs = [fair("uniform", 0, 0.3), fair("uniform", 1, 0.4), fair("fedis", 1, 0.6), fair("fedis", 0, 0.4)]
-    summary = summarise([*runs, make_run("uniform", 2, 3, fairness=Fairness(mean=0.8, worst_tenth=0.9, sd=0.1))], 0.7)
+    runs = [
+        fair("uniform", 0, 0.3),
+        fair("uniform", 1, 0.4),
+        fair("fedis", 1, 0.6),
+        fair("fedis", 0, 0.4),
+    ]
+    summary = summarise(
+        [*runs, make_run("uniform", 2, 3, fairness=Fairness(mean=0.8, worst_tenth=0.9, sd=0.1))],
+        0.7,
+    )
     found = entry_of(summary, "fedis").fairness
     assert found is not None and found.gain is not None
     assert (found.mean.mean, found.sd.mean) == pytest.approx((0.8, 0.1))
     assert (found.worst_tenth.mean, found.worst_tenth.sd) == pytest.approx((0.5, math.sqrt(0.02)))
-    margin = math.tan(0.95 * math.pi / 2) * 0.05  # differences 0.1 and 0.2; t_1 is a Cauchy quantile
+    margin = (
+        math.tan(0.95 * math.pi / 2) * 0.05
+    )  # differences 0.1 and 0.2; t_1 is a Cauchy quantile
     gain = found.gain
-    assert (gain.value, gain.low, gain.high, gain.num_pairs) == pytest.approx((0.15, 0.15 - margin, 0.15 + margin, 2))
+    assert (gain.value, gain.low, gain.high, gain.num_pairs) == pytest.approx(
+        (0.15, 0.15 - margin, 0.15 + margin, 2)
+    )
     base = entry_of(summary, "uniform").fairness
-    assert base is not None and base.gain is None and base.worst_tenth.mean == pytest.approx(1.6 / 3)
-    assert [run.fairness and run.fairness.worst_tenth for run in entry_of(summary, "fedis").seeds] == [0.4, 0.6]
+    assert (
+        base is not None and base.gain is None and base.worst_tenth.mean == pytest.approx(1.6 / 3)
+    )
+    assert [
+        run.fairness and run.fairness.worst_tenth for run in entry_of(summary, "fedis").seeds
+    ] == [0.4, 0.6]
     mixed = summarise([*runs, make_run("fedis", 2, 3)], 0.7)  # an old record has none
     assert entry_of(mixed, "fedis").fairness is None
 
 
 def test_costs_are_means_of_what_all_runs_recorded() -> None:
-    split: dict[str, Any] = {"client_seconds_r": 1.5 * np.arange(1, 11), "bytes_up_r": 400.0 * np.arange(1, 11)}
+    split: dict[str, Any] = {
+        "client_seconds_r": 1.5 * np.arange(1, 11),
+        "bytes_up_r": 400.0 * np.arange(1, 11),
+    }
     runs = [make_run("fedis", seed, 3, server_bytes=100 * (seed + 1), **split) for seed in range(2)]
     costs = entry_of(summarise(runs, 0.7), "fedis").costs
     assert costs is not None
@@ -89,11 +110,18 @@ def test_costs_are_means_of_what_all_runs_recorded() -> None:
         "bytes_up": 4000.0,
         "server_bytes": 150.0,
     }
-    assert entry_of(summarise([*runs, make_run("fedis", 2, 3)], 0.7), "fedis").costs is None  # an old record
+    assert (
+        entry_of(summarise([*runs, make_run("fedis", 2, 3)], 0.7), "fedis").costs is None
+    )  # an old record
 
 
 def test_pairs_are_matched_by_seed_not_by_place() -> None:
-    runs = [make_run("fedavg", 7, 8), make_run("fedavg", 1, 4), make_run("fedis", 1, 2), make_run("fedis", 5, 9)]
+    runs = [
+        make_run("fedavg", 7, 8),
+        make_run("fedavg", 1, 4),
+        make_run("fedis", 1, 2),
+        make_run("fedis", 5, 9),
+    ]
     speedup = _speedup(summarise(runs, 0.7), "fedis")
     assert (speedup.ratio, speedup.num_pairs, speedup.low) == (2.0, 1, None)
 
@@ -101,10 +129,16 @@ def test_pairs_are_matched_by_seed_not_by_place() -> None:
 def test_censored_seeds_are_counted_everywhere() -> None:
     summary = summarise(runs_of(fedavg=[6, None, 10], fedis=[3, 5, None]), 0.7)
     entry = entry_of(summary, "fedis")
-    reached, speedup = entry.to_threshold, _speedup(summary, "fedis")
+    reached = entry.to_threshold
+    speedup = _speedup(summary, "fedis")
     assert reached is not None and reached.rounds is not None
     assert (reached.num_reached, reached.num_never, reached.rounds.mean) == (2, 1, 4.0)
-    assert (speedup.ratio, speedup.num_pairs, speedup.num_left_out, speedup.low) == (2.0, 1, 2, None)
+    assert (speedup.ratio, speedup.num_pairs, speedup.num_left_out, speedup.low) == (
+        2.0,
+        1,
+        2,
+        None,
+    )
     assert (speedup.num_lost, speedup.num_won) == (1, 1)
     assert [run.reach is None for run in entry.seeds] == [False, False, True]
 
@@ -114,7 +148,12 @@ def test_threshold_never_reached() -> None:
     reached = entry.to_threshold
     assert reached is not None
     assert (reached.num_reached, reached.num_never) == (0, 2)
-    assert (reached.rounds, reached.seconds, reached.bytes, reached.speedup) == (None, None, None, None)
+    assert (reached.rounds, reached.seconds, reached.bytes, reached.speedup) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert entry.final.mean == 0.2
 
 
@@ -128,7 +167,9 @@ def test_no_threshold() -> None:
 
 
 def test_gap_closed_by_area_over_shared_seeds() -> None:
-    summary = summarise([*runs_of(uniform=[8, 10], full=[2, 4], fedis=[5, 5]), make_run("fedis", 2, 1)], None)
+    summary = summarise(
+        [*runs_of(uniform=[8, 10], full=[2, 4], fedis=[5, 5]), make_run("fedis", 2, 1)], None
+    )
     gaps = {entry.sampler: entry.gap_closed for entry in summary.samplers}
     # A run that steps to its value in round r of 10 has a mean accuracy of .8 - .06 (r - 1).
     found = fieller(np.array([3.0, 5.0]), np.array([6.0, 6.0]))
@@ -177,7 +218,9 @@ def test_baseline(samplers: list[str], given: str | None, found: str | None) -> 
     runs = [make_run(sampler, 0, 3) for sampler in samplers]
     summary = summarise(runs, 0.7, given)
     assert summary.baseline == found
-    with_speedup = [e.sampler for e in summary.samplers if e.to_threshold and e.to_threshold.speedup]
+    with_speedup = [
+        e.sampler for e in summary.samplers if e.to_threshold and e.to_threshold.speedup
+    ]
     assert with_speedup == ([] if found is None else [name for name in samplers if name != found])
 
 
@@ -201,8 +244,17 @@ def test_a_diverged_seed_is_counted_and_keeps_the_mean_from_existing() -> None:
 
 
 def test_json_round_trip_without_nan(tmp_path: Path) -> None:
-    runs = [*runs_of("loss", fedavg=[6, None], fedis=[2, 4]), make_run("md", 0, 3, "loss", loss_r=np.full(10, np.nan))]
-    settings = {"lr": 0.1, "alpha": math.nan, "nested": {"rates": (1.0, math.inf)}, "rounds": 10, "name": "x"}
+    runs = [
+        *runs_of("loss", fedavg=[6, None], fedis=[2, 4]),
+        make_run("md", 0, 3, "loss", loss_r=np.full(10, np.nan)),
+    ]
+    settings = {
+        "lr": 0.1,
+        "alpha": math.nan,
+        "nested": {"rates": (1.0, math.inf)},
+        "rounds": 10,
+        "name": "x",
+    }
     summary = summarise(runs, 0.5, settings=settings, environment={"cpu": "unknown"})
     path = tmp_path / "summary.json"
     path.write_text("old")
@@ -215,7 +267,13 @@ def test_json_round_trip_without_nan(tmp_path: Path) -> None:
 
     data = json.loads(path.read_text(), parse_constant=refuse)
     assert data["schema_version"] == 2
-    assert data["settings"] == {"lr": 0.1, "alpha": None, "nested": {"rates": [1.0, None]}, "rounds": 10, "name": "x"}
+    assert data["settings"] == {
+        "lr": 0.1,
+        "alpha": None,
+        "nested": {"rates": [1.0, None]},
+        "rounds": 10,
+        "name": "x",
+    }
     assert data["samplers"][2]["final"] == {"mean": None, "sd": None}
 
 
@@ -235,7 +293,10 @@ def test_read_summary_explains(tmp_path: Path) -> None:
         ([], "no run"),
         ([make_run("a", 0, 1), make_run("a", 0, 2)], "two runs of sampler 'a' have seed 0"),
         ([make_run("a", 0, 1), make_run("b", 0, 1, "loss")], "different metrics or"),
-        ([make_run("a", 0, 1), make_run("b", 0, 1, draws_m=np.ones(3, dtype=np.int64))], "numbers of clients"),
+        (
+            [make_run("a", 0, 1), make_run("b", 0, 1, draws_m=np.ones(3, dtype=np.int64))],
+            "numbers of clients",
+        ),
         ([make_run("a", 0, 1, num_rounds=0)], "no evaluation"),
         ([make_run("a", 0, 1, accuracy_r=np.full(10, np.nan))], "accuracy is missing"),
     ],
@@ -263,8 +324,15 @@ def test_missing_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_field_of_the_file_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "summary-schema.md").read_text(encoding="utf-8")
-    names = [name for name in Summary.model_json_schema(mode="serialization")["$defs"] if name != "JsonValue"]
+    names = [
+        name
+        for name in Summary.model_json_schema(mode="serialization")["$defs"]
+        if name != "JsonValue"
+    ]
     for name in ["Summary", *names]:
         section = page.partition(f"## {name}\n")[2].partition("\n## ")[0]
         fields = getattr(models, name).model_fields
-        assert all(f"| `{field}` |" in section and info.description in section for field, info in fields.items()), name
+        assert all(
+            f"| `{field}` |" in section and info.description in section
+            for field, info in fields.items()
+        ), name

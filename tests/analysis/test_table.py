@@ -23,7 +23,9 @@ def render(summary: Summary, width: int) -> list[str]:
 
 
 def wide_runs() -> list[Run]:
-    """Many samplers with long labels and large numbers, the widest cells that an experiment makes."""
+    """Many samplers with long labels and large numbers, the widest cells that an experiment
+    makes.
+    """
     reaches: dict[str, list[int | None]] = {
         "fedavg": [1200, 1500, 1400],
         "uniform": [1300, 1450, 1350],
@@ -49,7 +51,10 @@ def wide_runs() -> list[Run]:
 
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_the_table_fits_and_cuts_nothing(width: int) -> None:
-    runs = [run._replace(fairness=Fairness(mean=0.8, worst_tenth=0.4 + 0.01 * run.seed, sd=0.1)) for run in wide_runs()]
+    runs = [
+        run._replace(fairness=Fairness(mean=0.8, worst_tenth=0.4 + 0.01 * run.seed, sd=0.1))
+        for run in wide_runs()
+    ]
     lines = render(summarise(runs, 0.7), width)
     text = "\n".join(lines)
     assert all(len(line) <= width for line in lines)
@@ -70,14 +75,22 @@ def test_the_table_fits_and_cuts_nothing(width: int) -> None:
 
 
 def test_the_worst_tenth_is_shown_where_it_was_measured_and_judged_by_its_interval() -> None:
-    tails = {"uniform": (0.40, 0.42, 0.41), "fair": (0.50, 0.53, 0.51), "greedy": (0.30, 0.33, 0.31)}
+    tails = {
+        "uniform": (0.40, 0.42, 0.41),
+        "fair": (0.50, 0.53, 0.51),
+        "greedy": (0.30, 0.33, 0.31),
+    }
     runs = [
         make_run(name, seed, 3, fairness=Fairness(mean=0.8, worst_tenth=tail, sd=0.1))
         for name, tail_s in tails.items()
         for seed, tail in enumerate(tail_s)
     ]
     summary = summarise([*runs, make_run("old", 0, 3)], None)
-    rows = {line.split()[0]: line.split() for line in render(summary, 80) if "±" in line or line.startswith("old")}
+    rows = {
+        line.split()[0]: line.split()
+        for line in render(summary, 80)
+        if "±" in line or line.startswith("old")
+    }
     assert (rows["fair"][2], rows["greedy"][2], rows["old"][2]) == ("51.3±1.5", "31.3±1.5", "—")
     assert "Higher worst tenth than uniform (interval excludes 0): fair." in remarks(summary)
     assert "Lower worst tenth than uniform (interval excludes 0): greedy." in remarks(summary)
@@ -85,11 +98,17 @@ def test_the_worst_tenth_is_shown_where_it_was_measured_and_judged_by_its_interv
 
 
 def test_brackets_in_labels_are_not_markup() -> None:
-    assert any(line.startswith("[bold]x") for line in render(summarise([make_run("[bold]x", 0, 3)], 0.7), 100))
+    assert any(
+        line.startswith("[bold]x")
+        for line in render(summarise([make_run("[bold]x", 0, 3)], 0.7), 100)
+    )
 
 
 def test_diverged_loss_is_a_dash() -> None:
-    runs = [make_run("fedavg", 0, 3, "loss"), make_run("fedis", 0, 3, "loss", loss_r=np.full(10, np.nan))]
+    runs = [
+        make_run("fedavg", 0, 3, "loss"),
+        make_run("fedis", 0, 3, "loss", loss_r=np.full(10, np.nan)),
+    ]
     summary = summarise(runs, 0.5)
     row = next(line for line in render(summary, 100) if line.startswith("fedis"))
     assert row.split()[1] == "—"
@@ -98,7 +117,12 @@ def test_diverged_loss_is_a_dash() -> None:
 
 def test_numbers_for_people() -> None:
     assert [human_bytes(number) for number in (999.6, 1234, None)] == ["1.0 kB", "1.2 kB", "—"]
-    assert [human_seconds(number) for number in (0.5, 9.996, 1747.6, None)] == ["0.5", "10", "1,748", "—"]
+    assert [human_seconds(number) for number in (0.5, 9.996, 1747.6, None)] == [
+        "0.5",
+        "10",
+        "1,748",
+        "—",
+    ]
 
 
 def test_no_threshold_shows_totals() -> None:
@@ -124,7 +148,9 @@ def test_a_biased_method_is_named_with_the_part_that_makes_it_so(
 ) -> None:
     remark = [] if part is None else [f"Biased: {label} ({part})."]
     assert bias_remark([label], settings) == remark
-    summary = summarise([make_run(label, 0, 3), make_run("no sampler", 0, 3)], 0.7, settings=settings)
+    summary = summarise(
+        [make_run(label, 0, 3), make_run("no sampler", 0, 3)], 0.7, settings=settings
+    )
     assert [sentence for sentence in remarks(summary) if "iased" in sentence] == remark
 
 
@@ -138,11 +164,14 @@ def test_an_own_sampler_without_the_claim_is_named(tmp_path: Path) -> None:
 def test_a_norm_guard_makes_every_method_biased() -> None:
     remark = "norm_guard = 3 shortens estimates that are longer than those before."
     assert bias_remark(["uniform"], {"norm_guard": 3.0}) == [f"Biased: {remark}"]
-    assert bias_remark(["uniform", "fedavg"], {"norm_guard": 3.0}) == [f"Biased, all of them: {remark}"]
+    assert bias_remark(["uniform", "fedavg"], {"norm_guard": 3.0}) == [
+        f"Biased, all of them: {remark}"
+    ]
 
 
 def test_a_row_has_its_intervals_below_the_numbers() -> None:
-    # r = a / mean(a) - b / mean(b) = (.02202, -.00097, -.02105): se .01244, times t_2 = 4.3027 gives .0535.
+    # r = a / mean(a) - b / mean(b) = (.02202, -.00097, -.02105): se .01244, times t_2 = 4.3027
+    # gives .0535.
     lines = render(summarise(wide_runs(), 0.7), 80)
     at = next(i for i, line in enumerate(lines) if line.startswith("full "))
     assert lines[at].split() == ["full", "80.1±0.1", "1.00", "753.3", "1.81", "75.3", "GB"]
@@ -156,7 +185,11 @@ def test_remarks_state_the_result_first() -> None:
         "delta": [600, 640, 619],
         "md": [900, 930, 961],
     }
-    runs = [make_run(k, seed, reach, num_rounds=1000) for k, v in reaches.items() for seed, reach in enumerate(v)]
+    runs = [
+        make_run(k, seed, reach, num_rounds=1000)
+        for k, v in reaches.items()
+        for seed, reach in enumerate(v)
+    ]
     assert remarks(summarise(runs, 0.7))[:3] == [
         "Fewer rounds than fedavg (interval excludes 1): fedis.",
         "More rounds than fedavg (interval excludes 1): md.",
@@ -168,39 +201,70 @@ def test_remarks_state_the_result_first() -> None:
     ("reaches", "threshold", "sentence"),
     [
         ({"fedavg": [3, 5], "fedis": [5, 3]}, 0.7, "No interval shows a difference to fedavg"),
-        ({"fedavg": [6, 6], "fedis": [3, 3]}, 0.7, "No interval shows a difference to fedavg"),  # no width: no proof
+        (
+            {"fedavg": [6, 6], "fedis": [3, 3]},
+            0.7,
+            "No interval shows a difference to fedavg",
+        ),  # no width: no proof
         ({"fedavg": [6], "fedis": [3]}, 0.7, "One seed: no intervals."),
         ({"fedavg": [3, 4]}, None, "No threshold was set"),
         ({"fedis": [3, 4], "md": [3, 4]}, 0.7, "No speed-ups: neither uniform"),
         ({"fedavg": [None]}, 0.7, "No run reached 70 %."),
-        ({"fedis": [3, 4], "uniform": [3, 4]}, 0.7, "No gap closed: it needs both full and uniform"),
-        ({"full": [6, 7], "uniform": [3, 4]}, 0.7, "No gap closed: full participation is not ahead"),
-        ({"fedavg": [6, None, 7], "fedis": [3, 4, 4]}, 0.7, "Never reached 70 %: fedavg (1 of 3 seeds)."),
+        (
+            {"fedis": [3, 4], "uniform": [3, 4]},
+            0.7,
+            "No gap closed: it needs both full and uniform",
+        ),
+        (
+            {"full": [6, 7], "uniform": [3, 4]},
+            0.7,
+            "No gap closed: full participation is not ahead",
+        ),
+        (
+            {"fedavg": [6, None, 7], "fedis": [3, 4, 4]},
+            0.7,
+            "Never reached 70 %: fedavg (1 of 3 seeds).",
+        ),
     ],
 )
-def test_remarks(reaches: dict[str, list[int | None]], threshold: float | None, sentence: str) -> None:
+def test_remarks(
+    reaches: dict[str, list[int | None]], threshold: float | None, sentence: str
+) -> None:
     assert any(
         found.startswith(sentence)
         for found in remarks(
-            summarise([make_run(k, seed, at) for k, v in reaches.items() for seed, at in enumerate(v)], threshold)
+            summarise(
+                [make_run(k, seed, at) for k, v in reaches.items() for seed, at in enumerate(v)],
+                threshold,
+            )
         )
     )
 
 
 def test_who_failed_with_a_seed_is_not_called_faster() -> None:
     def found(**reaches: list[int | None]) -> str:
-        runs = [make_run(k, seed, at, num_rounds=40) for k, v in reaches.items() for seed, at in enumerate(v)]
+        runs = [
+            make_run(k, seed, at, num_rounds=40)
+            for k, v in reaches.items()
+            for seed, at in enumerate(v)
+        ]
         return " ".join(remarks(summarise(runs, 0.7)))
 
     assert "interval excludes 1" not in found(uniform=[30, 31, 32, 30], fedis=[10, 11, 10, None])
     assert "interval excludes 1" not in found(uniform=[10, 11, 10, None], fedis=[30, 31, 32, 30])
-    assert "Fewer rounds than uniform (interval excludes 1): fedis." in found(uniform=[30, 31, None], fedis=[10, 10, 9])
+    assert "Fewer rounds than uniform (interval excludes 1): fedis." in found(
+        uniform=[30, 31, None], fedis=[10, 10, 9]
+    )
     assert "interval excludes 1" in found(uniform=[30, 31, 32, None], fedis=[10, 11, 10, None])
-    assert "; the sampler that fails is not called better." in found(uniform=[9, None], fedis=[1, 1])
+    assert "; the sampler that fails is not called better." in found(
+        uniform=[9, None], fedis=[1, 1]
+    )
 
 
 def test_remarks_name_who_closes_part_of_the_gap() -> None:
-    runs = runs_of(uniform=[8, 9, 10], full=[2, 2, 3], fedis=[5, 5, 6], md=[10, 9, 8], fedavg=[10, 11, 12])
+    runs = runs_of(
+        uniform=[8, 9, 10], full=[2, 2, 3], fedis=[5, 5, 6], md=[10, 9, 8], fedavg=[10, 11, 12]
+    )
     assert remarks(summarise(runs, None))[:2] == [
         "Better than uniform over all rounds (interval of the gap excludes 0): fedis.",
         "Worse than uniform over all rounds (interval of the gap excludes 0): fedavg.",

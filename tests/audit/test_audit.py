@@ -1,4 +1,6 @@
-"""The audit finds what is there: exact biases, wrong weights, the toy's errors; and its bounds are bounds."""
+"""The audit finds what is there: exact biases, wrong weights, the toy's errors; and its bounds
+are bounds.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +9,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from deltafl import SAMPLERS, Cohort, Delta, DeltaflError, KnownUpdates, Population, inclusion_probabilities
+from deltafl import (
+    SAMPLERS,
+    Cohort,
+    Delta,
+    DeltaflError,
+    KnownUpdates,
+    Population,
+    inclusion_probabilities,
+)
 from deltafl.audit import AuditRow, Subject, audit, least_mse, least_over_designs, lower_bound
 from deltafl.cli.main import app
 from deltafl.estimators.table import ALL_ESTIMATORS, ESTIMATORS, horvitz_thompson
@@ -35,7 +45,9 @@ def bound_parts(subject: Subject) -> tuple[FloatArray, FloatArray]:
 
 
 def one_row(subject: Subject, sampler: str, design: str, draws: int = 4000) -> AuditRow:
-    (row,) = audit(subject, [sampler], designs=[design], estimators=["horvitz-thompson"], draws=draws)
+    (row,) = audit(
+        subject, [sampler], designs=[design], estimators=["horvitz-thompson"], draws=draws
+    )
     return row
 
 
@@ -58,21 +70,31 @@ def test_a_label_is_audited_with_its_own_design_and_estimator() -> None:
 
 
 @pytest.mark.parametrize("option", ["--samplers=uniform@@{}:Fails", "--estimators={}:Fails"])
-def test_an_own_control_that_fails_in_the_audit_is_reported_with_its_line(tmp_path: Path, option: str) -> None:
+def test_an_own_control_that_fails_in_the_audit_is_reported_with_its_line(
+    tmp_path: Path, option: str
+) -> None:
     file = tmp_path / "failing_control.py"
-    begin = "from deltafl.estimators.control_variates import NoControl\n\n\nclass Fails(NoControl):\n"
+    begin = (
+        "from deltafl.estimators.control_variates import NoControl\n\n\nclass Fails(NoControl):\n"
+    )
     file.write_text(begin + "    def value(self, *_):\n        return {}['c']\n")
     arguments = ["audit", "--samplers=uniform", "--designs=pivotal", option.format(file)]
-    with pytest.raises(DeltaflError, match=r"own code failed in a run: KeyError: 'c' \(failing_control.py line 6\)"):
+    with pytest.raises(
+        DeltaflError, match=r"own code failed in a run: KeyError: 'c' \(failing_control.py line 6\)"
+    ):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
 def test_every_claim_holds_on_the_toy(toy_rows: dict[tuple[str, str, str], AuditRow]) -> None:
     assert len(toy_rows) > 200
     assert [row for row in toy_rows.values() if not row.passes] == []
-    plain = [row for row in toy_rows.values() if row.estimator == "horvitz-thompson" and row.needs_scores]
+    plain = [
+        row for row in toy_rows.values() if row.estimator == "horvitz-thompson" and row.needs_scores
+    ]
     assert {row.sampler for row in plain} == {"delta"}
-    for row in toy_rows.values():  # the audit finds the rounds that a claim is not for, and no others
+    for (
+        row
+    ) in toy_rows.values():  # the audit finds the rounds that a claim is not for, and no others
         if row.claims_unbiased and SAMPLERS[row.sampler].needs == "oracle":
             assert (row.bias_at_zero > 0) <= row.needs_scores, row
     assert toy_rows["delta", "systematic", "horvitz-thompson"].bias_at_zero == pytest.approx(1 / 3)
@@ -97,14 +119,20 @@ def test_a_client_that_is_left_out_without_a_word_is_found(monkeypatch: pytest.M
     ],
 )
 def test_the_toys_errors_are_the_known_ones(
-    toy_rows: dict[tuple[str, str, str], AuditRow], sampler: str, design: str, estimator: str, mse: float
+    toy_rows: dict[tuple[str, str, str], AuditRow],
+    sampler: str,
+    design: str,
+    estimator: str,
+    mse: float,
 ) -> None:
     row = toy_rows[sampler, design, estimator]
     assert row.mse * 16 == pytest.approx(mse, abs=6e-4)
     assert row.claims_unbiased == (design != "successive")
 
 
-def break_weights(monkeypatch: pytest.MonkeyPatch, factor_of: Callable[[IntArray], FloatArray]) -> None:
+def break_weights(
+    monkeypatch: pytest.MonkeyPatch, factor_of: Callable[[IntArray], FloatArray]
+) -> None:
     def broken(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
         return factor_of(cohort.client_n) * horvitz_thompson(cohort, weight_n, response_n)
 
@@ -121,7 +149,9 @@ def test_a_broken_weight_is_found_exactly(wrong: float, monkeypatch: pytest.Monk
     assert "CLAIM FAILS" in result.stdout
 
 
-def test_a_weight_broken_for_all_clients_is_found_by_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_broken_for_all_clients_is_found_by_drawing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     subject = random_subject(30, 15, 50, seed=1)
     assert one_row(subject, "fedis", "systematic", 2000).passes
     break_weights(monkeypatch, lambda client_n: np.full(len(client_n), 0.85))
@@ -134,18 +164,23 @@ def test_the_command_names_what_it_could_not_audit() -> None:
     result = CliRunner().invoke(app, ["audit", "--samplers", "uniform,hics-fl", "--draws", "100"])
     assert result.exit_code == 0, result.stdout
     assert "0 claims fail" in result.stdout
-    assert "cannot be drawn on these updates or with these designs" in " ".join(result.output.split())
+    assert "cannot be drawn on these updates or with these designs" in " ".join(
+        result.output.split()
+    )
 
 
 def test_enumerated_and_drawn_errors_agree_with_the_textbook() -> None:
     """The MSE of simple random sampling: (1/n - 1/m) S^2 with y_i = m w_i u_i."""
     for m, exact, tolerance in ((6, True, 1e-6), (12, False, 0.03)):
         subject = random_subject(m, 3, 4, seed=2)
-        row, weight_m = one_row(subject, "uniform", "simple-random", 20000), subject.population.weight_m
+        row = one_row(subject, "uniform", "simple-random", 20000)
+        weight_m = subject.population.weight_m
         update_md = subject.known.update_md.astype(np.float64)
         y_md = m * weight_m[:, None] * update_md
         variance = np.sum((y_md - y_md.mean(axis=0)) ** 2) / (m - 1) * (1 / 3 - 1 / m)
-        assert row.mse == pytest.approx(variance / np.sum((weight_m @ update_md) ** 2), rel=tolerance)
+        assert row.mse == pytest.approx(
+            variance / np.sum((weight_m @ update_md) ** 2), rel=tolerance
+        )
         assert row.exact == exact
 
 
@@ -167,10 +202,15 @@ def test_the_least_mse_on_the_toy_is_a_minimum_over_designs() -> None:
     """Against a grid over the probabilities of the three pairs."""
     gram, weight = bound_parts(TOY)
     least = least_over_designs(gram, weight, 2)
-    pairs, tried = [(0, 1), (0, 2), (1, 2)], []
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    tried = []
     for a, b in np.random.default_rng(0).dirichlet(np.ones(3), size=5000)[:, :2]:
-        q, pi = np.array([a, b, 1 - a - b]), np.array([a + b, 1 - b, 1 - a])
-        errors = [sum(weight[i] / pi[i] * TOY.known.update_md[i] for i in pair) - [4.0, 0.0] for pair in pairs]
+        q = np.array([a, b, 1 - a - b])
+        pi = np.array([a + b, 1 - b, 1 - a])
+        errors = [
+            sum(weight[i] / pi[i] * TOY.known.update_md[i] for i in pair) - [4.0, 0.0]
+            for pair in pairs
+        ]
         tried.append(float(q @ [np.sum(e**2) for e in errors]))
     assert least <= min(tried) + 1e-9
     assert least == pytest.approx(min(tried), rel=0.02)
@@ -182,12 +222,19 @@ def test_the_lower_bound_is_below_every_unbiased_method(seed: int) -> None:
     gram, weight = bound_parts(subject)
     rows = [one_row(subject, name, "pivotal") for name in ("fedis", "delta", "uniform")]
     assert all(row.exact for row in rows)
-    assert 0 < lower_bound(gram, weight, 3) < min(row.mse for row in rows) * float(weight @ gram @ weight)
+    assert (
+        0
+        < lower_bound(gram, weight, 3)
+        < min(row.mse for row in rows) * float(weight @ gram @ weight)
+    )
 
 
 def test_the_lower_bound_is_reached_by_orthogonal_updates() -> None:
-    """Then MSE = sum w^2 norm^2 (1 / pi - 1), least at pi ~ w norm: importance sampling is the best there is."""
-    length, weight = np.array([1.0, 2.0, 0.5, 1.5, 3.0]), np.full(5, 0.2)
+    """Then MSE = sum w^2 norm^2 (1 / pi - 1), least at pi ~ w norm: importance sampling is the
+    best there is.
+    """
+    length = np.array([1.0, 2.0, 0.5, 1.5, 3.0])
+    weight = np.full(5, 0.2)
     pi = inclusion_probabilities(weight * length, 2)
     best = float(np.sum(weight**2 * length**2 * (1 / pi - 1)))
     bound = lower_bound(np.diag(length**2), weight, 2)
@@ -202,11 +249,14 @@ def test_dependent_updates_have_no_positive_bound() -> None:
 
 def test_a_client_without_weight_adds_nothing_to_the_least_error() -> None:
     update_md = np.random.default_rng(0).normal(size=(8, 20))
-    gram_mm, weight_m = update_md @ update_md.T, np.full(8, 1 / 7)
+    gram_mm = update_md @ update_md.T
+    weight_m = np.full(8, 1 / 7)
     weight_m[0] = 0.0
     others = lower_bound(gram_mm[1:, 1:], weight_m[1:], 3)
     assert others > 1
     assert lower_bound(gram_mm, weight_m, 3) == pytest.approx(others)
     assert lower_bound(gram_mm, weight_m, 7) == 0.0
-    still_md = update_md * (np.arange(8) > 0)[:, None]  # an update of zero has nothing to add either
+    still_md = (
+        update_md * (np.arange(8) > 0)[:, None]
+    )  # an update of zero has nothing to add either
     assert lower_bound(still_md @ still_md.T, np.full(8, 1 / 7), 3) == pytest.approx(others)

@@ -1,4 +1,6 @@
-"""One check that every sampler faces, the user's own of ``examples/own_sampler.py`` included; and what it refuses."""
+"""One check that every sampler faces, the user's own of ``examples/own_sampler.py`` included;
+and what it refuses.
+"""
 
 import runpy
 from dataclasses import dataclass, replace
@@ -24,7 +26,9 @@ from deltafl.audit import check_sampler
 from deltafl.types import Oracle
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "own_sampler.py"
-EQUAL_SCORES = {name for name, entry in SAMPLERS.items() if entry.scores == "equal" and entry.design is not None}
+EQUAL_SCORES = {
+    name for name, entry in SAMPLERS.items() if entry.scores == "equal" and entry.design is not None
+}
 #: Other designs than a sampler's own: one of each kind, and one that draws in neighbours.
 OTHERS = ["local-pivotal", "simple-random", "poisson", "multinomial", "successive"]
 TABLE = [
@@ -41,7 +45,9 @@ def oracle_for(num_clients: int) -> KnownUpdates:
 
 @pytest.mark.parametrize("label", TABLE)
 def test_every_sampler_conforms(label: str) -> None:
-    """Few draws with another design than a sampler's own, whose probabilities tests/estimators enumerates."""
+    """Few draws with another design than a sampler's own, whose probabilities tests/estimators
+    enumerates.
+    """
     check_sampler(make_sampler(label), oracle=oracle_for(12), draws=100 if "@" in label else 500)
 
 
@@ -49,10 +55,18 @@ def test_every_sampler_conforms(label: str) -> None:
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_sampler_conforms_for_other_sizes(name: str, num_clients: int, n: int) -> None:
     draws = 200 if num_clients > 4 else 50
-    check_sampler(make_sampler(name), num_clients=num_clients, n=n, oracle=oracle_for(num_clients), draws=draws)
+    check_sampler(
+        make_sampler(name),
+        num_clients=num_clients,
+        n=n,
+        oracle=oracle_for(num_clients),
+        draws=draws,
+    )
 
 
-@pytest.mark.parametrize("name", [n for n in SAMPLERS if SAMPLERS[n].design is not None and n not in EQUAL_SCORES])
+@pytest.mark.parametrize(
+    "name", [n for n in SAMPLERS if SAMPLERS[n].design is not None and n not in EQUAL_SCORES]
+)
 def test_simple_random_sampling_refuses_unequal_scores(name: str) -> None:
     with pytest.raises(DeltaflError, match="simple-random needs equal expectations"):
         check_sampler(SAMPLERS[name].make({}, "simple-random"), oracle=oracle_for(12))
@@ -60,7 +74,8 @@ def test_simple_random_sampling_refuses_unequal_scores(name: str) -> None:
         make_sampler(f"{name}@simple-random")
 
 
-# --- the check must be able to fail: samplers with one fault each -----------------------------------------------------
+# --- the check must be able to fail: samplers with one fault each
+# -----------------------------------------------------
 
 
 class OneState(NamedTuple):
@@ -76,7 +91,9 @@ class Faulty(Sampler):
     def init(self, population: Population) -> Any:
         return OneState(population.weight_m.copy())
 
-    def open(self, state: Any, available_m: Any, n: int, rng: Any, oracle: Oracle | None = None) -> Cohort:
+    def open(
+        self, state: Any, available_m: Any, n: int, rng: Any, oracle: Oracle | None = None
+    ) -> Cohort:
         return draw_cohort(state.score_m, n, "systematic", rng, available_m)
 
     def update(self, state: Any, cohort: Cohort, reports: Reports) -> Any:

@@ -1,4 +1,6 @@
-"""The command line: what it offers, what it writes, and one sentence with exit code 2 for every mistake."""
+"""The command line: what it offers, what it writes, and one sentence with exit code 2 for every
+mistake.
+"""
 
 import json
 import re
@@ -20,33 +22,64 @@ PROMISED = """
     --task --clients --sample --rounds --local-epochs --local-steps --batch-size --local-lr --server-lr
     --server-optimizer --alpha --partition --weights --threshold --data-dir --config --out --resume
 """
-TINY = ["--task", "digits", "--clients", "12", "--sample", "4", "--rounds", "4", "--local-epochs", "1"]
+TINY = [
+    "--task",
+    "digits",
+    "--clients",
+    "12",
+    "--sample",
+    "4",
+    "--rounds",
+    "4",
+    "--local-epochs",
+    "1",
+]
 
 
 def test_compare_writes_summary_pictures_and_a_table(tmp_path: Path) -> None:
-    options = ["--samplers", "full,fedavg,pracdelta", "--seeds", "2", "--threshold", "0.3", "--out", "out"]
+    options = [
+        "--samplers",
+        "full,fedavg,pracdelta",
+        "--seeds",
+        "2",
+        "--threshold",
+        "0.3",
+        "--out",
+        "out",
+    ]
     done = deltafl("compare", *TINY, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert all(word in done.stdout for word in ("full", "fedavg", "pracdelta", "speed-up", "out/summary.json"))
+    assert all(
+        word in done.stdout
+        for word in ("full", "fedavg", "pracdelta", "speed-up", "out/summary.json")
+    )
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert [entry["sampler"] for entry in summary["samplers"]] == ["full", "fedavg", "pracdelta"]
     assert summary["settings"]["rounds"] == 4
     assert f"Data: {summary['environment']['data']}" in done.stdout
     assert all(
-        (tmp_path / "out" / name).stat().st_size > 5000 for name in ("accuracy.png", "loss.png", "selections.png")
+        (tmp_path / "out" / name).stat().st_size > 5000
+        for name in ("accuracy.png", "loss.png", "selections.png")
     )
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 6
     assert "out/report.html" in done.stdout
     report = re.sub("<[^>]*>", "", (tmp_path / "out" / "report.html").read_text())
-    assert f"Repeat it: deltafl compare {' '.join(TINY)} --threshold 0.3 --samplers full,fedavg,pracdelta" in report
+    assert (
+        f"Repeat it: deltafl compare {' '.join(TINY)} --threshold 0.3 --samplers "
+        "full,fedavg,pracdelta"
+    ) in report
     again = deltafl_here("report", "out", "--no-report", "--out", "both", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert (tmp_path / "both" / "accuracy.png").exists() and not (tmp_path / "both" / "report.html").exists()
+    assert (tmp_path / "both" / "accuracy.png").exists() and not (
+        tmp_path / "both" / "report.html"
+    ).exists()
 
 
 def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text('task = "toy"\nsampler = "fedis@multinomial"\nrounds = 3\n')
-    done = deltafl_here("run", "--config", "my.toml", "--set", "proximal=0.5", "--out", "out", cwd=tmp_path)
+    done = deltafl_here(
+        "run", "--config", "my.toml", "--set", "proximal=0.5", "--out", "out", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert "out/rounds.jsonl" in done.stdout
     data = json.loads((tmp_path / "out" / "environment.json").read_text())["data"]
@@ -69,7 +102,10 @@ def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> N
         (["run", "--task", "mnist"], ["mnist", "deltafl data fetch mnist"]),
         (["run", "--set", "proximl=1"], ["proximl", "proximal"]),
         (["run", "--set", "proximal"], ["KEY=VALUE"]),
-        (["run", "--rounds", "2", "--set", "rounds=3"], ["--set rounds=3 and --rounds set the same"]),
+        (
+            ["run", "--rounds", "2", "--set", "rounds=3"],
+            ["--set rounds=3 and --rounds set the same"],
+        ),
         (["run", "--set", "nu=1", "--set", "nu=2"], ["--set nu=2 and another --set set the same"]),
         (["run", "--config", "nowhere.toml"], ["nowhere.toml"]),
         (["run", "--resume"], ["--out"]),
@@ -77,11 +113,17 @@ def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> N
         (["audit", "--samplers", "unifrm"], ["unifrm", "uniform"]),
         (["audit", "--designs", "pivotl"], ["pivotl", "pivotal"]),
         (["audit", "--estimators", "hayek"], ["hayek", "hajek"]),
-        (["audit", "--samplers", "fedis", "--designs", "simple-random", "--task", "digits"], ["none of these"]),
+        (
+            ["audit", "--samplers", "fedis", "--designs", "simple-random", "--task", "digits"],
+            ["none of these"],
+        ),
         (["data", "fetch", "fashion-mnst"], ["fashion-mnst", "fashion-mnist"]),
         (["data", "check", "mnst"], ["mnst", "mnist"]),
         (["run", "--sampler", "power-of-choice@@hajek"], ["power-of-choice", "plain-mean"]),
-        (["run", "--sampler", "pracdelta@simple-random"], ["simple-random", "pracdelta@systematic"]),
+        (
+            ["run", "--sampler", "pracdelta@simple-random"],
+            ["simple-random", "pracdelta@systematic"],
+        ),
         (["compare", "--samplers", ","], ["samplers is empty; write at least 1"]),
         (["run", "--partition", "natural"], ["natural", "digits"]),
         (["run", "--out", "/proc/no/such"], ["/proc/no: No such file", "check the path"]),
@@ -93,7 +135,10 @@ def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> N
         (["samplers", "censsus"], ["'censsus'", "'census'"]),
         (["settings", "lr"], ["did you mean 'local_lr' or 'server_lr'?"]),
         (["run", "--task", "toy", "--data-dir", "."], ["data_dir does nothing here"]),
-        (["compare", "--samplers", "uniform", "--memory-path", "."], ["memory_path does nothing here"]),
+        (
+            ["compare", "--samplers", "uniform", "--memory-path", "."],
+            ["memory_path does nothing here"],
+        ),
         (["run", "--no-such-option"], ["--no-such-option"]),
     ],
 )
@@ -119,7 +164,9 @@ def test_the_parser_names_what_was_meant(tmp_path: Path, arguments: list[str], w
 
 
 def check_mistake(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
-    done = deltafl_here(*arguments, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"), DELTAFL_DATA="")
+    done = deltafl_here(
+        *arguments, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"), DELTAFL_DATA=""
+    )
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert all(word in done.stderr for word in words), done.stderr
     assert "Traceback" not in done.stderr
@@ -173,9 +220,21 @@ def test_interrupted_work_ends_and_shows_how_to_go_on(
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["compare"], ["run"], ["audit"], ["samplers"], ["tasks"], ["data", "fetch"], ["data", "check"]]
+    "command",
+    [
+        [],
+        ["compare"],
+        ["run"],
+        ["audit"],
+        ["samplers"],
+        ["tasks"],
+        ["data", "fetch"],
+        ["data", "check"],
+    ],
 )
-def test_help_fits_the_screens_width_and_shows_an_example(tmp_path: Path, command: list[str]) -> None:
+def test_help_fits_the_screens_width_and_shows_an_example(
+    tmp_path: Path, command: list[str]
+) -> None:
     done = deltafl_here(*command, "--help", cwd=tmp_path, columns=80)
     assert done.returncode == 0
     lines = done.stdout.splitlines()
@@ -200,7 +259,9 @@ def test_the_options_are_those_that_were_promised(tmp_path: Path) -> None:
     ):
         text = deltafl_here(command, "--help", cwd=tmp_path).stdout
         assert "[default: (" not in text
-        offered = {word for line in text.splitlines() for word in line.split()[:1] if word.startswith("-")}
+        offered = {
+            word for line in text.splitlines() for word in line.split()[:1] if word.startswith("-")
+        }
         assert offered >= {*PROMISED.split(), *own, "--set", "-h,"}
         assert not offered & {"--engine", "--precision"}, "nobody has measured them"
         last = text.partition("Other options:")[2].split()
@@ -211,12 +272,17 @@ def test_the_options_are_those_that_were_promised(tmp_path: Path) -> None:
 
 def test_samplers_and_tasks_are_listed(tmp_path: Path) -> None:
     samplers = deltafl_here("samplers", cwd=tmp_path).stdout
-    assert all(word in samplers for word in ("pracdelta", "cluster-is-oracle", "power-of-choice", "DELTA"))
+    assert all(
+        word in samplers for word in ("pracdelta", "cluster-is-oracle", "power-of-choice", "DELTA")
+    )
     assert {entry.needs for entry in SAMPLERS.values()} == set(NEEDS)
     assert all(f"\n{word} " in samplers for word in NEEDS)  # each is explained
     for columns in ("80", "160"):  # needs, bias and source of each, however wide the terminal is
         lines = deltafl_here("samplers", cwd=tmp_path, COLUMNS=columns).stdout
-        assert all(word in lines for word in ("oracle", "no", "Lai et al. 2021", "Jhunjhunwala et al. 2022"))
+        assert all(
+            word in lines
+            for word in ("oracle", "no", "Lai et al. 2021", "Jhunjhunwala et al. 2022")
+        )
     assert deltafl_here("--version", cwd=tmp_path).stdout.startswith("deltafl 0.")
     tasks = deltafl_here("tasks", cwd=tmp_path).stdout
     assert all(word in tasks for word in ("fashion-mnist", "hsu2019", "synthetic"))
@@ -234,22 +300,36 @@ def test_a_comparison_without_matplotlib_leaves_the_pictures_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    settings = make_settings(CompareSettings, {"task": "toy", "samplers": "uniform", "seeds": 1, "rounds": 1})
+    settings = make_settings(
+        CompareSettings, {"task": "toy", "samplers": "uniform", "seeds": 1, "rounds": 1}
+    )
     with caplog.at_level("INFO", "deltafl"):
         run_comparison(settings, tmp_path, lambda _: None)
-    assert "no pictures: this needs the package 'matplotlib': pip install 'deltafl[plot]'" in caplog.text
+    assert (
+        "no pictures: this needs the package 'matplotlib': pip install 'deltafl[plot]'"
+        in caplog.text
+    )
     assert (tmp_path / "summary.json").is_file()
     assert not list(tmp_path.glob("*.png"))
 
 
 def test_data_check_names_what_is_missing(tmp_path: Path) -> None:
-    done = deltafl_here("data", "check", "mnist", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"), DELTAFL_DATA="")
+    done = deltafl_here(
+        "data",
+        "check",
+        "mnist",
+        cwd=tmp_path,
+        XDG_CACHE_HOME=str(tmp_path / "cache"),
+        DELTAFL_DATA="",
+    )
     assert done.returncode == 1
     assert done.stdout.count("missing") == 4
 
 
 def test_refused_replies_are_named(tmp_path: Path) -> None:
-    done = deltafl_here("run", *TINY, "--sampler", "innovation", "--local-lr", "1e30", "--out", "out", cwd=tmp_path)
+    done = deltafl_here(
+        "run", *TINY, "--sampler", "innovation", "--local-lr", "1e30", "--out", "out", cwd=tmp_path
+    )
     assert done.returncode == 3, done.stderr
     assert "12 replies were refused" in done.stderr
     assert "the first in out, round 1, client" in done.stderr
@@ -258,15 +338,22 @@ def test_refused_replies_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--set", "norm_guard=3"], "Biased: norm_guard = 3 shortens estimates that are longer than those before."),
+        (
+            ["--set", "norm_guard=3"],
+            "Biased: norm_guard = 3 shortens estimates that are longer than those before.",
+        ),
         (["--sampler", "oort"], "Biased: oort (estimator plain-mean)."),
         (["--sampler", "pracdelta"], None),
     ],
 )
-def test_a_run_says_that_it_is_biased(tmp_path: Path, options: list[str], sentence: str | None) -> None:
+def test_a_run_says_that_it_is_biased(
+    tmp_path: Path, options: list[str], sentence: str | None
+) -> None:
     done = deltafl_here("run", *TINY, *options, "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if "iased" in line] == ([sentence] if sentence else [])
+    assert [line for line in done.stdout.splitlines() if "iased" in line] == (
+        [sentence] if sentence else []
+    )
 
 
 DROPOUT_TASK = """
@@ -296,7 +383,18 @@ def make_task(seed=0):
 )
 def test_the_slow_path_is_logged_once(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "own_dropout.py").write_text(DROPOUT_TASK)
-    options = ["--task", "own_dropout.py", "--sample", "2", "--rounds", "1", "--local-steps", "1", "--out", "out"]
+    options = [
+        "--task",
+        "own_dropout.py",
+        "--sample",
+        "2",
+        "--rounds",
+        "1",
+        "--local-steps",
+        "1",
+        "--out",
+        "out",
+    ]
     start = deltafl_here if command[-1] == "uniform" else deltafl
     done = start(*command, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -305,9 +403,14 @@ def test_the_slow_path_is_logged_once(tmp_path: Path, command: list[str]) -> Non
 
 
 def test_help_is_quick_because_nothing_is_loaded_for_it() -> None:
-    """In a fresh process: neither the names of the package nor the commands' options load what only running needs."""
+    """In a fresh process: neither the names of the package nor the commands' options load what
+    only running needs.
+    """
     heavy = {"numpy", "torch", "pydantic", "sklearn", "scipy", "matplotlib"}
-    code = "import atexit, sys; atexit.register(lambda: print(*sys.modules)); from deltafl.cli import main; main()"
+    code = (
+        "import atexit, sys; atexit.register(lambda: print(*sys.modules)); from deltafl.cli "
+        "import main; main()"
+    )
     loaded = subprocess.run(
         [sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True
     ).stdout.split()
@@ -318,12 +421,25 @@ def test_help_is_quick_because_nothing_is_loaded_for_it() -> None:
 def test_one_sampler_is_shown_with_its_options(tmp_path: Path) -> None:
     shown = deltafl_here("samplers", "census", cwd=tmp_path)
     assert shown.returncode == 0
-    assert all(word in shown.stdout for word in ("anticluster", "components", "[1, 128]", "made of the answers"))
+    assert all(
+        word in shown.stdout
+        for word in ("anticluster", "components", "[1, 128]", "made of the answers")
+    )
 
 
 def test_a_label_is_described_with_its_own_parts_and_settings(tmp_path: Path) -> None:
-    shown = " ".join(deltafl_here("samplers", "delta@poisson@difference+average=0.5", cwd=tmp_path).stdout.split())
-    parts = ("sampler delta", "design poisson", "estimator difference", "unbiased if R > 0", "average both X >= 0, < 1")
+    shown = " ".join(
+        deltafl_here(
+            "samplers", "delta@poisson@difference+average=0.5", cwd=tmp_path
+        ).stdout.split()
+    )
+    parts = (
+        "sampler delta",
+        "design poisson",
+        "estimator difference",
+        "unbiased if R > 0",
+        "average both X >= 0, < 1",
+    )
     assert [part for part in parts if part not in shown] == []
     failed = deltafl_here("samplers", "census(comp=1)+average=0.5", cwd=tmp_path)
     assert failed.returncode == 2
@@ -333,11 +449,19 @@ def test_a_label_is_described_with_its_own_parts_and_settings(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("anticluster", ("groups whose sums of x_i / pi_i are alike", "exact yes", "SAMPLER@anticluster")),
-        ("innovation-damped", ("beta c_i", "Here: c_i = the last", "unbiased yes", "SAMPLER@@innovation-damped")),
+        (
+            "anticluster",
+            ("groups whose sums of x_i / pi_i are alike", "exact yes", "SAMPLER@anticluster"),
+        ),
+        (
+            "innovation-damped",
+            ("beta c_i", "Here: c_i = the last", "unbiased yes", "SAMPLER@@innovation-damped"),
+        ),
     ],
 )
-def test_a_design_and_an_estimator_are_described(tmp_path: Path, name: str, words: tuple[str, ...]) -> None:
+def test_a_design_and_an_estimator_are_described(
+    tmp_path: Path, name: str, words: tuple[str, ...]
+) -> None:
     shown = deltafl_here("samplers", name, cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert [word for word in words if word not in " ".join(shown.stdout.split())] == []

@@ -1,4 +1,6 @@
-"""The options of ``run`` and ``compare``: what a folder holds already, and what would be ignored."""
+"""The options of ``run`` and ``compare``: what a folder holds already, and what would be
+ignored.
+"""
 
 import logging
 from pathlib import Path
@@ -11,10 +13,13 @@ from deltafl.errors import DeltaflError
 from deltafl.simulation.directory import write_header
 from deltafl.simulation.settings import CompareSettings, RunSettings, Settings, make_settings
 
-RUN, COMPARISON = RunSettings, CompareSettings
+RUN = RunSettings
+COMPARISON = CompareSettings
 
 
-def settings(kind: type[Settings], out: Path | None = None, resume: bool = False, *sets: str, **given: Any) -> Settings:
+def settings(
+    kind: type[Settings], out: Path | None = None, resume: bool = False, *sets: str, **given: Any
+) -> Settings:
     config = given.pop("config", None)
     return settings_from(kind, given, sets, config, out, resume)
 
@@ -25,16 +30,27 @@ def test_the_folder_of_another_command_is_named(tmp_path: Path, resume: bool) ->
         write_header(tmp_path / kind.__name__, make_settings(kind, {"task": "toy"}))
     with pytest.raises(DeltaflError, match="holds a run; go on with: deltafl run --resume --out "):
         settings(COMPARISON, tmp_path / "RunSettings", resume)
-    with pytest.raises(DeltaflError, match="holds a comparison; go on with: deltafl compare --resume --out"):
+    with pytest.raises(
+        DeltaflError, match="holds a comparison; go on with: deltafl compare --resume --out"
+    ):
         settings(RUN, tmp_path / "CompareSettings", resume)
     assert settings(RUN, tmp_path / "RunSettings", resume=True).task == "toy"
 
 
 def test_a_comparison_grows_without_resume_and_nothing_else_does(tmp_path: Path) -> None:
-    write_header(tmp_path / "all", make_settings(COMPARISON, {"samplers": "full,uniform", "seeds": 2, "proximal": 0.1}))
-    grown = settings(COMPARISON, tmp_path / "all", samplers="uniform,fedavg", seeds="1,7", rounds=50)
+    write_header(
+        tmp_path / "all",
+        make_settings(COMPARISON, {"samplers": "full,uniform", "seeds": 2, "proximal": 0.1}),
+    )
+    grown = settings(
+        COMPARISON, tmp_path / "all", samplers="uniform,fedavg", seeds="1,7", rounds=50
+    )
     assert isinstance(grown, CompareSettings)
-    assert (grown.samplers, grown.seeds, grown.rounds) == (("full", "uniform", "fedavg"), (0, 1, 7), 50)
+    assert (grown.samplers, grown.seeds, grown.rounds) == (
+        ("full", "uniform", "fedavg"),
+        (0, 1, 7),
+        50,
+    )
     assert grown.proximal == 0.1
     write_header(tmp_path / "one", make_settings(RUN, {"rounds": 4}))
     for kind, out, given in ((COMPARISON, "all", {"proximal": 0.1}), (RUN, "one", {"rounds": 5})):

@@ -1,4 +1,6 @@
-"""Local pivotal and cube draws: exact by enumeration of their own code, spread or balanced by what is argued there."""
+"""Local pivotal and cube draws: exact by enumeration of their own code, spread or balanced by
+what is argued there.
+"""
 
 from collections import defaultdict
 
@@ -44,7 +46,8 @@ def check_exact(cohorts: Support, pi_m: FloatArray) -> None:
     assert {max(count) for count in likely(cohorts)} == {1}
 
 
-# --- exactness --------------------------------------------------------------------------------------------------------
+# --- exactness
+# --------------------------------------------------------------------------------------------------------
 
 
 def fly_side_by_side_above(patch: pytest.MonkeyPatch, count: int) -> None:
@@ -54,9 +57,13 @@ def fly_side_by_side_above(patch: pytest.MonkeyPatch, count: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("m", "n", "q"), [(2, 1, 1), (3, 2, 1), (5, 1, 2), (5, 2, 1), (5, 3, 8), (6, 2, 1), (6, 3, 2)])
+@pytest.mark.parametrize(
+    ("m", "n", "q"), [(2, 1, 1), (3, 2, 1), (5, 1, 2), (5, 2, 1), (5, 3, 8), (6, 2, 1), (6, 3, 2)]
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_enumerated_inclusion_probabilities_are_exact(name: str, m: int, n: int, q: int, seed: int) -> None:
+def test_enumerated_inclusion_probabilities_are_exact(
+    name: str, m: int, n: int, q: int, seed: int
+) -> None:
     rng = stream(seed, "audit", m, q)
     pi_m = inclusion_probabilities(rng.exponential(size=m), n)
     check_exact(support(name, pi_m, rng.normal(size=(m, q))), pi_m)
@@ -73,16 +80,22 @@ def test_exact_with_certain_and_impossible_clients_and_twins(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_enumeration_is_that_of_the_complete_draw(name: str) -> None:
-    """``exact.py`` merges states between duels; every path of the very function that draws gives the same."""
+    """``exact.py`` merges states between duels; every path of the very function that draws gives
+    the same.
+    """
     rng = stream(1, "audit")
     pi_m = inclusion_probabilities(rng.uniform(1, 3, size=4), 2)
     for value_mq in (rng.normal(size=(4, 1)), rng.integers(0, 2, size=(4, 2)) * pi_m[:, None]):
-        assert likely(whole_draws(name, pi_m, value_mq)) == pytest.approx(likely(support(name, pi_m, value_mq)))
+        assert likely(whole_draws(name, pi_m, value_mq)) == pytest.approx(
+            likely(support(name, pi_m, value_mq))
+        )
 
 
 @pytest.mark.parametrize("name", ["local-pivotal", "cube"])
 def test_cells_and_rolling_windows_are_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes for thousands of clients cut down, so that five go through cells of two and a window of four."""
+    """Sizes for thousands of clients cut down, so that five go through cells of two and a window
+    of four.
+    """
     monkeypatch.setattr(balanced, "CELL_SIZE", 2)
     monkeypatch.setattr(balanced, "LEAST_WINDOW", 0)
     pi_m = inclusion_probabilities(np.array([3.0, 1, 2, 2, 1.5]), 2)
@@ -90,15 +103,21 @@ def test_cells_and_rolling_windows_are_exact(name: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("scores", [[1.0, 1, 1], [3.0, 1, 2]])
-def test_groups_dealt_in_random_order_are_exact(scores: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_dealt_in_random_order_are_exact(
+    scores: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("deltafl.designs.anticluster.LEAST_WINDOW", 0)
     pi_m = inclusion_probabilities(np.array(scores), 2)
     check_exact(whole_draws("anticluster", pi_m, np.array([[0.3], [-1], [0.2]])), pi_m)
 
 
 @pytest.mark.parametrize("places", [[0.3, -1, 0.2, 2, -0.9], [1, 1, 0, 1, 0], [0, 0, 0, 0, 0]])
-def test_queues_side_by_side_are_exact(places: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flights of hundreds of clients cut down to five; with columns that are sums of others in some queues."""
+def test_queues_side_by_side_are_exact(
+    places: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flights of hundreds of clients cut down to five; with columns that are sums of others
+    in some queues.
+    """
     fly_side_by_side_above(monkeypatch, 4)
     monkeypatch.setattr(balanced, "LEAST_WINDOW", 0)
     pi_m = inclusion_probabilities(np.array([3.0, 1, 2, 2, 1.5]), 2)
@@ -107,13 +126,25 @@ def test_queues_side_by_side_are_exact(places: list[float], monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("local-pivotal", 256), ("local-pivotal", 8), ("cube", 256), ("cube", 20), ("anticluster", 256)],
+    [
+        ("local-pivotal", 256),
+        ("local-pivotal", 8),
+        ("cube", 256),
+        ("cube", 20),
+        ("anticluster", 256),
+    ],
 )
-def test_drawn_inclusion_probabilities(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawn_inclusion_probabilities(
+    name: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(balanced, "CELL_SIZE", size)
     fly_side_by_side_above(monkeypatch, size)
-    rng, m, n, draws = stream(2, "draw"), 60, 15, 300
-    score_m, value_mq = rng.lognormal(sigma=0.7, size=m), rng.normal(size=(m, 2))
+    rng = stream(2, "draw")
+    m = 60
+    n = 15
+    draws = 300
+    score_m = rng.lognormal(sigma=0.7, size=m)
+    value_mq = rng.normal(size=(m, 2))
     pi_m = inclusion_probabilities(score_m, n)
     count_m = np.zeros(m)
     for _ in range(draws):
@@ -125,7 +156,8 @@ def test_drawn_inclusion_probabilities(name: str, size: int, monkeypatch: pytest
     assert np.sqrt(np.mean(z_m**2)) < 1.5
 
 
-# --- spread and balance -----------------------------------------------------------------------------------------------
+# --- spread and balance
+# -----------------------------------------------------------------------------------------------
 
 
 def test_local_pivotal_by_hand() -> None:
@@ -137,7 +169,9 @@ def test_local_pivotal_by_hand() -> None:
 
 @pytest.mark.parametrize("name", ["cube", "anticluster"])
 def test_balance_by_hand(name: str) -> None:
-    """Places -1, -1, 1, 1, each with 1/2: the only balanced cohorts have one of each sign, all alike by symmetry."""
+    """Places -1, -1, 1, 1, each with 1/2: the only balanced cohorts have one of each sign, all
+    alike by symmetry.
+    """
     value_mq = 0.5 * np.array([[-1.0], [-1], [1], [1]])
     cohorts = likely(support(name, np.full(4, 0.5), value_mq))
     assert set(cohorts) <= {(1, 0, 1, 0), (1, 0, 0, 1), (0, 1, 1, 0), (0, 1, 0, 1)}
@@ -146,7 +180,9 @@ def test_balance_by_hand(name: str) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_twins_are_drawn_together_only_if_they_must(seed: int) -> None:
-    """Of clients at one place whose pi sum to T, floor(T) or ceil(T) are drawn; not so in a random order."""
+    """Of clients at one place whose pi sum to T, floor(T) or ceil(T) are drawn; not so in a
+    random order.
+    """
     rng = stream(seed, "audit")
     pi_m = inclusion_probabilities(rng.uniform(1, 4, size=6), 3)
     place_m = rng.permutation([0, 0, 1, 1, 1.5, 4])
@@ -163,15 +199,24 @@ def test_twins_are_drawn_together_only_if_they_must(seed: int) -> None:
 
 
 def total_errors(
-    name: str, pi_m: FloatArray, value_mq: FloatArray, draws: int, *, judged_mq: FloatArray | None = None
+    name: str,
+    pi_m: FloatArray,
+    value_mq: FloatArray,
+    draws: int,
+    *,
+    judged_mq: FloatArray | None = None,
 ) -> tuple[FloatArray, FloatArray]:
-    """Errors of sum_S x_i / pi_i, (draws, q), and the variances estimated from each cohort, (draws,).
+    """Errors of sum_S x_i / pi_i, (draws, q), and the variances estimated from each cohort,
+    (draws,).
 
-    They are of ``judged_mq`` if the draws are judged by something else than the values they balance.
+    They are of ``judged_mq`` if the draws are judged by something else than the values they
+    balance.
     """
     if judged_mq is None:
         judged_mq = value_mq
-    rng, error_tq, guess_t = stream(4, "draw"), np.zeros((draws, judged_mq.shape[1])), np.zeros(draws)
+    rng = stream(4, "draw")
+    error_tq = np.zeros((draws, judged_mq.shape[1]))
+    guess_t = np.zeros(draws)
     for t in range(draws):
         cohort: Cohort = draw_cohort(pi_m, round(pi_m.sum()), name, rng, value_mq=value_mq)
         part_nq = judged_mq[cohort.client_n]
@@ -185,15 +230,19 @@ def total_errors(
 def test_cube_errs_by_its_landing_alone(
     window: int, q: int, side_by_side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At most q + 1 clients land, their moves sum to 0: off by (q + 1) / 2 ranges at most, however many are drawn."""
+    """At most q + 1 clients land, their moves sum to 0: off by (q + 1) / 2 ranges at most,
+    however many are drawn.
+    """
     monkeypatch.setattr(balanced, "LEAST_WINDOW", window)
     fly_side_by_side_above(monkeypatch, side_by_side)
-    rng, m = stream(5, "audit"), 300
+    rng = stream(5, "audit")
+    m = 300
     pi_m = inclusion_probabilities(rng.uniform(1, 5, size=m), 100)
     place_mq = rng.normal(size=(m, q)) + 3.0
     error_tq, guess_t = total_errors("cube", pi_m, place_mq * pi_m[:, None], 40)
     assert np.all(np.abs(error_tq) <= (q + 1) / 2 * np.ptp(place_mq, axis=0) + 1e-9)
-    # Places vary by 1: landing adds about 1/4 a client, (q + 1) / 4 <= 1, and pivotal draws about n (1 - n / m) = 67.
+    # Places vary by 1: landing adds about 1/4 a client, (q + 1) / 4 <= 1, and pivotal draws about n
+    # (1 - n / m) = 67.
     plain_tq, _ = total_errors("pivotal", pi_m, place_mq * pi_m[:, None], 40)
     squared = np.sum(error_tq**2, axis=1).mean()
     assert squared < 0.06 * np.sum(plain_tq**2, axis=1).mean()
@@ -202,22 +251,30 @@ def test_cube_errs_by_its_landing_alone(
 
 @pytest.mark.parametrize(("q", "most"), [(8, 0.4), (20, 0.7)])
 @pytest.mark.parametrize("equal", [True, False])
-def test_groups_balance_more_values_than_the_cohort_has_clients(q: int, most: float, equal: bool) -> None:
+def test_groups_balance_more_values_than_the_cohort_has_clients(
+    q: int, most: float, equal: bool
+) -> None:
     """10 of 100: the cube gives up 8 values for its last 9 clients, and 20 almost altogether."""
     rng = stream(6, "audit")
     pi_m = inclusion_probabilities(np.ones(100) if equal else rng.uniform(1, 3, size=100), 10)
     value_mq = rng.normal(size=(100, q)) * pi_m[:, None]
-    squared = {name: np.mean(total_errors(name, pi_m, value_mq, 80)[0] ** 2) for name in ("cube", "anticluster")}
+    squared = {
+        name: np.mean(total_errors(name, pi_m, value_mq, 80)[0] ** 2)
+        for name in ("cube", "anticluster")
+    }
     assert squared["anticluster"] < most * squared["cube"]
 
 
 @pytest.mark.parametrize("equal", [True, False])
 def test_groups_balance_squares_too(equal: bool) -> None:
-    """Half of the clients are far out: how many of them a cohort has does not show in totals, which the cube keeps."""
+    """Half of the clients are far out: how many of them a cohort has does not show in totals,
+    which the cube keeps.
+    """
     rng = stream(7, "audit")
     pi_m = inclusion_probabilities(np.ones(100) if equal else rng.uniform(1, 3, size=100), 10)
     place_mq = rng.normal(size=(100, 3)) * rng.choice([0.3, 2.0], size=(100, 1))
-    value_mq, square_mq = place_mq * pi_m[:, None], place_mq**2 * pi_m[:, None]
+    value_mq = place_mq * pi_m[:, None]
+    square_mq = place_mq**2 * pi_m[:, None]
     squared = {
         name: np.mean(total_errors(name, pi_m, value_mq, 120, judged_mq=square_mq)[0] ** 2)
         for name in ("cube", "anticluster")
@@ -225,7 +282,8 @@ def test_groups_balance_squares_too(equal: bool) -> None:
     assert squared["anticluster"] < 0.6 * squared["cube"]
 
 
-# --- invariants, and what is not a number -----------------------------------------------------------------------------
+# --- invariants, and what is not a number
+# -----------------------------------------------------------------------------
 
 
 EVERY = [*NAMES, "systematic", "pivotal", "multinomial", "poisson"]
@@ -273,10 +331,14 @@ def test_without_values_both_are_pivotal_draws(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_masks_are_smaller_populations(name: str) -> None:
     rng = stream(10, "audit")
-    score_m, value_mq, available_m = rng.uniform(1, 2, size=30), rng.normal(size=(30, 2)), np.arange(30) % 3 > 0
+    score_m = rng.uniform(1, 2, size=30)
+    value_mq = rng.normal(size=(30, 2))
+    available_m = np.arange(30) % 3 > 0
     value_mq[~available_m] = np.nan  # nobody asks them
     masked = draw_cohort(score_m, 6, name, stream(1, "draw"), available_m, value_mq)
-    alone = draw_cohort(score_m[available_m], 6, name, stream(1, "draw"), None, value_mq[available_m])
+    alone = draw_cohort(
+        score_m[available_m], 6, name, stream(1, "draw"), None, value_mq[available_m]
+    )
     assert np.array_equal(masked.client_n, np.flatnonzero(available_m)[alone.client_n])
 
 
@@ -296,7 +358,9 @@ def test_impossible_values(value_mq: FloatArray, part: str) -> None:
 def test_the_last_bits_of_the_values_change_no_cohort_of_the_cube(
     side_by_side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounding differs between machines. Shares of few labels: twins, columns of zeros, and sums that are all alike."""
+    """Rounding differs between machines. Shares of few labels: twins, columns of zeros, and sums
+    that are all alike.
+    """
     fly_side_by_side_above(monkeypatch, side_by_side)
     rng = np.random.default_rng(4)
     share_mq = np.eye(6)[rng.integers(6, size=90)]

@@ -12,10 +12,15 @@ EXACT = [name for name, design in DESIGNS.items() if design.exact and not design
 FIXED_SIZE = [name for name, design in DESIGNS.items() if design.kind == "fixed-size"]
 
 
-def draw_counts(design: str, score_m: FloatArray, n: int, draws: int, seed: int = 0) -> tuple[FloatArray, FloatArray]:
-    """Counts (draws, m) of the real draw code, and the expectations it stated (0 where a client was never drawn)."""
+def draw_counts(
+    design: str, score_m: FloatArray, n: int, draws: int, seed: int = 0
+) -> tuple[FloatArray, FloatArray]:
+    """Counts (draws, m) of the real draw code, and the expectations it stated (0 where a client
+    was never drawn).
+    """
     rng = stream(seed, "draw")
-    count_tm, expected_m = np.zeros((draws, len(score_m))), np.zeros(len(score_m))
+    count_tm = np.zeros((draws, len(score_m)))
+    expected_m = np.zeros(len(score_m))
     for count_m in count_tm:
         cohort = draw_cohort(score_m, n, design, rng)
         count_m[cohort.client_n] = cohort.count_n
@@ -28,10 +33,14 @@ def scores_for(design: str, score_m: FloatArray) -> FloatArray:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("scores", [[1.0, 1, 1, 1, 1], [1.0, 2, 3, 4, 5], [9.0, 1, 2, 2, 0]], ids=str)
+@pytest.mark.parametrize(
+    "scores", [[1.0, 1, 1, 1, 1], [1.0, 2, 3, 4, 5], [9.0, 1, 2, 2, 0]], ids=str
+)
 @pytest.mark.parametrize("design", DESIGNS)
 def test_cohorts_are_drawn_as_enumerated(design: str, scores: list[float], n: int) -> None:
-    """Chi-square of the drawn cohorts against their probabilities; no impossible cohort is ever drawn."""
+    """Chi-square of the drawn cohorts against their probabilities; no impossible cohort is ever
+    drawn.
+    """
     score_m = scores_for(design, np.array(scores))
     draws = 2000
     count_tm, _ = draw_counts(design, score_m, n, draws, seed=n)
@@ -39,15 +48,19 @@ def test_cohorts_are_drawn_as_enumerated(design: str, scores: list[float], n: in
     cohorts, times = np.unique(count_tm, axis=0, return_counts=True)
     observed = {tuple(int(c) for c in row): int(t) for row, t in zip(cohorts, times, strict=True)}
     assert {count for count in observed if probability.get(count, 0.0) < 1e-12} == set()
-    cells = [(observed.get(count, 0), draws * p) for count, p in probability.items() if draws * p >= 5]
+    cells = [
+        (observed.get(count, 0), draws * p) for count, p in probability.items() if draws * p >= 5
+    ]
     statistic = sum((o - e) ** 2 / e for o, e in cells)
     assert statistic <= len(cells) + 5 * np.sqrt(2 * len(cells))
 
 
 def deviations(design: str, wrong: float = 0.0, draws: int = 20000) -> tuple[float, float]:
-    """(largest, root mean square) deviation of mean counts at m = 40, n = 8, in standard errors of exact draws.
+    """(largest, root mean square) deviation of mean counts at m = 40, n = 8, in standard errors of
+    exact draws.
 
-    ``wrong``: relative error put into the expectations, up and down in turn, so that it cancels in the sum.
+    ``wrong``: relative error put into the expectations, up and down in turn, so that it cancels in
+    the sum.
     """
     score_m = scores_for(design, np.linspace(1, 12, 40) ** 1.5)
     count_tm, expected_m = draw_counts(design, score_m, 8, draws)
@@ -69,9 +82,13 @@ def test_exact_designs_keep_their_promise(design: str) -> None:
     assert typical < 1.5
 
 
-def test_the_same_statistics_find_successive_draws_and_an_error_of_two_and_a_half_per_cent() -> None:
+def test_the_same_statistics_find_successive_draws_and_an_error_of_two_and_a_half_per_cent() -> (
+    None
+):
     assert deviations("systematic", wrong=0.025)[1] > 1.8
-    largest, typical = deviations("successive")  # numpy's ``choice(replace=False, p=p)``: a few per cent
+    largest, typical = deviations(
+        "successive"
+    )  # numpy's ``choice(replace=False, p=p)``: a few per cent
     assert largest > 8
     assert typical > 4
 
@@ -102,7 +119,9 @@ def test_only_available_clients_are_selected(design: str) -> None:
 def test_fewer_available_than_wanted() -> None:
     with pytest.raises(DeltaflError, match="no client is available"):
         draw_cohort(np.ones(2), 1, "systematic", stream(0, "draw"), np.zeros(2, dtype=bool))
-    cohort = draw_cohort(np.ones(5), 4, "systematic", stream(0, "draw"), np.array([1, 0, 0, 1, 0], dtype=bool))
+    cohort = draw_cohort(
+        np.ones(5), 4, "systematic", stream(0, "draw"), np.array([1, 0, 0, 1, 0], dtype=bool)
+    )
     assert cohort.client_n.tolist() == [0, 3]
     assert cohort.expected_n.tolist() == [1, 1]
 

@@ -1,4 +1,6 @@
-"""The enumeration itself, against cohorts listed by hand; ``test_designs.py`` holds it against the real draws."""
+"""The enumeration itself, against cohorts listed by hand; ``test_designs.py`` holds it against
+the real draws.
+"""
 
 import numpy as np
 import pytest
@@ -6,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from deltafl import DESIGNS, Cohort, DeltaflError, Fixed, Population, draw_cohort, inclusion_probabilities
+from deltafl import (
+    DESIGNS,
+    Cohort,
+    DeltaflError,
+    Fixed,
+    Population,
+    draw_cohort,
+    inclusion_probabilities,
+)
 from deltafl.designs.exact import MAX_CLIENTS, Support, every_cohort, support
 from deltafl.types import FloatArray
 from tools.samplers import joint_expectations
@@ -33,10 +43,21 @@ SUCCESSIVE = {
 @pytest.mark.parametrize(
     ("design", "expected", "cohorts"),
     [
-        *((design, [0.5] * 4, SYMMETRIC) for design in ("systematic", "pivotal", "simple-random", "successive")),
+        *(
+            (design, [0.5] * 4, SYMMETRIC)
+            for design in ("systematic", "pivotal", "simple-random", "successive")
+        ),
         *((design, [0.5, 0.7, 0.8], TWO_OF_THREE) for design in ("systematic", "pivotal")),
-        ("poisson", [0.2, 1.0, 0.5], {(0, 1, 0): 0.4, (1, 1, 0): 0.1, (0, 1, 1): 0.4, (1, 1, 1): 0.1}),
-        ("multinomial", [0.4, 1.6], {(2, 0): 0.04, (1, 1): 0.32, (0, 2): 0.64}),  # two draws, p = (.2, .8)
+        (
+            "poisson",
+            [0.2, 1.0, 0.5],
+            {(0, 1, 0): 0.4, (1, 1, 0): 0.1, (0, 1, 1): 0.4, (1, 1, 1): 0.1},
+        ),
+        (
+            "multinomial",
+            [0.4, 1.6],
+            {(2, 0): 0.04, (1, 1): 0.32, (0, 2): 0.64},
+        ),  # two draws, p = (.2, .8)
         ("successive", [1.0, 0.6, 0.4], SUCCESSIVE),
     ],
 )
@@ -45,10 +66,12 @@ def test_cohorts_by_hand(design: str, expected: list[float], cohorts: Support) -
 
 
 def test_systematic_by_hand() -> None:
-    """Expectations (.25, .25, .75, .75), 24 orders: a and b meet only where c and d, apart, are both stepped over.
+    """Expectations (.25, .25, .75, .75), 24 orders: a and b meet only where c and d, apart, are
+    both stepped over.
 
-    In the order a c b d the ends are .25, 1, 1.25, 2: start in [0, .25) takes a and b, [.25, 1) takes c and d. Of the
-    six cyclic orders two separate a and b that way (a c b d, a d b c); elsewhere {a, b} is impossible.
+    In the order a c b d the ends are .25, 1, 1.25, 2: start in [0, .25) takes a and b, [.25, 1)
+    takes c and d. Of the six cyclic orders two separate a and b that way (a c b d, a d b c);
+    elsewhere {a, b} is impossible.
     """
     cohorts = support("systematic", np.array([0.25, 0.25, 0.75, 0.75]))
     assert cohorts[1, 1, 0, 0] == pytest.approx(1 / 3 * 0.25)
@@ -58,13 +81,16 @@ def test_systematic_by_hand() -> None:
 def test_pivotal_by_hand() -> None:
     """Expectations (.25, .25, .75, .75): {a, b} is drawn only where both c and d lose.
 
-    Orders a b first (a third counts c d first): they become one client of .5, so a and b never meet. Orders with c d
-    first: one is drawn at once, so a and b never meet either. Orders with a c first: their sum is 1, the duel draws one
-    of them outright (a with .25), and the next duel b d is alike: {a, b} has .25^2.
+    Orders a b first (a third counts c d first): they become one client of .5, so a and b never
+    meet. Orders with c d first: one is drawn at once, so a and b never meet either. Orders with a c
+    first: their sum is 1, the duel draws one of them outright (a with .25), and the next duel b d
+    is alike: {a, b} has .25^2.
     """
     cohorts = support("pivotal", np.array([0.25, 0.25, 0.75, 0.75]))
     assert cohorts[1, 1, 0, 0] == pytest.approx(2 / 3 * 0.25**2)
-    assert cohorts[0, 0, 1, 1] == pytest.approx(cohorts[1, 1, 0, 0] + 0.5)  # E[c + d] - E[a + b] = 1
+    assert cohorts[0, 0, 1, 1] == pytest.approx(
+        cohorts[1, 1, 0, 0] + 0.5
+    )  # E[c + d] - E[a + b] = 1
 
 
 @settings(max_examples=40, deadline=None)
@@ -83,7 +109,9 @@ def test_probabilities_sum_to_one_and_keep_the_promise(score_m: FloatArray, n: i
 
 
 def test_joint_expectations() -> None:
-    """Of fixed size, sum_j E[count_i count_j] = n E[count_i], and the diagonal of 0/1 counts is pi."""
+    """Of fixed size, sum_j E[count_i count_j] = n E[count_i], and the diagonal of 0/1 counts is
+    pi.
+    """
     pi_m = inclusion_probabilities(np.array([1.0, 2, 3, 4, 9]), 3)
     for design in ("systematic", "pivotal"):
         joint_mm = joint_expectations(design, pi_m)
@@ -91,13 +119,19 @@ def test_joint_expectations() -> None:
         np.testing.assert_allclose(np.diag(joint_mm), pi_m)
         np.testing.assert_allclose(joint_mm.sum(axis=1), 3 * pi_m)
     pi_m = np.array([0.5, 0.7, 0.8])
-    np.testing.assert_allclose(joint_expectations("poisson", pi_m), np.outer(pi_m, pi_m) + np.diag(pi_m * (1 - pi_m)))
+    np.testing.assert_allclose(
+        joint_expectations("poisson", pi_m), np.outer(pi_m, pi_m) + np.diag(pi_m * (1 - pi_m))
+    )
     p_m = pi_m / 2  # multinomial, n = 2: E[N_i N_j] = n (n - 1) p_i p_j + n p_i [i = j]
-    np.testing.assert_allclose(joint_expectations("multinomial", pi_m), 2 * np.outer(p_m, p_m) + np.diag(2 * p_m))
+    np.testing.assert_allclose(
+        joint_expectations("multinomial", pi_m), 2 * np.outer(p_m, p_m) + np.diag(2 * p_m)
+    )
 
 
 def test_every_cohort_follows_each_path_of_several_draws() -> None:
-    """Two draws one after the other, the second among two or three clients, depending on the first."""
+    """Two draws one after the other, the second among two or three clients, depending on the
+    first.
+    """
 
     def open_with(rng: np.random.Generator) -> Cohort:
         first = draw_cohort(np.array([1.0, 3.0]), 1, "systematic", rng)
@@ -122,6 +156,8 @@ def test_too_many_clients() -> None:
 def test_no_cohort_of_probability_0_is_enumerated(design: str) -> None:
     sampler = Fixed(design, by_weight=True)
     state = sampler.init(Population(np.array([0.0, 0.5, 0.3, 0.2]), np.ones(4, dtype=np.int64)))
-    cohorts = list(every_cohort(lambda rng: sampler.open(state, np.ones(4, dtype=np.bool_), 2, rng)))
+    cohorts = list(
+        every_cohort(lambda rng: sampler.open(state, np.ones(4, dtype=np.bool_), 2, rng))
+    )
     assert sum(probability for probability, _ in cohorts) == pytest.approx(1)
     assert all(probability > 0 and 0 not in cohort.client_n for probability, cohort in cohorts)

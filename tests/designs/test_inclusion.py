@@ -9,13 +9,20 @@ from deltafl.designs.inclusion import draw_probabilities
 from deltafl.types import FloatArray
 
 TINY = 1e-12
-any_scores = st.integers(1, 9).flatmap(lambda m: arrays(np.float64, m, elements=st.floats(0, 1e300)))
-tame_scores = st.integers(1, 9).flatmap(lambda m: arrays(np.float64, m, elements=st.floats(1e-4, 1e4)))
+any_scores = st.integers(1, 9).flatmap(
+    lambda m: arrays(np.float64, m, elements=st.floats(0, 1e300))
+)
+tame_scores = st.integers(1, 9).flatmap(
+    lambda m: arrays(np.float64, m, elements=st.floats(1e-4, 1e4))
+)
 
 
 def by_bisection(score_m: FloatArray, n: int) -> FloatArray:
-    """pi = min(1, c s) with sum n, c found by halving an interval: slow, and nothing like repeated capping."""
-    low, high = 0.0, n / float(score_m.min())
+    """pi = min(1, c s) with sum n, c found by halving an interval: slow, and nothing like
+    repeated capping.
+    """
+    low = 0.0
+    high = n / float(score_m.min())
     for _ in range(200):
         middle = (low + high) / 2
         if np.minimum(1, middle * score_m).sum() < n:
@@ -42,7 +49,9 @@ def by_bisection(score_m: FloatArray, n: int) -> FloatArray:
     ],
 )
 def test_hand_computed(scores: list[float], n: int, expected: list[float]) -> None:
-    np.testing.assert_allclose(inclusion_probabilities(np.array(scores, dtype=float), n), expected, atol=1e-15)
+    np.testing.assert_allclose(
+        inclusion_probabilities(np.array(scores, dtype=float), n), expected, atol=1e-15
+    )
 
 
 @given(any_scores, st.data())
@@ -53,10 +62,14 @@ def test_invariants_for_any_scores(score_m: FloatArray, data: st.DataObject) -> 
     assert np.all((pi_m >= 0) & (pi_m <= 1))
     assert pi_m.sum() == pytest.approx(n, rel=TINY)
     order = np.argsort(score_m, kind="stable")
-    assert np.all(np.diff(pi_m[order]) >= -TINY), "a client with a larger score is selected at least as often"
+    assert np.all(np.diff(pi_m[order]) >= -TINY), (
+        "a client with a larger score is selected at least as often"
+    )
     assert n < m or np.array_equal(pi_m, np.ones(m))
     order_m = data.draw(st.permutations(range(m)))
-    np.testing.assert_allclose(inclusion_probabilities(score_m[order_m], n), pi_m[order_m], rtol=1e-9, atol=TINY)
+    np.testing.assert_allclose(
+        inclusion_probabilities(score_m[order_m], n), pi_m[order_m], rtol=1e-9, atol=TINY
+    )
 
 
 @given(tame_scores, st.data())
@@ -96,8 +109,11 @@ def test_floor_bounds_every_weight(score_m: FloatArray, floor: float, data: st.D
 
 
 def test_a_floor_among_those_present() -> None:
-    """Who is absent gets 0 and counts for nothing; with everybody present the bits are those without a mask."""
-    score_m, everyone_m = np.array([90.0, 1.0, 3.0]), np.ones(3, dtype=np.bool_)
+    """Who is absent gets 0 and counts for nothing; with everybody present the bits are those
+    without a mask.
+    """
+    score_m = np.array([90.0, 1.0, 3.0])
+    everyone_m = np.ones(3, dtype=np.bool_)
     mixed_m = with_floor(score_m, 0.2, np.array([False, True, True]))
     np.testing.assert_allclose(mixed_m, [0, 0.8 / 4 + 0.1, 0.8 * 3 / 4 + 0.1])
     assert np.array_equal(with_floor(score_m, 0.2, everyone_m), with_floor(score_m, 0.2))

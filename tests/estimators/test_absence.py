@@ -1,4 +1,6 @@
-"""Clients that are away, late or slow: where the estimate stays unbiased, how far off it is where it cannot be."""
+"""Clients that are away, late or slow: where the estimate stays unbiased, how far off it is
+where it cannot be.
+"""
 
 from dataclasses import replace
 from itertools import combinations
@@ -37,8 +39,12 @@ def plan_of(label: str, estimator: str, problem: Problem, n: int = 2) -> Plan:
 
 
 def played(plan: Plan) -> RoundState:
-    """A state of nine rounds in which the rates of availability are those of the ten, and everybody replied."""
-    state = play(plan, init_round(plan, np.zeros(3)), [make_problem(SIZES, seed=s) for s in range(3)])
+    """A state of nine rounds in which the rates of availability are those of the ten, and
+    everybody replied.
+    """
+    state = play(
+        plan, init_round(plan, np.zeros(3)), [make_problem(SIZES, seed=s) for s in range(3)]
+    )
     known = PersistentArray(np.full(5, 9))
     missed = PersistentArray(np.rint(10 * (1 - RATE_M)).astype(np.int16))
     return state._replace(round=9, selected_m=known, responded_m=known, missed_m=missed)
@@ -74,7 +80,11 @@ def test_absence_of_known_rate_leaves_no_bias(label: str, estimator: str) -> Non
 def test_the_naive_means_are_biased_and_how_far() -> None:
     problem = make_problem(SIZES, seed=9)
     found = {}
-    for label, estimator in [("uniform", "weighted-mean"), ("uniform", "plain-mean"), ("fedavg", "hajek")]:
+    for label, estimator in [
+        ("uniform", "weighted-mean"),
+        ("uniform", "plain-mean"),
+        ("fedavg", "hajek"),
+    ]:
         plan = plan_of(label, estimator, problem)
         found[estimator] = bias(mean_over_worlds(plan, played(plan), problem), problem)
     # Hajek's ratio knows the rates, and keeps the bias of a ratio of few.
@@ -85,7 +95,8 @@ def test_the_naive_means_are_biased_and_how_far() -> None:
 def test_rates_are_learned_and_the_bias_vanishes() -> None:
     problem = make_problem(SIZES, seed=9)
     plan = plan_of("uniform", "horvitz-thompson", problem)
-    state, late = init_round(plan, np.zeros(3)), []
+    state = init_round(plan, np.zeros(3))
+    late = []
     for round in range(3000):
         there_m = THERE_TM[stream(0, "audit", round).integers(10)]
         cohort = open_round(plan, state, there_m)
@@ -94,13 +105,18 @@ def test_rates_are_learned_and_the_bias_vanishes() -> None:
         late.append(state.optimizer.delta_d)
     np.testing.assert_allclose(plan.response_rates(state), RATE_M, atol=4 * 0.5 / np.sqrt(3000))
     error_d = np.std(late[500:], axis=0) / np.sqrt(2500)
-    assert np.all(np.abs(np.mean(late[500:], axis=0) - problem.ubar_d) < 4 * error_d + 0.03 * np.abs(problem.ubar_d))
+    assert np.all(
+        np.abs(np.mean(late[500:], axis=0) - problem.ubar_d)
+        < 4 * error_d + 0.03 * np.abs(problem.ubar_d)
+    )
 
 
 def test_nobody_absent_changes_no_bit() -> None:
     problem = make_problem(SIZES, seed=9)
     plan = plan_of("uniform", "horvitz-thompson", problem)
-    state = play(plan, init_round(plan, np.zeros(3)), [make_problem(SIZES, seed=s) for s in range(3)])
+    state = play(
+        plan, init_round(plan, np.zeros(3)), [make_problem(SIZES, seed=s) for s in range(3)]
+    )
     assert open_round(plan, state, np.ones(5, dtype=np.bool_)).absent is None
     assert (plan.response_rates(state) == 1).all()
 
@@ -110,16 +126,21 @@ def test_the_floor_bounds_what_a_rare_client_counts() -> None:
     plan = plan_of("uniform", "horvitz-thompson", problem)
     rare = played(plan)._replace(round=999, missed_m=PersistentArray(np.array([999, 0, 0, 0, 0])))
     np.testing.assert_allclose(plan.response_rates(rare), [0.1, 1, 1, 1, 1])
-    np.testing.assert_allclose(replace(plan, response_floor=1e-4).response_rates(rare), [0.001, 1, 1, 1, 1])
+    np.testing.assert_allclose(
+        replace(plan, response_floor=1e-4).response_rates(rare), [0.001, 1, 1, 1, 1]
+    )
 
 
-# --- over-selection: the first of the cohort to reply are kept --------------------------------------------------------
+# --- over-selection: the first of the cohort to reply are kept
+# --------------------------------------------------------
 
 SECONDS_M = np.array([5.0, 1.0, 4.0, 2.0, 3.0])  # client 0 is the slowest
 
 
 def first_two_of_three(estimator: str) -> tuple[FloatArray, Problem, FloatArray]:
-    """E[D] if three of five are selected and the first two count, with the rates that follow from that."""
+    """E[D] if three of five are selected and the first two count, with the rates that follow
+    from that.
+    """
     problem = make_problem(SIZES, seed=9)
     plan = plan_of("uniform", estimator, problem, n=3)
     cohorts = [np.array(cohort) for cohort in combinations(range(5), 3)]
@@ -128,7 +149,8 @@ def first_two_of_three(estimator: str) -> tuple[FloatArray, Problem, FloatArray]
         kept_m[client_n[np.argsort(SECONDS_M[client_n])[:2]]] += 1
     selected_m = np.full(5, comb(4, 2))
     state = init_round(plan, np.zeros(3))._replace(
-        selected_m=PersistentArray(1000 * selected_m - 1), responded_m=PersistentArray(1000 * kept_m.astype(int) - 1)
+        selected_m=PersistentArray(1000 * selected_m - 1),
+        responded_m=PersistentArray(1000 * kept_m.astype(int) - 1),
     )
     mean_d = np.zeros(3)
     for client_n in cohorts:
@@ -140,9 +162,11 @@ def first_two_of_three(estimator: str) -> tuple[FloatArray, Problem, FloatArray]
 
 
 def test_first_replies_are_unbiased_once_their_rates_are_known_and_naive_means_are_not() -> None:
-    """Who is kept depends on who else is selected: only the rate of each client matters to a Horvitz-Thompson sum.
+    """Who is kept depends on who else is selected: only the rate of each client matters to a
+    Horvitz-Thompson sum.
 
-    The slowest client never counts: its whole part is missing, which is all of the bias that is left.
+    The slowest client never counts: its whole part is missing, which is all of the bias that is
+    left.
     """
     mean_d, problem, rate_m = first_two_of_three("horvitz-thompson")
     np.testing.assert_allclose(rate_m, [0, 1, 0.5, 1, 5 / 6])
@@ -152,45 +176,61 @@ def test_first_replies_are_unbiased_once_their_rates_are_known_and_naive_means_a
     assert np.linalg.norm(naive_d - problem.ubar_d) > 1.5 * np.linalg.norm(mean_d - problem.ubar_d)
 
 
-# --- FedAU -----------------------------------------------------------------------------------------------------------
+# --- FedAU
+# -----------------------------------------------------------------------------------------------------------
 
 
 def slow_omega(came: list[bool], cutoff: int) -> float:
     """Algorithm 2 of the paper, literally, for one client."""
-    omega, ended, length = 1.0, 0, 0
+    omega = 1.0
+    ended = 0
+    length = 0
     for here in came:
         length += 1
         if here or length == cutoff:
             omega = length if ended == 0 else (ended * omega + length) / (ended + 1)
-            ended, length = ended + 1, 0
+            ended = ended + 1
+            length = 0
     return omega
 
 
 def test_fedau_has_the_intervals_of_its_paper() -> None:
-    problem, cutoff = make_problem(SIZES, seed=9), 4
+    problem = make_problem(SIZES, seed=9)
+    cutoff = 4
     plan = Plan(problem.population, FedAU(cutoff=cutoff), 2, "horvitz-thompson", Recorder(), seed=3)
-    state, came_tm = init_round(plan, np.zeros(3)), list[BoolArray]()
+    state = init_round(plan, np.zeros(3))
+    came_tm = list[BoolArray]()
     for round in range(40):
         cohort = open_round(plan, state, THERE_TM[round % 10])
         assert (plan.response_rates(state) == 1).all()
         omega_m = [slow_omega([bool(came_m[i]) for came_m in came_tm], cutoff) for i in range(5)]
         replied_n = stream(5, "audit", round).random(len(cohort.client_n)) < 0.8
-        updates = [problem.update_md[i] if here else None for i, here in zip(cohort.client_n, replied_n, strict=True)]
+        updates = [
+            problem.update_md[i] if here else None
+            for i, here in zip(cohort.client_n, replied_n, strict=True)
+        ]
         state, _ = close_round(plan, state, cohort, updates)
         weight_m = problem.population.weight_m
         here = cohort.client_n[replied_n]
-        expected_d = (weight_m[here] * np.array(omega_m)[here]) @ problem.update_md[here].astype(float)
+        expected_d = (weight_m[here] * np.array(omega_m)[here]) @ problem.update_md[here].astype(
+            float
+        )
         np.testing.assert_allclose(state.optimizer.delta_d, expected_d, rtol=1e-12, atol=1e-15)
         came_tm.append(np.isin(np.arange(5), here))
 
 
-# --- scores by the second ------------------------------------------------------------------------------------------
+# --- scores by the second
+# ------------------------------------------------------------------------------------------
 
 
 def test_scores_by_the_second_are_the_best_for_a_budget_of_time() -> None:
-    """Independent draws with sum pi T = B: no direction along the budget improves on w a / sqrt(T)."""
+    """Independent draws with sum pi T = B: no direction along the budget improves on w a /
+    sqrt(T).
+    """
     rng = np.random.default_rng(4)
-    norm_m, seconds_m, budget = rng.uniform(1, 3, 6), rng.uniform(1, 9, 6), 4.0
+    norm_m = rng.uniform(1, 3, 6)
+    seconds_m = rng.uniform(1, 9, 6)
+    budget = 4.0
     population = Population.from_sizes([3, 1, 4, 1, 5, 9])._replace(seconds_m=seconds_m)
     score_m = per_second(population.weight_m * norm_m, population, True)
     pi_m = budget * score_m / (score_m @ seconds_m)
@@ -223,7 +263,9 @@ def test_samplers_by_the_second_favour_fast_clients(name: str) -> None:
 
 
 @pytest.mark.parametrize("label", ["uniform(per_second=True)", "oort"])
-@pytest.mark.parametrize("seconds", [[1.0, 2.0], [1.0, 0.0, 1.0], [1.0, -1.0, 1.0], [1.0, np.nan, 1.0], [1, np.inf, 1]])
+@pytest.mark.parametrize(
+    "seconds", [[1.0, 2.0], [1.0, 0.0, 1.0], [1.0, -1.0, 1.0], [1.0, np.nan, 1.0], [1, np.inf, 1]]
+)
 def test_impossible_seconds_are_refused(label: str, seconds: list[float]) -> None:
     population = Population.from_sizes([5] * 3)._replace(seconds_m=np.array(seconds))
     with pytest.raises(DeltaflError, match="above 0 for each of the 3 clients"):

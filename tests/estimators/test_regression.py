@@ -9,15 +9,25 @@ from hypothesis import strategies as st
 
 from conftest import Recorder, replies_of
 from deltafl import Plan, Population, close_round, init_round, make_sampler, open_round
-from deltafl.estimators.control_variates import CommonControl, RegressionControl, RegressionControlState, with_new_aux
+from deltafl.estimators.control_variates import (
+    CommonControl,
+    RegressionControl,
+    RegressionControlState,
+    with_new_aux,
+)
 from deltafl.types import FloatArray
 
 
-def learnt(aux_mq: Any, rounds: list[tuple[list[int], FloatArray, FloatArray]], **own: Any) -> RegressionControlState:
-    control, population = RegressionControl(**own), Population.from_sizes([1, 2, 3, 4, 5], aux=aux_mq)
+def learnt(
+    aux_mq: Any, rounds: list[tuple[list[int], FloatArray, FloatArray]], **own: Any
+) -> RegressionControlState:
+    control = RegressionControl(**own)
+    population = Population.from_sizes([1, 2, 3, 4, 5], aux=aux_mq)
     state = control.init(population, 2)
     for client_n, update_nd, coef_n in rounds:
-        state = control.update(state, population, replies_of(client_n, coef_n.tolist()), update_nd.astype(np.float32))
+        state = control.update(
+            state, population, replies_of(client_n, coef_n.tolist()), update_nd.astype(np.float32)
+        )
     return state
 
 
@@ -29,16 +39,22 @@ ROUNDS = [
 
 
 def test_it_minimises_what_it_says() -> None:
-    """Against least squares on the rows of both sums, stacked; two rounds, so that the second begins at a slope."""
-    memory, weight_m = 0.3, np.arange(1, 6) / 15
-    x_mq, slope_qd = np.column_stack([np.ones(5), KNOWN]), np.zeros((3, 2))
+    """Against least squares on the rows of both sums, stacked; two rounds, so that the second
+    begins at a slope.
+    """
+    memory = 0.3
+    weight_m = np.arange(1, 6) / 15
+    x_mq = np.column_stack([np.ones(5), KNOWN])
+    slope_qd = np.zeros((3, 2))
     for client_n, update_nd, coef_n in ROUNDS:
         here = np.sqrt((1 - memory) * coef_n / coef_n.sum())[:, None]
         everyone = np.sqrt(memory * weight_m)[:, None]
         rows = np.vstack([here * x_mq[client_n], everyone * x_mq])
         goals = np.vstack([here * update_nd, everyone * (x_mq @ slope_qd)])
         slope_qd = np.linalg.lstsq(rows, goals, rcond=None)[0]
-    np.testing.assert_allclose(learnt(KNOWN, ROUNDS, memory=memory).slope_qd, slope_qd, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        learnt(KNOWN, ROUNDS, memory=memory).slope_qd, slope_qd, rtol=1e-5, atol=1e-7
+    )
 
 
 @given(st.integers(0, 10**6))
@@ -46,28 +62,41 @@ def test_the_guesses_do_not_depend_on_the_units_of_what_is_known(seed: int) -> N
     """Nor on columns that say nothing new."""
     rng = np.random.default_rng(seed)
     mix_qq = rng.normal(size=(2, 2))
-    assume(np.linalg.cond(mix_qq) < 100)  # else the columns are one, by the tolerance for their rank
+    assume(
+        np.linalg.cond(mix_qq) < 100
+    )  # else the columns are one, by the tolerance for their rank
     mixed = KNOWN @ mix_qq * 10 ** rng.uniform(-2, 2) + rng.normal(size=2)
-    first, second, third = (learnt(known, ROUNDS) for known in (KNOWN, mixed, np.column_stack([KNOWN, mixed])))
+    first, second, third = (
+        learnt(known, ROUNDS) for known in (KNOWN, mixed, np.column_stack([KNOWN, mixed]))
+    )
     values = [RegressionControl().value(state, np.arange(5)) for state in (first, second, third)]
-    np.testing.assert_allclose(values[0].total_d, np.arange(1, 6) / 15 @ values[0].control_nd, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        values[0].total_d, np.arange(1, 6) / 15 @ values[0].control_nd, rtol=1e-12, atol=1e-12
+    )
     guesses = [value.control_nd for value in values]
     np.testing.assert_allclose(guesses[1], guesses[0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(guesses[2], guesses[0], rtol=1e-4, atol=1e-5)
 
 
 def test_with_nothing_known_it_is_the_common_control() -> None:
-    common, population = CommonControl(memory=0.5), Population.from_sizes([1, 2, 3, 4, 5])
+    common = CommonControl(memory=0.5)
+    population = Population.from_sizes([1, 2, 3, 4, 5])
     state = common.init(population, 2)
     for client_n, update_nd, coef_n in ROUNDS:
-        state = common.update(state, population, replies_of(client_n, coef_n.tolist()), update_nd.astype(np.float32))
+        state = common.update(
+            state, population, replies_of(client_n, coef_n.tolist()), update_nd.astype(np.float32)
+        )
     np.testing.assert_allclose(learnt(None, ROUNDS).slope_qd, state.control_d[None], rtol=1e-12)
 
 
 def test_it_learns_what_is_linear_and_leaves_nothing_of_it() -> None:
-    """With draws that ignore what is known: after 40 rounds the estimate of updates B x_i has no error left."""
+    """With draws that ignore what is known: after 40 rounds the estimate of updates B x_i has no
+    error left.
+    """
     population = Population.from_sizes([1, 2, 3, 4, 5], aux=KNOWN)
-    update_md = (np.column_stack([np.ones(5), KNOWN]) @ np.array([[1.0, 0], [2, -1], [0.5, 3]])).astype(np.float32)
+    update_md = (
+        np.column_stack([np.ones(5), KNOWN]) @ np.array([[1.0, 0], [2, -1], [0.5, 3]])
+    ).astype(np.float32)
     errors = {}
     for estimator in ("regression", "difference"):
         plan = Plan(population, make_sampler("uniform"), 2, estimator, Recorder())
@@ -88,11 +117,15 @@ def test_a_column_in_other_units_hides_no_other(size: float) -> None:
 
 
 def test_predictions_follow_when_the_variables_are_turned() -> None:
-    """As the components of a census are by a newcomer; those of clients known before stay what they were."""
+    """As the components of a census are by a newcomer; those of clients known before stay what
+    they were.
+    """
     rng = np.random.default_rng(4)
-    before_mq, slope_qd = np.hstack([np.ones((6, 1)), rng.normal(size=(6, 3))]), rng.normal(size=(4, 5))
+    before_mq = np.hstack([np.ones((6, 1)), rng.normal(size=(6, 3))])
+    slope_qd = rng.normal(size=(4, 5))
     turned_mq = before_mq @ np.linalg.qr(rng.normal(size=(4, 4)))[0]
-    after_mq, weight_m = np.vstack([turned_mq, rng.normal(size=(1, 4))]), rng.dirichlet(np.ones(7))
+    after_mq = np.vstack([turned_mq, rng.normal(size=(1, 4))])
+    weight_m = rng.dirichlet(np.ones(7))
     state = with_new_aux(RegressionControlState(after_mq, weight_m, slope_qd), before_mq)
     np.testing.assert_allclose(turned_mq @ state.slope_qd, before_mq @ slope_qd, atol=1e-12)
     same = RegressionControlState(before_mq, weight_m[:6], slope_qd)

@@ -1,4 +1,6 @@
-"""Sums that are followed by differences: what an enormous reply leaves behind; ordinary rounds change no bit."""
+"""Sums that are followed by differences: what an enormous reply leaves behind; ordinary rounds
+change no bit.
+"""
 
 from typing import Any
 
@@ -6,7 +8,15 @@ import numpy as np
 import pytest
 
 from conftest import replies_of
-from deltafl import ClientMemory, Plan, Population, close_round, init_round, make_sampler, open_round
+from deltafl import (
+    ClientMemory,
+    Plan,
+    Population,
+    close_round,
+    init_round,
+    make_sampler,
+    open_round,
+)
 from deltafl.estimators.control_variates import InnovationControl, OwnControl, OwnControlState
 from deltafl.estimators.remote import NOTHING, RemoteControl
 from deltafl.scale.named_arrays import from_named_arrays, named_arrays
@@ -16,16 +26,22 @@ POPULATION = Population.from_sizes([1, 2, 3, 4])
 UPDATE_MD = np.arange(12, dtype=np.float32).reshape(4, 3) / 7 + 1
 
 
-def learned(control: OwnControl, state: OwnControlState, *replies: tuple[int, float]) -> OwnControlState:
+def learned(
+    control: OwnControl, state: OwnControlState, *replies: tuple[int, float]
+) -> OwnControlState:
     """The memory after one round of replies: each client's update times a factor."""
     clients, factor_n = zip(*replies, strict=True)
     update_nd = (UPDATE_MD[list(clients)] * np.array(factor_n)[:, None]).astype(np.float32)
-    return control.update(state, POPULATION, replies_of(list(clients), [1.0] * len(clients)), update_nd)
+    return control.update(
+        state, POPULATION, replies_of(list(clients), [1.0] * len(clients)), update_nd
+    )
 
 
 def off(state: OwnControlState) -> float:
     """How far the sum is from that of the rows."""
-    right_d = weighted_sum(POPULATION.weight_m, map(row_values, state.control_md), len(state.total_d))
+    right_d = weighted_sum(
+        POPULATION.weight_m, map(row_values, state.control_md), len(state.total_d)
+    )
     return float(np.abs(state.total_d - right_d).max())
 
 
@@ -39,7 +55,9 @@ ROUNDS = {
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rounds", ROUNDS.values(), ids=ROUNDS)
-def test_an_enormous_reply_leaves_nothing_behind(rounds: list[list[tuple[int, float]]], dtype: str) -> None:
+def test_an_enormous_reply_leaves_nothing_behind(
+    rounds: list[list[tuple[int, float]]], dtype: str
+) -> None:
     control = OwnControl(RowFormat(dtype))
     state = learned(control, control.init(POPULATION, 3), (0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0))
     for replies in rounds:
@@ -54,38 +72,48 @@ def test_the_bound_holds_for_any_numbers() -> None:
         found = RunningSum(np.zeros(4), np.zeros(()))
         exact_d = np.zeros(4, dtype=np.longdouble)
         for _ in range(10):
-            coef_n, row_nd = rng.random(3), rng.normal(size=(3, 4)) * 10.0 ** rng.integers(-18, 18, size=(3, 1))
+            coef_n = rng.random(3)
+            row_nd = rng.normal(size=(3, 4)) * 10.0 ** rng.integers(-18, 18, size=(3, 1))
             found = found.plus(coef_n, row_nd)
             exact_d += (coef_n[:, None].astype(np.longdouble) * row_nd).sum(axis=0)
         assert np.abs(found.total_d - exact_d).max() <= float(found.rounding)
 
 
 def test_ordinary_rounds_never_form_the_sum_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of rounds, updates that shrink and turn: the bits are those of the differences added up."""
+    """Thousands of rounds, updates that shrink and turn: the bits are those of the differences
+    added up.
+    """
 
     def anew(*_: object) -> OwnControlState:
         raise AssertionError("the sum was formed anew")
 
     monkeypatch.setattr("deltafl.estimators.control_variates.summed_anew", anew)
-    rng, control = np.random.default_rng(1), OwnControl()
+    rng = np.random.default_rng(1)
+    control = OwnControl()
     state = control.init(POPULATION, 3)
     plain_d = np.zeros(3)
     for t in range(3000):
         client_n = np.sort(rng.choice(4, size=2, replace=False))
         update_nd = (rng.normal(size=(2, 3)) * 0.999**t).astype(np.float32)
         changes = [
-            update_d - state.control_md[i].astype(np.float64) for i, update_d in zip(client_n, update_nd, strict=True)
+            update_d - state.control_md[i].astype(np.float64)
+            for i, update_d in zip(client_n, update_nd, strict=True)
         ]
         plain_d = plain_d + weighted_sum(POPULATION.weight_m[client_n], changes, 3)
-        state = control.update(state, POPULATION, replies_of(client_n.tolist(), [1.0, 1.0]), update_nd)
+        state = control.update(
+            state, POPULATION, replies_of(client_n.tolist(), [1.0, 1.0]), update_nd
+        )
     np.testing.assert_array_equal(state.total_d, plain_d)
 
 
-@pytest.mark.parametrize("estimator", ["difference-own", "innovation", "difference-own-remote", "innovation-remote"])
+@pytest.mark.parametrize(
+    "estimator", ["difference-own", "innovation", "difference-own-remote", "innovation-remote"]
+)
 def test_rounds_are_unbiased_again_after_a_broken_client(estimator: str) -> None:
     """Where clients keep their memory, all begin anew, once."""
     plan = Plan(POPULATION, make_sampler("uniform"), 2, estimator, norm_guard=3.0)
-    state, clients = init_round(plan, np.zeros(3)), [ClientMemory(3) for _ in range(4)]
+    state = init_round(plan, np.zeros(3))
+    clients = [ClientMemory(3) for _ in range(4)]
     anew = [True]
     for t in range(300):
         cohort = open_round(plan, state)
@@ -95,9 +123,13 @@ def test_rounds_are_unbiased_again_after_a_broken_client(estimator: str) -> None
         replies: list[Any] = list(update_nd)
         if estimator.endswith("remote"):
             pairs = zip(cohort.client_n.tolist(), update_nd, strict=True)
-            replies = [clients[i].reply(update_d, int(state.control.taken_m[i])) for i, update_d in pairs]
+            replies = [
+                clients[i].reply(update_d, int(state.control.taken_m[i])) for i, update_d in pairs
+            ]
         state, _ = close_round(plan, state, cohort, replies)
-        anew.append(hasattr(state.control, "taken_m") and bool((state.control.taken_m == NOTHING).all()))
+        anew.append(
+            hasattr(state.control, "taken_m") and bool((state.control.taken_m == NOTHING).all())
+        )
     assert np.sum(np.diff(anew) & anew[1:]) == estimator.endswith("remote")
     own = getattr(state.control, "own", state.control)
     np.testing.assert_allclose(own.total_d, POPULATION.weight_m @ UPDATE_MD, rtol=1e-5)
@@ -106,7 +138,9 @@ def test_rounds_are_unbiased_again_after_a_broken_client(estimator: str) -> None
 def test_a_state_from_before_there_was_a_bound_is_read() -> None:
     for control in (OwnControl(), InnovationControl(), RemoteControl()):
         state = control.init(POPULATION, 3)
-        arrays = {name: array for name, array in named_arrays(state) if not name.endswith("rounding")}
+        arrays = {
+            name: array for name, array in named_arrays(state) if not name.endswith("rounding")
+        }
         assert len(arrays) < len(dict(named_arrays(state)))
         again = from_named_arrays(state, arrays)
         assert dict(named_arrays(again)).keys() == dict(named_arrays(state)).keys()

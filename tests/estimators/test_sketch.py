@@ -18,8 +18,11 @@ def test_inner_products_are_right_on_average_with_the_stated_spread() -> None:
     rng = np.random.default_rng(0)
     u_nd = rng.standard_normal((2, 400))
     u_nd[1] += 0.5 * u_nd[0]
-    seeds, size = 4000, 8
-    products = np.array([s[0] @ s[1] for s in (count_sketch(u_nd, size, seed) for seed in range(seeds))])
+    seeds = 4000
+    size = 8
+    products = np.array(
+        [s[0] @ s[1] for s in (count_sketch(u_nd, size, seed) for seed in range(seeds))]
+    )
     spread = np.sqrt(2 / size) * np.linalg.norm(u_nd[0]) * np.linalg.norm(u_nd[1])
     assert abs(products.mean() - u_nd[0] @ u_nd[1]) < 4 * products.std() / np.sqrt(seeds)
     assert 0.4 * spread < products.std() < spread
@@ -29,7 +32,9 @@ def test_sketches_are_linear_and_each_coordinate_has_one_bucket_and_a_sign() -> 
     rng = np.random.default_rng(1)
     u_nd = rng.standard_normal((3, 50))
     together = count_sketch(u_nd, 5, 7)
-    np.testing.assert_allclose(count_sketch(2 * u_nd[:1] - u_nd[1:2], 5, 7)[0], 2 * together[0] - together[1])
+    np.testing.assert_allclose(
+        count_sketch(2 * u_nd[:1] - u_nd[1:2], 5, 7)[0], 2 * together[0] - together[1]
+    )
     basis = count_sketch(np.eye(50), 5, 7)
     assert (np.abs(basis).sum(axis=1) == 1).all()
     np.testing.assert_allclose(u_nd @ basis, together)
@@ -45,8 +50,12 @@ def test_blocks_continue_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_sketch_takes_less_memory_than_the_model() -> None:
-    """NumPy reports its arrays to tracemalloc: buckets, or a copy in float64, of all coordinates would be a model."""
-    n, d, size = 2, 2_000_000, 8
+    """NumPy reports its arrays to tracemalloc: buckets, or a copy in float64, of all coordinates
+    would be a model.
+    """
+    n = 2
+    d = 2_000_000
+    size = 8
     u_nd = np.ones((n, d), dtype=np.float32)
     tracemalloc.start()
     sketch_nq = count_sketch(u_nd, size, 0)

@@ -1,4 +1,6 @@
-"""First updates in two bits, and the control variate that is made of them: a slow twin, enumeration, known losses."""
+"""First updates in two bits, and the control variate that is made of them: a slow twin,
+enumeration, known losses.
+"""
 
 from functools import partial
 from typing import Any
@@ -29,7 +31,9 @@ def distance(x: float, level: float) -> float:
 
 def slow_twin(vector_d: FloatArray) -> FloatArray:
     """What a server reads of a vector, block by block and number by number."""
-    sign_k, levels, read = stream(0, "code").choice([-1.0, 1.0], size=256), [-1.5104, -0.4528, 0.4528, 1.5104], []
+    sign_k = stream(0, "code").choice([-1.0, 1.0], size=256)
+    levels = [-1.5104, -0.4528, 0.4528, 1.5104]
+    read = []
     for first in range(0, len(vector_d), 256):
         block_k = np.zeros(256)
         block_k[: len(vector_d[first : first + 256])] = vector_d[first : first + 256]
@@ -45,13 +49,17 @@ def test_a_code_is_read_as_the_slow_twin_reads_it(d: int) -> None:
     vector_nd = np.random.default_rng(d).normal(size=(3, d)) * np.geomspace(1e-3, 10, d)
     code_nc = np.array([encode(vector_d) for vector_d in vector_nd])
     assert code_nc.shape == (3, code_length(d)) and code_length(256) == 11
-    np.testing.assert_allclose(decode(code_nc, d), [slow_twin(vector_d) for vector_d in vector_nd], atol=1e-12)
+    np.testing.assert_allclose(
+        decode(code_nc, d), [slow_twin(vector_d) for vector_d in vector_nd], atol=1e-12
+    )
     half_nd = decode(scaled(code_nc, np.array([0.5, 1, 0])), d)
     np.testing.assert_allclose(half_nd, decode(code_nc, d) * [[0.5], [1], [0]])
 
 
 def test_a_code_loses_what_two_bits_lose_of_a_normal() -> None:
-    """0.1175 of the square (Max 1960), also with layers of other sizes; less of a vector that is mostly zeros."""
+    """0.1175 of the square (Max 1960), also with layers of other sizes; less of a vector that is
+    mostly zeros.
+    """
     rng = np.random.default_rng(0)
     sparse_d = np.where(rng.random(256_000) < 0.05, rng.normal(size=256_000), 0.0)
     for vector_d, loss in (
@@ -60,11 +68,15 @@ def test_a_code_loses_what_two_bits_lose_of_a_normal() -> None:
         (rng.normal(size=256_000) * np.repeat([1e-6, 1e3], 128_000), 0.1175),
     ):
         read_d = decode(encode(vector_d)[None], 256_000)[0]
-        assert np.sum((read_d - vector_d) ** 2) / np.sum(vector_d**2) == pytest.approx(loss, abs=0.003)
+        assert np.sum((read_d - vector_d) ** 2) / np.sum(vector_d**2) == pytest.approx(
+            loss, abs=0.003
+        )
         assert norms(encode(vector_d)[None])[0] == pytest.approx(np.linalg.norm(vector_d))
 
 
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=22, max_size=22))
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=22, max_size=22)
+)
 def test_any_finite_numbers_are_a_code(numbers: list[float]) -> None:
     code_1c = np.array([numbers])
     assert np.isfinite(decode(code_1c, 300)).all()
@@ -74,12 +86,18 @@ def test_any_finite_numbers_are_a_code(numbers: list[float]) -> None:
 def prepared(
     label: str, d: int = 3, spoilt: dict[int, Any] | None = None, **options: Any
 ) -> tuple[Plan, list[Any], FloatArray]:
-    """A plan after its census, with problems of several rounds; and what the server reads of the first updates."""
+    """A plan after its census, with problems of several rounds; and what the server reads of the
+    first updates.
+    """
     problems = [make_problem([3, 1, 2, 5, 2, 4], d=d, seed=seed) for seed in range(4)]
-    plan = make_plan(label, problems[0].population, 3, **{"server_optimizer": Recorder(), **options})
+    plan = make_plan(
+        label, problems[0].population, 3, **{"server_optimizer": Recorder(), **options}
+    )
     assert plan.census is not None
     answers: list[Any] = [plan.census.answer(update_d) for update_d in problems[0].update_md]
-    read_md = np.array([slow_twin(update_d) for update_d in problems[0].update_md.astype(np.float64)])
+    read_md = np.array(
+        [slow_twin(update_d) for update_d in problems[0].update_md.astype(np.float64)]
+    )
     answers = [(spoilt or {}).get(client, answer) for client, answer in enumerate(answers)]
     return plan.with_census(answers), problems, read_md
 
@@ -87,12 +105,17 @@ def prepared(
 LABEL = "census(components=2,size=8)"
 
 
-@pytest.mark.parametrize("settings", [{"mime": 0.75}, {"average": 0.5}, {"server_optimizer": Sgd(2.0)}])
+@pytest.mark.parametrize(
+    "settings", [{"mime": 0.75}, {"average": 0.5}, {"server_optimizer": Sgd(2.0)}]
+)
 def test_the_census_is_the_first_round(settings: dict[str, Any]) -> None:
-    """D is (1 + beta) C, C the mean of first updates: the model moves by it, and it is the momentum."""
+    """D is (1 + beta) C, C the mean of first updates: the model moves by it, and it is the
+    momentum.
+    """
     plan, _, read_md = prepared(LABEL, **{"server_optimizer": Sgd(), **settings})
     start_d = np.array([0.5, -1.0, 2.0], np.float32)
-    state, mean_d = init_round(plan, start_d), plan.population.weight_m @ read_md / KEPT
+    state = init_round(plan, start_d)
+    mean_d = plan.population.weight_m @ read_md / KEPT
     assert np.linalg.norm(mean_d) > 0.1
     assert state.round == 1
     lr = plan.server_optimizer.lr if isinstance(plan.server_optimizer, Sgd) else 1.0
@@ -104,18 +127,27 @@ def test_the_census_is_the_first_round(settings: dict[str, Any]) -> None:
 
 def test_no_answers_make_the_model_infinite() -> None:
     """Not even if all clients lie."""
-    answers = [np.concatenate([np.ones(8), [1e60], code_c * [1e60, *[1] * 10]]) for code_c in np.ones((6, 11))]
+    answers = [
+        np.concatenate([np.ones(8), [1e60], code_c * [1e60, *[1] * 10]])
+        for code_c in np.ones((6, 11))
+    ]
     plan = make_plan(LABEL, [1, 2, 3, 4, 5, 6], 3, mime=0.9)
     state = init_round(plan.with_census(answers), np.ones(3))
     assert np.isfinite(state.params_d).all() and np.linalg.norm(state.params_d) > 1e17
 
 
 def test_the_first_step_is_as_exact_as_the_theory_says() -> None:
-    """(1 - kappa) / kappa sum_j w_j^2 norm(u_j)^2 of independent updates; 0.133 norm(ubar)^2 at most of equal ones."""
+    """(1 - kappa) / kappa sum_j w_j^2 norm(u_j)^2 of independent updates; 0.133 norm(ubar)^2 at
+    most of equal ones.
+    """
     rng = np.random.default_rng(7)
-    m, d = 100, 5120
-    population = Population.from_sizes(rng.integers(1, 9, size=m))._replace(aux_mq=rng.normal(size=(m, 3)))
-    own_md, same_d = rng.normal(size=(m, d)), rng.normal(size=d)
+    m = 100
+    d = 5120
+    population = Population.from_sizes(rng.integers(1, 9, size=m))._replace(
+        aux_mq=rng.normal(size=(m, 3))
+    )
+    own_md = rng.normal(size=(m, d))
+    same_d = rng.normal(size=d)
     errors = []
     for update_md in (own_md, np.tile(same_d, (m, 1))):
         code_mc = np.array([encode(update_d) for update_d in update_md])
@@ -137,7 +169,9 @@ def test_a_census_without_first_updates_moves_nothing() -> None:
 
 
 def test_with_clip_no_first_update_is_longer_than_one_and_a_half_medians() -> None:
-    """So a client that lies moves the model in the first round by its weight times that, up to the code."""
+    """So a client that lies moves the model in the first round by its weight times that, up to
+    the code.
+    """
     free, _, _ = prepared(LABEL, spoilt={3: LIE})
     plan, _, _ = prepared(LABEL, spoilt={3: LIE}, clip="median", server_optimizer=Sgd())
     assert free.population.code_mc is not None and plan.population.code_mc is not None
@@ -147,9 +181,12 @@ def test_with_clip_no_first_update_is_longer_than_one_and_a_half_medians() -> No
 
 
 def test_the_next_round_trusts_first_updates_by_the_share_that_the_components_explain() -> None:
-    """On many clients, whose first updates are what the components say and as much noise again: about one half."""
+    """On many clients, whose first updates are what the components say and as much noise again:
+    about one half.
+    """
     rng = np.random.default_rng(5)
-    m, d = 200, 2560
+    m = 200
+    d = 2560
     aux_mq = rng.normal(size=(m, 3))
     first_md = aux_mq @ rng.normal(size=(3, d)) / np.sqrt(3) + rng.normal(size=(m, d))
     population = Population.from_sizes(rng.integers(1, 9, size=m))
@@ -158,8 +195,10 @@ def test_the_next_round_trusts_first_updates_by_the_share_that_the_components_ex
     control = TwoPhase()
     state = control.init(population, d)
     trust = control.coefficient(state)
-    weight_m, design_mq = population.weight_m, population.design_mq()
-    read_md, root_m = decode(code_mc, d), np.sqrt(weight_m)[:, None]
+    weight_m = population.weight_m
+    design_mq = population.design_mq()
+    read_md = decode(code_mc, d)
+    root_m = np.sqrt(weight_m)[:, None]
     fitted_md = design_mq @ np.linalg.lstsq(root_m * design_mq, root_m * read_md, rcond=None)[0]
     explained = (weight_m @ fitted_md**2).sum() / (weight_m @ read_md**2).sum()
     assert trust == pytest.approx(explained, rel=0.01)
@@ -169,20 +208,28 @@ def test_the_next_round_trusts_first_updates_by_the_share_that_the_components_ex
 
 
 def test_later_rounds_predict_by_regression_and_what_it_left_of_each_clients_last_update() -> None:
-    """beta B x_i + gamma e_i, the e_i by least squares of another library and the slow twin of the code."""
+    """beta B x_i + gamma e_i, the e_i by least squares of another library and the slow twin of
+    the code.
+    """
     plan, problems, read_md = prepared(LABEL)
-    weight_m, design_mq = plan.population.weight_m, plan.population.design_mq()
+    weight_m = plan.population.weight_m
+    design_mq = plan.population.design_mq()
     root_m = np.sqrt(weight_m)[:, None]
-    left_md = read_md - design_mq @ np.linalg.lstsq(root_m * design_mq, root_m * read_md, rcond=None)[0]
+    left_md = (
+        read_md - design_mq @ np.linalg.lstsq(root_m * design_mq, root_m * read_md, rcond=None)[0]
+    )
     state = init_round(plan, np.zeros(3))
     for problem in [problems[0]] * 2:
         before: TwoPhaseState = state.control
-        predicted_md = coefficient_of(before.regression) * design_mq @ before.regression.control.slope_qd
+        predicted_md = (
+            coefficient_of(before.regression) * design_mq @ before.regression.control.slope_qd
+        )
         for client in open_round(plan, state).client_n:
             left_md[client] = slow_twin(problem.update_md[client] - predicted_md[client])
         state = play(plan, state, [problem])
     control: TwoPhaseState = state.control
-    beta, gamma = coefficient_of(control.regression), coefficient_of(control.first)
+    beta = coefficient_of(control.regression)
+    gamma = coefficient_of(control.first)
     assert 0 < beta <= 1 and 0 < gamma <= 1
     assert 0 < control.first.control.is_first_m.sum() < 6
     expected_md = beta * design_mq @ control.regression.control.slope_qd + gamma * left_md
@@ -197,34 +244,44 @@ def coefficient_of(part: LearnedCoefficientState) -> float:
 
 
 def test_newcomers_leave_what_is_known_of_the_others() -> None:
-    """What the regression leaves of their first updates is there, and the sum is that of all with the new weights."""
+    """What the regression leaves of their first updates is there, and the sum is that of all
+    with the new weights.
+    """
     plan, problems, _ = prepared(LABEL)
     state = play(plan, init_round(plan, np.zeros(3)), problems)
     problem = make_problem([3, 1, 2, 5, 2, 4, 6, 1], d=3)
     assert plan.census is not None
     larger = make_plan(LABEL, problem.population, 3, server_optimizer=Recorder())
     larger = larger.with_census([plan.census.answer(update_d) for update_d in problem.update_md])
-    before, first = state.control.first.control, LastResiduals().init(larger.population, 3)
+    before = state.control.first.control
+    first = LastResiduals().init(larger.population, 3)
     resized = resize_state(larger, state, plan.population.weight_m).control
     after = resized.first.control
     assert not before.is_first_m.all()
     np.testing.assert_array_equal(after.is_first_m, [*before.is_first_m, False, False])
-    after_mc, first_mc = np.asarray(after.code_mc), np.asarray(first.code_mc)
+    after_mc = np.asarray(after.code_mc)
+    first_mc = np.asarray(first.code_mc)
     np.testing.assert_array_equal(after_mc[:6], before.code_mc)
-    design_mq, regression = larger.population.design_mq(), resized.regression
+    design_mq = larger.population.design_mq()
+    regression = resized.regression
     guess_md = coefficient_of(regression) * design_mq @ regression.control.slope_qd
     left_md = decode(first_mc, 3) - guess_md
     np.testing.assert_allclose(after_mc[6:], [encode(left_d) for left_d in left_md[6:]])
     value = LastResiduals().value(after, np.arange(8))
-    np.testing.assert_allclose(value.total_d, larger.population.weight_m @ value.control_nd, atol=1e-12)
+    np.testing.assert_allclose(
+        value.total_d, larger.population.weight_m @ value.control_nd, atol=1e-12
+    )
 
 
 def test_an_enormous_update_is_forgotten_without_a_trace() -> None:
     """Rounding beside 1e20 would stay in the sum for ever, were it not formed anew."""
     plan, _, _ = prepared(LABEL)
-    control, weight_m = LastResiduals(), plan.population.weight_m
+    control = LastResiduals()
+    weight_m = plan.population.weight_m
     state = control.init(plan.population, 3)
-    replies = plan.collect_replies(init_round(plan, np.zeros(3)), open_round(plan, init_round(plan, np.zeros(3))))
+    replies = plan.collect_replies(
+        init_round(plan, np.zeros(3)), open_round(plan, init_round(plan, np.zeros(3)))
+    )
     for update_nd in (np.full((3, 3), 1e20, dtype=np.float32), np.ones((3, 3), dtype=np.float32)):
         state = control.update(state, plan.population, replies, update_nd)
     value = control.value(state, np.arange(6))
@@ -234,18 +291,26 @@ def test_an_enormous_update_is_forgotten_without_a_trace() -> None:
 LIE = np.concatenate([np.ones(8), [1e90], [1e90], np.full(10, -3e80)])
 
 
-@pytest.mark.parametrize("spoilt", [{}, {3: None}, {3: LIE}, {3: np.full(20, np.nan), 0: [0.5] * 9}])
-@pytest.mark.parametrize("label", [LABEL, LABEL + "@local-pivotal", LABEL + "@poisson", LABEL + "@multinomial"])
+@pytest.mark.parametrize(
+    "spoilt", [{}, {3: None}, {3: LIE}, {3: np.full(20, np.nan), 0: [0.5] * 9}]
+)
+@pytest.mark.parametrize(
+    "label", [LABEL, LABEL + "@local-pivotal", LABEL + "@poisson", LABEL + "@multinomial"]
+)
 def test_unbiased_whatever_is_sent(label: str, spoilt: dict[int, Any]) -> None:
     plan, problems, _ = prepared(label, spoilt=spoilt)
     first = init_round(plan, np.zeros(3))
     for state in (first, play(plan, first, problems)):
-        np.testing.assert_allclose(mean_estimate(plan, state, problems[0]), problems[0].ubar_d, atol=1e-9)
+        np.testing.assert_allclose(
+            mean_estimate(plan, state, problems[0]), problems[0].ubar_d, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize("spoilt", [{}, {3: None}, {3: LIE}])
 @pytest.mark.parametrize("label", [LABEL, LABEL + "@@regression-damped"])
-def test_unbiased_with_local_steps_that_are_corrected_by_it(label: str, spoilt: dict[int, Any]) -> None:
+def test_unbiased_with_local_steps_that_are_corrected_by_it(
+    label: str, spoilt: dict[int, Any]
+) -> None:
     """Corrections cancel over all clients, from the first round on, and are taken off again."""
     plan, problems, _ = prepared(label, spoilt=spoilt, scaffold=True)
     first = init_round(plan, np.zeros(3))
@@ -253,20 +318,27 @@ def test_unbiased_with_local_steps_that_are_corrected_by_it(label: str, spoilt: 
         drift_md = plan.drifts(state, np.arange(6))
         assert drift_md is not None
         assert (np.ptp(drift_md, axis=0) > 0.1).all() or (rounds == 0 and "regression" in label)
-        np.testing.assert_allclose(plan.population.weight_m @ drift_md, 0, atol=1e-6 * max(1, np.abs(drift_md).max()))
+        np.testing.assert_allclose(
+            plan.population.weight_m @ drift_md, 0, atol=1e-6 * max(1, np.abs(drift_md).max())
+        )
         tolerance = 1e-6 * max(1, np.abs(drift_md).max())  # of float32, in which they are sent
-        np.testing.assert_allclose(mean_estimate(plan, state, problems[0]), problems[0].ubar_d, atol=tolerance)
+        np.testing.assert_allclose(
+            mean_estimate(plan, state, problems[0]), problems[0].ubar_d, atol=tolerance
+        )
 
 
 def test_a_client_without_a_first_update_is_predicted_by_the_others() -> None:
     plan, _, read_md = prepared(LABEL, spoilt={4: None})
     here_k = np.array([0, 1, 2, 3, 5])
-    design_mq, root_k = plan.population.design_mq(), np.sqrt(plan.population.weight_m[here_k])[:, None]
+    design_mq = plan.population.design_mq()
+    root_k = np.sqrt(plan.population.weight_m[here_k])[:, None]
     fitted_qd = np.linalg.lstsq(root_k * design_mq[here_k], root_k * read_md[here_k], rcond=None)[0]
     value = plan.rule.control.value(init_round(plan, np.zeros(3)).control, np.arange(6))
     np.testing.assert_allclose(value.control_nd[here_k], read_md[here_k], rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(value.control_nd[4], design_mq[4] @ fitted_qd, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(value.total_d, plan.population.weight_m @ value.control_nd, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        value.total_d, plan.population.weight_m @ value.control_nd, rtol=1e-9, atol=1e-12
+    )
 
 
 def test_the_longest_first_update_is_five_medians() -> None:
@@ -278,15 +350,23 @@ def test_the_longest_first_update_is_five_medians() -> None:
 
 def test_who_is_asked_for_a_first_update() -> None:
     """Where the estimator uses it, and no noise is to hide the client."""
-    for label, asked in (("census", True), ("census@@regression-damped", False), ("census(noise=1)", False)):
+    for label, asked in (
+        ("census", True),
+        ("census@@regression-damped", False),
+        ("census(noise=1)", False),
+    ):
         census = make_plan(label, [1, 2, 3], 2).census
         assert census is not None
         assert (census.first_update, census.length(650)) == (asked, 129 + 33 * asked)
-    plan = make_plan("census", [1, 2, 3], 2).with_census([np.ones(129)] * 3)  # as if it were regression-damped
+    plan = make_plan("census", [1, 2, 3], 2).with_census(
+        [np.ones(129)] * 3
+    )  # as if it were regression-damped
     assert plan.population.code_mc is None
     assert open_round(plan, init_round(plan, np.zeros(2))).client_n.size == 2
     plan, _, _ = prepared(LABEL)
-    with pytest.raises(DeltaflError, match="the census is not of this model of 999 parameters; take it anew"):
+    with pytest.raises(
+        DeltaflError, match="the census is not of this model of 999 parameters; take it anew"
+    ):
         init_round(plan, np.zeros(999))
 
 
@@ -296,6 +376,8 @@ def test_with_no_first_updates_it_is_regression_damped_to_the_bit() -> None:
     answers = [np.append(update_d, np.zeros(6)) for update_d in problem.update_md]
     estimates = []
     for label in (noisy, noisy + "@@regression-damped"):
-        plan = make_plan(label, problem.population, 3, server_optimizer=Recorder()).with_census(answers)
+        plan = make_plan(label, problem.population, 3, server_optimizer=Recorder()).with_census(
+            answers
+        )
         estimates.append(play(plan, init_round(plan, np.zeros(3)), [problem] * 4).optimizer.delta_d)
     np.testing.assert_array_equal(*estimates)

@@ -1,4 +1,6 @@
-"""What a server reads as the answer to a census; ``tests/flower/test_census.py`` plays rounds with one."""
+"""What a server reads as the answer to a census; ``tests/flower/test_census.py`` plays rounds
+with one.
+"""
 
 from typing import Any
 
@@ -16,10 +18,22 @@ from .tools import federation, play_once
 
 @pytest.mark.parametrize(
     "lie",
-    [[], [0.5] * 3, [0.5] * 5, [0.5, 0.5, 0.5, np.nan], [np.inf] * 4, [1e130, 0.0, 0.0, 0.0], 1.0, ["a"] * 4, {}],
+    [
+        [],
+        [0.5] * 3,
+        [0.5] * 5,
+        [0.5, 0.5, 0.5, np.nan],
+        [np.inf] * 4,
+        [1e130, 0.0, 0.0, 0.0],
+        1.0,
+        ["a"] * 4,
+        {},
+    ],
 )
 def test_what_is_no_answer_is_refused_in_one_sentence(lie: Any) -> None:
-    with pytest.raises(DeltaflError, match=r"the answer is not 4 finite numbers of at most 1e\+100"):
+    with pytest.raises(
+        DeltaflError, match=r"the answer is not 4 finite numbers of at most 1e\+100"
+    ):
         read_answer(lie, 4)
 
 
@@ -41,9 +55,16 @@ def test_a_newcomer_in_a_small_federation_moves_no_model_away() -> None:
         census = fed.plan.census
         assert census is not None
         updates = {key: target_md[fed.keys.index(key)] - fed.params_d for key in fed.unanswered()}
-        fed.answer({key: tuple(census.answer(update_d).tolist()) for key, update_d in updates.items()})
+        fed.answer(
+            {key: tuple(census.answer(update_d).tolist()) for key, update_d in updates.items()}
+        )
         for _ in range(rounds):
-            play_once(fed, lambda client: ClientReply({"x": 0.75 * fed.arrays()["x"] + 0.25 * target_md[client]}))
+            play_once(
+                fed,
+                lambda client: ClientReply(
+                    {"x": 0.75 * fed.arrays()["x"] + 0.25 * target_md[client]}
+                ),
+            )
 
     play(8, rounds=6)
     play(9, rounds=4)
@@ -51,8 +72,12 @@ def test_a_newcomer_in_a_small_federation_moves_no_model_away() -> None:
 
 
 @pytest.mark.parametrize(("first", "members", "most"), [(0, 12, 0.35), (6, 12, 0.35), (9, 9, 0.5)])
-def test_late_answers_and_those_of_newcomers_predict_updates(first: int, members: int, most: float) -> None:
-    """As those before the first round do, whether nobody had answered, some had, or others have joined since."""
+def test_late_answers_and_those_of_newcomers_predict_updates(
+    first: int, members: int, most: float
+) -> None:
+    """As those before the first round do, whether nobody had answered, some had, or others have
+    joined since.
+    """
     rng = np.random.default_rng(1)
     update_md = (rng.normal(size=(12, 40)) + 2 * rng.normal(size=40)).astype(np.float32)
     fed = federation("census", {"x": np.zeros(40, np.float32)}, n=4, seed=1)
@@ -66,7 +91,9 @@ def test_late_answers_and_those_of_newcomers_predict_updates(first: int, members
     def take(count: int) -> None:
         census = fed.plan.census
         assert census is not None
-        answers = {key: census.answer(update_md[fed.keys.index(key)]) for key in fed.unanswered()[:count]}
+        answers = {
+            key: census.answer(update_md[fed.keys.index(key)]) for key in fed.unanswered()[:count]
+        }
         fed.answer({key: tuple(answer_k.tolist()) for key, answer_k in answers.items()})
 
     fed.admit({f"client:{i}": ClientInfo(10) for i in range(members)})

@@ -84,7 +84,9 @@ def test_the_availability_of_a_newcomer_is_soon_its_own(tmp_path: Path) -> None:
     def rounds(number: int, present: list[str]) -> None:
         for _ in range(number):
             cohort = fed.open(present)
-            fed.close(cohort, {client: ClientReply(fed.arrays()) for client in cohort.client_n.tolist()})
+            fed.close(
+                cohort, {client: ClientReply(fed.arrays()) for client in cohort.client_n.tolist()}
+            )
 
     fed = federation("uniform", m=6)
     rounds(200, fed.keys[:3])
@@ -97,37 +99,57 @@ def test_the_availability_of_a_newcomer_is_soon_its_own(tmp_path: Path) -> None:
     assert load(tmp_path, fed)
     admit(fed, sizes_of(9, start=8))
     fed.forget(["client:0", "client:3"])
-    assert [*rates_of(fed).values()] == pytest.approx([1] * 2 + [0.1] * 2 + [36 / 41, 6 / 41, 6 / 11])
+    assert [*rates_of(fed).values()] == pytest.approx(
+        [1] * 2 + [0.1] * 2 + [36 / 41, 6 / 41, 6 / 11]
+    )
 
 
 @pytest.mark.parametrize(
     "label",
-    ["pracdelta@systematic@difference-own", "innovation", "cluster-is", "balanced", "census@@regression-damped"],
+    [
+        "pracdelta@systematic@difference-own",
+        "innovation",
+        "cluster-is",
+        "balanced",
+        "census@@regression-damped",
+    ],
 )
 def test_joining_before_the_first_round_equals_starting_with_everybody(label: str) -> None:
-    late, early = federation(label, m=4), federation(label, m=9)
+    late = federation(label, m=4)
+    early = federation(label, m=9)
     admit(late, sizes_of(9, start=4))
     assert late.keys == early.keys
-    for (name, grown), (_, begun) in zip(named_arrays(late.current), named_arrays(early.current), strict=True):
-        assert np.allclose(grown, begun, rtol=1e-12, atol=0, equal_nan=grown.dtype.kind == "f"), name
+    for (name, grown), (_, begun) in zip(
+        named_arrays(late.current), named_arrays(early.current), strict=True
+    ):
+        assert np.allclose(grown, begun, rtol=1e-12, atol=0, equal_nan=grown.dtype.kind == "f"), (
+            name
+        )
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_control_variates_are_summed_with_the_new_weights(estimator: str) -> None:
-    """sum_j w_j c_j is what the difference estimators add: a wrong one after somebody joins would be a bias."""
+    """sum_j w_j c_j is what the difference estimators add: a wrong one after somebody joins
+    would be a bias.
+    """
     fed = federation("md-fixed", estimator=estimator, m=5)
     play(fed, 3)
     admit(fed, {"client:1": 99, **sizes_of(7, start=5)})
-    control, weight_m = find_estimator(estimator).control, fed.plan.population.weight_m
+    control = find_estimator(estimator).control
+    weight_m = fed.plan.population.weight_m
     guess = control.value(fed.current.control, np.arange(7))
     control_md = np.broadcast_to(guess.control_nd, (7, 3))
     assert np.allclose(guess.total_d, weight_m @ control_md)
-    assert control_md.any() == (estimator not in {"horvitz-thompson", "hajek", "plain-mean", "weighted-mean"})
+    assert control_md.any() == (
+        estimator not in {"horvitz-thompson", "hajek", "plain-mean", "weighted-mean"}
+    )
     play(fed, 3)
 
 
 def test_twins_of_newcomers_are_there_at_once() -> None:
-    """The simulation is given the clients of the round, 5 and then 7; newcomers are simulated when they join."""
+    """The simulation is given the clients of the round, 5 and then 7; newcomers are simulated
+    when they join.
+    """
 
     def simulate(params_d: Params, population: Population, round: int) -> FloatArray:
         return np.outer(population.num_examples_m, np.ones(3)) / (1.0 + round)
@@ -138,7 +160,9 @@ def test_twins_of_newcomers_are_there_at_once() -> None:
     admit(fed, sizes_of(7, start=5))
     value = estimator.control.value(fed.current.control.control, np.arange(7))
     twin_md = np.asarray(fed.current.control.control.twin.control_md)
-    np.testing.assert_allclose(twin_md[:, 0], np.array([10, 15, 20, 25, 30, 35, 40]) / [4, 4, 4, 4, 4, 1, 1])
+    np.testing.assert_allclose(
+        twin_md[:, 0], np.array([10, 15, 20, 25, 30, 35, 40]) / [4, 4, 4, 4, 4, 1, 1]
+    )
     np.testing.assert_allclose(value.total_d, fed.plan.population.weight_m @ value.control_nd)
     play(fed, 3)
 
@@ -159,7 +183,9 @@ class Visited(Sampler):
     def init(self, population: Population) -> OwnState:
         return OwnState(population.weight_m, *np.ones((3, population.num_clients)))
 
-    def open(self, state: OwnState, available_m: BoolArray, n: int, rng: Any, oracle: Any = None) -> Cohort:
+    def open(
+        self, state: OwnState, available_m: BoolArray, n: int, rng: Any, oracle: Any = None
+    ) -> Cohort:
         return draw_cohort(state.score_m, n, "pivotal", rng, available_m)
 
     def update(self, state: OwnState, cohort: Cohort, reports: Reports) -> OwnState:
@@ -188,7 +214,9 @@ def test_every_other_practical_sampler_lets_clients_join(label: str) -> None:
     play(fed, 3)
     admit(fed, {"client:1": 99, **sizes_of(8, start=5)})
     fresh = init_round(fed.plan, np.zeros(12))
-    for (name, grown), (_, begun) in zip(named_arrays(fed.current), named_arrays(fresh), strict=True):
+    for (name, grown), (_, begun) in zip(
+        named_arrays(fed.current), named_arrays(fresh), strict=True
+    ):
         assert grown.shape == ((8,) if name == "state.joined_m" else begun.shape), name
         if name.endswith((".weight_m", ".size_m")):
             assert np.array_equal(grown, begun), name
@@ -207,14 +235,17 @@ def test_samplers_that_cannot_be_resized_leave_newcomers_out_and_forget_nobody(l
     admit(fed, sizes_of(8, start=5))
     assert len(fed.warnings) == 1
     play(fed, 2)
-    with pytest.raises(DeltaflError, match=r"nobody can join or be forgotten: .* choose a new state_path"):
+    with pytest.raises(
+        DeltaflError, match=r"nobody can join or be forgotten: .* choose a new state_path"
+    ):
         fed.forget(["client:4", "client:2", "client:77"])
     fed.forget(["client:77"])
     assert len(fed.keys) == 5
 
 
 @pytest.mark.parametrize(
-    "label", ["pracdelta", "innovation@systematic@innovation", "fedavg", "cluster-is", "k-vib", "census"]
+    "label",
+    ["pracdelta", "innovation@systematic@innovation", "fedavg", "cluster-is", "k-vib", "census"],
 )
 def test_a_forgotten_client_leaves_nothing_behind(label: str, tmp_path: Path) -> None:
     targets = {i: float(i) for i in range(5)}

@@ -18,7 +18,10 @@ FAULTS: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
     "other shape": (lambda a: {**a, "x": np.zeros(4, np.float32)}, "shape"),
     "integers": (lambda a: {**a, "x": np.zeros(3, np.int64)}, "type int64"),
     "nan": (lambda a: {**a, "x": np.full(3, np.nan, np.float32)}, "size nan"),
-    "bad buffer": (lambda a: {**a, "running_mean": np.array([np.inf], np.float32)}, "buffer 'running_mean'"),
+    "bad buffer": (
+        lambda a: {**a, "running_mean": np.array([np.inf], np.float32)},
+        "buffer 'running_mean'",
+    ),
     "beyond float32": (lambda a: {**a, "x": np.full(3, 1e300)}, "size inf"),
 }
 
@@ -26,19 +29,28 @@ FAULTS: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faulty_arrays_are_non_response_with_a_reason(fault: str) -> None:
     spoil, reason = FAULTS[fault]
-    fed = federation("uniform", {"x": np.zeros(3, np.float32), "running_mean": np.array([1.0], np.float32)}, n=4, m=4)
+    fed = federation(
+        "uniform",
+        {"x": np.zeros(3, np.float32), "running_mean": np.array([1.0], np.float32)},
+        n=4,
+        m=4,
+    )
     good = {"x": np.ones(3, np.float32), "running_mean": np.array([2.0], np.float32)}
     info = play_once(fed, lambda i: ClientReply(spoil(dict(good)) if i == 2 else dict(good)))
     assert info.num_responded == 3
     assert [client for client, _ in info.rejected] == [2]
     assert reason in info.rejected[0].reason
     assert fed.current.responded_m.tolist() == [1, 1, 0, 1]
-    assert np.allclose(fed.arrays()["x"], 1 - fed.plan.population.weight_m[2])  # everybody was certain to be selected
+    assert np.allclose(
+        fed.arrays()["x"], 1 - fed.plan.population.weight_m[2]
+    )  # everybody was certain to be selected
     assert fed.arrays()["running_mean"].tolist() == [2.0]  # a mean over those that responded
 
 
 def test_numpys_numbers_are_read_and_integers_out_of_range_end_no_round() -> None:
-    reply = reply_of({}, {"loss": np.float32(1.5), "num-steps": np.int64(4), "step-variance": np.float32(0.25)})
+    reply = reply_of(
+        {}, {"loss": np.float32(1.5), "num-steps": np.int64(4), "step-variance": np.float32(0.25)}
+    )
     assert (reply.loss, reply.num_steps, reply.step_variance) == (1.5, 4.0, 0.25)
     fed = federation("uniform", n=2, m=2)
     info = play_once(fed, lambda i: reply_of(fed.arrays(), {"loss": 10**400 if i else 1}))
@@ -47,7 +59,8 @@ def test_numpys_numbers_are_read_and_integers_out_of_range_end_no_round() -> Non
 
 # Monte Carlo of the weighting, with failures of every kind.
 
-CHAINS, WARM_UP = 160, 11
+CHAINS = 160
+WARM_UP = 11
 #: How often each client answers.
 ANSWER_RATE = np.array([0.55, 1.0, 0.7, 0.9, 0.6, 0.8])
 UPDATE_MD = np.array([[1, 2], [-2, 1], [4, 0], [0.5, -3], [1, 1], [-1, 5]], dtype=np.float32)
@@ -61,14 +74,20 @@ FAILURES: list[ClientReply | None] = [
 
 
 def one_chain(chain: int, response_floor: float) -> tuple[FloatArray, FloatArray]:
-    """The estimate of the last round of a federation in which clients fail at their own rates, and the truth."""
+    """The estimate of the last round of a federation in which clients fail at their own rates,
+    and the truth.
+    """
     settings = {"server_optimizer": Recorder(), "seed": chain, "response_floor": response_floor}
     fed = federation("pracdelta(floor=0.3)", {"x": np.zeros(2, np.float32)}, 6, **settings)
     rng = np.random.default_rng([chain, 7])
 
     def answer(client: int) -> ClientReply | None:
         works = rng.random() < ANSWER_RATE[client]
-        return ClientReply({"x": UPDATE_MD[client]}) if works else FAILURES[rng.integers(len(FAILURES))]
+        return (
+            ClientReply({"x": UPDATE_MD[client]})
+            if works
+            else FAILURES[rng.integers(len(FAILURES))]
+        )
 
     for _ in range(WARM_UP):
         play_once(fed, answer)
@@ -77,8 +96,11 @@ def one_chain(chain: int, response_floor: float) -> tuple[FloatArray, FloatArray
 
 def z_scores(response_floor: float, chains: int = CHAINS) -> FloatArray:
     runs = [one_chain(chain, response_floor) for chain in range(chains)]
-    estimate_cd, truth_d = np.stack([d for d, _ in runs]), runs[0][1]
-    error: FloatArray = (estimate_cd.mean(axis=0) - truth_d) / (estimate_cd.std(axis=0, ddof=1) / np.sqrt(chains))
+    estimate_cd = np.stack([d for d, _ in runs])
+    truth_d = runs[0][1]
+    error: FloatArray = (estimate_cd.mean(axis=0) - truth_d) / (
+        estimate_cd.std(axis=0, ddof=1) / np.sqrt(chains)
+    )
     return error
 
 
@@ -95,7 +117,8 @@ def test_the_monte_carlo_would_notice_a_bias() -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "n"), [("uniform", 3), ("pracdelta", 5), ("innovation", 3), ("md@systematic@difference", 3)]
+    ("label", "n"),
+    [("uniform", 3), ("pracdelta", 5), ("innovation", 3), ("md@systematic@difference", 3)],
 )
 def test_an_outage_changes_no_weight_afterwards(label: str, n: int) -> None:
     fed = federation(label, weights="uniform", n=n, m=10)
@@ -111,20 +134,33 @@ def test_an_outage_changes_no_weight_afterwards(label: str, n: int) -> None:
 
 
 def test_clients_that_are_away_in_an_outage_do_not_count_as_connected() -> None:
-    """Else their rates would rise towards 1 with every such round, and they would count too little ever after."""
+    """Else their rates would rise towards 1 with every such round, and they would count too
+    little ever after.
+    """
     fed = federation("uniform", weights="uniform", n=3, m=8)
     for number in range(60):
         here = fed.keys if number % 2 else fed.keys[:5]
         cohort = fed.open(here)
-        fed.close(cohort, {client: ClientReply(fed.arrays()) for client in cohort.client_n.tolist() if number < 20})
+        fed.close(
+            cohort,
+            {
+                client: ClientReply(fed.arrays())
+                for client in cohort.client_n.tolist()
+                if number < 20
+            },
+        )
     assert sum("no reply could be used" in sentence for sentence in fed.warnings) == 40
     assert list(rates_of(fed).values()) == pytest.approx([1.0] * 5 + [31 / 61] * 3)
 
 
 @pytest.mark.parametrize("reply", [None, ClientReply({"x": np.full(3, np.nan, np.float32)})])
 def test_a_round_in_which_nobody_replied_has_its_noise(reply: ClientReply | None) -> None:
-    """With dp, whether a client sends NaN or 0 must not show: neither may leave the model as it was."""
-    fed = federation("uniform@poisson", n=4, m=4, dp=DifferentialPrivacy(1.0, 1.0, 1e-5), seed=2**40)
+    """With dp, whether a client sends NaN or 0 must not show: neither may leave the model as it
+    was.
+    """
+    fed = federation(
+        "uniform@poisson", n=4, m=4, dp=DifferentialPrivacy(1.0, 1.0, 1e-5), seed=2**40
+    )
     play(fed, 8)
     before = fed.params_d
     play_once(fed, lambda i: reply)
@@ -152,12 +188,16 @@ def test_a_memory_that_clients_lost_does_not_lower_their_response_rate() -> None
 
 def test_buffers_without_noise_are_refused() -> None:
     model = {"x": np.zeros(3, np.float32), "norm.running_mean": np.zeros(2, np.float32)}
-    with pytest.raises(DeltaflError, match=r"mean of 'norm.running_mean' would get no noise; use layers"):
+    with pytest.raises(
+        DeltaflError, match=r"mean of 'norm.running_mean' would get no noise; use layers"
+    ):
         federation("uniform@poisson", model, dp=DifferentialPrivacy(1.0, 1.0, 1e-5), seed=2**40)
 
 
 def test_fedexp_takes_longer_steps_where_updates_cancel() -> None:
-    """In a federation as in a simulation: the estimates are those of sgd, the first step is eta times as long."""
+    """In a federation as in a simulation: the estimates are those of sgd, the first step is eta
+    times as long.
+    """
     moved = {}
     for name in ("sgd", "fedexp"):
         fed = federation("uniform", m=6, server_optimizer=name, seed=1)

@@ -52,7 +52,13 @@ def test_told_sizes_count_three_medians_at_most() -> None:
 
 def test_a_warning_names_who_told_more(caplog: pytest.LogCaptureFixture) -> None:
     fed = federation("uniform", clip="median")
-    admit_and_log(fed, {f"client:{i}": ClientInfo(10 if i else 500) for i in range(4)}, logging.getLogger("host").log)
-    assert "client:0 reported more than 3 times the median number of examples; that many is what each counts: 30" in (
-        caplog.text
+    admit_and_log(
+        fed,
+        {f"client:{i}": ClientInfo(10 if i else 500) for i in range(4)},
+        logging.getLogger("host").log,
     )
+    assert (
+        "client:0 reported more than 3 times the median number of examples; that many is what "
+        "each "
+        "counts: 30"
+    ) in (caplog.text)

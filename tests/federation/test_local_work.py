@@ -1,4 +1,6 @@
-"""The client's side: LocalSteps, from gradients of any framework, and corrected steps of PyTorch's optimizers."""
+"""The client's side: LocalSteps, from gradients of any framework, and corrected steps of
+PyTorch's optimizers.
+"""
 
 from typing import Any
 
@@ -21,7 +23,9 @@ def test_the_step_variance_is_the_textbooks() -> None:
 
 
 def test_the_mean_square_of_example_losses() -> None:
-    """Losses 1, 3 (mean square 5) and 0, 2, 4, 2 (mean square 6), as NumPy, a list or a tensor; by hand (5 + 6) / 2."""
+    """Losses 1, 3 (mean square 5) and 0, 2, 4, 2 (mean square 6), as NumPy, a list or a tensor;
+    by hand (5 + 6) / 2.
+    """
     torch = pytest.importorskip("torch")
     for make in (np.array, list, torch.tensor):
         steps = LocalSteps(lr=1.0)
@@ -49,7 +53,8 @@ def test_gradients_of_torch_in_bfloat16_and_sparse_ones_are_read() -> None:
 
 
 def test_parameters_without_a_gradient_count_as_zero() -> None:
-    some, all_zero = LocalSteps(0.5), LocalSteps(0.5)
+    some = LocalSteps(0.5)
+    all_zero = LocalSteps(0.5)
     for gradient in ([2.0, 0.0], [0.0, 2.0]):
         some.add(1.0, [np.array(gradient), None])
         all_zero.add(1.0, [np.array(gradient), np.zeros(3)])
@@ -65,7 +70,9 @@ def test_parameters_without_a_gradient_count_as_zero() -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 5])
 def test_corrections_add_up_whatever_the_number_of_steps(steps: int) -> None:
-    """A loop that takes fewer or more steps than it has announced still moves by its own steps and c - c_i."""
+    """A loop that takes fewer or more steps than it has announced still moves by its own steps
+    and c - c_i.
+    """
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -76,19 +83,26 @@ def test_corrections_add_up_whatever_the_number_of_steps(steps: int) -> None:
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter)
             optimizer.step()
-    np.testing.assert_allclose(flatten(model) - before_d, correction_d - steps, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        flatten(model) - before_d, correction_d - steps, rtol=1e-5, atol=1e-5
+    )
     after_d = flatten(model)
     optimizer.step()  # outside, nothing is corrected any more
     gradient_free = steps == 0
-    np.testing.assert_allclose(flatten(model) - after_d, 0.0 if gradient_free else -1.0, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        flatten(model) - after_d, 0.0 if gradient_free else -1.0, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_corrected_steps_are_scaffolds_with_the_optimizers_own_momentum() -> None:
-    """The twin takes its steps by hand: heavy-ball momentum on the gradients alone, then (c - c_i) / K."""
+    """The twin takes its steps by hand: heavy-ball momentum on the gradients alone, then (c -
+    c_i) / K.
+    """
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(2, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    x_d, speed_d = model.weight.detach().numpy().ravel().copy(), np.zeros(2)
+    x_d = model.weight.detach().numpy().ravel().copy()
+    speed_d = np.zeros(2)
     correction_d = np.array([0.4, -0.8])
     with corrected_steps({"weight": correction_d.reshape(1, 2)}, model, optimizer, num_steps=4):
         for _ in range(4):
@@ -120,8 +134,12 @@ def test_with_a_step_factor_the_optimizers_own_steps_are_shorter(name: str) -> N
     assert abs(found[0] - 1).max() > 0.1
 
 
-def test_steps_of_a_subclass_are_counted_once_and_the_optimizers_own_step_is_back_afterwards() -> None:
-    """It calls the step that it overrides, as a wrapper may do; parameters that join later are shortened, too."""
+def test_steps_of_a_subclass_are_counted_once_and_the_optimizers_own_step_is_back_afterwards() -> (
+    None
+):
+    """It calls the step that it overrides, as a wrapper may do; parameters that join later are
+    shortened, too.
+    """
     torch = pytest.importorskip("torch")
 
     class Own(torch.optim.SGD):  # type: ignore[misc,name-defined]
@@ -130,10 +148,13 @@ def test_steps_of_a_subclass_are_counted_once_and_the_optimizers_own_step_is_bac
 
     found = []
     for make in (torch.optim.SGD, Own):
-        model, late = torch.nn.Linear(2, 1, bias=False), torch.nn.Parameter(torch.ones(1))
+        model = torch.nn.Linear(2, 1, bias=False)
+        late = torch.nn.Parameter(torch.ones(1))
         torch.nn.init.ones_(model.weight)
         optimizer = make(model.parameters(), lr=0.1)
-        with corrected_steps({"weight": np.array([[0.4, -0.8]])}, model, optimizer, 4, step_factor=0.25):
+        with corrected_steps(
+            {"weight": np.array([[0.4, -0.8]])}, model, optimizer, 4, step_factor=0.25
+        ):
             optimizer.add_param_group({"params": [late]})
             for _ in range(4):
                 optimizer.zero_grad()
@@ -167,7 +188,9 @@ def test_a_step_factor_out_of_range_is_an_error(factor: Any) -> None:
 
 def test_a_tensor_with_two_names_moves_once_and_no_correction_changes_nothing() -> None:
     torch = pytest.importorskip("torch")
-    model = torch.nn.ModuleDict({"read": torch.nn.Linear(2, 2, bias=False), "write": torch.nn.Linear(2, 2, bias=False)})
+    model = torch.nn.ModuleDict(
+        {"read": torch.nn.Linear(2, 2, bias=False), "write": torch.nn.Linear(2, 2, bias=False)}
+    )
     model["write"].weight = model["read"].weight
     optimizer = torch.optim.Adam(model.parameters())
     before = model["read"].weight.detach().clone()
@@ -185,16 +208,31 @@ def test_a_tensor_with_two_names_moves_once_and_no_correction_changes_nothing() 
     [
         ({"num_steps": 0}, "num_steps is 0; write how many steps the loop will take, at least 1"),
         ({"num_steps": 2.0}, "num_steps is 2.0"),
-        ({"correction": {"other": np.ones(1)}}, "the model has no array 'other'; give the module whose state dict"),
-        ({"optimizer": object()}, "the optimizer is a object, not one of torch.optim; add drift / K in each step"),
+        (
+            {"correction": {"other": np.ones(1)}},
+            "the model has no array 'other'; give the module whose state dict",
+        ),
+        (
+            {"optimizer": object()},
+            "the optimizer is a object, not one of torch.optim; add drift / K in each step",
+        ),
         ({"correction": np.ones(7)}, "the vector has shape (7,), the model has 3 parameters"),
-        ({"correction": {"weight": np.ones((2, 1))}}, "'weight' of the correction has shape (2, 1), expected (1, 2)"),
+        (
+            {"correction": {"weight": np.ones((2, 1))}},
+            "'weight' of the correction has shape (2, 1), expected (1, 2)",
+        ),
     ],
 )
-def test_what_cannot_be_corrected_is_refused_before_training(arguments: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_corrected_is_refused_before_training(
+    arguments: dict[str, Any], message: str
+) -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(2, 1)
-    given = {"correction": np.ones(3), "optimizer": torch.optim.SGD(model.parameters(), lr=1.0), "num_steps": 1}
+    given = {
+        "correction": np.ones(3),
+        "optimizer": torch.optim.SGD(model.parameters(), lr=1.0),
+        "num_steps": 1,
+    }
     given |= arguments
     with pytest.raises(DeltaflError) as error, corrected_steps(model=model, **given):
         raise AssertionError("training has begun")

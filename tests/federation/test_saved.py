@@ -20,13 +20,22 @@ from .tools import admit, federation, play, sizes_of
 
 @pytest.mark.parametrize(
     "label",
-    ["pracdelta", "innovation@local-pivotal", "cluster-is", "balanced", "census", "pracdelta@pivotal@difference-own"],
+    [
+        "pracdelta",
+        "innovation@local-pivotal",
+        "cluster-is",
+        "balanced",
+        "census",
+        "pracdelta@pivotal@difference-own",
+    ],
 )
 def test_a_resumed_federation_has_the_same_bits(label: str, tmp_path: Path) -> None:
     def fresh() -> Federation:
         return federation(label, {**MODEL, "x": np.zeros(3, np.float32)}, seed=5)
 
-    through, stopped, again = fresh(), fresh(), fresh()
+    through = fresh()
+    stopped = fresh()
+    again = fresh()
     for fed in (through, stopped):
         admit(fed, sizes_of(7))
         play(fed, 3)
@@ -39,10 +48,14 @@ def test_a_resumed_federation_has_the_same_bits(label: str, tmp_path: Path) -> N
     assert again.current.round == 6 + (label == "census")
     assert same_tree(again.current, through.current)
     assert again.arrays().keys() == through.arrays().keys()
-    assert all(np.array_equal(again.arrays()[name], array) for name, array in through.arrays().items())
+    assert all(
+        np.array_equal(again.arrays()[name], array) for name, array in through.arrays().items()
+    )
 
 
-def test_a_half_written_state_is_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_half_written_state_is_never_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fed = federation(n=2, m=4)
     play(fed, 1)
     save(tmp_path, fed)
@@ -70,7 +83,9 @@ def test_a_half_written_state_is_never_read(tmp_path: Path, monkeypatch: pytest.
         ({"model": {"x": np.zeros(4, np.float32)}}, "other arrays"),
     ],
 )
-def test_a_state_of_other_settings_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_state_of_other_settings_is_refused(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     fed = federation(n=2, m=4)
     play(fed, 1)
     save(tmp_path, fed)
@@ -99,7 +114,9 @@ def test_a_state_with_privacy_keeps_its_rate(tmp_path: Path) -> None:
 def test_a_missing_state_is_no_new_beginning(tmp_path: Path) -> None:
     play(federation(m=4), 2, save_to=tmp_path)
     (tmp_path / "federation.safetensors").unlink()
-    with pytest.raises(DeltaflError, match=r"has no federation\.safetensors; rename federation-1\.safetensors"):
+    with pytest.raises(
+        DeltaflError, match=r"has no federation\.safetensors; rename federation-1\.safetensors"
+    ):
         load(tmp_path, federation())
 
 
@@ -112,7 +129,9 @@ def test_a_damaged_state_is_one_sentence(size: int, tmp_path: Path) -> None:
         load(tmp_path, federation())
 
 
-def test_no_damage_is_used_without_a_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_damage_is_used_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """At 40 places of each kind of file; the command takes any number."""
     pytest.importorskip("flwr")
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
@@ -122,5 +141,7 @@ def test_no_damage_is_used_without_a_word(monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
     write_tensors(tmp_path / "federation.safetensors", {"state.params_d": np.zeros(3)})
-    with pytest.raises(DeltaflError, match="another version wrote it; put a copy of the folder in its"):
+    with pytest.raises(
+        DeltaflError, match="another version wrote it; put a copy of the folder in its"
+    ):
         load(tmp_path, federation())

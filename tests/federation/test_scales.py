@@ -20,7 +20,9 @@ TARGETS = {i: float(1 + i % 5) for i in range(9)}
 
 
 def loss_of(fed: Federation, client: int) -> float:
-    return float(np.mean((fed.arrays()["x"].astype(np.float64) - TARGETS[int(fed.keys[client][7:])]) ** 2))
+    return float(
+        np.mean((fed.arrays()["x"].astype(np.float64) - TARGETS[int(fed.keys[client][7:])]) ** 2)
+    )
 
 
 def honest(fed: Federation, client: int) -> ClientReply:
@@ -32,20 +34,26 @@ def honest(fed: Federation, client: int) -> ClientReply:
 
 
 def lie(fed: Federation, size: float, label: str = "uniform") -> int:
-    """Play until client 0 has replied with entries of this size, and a round more; how many replies were refused."""
-    refused, done = 0, False
+    """Play until client 0 has replied with entries of this size, and a round more; how many
+    replies were refused.
+    """
+    refused = 0
+    done = False
     while not done:
         cohort = fed.open(fed.keys)
         replies = {client: honest(fed, client) for client in cohort.client_n.tolist()}
         if 0 in replies:
-            replies[0], done = ClientReply({"x": np.full(3, size, np.float32)}, loss=1.0), True
+            replies[0] = ClientReply({"x": np.full(3, size, np.float32)}, loss=1.0)
+            done = True
         refused += len(fed.close(cohort, replies).rejected)
     return refused + len(play_once(fed, lambda client: honest(fed, client)).rejected)
 
 
 @pytest.mark.parametrize("before", [0, 8])
 @pytest.mark.parametrize("n", [1, 2, 3, 6])
-@pytest.mark.parametrize("label", ["uniform", "pracdelta", "innovation", "uniform@@difference-own-remote"])
+@pytest.mark.parametrize(
+    "label", ["uniform", "pracdelta", "innovation", "uniform@@difference-own-remote"]
+)
 def test_one_finite_reply_does_not_carry_the_model_away(label: str, n: int, before: int) -> None:
     """Not even the first of all, alone; nobody else's reply is refused for it."""
     for size in (9e17, 1e30, 1e7):
@@ -73,8 +81,13 @@ def lose(fed: Federation, size: float) -> None:
 
 @pytest.mark.parametrize(("memory", "restart"), [(False, False), (True, False), (False, True)])
 def test_a_lost_model_is_put_back(memory: bool, restart: bool, tmp_path: Path) -> None:
-    """By the clients' losses: the state before is back, also after a restart, and newcomers join again."""
-    paths: dict[str, Any] = {"state_path": tmp_path / "state", "memory_path": tmp_path / "disk" if memory else None}
+    """By the clients' losses: the state before is back, also after a restart, and newcomers join
+    again.
+    """
+    paths: dict[str, Any] = {
+        "state_path": tmp_path / "state",
+        "memory_path": tmp_path / "disk" if memory else None,
+    }
     fed = federation("innovation", m=6, n=3, **paths)
     models = []
     for number in range(8):
@@ -127,7 +140,9 @@ def test_a_state_is_for_its_owner_alone_and_two_older_ones_are_kept(tmp_path: Pa
     fed = federation("pracdelta", m=6)
     play(fed, 6, save_to=folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == dict.fromkeys(
+    assert {
+        path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()
+    } == dict.fromkeys(
         ["federation-1.safetensors", "federation-2.safetensors", "federation.safetensors"], 0o600
     )
     (folder / "federation-1.safetensors").replace(folder / "federation.safetensors")
@@ -136,7 +151,9 @@ def test_a_state_is_for_its_owner_alone_and_two_older_ones_are_kept(tmp_path: Pa
     assert again.current.round == 5
 
 
-def test_who_is_selected_is_a_secret_that_the_state_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_selected_is_a_secret_that_the_state_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()  # seeds as they are drawn
     seeds = {make_rules(n=2).plan.seed for _ in range(3)}
     assert len(seeds) == 3
@@ -149,13 +166,18 @@ def test_who_is_selected_is_a_secret_that_the_state_keeps(tmp_path: Path, monkey
 
 
 def test_who_is_forgotten_leaves_no_losses_to_be_judged_by() -> None:
-    """Else the model that a heavy client has led away is put back whenever the others improve it."""
+    """Else the model that a heavy client has led away is put back whenever the others improve
+    it.
+    """
     target = {"client:0": 0.3, "client:1": 90.0}
     fed = federation("uniform", {"x": np.zeros(4, np.float32)}, n=2, seed=1)
 
     def answer(client: int) -> ClientReply:
-        x_d, goal = fed.arrays()["x"], target[fed.keys[client]]
-        return ClientReply({"x": x_d + np.float32(0.3) * (goal - x_d)}, loss=1 + (goal - float(x_d[0])) ** 2)
+        x_d = fed.arrays()["x"]
+        goal = target[fed.keys[client]]
+        return ClientReply(
+            {"x": x_d + np.float32(0.3) * (goal - x_d)}, loss=1 + (goal - float(x_d[0])) ** 2
+        )
 
     fed.admit({"client:0": ClientInfo(100)})
     play_once(fed, answer)

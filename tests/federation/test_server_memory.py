@@ -1,4 +1,6 @@
-"""One update per client on the server: bfloat16, in a file, over restarts and with clients that join and leave."""
+"""One update per client on the server: bfloat16, in a file, over restarts and with clients that
+join and leave.
+"""
 
 import re
 import shutil
@@ -26,8 +28,13 @@ class CrashError(Exception):
     """Stands for kill -9."""
 
 
-def make(root: Path, dtype: str = "float32", mapped: bool = False, n: int = 3, m: int = 0) -> Federation:
-    memory: dict[str, Any] = {"memory_dtype": dtype, "memory_path": root / "disk" if mapped else None}
+def make(
+    root: Path, dtype: str = "float32", mapped: bool = False, n: int = 3, m: int = 0
+) -> Federation:
+    memory: dict[str, Any] = {
+        "memory_dtype": dtype,
+        "memory_path": root / "disk" if mapped else None,
+    }
     return federation("innovation", MODEL, m, n=n, state_path=root / "state", **memory)
 
 
@@ -41,7 +48,9 @@ def resumed(fed: Federation, root: Path) -> Federation:
 def contents(fed: Federation) -> list[bytes]:
     """The whole state, its rows read one by one."""
     rows = fed.current.control.control.own.control_md
-    others = [array.tobytes() for name, array in named_arrays(fed.current) if "control_md" not in name]
+    others = [
+        array.tobytes() for name, array in named_arrays(fed.current) if "control_md" not in name
+    ]
     return [*others, *(np.asarray(rows[client]).tobytes() for client in range(len(fed.keys)))]
 
 
@@ -55,7 +64,9 @@ def file_of(fed: Federation) -> Path:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_file_gives_the_bits_of_ram_over_joins_departures_and_restarts(tmp_path: Path, dtype: str) -> None:
+def test_a_file_gives_the_bits_of_ram_over_joins_departures_and_restarts(
+    tmp_path: Path, dtype: str
+) -> None:
     seen = []
     for mapped, restarts in ((False, False), (True, False), (True, True), (False, True)):
         root = tmp_path / f"{mapped}-{restarts}"
@@ -74,8 +85,14 @@ def test_a_file_gives_the_bits_of_ram_over_joins_departures_and_restarts(tmp_pat
         if mapped:
             assert file_of(fed).stat().st_size == 10 * D * (4 if dtype == "float32" else 2)
             names = {path.name for path in file_of(fed).parent.iterdir()}
-            assert names == {"rows-2.bin", "round"}  # the file from before clients were forgotten is gone
-            assert dict(named_arrays(fed.current))["state.control.control.own.control_md.row_kd"].size == 0
+            assert names == {
+                "rows-2.bin",
+                "round",
+            }  # the file from before clients were forgotten is gone
+            assert (
+                dict(named_arrays(fed.current))["state.control.control.own.control_md.row_kd"].size
+                == 0
+            )
     assert all(other == seen[0] for other in seen[1:])
 
 
@@ -83,7 +100,9 @@ def test_a_file_gives_the_bits_of_ram_over_joins_departures_and_restarts(tmp_pat
 def test_a_server_killed_anywhere_resumes_to_the_same_bits(
     tmp_path: Path, crash: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the state is valid, before its rows are in the file or that is noted; or after the clients changed."""
+    """Before the state is valid, before its rows are in the file or that is noted; or after the
+    clients changed.
+    """
 
     def change(fed: Federation) -> None:
         if crash == "forget":
@@ -94,7 +113,8 @@ def test_a_server_killed_anywhere_resumes_to_the_same_bits(
     def stop(*_: Any, **__: Any) -> Any:
         raise CrashError
 
-    through, fed = make(tmp_path / "through", mapped=True, m=6), make(tmp_path, mapped=True, m=6)
+    through = make(tmp_path / "through", mapped=True, m=6)
+    fed = make(tmp_path, mapped=True, m=6)
     for one, root in ((through, tmp_path / "through"), (fed, tmp_path)):
         play(one, 4, save_to=root / "state")
         change(one)
@@ -128,7 +148,9 @@ def test_a_state_and_a_file_that_do_not_belong_together_are_refused(tmp_path: Pa
             shutil.copytree(tmp_path / name, tmp_path / f"{age}-{name}")
     for state, disk in (("old", "new"), ("new", "old")):
         put_back(state, disk)
-        with pytest.raises(DeltaflError, match=r"do not belong to the state in .* put back copies of both"):
+        with pytest.raises(
+            DeltaflError, match=r"do not belong to the state in .* put back copies of both"
+        ):
             resumed(fed, tmp_path)
     shutil.rmtree(tmp_path / "disk")
     with pytest.raises(DeltaflError, match="do not belong to the state"):
@@ -138,11 +160,15 @@ def test_a_state_and_a_file_that_do_not_belong_together_are_refused(tmp_path: Pa
 
 
 def test_a_state_names_no_folder_elsewhere(tmp_path: Path) -> None:
-    """A state that somebody else has written: rows are written and old ones deleted where it says."""
+    """A state that somebody else has written: rows are written and old ones deleted where it
+    says.
+    """
     (tmp_path / "diary").mkdir()
     (tmp_path / "diary" / "rows-7.bin").write_text("dear diary")
     header = {"memory": {"folder": str(tmp_path / "diary"), "round": None}, "round": 1}
-    with pytest.raises(DeltaflError, match=r"names .*diary, which is not in memory_path; choose a new state_path"):
+    with pytest.raises(
+        DeltaflError, match=r"names .*diary, which is not in memory_path; choose a new state_path"
+    ):
         saved_module._find_memory(tmp_path / "state", make(tmp_path, mapped=True), header)
     assert [path.name for path in (tmp_path / "diary").iterdir()] == ["rows-7.bin"]
 
@@ -150,13 +176,25 @@ def test_a_state_names_no_folder_elsewhere(tmp_path: Path) -> None:
 # Does it fit?
 
 
-def test_what_does_not_fit_is_refused_before_the_first_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five numbers per client in float32, four copies while they are saved: 80 bytes; in a file, only those of n."""
+def test_what_does_not_fit_is_refused_before_the_first_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five numbers per client in float32, four copies while they are saved: 80 bytes; in a file,
+    only those of n.
+    """
     monkeypatch.setattr(budget_module, "free_ram", lambda: 800)
     make(tmp_path, mapped=True, n=10, m=500)
     for fed, m, message in (
-        (make(tmp_path, m=10), 11, r"up to 880 B of RAM and 800 B are free: set memory_path .*, memory_dtype"),
-        (make(tmp_path, mapped=True, n=11), 500, "880 B of RAM and 800 B are free: set a lower n, memory_dtype"),
+        (
+            make(tmp_path, m=10),
+            11,
+            r"up to 880 B of RAM and 800 B are free: set memory_path .*, memory_dtype",
+        ),
+        (
+            make(tmp_path, mapped=True, n=11),
+            500,
+            "880 B of RAM and 800 B are free: set a lower n, memory_dtype",
+        ),
         (federation("innovation", MODEL, 40), 41, "up to 820 B of RAM"),
     ):
         with pytest.raises(DeltaflError, match=message):
@@ -169,9 +207,14 @@ def test_what_does_not_fit_is_refused_before_the_first_round(tmp_path: Path, mon
 def test_later_only_newcomers_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fed = make(tmp_path, m=10)
     play(fed, 1, save_to=tmp_path / "state")
-    monkeypatch.setattr(budget_module, "free_ram", lambda: 11 * 80 - 3 * 20)  # three rows of 20 bytes are there already
+    monkeypatch.setattr(
+        budget_module, "free_ram", lambda: 11 * 80 - 3 * 20
+    )  # three rows of 20 bytes are there already
     admit(fed, sizes_of(12))
     assert len(fed.keys) == 10
-    assert re.match(r"client:10, client:11 cannot join: the memory of one update .* up to 960 B ", fed.warnings[0])
+    assert re.match(
+        r"client:10, client:11 cannot join: the memory of one update .* up to 960 B ",
+        fed.warnings[0],
+    )
     admit(fed, sizes_of(11))
     assert len(fed.keys) == 11

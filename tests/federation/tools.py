@@ -17,10 +17,13 @@ from deltafl.samplers import parse_label, uses_aux
 from deltafl.types import RoundInfo
 
 
-def federation(label: str = "pracdelta", model: Arrays | None = None, m: int = 0, **settings: Any) -> Federation:
+def federation(
+    label: str = "pracdelta", model: Arrays | None = None, m: int = 0, **settings: Any
+) -> Federation:
     """A federation of m clients whose sizes are 10, 15, 20, ..."""
     model = {"x": np.zeros(3, dtype=np.float32)} if model is None else model
-    sampler, estimator = make_sampler(label), settings.get("estimator", parse_label(label).estimator)
+    sampler = make_sampler(label)
+    estimator = settings.get("estimator", parse_label(label).estimator)
     aux = 3 if sampler.census is None and uses_aux(sampler, estimator) else 0
     settings = {"n": 3, "aux": aux, **settings}
     fed = Federation(make_rules(label, **settings), model, Layout.of(model))
@@ -41,13 +44,16 @@ def sizes_of(m: int, start: int = 0) -> dict[str, int]:
 def admit(fed: Federation, sizes: dict[str, int]) -> None:
     """With the clients' shares of labels, or their answers to a census, where they matter."""
     shares = {
-        key: tuple(stream(0, "data", client=size).dirichlet([1] * fed.rules.aux)) if fed.rules.aux else ()
+        key: tuple(stream(0, "data", client=size).dirichlet([1] * fed.rules.aux))
+        if fed.rules.aux
+        else ()
         for key, size in sizes.items()
     }
     fed.admit({key: ClientInfo(size, shares[key]) for key, size in sizes.items()})
     census = fed.plan.census
     if census is not None:
-        length, keys = census.length(fed.num_params), fed.unanswered()
+        length = census.length(fed.num_params)
+        keys = fed.unanswered()
         numbers = {key: stream(0, "data", client=sizes[key]).normal(size=length) for key in keys}
         fed.answer({key: tuple(answer_k.tolist()) for key, answer_k in numbers.items()})
 
@@ -56,7 +62,9 @@ def play_once(fed: Federation, answer: Callable[[int], ClientReply | None]) -> R
     """A round in which everybody is present."""
     cohort = fed.open(fed.keys)
     replies = {client: answer(client) for client in cohort.client_n.tolist()}
-    return fed.close(cohort, {client: reply for client, reply in replies.items() if reply is not None})
+    return fed.close(
+        cohort, {client: reply for client, reply in replies.items() if reply is not None}
+    )
 
 
 def play(
@@ -66,16 +74,25 @@ def play(
     save_to: Path | None = None,
     targets: Mapping[int, float] | None = None,
 ) -> list[RoundInfo]:
-    """Rounds in which client i moves every array by its own number, or half the way to its target."""
+    """Rounds in which client i moves every array by its own number, or half the way to its
+    target.
+    """
     infos = []
     for _ in range(rounds):
 
         def answer(client: int) -> ClientReply | None:
-            number, sent = int(fed.keys[client].removeprefix("client:")), fed.arrays()
+            number = int(fed.keys[client].removeprefix("client:"))
+            sent = fed.arrays()
             if targets:
-                moved = {name: array + np.float32(0.5) * (targets[number] - array) for name, array in sent.items()}
+                moved = {
+                    name: array + np.float32(0.5) * (targets[number] - array)
+                    for name, array in sent.items()
+                }
             else:
-                moved = {n: a if a.dtype == bool else a + a.dtype.type(1 + number % 5) for n, a in sent.items()}
+                moved = {
+                    n: a if a.dtype == bool else a + a.dtype.type(1 + number % 5)
+                    for n, a in sent.items()
+                }
             return ClientReply(moved, loss=1.0) if alive else None
 
         infos.append(play_once(fed, answer))

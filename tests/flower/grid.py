@@ -1,4 +1,6 @@
-"""A Flower grid in this process: nodes are calls of a ClientApp, and any of them can be made to fail."""
+"""A Flower grid in this process: nodes are calls of a ClientApp, and any of them can be made to
+fail.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -30,7 +32,8 @@ class FakeGrid:
     sent: list[Message] = field(default_factory=list)
     #: Message id -> the reply, until it is pulled.
     replies: dict[str, Message] = field(default_factory=dict)
-    #: What Flower keeps for each node between messages of a run, as it keeps it: sent to the app's process and back.
+    #: What Flower keeps for each node between messages of a run, as it keeps it: sent to the app's
+    #: process and back.
     states: dict[int, RecordDict] = field(default_factory=dict)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
@@ -53,12 +56,16 @@ class FakeGrid:
         received = [self.replies.pop(message_id, None) for message_id in message_ids]
         return [reply for reply in received[::-1] if reply is not None]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
 
     def reply(self, message: Message) -> Message | None:
         node_id = message.metadata.dst_node_id
-        context = Context(1, node_id, self.configs.get(node_id, {}), self.states.get(node_id, RecordDict()), {})
+        context = Context(
+            1, node_id, self.configs.get(node_id, {}), self.states.get(node_id, RecordDict()), {}
+        )
         if message.metadata.message_type == "train" and node_id in self.fail:
             return self.fail[node_id](message, context)
         if node_id not in self.configs:
@@ -83,7 +90,8 @@ def linear_app(mods: list[Mod] | None = None) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         arrays = message.content.array_records["arrays"]
-        x, target = arrays["x"].numpy(), float(context.node_config["target"])
+        x = arrays["x"].numpy()
+        target = float(context.node_config["target"])
         steps = LocalSteps(lr=0.5)
         for _ in range(2):
             steps.add(float(np.sum((x - target) ** 2)), [x - target])
@@ -96,7 +104,10 @@ def linear_app(mods: list[Mod] | None = None) -> ClientApp:
     def evaluate(message: Message, context: Context) -> Message:
         x = message.content.array_records["arrays"]["x"].numpy()
         loss = float(np.sum((x - float(context.node_config["target"])) ** 2))
-        return Message(RecordDict({"metrics": MetricRecord({"loss": loss, "num-examples": 10**9})}), reply_to=message)
+        return Message(
+            RecordDict({"metrics": MetricRecord({"loss": loss, "num-examples": 10**9})}),
+            reply_to=message,
+        )
 
     return app
 
@@ -104,7 +115,8 @@ def linear_app(mods: list[Mod] | None = None) -> ClientApp:
 def configs(m: int, first_node: int = 1000) -> dict[int, dict[str, Any]]:
     """Nodes of clients 0 to m - 1; ids in another order than the clients."""
     return {
-        first_node - i: {"client-id": f"hospital-{i}", "examples": 10 + 10 * i, "target": float(i)} for i in range(m)
+        first_node - i: {"client-id": f"hospital-{i}", "examples": 10 + 10 * i, "target": float(i)}
+        for i in range(m)
     }
 
 

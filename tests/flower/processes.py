@@ -1,4 +1,6 @@
-"""Flower's programs as processes, of which a test stops exactly its own; they play the example app, traced."""
+"""Flower's programs as processes, of which a test stops exactly its own; they play the example
+app, traced.
+"""
 
 import contextlib
 import json
@@ -92,7 +94,9 @@ class Processes:
     """Starts Flower's programs with a home of their own and stops exactly those."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.trace, self.app = folder, folder / "trace", folder / "app"
+        self.folder = folder
+        self.trace = folder / "trace"
+        self.app = folder / "app"
         self.port = free_port()
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.tls: Path | None = None
@@ -118,7 +122,12 @@ class Processes:
         """Start a program in a session of its own; its output goes to NAME.log."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
-                command, env=self.environment, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
+                command,
+                env=self.environment,
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def stop(self, name: str, by: int = signal.SIGTERM) -> None:
@@ -133,14 +142,23 @@ class Processes:
 
     def superlink(self, *options: str) -> None:
         """Start the SuperLink and wait until it listens."""
-        command = f"flower-superlink --host 127.0.0.1 --port {self.port} --disable-runtime-dependency-installation"
-        security, how = "--insecure", "insecure = true"
+        command = (
+            f"flower-superlink --host 127.0.0.1 --port {self.port} "
+            "--disable-runtime-dependency-installation"
+        )
+        security = "--insecure"
+        how = "insecure = true"
         if self.tls is not None:
             names = {"ca-certfile": "server.crt", "certfile": "server.crt", "keyfile": "server.key"}
-            security = " ".join(f"--ssl-{option} {self.tls / name}" for option, name in names.items())
+            security = " ".join(
+                f"--ssl-{option} {self.tls / name}" for option, name in names.items()
+            )
             how = f'root-certificates = "{self.tls / "server.crt"}"'
         self.start("superlink", *command.split(), *security.split(), *options)
-        connection = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n{how}\n'
+        connection = (
+            '[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = '
+            f'"127.0.0.1:{self.port}"\n{how}\n'
+        )
         (self.folder / "home" / "config.toml").write_text(connection)
 
         def listens() -> bool:
@@ -150,18 +168,29 @@ class Processes:
         wait_until(listens, 60, "the SuperLink")
 
     def supernode(self, name: str, partition: int, *options: str) -> None:
-        config = f'client-id="{name}" partition-id={partition} num-partitions=3 fault="{self.folder / f"fault-{name}"}"'
-        security = "--insecure" if self.tls is None else f"--root-certificates {self.tls / 'server.crt'}"
-        command = f"flower-supernode --superlink 127.0.0.1:{self.port} --port {free_port()} {security}"
+        config = (
+            f'client-id="{name}" partition-id={partition} num-partitions=3 '
+            f'fault="{self.folder / f"fault-{name}"}"'
+        )
+        security = (
+            "--insecure" if self.tls is None else f"--root-certificates {self.tls / 'server.crt'}"
+        )
+        command = (
+            f"flower-supernode --superlink 127.0.0.1:{self.port} --port {free_port()} {security}"
+        )
         self.start(name, *command.split(), "--node-config", config, *options)
 
     def run(self, *options: str, **settings: object) -> None:
         """``flwr run`` with settings of the app."""
-        config = " ".join(f"{key.replace('_', '-')}={json.dumps(v, default=str)}" for key, v in settings.items())
+        config = " ".join(
+            f"{key.replace('_', '-')}={json.dumps(v, default=str)}" for key, v in settings.items()
+        )
         self.flwr("run", str(self.app), "here", "--run-config", config, *options)
 
     def flwr(self, *arguments: str) -> None:
-        subprocess.run(["flwr", *arguments], env=self.environment, cwd=self.folder, timeout=120, check=True)
+        subprocess.run(
+            ["flwr", *arguments], env=self.environment, cwd=self.folder, timeout=120, check=True
+        )
 
     def model(self, server_round: int) -> Params:
         model: Params = np.load(self.trace / f"round-{server_round}.npy")

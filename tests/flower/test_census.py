@@ -1,4 +1,6 @@
-"""The census over messages: what is asked and answered, by whom and when; what becomes of it in the federation."""
+"""The census over messages: what is asked and answered, by whom and when; what becomes of it in
+the federation.
+"""
 
 import contextlib
 from pathlib import Path
@@ -6,13 +8,31 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.serverapp import Grid
 
 from conftest import same_tree
-from deltafl import Census, Population, Reports, close_round, init_round, make_plan, open_round, stream
+from deltafl import (
+    Census,
+    Population,
+    Reports,
+    close_round,
+    init_round,
+    make_plan,
+    open_round,
+    stream,
+)
 from deltafl.arrays import Arrays, update_of
 from deltafl.federation.clients import ClientInfo
 from deltafl.federation.federation import Federation
@@ -31,7 +51,10 @@ SMALL = "census(components=2,size=16)"
 def trained_by(client: int, sent: Arrays) -> Arrays:
     """Each client goes half the way to a model of its own."""
     rng = stream(1, "data", client=client)
-    return {name: sent[name] + np.float32(0.5) * (rng.normal(size=SHAPES[name]) - sent[name]) for name in SHAPES}
+    return {
+        name: sent[name] + np.float32(0.5) * (rng.normal(size=SHAPES[name]) - sent[name])
+        for name in SHAPES
+    }
 
 
 def app_with(mods: list[Mod]) -> ClientApp:
@@ -41,8 +64,12 @@ def app_with(mods: list[Mod]) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         arrays = message.content.array_records["arrays"]
-        own = trained_by(int(context.node_config["target"]), {name: a.numpy() for name, a in arrays.items()})
-        reply = ArrayRecord({**arrays, **{name: Array(a.astype(np.float32)) for name, a in own.items()}})
+        own = trained_by(
+            int(context.node_config["target"]), {name: a.numpy() for name, a in arrays.items()}
+        )
+        reply = ArrayRecord(
+            {**arrays, **{name: Array(a.astype(np.float32)) for name, a in own.items()}}
+        )
         metrics = MetricRecord({"loss": 1.0, "num-examples": 3})
         return Message(RecordDict({"arrays": reply, "metrics": metrics}), reply_to=message)
 
@@ -57,7 +84,9 @@ def zeros() -> Arrays:
     return {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
 
 
-def played(label: str, grid: FakeGrid, rounds: int, **settings: Any) -> tuple[DeltaStrategy, Federation]:
+def played(
+    label: str, grid: FakeGrid, rounds: int, **settings: Any
+) -> tuple[DeltaStrategy, Federation]:
     start = settings.pop("start", {})
     strategy = DeltaStrategy(label, n=3, seed=4, **settings)
     initial = ArrayRecord({name: Array(array) for name, array in zeros().items()})
@@ -82,7 +111,8 @@ def answers_of(fed: Federation) -> list[tuple[float, ...]]:
 
 def expected_answers(m: int, census: Census) -> list[FloatArray]:
     updates = [
-        update_of(zeros(), {n: a.astype(np.float32) for n, a in trained_by(i, zeros()).items()}) for i in range(m)
+        update_of(zeros(), {n: a.astype(np.float32) for n, a in trained_by(i, zeros()).items()})
+        for i in range(m)
     ]
     return [census.answer(update_d, (6, 3)) for update_d in updates]
 
@@ -116,7 +146,10 @@ def test_the_answer_is_the_censuss_and_nothing_else_leaves_the_client() -> None:
 def test_noise_is_added_by_the_client_and_nobody_can_reproduce_it() -> None:
     exact_k = expected_answers(3, Census())[2]
     answer_rk = np.array(
-        [answer_in(ask(app_with([delta_mod]), Census(noise=0.5, first_update=True))) for _ in range(20)]
+        [
+            answer_in(ask(app_with([delta_mod]), Census(noise=0.5, first_update=True)))
+            for _ in range(20)
+        ]
     )
     assert not answer_rk[:, -1].any()  # a norm would tell more
     noise_rk = answer_rk[:, :-1] - exact_k[:-1]
@@ -133,7 +166,9 @@ def test_a_client_whose_training_is_faulty_gives_away_no_array() -> None:
         if message.content.config_records["config"].get("raises"):
             return Message(Error(2, "no data"), reply_to=message)
         other = ArrayRecord({"other": Array(np.ones(3, np.float32))})
-        return Message(RecordDict({"arrays": other, "metrics": MetricRecord({"loss": 1.0})}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": other, "metrics": MetricRecord({"loss": 1.0})}), reply_to=message
+        )
 
     assert answer_in(ask(app, Census())) == []
     assert ask(app, Census(), {"raises": True}).error.reason == "no data"
@@ -142,24 +177,34 @@ def test_a_client_whose_training_is_faulty_gives_away_no_array() -> None:
 # Rounds
 
 
-@pytest.mark.parametrize("label", [SMALL, "census(by_norm=False)@local-pivotal@difference", "census@@innovation"])
-def test_rounds_are_those_of_the_core_bit_for_bit(label: str, flower_log: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "label", [SMALL, "census(by_norm=False)@local-pivotal@difference", "census@@innovation"]
+)
+def test_rounds_are_those_of_the_core_bit_for_bit(
+    label: str, flower_log: pytest.LogCaptureFixture
+) -> None:
     grid = grid_of(7)
     strategy, fed = played(label, grid, 5, server_optimizer="momentum")
     assert asked(grid) == [(1, 1000 - i) for i in range(7)]
     assert "Census: 7 of 7 clients answered in " in flower_log.text
 
     population = Population.from_sizes([10 + 10 * i for i in range(7)])
-    plan = make_plan(label, population, 3, server_optimizer=strategy.rules.plan.server_optimizer, seed=4)
+    plan = make_plan(
+        label, population, 3, server_optimizer=strategy.rules.plan.server_optimizer, seed=4
+    )
     assert plan.census is not None
     answers = expected_answers(7, plan.census)
     assert answers_of(fed) == [tuple(answer_k.tolist()) for answer_k in answers]
     plan = plan.with_census(answers)
     state = init_round(plan, np.zeros(13))
     for info in strategy.history:
-        cohort, sent = open_round(plan, state), fed.layout.rebuild(state.params_d, {})
+        cohort = open_round(plan, state)
+        sent = fed.layout.rebuild(state.params_d, {})
         received = [trained_by(client, sent) for client in cohort.client_n.tolist()]
-        updates = [update_of(sent, {n: a.astype(np.float32) for n, a in arrays.items()}) for arrays in received]
+        updates = [
+            update_of(sent, {n: a.astype(np.float32) for n, a in arrays.items()})
+            for arrays in received
+        ]
         state, expected = close_round(plan, state, cohort, updates, Reports.make(3, loss=[1.0] * 3))
         assert info.sum_of_weights == expected.sum_of_weights
     assert np.array_equal(fed.params_d, state.params_d)
@@ -168,7 +213,10 @@ def test_rounds_are_those_of_the_core_bit_for_bit(label: str, flower_log: pytest
 
 def test_clients_with_a_memory_of_their_own_answer_without_it() -> None:
     """The question names no memory: both forms of the estimator give the same models."""
-    models = [played(f"{SMALL}@cube@{name}", grid_of(6), 8)[1].params_d for name in ("innovation", "innovation-remote")]
+    models = [
+        played(f"{SMALL}@cube@{name}", grid_of(6), 8)[1].params_d
+        for name in ("innovation", "innovation-remote")
+    ]
     np.testing.assert_allclose(models[0], models[1], rtol=1e-5, atol=1e-6)
 
 
@@ -198,7 +246,9 @@ def failing(message: Message, context: Context) -> Message | None:
 
 def lying(answer: list[float]) -> Handler:
     def reply(message: Message, context: Context) -> Message | None:
-        return Message(RecordDict({"x": MetricRecord({"deltafl-census": answer})}), reply_to=message)
+        return Message(
+            RecordDict({"x": MetricRecord({"deltafl-census": answer})}), reply_to=message
+        )
 
     return reply
 
@@ -216,7 +266,9 @@ def test_who_does_not_answer_counts_as_the_mean(
     handler: Handler, times: int, reason: str, flower_log: pytest.LogCaptureFixture
 ) -> None:
     grid = grid_of(6)
-    grid.fail[997] = lambda message, context: (handler if is_question(message) else grid.app)(message, context)
+    grid.fail[997] = lambda message, context: (handler if is_question(message) else grid.app)(
+        message, context
+    )
     strategy, fed = played(SMALL, grid, 5)
     assert [round for round, node in asked(grid) if node == 997] == list(range(1, times + 1))
     assert len(asked(grid)) == 5 + times
@@ -228,7 +280,9 @@ def test_who_does_not_answer_counts_as_the_mean(
     assert "they count as the mean of all: client:hospital-3" in flower_log.text
     assert "Census: 5 of 6 clients answered" in flower_log.text
     assert len(strategy.history) == 4  # the census was the first round
-    assert same_tree(fed.current.responded_m, fed.current.selected_m)  # silence in the census is no missed round
+    assert same_tree(
+        fed.current.responded_m, fed.current.selected_m
+    )  # silence in the census is no missed round
 
 
 def test_without_any_answer_the_rounds_are_those_of_sizes_alone() -> None:
@@ -272,7 +326,13 @@ def test_a_server_that_is_killed_in_its_first_round_does_not_ask_again(tmp_path:
 def test_a_damaged_answer_is_none(tmp_path: Path) -> None:
     """Nothing that a state file can hold of a client makes a plan impossible."""
     rules = federation(SMALL, m=4).rules
-    infos: Any = [("x",) * 17, (1.0,) * 3, (float("nan"),) * 17, tuple(np.eye(17)[0].tolist()), tuple(np.eye(17)[1])]
+    infos: Any = [
+        ("x",) * 17,
+        (1.0,) * 3,
+        (float("nan"),) * 17,
+        tuple(np.eye(17)[0].tolist()),
+        tuple(np.eye(17)[1]),
+    ]
     plan = rules.plan_for({str(i): ClientInfo(5, aux) for i, aux in enumerate(infos)})
     assert cast(FloatArray, plan.population.aux_mq).any(axis=1).tolist() == [False] * 3 + [True] * 2
 
@@ -289,12 +349,17 @@ def test_an_answer_is_kept_while_its_client_changes_and_dropped_with_it() -> Non
     fed.forget(["client:4"])
     assert answers_of(fed) == [*before[:4], before[5]]
     rest = federation(SMALL)
-    admit(rest, {"client:1": 99, **{key: size for key, size in sizes_of(6).items() if key[-1] not in "14"}})
+    admit(
+        rest,
+        {"client:1": 99, **{key: size for key, size in sizes_of(6).items() if key[-1] not in "14"}},
+    )
     assert fed.current.sampler.value_mq.shape == (5, 2)
 
 
 def test_a_liar_is_selected_as_often_as_the_honest() -> None:
-    """1e30 x random, in 1000 draws: what is expected of each draw, and how often it comes true, is n w_i."""
+    """1e30 x random, in 1000 draws: what is expected of each draw, and how often it comes true,
+    is n w_i.
+    """
     fed = federation("census(size=16,by_norm=False)", m=6, weights="data")
     rng = np.random.default_rng(0)
     share_m = 3 * fed.plan.population.weight_m
@@ -302,7 +367,8 @@ def test_a_liar_is_selected_as_often_as_the_honest() -> None:
     for lie in (None, tuple((1e30 * rng.normal(size=17)).tolist())):
         if lie is not None:
             fed.answer({"client:4": lie})
-        drawn_m, draws = np.zeros(6), 1000
+        drawn_m = np.zeros(6)
+        draws = 1000
         for number in range(draws):
             fed.state = fed.current._replace(round=number)
             cohort = fed.open(fed.keys)

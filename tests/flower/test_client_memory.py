@@ -1,4 +1,6 @@
-"""A memory that clients keep: the same models as with one on the server, and no silent disagreement."""
+"""A memory that clients keep: the same models as with one on the server, and no silent
+disagreement.
+"""
 
 import shutil
 from pathlib import Path
@@ -33,13 +35,17 @@ class Members:
 
     def play(self, rounds: int) -> None:
         for _ in range(rounds):
-            number, sent = self.fed.current.round, self.fed.arrays()
+            number = self.fed.current.round
+            sent = self.fed.arrays()
             play_once(self.fed, lambda client, s=sent, n=number: self.reply(client, s, n))  # type: ignore[misc]
 
     def reply(self, client: int, sent: dict[str, Any], number: int) -> ClientReply | None:
-        """An update that depends on the model, the client and the round; half of them get lost, late or broken."""
+        """An update that depends on the model, the client and the round; half of them get lost,
+        late or broken.
+        """
         rng = stream(2, "data", number, client)
-        what, noise_d = int(rng.integers(6)), rng.normal(size=D)
+        what = int(rng.integers(6))
+        noise_d = rng.normal(size=D)
         received = {"x": (0.9 * sent["x"] + 0.1 * client + 0.1 * noise_d).astype(sent["x"].dtype)}
         expected = self.fed.expected_memory(client)
         if what == 0:
@@ -51,10 +57,14 @@ class Members:
             received = subtract_memory(memory, expected, sent, received)
         if what == 1:
             return None  # lost, or late
-        return ClientReply({"x": np.full(D, np.nan, np.float32)} if what == 2 else received, since=expected)
+        return ClientReply(
+            {"x": np.full(D, np.nan, np.float32)} if what == 2 else received, since=expected
+        )
 
     def check(self) -> None:
-        """The server's sum is sum_j w_j c_j of what clients hold, once they know what became of their last replies."""
+        """The server's sum is sum_j w_j c_j of what clients hold, once they know what became of
+        their last replies.
+        """
         total_d = np.zeros(D)
         for client, memory in self.memories.items():
             memory.reply(np.zeros(D, np.float32), self.fed.expected_memory(client) or 0)
@@ -65,7 +75,8 @@ class Members:
 @pytest.mark.parametrize("form", ["innovation", "difference-own"])
 def test_both_forms_give_the_same_models_while_clients_join(form: str) -> None:
     """Newcomers change all weights by one factor, which a sum can follow."""
-    kept, sent = Members(form), Members(f"{form}-remote")
+    kept = Members(form)
+    sent = Members(f"{form}-remote")
     for members in (kept, sent):
         members.play(12)
         members.fed.admit({"client:7": ClientInfo(100), "client:8": ClientInfo(1)})
@@ -101,17 +112,22 @@ def test_a_client_that_lost_its_memory_resets_all() -> None:
     while not members.fed.warnings:
         members.play(1)
     members.play(10)
-    assert members.fed.warnings == [f"client:{lost} lost the memory that the server counts on: {RESET}"]
+    assert members.fed.warnings == [
+        f"client:{lost} lost the memory that the server counts on: {RESET}"
+    ]
     members.check()
 
 
 def test_clients_go_back_one_round_with_the_server(tmp_path: Path) -> None:
-    """The state of the last round but one is restored; clients have replied in the round that nobody remembers."""
+    """The state of the last round but one is restored; clients have replied in the round that
+    nobody remembers.
+    """
     members = Members()
     members.play(8)
     save(tmp_path, members.fed)
     members.play(1)
-    once, members.fed = members.fed, Members().fed
+    once = members.fed
+    members.fed = Members().fed
     assert load(tmp_path, members.fed)
     members.play(1)
     assert np.array_equal(members.fed.params_d, once.params_d)
@@ -129,23 +145,34 @@ def rejected(strategy: DeltaStrategy) -> list[list[str]]:
 
 def test_the_mod_gives_the_models_of_a_memory_on_the_server() -> None:
     """And keeps one record in the client's context, where the server asks for it."""
-    local, remote = FakeGrid(linear_app(), configs(7)), FakeGrid(linear_app(), configs(7))
-    local_d = played(DeltaStrategy("innovation@systematic@innovation", n=3, seed=4), local, 12).params_d
+    local = FakeGrid(linear_app(), configs(7))
+    remote = FakeGrid(linear_app(), configs(7))
+    local_d = played(
+        DeltaStrategy("innovation@systematic@innovation", n=3, seed=4), local, 12
+    ).params_d
     remote_d = played(DeltaStrategy(REMOTE, n=3, seed=4), remote, 12).params_d
     assert local_d.any()
     np.testing.assert_allclose(local_d, remote_d, rtol=1e-5, atol=1e-6)
     assert not any(local.states.values())
     kept = [dict(state.array_records) for state in remote.states.values() if state]
     assert all(list(records) == ["deltafl-memory"] for records in kept)
-    assert {sum(a.numpy().nbytes for a in records["deltafl-memory"].values()) for records in kept} == {20 * D + 16}
+    assert {
+        sum(a.numpy().nbytes for a in records["deltafl-memory"].values()) for records in kept
+    } == {20 * D + 16}
 
 
-def test_a_new_run_finds_no_memory_in_flowers_contexts(tmp_path: Path, flower_log: pytest.LogCaptureFixture) -> None:
+def test_a_new_run_finds_no_memory_in_flowers_contexts(
+    tmp_path: Path, flower_log: pytest.LogCaptureFixture
+) -> None:
     """One round is lost; nobody trains in it; then all memories are reset."""
     played(DeltaStrategy(REMOTE, 3, state_path=tmp_path), FakeGrid(linear_app(), configs(3)), 3)
     again = DeltaStrategy(REMOTE, 3, state_path=tmp_path)
     fed = played(again, FakeGrid(linear_app(), configs(3)), 6)
-    assert rejected(again) == [["the client does not have the memory that the server counts on"] * 3, [], []]
+    assert rejected(again) == [
+        ["the client does not have the memory that the server counts on"] * 3,
+        [],
+        [],
+    ]
     assert f"lost the memory that the server counts on: {RESET}" in flower_log.text
     assert (fed.current.control.taken_m != -1).all()
 
@@ -179,7 +206,8 @@ def test_a_mod_that_changes_what_was_remembered_is_noticed() -> None:
             reply.content[name] = ArrayRecord(arrays)
         return reply
 
-    wrong, right = DeltaStrategy(REMOTE, n=3), DeltaStrategy(REMOTE, n=3)
+    wrong = DeltaStrategy(REMOTE, n=3)
+    right = DeltaStrategy(REMOTE, n=3)
     played(wrong, FakeGrid(linear_app(mods=[noise, delta_mod]), configs(3)), 4)
     played(right, FakeGrid(linear_app(mods=[delta_mod, noise]), configs(3)), 4)
     assert [len(reasons) for reasons in rejected(wrong)] == [0, 3, 0, 3]

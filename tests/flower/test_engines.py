@@ -1,4 +1,6 @@
-"""DeltaStrategy in Flower's own engines: simulation, deployment with crashes, TLS with node authentication. Slow."""
+"""DeltaStrategy in Flower's own engines: simulation, deployment with crashes, TLS with node
+authentication. Slow.
+"""
 
 import json
 import os
@@ -39,7 +41,9 @@ def flower(tmp_path: Path) -> Iterator[Processes]:
 
 def header_of(state: Path) -> dict[str, Any]:
     """The description in a saved state."""
-    header: dict[str, Any] = json.loads(read_tensors(state / "federation.safetensors", "")[1]["deltafl-federation"])
+    header: dict[str, Any] = json.loads(
+        read_tensors(state / "federation.safetensors", "")[1]["deltafl-federation"]
+    )
     return header
 
 
@@ -50,9 +54,12 @@ def answers_in(state: Path) -> FloatArray:
 
 
 @pytest.mark.parametrize(
-    "label", ["pracdelta", "innovation@systematic@innovation-remote", "census+scaffold", "census+mime=0.7"]
+    "label",
+    ["pracdelta", "innovation@systematic@innovation-remote", "census+scaffold", "census+mime=0.7"],
 )
-def test_the_simulation_engine_gives_the_models_of_the_simulator(label: str, flower: Processes, tmp_path: Path) -> None:
+def test_the_simulation_engine_gives_the_models_of_the_simulator(
+    label: str, flower: Processes, tmp_path: Path
+) -> None:
     flower.superlink("--simulation")
     resources = "num-supernodes=20 client-resources-num-cpus=1 init-args-num-cpus=1"
     settings = {"sampler": label, "n": 5, "rounds": 5, "min_nodes": 20}
@@ -64,7 +71,13 @@ def test_the_simulation_engine_gives_the_models_of_the_simulator(label: str, flo
     plan = make_plan(label.removesuffix("-remote"), task.population("data"), 5)
     engine = Engine(task, LocalWork(lr=0.05, epochs=2, batch_size=10, mime=plan.mime), seed=0)
     if plan.census is not None:
-        known = dict(zip(header_of(tmp_path / "state")["clients"], answers_in(tmp_path / "state"), strict=True))
+        known = dict(
+            zip(
+                header_of(tmp_path / "state")["clients"],
+                answers_in(tmp_path / "state"),
+                strict=True,
+            )
+        )
         answers = np.array([known[f"partition:{client}"] for client in range(20)])
         first = engine.train(np.zeros(engine.num_params, np.float32), 0, np.arange(20)).update_nd
         expected = [plan.census.answer(update_d, (640, 10)) for update_d in first]
@@ -79,7 +92,9 @@ def test_the_simulation_engine_gives_the_models_of_the_simulator(label: str, flo
         training = engine.train(state.params_d, server_round, cohort.client_n, drift_nd)
         last_d = state.params_d
         state, _ = close_round(plan, state, cohort, training.update_nd, training.reports)
-        assert flower.model(server_round + 1) == pytest.approx(state.params_d, rel=1e-4, abs=1e-6), server_round
+        assert flower.model(server_round + 1) == pytest.approx(
+            state.params_d, rel=1e-4, abs=1e-6
+        ), server_round
     assert np.linalg.norm(state.params_d - last_d) > 0.01
 
 
@@ -89,7 +104,14 @@ def test_a_deployment_outlives_its_crashes(label: str, flower: Processes, tmp_pa
     flower.superlink()
     for partition, name in enumerate("abc"):
         flower.supernode(name, partition)
-    settings = {"n": 2, "rounds": 6, "timeout": 45.0, "state_path": state, "pause": 1.0, "min_nodes": 2}
+    settings = {
+        "n": 2,
+        "rounds": 6,
+        "timeout": 45.0,
+        "state_path": state,
+        "pause": 1.0,
+        "min_nodes": 2,
+    }
     settings["sampler"] = label
     flower.run(**settings)
     flower.wait_for("round-1.npy", 150)
@@ -110,7 +132,9 @@ def test_a_deployment_outlives_its_crashes(label: str, flower: Processes, tmp_pa
     assert np.array_equal(flower.model(3), kept)  # nothing was played twice
     assert not np.array_equal(flower.model(6), kept)
     tensors = read_tensors(state / "federation.safetensors", "")[0]
-    drawn = 2 * (6 - (label == "census"))  # two a round, over both lives of the server; a census draws nobody
+    drawn = 2 * (
+        6 - (label == "census")
+    )  # two a round, over both lives of the server; a census draws nobody
     assert tensors["state.selected_m"].sum() == drawn
     assert drawn / 2 <= tensors["state.responded_m"].sum() < drawn
 
@@ -118,16 +142,26 @@ def test_a_deployment_outlives_its_crashes(label: str, flower: Processes, tmp_pa
 def test_tls_and_node_authentication(flower: Processes, tmp_path: Path) -> None:
     flower.tls = tmp_path / "tls"
     flower.tls.mkdir()
-    options = "-x509 -newkey ec -pkeyopt ec_paramgen_curve:secp384r1 -nodes -days 1 -subj /CN=localhost"
+    options = (
+        "-x509 -newkey ec -pkeyopt ec_paramgen_curve:secp384r1 -nodes -days 1 -subj /CN=localhost"
+    )
     names = "-keyout server.key -out server.crt -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
     subprocess.run(["openssl", "req", *options.split(), *names.split()], cwd=flower.tls, check=True)
     flower.superlink("--enable-supernode-auth")
     for partition, name in enumerate("ab"):
         key = flower.tls / name
-        subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(key)], check=True)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(key)], check=True
+        )
         flower.flwr("supernode", "register", f"{key}.pub", "here")
         flower.supernode(name, partition, "--auth-supernode-private-key", str(key))
-    settings = {"n": 2, "timeout": 30.0, "identity": "public-key", "state_path": tmp_path / "state", "pause": 1.0}
+    settings = {
+        "n": 2,
+        "timeout": 30.0,
+        "identity": "public-key",
+        "state_path": tmp_path / "state",
+        "pause": 1.0,
+    }
     flower.run(rounds=8, **settings)
     for number in (1, 2):  # twice a node is killed and replaced, by one with its key
         flower.wait_for(f"round-{2 * number}.npy", 120)

@@ -21,13 +21,19 @@ from .grid import FakeGrid
 torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
-BEFORE, AFTER = (ROOT / "examples" / "flower_from_fedavg" / f"{name}_app.py" for name in ("fedavg", "deltafl"))
+BEFORE, AFTER = (
+    ROOT / "examples" / "flower_from_fedavg" / f"{name}_app.py" for name in ("fedavg", "deltafl")
+)
 NODES = {7 * i + 3: {"partition-id": i} for i in range(20)}
 
 
 def changed_lines() -> list[str]:
     before, after = (path.read_text().splitlines() for path in (BEFORE, AFTER))
-    return [line for line in list(difflib.unified_diff(before, after, lineterm="", n=0))[2:] if line[0] in "+-"]
+    return [
+        line
+        for line in list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]
+        if line[0] in "+-"
+    ]
 
 
 def app_of(path: Path) -> ModuleType:
@@ -60,7 +66,11 @@ def test_both_apps_train(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_flower_finds_the_apps() -> None:
     """``flwr run`` looks in the source for lines such as ``app = ...``, without running it."""
     for path in (BEFORE, AFTER):
-        assigned = [node.targets[0] for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]
+        assigned = [
+            node.targets[0]
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.Assign)
+        ]
         assert {"client_app", "server_app"} == {ast.unparse(target) for target in assigned}
 
 
@@ -69,7 +79,9 @@ def test_the_way_from_fedavg_is_at_most_ten_lines_which_the_document_shows() -> 
     assert 0 < len(changed) <= 10
     text = (ROOT / "docs" / "flower.md").read_text()
     block = text.partition("```diff\n")[2].partition("```")[0]
-    assert [line for line in block.splitlines() if line[:1] in ("+", "-")] == [line.rstrip() for line in changed]
+    assert [line for line in block.splitlines() if line[:1] in ("+", "-")] == [
+        line.rstrip() for line in changed
+    ]
 
 
 def test_the_app_uses_the_line_that_recommend_prints() -> None:
@@ -77,7 +89,9 @@ def test_the_app_uses_the_line_that_recommend_prints() -> None:
     assert f"Flower: {used}" in str(recommend(census=False))
 
 
-def test_the_app_of_the_page_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_app_of_the_page_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     page = (ROOT / "docs" / "flower.md").read_text()
     files = dict(re.findall(r"```\w+ title=(\S+)\n(.*?)```", page, re.DOTALL))
     for name, code in files.items():

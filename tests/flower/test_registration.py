@@ -1,4 +1,6 @@
-"""Who a client is, and who is there: keys, registrations that may hold anything, nodes that come and go."""
+"""Who a client is, and who is there: keys, registrations that may hold anything, nodes that come
+and go.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ from .grid import FakeGrid, configs, linear_app, played, start, trained
 def registration(num_aux: int = 0, **values: Any) -> tuple[str, ClientInfo]:
     record = {"kind": "client", "client_id": "a", "num_examples": 5, **values}
     content = {name.replace("_", "-"): value for name, value in record.items() if value is not None}
-    return read_registration(Message(RecordDict({"deltafl": ConfigRecord(content)}), 1, "query.deltafl"), num_aux)
+    return read_registration(
+        Message(RecordDict({"deltafl": ConfigRecord(content)}), 1, "query.deltafl"), num_aux
+    )
 
 
 def test_a_client_cannot_choose_a_key_that_looks_verified() -> None:
@@ -31,7 +35,8 @@ def test_a_client_cannot_choose_a_key_that_looks_verified() -> None:
 
 
 def test_keys_follow_the_identity_setting() -> None:
-    anonymous, named = NodeInfo(node_id=1, public_key=b"k"), NodeInfo(node_id=99, public_key=b"k", name="hospital-a")
+    anonymous = NodeInfo(node_id=1, public_key=b"k")
+    named = NodeInfo(node_id=99, public_key=b"k", name="hospital-a")
     assert client_key("auto", named, "partition:3", simulated=True) == "partition:3"
     assert client_key("auto", anonymous, "partition:3", simulated=False) == "partition:3"
     signed = client_key("public-key", anonymous, "partition:3", simulated=False)
@@ -39,7 +44,9 @@ def test_keys_follow_the_identity_setting() -> None:
     assert client_key("auto", named, "partition:3", simulated=False) == signed
     assert client_key("name", named, "partition:3", simulated=False) == "name:hospital-a"
     for identity, node in (("name", anonymous), ("public-key", NodeInfo(node_id=1))):
-        with pytest.raises(DeltaflError, match=r"SuperLink does not know the (name|public key) of node 1"):
+        with pytest.raises(
+            DeltaflError, match=r"SuperLink does not know the (name|public key) of node 1"
+        ):
             client_key(identity, node, "partition:3", simulated=False)
 
 
@@ -47,7 +54,10 @@ def test_keys_follow_the_identity_setting() -> None:
     ("name", "bad"),
     [
         *(("num_examples", size) for size in (0, -1, 2.0, True, "5", None, 2**50)),
-        *(("client_id", client_id) for client_id in ("", "a" * 201, "a\nb", "a\n", "a\u2028b", 5, None)),
+        *(
+            ("client_id", client_id)
+            for client_id in ("", "a" * 201, "a\nb", "a\n", "a\u2028b", 5, None)
+        ),
     ],
 )
 def test_faulty_registrations_are_refused(name: str, bad: Any) -> None:
@@ -55,7 +65,9 @@ def test_faulty_registrations_are_refused(name: str, bad: Any) -> None:
         registration(**{name: bad})
 
 
-@pytest.mark.parametrize("aux", [None, [], [0.5], [0.5, 0.5, 0.0], [0.5, float("nan")], "ab", [1e30, 0.0]])
+@pytest.mark.parametrize(
+    "aux", [None, [], [0.5], [0.5, 0.5, 0.0], [0.5, float("nan")], "ab", [1e30, 0.0]]
+)
 def test_auxiliary_variables_are_checked_where_the_server_wants_them(aux: Any) -> None:
     assert registration(2, aux=[0.25, 1.0])[1].aux == (0.25, 1.0)
     assert registration(aux=aux)[1].aux == ()
@@ -68,16 +80,28 @@ def test_auxiliary_variables_are_checked_where_the_server_wants_them(aux: Any) -
 
 def test_auxiliary_variables_go_to_servers_that_ask_for_them() -> None:
     for aux, expected in ((0, [()] * 4), (2, [(float(i), 1.0) for i in range(4)])):
-        federation = played(DeltaStrategy("uniform", n=2, aux=aux), FakeGrid(linear_app(), configs(4)), 1)
+        federation = played(
+            DeltaStrategy("uniform", n=2, aux=aux), FakeGrid(linear_app(), configs(4)), 1
+        )
         assert [info.aux for info in federation.clients.values()] == expected
-    with pytest.raises(DeltaflError, match="3 auxiliary variables of each client, and the client sent 2"):
-        start(DeltaStrategy("balanced", n=2, aux=3, wait_for_nodes=0), FakeGrid(linear_app(), configs(4)), rounds=1)
+    with pytest.raises(
+        DeltaflError, match="3 auxiliary variables of each client, and the client sent 2"
+    ):
+        start(
+            DeltaStrategy("balanced", n=2, aux=3, wait_for_nodes=0),
+            FakeGrid(linear_app(), configs(4)),
+            rounds=1,
+        )
 
 
 def test_too_few_clients_are_an_error_with_the_reason() -> None:
-    with pytest.raises(DeltaflError, match=r"2 clients are registered and connected after 0 s, 3 are needed"):
+    with pytest.raises(
+        DeltaflError, match=r"2 clients are registered and connected after 0 s, 3 are needed"
+    ):
         start(DeltaStrategy("uniform", n=3, wait_for_nodes=0), FakeGrid(linear_app(), configs(2)))
-    with pytest.raises(DeltaflError, match=r"2 more did not register .*deltafl.flower.register\(app"):
+    with pytest.raises(
+        DeltaflError, match=r"2 more did not register .*deltafl.flower.register\(app"
+    ):
         start(DeltaStrategy("uniform", n=2, wait_for_nodes=0), FakeGrid(ClientApp(), configs(2)))
 
 
@@ -93,7 +117,11 @@ def test_clients_join_and_leave_between_rounds() -> None:
     federation = played(DeltaStrategy("pracdelta", n=2, min_nodes=2), grid, 7, evaluate_fn=change)
     assert federation.keys == [f"client:hospital-{i}" for i in range(6)]
     assert trained(grid, 3, 4) == {998, 997}
-    assert trained(grid, 5, 6, 7) <= {998, 997, *configs(6, first_node=2000)}  # under new ids they are who they were
+    assert trained(grid, 5, 6, 7) <= {
+        998,
+        997,
+        *configs(6, first_node=2000),
+    }  # under new ids they are who they were
     assert federation.current.selected_m.sum() == 14
 
 
@@ -112,21 +140,32 @@ def test_of_two_nodes_with_one_key_the_later_is_used(flower_log: pytest.LogCaptu
 def test_a_silent_newcomer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     grid = FakeGrid(linear_app(), configs(3))
     original = grid.reply
-    monkeypatch.setattr(grid, "reply", lambda sent: None if sent.metadata.dst_node_id == 50 else original(sent))
+    monkeypatch.setattr(
+        grid, "reply", lambda sent: None if sent.metadata.dst_node_id == 50 else original(sent)
+    )
 
     def change(server_round: int, arrays: ArrayRecord) -> None:
         if server_round == 1:
-            grid.configs |= {50: configs(1)[1000], 60: {"client-id": "late", "examples": 5, "target": 1.0}}
+            grid.configs |= {
+                50: configs(1)[1000],
+                60: {"client-id": "late", "examples": 5, "target": 1.0},
+            }
 
-    federation = played(DeltaStrategy("uniform", n=3, registration_timeout=3600), grid, 4, evaluate_fn=change)
+    federation = played(
+        DeltaStrategy("uniform", n=3, registration_timeout=3600), grid, 4, evaluate_fn=change
+    )
     assert federation.current.round == 4
     assert "client:late" in federation.keys
     assert sum(message.metadata.dst_node_id == 50 for message in grid.sent) == 1
 
 
-def test_newcomers_that_are_left_out_do_not_count_for_min_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newcomers_that_are_left_out_do_not_count_for_min_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     grid = FakeGrid(linear_app(), configs(3))
-    newcomers = {2000 - i: {"client-id": f"new-{i}", "examples": 10, "target": 1.0} for i in range(3)}
+    newcomers = {
+        2000 - i: {"client-id": f"new-{i}", "examples": 10, "target": 1.0} for i in range(3)
+    }
 
     def leave(server_round: int, arrays: ArrayRecord) -> None:
         if server_round == 2:
@@ -149,8 +188,12 @@ def test_forgotten_clients_are_not_selected_and_unknown_keys_are_named(
     forget = ["client:hospital-4", "client:hopsital-5", "xyz"]
     for connected, rounds in ((4, 6), (6, 8)):
         grid = FakeGrid(linear_app(), configs(connected))
-        federation = played(DeltaStrategy("pracdelta", 3, state_path=tmp_path, forget=forget), grid, rounds)
+        federation = played(
+            DeltaStrategy("pracdelta", 3, state_path=tmp_path, forget=forget), grid, rounds
+        )
         assert "client:hospital-4" not in federation.keys
         assert 996 not in trained(grid)
-        assert not any(b"hospital-4" in path.read_bytes() for path in tmp_path.glob("federation*.safetensors"))
+        assert not any(
+            b"hospital-4" in path.read_bytes() for path in tmp_path.glob("federation*.safetensors")
+        )
     assert "forget names client:hopsital-5, xyz, which no saved client has" in flower_log.messages

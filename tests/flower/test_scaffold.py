@@ -1,4 +1,6 @@
-"""Corrected local steps over messages: who is sent which correction, and what becomes of those who do not take it."""
+"""Corrected local steps over messages: who is sent which correction, and what becomes of those
+who do not take it.
+"""
 
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +12,15 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.serverapp import Grid
 
-from deltafl import DeltaflError, Population, Reports, close_round, init_round, make_plan, open_round
+from deltafl import (
+    DeltaflError,
+    Population,
+    Reports,
+    close_round,
+    init_round,
+    make_plan,
+    open_round,
+)
 from deltafl.federation.local_work import Correction
 from deltafl.federation.rules import make_rules
 from deltafl.flower import DeltaStrategy, delta_mod, register, take_correction
@@ -18,15 +28,20 @@ from deltafl.types import Params
 
 from .grid import FakeGrid, configs, played, start, trained
 
-LR, STEPS = np.float32(0.25), 3
+LR = np.float32(0.25)
+STEPS = 3
 CENSUS = "census(components=1,size=4)"
 
 
-def local_steps(x_d: Params, target: float, correction_d: Params | None, factor: float = 1.0) -> Params:
+def local_steps(
+    x_d: Params, target: float, correction_d: Params | None, factor: float = 1.0
+) -> Params:
     """Gradient steps towards the client's own number, each with a third of the correction."""
     lr = LR * np.float32(factor)
     for _ in range(STEPS):
-        x_d = np.asarray(x_d - lr * (x_d - np.float32(target)) * np.arange(1, 4, dtype=np.float32), np.float32)
+        x_d = np.asarray(
+            x_d - lr * (x_d - np.float32(target)) * np.arange(1, 4, dtype=np.float32), np.float32
+        )
         if correction_d is not None:
             x_d = x_d + correction_d / np.float32(STEPS)
     return x_d
@@ -41,9 +56,11 @@ def app_with(mods: list[Mod], takes: bool = True) -> ClientApp:
         arrays = message.content.array_records["arrays"]
         correction = take_correction(message) if takes else Correction()
         assert not takes or take_correction(message) == {}  # once
-        target, factor = float(context.node_config["target"]), correction.step_factor
+        target = float(context.node_config["target"])
+        factor = correction.step_factor
         x_d = local_steps(arrays["x"].numpy(), target, correction.get("x"), factor)
-        reply, metrics = ArrayRecord({**arrays, "x": Array(x_d)}), MetricRecord({"loss": 1.0})
+        reply = ArrayRecord({**arrays, "x": Array(x_d)})
+        metrics = MetricRecord({"loss": 1.0})
         return Message(RecordDict({"arrays": reply, "metrics": metrics}), reply_to=message)
 
     return app
@@ -61,19 +78,25 @@ def app_with(mods: list[Mod], takes: bool = True) -> ClientApp:
     ],
 )
 def test_rounds_are_those_of_the_core_bit_for_bit(label: str, backbone: dict[str, Any]) -> None:
-    """After a census the momentum starts from its answers, for which the clients took shorter steps as well."""
+    """After a census the momentum starts from its answers, for which the clients took shorter
+    steps as well.
+    """
     grid = FakeGrid(app_with([delta_mod]), configs(6))
     strategy = DeltaStrategy(label, n=3, seed=4, **backbone)
     federation = played(strategy, grid, 6)
 
-    plan = make_plan(label, Population.from_sizes([10 + 10 * i for i in range(6)]), 3, seed=4, **backbone)
+    plan = make_plan(
+        label, Population.from_sizes([10 + 10 * i for i in range(6)]), 3, seed=4, **backbone
+    )
     factor = 1 - plan.mime
     if plan.census is not None:
         first = [local_steps(np.zeros(3, np.float32), i, None, factor) for i in range(6)]
         plan = plan.with_census([plan.census.answer(update_d, (3,)) for update_d in first])
-    state, largest = init_round(plan, np.zeros(3)), 0.0
+    state = init_round(plan, np.zeros(3))
+    largest = 0.0
     for info in strategy.history:
-        cohort, x_d = open_round(plan, state), state.params_d
+        cohort = open_round(plan, state)
+        x_d = state.params_d
         drift = plan.drifts(state, cohort.client_n)
         assert drift is not None
         drift_nd = np.broadcast_to(drift, (3, 3))
@@ -86,13 +109,23 @@ def test_rounds_are_those_of_the_core_bit_for_bit(label: str, backbone: dict[str
     assert largest > 0.1
 
 
-def test_a_census_with_momentum_refuses_who_takes_whole_steps(flower_log: pytest.LogCaptureFixture) -> None:
+def test_a_census_with_momentum_refuses_who_takes_whole_steps(
+    flower_log: pytest.LogCaptureFixture,
+) -> None:
     """Such a first update is 1 / (1 - beta) times too long; the others' answers are used."""
     grid = FakeGrid(app_with([delta_mod]), configs(5))
     grid.fail[997] = app_with([delta_mod], takes=False)
     federation = played(DeltaStrategy(f"{CENSUS}+mime=0.5", n=5, seed=1), grid, 2)
-    assert [len(client.aux) > 0 for client in federation.clients.values()] == [True, True, True, False, True]
-    answered = "census: no answer from 1 clients: the client did not correct its local steps; train inside"
+    assert [len(client.aux) > 0 for client in federation.clients.values()] == [
+        True,
+        True,
+        True,
+        False,
+        True,
+    ]
+    answered = (
+        "census: no answer from 1 clients: the client did not correct its local steps; train inside"
+    )
     assert answered in flower_log.text
 
 
@@ -107,21 +140,38 @@ def test_who_knows_no_step_factor_is_refused(flower_log: pytest.LogCaptureFixtur
     grid.fail[997] = app_with([older_mod])
     strategy = DeltaStrategy(f"{CENSUS}+mime=0.5", n=5, seed=1)
     federation = played(strategy, grid, 2)
-    assert [len(client.aux) > 0 for client in federation.clients.values()] == [True, True, True, False, True]
+    assert [len(client.aux) > 0 for client in federation.clients.values()] == [
+        True,
+        True,
+        True,
+        False,
+        True,
+    ]
     assert strategy.history[0].num_responded == 4
-    assert "reply of client:hospital-3 rejected: the client did not correct its local steps" in flower_log.text
+    assert (
+        "reply of client:hospital-3 rejected: the client did not correct its local steps"
+        in flower_log.text
+    )
 
 
 @pytest.mark.parametrize(("before", "now"), [(0.5, 0.75), (0.5, 0.0), (0.0, 0.5)])
-def test_the_momentum_of_a_saved_federation_stays(before: float, now: float, tmp_path: Path) -> None:
+def test_the_momentum_of_a_saved_federation_stays(
+    before: float, now: float, tmp_path: Path
+) -> None:
     def strategy(mime: float) -> DeltaStrategy:
         return DeltaStrategy(CENSUS, n=3, seed=4, mime=mime, state_path=tmp_path / "state")
 
     start(strategy(before), FakeGrid(app_with([delta_mod]), configs(6)), 2)
-    with pytest.raises(DeltaflError, match=f"saved with mime = {before}, now it is {now}; write it as it was"):
+    with pytest.raises(
+        DeltaflError, match=f"saved with mime = {before}, now it is {now}; write it as it was"
+    ):
         start(strategy(now), FakeGrid(app_with([delta_mod]), configs(6)), 3)
     resumed = played(strategy(before), FakeGrid(app_with([delta_mod]), configs(6)), 4)
-    whole = played(DeltaStrategy(CENSUS, n=3, seed=4, mime=before), FakeGrid(app_with([delta_mod]), configs(6)), 4)
+    whole = played(
+        DeltaStrategy(CENSUS, n=3, seed=4, mime=before),
+        FakeGrid(app_with([delta_mod]), configs(6)),
+        4,
+    )
     assert np.array_equal(resumed.params_d, whole.params_d)
 
 
@@ -137,9 +187,13 @@ def test_only_train_messages_of_the_cohort_hold_a_correction() -> None:
 
 def test_the_momentum_is_serialized_once_for_the_whole_cohort() -> None:
     """A large cohort's messages would otherwise hold a second model each."""
-    grid, strategy = FakeGrid(app_with([delta_mod]), configs(5)), DeltaStrategy("uniform", n=3, seed=1, mime=0.5)
+    grid = FakeGrid(app_with([delta_mod]), configs(5))
+    strategy = DeltaStrategy("uniform", n=3, seed=1, mime=0.5)
     start(strategy, grid, 1)
-    contents = [m.content for m in strategy.configure_train(2, ArrayRecord(), ConfigRecord(), cast(Grid, grid))]
+    contents = [
+        m.content
+        for m in strategy.configure_train(2, ArrayRecord(), ConfigRecord(), cast(Grid, grid))
+    ]
     assert len({id(content) for content in contents}) == 3
     assert len({id(content["deltafl-correction"]) for content in contents}) == 1
 
@@ -157,24 +211,37 @@ def test_who_does_not_correct_its_steps_is_refused_with_the_cure(
     assert 997 in trained(grid, 1)
     assert [info.num_responded for info in strategy.history] == [4, 4]
     cure = (
-        "train inside corrected_steps(take_correction(...), ...), in Flower with delta_mod among the ClientApp's mods"
+        "train inside corrected_steps(take_correction(...), ...), in Flower with delta_mod "
+        "among the ClientApp's mods"
     )
-    assert f"reply of client:hospital-3 rejected: the client did not correct its local steps; {cure}" in flower_log.text
+    assert (
+        f"reply of client:hospital-3 rejected: the client did not correct its local steps; {cure}"
+        in flower_log.text
+    )
 
 
 def test_without_scaffold_no_correction_is_sent_and_none_is_asked_for() -> None:
     grid = FakeGrid(app_with([delta_mod]), configs(4))
     federation = played(DeltaStrategy("fedvarp", n=2, seed=1), grid, 3)
     other = FakeGrid(app_with([]), configs(4))
-    assert np.array_equal(federation.params_d, played(DeltaStrategy("fedvarp", n=2, seed=1), other, 3).params_d)
+    assert np.array_equal(
+        federation.params_d, played(DeltaStrategy("fedvarp", n=2, seed=1), other, 3).params_d
+    )
 
 
-@pytest.mark.parametrize(("label", "more"), [("uniform", {}), ("innovation@systematic@innovation-remote", {})])
+@pytest.mark.parametrize(
+    ("label", "more"), [("uniform", {}), ("innovation@systematic@innovation-remote", {})]
+)
 def test_an_estimator_that_knows_no_clients_is_refused(label: str, more: dict[str, Any]) -> None:
-    with pytest.raises(DeltaflError, match=r"scaffold corrects local steps by what the estimator knows of each client"):
+    with pytest.raises(
+        DeltaflError,
+        match=r"scaffold corrects local steps by what the estimator knows of each client",
+    ):
         make_rules(label, scaffold=True, **more)
 
 
 def test_momentum_and_memories_of_the_clients_are_refused_together() -> None:
-    with pytest.raises(DeltaflError, match=r"write the estimator without '-remote', or leave out mime"):
+    with pytest.raises(
+        DeltaflError, match=r"write the estimator without '-remote', or leave out mime"
+    ):
         make_rules("innovation@systematic@innovation-remote", mime=0.5)

@@ -7,13 +7,30 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from filelock import FileLock
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
 from conftest import same_tree
-from deltafl import DeltaflError, Population, Reports, close_round, init_round, make_plan, open_round
+from deltafl import (
+    DeltaflError,
+    Population,
+    Reports,
+    close_round,
+    init_round,
+    make_plan,
+    open_round,
+)
 from deltafl.federation.federation import Federation
 from deltafl.federation.replies import round_metrics
 from deltafl.flower import DeltaStrategy, DifferentialPrivacy
@@ -27,7 +44,9 @@ DP = DifferentialPrivacy(clip=1.0, noise_multiplier=1.0, delta=1e-5)
 
 def local_update(x_d: np.ndarray, target: float) -> tuple[np.ndarray, float, float]:
     """What a client of ``linear_app`` does, with its mean loss and step variance."""
-    x, losses, gradients = x_d.astype(np.float32), [], []
+    x = x_d.astype(np.float32)
+    losses = []
+    gradients = []
     for _ in range(2):
         losses.append(float(np.sum((x - target) ** 2)))
         gradients.append((x - target).astype(np.float64))
@@ -37,16 +56,29 @@ def local_update(x_d: np.ndarray, target: float) -> tuple[np.ndarray, float, flo
 
 
 @pytest.mark.parametrize(
-    "label", ["pracdelta", "fedpracis@pivotal@difference", "md", "cluster-is", "fedavg", "innovation", "balanced"]
+    "label",
+    [
+        "pracdelta",
+        "fedpracis@pivotal@difference",
+        "md",
+        "cluster-is",
+        "fedavg",
+        "innovation",
+        "balanced",
+    ],
 )
 def test_rounds_are_those_of_the_core(label: str) -> None:
-    """The same draws, weights, steps and scores as a loop over open_round and close_round, round by round."""
+    """The same draws, weights, steps and scores as a loop over open_round and close_round, round
+    by round.
+    """
     known = [[float(i), 1.0] for i in range(7)] if label == "balanced" else None
     strategy = DeltaStrategy(label, n=3, server_optimizer="momentum", seed=4, aux=2 if known else 0)
     federation = played(strategy, FakeGrid(linear_app(), configs(7)), 5)
 
     population = Population.from_sizes([10 + 10 * i for i in range(7)], aux=known)
-    plan = make_plan(label, population, 3, server_optimizer=strategy.rules.plan.server_optimizer, seed=4)
+    plan = make_plan(
+        label, population, 3, server_optimizer=strategy.rules.plan.server_optimizer, seed=4
+    )
     state = init_round(plan, np.zeros(3))
     for info in strategy.history:
         cohort = open_round(plan, state)
@@ -78,28 +110,42 @@ def test_the_result_counts_rounds_keeps_types_and_weighs_evaluations_by_register
     assert result.arrays["steps"].numpy() == 7
     x = result.arrays["x"].numpy()
     # Sizes 10 to 40, whatever number of examples a reply claims.
-    expected = sum(share * float(np.sum((x - i) ** 2)) for i, share in enumerate([0.1, 0.2, 0.3, 0.4]))
+    expected = sum(
+        share * float(np.sum((x - i) ** 2)) for i, share in enumerate([0.1, 0.2, 0.3, 0.4])
+    )
     assert result.evaluate_metrics_clientapp[3]["loss"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_clients_that_cannot_evaluate_are_counted_in_the_log(flower_log: pytest.LogCaptureFixture) -> None:
+def test_clients_that_cannot_evaluate_are_counted_in_the_log(
+    flower_log: pytest.LogCaptureFixture,
+) -> None:
     app = linear_app()
     del app._registered_funcs["evaluate.default"]
-    result = start(DeltaStrategy("uniform", n=2, evaluate=True), FakeGrid(app, configs(4)), rounds=1)
+    result = start(
+        DeltaStrategy("uniform", n=2, evaluate=True), FakeGrid(app, configs(4)), rounds=1
+    )
     assert not result.evaluate_metrics_clientapp
-    assert "evaluation: no result from 4 of 4 clients; the first is client:hospital-" in flower_log.text
+    assert (
+        "evaluation: no result from 4 of 4 clients; the first is client:hospital-"
+        in flower_log.text
+    )
 
 
 def test_a_client_counts_once_in_a_mean_of_metrics() -> None:
     honest, loud = (
-        Message(RecordDict({str(i): MetricRecord({"loss": value}) for i in range(copies)}), 1, "evaluate")
+        Message(
+            RecordDict({str(i): MetricRecord({"loss": value}) for i in range(copies)}),
+            1,
+            "evaluate",
+        )
         for value, copies in ((1.0, 1), (9.0, 50))
     )
     assert mean_metrics([(0.5, honest), (0.5, loud)]) == {"loss": 5.0}
 
 
 def test_train_messages_hold_the_users_config_and_live_about_as_long_as_the_round() -> None:
-    config, grid = ConfigRecord({"lr": 0.25}), FakeGrid(linear_app(), configs(3))
+    config = ConfigRecord({"lr": 0.25})
+    grid = FakeGrid(linear_app(), configs(3))
     start(DeltaStrategy("uniform", n=2, evaluate=True), grid, rounds=2, train_config=config)
     assert dict(config.items()) == {"lr": 0.25}
     sent = [message for message in grid.sent if message.metadata.message_type == "train"]
@@ -107,22 +153,39 @@ def test_train_messages_hold_the_users_config_and_live_about_as_long_as_the_roun
     records = [message.content.config_records["config"] for message in sent]
     assert [record["server-round"] for record in records] == [1, 1, 2, 2]
     assert {record["lr"] for record in records} == {0.25}
-    judged = [message.content for message in grid.sent if message.metadata.message_type == "evaluate"]
-    assert [content.config_records["config"]["server-round"] for content in judged] == [1, 1, 1, 2, 2, 2]
+    judged = [
+        message.content for message in grid.sent if message.metadata.message_type == "evaluate"
+    ]
+    assert [content.config_records["config"]["server-round"] for content in judged] == [
+        1,
+        1,
+        1,
+        2,
+        2,
+        2,
+    ]
 
 
 def dead(message: Message, context: Context) -> Message:
     """A node that is gone: the SuperLink answers in its place."""
-    reply = Message(Error(5, "Traceback\n  File x\nNode \x1b[2KUnavailable\n'>\n"), reply_to=message)
+    reply = Message(
+        Error(5, "Traceback\n  File x\nNode \x1b[2KUnavailable\n'>\n"), reply_to=message
+    )
     reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
     return reply
 
 
-def replying(metrics: dict[str, Any] | None = None, data: bytes | None = None, records: int = 1) -> Handler:
+def replying(
+    metrics: dict[str, Any] | None = None, data: bytes | None = None, records: int = 1
+) -> Handler:
     """Clients that return a model of ones, or these bytes, and report these metrics."""
 
     def reply(message: Message, context: Context) -> Message:
-        x = Array(np.ones(3, np.float32)) if data is None else Array("float32", (3,), "numpy.ndarray", data)
+        x = (
+            Array(np.ones(3, np.float32))
+            if data is None
+            else Array("float32", (3,), "numpy.ndarray", data)
+        )
         arrays = ArrayRecord({**message.content.array_records["arrays"], "x": x})
         content = RecordDict({f"arrays-{number}": arrays for number in range(records)})
         content["metrics"] = MetricRecord(metrics or {})
@@ -134,7 +197,10 @@ def replying(metrics: dict[str, Any] | None = None, data: bytes | None = None, r
 FAILURES = {
     "dead": (dead, "error 5: Node ?[2KUnavailable"),
     "nan loss": (replying(metrics={"loss": float("nan")}), "loss is nan"),
-    "square below the loss": (replying(metrics={"train_loss": 2.0, "square-loss": 2.0}), "mean squared loss is 2.0"),
+    "square below the loss": (
+        replying(metrics={"train_loss": 2.0, "square-loss": 2.0}),
+        "mean squared loss is 2.0",
+    ),
     "nan steps": (replying(metrics={"num-steps": float("nan")}), "local steps"),
     "list of steps": (replying(metrics={"num-steps": [1] * 10**5}), "local steps"),
     "two records": (replying(records=2), "2 array records"),
@@ -150,11 +216,15 @@ def test_failures_are_non_response_of_the_right_client(kind: str) -> None:
     grid.fail[998] = handler  # hospital-2
     strategy = DeltaStrategy("uniform", n=4)
     federation = played(strategy, grid, 1)
-    assert [federation.keys[client] for client, _ in strategy.history[0].rejected] == ["client:hospital-2"]
+    assert [federation.keys[client] for client, _ in strategy.history[0].rejected] == [
+        "client:hospital-2"
+    ]
     assert reason in strategy.history[0].rejected[0].reason
     assert len(strategy.history[0].rejected[0].reason) < 120
     assert rates_of(federation)["client:hospital-2"] == 0.5
-    assert [rate for key, rate in rates_of(federation).items() if key != "client:hospital-2"] == [1.0] * 3
+    assert [rate for key, rate in rates_of(federation).items() if key != "client:hospital-2"] == [
+        1.0
+    ] * 3
 
 
 def reporting(strategy: DeltaStrategy, metrics: dict[int, dict[str, Any]]) -> Federation:
@@ -176,13 +246,21 @@ def test_the_loss_is_the_mean_over_the_replies_that_report_one(metrics: Any, los
     strategy = DeltaStrategy("uniform", n=4, weights="uniform")
     reporting(strategy, metrics)
     assert strategy.history[0].num_responded == 4
-    assert round_metrics(strategy.history[0]).get("loss", np.nan) == pytest.approx(loss, nan_ok=True)
+    assert round_metrics(strategy.history[0]).get("loss", np.nan) == pytest.approx(
+        loss, nan_ok=True
+    )
 
 
 def test_oort_learns_square_losses_and_does_without() -> None:
-    """U_i = n_i sqrt(mean square), or n_i |mean loss| of those who report no square; without any, no reply."""
+    """U_i = n_i sqrt(mean square), or n_i |mean loss| of those who report no square; without
+    any, no reply.
+    """
     strategy = DeltaStrategy("oort", n=4)
-    metrics = {0: {"loss": 1.0, "square-loss": 4.0}, 1: {"train_loss": 3.0}, 2: {"train_loss": 1.0, "square-loss": 1}}
+    metrics = {
+        0: {"loss": 1.0, "square-loss": 4.0},
+        1: {"train_loss": 3.0},
+        2: {"train_loss": 1.0, "square-loss": 1},
+    }
     utility_m = reporting(strategy, metrics).current.sampler.utility_m
     assert [client for client, _ in strategy.history[0].rejected] == [3]
     assert utility_m.tolist() == pytest.approx([10 * 2, 20 * 3, 30 * 1, np.nan], nan_ok=True)
@@ -209,7 +287,9 @@ def test_a_killed_server_resumes(tmp_path: Path) -> None:
     class Killed(Exception):
         pass
 
-    def run(folder: Path, rounds: int, kill_after: int | None = None, first_node: int = 1000) -> DeltaStrategy:
+    def run(
+        folder: Path, rounds: int, kill_after: int | None = None, first_node: int = 1000
+    ) -> DeltaStrategy:
         strategy = DeltaStrategy("pracdelta@pivotal@difference-own", 3, "adam", folder, seed=2)
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> None:
@@ -217,7 +297,12 @@ def test_a_killed_server_resumes(tmp_path: Path) -> None:
                 raise Killed
 
         with contextlib.suppress(Killed):
-            result = start(strategy, FakeGrid(linear_app(), configs(8, first_node)), rounds, evaluate_fn=evaluate)
+            result = start(
+                strategy,
+                FakeGrid(linear_app(), configs(8, first_node)),
+                rounds,
+                evaluate_fn=evaluate,
+            )
             assert max(result.train_metrics_clientapp, default=rounds) == rounds
         return strategy
 
@@ -233,8 +318,12 @@ def test_a_killed_server_resumes(tmp_path: Path) -> None:
 
 
 def test_a_state_belongs_to_one_server(tmp_path: Path) -> None:
-    strategy, grid = DeltaStrategy("uniform", 3, state_path=tmp_path), FakeGrid(linear_app(), configs(8))
-    with FileLock(tmp_path / "federation.lock"), pytest.raises(DeltaflError, match="another server is using it"):
+    strategy = DeltaStrategy("uniform", 3, state_path=tmp_path)
+    grid = FakeGrid(linear_app(), configs(8))
+    with (
+        FileLock(tmp_path / "federation.lock"),
+        pytest.raises(DeltaflError, match="another server is using it"),
+    ):
         start(strategy, grid, 1)
     assert not (tmp_path / "federation.safetensors").exists()
     start(strategy, grid, 1)
@@ -244,9 +333,14 @@ def test_a_state_belongs_to_one_server(tmp_path: Path) -> None:
 
 
 def test_foreign_differential_privacy_is_refused() -> None:
-    """Flower's wrappers, and the clipping norm that Flower's client-side mod reads from the config."""
-    strategy, grid = DeltaStrategy("pracdelta", n=2), FakeGrid(linear_app(), configs(3))
-    wrapper: Any = DifferentialPrivacyServerSideFixedClipping(strategy, 1.0, 1.0, num_sampled_clients=2)
+    """Flower's wrappers, and the clipping norm that Flower's client-side mod reads from the
+    config.
+    """
+    strategy = DeltaStrategy("pracdelta", n=2)
+    grid = FakeGrid(linear_app(), configs(3))
+    wrapper: Any = DifferentialPrivacyServerSideFixedClipping(
+        strategy, 1.0, 1.0, num_sampled_clients=2
+    )
     with pytest.raises(DeltaflError, match="voids their guarantee"):
         wrapper.start(grid, model())
     with pytest.raises(DeltaflError, match="voids their guarantee"):
@@ -255,10 +349,14 @@ def test_foreign_differential_privacy_is_refused() -> None:
 
 def test_epsilon_is_logged_before_the_first_round(flower_log: pytest.LogCaptureFixture) -> None:
     strategy = DeltaStrategy("uniform@poisson", n=2, min_nodes=8, dp=DP, seed=2**40)
-    arrays, grid = model(), FakeGrid(linear_app(), configs(8))
+    arrays = model()
+    grid = FakeGrid(linear_app(), configs(8))
     del arrays["steps"]
     strategy.start(cast(Any, grid), arrays, num_rounds=12)
-    assert f"After 12 rounds: epsilon = {DP.epsilon(12, 2 / 8):.3g} at most, with delta = 1e-05" in flower_log.text
+    assert (
+        f"After 12 rounds: epsilon = {DP.epsilon(12, 2 / 8):.3g} at most, with delta = 1e-05"
+        in flower_log.text
+    )
     assert len({info.num_selected for info in strategy.history}) > 2  # a random number
 
 
@@ -271,10 +369,16 @@ def test_epsilon_is_logged_before_the_first_round(flower_log: pytest.LogCaptureF
         ({"n": True}, "n is True; it must be a whole number"),
         ({"dp": 3.0}, r"dp is 3.0; write DifferentialPrivacy\("),
         ({"dp": DP}, "it learns from replies, and its draws would show them"),
-        ({"sampler": "uniform@poisson", "clip": "median", "dp": DP}, "clip depends on the norms of updates"),
+        (
+            {"sampler": "uniform@poisson", "clip": "median", "dp": DP},
+            "clip depends on the norms of updates",
+        ),
         ({"forget": "client:a"}, r"forget is 'client:a'; it must be a list of texts"),
         ({"forget": None}, r"forget is None; it must be a list of texts"),
-        ({"wait_for_nodes": "10"}, r"wait_for_nodes is '10'; it must be a number of seconds in \[0, inf\]"),
+        (
+            {"wait_for_nodes": "10"},
+            r"wait_for_nodes is '10'; it must be a number of seconds in \[0, inf\]",
+        ),
         ({"registration_timeout": float("nan")}, "registration_timeout is nan"),
         ({"state_path": ""}, "state_path is ''; write the name of a folder, or None"),
         ({"sampler": "delta"}, "practical sampler"),
@@ -290,14 +394,20 @@ def test_impossible_settings_are_refused_at_once(settings: dict[str, Any], messa
         DeltaStrategy(**settings)
 
 
-@pytest.mark.parametrize(("argument", "message"), [("timeout", "number of seconds"), ("num_rounds", "whole number")])
+@pytest.mark.parametrize(
+    ("argument", "message"), [("timeout", "number of seconds"), ("num_rounds", "whole number")]
+)
 def test_arguments_of_start_are_refused_before_anybody_trains(argument: str, message: str) -> None:
     wrong: Any = {argument: "3"}
     with pytest.raises(DeltaflError, match=f"{argument} is '3'; it must be a {message}"):
-        DeltaStrategy("uniform", n=2).start(cast(Grid, FakeGrid(linear_app(), configs(2))), model(), **wrong)
+        DeltaStrategy("uniform", n=2).start(
+            cast(Grid, FakeGrid(linear_app(), configs(2))), model(), **wrong
+        )
 
 
-def test_an_average_is_what_is_evaluated_and_returned_and_clients_go_on_from_the_last_model() -> None:
+def test_an_average_is_what_is_evaluated_and_returned_and_clients_go_on_from_the_last_model() -> (
+    None
+):
     seen: dict[int, list[float]] = {}
 
     def judge(server_round: int, arrays: ArrayRecord) -> None:

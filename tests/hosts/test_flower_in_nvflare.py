@@ -1,7 +1,9 @@
-"""The Flower app as it is, through NVFlare's Flower integration: three sites on NVFlare's simulator. Slow.
+"""The Flower app as it is, through NVFlare's Flower integration: three sites on NVFlare's
+simulator. Slow.
 
-NVFlare 2.9 starts Flower's programs with options that Flower has dropped in 1.35, and speaks to them by the gRPC
-adapter, which Flower has dropped in 1.40: hence an environment of its own with Flower 1.39 and those options.
+NVFlare 2.9 starts Flower's programs with options that Flower has dropped in 1.35, and speaks to
+them by the gRPC adapter, which Flower has dropped in 1.40: hence an environment of its own with
+Flower 1.39 and those options.
 """
 
 import json
@@ -38,7 +40,9 @@ recipe.execute(SimEnv(num_clients=3, workspace_root=sys.argv[2]))
 """
 
 
-@pytest.mark.skipif(not PYTHON.exists(), reason="Flower in NVFlare has an environment of its own: make nvflare")
+@pytest.mark.skipif(
+    not PYTHON.exists(), reason="Flower in NVFlare has an environment of its own: make nvflare"
+)
 def test_its_models_are_those_of_the_simulator(tmp_path: Path) -> None:
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "examples" / "flower_quickstart", tmp_path / "app", ignore=ignored)
@@ -51,7 +55,9 @@ def test_its_models_are_those_of_the_simulator(tmp_path: Path) -> None:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     }
     state_path = tmp_path / "state"
-    run_session([str(PYTHON), "job.py", str(state_path), str(tmp_path / "workspace")], tmp_path, environment)
+    run_session(
+        [str(PYTHON), "job.py", str(state_path), str(tmp_path / "workspace")], tmp_path, environment
+    )
     tensors, texts = read_tensors(state_path / "federation.safetensors", "")
     header = json.loads(texts["deltafl-federation"])
     assert header["round"] == 5

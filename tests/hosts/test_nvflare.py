@@ -47,22 +47,33 @@ def moved(site: int, sent: Arrays, correction: Correction | None = None) -> Arra
     """Half the way to the site's own target, so many times, and the drift."""
     correction = Correction() if correction is None else correction
     target_d = (site + 1) * np.roll(AWAY, site)
-    parts = {"hidden": target_d[:6].reshape(2, 3), "weight": target_d[6:12].reshape(3, 2), "bias": target_d[12:]}
+    parts = {
+        "hidden": target_d[:6].reshape(2, 3),
+        "weight": target_d[6:12].reshape(3, 2),
+        "bias": target_d[12:],
+    }
     half = np.float32(0.5 * correction.step_factor)
-    return {name: array + half * (parts[name] - array) + correction.get(name, 0) for name, array in sent.items()}
+    return {
+        name: array + half * (parts[name] - array) + correction.get(name, 0)
+        for name, array in sent.items()
+    }
 
 
 class Site:
     """A site's script around ``DeltaClient``, one loop a message."""
 
     def __init__(self, number: int, aux: list[float]) -> None:
-        self.number, self.client = number, DeltaClient(num_examples=10 + 5 * number, aux=aux)
+        self.number = number
+        self.client = DeltaClient(num_examples=10 + 5 * number, aux=aux)
         self.inbox: list[FLModel] = []
         self.sent: list[FLModel] = []
         self.script: Script = self.train
 
     def train(self, model: FLModel) -> FLModel | None:
-        return FLModel(params=moved(self.number, model.params, self.client.take_correction()), metrics={"loss": 1.0})
+        return FLModel(
+            params=moved(self.number, model.params, self.client.take_correction()),
+            metrics={"loss": 1.0},
+        )
 
     def answer(self, message: FLModel) -> FLModel | None:
         """What comes back from one message; None for silence."""
@@ -81,11 +92,19 @@ class Played(DeltaFedAvg):
 
     sites: dict[str, Site]
 
-    def join(self, monkeypatch: pytest.MonkeyPatch, m: int, model: Arrays | None = None) -> "Played":
-        self.sites = {f"site-{i + 1}": Site(i, [float(i == label) for label in range(3)]) for i in range(m)}
-        self.engine = SimpleNamespace(get_clients=lambda: [SimpleNamespace(name=name) for name in self.sites])
-        self.fl_ctx, self.abort_signal = FLContext(), Signal()
-        self.log_of, self.saved = list[tuple[str, list[str]]](), list[FLModel]()
+    def join(
+        self, monkeypatch: pytest.MonkeyPatch, m: int, model: Arrays | None = None
+    ) -> "Played":
+        self.sites = {
+            f"site-{i + 1}": Site(i, [float(i == label) for label in range(3)]) for i in range(m)
+        }
+        self.engine = SimpleNamespace(
+            get_clients=lambda: [SimpleNamespace(name=name) for name in self.sites]
+        )
+        self.fl_ctx = FLContext()
+        self.abort_signal = Signal()
+        self.log_of = list[tuple[str, list[str]]]()
+        self.saved = list[FLModel]()
         self.initial = MODEL if model is None else model
         self.at = self.sites["site-1"]
         monkeypatch.setattr(client_module, "flare", self)
@@ -143,9 +162,16 @@ def through(message: FLModel) -> FLModel:
 
 
 def played(
-    monkeypatch: pytest.MonkeyPatch, label: str, m: int = 7, rounds: int = 5, prepare: Any = None, **settings: Any
+    monkeypatch: pytest.MonkeyPatch,
+    label: str,
+    m: int = 7,
+    rounds: int = 5,
+    prepare: Any = None,
+    **settings: Any,
 ) -> Played:
-    controller = Played(label, **{"n": 3, "seed": 4, **settings}, num_rounds=rounds).join(monkeypatch, m)
+    controller = Played(label, **{"n": 3, "seed": 4, **settings}, num_rounds=rounds).join(
+        monkeypatch, m
+    )
     if prepare is not None:
         prepare(controller.sites)
     controller.run()
@@ -170,23 +196,35 @@ def params_of(controller: Played) -> Params:
         "census+mime=0.5+scaffold",
     ],
 )
-def test_rounds_are_those_of_the_core_bit_for_bit(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_are_those_of_the_core_bit_for_bit(
+    label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     controller = played(monkeypatch, label, aux=3 if label == "balanced" else 0)
     aux = np.eye(7, 3) if label == "balanced" else None
-    plan = make_plan(label, Population.from_sizes([10 + 5 * i for i in range(7)], aux=aux), 3, seed=4)
+    plan = make_plan(
+        label, Population.from_sizes([10 + 5 * i for i in range(7)], aux=aux), 3, seed=4
+    )
     flat = {name: array.astype(np.float32) for name, array in MODEL.items()}
     if plan.census is not None:
         first = Correction(step_factor=1 - plan.mime)
         tensors = output_layer([array.shape for array in flat.values()])
         all_moved = [moved(i, flat, first) for i in range(7)]
-        plan = plan.with_census([plan.census.answer(update_of(flat, arrays), tensors) for arrays in all_moved])
-    state, largest = init_round(plan, np.zeros(14)), 0.0
-    models = [np.concatenate([array.ravel() for array in saved.params.values()]) for saved in controller.saved]
+        plan = plan.with_census(
+            [plan.census.answer(update_of(flat, arrays), tensors) for arrays in all_moved]
+        )
+    state = init_round(plan, np.zeros(14))
+    largest = 0.0
+    models = [
+        np.concatenate([array.ravel() for array in saved.params.values()])
+        for saved in controller.saved
+    ]
     if plan.census is not None:  # the first round
         assert np.array_equal(models.pop(0), plan.model(state))
     for model_d, info in zip(models, controller.history, strict=True):
-        cohort, sent = open_round(plan, state), split(state.params_d, SHAPES)
-        drift, updates = plan.drifts(state, cohort.client_n), list[Params]()
+        cohort = open_round(plan, state)
+        sent = split(state.params_d, SHAPES)
+        drift = plan.drifts(state, cohort.client_n)
+        updates = list[Params]()
         drift_nd = np.broadcast_to(np.float32(0) if drift is None else drift, (3, 14))
         for i, drift_d in zip(cohort.client_n.tolist(), drift_nd, strict=True):
             own = Correction(split(drift_d, SHAPES), 1 - plan.mime)
@@ -199,16 +237,21 @@ def test_rounds_are_those_of_the_core_bit_for_bit(label: str, monkeypatch: pytes
     assert (largest > 0.05) == (plan.scaffold or plan.mime > 0)
 
 
-def test_clients_tell_their_size_once_and_only_the_cohort_is_sent_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_tell_their_size_once_and_only_the_cohort_is_sent_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     controller = played(monkeypatch, "uniform", m=6, rounds=4)
     assert controller.log_of[:6] == [(f"site-{i}", ["register"]) for i in range(6, 0, -1)]
     assert [asked for _, asked in controller.log_of[6:]] == [["round"]] * 12
     assert controller.federation is not None
-    assert [info.num_examples for info in controller.federation.clients.values()] == [10 + 5 * i for i in range(6)]
+    assert [info.num_examples for info in controller.federation.clients.values()] == [
+        10 + 5 * i for i in range(6)
+    ]
 
 
 def test_a_census_takes_no_parameters_from_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    site, asked = Site(2, []), {"census": question(Census(size=16)), "trained": list(MODEL)}
+    site = Site(2, [])
+    asked = {"census": question(Census(size=16)), "trained": list(MODEL)}
     monkeypatch.setattr(
         client_module,
         "flare",
@@ -229,7 +272,10 @@ def test_a_census_takes_no_parameters_from_a_client(monkeypatch: pytest.MonkeyPa
     [
         (lambda model: None, "no reply in time: site-2"),
         (lambda model: FLModel(params={"weight": np.zeros((3, 2))}), "reply of site-2 rejected"),
-        (lambda model: FLModel(params={name: object() for name in MODEL}), "reply of site-2 rejected"),
+        (
+            lambda model: FLModel(params={name: object() for name in MODEL}),
+            "reply of site-2 rejected",
+        ),
         (lambda model: FLModel(metrics={}), "reply of site-2 rejected"),
     ],
 )
@@ -252,7 +298,9 @@ def test_who_does_not_correct_its_steps_is_refused(
     label: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def prepare(sites: dict[str, Site]) -> None:
-        sites["site-2"].script = lambda model: FLModel(params=moved(1, model.params), metrics={"loss": 1.0})
+        sites["site-2"].script = lambda model: FLModel(
+            params=moved(1, model.params), metrics={"loss": 1.0}
+        )
 
     controller = played(monkeypatch, label, m=4, n=4, rounds=3, prepare=prepare)
     assert controller.federation is not None
@@ -264,15 +312,27 @@ def test_a_census_with_momentum_refuses_who_takes_whole_steps(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def prepare(sites: dict[str, Site]) -> None:
-        sites["site-2"].script = lambda model: FLModel(params=moved(1, model.params), metrics={"loss": 1.0})
+        sites["site-2"].script = lambda model: FLModel(
+            params=moved(1, model.params), metrics={"loss": 1.0}
+        )
 
     controller = played(monkeypatch, "census+mime=0.5", m=4, n=2, rounds=1, prepare=prepare)
     assert controller.federation is not None
-    assert [len(client.aux) > 0 for client in controller.federation.clients.values()] == [True, False, True, True]
-    assert "census: no answer from 1 clients: the client did not correct its local steps" in caplog.text
+    assert [len(client.aux) > 0 for client in controller.federation.clients.values()] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert (
+        "census: no answer from 1 clients: the client did not correct its local steps"
+        in caplog.text
+    )
 
 
-def test_the_momentum_is_sent_in_one_message_for_the_whole_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_momentum_is_sent_in_one_message_for_the_whole_cohort(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A cohort's messages would otherwise hold a second model each."""
     for label, expected in (("uniform+mime=0.5", 1), ("fedvarp+scaffold", 3), ("uniform", 1)):
         sizes: list[int] = []
@@ -286,11 +346,14 @@ def test_the_momentum_is_sent_in_one_message_for_the_whole_cohort(monkeypatch: p
         assert sizes == [5] + [3 // expected] * expected * 2
 
 
-def test_a_reply_to_another_round_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reply_to_another_round_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A site that was too late in one round may send that model in the next."""
 
     def prepare(sites: dict[str, Site]) -> None:
-        site, own = sites["site-1"], sites["site-1"].client
+        site = sites["site-1"]
+        own = sites["site-1"].client
 
         def script(model: FLModel) -> FLModel | None:
             own._asked = {"round": own._asked["round"] - 1}
@@ -309,7 +372,10 @@ def test_differences_give_the_models_of_parameters(monkeypatch: pytest.MonkeyPat
         for site in sites.values():
 
             def script(model: FLModel, site: Site = site) -> FLModel:
-                params = {name: array - model.params[name] for name, array in moved(site.number, model.params).items()}
+                params = {
+                    name: array - model.params[name]
+                    for name, array in moved(site.number, model.params).items()
+                }
                 return FLModel(ParamsType.DIFF, params, metrics={"loss": 1.0})
 
             site.script = script
@@ -351,7 +417,9 @@ def test_who_is_needed_and_slow_to_register_is_asked_again_before_the_first_roun
 
 
 @pytest.mark.parametrize("label", ["innovation", "census"])
-def test_a_new_job_resumes_and_forgets(label: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_new_job_resumes_and_forgets(
+    label: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     through_d = params_of(played(monkeypatch, label, rounds=5))
     played(monkeypatch, label, rounds=2, state_path=str(tmp_path))
     again = played(monkeypatch, label, rounds=5, state_path=str(tmp_path))
@@ -360,7 +428,10 @@ def test_a_new_job_resumes_and_forgets(label: str, monkeypatch: pytest.MonkeyPat
     assert np.array_equal(params_of(again), through_d)
     done = played(monkeypatch, label, rounds=5, state_path=str(tmp_path))
     assert [model.current_round for model in done.saved] == [4]
-    assert all(np.array_equal(part, again.saved[-1].params[name]) for name, part in done.saved[0].params.items())
+    assert all(
+        np.array_equal(part, again.saved[-1].params[name])
+        for name, part in done.saved[0].params.items()
+    )
     less = played(monkeypatch, label, rounds=6, state_path=str(tmp_path), forget=["site-1"])
     assert less.federation is not None
     assert "site-1" not in less.federation.keys
@@ -397,9 +468,20 @@ def test_nobody_is_sent_anything_where_nobody_is_drawn(monkeypatch: pytest.Monke
 
 def settings_of(controller: DeltaFedAvg) -> list[Any]:
     rules = controller.rules
-    plan = [getattr(rules.plan, name) for name in ("sampler", "n", "server_optimizer", "clip", "norm_guard", "dp")]
+    plan = [
+        getattr(rules.plan, name)
+        for name in ("sampler", "n", "server_optimizer", "clip", "norm_guard", "dp")
+    ]
     own = [getattr(controller, name) for name in ("timeout", "forget", "buffers")]
-    return [*plan, *own, rules.min_clients, rules.weights, rules.aux, rules.max_ratio, rules.state_path]
+    return [
+        *plan,
+        *own,
+        rules.min_clients,
+        rules.weights,
+        rules.aux,
+        rules.max_ratio,
+        rules.state_path,
+    ]
 
 
 def test_a_job_keeps_every_argument(tmp_path: Path) -> None:
@@ -422,7 +504,9 @@ def test_a_job_keeps_every_argument(tmp_path: Path) -> None:
         job.export_job(str(tmp_path))
         app = tmp_path / "job" / "app_server"
         assert not (app / "custom").exists()  # sites have deltafl; its source is no part of the job
-        (workflow,) = json.loads((app / "config" / "config_fed_server.json").read_text())["workflows"]
+        (workflow,) = json.loads((app / "config" / "config_fed_server.json").read_text())[
+            "workflows"
+        ]
         assert workflow["path"] == "deltafl.nvflare.controller.DeltaFedAvg"
         args = dict(workflow["args"])
         if "dp" in args:
@@ -438,5 +522,7 @@ def test_what_the_host_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         DeltaFedAvg(num_rounds=0)
     with pytest.raises(DeltaflError, match="timeout is 0; it must be a number of seconds"):
         DeltaFedAvg(timeout=0)
-    with pytest.raises(DeltaflError, match=r"no initial model; add one, job.to_server\(PTModel\(model\)\)"):
+    with pytest.raises(
+        DeltaflError, match=r"no initial model; add one, job.to_server\(PTModel\(model\)\)"
+    ):
         Played("uniform", 2).join(monkeypatch, 3, {}).run()

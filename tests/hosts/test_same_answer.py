@@ -1,7 +1,9 @@
-"""One job, everywhere the same models: a plain loop in PyTorch, our simulator, Flower, NVFlare and pfl. Slow.
+"""One job, everywhere the same models: a plain loop in PyTorch, our simulator, Flower, NVFlare and
+pfl. Slow.
 
-The job: softmax regression on the digits at 20 clients from zeros, 5 of them a round, 5 rounds, four steps on all of a
-client's examples. Each host draws, trains and steps by itself; nothing but the seed is shared.
+The job: softmax regression on the digits at 20 clients from zeros, 5 of them a round, 5 rounds,
+four steps on all of a client's examples. Each host draws, trains and steps by itself; nothing but
+the seed is shared.
 """
 
 import os
@@ -33,11 +35,17 @@ from .session import run_session
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-CLIENTS, N, ROUNDS, LR, EPOCHS, EVERYTHING = 20, 5, 5, 0.5, 4, 2000
+CLIENTS = 20
+N = 5
+ROUNDS = 5
+LR = 0.5
+EPOCHS = 4
+EVERYTHING = 2000
 ZERO = np.zeros(650, dtype=np.float32)
 #: Folder, label -> the models after each round.
 Host = Callable[[Path, str], list[Params]]
-#: Local training: the model, the round, clients, drifts (n, d), step factor -> updates (n, d), and what is reported.
+#: Local training: the model, the round, clients, drifts (n, d), step factor -> updates (n, d), and
+#: what is reported.
 Train = Callable[[Params, int, IntArray, Params, float], tuple[Params, Reports]]
 
 
@@ -49,10 +57,15 @@ def digits() -> Task:
 def loop(label: str, train: Train) -> list[Params]:
     """The loop of docs/your-loop.md, with a census if the sampler takes one."""
     plan = make_plan(label, digits().population("data"), N)
-    census, factor = plan.census, 1 - plan.mime
+    census = plan.census
+    factor = 1 - plan.mime
     if census is not None:
-        first_md, _ = train(ZERO, 0, np.arange(CLIENTS), np.zeros((CLIENTS, 650), np.float32), factor)
-        plan = plan.with_census([census.answer(update_d, output_layer([(10, 64), (10,)])) for update_d in first_md])
+        first_md, _ = train(
+            ZERO, 0, np.arange(CLIENTS), np.zeros((CLIENTS, 650), np.float32), factor
+        )
+        plan = plan.with_census(
+            [census.answer(update_d, output_layer([(10, 64), (10,)])) for update_d in first_md]
+        )
     state = init_round(plan, ZERO)
     models = [state.params_d] * state.round  # that of a census, which is the first round
     for round in range(state.round, ROUNDS):
@@ -68,13 +81,20 @@ def loop(label: str, train: Train) -> list[Params]:
 def by_hand(
     params_d: Params, round: int, client_n: IntArray, drift_nd: Params, factor: float
 ) -> tuple[Params, Reports]:
-    updates, metrics = [], []
+    updates = []
+    metrics = []
     for client, drift_d in zip(client_n, drift_nd, strict=True):
-        task, rows = digits(), digits().client_rows[client]
-        x = torch.from_numpy(task.dataset.train_x[rows].reshape(len(rows), -1).astype(np.float32) * task.input_scale)
-        y, model, steps = torch.from_numpy(task.dataset.train_y[rows]), torch.nn.Linear(64, 10), LocalSteps(LR * factor)
+        task = digits()
+        rows = digits().client_rows[client]
+        x = torch.from_numpy(
+            task.dataset.train_x[rows].reshape(len(rows), -1).astype(np.float32) * task.input_scale
+        )
+        y = torch.from_numpy(task.dataset.train_y[rows])
+        model = torch.nn.Linear(64, 10)
+        steps = LocalSteps(LR * factor)
         torch.nn.utils.vector_to_parameters(torch.from_numpy(params_d.copy()), model.parameters())
-        optimizer, part_d = torch.optim.SGD(model.parameters(), lr=LR * factor), torch.from_numpy(drift_d / EPOCHS)
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR * factor)
+        part_d = torch.from_numpy(drift_d / EPOCHS)
         for _ in range(EPOCHS):
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(x.float()), y)
@@ -83,7 +103,9 @@ def by_hand(
             optimizer.step()
             here_d = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
             torch.nn.utils.vector_to_parameters(here_d + part_d, model.parameters())
-        updates.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy() - params_d)
+        updates.append(
+            torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy() - params_d
+        )
         metrics.append(steps.metrics())
     reports = Reports.make(
         len(metrics),
@@ -96,7 +118,9 @@ def by_hand(
 
 def simulator(folder: Path, label: str) -> list[Params]:
     beta = make_plan(label, digits().population("data"), N).mime
-    engine = Engine(digits(), LocalWork(lr=LR, epochs=EPOCHS, batch_size=EVERYTHING, mime=beta), seed=0)
+    engine = Engine(
+        digits(), LocalWork(lr=LR, epochs=EPOCHS, batch_size=EVERYTHING, mime=beta), seed=0
+    )
 
     def train(
         params_d: Params, round: int, client_n: IntArray, drift_nd: Params, factor: float
@@ -146,18 +170,28 @@ def nvflare(folder: Path, label: str) -> list[Params]:
     """NVFlare's simulator with ``examples/nvflare_quickstart``."""
     pytest.importorskip("nvflare")
     app = folder / "app"
-    shutil.copytree(ROOT / "examples" / "nvflare_quickstart", app, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "examples" / "nvflare_quickstart", app, ignore=shutil.ignore_patterns("__pycache__")
+    )
     (app / "traced.py").write_text(TRACED)
     for name, line, other in (
         ("job.py", "from deltafl.nvflare import DeltaFedAvg", "from traced import DeltaFedAvg"),
-        # On a busy machine twenty sites may not start in the two minutes that they have to register.
+        # On a busy machine twenty sites may not start in the two minutes that they have to
+        # register.
         ("job.py", "seed=given.seed))\n", "seed=given.seed, registration_timeout=500))\n"),
-        ("client.py", "LR, EPOCHS, BATCH_SIZE = 0.05, 2, 10", f"LR, EPOCHS, BATCH_SIZE = {LR}, {EPOCHS}, {EVERYTHING}"),
+        (
+            "client.py",
+            "LR, EPOCHS, BATCH_SIZE = 0.05, 2, 10",
+            f"LR, EPOCHS, BATCH_SIZE = {LR}, {EPOCHS}, {EVERYTHING}",
+        ),
     ):
         text = (app / name).read_text()
         assert line in text
         (app / name).write_text(text.replace(line, other))
-    options = f"--sampler {label} --n {N} --rounds {ROUNDS} --sites {CLIENTS} --workspace {folder / 'workspace'}"
+    options = (
+        f"--sampler {label} --n {N} --rounds {ROUNDS} --sites {CLIENTS} --workspace "
+        f"{folder / 'workspace'}"
+    )
     run_session([sys.executable, "job.py", *options.split()], app, {"TRACE": str(folder)})
     return [np.load(folder / f"round-{round}.npy") for round in range(ROUNDS)]
 
@@ -167,9 +201,14 @@ def pfl(folder: Path, label: str) -> list[Params]:
     python = ROOT / ".peers" / "pfl" / "bin" / "python"
     if not python.exists():
         pytest.skip("pfl has an environment of its own: make pfl")
-    code = "import numpy, sys, test_pfl as t; numpy.save(sys.argv[2], t.run(t.plan_of(sys.argv[1]))[1].models)"
+    code = (
+        "import numpy, sys, test_pfl as t; numpy.save(sys.argv[2], "
+        "t.run(t.plan_of(sys.argv[1]))[1].models)"
+    )
     path = os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests")))
-    run_session([str(python), "-c", code, label, str(folder / "models.npy")], folder, {"PYTHONPATH": path})
+    run_session(
+        [str(python), "-c", code, label, str(folder / "models.npy")], folder, {"PYTHONPATH": path}
+    )
     return list(np.load(folder / "models.npy"))
 
 

@@ -18,7 +18,11 @@ TINY: dict[str, Any] = {
     "local_epochs": 1,
     "threshold": 0.5,
     "tiers": {
-        "all": {"methods": ["full", "uniform", "pracdelta", "delta-centred"], "rates": [0.1, 0.2], "extensions": 1}
+        "all": {
+            "methods": ["full", "uniform", "pracdelta", "delta-centred"],
+            "rates": [0.1, 0.2],
+            "extensions": 1,
+        }
     },
     "tuning_seeds": [1000],
     "seeds": 3,
@@ -29,7 +33,12 @@ VIEW = {"core": ["full", "uniform", "pracdelta", "delta-centred"], "recommended"
 
 
 def tiny(parts: dict[str, Any] | None = None, **changes: Any) -> Experiment:
-    content = {"title": "Benchmark", "claim": "the target.", "kind": "benchmark", "settings": TINY | changes}
+    content = {
+        "title": "Benchmark",
+        "claim": "the target.",
+        "kind": "benchmark",
+        "settings": TINY | changes,
+    }
     content |= {"parts": parts or {"digits": {"tier": "all", "title": "digits"}}, "view": VIEW}
     return parse_experiment("benchmark", content)
 
@@ -38,7 +47,9 @@ def part_of(**changes: Any) -> Part:
     return parts_of(tiny(**changes), "smoke")[0]
 
 
-def record(job: Job, accuracy: Sequence[float], diverged: int | None = None, every: int = 1) -> RunRecord:
+def record(
+    job: Job, accuracy: Sequence[float], diverged: int | None = None, every: int = 1
+) -> RunRecord:
     """A run with these accuracies after every round, or after each ``every``-th."""
     number = len(accuracy)
     return RunRecord(
@@ -73,16 +84,22 @@ MADE_UP = {
 }
 
 
-def write_runs(folder: Path, experiment: Experiment, table: dict[str, list[int]], **own: Any) -> None:
+def write_runs(
+    folder: Path, experiment: Experiment, table: dict[str, list[int]], **own: Any
+) -> None:
     """Records of made-up runs: 0.2 is the best rate of all, and the test runs of the table."""
     for part in parts_of(experiment, "smoke", **own):
         for label, reached_s in table.items():
             for rate, at in ((0.1, 39), (0.2, reached_s[0]), (0.4, 38)):
                 job = part.tuning_job(label, rate, 1000)
-                write_record(record(job, curve(job.settings.rounds or 0, at, 40)), RunStore(folder).path(job))
+                write_record(
+                    record(job, curve(job.settings.rounds or 0, at, 40)), RunStore(folder).path(job)
+                )
             for seed, at in enumerate(reached_s):
                 job = part.test_job(label, 0.2, seed)
-                write_record(record(job, curve(job.settings.rounds or 0, at, 40)), RunStore(folder).path(job))
+                write_record(
+                    record(job, curve(job.settings.rounds or 0, at, 40)), RunStore(folder).path(job)
+                )
 
 
 def shown(folder: Path, experiment: Experiment) -> str:

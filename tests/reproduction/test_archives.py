@@ -28,12 +28,15 @@ def write(folder: Path, name: str, arrays: Arrays, **changed: npt.NDArray[Any]) 
 
 
 def tiny_writers() -> Arrays:
-    """Writers 3 (600 examples), 9 (60) and 5 (49); the top left pixel is the label, the next two the row."""
+    """Writers 3 (600 examples), 9 (60) and 5 (49); the top left pixel is the label, the next two
+    the row.
+    """
     writer = np.repeat(np.array([3, 9, 5], np.int16), [600, 60, 49])
     y = (np.arange(len(writer)) % 62).astype(np.uint8)
     x = np.zeros((len(writer), 28, 28), np.uint8)
     x[:, 0, 0] = y
-    x[:, 0, 1], x[:, 0, 2] = np.arange(len(writer)) // 256, np.arange(len(writer)) % 256
+    x[:, 0, 1] = np.arange(len(writer)) // 256
+    x[:, 0, 2] = np.arange(len(writer)) % 256
     return {"x": x, "y": y, "writer": writer}
 
 
@@ -44,7 +47,11 @@ def test_unipen62_keeps_writers_of_50_and_the_first_500_of_each(tmp_path: Path) 
     assert [len(rows) for rows in task.client_rows] == [450, 54]
     assert np.bincount(data.columns["writer"])[[3, 9]].tolist() == [450, 54]
     assert data.test_x.shape == (56, 1, 28, 28)
-    assert [str(data.train_x.dtype), str(data.train_y.dtype), data.num_classes] == ["uint8", "int64", 62]
+    assert [str(data.train_x.dtype), str(data.train_y.dtype), data.num_classes] == [
+        "uint8",
+        "int64",
+        62,
+    ]
     # Images stay with their labels, and the test has rows 4, 14, ... of each writer's first 500.
     assert np.array_equal(data.train_x[:, 0, 0, 0], data.train_y)
     row = data.test_x[:, 0, 0, 1].astype(int) * 256 + data.test_x[:, 0, 0, 2]
@@ -78,7 +85,9 @@ def test_broken_writers_are_named(tmp_path: Path) -> None:
 
 
 def pack(images: npt.NDArray[np.uint8], prefix: str = "") -> Arrays:
-    """Encode (N, height, width, 3) and pack: the longest common beginning once, the rest end to end."""
+    """Encode (N, height, width, 3) and pack: the longest common beginning once, the rest end to
+    end.
+    """
     image_module = pytest.importorskip("PIL.Image")
     files = []
     for image in images:
@@ -90,11 +99,17 @@ def pack(images: npt.NDArray[np.uint8], prefix: str = "") -> Arrays:
     rest = [file[len(header) :] for file in files]
     offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in rest])])
     scan = np.frombuffer(b"".join(rest), np.uint8)
-    return {"header": np.frombuffer(header, np.uint8), f"{prefix}scan": scan, f"{prefix}offsets": offsets}
+    return {
+        "header": np.frombuffer(header, np.uint8),
+        f"{prefix}scan": scan,
+        f"{prefix}offsets": offsets,
+    }
 
 
 def flat_colours(num_images: int, side: int) -> npt.NDArray[np.uint8]:
-    """Images of one colour each, with a white top row of 8 pixels; JPEG keeps those within a few steps."""
+    """Images of one colour each, with a white top row of 8 pixels; JPEG keeps those within a few
+    steps.
+    """
     colour = np.random.default_rng(0).integers(0, 200, (num_images, 1, 1, 3), dtype=np.uint8)
     images = np.broadcast_to(colour, (num_images, side, side, 3)).copy()
     images[:, :8] = 255
@@ -117,7 +132,8 @@ def tiny_celeba() -> Arrays:
 def test_cifar10_jpeg_is_decoded_and_named_honestly(tmp_path: Path) -> None:
     path = write(tmp_path, "cifar10-jpeg", tiny_cifar())
     task = make_task("cifar10-jpeg", seed=0, data_dir=tmp_path, num_clients=4)
-    data, images = task.dataset, flat_colours(26, 32).transpose(0, 3, 1, 2).astype(int)
+    data = task.dataset
+    images = flat_colours(26, 32).transpose(0, 3, 1, 2).astype(int)
     assert data.train_x.shape == (20, 3, 32, 32)
     assert np.abs(data.train_x - images[:20]).max() <= 4
     assert np.abs(data.test_x - images[20:]).max() <= 4
@@ -126,13 +142,19 @@ def test_cifar10_jpeg_is_decoded_and_named_honestly(tmp_path: Path) -> None:
     assert data.name == f"CIFAR-10 recompressed as JPEG (other content than known: {path})"
 
 
-def test_celeba_subset_has_a_client_for_each_person_of_five_images_at_half_the_resolution(tmp_path: Path) -> None:
+def test_celeba_subset_has_a_client_for_each_person_of_five_images_at_half_the_resolution(
+    tmp_path: Path,
+) -> None:
     write(tmp_path, "celeba-subset", tiny_celeba())
     task = make_task("celeba-subset", seed=0, data_dir=tmp_path)
-    data, full = task.dataset, flat_colours(24, 84).transpose(0, 3, 1, 2).astype(int)
-    images = (full[..., ::2, ::2] + full[..., 1::2, ::2] + full[..., ::2, 1::2] + full[..., 1::2, 1::2]) / 4
+    data = task.dataset
+    full = flat_colours(24, 84).transpose(0, 3, 1, 2).astype(int)
+    images = (
+        full[..., ::2, ::2] + full[..., 1::2, ::2] + full[..., ::2, 1::2] + full[..., 1::2, 1::2]
+    ) / 4
     assert images.shape == (24, 3, 42, 42)
-    # Person 7 has rows 4 to 18, of which the 5th and the 15th are for the test; person 30 has rows 19 to 23.
+    # Person 7 has rows 4 to 18, of which the 5th and the 15th are for the test; person 30 has rows
+    # 19 to 23.
     test = [8, 18, 23]
     train = [row for row in range(4, 24) if row not in test]
     assert np.abs(data.test_x - images[test]).max() <= 4
@@ -144,12 +166,17 @@ def test_celeba_subset_has_a_client_for_each_person_of_five_images_at_half_the_r
 
 
 def write_roles(folder: Path, **changed: npt.NDArray[Any]) -> Path:
-    """Roles with 1,000, 999 and 1,200 characters; the letters count up, so every window tells where it starts."""
+    """Roles with 1,000, 999 and 1,200 characters; the letters count up, so every window tells
+    where it starts.
+    """
     length = [1000, 999, 1200]
     letters = np.frombuffer(TINY_ALPHABET[12:].encode(), np.uint8)
     text = np.concatenate([letters[(k + np.arange(n)) % 53] for k, n in enumerate(length)])
-    offsets, role = np.concatenate([[0], np.cumsum(length)]), np.array(["ROMEO", "NURSE", "JULIET"])
-    return write(folder, "tinyshakespeare", {"text": text, "offsets": offsets, "role": role}, **changed)
+    offsets = np.concatenate([[0], np.cumsum(length)])
+    role = np.array(["ROMEO", "NURSE", "JULIET"])
+    return write(
+        folder, "tinyshakespeare", {"text": text, "offsets": offsets, "role": role}, **changed
+    )
 
 
 def test_windows_against_a_slow_reference() -> None:
@@ -192,7 +219,11 @@ def test_mnist_with_writers(tmp_path: Path) -> None:
     np.savez(tmp_path / "mnist_writers.npz", **tiny_mnist())  # type: ignore[arg-type]
     task = make_task("mnist", seed=0, data_dir=tmp_path, partition="writer")
     assert task.dataset.train_x.shape == (30, 1, 28, 28)
-    assert [rows.tolist() for rows in task.client_rows] == [[*range(20, 30)], [*range(10, 20)], [*range(10)]]
+    assert [rows.tolist() for rows in task.client_rows] == [
+        [*range(20, 30)],
+        [*range(10, 20)],
+        [*range(10)],
+    ]
     assert "mnist_writers.npz" in task.dataset.name
 
 

@@ -1,4 +1,6 @@
-"""What decides the benchmark's verdict: each rule has a case in which the opposite rule would say something else."""
+"""What decides the benchmark's verdict: each rule has a case in which the opposite rule would
+say something else.
+"""
 
 import csv
 from pathlib import Path
@@ -9,7 +11,15 @@ import pytest
 from made_up_benchmark import MADE_UP, VIEW, made_up, write_runs
 
 from deltafl.simulation import RunRecord, RunStore, Score
-from reproduction.benchmark.judge import Judgement, gap_of, headline, judge, measures, no_task, sentence
+from reproduction.benchmark.judge import (
+    Judgement,
+    gap_of,
+    headline,
+    judge,
+    measures,
+    no_task,
+    sentence,
+)
 from reproduction.benchmark.parts import parts_of
 from reproduction.benchmark.runs import Result, Store, gather
 from reproduction.spec import View
@@ -44,7 +54,10 @@ def test_the_verdict_is_that_of_the_interval(tmp_path: Path, ours: list[int], st
 
 def test_open_is_said_only_after_all_seeds(tmp_path: Path) -> None:
     result = result_of(tmp_path, MADE_UP | {"delta-centred": [10, 14, 9, 7, 11]})
-    few = [method._replace(runs={s: r for s, r in method.runs.items() if s < 3}) for method in result.methods]
+    few = [
+        method._replace(runs={s: r for s, r in method.runs.items() if s < 3})
+        for method in result.methods
+    ]
     judgement = judge(result._replace(methods=tuple(few)), SEEN)
     assert judgement.status == "running"
     assert "not decided after 3 of 5 seeds, `delta-centred` closes 0." in sentence(judgement)
@@ -53,9 +66,18 @@ def test_open_is_said_only_after_all_seeds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("other", "rival"),
-    [("md-fixed", True), ("divfl", True), ("fed-cbs", True), ("fedis", False), ("ocs", False), ("balanced", False)],
+    [
+        ("md-fixed", True),
+        ("divfl", True),
+        ("fed-cbs", True),
+        ("fedis", False),
+        ("ocs", False),
+        ("balanced", False),
+    ],
 )
-def test_rivals_are_methods_of_others_biased_or_told_labels(tmp_path: Path, other: str, rival: bool) -> None:
+def test_rivals_are_methods_of_others_biased_or_told_labels(
+    tmp_path: Path, other: str, rival: bool
+) -> None:
     judgement = judge(result_of(tmp_path, MADE_UP | {other: [5, 6, 5, 7, 6]}), SEEN)
     assert [pair.second for pair in judgement.ahead()] == [other] * rival
     assert judgement.status == ("missed" if rival else "reached")
@@ -72,7 +94,10 @@ def test_a_better_method_of_ours_is_said_but_does_not_decide(tmp_path: Path) -> 
         folder = tmp_path / label
         judgement = judge(result_of(folder, MADE_UP | {label: [5, 6, 5, 7, 6]}), SEEN)
         assert judgement.status == "reached"
-        assert f"; ahead of it: none of 2 methods of others; of ours `{label}`{more} by " in sentence(judgement)
+        assert (
+            f"; ahead of it: none of 2 methods of others; of ours `{label}`{more} by "
+            in sentence(judgement)
+        )
     judgement = judge(result_of(tmp_path / "b", MADE_UP | {"spread": [9, 9, 8, 10, 9]}), SEEN)
     assert sentence(judgement).endswith("; ahead of it: none of 2 methods of others.")
 
@@ -104,7 +129,13 @@ def committed_runs(part: str, method: str) -> list[RunRecord]:
 
 @pytest.mark.parametrize(
     "part",
-    sorted({path.name.split(".")[0].split("+")[0] for path in BENCHMARK.glob("runs/*") if "-tuning-" not in path.name}),
+    sorted(
+        {
+            path.name.split(".")[0].split("+")[0]
+            for path in BENCHMARK.glob("runs/*")
+            if "-tuning-" not in path.name
+        }
+    ),
 )
 def test_committed_gaps_are_those_of_the_committed_runs(part: str) -> None:
     """G and both ends of its interval, each end by the paired t that it is just not refuted by."""
@@ -113,16 +144,34 @@ def test_committed_gaps_are_those_of_the_committed_runs(part: str) -> None:
     checked = 0
 
     def mean_s(method: str) -> Any:
-        return np.array([np.mean([value or 0.0 for value in run.accuracy]) for run in committed_runs(part, method)])
+        return np.array(
+            [
+                np.mean([value or 0.0 for value in run.accuracy])
+                for run in committed_runs(part, method)
+            ]
+        )
 
-    base_s, full_s = mean_s("uniform"), mean_s("full")
-    for method in {"innovation", "pracdelta", "fedvarp", "balanced", "census", "fedentopt"} & rows.keys():
-        cell, gained_s = rows[method], mean_s(method) - base_s
-        assert float(cell["gap_mean_accuracy"]) == pytest.approx(gained_s.mean() / (full_s - base_s).mean(), abs=1e-4)
+    base_s = mean_s("uniform")
+    full_s = mean_s("full")
+    for method in {
+        "innovation",
+        "pracdelta",
+        "fedvarp",
+        "balanced",
+        "census",
+        "fedentopt",
+    } & rows.keys():
+        cell = rows[method]
+        gained_s = mean_s(method) - base_s
+        assert float(cell["gap_mean_accuracy"]) == pytest.approx(
+            gained_s.mean() / (full_s - base_s).mean(), abs=1e-4
+        )
         for end in ("low", "high"):
             rest_s = gained_s - float(cell[f"gap_mean_accuracy_{end}"]) * (full_s - base_s)
             t = rest_s.mean() / (rest_s.std(ddof=1) / len(rest_s) ** 0.5)
-            assert abs(t) == pytest.approx({20: 2.093024, 10: 2.262157, 6: 2.570582}[len(rest_s)], rel=2e-3)
+            assert abs(t) == pytest.approx(
+                {20: 2.093024, 10: 2.262157, 6: 2.570582}[len(rest_s)], rel=2e-3
+            )
             checked += 1
     assert checked >= 4
 
@@ -134,11 +183,16 @@ def test_committed_gaps_are_those_of_the_committed_runs(part: str) -> None:
         (["missed", "missed", "no task"], "is missed"),
         (["open", "open"], "is not decided"),
         (["missed", "open"], "is missed on 1 and open on 1 of 2 tasks"),
-        (["reached", "missed", "open", "open", "no task"], "is reached on 1, missed on 1 and open on 2 of 4 tasks"),
+        (
+            ["reached", "missed", "open", "open", "no task"],
+            "is reached on 1, missed on 1 and open on 2 of 4 tasks",
+        ),
         (["running"], "is not decided"),
     ],
 )
-def test_the_headline_claims_no_more_than_the_parts(tmp_path: Path, statuses: list[Any], verdict: str) -> None:
+def test_the_headline_claims_no_more_than_the_parts(
+    tmp_path: Path, statuses: list[Any], verdict: str
+) -> None:
     result = result_of(tmp_path, MADE_UP)
     assert headline([Judgement(result, "innovation", status) for status in statuses]) == verdict
 
@@ -149,9 +203,13 @@ def test_gaps_are_paired(tmp_path: Path) -> None:
     methods = {method.label: method for method in result.methods}
     one = methods["pracdelta"]._replace(runs={2: methods["pracdelta"].runs[2]})
     gap = gap_of(
-        result._replace(methods=(methods["full"], methods["uniform"], one)), "pracdelta", measures(result.part)[0]
+        result._replace(methods=(methods["full"], methods["uniform"], one)),
+        "pracdelta",
+        measures(result.part)[0],
     )
     assert gap.seeds == 1
     value = measures(result.part)[0].value
-    base, own, full = (value(methods[label].runs[2]) or 0 for label in ("uniform", "pracdelta", "full"))
+    base, own, full = (
+        value(methods[label].runs[2]) or 0 for label in ("uniform", "pracdelta", "full")
+    )
     assert gap.value == pytest.approx((own - base) / (full - base))

@@ -1,4 +1,6 @@
-"""``deltafl reproduce`` as a user meets it: the list, pages, an interruption, mistakes, the index."""
+"""``deltafl reproduce`` as a user meets it: the list, pages, an interruption, mistakes, the
+index.
+"""
 
 import os
 import signal
@@ -30,7 +32,9 @@ def output_of(*arguments: str) -> str:
 def test_the_list_names_every_table_and_figure_of_the_paper() -> None:
     figures = (f"figure-{k}" for k in (2, 4, 6, 7, 9, 10, 11, 12, 13, 14, 15))
     assert {"toy", *figures, *(f"table-{k}" for k in range(1, 10))} <= set(experiment_names())
-    assert set(experiment_names()) <= {line.split(" ")[0] for line in output_of("--list").splitlines()}
+    assert set(experiment_names()) <= {
+        line.split(" ")[0] for line in output_of("--list").splitlines()
+    }
 
 
 def test_the_toy_leaves_a_page_a_table_a_picture_and_a_line_of_the_index(tmp_path: Path) -> None:
@@ -55,7 +59,9 @@ def contents(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize("name", ["toy", "figure-11", "benchmark", "table-8"])
 def test_a_page_of_somebody_else_is_not_overwritten(name: str, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("# My own\n")
-    with pytest.raises(DeltaflError, match=r"README\.md has no verdict\.json beside it; move it away"):
+    with pytest.raises(
+        DeltaflError, match=r"README\.md has no verdict\.json beside it; move it away"
+    ):
         output_of(name, "--out", str(tmp_path))
     assert contents(tmp_path) == {tmp_path / "README.md": b"# My own\n"}
 
@@ -93,7 +99,9 @@ def test_a_mistake_is_answered_in_a_sentence_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_sweep_shows_how_to_go_on_keeps_what_it_has_and_ends_in_the_same_records(tmp_path: Path) -> None:
+def test_an_interrupted_sweep_shows_how_to_go_on_keeps_what_it_has_and_ends_in_the_same_records(
+    tmp_path: Path,
+) -> None:
     arguments = ["figure-11", "--part", "nu-20", "--seeds", "1"]
     words = [*COMMAND, *arguments, "--processes", "2", "--out", str(tmp_path / "a")]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -113,7 +121,9 @@ def test_an_interrupted_sweep_shows_how_to_go_on_keeps_what_it_has_and_ends_in_t
     assert all(record in first for record in kept)
     assert len(first) == 8
     own = {"seconds", "cpu_seconds", "client_seconds"}
-    assert [record.model_dump(exclude=own) for record in first] == [record.model_dump(exclude=own) for record in second]
+    assert [record.model_dump(exclude=own) for record in first] == [
+        record.model_dump(exclude=own) for record in second
+    ]
     assert read_verdict(tmp_path / "a" / "verdict.json").done == 8
 
 
@@ -125,7 +135,9 @@ def test_all_goes_through_every_experiment_names_what_cannot_run_and_writes_the_
     for module in (cli, page):
         monkeypatch.setattr(module, "experiment_names", lambda: ("table-7", "toy"))
     output = output_of("all", "--scale", "smoke", "--out", str(tmp_path / "out"))
-    places = [output.index(text) for text in ("== table-7", "not run: ", "celeba", "== toy", "Index: ")]
+    places = [
+        output.index(text) for text in ("== table-7", "not run: ", "celeba", "== toy", "Index: ")
+    ]
     assert places == sorted(places)
     index = (tmp_path / "out" / "README.md").read_text()
     assert "(toy/README.md)" in index

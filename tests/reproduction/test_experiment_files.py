@@ -1,4 +1,6 @@
-"""The experiment files: all load, every scale gives possible settings, and the paper's numbers are the paper's."""
+"""The experiment files: all load, every scale gives possible settings, and the paper's numbers
+are the paper's.
+"""
 
 import itertools
 import re
@@ -52,7 +54,8 @@ def test_every_part_resolves(name: str, scale: str) -> None:
 @pytest.mark.parametrize("name", SWEEPS)
 def test_order_reported_numbers_and_views_name_rows_that_exist(name: str) -> None:
     experiment = load_experiment(name)
-    view, source = experiment.view, source_of(experiment)
+    view = experiment.view
+    source = source_of(experiment)
     hosts = {view.rows_of.get(part, part) for part in source.parts}
     labels = {host: rows_of(experiment, view, host) for host in hosts}
     everywhere = set().union(*labels.values())
@@ -92,11 +95,22 @@ def test_order_reported_numbers_and_views_name_rows_that_exist(name: str) -> Non
     ],
 )
 def test_the_papers_numbers(
-    name: str, part: str, label: str, accuracy: float, sd: float | None, rounds: int | None, seconds: float | None
+    name: str,
+    part: str,
+    label: str,
+    accuracy: float,
+    sd: float | None,
+    rounds: int | None,
+    seconds: float | None,
 ) -> None:
     """Typed from the paper's tables a second time."""
     number = load_experiment(name).reported[part][label]
-    assert (number.accuracy, number.sd, number.rounds, number.seconds) == (accuracy, sd, rounds, seconds)
+    assert (number.accuracy, number.sd, number.rounds, number.seconds) == (
+        accuracy,
+        sd,
+        rounds,
+        seconds,
+    )
 
 
 def labels_of(order: Sequence[str]) -> list[str]:
@@ -104,12 +118,26 @@ def labels_of(order: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [name for name in SWEEPS if load_experiment(name).runs_of is None])
-def test_no_title_names_data_that_stand_for_others_and_no_note_is_of_another_setting(name: str) -> None:
-    """The data that are really read are named by the page, from the task; see ``groups.title_of``."""
+def test_no_title_names_data_that_stand_for_others_and_no_note_is_of_another_setting(
+    name: str,
+) -> None:
+    """The data that are really read are named by the page, from the task; see
+    ``groups.title_of``.
+    """
     experiment = load_experiment(name)
-    assert not any(ours in experiment.part_title(part) for part in experiment.parts for _, ours in STAND_INS.values())
-    settings = [experiment.comparison(part, scale) for scale in SCALES for part in experiment.part_names(scale)]
-    assert any(one.proximal for one in settings) == any("Proximal" in note for note in experiment.notes)
+    assert not any(
+        ours in experiment.part_title(part)
+        for part in experiment.parts
+        for _, ours in STAND_INS.values()
+    )
+    settings = [
+        experiment.comparison(part, scale)
+        for scale in SCALES
+        for part in experiment.part_names(scale)
+    ]
+    assert any(one.proximal for one in settings) == any(
+        "Proximal" in note for note in experiment.notes
+    )
     counts = {str(one.test_examples) for one in settings}
     for note in experiment.notes:
         found = re.search(r"(\d+) of the test images", note)

@@ -1,4 +1,6 @@
-"""Rates: the problems' gradients, the local work against a slow twin, slopes with intervals, the page."""
+"""Rates: the problems' gradients, the local work against a slow twin, slopes with intervals, the
+page.
+"""
 
 from math import sqrt
 from pathlib import Path
@@ -58,7 +60,9 @@ def test_no_curvature_exceeds_the_smoothness(name: str) -> None:
         x_md, y_md = problem.start_d + size * rng.standard_normal((2, 200, 6, 3))
         for x, y in zip(x_md, y_md, strict=True):
             steep_m = np.linalg.norm(problem.gradients(x) - problem.gradients(y), axis=1)
-            assert np.all(steep_m <= problem.smoothness * np.linalg.norm(x - y, axis=1) * (1 + 1e-9))
+            assert np.all(
+                steep_m <= problem.smoothness * np.linalg.norm(x - y, axis=1) * (1 + 1e-9)
+            )
 
 
 def test_noise_is_unbiased_and_of_the_size_that_was_asked_for() -> None:
@@ -74,19 +78,26 @@ def test_noise_is_unbiased_and_of_the_size_that_was_asked_for() -> None:
 def test_minibatches_are_unbiased_and_the_problem_is_not_convex() -> None:
     problem = make_problem("robust-regression", 4, 3, 0.0)
     x_md = np.tile(problem.start_d, (4, 1))
-    sample = np.array([problem.noisy_gradients(x_md, drawn) for drawn in problem.randomness(0, 0, 4000)])
+    sample = np.array(
+        [problem.noisy_gradients(x_md, drawn) for drawn in problem.randomness(0, 0, 4000)]
+    )
     error_md = np.abs(sample.mean(axis=0) - problem.gradients(x_md))
     assert np.all(error_md < 5 * sample.std(axis=0) / sqrt(4000))
-    line = [f(problem, problem.start_d + step * np.array([1.0, 0, 0])) for step in np.linspace(-20, 20, 41)]
+    line = [
+        f(problem, problem.start_d + step * np.array([1.0, 0, 0]))
+        for step in np.linspace(-20, 20, 41)
+    ]
     assert min(np.diff(line, 2)) < 0 < max(np.diff(line, 2))
 
 
 def test_local_work_is_plain_sgd() -> None:
     problem = make_problem("quadratics", 3, 2, 1.0)
-    draws, lr = problem.randomness(3, 7, 4), 0.1
+    draws = problem.randomness(3, 7, 4)
+    lr = 0.1
     update_md, variance_m = local_work(problem, problem.start_d, lr, draws)
     for i in range(3):
-        x_d, steps = problem.start_d.copy(), []
+        x_d = problem.start_d.copy()
+        steps = []
         for k in range(4):
             x_md = np.tile(x_d, (3, 1))
             step_d = -lr * problem.noisy_gradients(x_md, draws[k])[i]
@@ -101,7 +112,9 @@ def test_a_run_of_everybody_without_noise_is_gradient_descent() -> None:
     settings = {**SMALL, "local_steps": 1}
     problem = make_problem("quadratics", 5, 3, 0.0)
     least, mean = run_cell(settings, problem, "full", seed=0, horizon=16)
-    x_d, rate, squares = problem.start_d.copy(), sqrt(2) / (sqrt(16) * problem.smoothness), []
+    x_d = problem.start_d.copy()
+    rate = sqrt(2) / (sqrt(16) * problem.smoothness)
+    squares = []
     for _ in range(16):
         gradient_d = problem.gradients(np.tile(x_d, (5, 1))).mean(axis=0)
         squares.append(gradient_d @ gradient_d)

@@ -28,7 +28,9 @@ def test_the_index_is_that_of_the_pages(tmp_path: Path) -> None:
     run("--index", str(tmp_path))
     text = (tmp_path / "README.md").read_text()
     assert text == (RESULTS / "README.md").read_text()
-    cells = [cell for line in text.splitlines() if line.startswith("|") for cell in line.split(" | ")]
+    cells = [
+        cell for line in text.splitlines() if line.startswith("|") for cell in line.split(" | ")
+    ]
     assert max(len(re.sub(r"\]\(.*?\)", "", cell).strip("| ").split()) for cell in cells) <= 25
 
 
@@ -47,7 +49,9 @@ def test_pages_and_tables_are_those_of_the_records(tmp_path: Path, name: str) ->
 def test_the_repository_stays_small_enough_to_look_through() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("no git repository")
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\n")
     assert len(files) < 700
     for folder in RESULTS.glob("*/"):
         assert len(list(folder.glob("*.png"))) <= 2, f"{folder.name} has more than two pictures"

@@ -46,7 +46,9 @@ def test_the_fifteen_numbers_of_the_toy(score: str) -> None:
 def test_the_centred_estimate_by_hand() -> None:
     """With replacement and c = ubar the least MSE is (mean zeta)^2 / n, which DELTA's p attains."""
     zeta_m = np.linalg.norm(GRADIENT_MD - GRADIENT_MD.mean(axis=0), axis=1)
-    assert enumerate_toy("DELTA", "difference-hh").mse == pytest.approx(zeta_m.mean() ** 2 / 2, rel=1e-6)
+    assert enumerate_toy("DELTA", "difference-hh").mse == pytest.approx(
+        zeta_m.mean() ** 2 / 2, rel=1e-6
+    )
     norm_m = np.linalg.norm(GRADIENT_MD, axis=1)
     by_norm = np.sum(zeta_m**2 * norm_m.sum() / norm_m) / 9 / 2
     assert enumerate_toy("IS", "difference-hh").mse == pytest.approx(by_norm, rel=1e-6)
@@ -57,8 +59,8 @@ def rows_of(**changes: Any) -> list[dict[str, Any]]:
 
 
 def test_known_cases_of_the_limits() -> None:
-    """Uniform is 1 by definition; of clients that stand still a memory misses only the unseen; with equal norms
-    no score helps."""
+    """Uniform is 1 by definition; of clients that stand still a memory misses only the unseen; with
+    equal norms no score helps."""
     for row in rows_of():
         error_s = np.array(row["error"])
         if row["method"] == "uniform":
@@ -72,17 +74,23 @@ def test_known_cases_of_the_limits() -> None:
 
 
 def test_fast_drift_makes_memories_worse_than_none() -> None:
-    """Two independent vectors are further apart than one is from their mean: twice the residual, hence about twice."""
+    """Two independent vectors are further apart than one is from their mean: twice the residual,
+    hence about twice.
+    """
     (row,) = rows_of(drifts=[1.0], spreads=[], grouped=[], methods=["fedvarp"])
     assert Point(*(row[name] for name in Point._fields)) == Point("age", 20, 5, 1.0, 0, 0)
     assert 1.6 < np.mean(row["error"]) < 2.4
 
 
 def test_what_counts_is_drift_squared_times_m_by_n() -> None:
-    """A memory of age k explains (1 - drift^2)^k: four times the clients at half the drift is about the same."""
+    """A memory of age k explains (1 - drift^2)^k: four times the clients at half the drift is
+    about the same.
+    """
     methods = ["uniform", "innovation"]
     far = {"methods": methods, "sample": 2, "ratio": 40, "drifts": [0.1]}
-    rows = rows_of(ratios=[10], drifts=[0.2], spreads=[], grouped=[], methods=methods, far=far, rounds=100)
+    rows = rows_of(
+        ratios=[10], drifts=[0.2], spreads=[], grouped=[], methods=methods, far=far, rounds=100
+    )
     near, remote = (np.mean(row["error"]) for row in rows if row["method"] == "innovation")
     assert {(row["clients"], row["sample"]) for row in rows} == {(50, 5), (80, 2)}
     assert near == pytest.approx(remote, rel=0.15)

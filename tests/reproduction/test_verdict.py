@@ -37,25 +37,39 @@ def run_of(sampler: str, seed: int, accuracy_r: Any = None, loss_r: Any = None) 
 
 
 def against(measure: Measure, first: Numbers, second: Numbers) -> Statement:
-    sides = [{seed: run_of("a", seed, [value or 0.0]) for seed, value in enumerate(side)} for side in (first, second)]
+    sides = [
+        {seed: run_of("a", seed, [value or 0.0]) for seed, value in enumerate(side)}
+        for side in (first, second)
+    ]
     return compare("here", measure, ("A", sides[0]), ("B", sides[1]))
 
 
 def climbs(sampler: str, reaches: dict[int, int | None], top: float = 0.9) -> Row:
-    """A row whose seeds first have accuracy 0.7 or more at the given round, and ``top`` from there on."""
+    """A row whose seeds first have accuracy 0.7 or more at the given round, and ``top`` from
+    there on.
+    """
     curves = {
         seed: [0.1 if at is None or r < at else top + 0.001 * seed for r in range(1, 61)]
         for seed, at in reaches.items()
     }
-    return Row(sampler, sampler.upper(), {seed: run_of(sampler, seed, curve) for seed, curve in curves.items()})
+    return Row(
+        sampler,
+        sampler.upper(),
+        {seed: run_of(sampler, seed, curve) for seed, curve in curves.items()},
+    )
 
 
-def group(rows: list[Row], order: tuple[str, ...], baseline: str = "fedavg", threshold: float | None = 0.7) -> Group:
-    return Group("one", "One", tuple(rows), baseline, tuple((label,) for label in order), threshold, {})
+def group(
+    rows: list[Row], order: tuple[str, ...], baseline: str = "fedavg", threshold: float | None = 0.7
+) -> Group:
+    return Group(
+        "one", "One", tuple(rows), baseline, tuple((label,) for label in order), threshold, {}
+    )
 
 
 def test_a_paired_difference_is_that_of_scipy() -> None:
-    a, b = [0.31, 0.35, 0.42, 0.38], [0.30, 0.33, 0.36, 0.37]
+    a = [0.31, 0.35, 0.42, 0.38]
+    b = [0.30, 0.33, 0.36, 0.37]
     found = against(GOOD, list(a), list(b))
     test = stats.ttest_rel(a, b).confidence_interval(0.95)
     assert found.estimate == pytest.approx(np.mean(a) - np.mean(b))
@@ -70,11 +84,18 @@ def test_a_paired_difference_is_that_of_scipy() -> None:
         ([], [0.5, 0.6], "no interval", 0),
         ([0.8, 0.9], [0.5, 0.61], "no interval", 2),
         ([0.8, 0.9, 0.7], [0.5, 0.61, 0.42], "shown", 3),
-        ([0.8, 0.7, 0.9], [0.7, 0.6, 0.8], "open", 3),  # 0.1 each, up to rounding: an interval without width
+        (
+            [0.8, 0.7, 0.9],
+            [0.7, 0.6, 0.8],
+            "open",
+            3,
+        ),  # 0.1 each, up to rounding: an interval without width
         ([0.9, 0.2, 0.5], [0.5, 0.5, 0.4], "open", 3),
     ],
 )
-def test_few_pairs_and_equal_pairs_prove_nothing(first: Numbers, second: Numbers, status: str, pairs: int) -> None:
+def test_few_pairs_and_equal_pairs_prove_nothing(
+    first: Numbers, second: Numbers, status: str, pairs: int
+) -> None:
     found = against(GOOD, first, second)
     assert (found.status, found.pairs) == (status, pairs)
 
@@ -108,7 +129,10 @@ def test_a_method_that_fails_where_the_other_does_not_is_not_called_better() -> 
     ],
 )
 def test_the_rule(statuses: tuple[Status, ...], result: str) -> None:
-    assert sum_up([Statement("here", GOOD, "A", "B", 0.1, 0.0, 0.2, 3, 0, 0, s) for s in statuses]) == result
+    assert (
+        sum_up([Statement("here", GOOD, "A", "B", 0.1, 0.0, 0.2, 3, 0, 0, s) for s in statuses])
+        == result
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,12 +144,14 @@ def test_the_rule(statuses: tuple[Status, ...], result: str) -> None:
         (FEW, [(0.89, 1.09)], "3 seeds are too few"),
     ],
 )
-def test_what_is_not_decided_says_why(measure: Measure, ends: list[tuple[float, float]], why: str) -> None:
+def test_what_is_not_decided_says_why(
+    measure: Measure, ends: list[tuple[float, float]], why: str
+) -> None:
     found = [Statement("here", measure, "A", "B", 0.0, *pair, 3, 0, 0, "open") for pair in ends]
     assert verdict_text(found) == f"is not decided: {why}"
-    assert verdict_text([found[0]._replace(low=None, high=None, status="no interval", pairs=2)]).endswith(
-        "2 seeds are too few"
-    )
+    assert verdict_text(
+        [found[0]._replace(low=None, high=None, status="no interval", pairs=2)]
+    ).endswith("2 seeds are too few")
 
 
 def test_noise_alone_is_seldom_called_anything() -> None:
@@ -134,15 +160,21 @@ def test_noise_alone_is_seldom_called_anything() -> None:
     order = ("pracdelta", "fedpracis", "cluster-is", "fedavg")
     results = []
     for _ in range(120):
-        rows = [Row(n, n, {seed: run_of(n, seed, [rng.uniform(0.6, 0.8)]) for seed in range(3)}) for n in order]
+        rows = [
+            Row(n, n, {seed: run_of(n, seed, [rng.uniform(0.6, 0.8)]) for seed in range(3)})
+            for n in order
+        ]
         results.append(sum_up(ordered([group(rows, order)], {"one": [GOOD]})))
     decided = sum(result != "is not decided" for result in results)
-    # Two directions at 5 % each, more for pairs that share runs: the bound is wide, and 0 would be a fault too.
+    # Two directions at 5 % each, more for pairs that share runs: the bound is wide, and 0 would be
+    # a fault too.
     assert 0 < decided < 30
 
 
 def test_every_pair_that_the_paper_orders_is_stated_once_for_each_measure() -> None:
-    rows = [climbs(name, {0: 20, 1: 22}) for name in ("fedavg", "fedpracis", "pracdelta", "uniform")]
+    rows = [
+        climbs(name, {0: 20, 1: 22}) for name in ("fedavg", "fedpracis", "pracdelta", "uniform")
+    ]
     measures = {"one": [rounds_to(0.7, "accuracy"), accuracy(5)]}
     found = ordered([group(rows, ("pracdelta", "fedpracis", "fedavg"))], measures)
     pairs = [("PRACDELTA", "FEDPRACIS"), ("PRACDELTA", "FEDAVG"), ("FEDPRACIS", "FEDAVG")]
@@ -161,7 +193,10 @@ def test_the_verdict_states_the_result_and_what_failed() -> None:
     measures = {"one": [rounds_to(0.7, "accuracy")]}
     shown = group(rows, ("pracdelta", "fedpracis", "fedavg"))
     found = judge([shown], measures)
-    assert (found.verdict, found.sentence) == ("holds in part", "The paper's ordering holds in part.")
+    assert (found.verdict, found.sentence) == (
+        "holds in part",
+        "The paper's ordering holds in part.",
+    )
     assert found.reasons.startswith("It is PRACDELTA before FEDPRACIS before FEDAVG.")
     assert "Of 3 statements on pairs of methods, the runs leave 2 shown, 1 open." in found.reasons
     assert "Of these, 2 leave out seeds with which one method failed" in found.reasons
@@ -172,7 +207,8 @@ def test_the_verdict_states_the_result_and_what_failed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "verdict"), [(-0.009, "is contradicted, by small differences"), (-0.2, "is contradicted")]
+    ("low", "verdict"),
+    [(-0.009, "is contradicted, by small differences"), (-0.2, "is contradicted")],
 )
 def test_a_contradiction_says_whether_it_is_small(low: float, verdict: str) -> None:
     found = [Statement("here", accuracy(), "A", "B", low / 2, low, -0.001, 3, 0, 0, "contradicted")]
@@ -187,10 +223,16 @@ def test_the_number_is_of_a_pair_that_decides() -> None:
         "fedis": (0.9, 0.98, 1.09),
     }
     rows = [
-        Row(name, name, {seed: run_of(name, seed, loss_r=[x] * 10) for seed, x in enumerate(numbers)})
+        Row(
+            name,
+            name,
+            {seed: run_of(name, seed, loss_r=[x] * 10) for seed, x in enumerate(numbers)},
+        )
         for name, numbers in levels.items()
     ]
-    found = judge([group(rows, ("delta", "fedis", "uniform"), threshold=None)], {"one": [late_loss(True)]})
+    found = judge(
+        [group(rows, ("delta", "fedis", "uniform"), threshold=None)], {"one": [late_loss(True)]}
+    )
     assert found.verdict.startswith("holds in part")
     assert found.number.startswith("delta against uniform: ")
 
@@ -198,11 +240,17 @@ def test_the_number_is_of_a_pair_that_decides() -> None:
 def test_a_lower_number_is_called_lower() -> None:
     levels = {"fedavg": (1.0, 1.1, 1.2), "delta": (0.1, 0.11, 0.13)}
     rows = [
-        Row(name, name, {seed: run_of(name, seed, loss_r=[x] * 10) for seed, x in enumerate(numbers)})
+        Row(
+            name,
+            name,
+            {seed: run_of(name, seed, loss_r=[x] * 10) for seed, x in enumerate(numbers)},
+        )
         for name, numbers in levels.items()
     ]
     measures = {"one": [late_loss(True)]}
-    shown, turned = (group(rows, order, threshold=None) for order in (("delta", "fedavg"), ("fedavg", "delta")))
+    shown, turned = (
+        group(rows, order, threshold=None) for order in (("delta", "fedavg"), ("fedavg", "delta"))
+    )
     assert judge([shown], measures).verdict == "holds"
     assert "| delta before fedavg | log10 loss | lower by 0.98" in pairs_table([shown], measures)
     assert judge([turned], measures).verdict == "is contradicted"
@@ -214,7 +262,9 @@ def test_measures_by_hand() -> None:
     assert accuracy(2).value(run) == pytest.approx(0.625)
     assert best_within(5, 2).value(run) == pytest.approx(0.8)
     assert rounds_to(0.7, "accuracy").value(run) == 3
-    assert rounds_to(0.52, "accuracy", smoothed=True).value(run) == 6  # (0.5 + 0.9 + 0.3 + 0.7 + 0.2) / 5
+    assert (
+        rounds_to(0.52, "accuracy", smoothed=True).value(run) == 6
+    )  # (0.5 + 0.9 + 0.3 + 0.7 + 0.2) / 5
     assert rounds_to(0.95, "accuracy").value(run) is None
     ended = run._replace(diverged=10)
     assert (accuracy(5).value(ended), late_loss(False).value(ended)) == (0.65, None)
@@ -222,7 +272,9 @@ def test_measures_by_hand() -> None:
 
 def test_losses_and_probes_by_hand() -> None:
     run = run_of("fedavg", 0, loss_r=[10.0] * 195 + [1.0, 10.0, 100.0, 10.0, 1.0])
-    assert late_loss(True).value(run) == pytest.approx((3 + 0 + 1 + 2 + 1 + 0) / 8)  # the last 8 of 200 rounds
+    assert late_loss(True).value(run) == pytest.approx(
+        (3 + 0 + 1 + 2 + 1 + 0) / 8
+    )  # the last 8 of 200 rounds
     assert late_loss(False).value(run_of("fedavg", 0, loss_r=[1.0] * 9 + [math.inf])) is None
     probes = {"round": np.arange(0.0, 50, 10), "norm": np.array([9.0, 9.0, 1.0, np.nan, 4.0])}
     assert late_probe("norm", "norm", True).value(run._replace(probes=probes)) == pytest.approx(2.0)

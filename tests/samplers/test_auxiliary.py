@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 from conftest import Recorder, assert_frequencies, frequencies
-from deltafl import Cohort, DeltaflError, Plan, Population, Reports, close_round, init_round, open_round
+from deltafl import (
+    Cohort,
+    DeltaflError,
+    Plan,
+    Population,
+    Reports,
+    close_round,
+    init_round,
+    open_round,
+)
 from deltafl.designs.exact import every_cohort
 from deltafl.samplers.balanced import Balanced
 from deltafl.samplers.fed_cbs import FedCBS, imbalance
@@ -23,7 +32,9 @@ def cohorts_of(sampler: Balanced, population: Population, n: int) -> list[tuple[
     state = sampler.init(population)
     everyone_m = np.ones(population.num_clients, dtype=np.bool_)
     cohorts = every_cohort(lambda rng: sampler.open(state, everyone_m, n, rng))
-    return [(chance, cohort) for chance, cohort in cohorts if chance > 1e-12]  # rounding makes branches of 1e-17
+    return [
+        (chance, cohort) for chance, cohort in cohorts if chance > 1e-12
+    ]  # rounding makes branches of 1e-17
 
 
 @pytest.mark.parametrize("design", ["cube", "anticluster", "local-pivotal"])
@@ -49,7 +60,11 @@ def test_what_is_linear_in_what_is_known_is_estimated_without_error() -> None:
 def test_columns_that_others_determine_cost_no_balance() -> None:
     """Shares that sum to 1 vary in one direction fewer, and a column twice is one column."""
     share_mc = np.random.default_rng(1).dirichlet(np.ones(4), size=9)
-    for aux_mq, axes in ((share_mc, 3), (np.hstack([share_mc, share_mc]), 3), (np.full((9, 2), 0.1), 0)):
+    for aux_mq, axes in (
+        (share_mc, 3),
+        (np.hstack([share_mc, share_mc]), 3),
+        (np.full((9, 2), 0.1), 0),
+    ):
         state = Balanced().init(Population.from_sizes(range(1, 10), aux=aux_mq))
         assert state.value_mq.shape == (9, axes)
         np.testing.assert_allclose(state.value_mq.sum(axis=0), 0, atol=1e-12)
@@ -59,12 +74,16 @@ def test_columns_that_others_determine_cost_no_balance() -> None:
 
 
 def test_tasks_provide_the_shares_of_the_labels() -> None:
-    settings = make_settings(RunSettings, {"sampler": "balanced", "task": "digits", "clients": 7, "sample": 2})
+    settings = make_settings(
+        RunSettings, {"sampler": "balanced", "task": "digits", "clients": 7, "sample": 2}
+    )
     task = task_of(settings)
     aux_mq = plan_of(settings, task.population("data"), task).population.aux_mq
     assert aux_mq is not None
     rows = task.client_rows[3]
-    assert aux_mq[3].tolist() == [float(np.mean(task.dataset.train_y[rows] == label)) for label in range(10)]
+    assert aux_mq[3].tolist() == [
+        float(np.mean(task.dataset.train_y[rows] == label)) for label in range(10)
+    ]
     for label in ("balanced", "uniform@systematic@regression-damped", "fed-cbs"):
         settings = make_settings(RunSettings, {"sampler": label, "task": "toy"})
         toy = task_of(settings)
@@ -82,7 +101,9 @@ def test_imbalance_by_hand() -> None:
 
 
 def cbs_chances(count_mc: FloatArray, bonus_m: FloatArray) -> FloatArray:
-    """The paper's products for cohorts of two, written out: P(first) P(second | first) for each ordered pair."""
+    """The paper's products for cohorts of two, written out: P(first) P(second | first) for each
+    ordered pair.
+    """
     m = len(count_mc)
     quality = np.array([1 / imbalance(count_mc[i : i + 1])[0] + bonus_m[i] for i in range(m)])
     chance = np.zeros((m, m))
@@ -94,14 +115,21 @@ def cbs_chances(count_mc: FloatArray, bonus_m: FloatArray) -> FloatArray:
 
 
 def test_fed_cbs_draws_with_the_papers_probabilities() -> None:
-    """In the first round without a bonus (ln 1 = 0), later with one by how often each was selected."""
+    """In the first round without a bonus (ln 1 = 0), later with one by how often each was
+    selected.
+    """
     count_mc = np.array([[6.0, 1.0], [2.0, 3.0], [1.0, 4.0], [5.0, 2.0]])
     population = Population.from_sizes(count_mc.sum(axis=1).astype(int), aux=count_mc)
-    sampler, selected = FedCBS(exploration=10.0), np.array([0, 1, 4, 9])
+    sampler = FedCBS(exploration=10.0)
+    selected = np.array([0, 1, 4, 9])
     for rounds in (0, 6):
         state = sampler.init(population)._replace(selected_m=selected, rounds=np.array(rounds))
-        chance = cbs_chances(count_mc, 10 * np.sqrt(1.5 * log(rounds + 1) / np.maximum(selected, 1)))
-        assert_frequencies(frequencies(sampler, state, 4, 2), chance.sum(axis=0) + chance.sum(axis=1))
+        chance = cbs_chances(
+            count_mc, 10 * np.sqrt(1.5 * log(rounds + 1) / np.maximum(selected, 1))
+        )
+        assert_frequencies(
+            frequencies(sampler, state, 4, 2), chance.sum(axis=0) + chance.sum(axis=1)
+        )
 
 
 def test_fed_cbs_counts_who_was_selected_and_selects_those_that_are_there() -> None:

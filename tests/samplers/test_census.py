@@ -1,4 +1,6 @@
-"""The census: answers, auxiliary variables, privacy, and estimates that stay unbiased whatever is answered."""
+"""The census: answers, auxiliary variables, privacy, and estimates that stay unbiased whatever
+is answered.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,17 @@ import numpy as np
 import pytest
 
 from conftest import all_cohorts, make_problem, play
-from deltafl import Census, DeltaflError, Plan, Population, close_round, init_round, make_plan, make_sampler, open_round
+from deltafl import (
+    Census,
+    DeltaflError,
+    Plan,
+    Population,
+    close_round,
+    init_round,
+    make_plan,
+    make_sampler,
+    open_round,
+)
 from deltafl.estimators.control_variates import pseudoinverse
 from deltafl.estimators.sketch import count_sketch
 from deltafl.estimators.two_bits import norms
@@ -48,7 +60,9 @@ def test_an_answer_is_the_sketch_of_each_tensors_direction() -> None:
     np.testing.assert_allclose(answer_k[:-1], expected_k / np.linalg.norm(expected_k), rtol=1e-12)
     assert answer_k[-1] == pytest.approx(np.linalg.norm(update_d))
     louder = update_d * [1, 1, 1e200, 1e200, 1e-200]  # only directions count, and nothing overflows
-    np.testing.assert_allclose(Census(size=16).answer(louder, tensors=(2, 1), seed=4)[:-1], answer_k[:-1], rtol=1e-12)
+    np.testing.assert_allclose(
+        Census(size=16).answer(louder, tensors=(2, 1), seed=4)[:-1], answer_k[:-1], rtol=1e-12
+    )
 
 
 def test_an_update_without_direction_or_number() -> None:
@@ -75,7 +89,8 @@ def test_the_output_layer_has_weights_and_a_bias_that_fits() -> None:
 
 def test_auxiliary_variables_are_principal_components() -> None:
     rng = np.random.default_rng(0)
-    update_md, weight_m = rng.normal(size=(30, 40)), rng.dirichlet(np.ones(30))
+    update_md = rng.normal(size=(30, 40))
+    weight_m = rng.dirichlet(np.ones(30))
     census = Census(components=4, size=64)
     answer_mk = np.array([census.answer(update_d)[:-1] for update_d in update_md])
     aux_mq = auxiliary(census, answer_mk, weight_m)
@@ -90,7 +105,8 @@ def test_auxiliary_variables_are_principal_components() -> None:
 
 def test_few_answers_have_few_components() -> None:
     """What is left beyond their rank is rounding: were it kept, slopes on it would be 1e16 long."""
-    census, rng = Census(), np.random.default_rng(2)
+    census = Census()
+    rng = np.random.default_rng(2)
     answers = [census.answer(rng.normal(size=40)) for _ in range(5)]
     aux_mq = census.population(Population.from_sizes([1, 2, 3, 4, 5]), answers).aux_mq
     assert aux_mq is not None
@@ -103,7 +119,10 @@ def test_few_answers_have_few_components() -> None:
 def test_answers_of_one_direction_have_no_component() -> None:
     rng = np.random.default_rng(6)
     direction_d = rng.normal(size=40)
-    answers = [Census().answer(np.float32(length) * direction_d.astype(np.float32)) for length in rng.uniform(1, 2, 8)]
+    answers = [
+        Census().answer(np.float32(length) * direction_d.astype(np.float32))
+        for length in rng.uniform(1, 2, 8)
+    ]
     aux_mq = Census().population(Population.from_sizes([1, 2, 3, 4, 5, 6, 7, 8]), answers).aux_mq
     assert aux_mq is not None
     assert not aux_mq.any()
@@ -120,29 +139,44 @@ def test_one_of_two_long_first_updates_is_clipped() -> None:
 
 
 def test_updates_in_place_of_answers_are_refused() -> None:
-    plan, update_d = make_plan("census", [1, 2, 3], 2), np.arange(1.0, 11.0)
+    plan = make_plan("census", [1, 2, 3], 2)
+    update_d = np.arange(1.0, 11.0)
     assert plan.census is not None
     with pytest.raises(DeltaflError, match=r"10 numbers, .* write plan.census.answer\(update\)"):
         plan.with_census([update_d, None, update_d])
     with pytest.raises(DeltaflError, match="the update is None"):
         plan.census.answer(None)  # type: ignore[arg-type]
-    assert plan.census.answer(update_d, ((4, 2), 2)).tolist() == plan.census.answer(update_d, (8, 2)).tolist()
+    assert (
+        plan.census.answer(update_d, ((4, 2), 2)).tolist()
+        == plan.census.answer(update_d, (8, 2)).tolist()
+    )
 
 
 @pytest.mark.parametrize("together", [False, True])
 def test_answers_rounded_to_32_bits_are_refused(together: bool) -> None:
-    """A code holds 52 bits in a number: rounded, it would predict worse than no answer. Sketches alone may be."""
-    plan, narrow_plan = (make_plan(f"{SMALL}@@{name}", [1] * 6, 2) for name in ("two-phase", "regression"))
+    """A code holds 52 bits in a number: rounded, it would predict worse than no answer. Sketches
+    alone may be.
+    """
+    plan, narrow_plan = (
+        make_plan(f"{SMALL}@@{name}", [1] * 6, 2) for name in ("two-phase", "regression")
+    )
     update_md = np.random.default_rng(0).normal(size=(6, 300)).astype(np.float32)
     narrow = [answer_k.astype(np.float32) for answer_k in answers_of(plan, update_md)]
-    with pytest.raises(DeltaflError, match="has type float32, and needs float64: its code has 52 bits"):
+    with pytest.raises(
+        DeltaflError, match="has type float32, and needs float64: its code has 52 bits"
+    ):
         plan.with_census(np.array(narrow) if together else [None, *narrow[1:]])
     answers = [answer_k.astype(np.float32) for answer_k in answers_of(narrow_plan, update_md)]
-    assert narrow_plan.with_census(np.array(answers) if together else answers).population.aux_mq is not None
+    assert (
+        narrow_plan.with_census(np.array(answers) if together else answers).population.aux_mq
+        is not None
+    )
 
 
 def test_no_answer_counts_as_the_mean_and_a_long_one_as_any_other() -> None:
-    census, rng, weight_m = Census(components=3, size=5), np.random.default_rng(1), np.full(8, 1 / 8)
+    census = Census(components=3, size=5)
+    rng = np.random.default_rng(1)
+    weight_m = np.full(8, 1 / 8)
     answer_mk = rng.normal(size=(8, 5))
     answer_mk /= np.linalg.norm(answer_mk, axis=1, keepdims=True)
     honest_mq = auxiliary(census, answer_mk, weight_m)
@@ -159,8 +193,11 @@ def test_no_answer_counts_as_the_mean_and_a_long_one_as_any_other() -> None:
 
 
 def test_signs_of_components_do_not_hang_on_the_machine() -> None:
-    """With the axes pointing to their largest entry, a newcomer does not turn what the regression has learnt."""
-    census, rng = Census(components=2, size=6), np.random.default_rng(2)
+    """With the axes pointing to their largest entry, a newcomer does not turn what the
+    regression has learnt.
+    """
+    census = Census(components=2, size=6)
+    rng = np.random.default_rng(2)
     answer_mk = rng.normal(size=(40, 6)) * [9, 4, 1, 1, 1, 1]
     before_mq = auxiliary(census, answer_mk[:39], np.full(39, 1 / 39))
     after_mq = auxiliary(census, answer_mk, np.full(40, 1 / 40))
@@ -181,22 +218,33 @@ def test_epsilon_is_that_of_the_gaussian_mechanism(noise: float, delta: float) -
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_noise_hides_that_an_update_was_not_finite(bad: float) -> None:
     census = Census(noise=1.0)
-    answer_k, of_zero_k = (census.answer(u, rng=np.random.default_rng(0)) for u in ([bad, 1.0, 2.0], np.zeros(3)))
+    answer_k, of_zero_k = (
+        census.answer(u, rng=np.random.default_rng(0)) for u in ([bad, 1.0, 2.0], np.zeros(3))
+    )
     assert np.array_equal(answer_k, of_zero_k)
     assert np.isfinite(answer_k).all()
 
 
-@pytest.mark.parametrize(("noise", "least", "most"), [(0.0, 0.88, 0.94), (0.25, 0.6, 0.74), (1.0, 0.1, 0.35)])
+@pytest.mark.parametrize(
+    ("noise", "least", "most"), [(0.0, 0.88, 0.94), (0.25, 0.6, 0.74), (1.0, 0.1, 0.35)]
+)
 def test_how_much_an_answer_tells_of_the_labels(noise: float, least: float, most: float) -> None:
-    """Figures of docs/privacy.md, on digits: shares of labels, read from the bias' part of an answer."""
-    task, rng, census = make_task("digits", seed=0, num_clients=100), np.random.default_rng(1), Census(noise=noise)
+    """Figures of docs/privacy.md, on digits: shares of labels, read from the bias' part of an
+    answer.
+    """
+    task = make_task("digits", seed=0, num_clients=100)
+    rng = np.random.default_rng(1)
+    census = Census(noise=noise)
     engine = Engine(task, LocalWork(lr=0.05, epochs=2, batch_size=10), seed=0)
     update_md = engine.train(engine.initial_params(), 0, np.arange(100)).update_nd
     read_mc = (
         np.array([census.answer(u, (640, 10), rng=rng)[:-1] for u in update_md])
         @ count_sketch(np.eye(650), 128, 0)[640:].T
     )
-    share_mc = [np.bincount(task.dataset.train_y[rows], minlength=10) / len(rows) for rows in task.client_rows]
+    share_mc = [
+        np.bincount(task.dataset.train_y[rows], minlength=10) / len(rows)
+        for rows in task.client_rows
+    ]
     pairs = zip(read_mc, share_mc, strict=True)
     assert least < np.mean([np.corrcoef(read_c, share_c)[0, 1] for read_c, share_c in pairs]) < most
 
@@ -205,9 +253,13 @@ def test_how_much_an_answer_tells_of_the_labels(noise: float, least: float, most
 
 
 @pytest.mark.parametrize("liar", [None, 1e30, np.nan])
-@pytest.mark.parametrize("label", [SMALL, "census(components=2,size=8,by_norm=False)@local-pivotal"])
+@pytest.mark.parametrize(
+    "label", [SMALL, "census(components=2,size=8,by_norm=False)@local-pivotal"]
+)
 def test_estimates_are_unbiased_whatever_is_answered(label: str, liar: float | None) -> None:
-    """By enumeration of all cohorts, in the first round and after some; a liar's answer moves no weight."""
+    """By enumeration of all cohorts, in the first round and after some; a liar's answer moves no
+    weight.
+    """
     problems = [make_problem([3, 1, 2, 5, 2, 4], d=3, seed=seed) for seed in range(4)]
     plan = make_plan(label, problems[0].population, 3)
     answers = answers_of(plan, problems[0].update_md)
@@ -237,13 +289,17 @@ def test_a_liar_is_selected_as_often_as_it_would_be_without_scores() -> None:
 
 
 def test_norms_say_whom_to_ask_first() -> None:
-    """pi_i of the first round is w_i sqrt(shrink + (1 - shrink) norm^2 / mean norm^2), scaled; then visits count."""
+    """pi_i of the first round is w_i sqrt(shrink + (1 - shrink) norm^2 / mean norm^2), scaled;
+    then visits count.
+    """
     update_md = np.diag([1.0, 1, 1, 2, 1, 1]).astype(np.float32)
     plan = make_plan("census(components=1,floor=0)@systematic", [1] * 6, 2)
     plan = plan.with_census([*answers_of(plan, update_md)[:5], None])
     state = init_round(plan, np.zeros(6))
     score_m = np.sqrt(0.5 + 0.5 * np.array([1, 1, 1, 4, 1, 1.6]) / 1.6)
-    np.testing.assert_allclose(plan.sampler.scores(state.sampler, None, 2, None), score_m / score_m.sum())  # type: ignore[attr-defined]
+    np.testing.assert_allclose(
+        plan.sampler.scores(state.sampler, None, 2, None), score_m / score_m.sum()
+    )  # type: ignore[attr-defined]
     # A norm out of the blue is selected for certain once, and no longer when it was seen.
     liar = plan.with_census([*answers_of(plan, update_md)[:5], np.append(np.ones(128), 1e300)])
     state = init_round(liar, np.zeros(6))
@@ -267,20 +323,32 @@ def test_a_plan_says_what_is_missing() -> None:
 
 
 def test_answers_of_many_clients_are_looked_at_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng, m = np.random.default_rng(3), 40
+    rng = np.random.default_rng(3)
+    m = 40
     answer_mk = np.abs(rng.normal(size=(m, 9)))
-    answer_mk[5], answer_mk[7, :-1] = np.nan, 0.0
-    population, asked = Population.from_sizes(1 + np.arange(m) % 4), Census(3, 8)
+    answer_mk[5] = np.nan
+    answer_mk[7, :-1] = 0.0
+    population = Population.from_sizes(1 + np.arange(m) % 4)
+    asked = Census(3, 8)
     whole = asked.population(population, answer_mk)
     assert whole.aux_mq is not None and whole.norm_m is not None and np.isnan(whole.norm_m[5])
     given = [None if i == 5 else list(answer_k) for i, answer_k in enumerate(answer_mk)]
     assert np.array_equal(asked.auxiliary(given, population.weight_m), whole.aux_mq)
     monkeypatch.setattr("deltafl.samplers.census._BLOCK", 7)
-    np.testing.assert_allclose(asked.auxiliary(answer_mk, population.weight_m), whole.aux_mq, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        asked.auxiliary(answer_mk, population.weight_m), whole.aux_mq, rtol=1e-9, atol=1e-12
+    )
 
 
 def run(folder: Path, **changes: object) -> RunDirectory:
-    given = {"task": "digits", "clients": 20, "sample": 4, "rounds": 4, "checkpoint_every": 1, "sampler": "census"}
+    given = {
+        "task": "digits",
+        "clients": 20,
+        "sample": 4,
+        "rounds": 4,
+        "checkpoint_every": 1,
+        "sampler": "census",
+    }
     run_single(make_settings(RunSettings, given | changes), folder, lambda done: None)
     return RunDirectory(folder)
 
@@ -288,14 +356,20 @@ def run(folder: Path, **changes: object) -> RunDirectory:
 def test_a_run_begins_with_a_census_that_is_paid_for(tmp_path: Path) -> None:
     lines = list(run(tmp_path / "a").lines("rounds.jsonl"))
     assert lines[0].keys() == {"round", "test"}
-    assert (lines[1]["answers"], lines[1]["cohort"], lines[1]["num_responded"]) == (20, list(range(20)), 20)
+    assert (lines[1]["answers"], lines[1]["cohort"], lines[1]["num_responded"]) == (
+        20,
+        list(range(20)),
+        20,
+    )
     assert (lines[1]["bytes_down"], lines[1]["bytes_up"]) == (20 * 650 * 4, 20 * (129 + 33) * 8)
     assert lines[1]["test"]["accuracy"] > lines[0]["test"]["accuracy"] + 0.1  # it moves the model
     assert [line["num_selected"] for line in lines[2:]] == [4] * 3
     timings = list(RunDirectory(tmp_path / "a").lines("timings.jsonl"))
     assert timings[1]["cpu_seconds"] > 0
     assert all(0 < timing["client_seconds"] < timing["seconds"] for timing in timings[1:])
-    assert timings[-1]["server_bytes"] > 650 * 4 * 11  # the model, and one for the mean and each of ten components
+    assert (
+        timings[-1]["server_bytes"] > 650 * 4 * 11
+    )  # the model, and one for the mean and each of ten components
     # Nobody's share of labels is looked at: without any the rounds are the same.
     other = run(tmp_path / "b", workers=2)
     assert list(other.lines("rounds.jsonl")) == lines

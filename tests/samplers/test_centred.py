@@ -1,4 +1,6 @@
-"""delta-centred and innovation: scores by hand, and what a memory is worth where clients stand still."""
+"""delta-centred and innovation: scores by hand, and what a memory is worth where clients stand
+still.
+"""
 
 import numpy as np
 import pytest
@@ -29,7 +31,9 @@ def cohort(*clients: int) -> Cohort:
 
 
 def test_delta_centred_by_hand() -> None:
-    """a^2 = (16, 4 then the mean of 4 and 12, unseen, unseen); forgetting a half; shrunk by a fifth; no floor."""
+    """a^2 = (16, 4 then the mean of 4 and 12, unseen, unseen); forgetting a half; shrunk by a
+    fifth; no floor.
+    """
     sampler = Centred(floor=0.0)
     state = sampler.update(sampler.init(POPULATION), cohort(0, 1), report([16.0, 4.0]))
     state = sampler.update(state, cohort(1), report([12.0]))
@@ -50,17 +54,26 @@ def test_innovation_by_hand(ageing: float) -> None:
     again = 3.0 / one
     first = (16 + 4 + 10) / 3
     remaining = (again + 5 * first / 2) / (16 + 5 * first)
-    square_m = np.array([again * one, 4 * remaining * two, 10 * remaining * one, 2 * first])  # explore is 2
+    square_m = np.array(
+        [again * one, 4 * remaining * two, 10 * remaining * one, 2 * first]
+    )  # explore is 2
     score_m = POPULATION.weight_m * np.sqrt(square_m)
-    np.testing.assert_allclose(mean_counts(sampler, state, 2, 4), inclusion_probabilities(score_m, 2))
+    np.testing.assert_allclose(
+        mean_counts(sampler, state, 2, 4), inclusion_probabilities(score_m, 2)
+    )
 
 
 def test_clients_that_stand_still_are_estimated_exactly_once_all_were_seen() -> None:
-    """u_i does not change: after everybody's first visit innovation has no error at all; importance sampling has."""
+    """u_i does not change: after everybody's first visit innovation has no error at all;
+    importance sampling has.
+    """
     rng = np.random.default_rng(0)
-    m, d = 12, 30
+    m = 12
+    d = 30
     population = Population.from_sizes(np.full(m, 7))
-    update_md = rng.standard_normal((m, d)).astype(np.float32) * rng.exponential(size=(m, 1)).astype(np.float32)
+    update_md = rng.standard_normal((m, d)).astype(np.float32) * rng.exponential(
+        size=(m, 1)
+    ).astype(np.float32)
     ubar_d = population.weight_m @ update_md.astype(np.float64)
     plan = Plan(population, make_sampler("innovation"), 3, estimator="innovation")
     state = init_round(plan, np.zeros(d))
@@ -69,7 +82,9 @@ def test_clients_that_stand_still_are_estimated_exactly_once_all_were_seen() -> 
         drawn = open_round(plan, state)
         state, info = close_round(plan, state, drawn, update_md[drawn.client_n])
         seen |= set(drawn.client_n.tolist())
-    assert state.round <= 8, "clients never seen are selected early: blind draws need 12 rounds on average"
+    assert state.round <= 8, (
+        "clients never seen are selected early: blind draws need 12 rounds on average"
+    )
     drawn = open_round(plan, state)
     after, info = close_round(plan, state, drawn, update_md[drawn.client_n])
     np.testing.assert_allclose(after.params_d - state.params_d, ubar_d, atol=1e-5)
@@ -78,7 +93,9 @@ def test_clients_that_stand_still_are_estimated_exactly_once_all_were_seen() -> 
 
 @pytest.mark.parametrize("shrink", [0.2, 1.0])
 def test_who_repeated_an_update_is_still_drawn_while_others_are_unseen(shrink: float) -> None:
-    """All residuals of second visits were 0; without a floor shrinkage keeps every inclusion probability above 0."""
+    """All residuals of second visits were 0; without a floor shrinkage keeps every inclusion
+    probability above 0.
+    """
     sampler = Centred(own_memory=True, floor=0.0, shrink=shrink, forgetting=1.0)
     assert sampler.unbiased
     state = sampler.init(POPULATION)

@@ -1,4 +1,6 @@
-"""What is said of DELTA's scores: where they can be better than importance sampling, what they miss, their options."""
+"""What is said of DELTA's scores: where they can be better than importance sampling, what they
+miss, their options.
+"""
 
 import numpy as np
 import pytest
@@ -22,32 +24,44 @@ from tools.samplers import mean_counts
 
 
 def enumerated(label: str, update_md: FloatArray, n: int) -> EstimateError:
-    """Bias and error of one round over all cohorts, for clients of equal weight without local noise."""
+    """Bias and error of one round over all cohorts, for clients of equal weight without local
+    noise.
+    """
     plan = make_plan(label, Population.from_sizes([1] * len(update_md)), n)
     known = KnownUpdates(update_md, plan.population.weight_m)
-    error = estimate_error(plan, init_round(plan, np.zeros(update_md.shape[1])), known, known.update_md, draws=1)
+    error = estimate_error(
+        plan, init_round(plan, np.zeros(update_md.shape[1])), known, known.update_md, draws=1
+    )
     assert error.exact
     return error
 
 
 @pytest.mark.parametrize(
-    ("design", "low", "high"), [("multinomial", 0, 0), ("poisson", 0, 0), ("systematic", 0.05, 0.25)]
+    ("design", "low", "high"),
+    [("multinomial", 0, 0), ("poisson", 0, 0), ("systematic", 0.05, 0.25)],
 )
 def test_delta_is_never_better_than_importance_sampling_where_draws_are_independent(
     design: str, low: float, high: float
 ) -> None:
-    """For draws of fixed size the sentence is false: it is better in some problems of five clients."""
-    rng, better = np.random.default_rng(0), []
+    """For draws of fixed size the sentence is false: it is better in some problems of five
+    clients.
+    """
+    rng = np.random.default_rng(0)
+    better = []
     for _ in range(30 if design == "systematic" else 15):
         update_md = rng.normal(size=(5, 2)) * rng.lognormal(0, 0.7, size=(5, 1)) + 0.3
-        ours, best = (enumerated(f"{name}@{design}", update_md, 2).mse for name in ("delta", "fedis"))
+        ours, best = (
+            enumerated(f"{name}@{design}", update_md, 2).mse for name in ("delta", "fedis")
+        )
         better.append(ours < best * (1 - 1e-9))
     assert low <= np.mean(better) <= high
 
 
 def test_a_problem_where_delta_is_better() -> None:
     update_md = np.array([[1.0], [1.0], [-1.0]])
-    found = [enumerated(name, update_md, 2).mse / 9 for name in ("fedis", "delta")]  # errors are relative to ubar^2
+    found = [
+        enumerated(name, update_md, 2).mse / 9 for name in ("fedis", "delta")
+    ]  # errors are relative to ubar^2
     assert found == pytest.approx([2 / 9, 0], abs=1e-12)
 
 
@@ -59,10 +73,17 @@ def test_a_client_at_the_mean_is_missed_unless_there_is_a_floor() -> None:
 
 @pytest.mark.parametrize("steps", [1, 50])
 def test_alpha_of_the_theory_is_for_updates_of_many_steps(steps: int) -> None:
-    """p of corollary 3.7 from zeta and sigma of gradients, and from updates of K constant gradients: the same."""
-    rounds, n, m, lr = 500, 2, 4, 0.01
-    gradient_m, noise_m = np.array([1.0, 2.0, 4.0, 9.0]), np.array([0.5, 1.0, 2.0, 4.0])
-    a1, a2 = 20 * steps / rounds**0.5, 5 / rounds**0.5 + (steps / n) ** 0.5
+    """p of corollary 3.7 from zeta and sigma of gradients, and from updates of K constant
+    gradients: the same.
+    """
+    rounds = 500
+    n = 2
+    m = 4
+    lr = 0.01
+    gradient_m = np.array([1.0, 2.0, 4.0, 9.0])
+    noise_m = np.array([0.5, 1.0, 2.0, 4.0])
+    a1 = 20 * steps / rounds**0.5
+    a2 = 5 / rounds**0.5 + (steps / n) ** 0.5
     score_m = np.sqrt(a1 * (gradient_m - gradient_m.mean()) ** 2 + a2 * noise_m)
     sampler = make_sampler("delta(alpha=theory)@multinomial", RunFacts(rounds, steps, n=n, m=m))
     population = Population.from_sizes([1] * m)
@@ -72,22 +93,33 @@ def test_alpha_of_the_theory_is_for_updates_of_many_steps(steps: int) -> None:
 
 
 def drifting_error(label: str, seed: int) -> float:
-    """Mean squared distance to the moving minimum of quadratics whose clients differ in size, after 30 rounds."""
-    rng, m, rounds = np.random.default_rng(seed), 50, 100
+    """Mean squared distance to the moving minimum of quadratics whose clients differ in size,
+    after 30 rounds.
+    """
+    rng = np.random.default_rng(seed)
+    m = 50
+    rounds = 100
     population = Population.from_sizes(np.ceil(rng.lognormal(3, 1.2, size=m)).astype(int))
     centre_md = rng.normal(size=(m, 5)) * rng.lognormal(0, 0.5, size=(m, 1))
     plan = make_plan(label, population, 5, seed=seed, server_optimizer=Sgd(1.0))
-    state, errors = init_round(plan, np.full(5, 5.0)), []
+    state = init_round(plan, np.full(5, 5.0))
+    errors = []
     for _ in range(rounds):
         centre_md += 0.05 * rng.normal(size=(m, 5))
         errors.append(np.sum((state.params_d - population.weight_m @ centre_md) ** 2))
         cohort = open_round(plan, state)
-        state, _ = close_round(plan, state, cohort, 0.1 * (centre_md[cohort.client_n] - state.params_d))
+        state, _ = close_round(
+            plan, state, cohort, 0.1 * (centre_md[cohort.client_n] - state.params_d)
+        )
     return float(np.mean(errors[30:]))
 
 
-@pytest.mark.parametrize(("name", "options"), [("fedpracis", ""), ("pracdelta", "alpha=(1.0,0.0),")])
-def test_weights_in_the_scores_save_most_of_the_error_where_sizes_differ(name: str, options: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"), [("fedpracis", ""), ("pracdelta", "alpha=(1.0,0.0),")]
+)
+def test_weights_in_the_scores_save_most_of_the_error_where_sizes_differ(
+    name: str, options: str
+) -> None:
     plain, weighted = (
         np.mean([drifting_error(f"{name}({options}weighted={use})", seed) for seed in range(4)])
         for use in ("false", "true")

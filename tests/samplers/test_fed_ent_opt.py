@@ -1,4 +1,6 @@
-"""FedEntOpt: greedy entropy of the pooled labels, and a buffer, against a slow twin of the paper's algorithm 1."""
+"""FedEntOpt: greedy entropy of the pooled labels, and a buffer, against a slow twin of the
+paper's algorithm 1.
+"""
 
 from collections import deque
 from math import log
@@ -21,11 +23,16 @@ def entropy(counts: list[float]) -> float:
 
 
 def greedy(count_mc: list[list[float]], first: int, free: list[int], n: int) -> list[int]:
-    """Lines 8 and 9 of the algorithm, one client after the other; no two clients tie in these tests."""
-    chosen, pooled = [first], list(count_mc[first])
+    """Lines 8 and 9 of the algorithm, one client after the other; no two clients tie in these
+    tests.
+    """
+    chosen = [first]
+    pooled = list(count_mc[first])
     while len(chosen) < n:
         rest = [i for i in free if i not in chosen]
-        best = max(rest, key=lambda i: entropy([a + b for a, b in zip(pooled, count_mc[i], strict=True)]))
+        best = max(
+            rest, key=lambda i: entropy([a + b for a, b in zip(pooled, count_mc[i], strict=True)])
+        )
         chosen.append(best)
         pooled = [a + b for a, b in zip(pooled, count_mc[best], strict=True)]
     return sorted(chosen)
@@ -33,20 +40,27 @@ def greedy(count_mc: list[list[float]], first: int, free: list[int], n: int) -> 
 
 def random_population(m: int, classes: int, seed: int) -> Population:
     rng = np.random.default_rng(seed)
-    return Population.from_sizes(rng.integers(5, 50, size=m), aux=rng.dirichlet(np.full(classes, 0.3), size=m))
+    return Population.from_sizes(
+        rng.integers(5, 50, size=m), aux=rng.dirichlet(np.full(classes, 0.3), size=m)
+    )
 
 
 def test_entropy_by_hand() -> None:
     np.testing.assert_allclose(
-        entropies(np.array([[2.0, 2.0], [7.0, 0.0], [3.0, 1.0]])), [log(2), 0, log(4) - 0.75 * log(3)], atol=1e-15
+        entropies(np.array([[2.0, 2.0], [7.0, 0.0], [3.0, 1.0]])),
+        [log(2), 0, log(4) - 0.75 * log(3)],
+        atol=1e-15,
     )
 
 
 @given(st.integers(2, 9), st.integers(2, 5), st.floats(0, 1), st.integers(0, 10**6), st.data())
-def test_rounds_equal_the_papers_algorithm(m: int, classes: int, share: float, seed: int, data: st.DataObject) -> None:
+def test_rounds_equal_the_papers_algorithm(
+    m: int, classes: int, share: float, seed: int, data: st.DataObject
+) -> None:
     """Six rounds: the first client is one of those free, and all others follow from it."""
     n = data.draw(st.integers(1, m))
-    population, sampler = random_population(m, classes, seed), FedEntOpt(buffer=share)
+    population = random_population(m, classes, seed)
+    sampler = FedEntOpt(buffer=share)
     state = sampler.init(population)
     count_mc = state.count_mc.tolist()
     buffer: deque[int] = deque(maxlen=min(int(share * m + 1e-9), m - n))
@@ -59,33 +73,58 @@ def test_rounds_equal_the_papers_algorithm(m: int, classes: int, share: float, s
 
 
 def test_the_first_client_is_drawn_evenly_from_those_that_are_free() -> None:
-    """Clients 0 and 1 are in the buffer: with n = 1 each of the other four is selected with probability 1 / 4."""
-    sampler, population = FedEntOpt(buffer=0.34), random_population(6, 3, 0)
-    state = sampler.update(sampler.init(population), cohort_of([0, 1], [1] * 2, [np.nan] * 2), Reports.make(2))
-    drawn = [sampler.open(state, np.ones(6, bool), 1, stream(s, "audit")).client_n[0] for s in range(2000)]
+    """Clients 0 and 1 are in the buffer: with n = 1 each of the other four is selected with
+    probability 1 / 4.
+    """
+    sampler = FedEntOpt(buffer=0.34)
+    population = random_population(6, 3, 0)
+    state = sampler.update(
+        sampler.init(population), cohort_of([0, 1], [1] * 2, [np.nan] * 2), Reports.make(2)
+    )
+    drawn = [
+        sampler.open(state, np.ones(6, bool), 1, stream(s, "audit")).client_n[0]
+        for s in range(2000)
+    ]
     count_m = np.bincount(drawn, minlength=6)
     assert count_m[:2].sum() == 0
     np.testing.assert_allclose(count_m[2:], 500, atol=4.5 * np.sqrt(2000 * 3 / 16))
 
 
 def test_the_oldest_of_the_buffer_are_free_where_few_are_there() -> None:
-    """Selected were 0, 1, then 2, 3, then 4; of 1, 2, 4 two are wanted: 1 and 2, although the buffer holds four."""
-    sampler, population = FedEntOpt(buffer=0.67), random_population(6, 3, 1)
+    """Selected were 0, 1, then 2, 3, then 4; of 1, 2, 4 two are wanted: 1 and 2, although the
+    buffer holds four.
+    """
+    sampler = FedEntOpt(buffer=0.67)
+    population = random_population(6, 3, 1)
     state = sampler.init(population)
     for clients in ([0, 1], [2, 3], [4]):
         k = len(clients)
-        state = sampler.update(state, cohort_of(clients, [1] * k, [np.nan] * k), Reports.make(k, responded=[0] * k))
+        state = sampler.update(
+            state, cohort_of(clients, [1] * k, [np.nan] * k), Reports.make(k, responded=[0] * k)
+        )
     available_m = np.isin(np.arange(6), [1, 2, 4])
     for seed in range(20):
-        assert sampler.open(state, available_m, 2, stream(seed, "audit")).client_n.tolist() == [1, 2]
+        assert sampler.open(state, available_m, 2, stream(seed, "audit")).client_n.tolist() == [
+            1,
+            2,
+        ]
     assert sampler.open(state, available_m, 5, stream(0, "audit")).client_n.tolist() == [1, 2, 4]
 
 
 def test_everybody_where_n_is_m_and_ties_are_broken_at_random() -> None:
     same = Population.from_sizes([4] * 5, aux=[[1, 1]] * 5)
     state = FedEntOpt().init(same)
-    assert FedEntOpt().open(state, np.ones(5, bool), 5, stream(0, "audit")).client_n.tolist() == [0, 1, 2, 3, 4]
-    pairs = {tuple(FedEntOpt().open(state, np.ones(5, bool), 2, stream(s, "audit")).client_n) for s in range(200)}
+    assert FedEntOpt().open(state, np.ones(5, bool), 5, stream(0, "audit")).client_n.tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
+    pairs = {
+        tuple(FedEntOpt().open(state, np.ones(5, bool), 2, stream(s, "audit")).client_n)
+        for s in range(200)
+    }
     assert len(pairs) == 10
 
 
@@ -94,7 +133,11 @@ def test_it_keeps_the_protocol() -> None:
     check_sampler(FedEntOpt(buffer=1.0), num_clients=5, n=5)
 
 
-@pytest.mark.parametrize("known", [None, np.zeros((4, 0)), [[0.0, 0.0]] + [[1.0, 0.0]] * 3, [[-1.0, 2.0]] * 4])
+@pytest.mark.parametrize(
+    "known", [None, np.zeros((4, 0)), [[0.0, 0.0]] + [[1.0, 0.0]] * 3, [[-1.0, 2.0]] * 4]
+)
 def test_it_needs_the_labels_of_every_client(known: Any) -> None:
-    with pytest.raises(DeltaflError, match="fedentopt needs the labels of every client; give Population"):
+    with pytest.raises(
+        DeltaflError, match="fedentopt needs the labels of every client; give Population"
+    ):
         FedEntOpt().init(Population.from_sizes([1, 2, 3, 4], aux=known))

@@ -1,4 +1,6 @@
-"""FedLECC: clusters by the labels' Hellinger distance, then clusters and clients by loss, against a slow twin."""
+"""FedLECC: clusters by the labels' Hellinger distance, then clusters and clients by loss,
+against a slow twin.
+"""
 
 from math import ceil, isnan, nan, sqrt
 
@@ -17,12 +19,18 @@ def oracle_of(loss: list[float]) -> KnownUpdates:
     return KnownUpdates(np.ones((m, 2), np.float32), np.full(m, 1 / m), loss_m=np.array(loss))
 
 
-def twin(cluster: list[int], loss: list[float], present: list[int], n: int, visited: int) -> list[int]:
+def twin(
+    cluster: list[int], loss: list[float], present: list[int], n: int, visited: int
+) -> list[int]:
     """Cluster after cluster, from the definition: at most z of each, then who is left."""
     loss = [float("inf") if isnan(value) else value for value in loss]
-    members = {g: sorted((i for i in present if cluster[i] == g), key=lambda i: -loss[i]) for g in set(cluster)}
+    members = {
+        g: sorted((i for i in present if cluster[i] == g), key=lambda i: -loss[i])
+        for g in set(cluster)
+    }
     order = sorted(
-        (g for g in members if members[g]), key=lambda g: -sum(loss[i] for i in members[g]) / len(members[g])
+        (g for g in members if members[g]),
+        key=lambda g: -sum(loss[i] for i in members[g]) / len(members[g]),
     )
     n = min(n, len(present))
     z = ceil(n / visited)
@@ -31,20 +39,31 @@ def twin(cluster: list[int], loss: list[float], present: list[int], n: int, visi
 
 
 @given(st.integers(2, 12), st.integers(1, 4), st.integers(1, 6), st.integers(0, 10**6), st.data())
-def test_cohorts_equal_the_twins(m: int, clusters: int, visited: int, seed: int, data: st.DataObject) -> None:
+def test_cohorts_equal_the_twins(
+    m: int, clusters: int, visited: int, seed: int, data: st.DataObject
+) -> None:
     n = data.draw(st.integers(1, m))
     rng = np.random.default_rng(seed)
-    cluster_m, loss_m, available_m = rng.integers(clusters, size=m), rng.random(m), rng.random(m) < 0.8
+    cluster_m = rng.integers(clusters, size=m)
+    loss_m = rng.random(m)
+    available_m = rng.random(m) < 0.8
     available_m[0] = True
     if seed % 3 == 0:
         loss_m[rng.integers(m)] = nan
-    state, present = LeccState(cluster_m), np.flatnonzero(available_m).tolist()
-    cohort = FedLECC(visited=visited).open(state, available_m, n, stream(seed, "draw"), oracle_of(list(loss_m)))
-    assert cohort.client_n.tolist() == twin(cluster_m.tolist(), loss_m.tolist(), present, n, visited)
+    state = LeccState(cluster_m)
+    present = np.flatnonzero(available_m).tolist()
+    cohort = FedLECC(visited=visited).open(
+        state, available_m, n, stream(seed, "draw"), oracle_of(list(loss_m))
+    )
+    assert cohort.client_n.tolist() == twin(
+        cluster_m.tolist(), loss_m.tolist(), present, n, visited
+    )
 
 
 def test_clusters_are_those_of_the_hellinger_distance() -> None:
-    """Label 0 alone, mostly label 0, or mostly label 1; sizes do not matter, and distances are sqrt(2) H."""
+    """Label 0 alone, mostly label 0, or mostly label 1; sizes do not matter, and distances are
+    sqrt(2) H.
+    """
     share = [[1.0, 0.0], [0.98, 0.02], [0.1, 0.9], [0.2, 0.8], [0.9, 0.1]]
     state = FedLECC().init(Population.from_sizes([3, 400, 5, 70, 9], aux=share))
     cluster_m = state.cluster_m
@@ -61,16 +80,24 @@ def test_two_clients_of_each_of_five_clusters_by_hand() -> None:
     """Means 1, 2, 3, of which two clusters give two each: those of mean 3 and 2."""
     cluster_m = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
     loss = [0.0, 1.0, 2.0, 2.0, 1.5, 2.5, 3.0, 2.0, 4.0]
-    cohort = FedLECC(visited=2).open(LeccState(cluster_m), np.ones(9, bool), 4, stream(0, "draw"), oracle_of(loss))
+    cohort = FedLECC(visited=2).open(
+        LeccState(cluster_m), np.ones(9, bool), 4, stream(0, "draw"), oracle_of(loss)
+    )
     assert cohort.client_n.tolist() == [3, 5, 6, 8]
     assert np.isnan(cohort.expected_n).all()
 
 
 def test_ties_are_broken_at_random_and_n_may_be_m() -> None:
-    state, oracle = LeccState(np.zeros(4, dtype=np.int64)), oracle_of([1.0] * 4)
-    pairs = {tuple(FedLECC().open(state, np.ones(4, bool), 2, stream(s, "audit"), oracle).client_n) for s in range(100)}
+    state = LeccState(np.zeros(4, dtype=np.int64))
+    oracle = oracle_of([1.0] * 4)
+    pairs = {
+        tuple(FedLECC().open(state, np.ones(4, bool), 2, stream(s, "audit"), oracle).client_n)
+        for s in range(100)
+    }
     assert len(pairs) == 6
-    assert FedLECC().open(state, np.ones(4, bool), 4, stream(0, "audit"), oracle).client_n.tolist() == [0, 1, 2, 3]
+    assert FedLECC().open(
+        state, np.ones(4, bool), 4, stream(0, "audit"), oracle
+    ).client_n.tolist() == [0, 1, 2, 3]
 
 
 def test_it_keeps_the_protocol() -> None:
@@ -81,5 +108,9 @@ def test_it_keeps_the_protocol() -> None:
 def test_it_needs_labels_and_losses() -> None:
     with pytest.raises(DeltaflError, match="fedlecc needs the labels of every client"):
         FedLECC().init(Population.from_sizes([1, 2], aux=[[1.0, 0.0], [0.0, 0.0]]))
-    with pytest.raises(DeltaflError, match="FedLECC needs every client's update or loss before the draw"):
-        FedLECC().open(LeccState(np.zeros(3, dtype=np.int64)), np.ones(3, bool), 2, stream(0, "draw"))
+    with pytest.raises(
+        DeltaflError, match="FedLECC needs every client's update or loss before the draw"
+    ):
+        FedLECC().open(
+            LeccState(np.zeros(3, dtype=np.int64)), np.ones(3, bool), 2, stream(0, "draw")
+        )

@@ -1,4 +1,6 @@
-"""Labels: names, options, designs and estimators in one line of text; and samplers from a user's file."""
+"""Labels: names, options, designs and estimators in one line of text; and samplers from a user's
+file.
+"""
 
 import re
 from pathlib import Path
@@ -41,7 +43,10 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_sampler.py"
         ("md", Fixed("multinomial", by_weight=True)),
         ("fedis@pivotal@difference", FedIS("pivotal", 0.0)),
         ("cluster-is-oracle", ClusterISOracle(5, "systematic", 0.0)),
-        ("delta(floor=0.3, alpha=(1.0, 2.0), sigma_scale=update)@poisson", Delta("poisson", 0.3, (1.0, 2.0), "update")),
+        (
+            "delta(floor=0.3, alpha=(1.0, 2.0), sigma_scale=update)@poisson",
+            Delta("poisson", 0.3, (1.0, 2.0), "update"),
+        ),
         ("cluster-is(clusters=7,drop_small_after=3)", ClusterIS(7, "systematic", 0.1, 3)),
         ("power-of-choice(candidates=None)", PowerOfChoice()),
         ("clustered-sampling-2(similarity='l2')", ClusteredBySimilarity("l2")),
@@ -50,7 +55,9 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_sampler.py"
         ("active-fl(alpha1=0.5,alpha2=1,alpha3=0)", ActiveFL(0.5, 1, 0)),
     ],
 )
-def test_a_label_makes_a_sampler_and_its_shortest_form_the_same(label: str, sampler: object) -> None:
+def test_a_label_makes_a_sampler_and_its_shortest_form_the_same(
+    label: str, sampler: object
+) -> None:
     assert make_sampler(label) == sampler
     assert make_sampler(str(parse_label(label))) == sampler
 
@@ -59,7 +66,9 @@ def test_labels_are_taken_apart_and_written() -> None:
     assert parse_label("pracdelta@pivotal") == Label("pracdelta", {}, "pivotal", "horvitz-thompson")
     assert parse_label("delta@@ratio") == Label("delta", {}, "systematic", "hajek")
     assert parse_label("full") == Label("full", {}, None, "horvitz-thompson")
-    assert parse_label("osmd(mixing=0.3)@poisson@fedstale(beta=0.8)").estimator == "fedstale(beta=0.8)"
+    assert (
+        parse_label("osmd(mixing=0.3)@poisson@fedstale(beta=0.8)").estimator == "fedstale(beta=0.8)"
+    )
     written = {
         "osmd( mixing = 0.30 )@multinomial": "osmd(mixing=0.3)",
         "pracdelta(floor=0, alpha=(1, 2))@@horvitz-thompson": "pracdelta(alpha=(1,2),floor=0)",
@@ -79,12 +88,20 @@ def test_plain_labels_are_their_own_shortest_form_and_file_name(label: str) -> N
 
 
 def test_file_names() -> None:
-    assert file_name("fedis@systematic@hajek") == "fedis@systematic@hajek"  # as older records have it
+    assert (
+        file_name("fedis@systematic@hajek") == "fedis@systematic@hajek"
+    )  # as older records have it
     assert file_name("pracdelta( alpha=theory,floor=0 )") == "pracdelta(alpha=theory,floor=0)"
     assert file_name(f"{EXAMPLE}:ByLoss(power=2)") == "own_sampler.py_ByLoss(power=2)"
-    assert file_name(f"{EXAMPLE}:ByLoss(power=2)+average=0.5") == "own_sampler.py_ByLoss(power=2)+average=0.5"
+    assert (
+        file_name(f"{EXAMPLE}:ByLoss(power=2)+average=0.5")
+        == "own_sampler.py_ByLoss(power=2)+average=0.5"
+    )
     control = Path(__file__).parents[2] / "benchmarks" / "idea_parts.py"
-    assert file_name(f"uniform@@{control}:DeviationControl") == "uniform@@idea_parts.py_DeviationControl"
+    assert (
+        file_name(f"uniform@@{control}:DeviationControl")
+        == "uniform@@idea_parts.py_DeviationControl"
+    )
 
 
 def test_commas_inside_parentheses_do_not_split() -> None:
@@ -115,14 +132,23 @@ def test_commas_inside_parentheses_do_not_split() -> None:
         ("uniform+average=0.5+average=0.4", "an option is given twice"),
         ("uniform+average=", "cannot read the settings in 'uniform+average='"),
         ("uniform+local-lr=0.1", "write settings last and with underscores, such as"),
-        ("uniform+average=0.5@pivotal", "cannot read the settings in 'uniform+average=0.5'; write settings last"),
+        (
+            "uniform+average=0.5@pivotal",
+            "cannot read the settings in 'uniform+average=0.5'; write settings last",
+        ),
         ("mine.py", "'mine.py' names no class; write mine.py:CLASS"),
         ("nowhere.py:ByLoss", "there is no file nowhere.py; write FILE.py:Class"),
         (f"{EXAMPLE}:ByLos", "has no class 'ByLos' that is a subclass of deltafl.Sampler"),
-        ("cluster-is(clusters=1,drop_small_after=5)", "drop_small_after needs clusters of at least 2"),
+        (
+            "cluster-is(clusters=1,drop_small_after=5)",
+            "drop_small_after needs clusters of at least 2",
+        ),
         ("oort(least_exploration=0.95)", "it must be at most exploration, 0.9"),
         ("hics-fl(classes=1)", "hics-fl looks at labels, but classes is 1"),
-        ("clustered-sampling-2(similarity=cosine)", "similarity is 'cosine'; write 'arccos' or 'l2'"),
+        (
+            "clustered-sampling-2(similarity=cosine)",
+            "similarity is 'cosine'; write 'arccos' or 'l2'",
+        ),
         ("delta(alpha=(-1, 1))", "write a number above 0, a pair"),
         ("pracdelta(alpha=0)", "write a number above 0, a pair"),
         ("delta(sigma_scale=steps)", "sigma_scale is 'steps'"),
@@ -136,7 +162,11 @@ def test_wrong_labels(label: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "option"),
     [
-        *(("fedis", "floor=-0.1"), ("cluster-is", "drop_small_after=0"), ("innovation", "forgetting=0")),
+        *(
+            ("fedis", "floor=-0.1"),
+            ("cluster-is", "drop_small_after=0"),
+            ("innovation", "forgetting=0"),
+        ),
         *(
             ("innovation", "shrink=1.5"),
             ("osmd", "mixing=5e-324"),
@@ -146,7 +176,9 @@ def test_wrong_labels(label: str, message: str) -> None:
     ],
 )
 def test_options_out_of_range_are_refused(name: str, option: str) -> None:
-    with pytest.raises(DeltaflError, match=rf"^{option.partition('=')[0]} is .*; it must be in [\[(]"):
+    with pytest.raises(
+        DeltaflError, match=rf"^{option.partition('=')[0]} is .*; it must be in [\[(]"
+    ):
         make_sampler(f"{name}({option})")
 
 
@@ -169,15 +201,21 @@ def test_options_that_are_none_come_from_the_run() -> None:
         sampler = make_sampler(f"delta(alpha=theory)@{design}", facts)
         assert isinstance(sampler, Delta)
         a1, a2 = sampler.constants
-        assert (a1, a2) == pytest.approx((factor * 20 / 4 / 77**0.5, factor * 5 / 77**0.5 + 0.4**0.5))
+        assert (a1, a2) == pytest.approx(
+            (factor * 20 / 4 / 77**0.5, factor * 5 / 77**0.5 + 0.4**0.5)
+        )
     with pytest.raises(DeltaflError, match="needs the run's rounds and local steps"):
         _ = PracDelta(alpha="theory").constants
 
 
 def test_names_in_the_place_of_objects_are_refused() -> None:
-    with pytest.raises(DeltaflError, match=re.escape("sampler is 'pracdelta'; write make_sampler(label)")):
+    with pytest.raises(
+        DeltaflError, match=re.escape("sampler is 'pracdelta'; write make_sampler(label)")
+    ):
         Plan(POPULATION, "pracdelta", 2)  # type: ignore[arg-type]
-    with pytest.raises(DeltaflError, match="server_optimizer is 'adam'; write make_server_optimizer"):
+    with pytest.raises(
+        DeltaflError, match="server_optimizer is 'adam'; write make_server_optimizer"
+    ):
         Plan(POPULATION, make_sampler("uniform"), 2, server_optimizer="adam")  # type: ignore[arg-type]
     with pytest.raises(DeltaflError, match="a label is text such as 'innovation', not Population"):
         make_plan(POPULATION, "pracdelta", 2)  # type: ignore[arg-type]
@@ -188,14 +226,20 @@ def test_a_plus_in_a_files_name_is_no_setting(tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_text(EXAMPLE.read_text())
     parsed = parse_label(f"{path}:ByLoss(power=2)+average=0.5")
-    assert (parsed.name, parsed.options, parsed.settings) == (f"{path}:ByLoss", {"power": 2}, {"average": 0.5})
+    assert (parsed.name, parsed.options, parsed.settings) == (
+        f"{path}:ByLoss",
+        {"power": 2},
+        {"average": 0.5},
+    )
 
 
 def test_a_plan_takes_its_settings_from_the_label() -> None:
     plan = make_plan("census+average=0.5+scaffold", [1, 2, 3], n=2, average=0.3)
     assert (plan.average, plan.scaffold, plan.estimator) == (0.5, True, "two-phase")
     assert make_rules("uniform+clip=median", n=2).plan.clip == "median"
-    with pytest.raises(DeltaflError, match="unknown setting of a plan in a label 'proximal': choose one of average"):
+    with pytest.raises(
+        DeltaflError, match="unknown setting of a plan in a label 'proximal': choose one of average"
+    ):
         make_plan("uniform+proximal=0.1", [1, 2, 3], n=2)
 
 
@@ -207,12 +251,14 @@ def test_a_sampler_in_a_file_of_ones_own(tmp_path: Path) -> None:
     assert parse_label(label).estimator == "horvitz-thompson"
     file = tmp_path / "my_odd_samplers.py"
     file.write_text(
-        "from dataclasses import dataclass\nimport deltafl\nfrom deltafl.samplers.mifa import NewFirst\n"
+        "from dataclasses import dataclass\nimport deltafl\nfrom deltafl.samplers.mifa import "
+        "NewFirst\n"
         "@dataclass(frozen=True)\nclass Biased(NewFirst):\n    pass\n"
         "@dataclass(frozen=True)\nclass Needing(NewFirst):\n    power: float\n"
         "class Bare(NewFirst):\n    pass\n"
         "@dataclass(frozen=True)\nclass Empty(deltafl.Sampler):\n    pass\n"
-        "@dataclass(frozen=True)\nclass Blind(NewFirst):\n    def open(self, state, available_m, n, rng): pass\n"
+        "@dataclass(frozen=True)\nclass Blind(NewFirst):\n    def open(self, state, available_m, "
+        "n, rng): pass\n"
         "@dataclass(frozen=True)\nclass Picky(NewFirst):\n    power: float = 1\n"
         "    def __post_init__(self): assert self.power > 0, 'too weak'\n"
     )
@@ -222,7 +268,10 @@ def test_a_sampler_in_a_file_of_ones_own(tmp_path: Path) -> None:
         ("Needing", "give every option a default"),
         ("Bare", "write @dataclass"),
         ("Empty", "lacks open"),
-        ("Blind", r"takes \(state, .*; write open\(self, state, available_m, n, rng, oracle=None\)"),
+        (
+            "Blind",
+            r"takes \(state, .*; write open\(self, state, available_m, n, rng, oracle=None\)",
+        ),
         ("Picky(power=-1)", "my_odd_samplers.py:Picky cannot be made: AssertionError: too weak"),
     ):
         with pytest.raises(DeltaflError, match=message):
@@ -239,8 +288,12 @@ def test_what_makes_a_method_biased() -> None:
     for label in ("pracdelta(floor=0)", "cluster-is(drop_small_after=2)"):
         assert bias_of(label) == "draws that leave clients out"
     for label, condition in {
-        **dict.fromkeys(("aocs@@innovation", "delta@@fedstale", "delta", "fedis@systematic@difference"), True),
-        **dict.fromkeys(("fedis(floor=0.1)@systematic@difference", "fedis", "delta(floor=0.1)"), False),
+        **dict.fromkeys(
+            ("aocs@@innovation", "delta@@fedstale", "delta", "fedis@systematic@difference"), True
+        ),
+        **dict.fromkeys(
+            ("fedis(floor=0.1)@systematic@difference", "fedis", "delta(floor=0.1)"), False
+        ),
     }.items():
         assert bias_of(label) is None
         control = find_estimator(parse_label(label).estimator).control

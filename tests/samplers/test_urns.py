@@ -25,7 +25,9 @@ from tools.samplers import SIX, cohort_of, counts, mean_counts
 
 
 def test_urns_by_size_by_hand() -> None:
-    """Weights .06 .10 .14 .20 .20 .30 and n = 3: masses, by size, .90 .60 .60 .42 .30 .18 laid over three urns."""
+    """Weights .06 .10 .14 .20 .20 .30 and n = 3: masses, by size, .90 .60 .60 .42 .30 .18 laid
+    over three urns.
+    """
     urn_nm = urns_by_size(SIX.weight_m, 3)
     expected_nm = [[0, 0, 0, 0.1, 0, 0.9], [0, 0, 0, 0.5, 0.5, 0], [0.18, 0.30, 0.42, 0, 0.1, 0]]
     np.testing.assert_allclose(urn_nm, expected_nm, atol=1e-12)
@@ -33,8 +35,11 @@ def test_urns_by_size_by_hand() -> None:
 
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=9), st.integers(1, 9))
 def test_urns_by_size_against_the_slow_twin(sizes: list[int], n: int) -> None:
-    """Algorithm 1 with n tokens for each example: all in a row, the largest client first, cut into n urns."""
-    n, size_m = min(n, len(sizes)), np.array(sizes)
+    """Algorithm 1 with n tokens for each example: all in a row, the largest client first, cut
+    into n urns.
+    """
+    n = min(n, len(sizes))
+    size_m = np.array(sizes)
     order = np.argsort(-size_m, kind="stable")
     row_nt = np.repeat(order, n * size_m[order]).reshape(n, -1)
     expected_nm = [np.bincount(token_t, minlength=len(sizes)) / len(token_t) for token_t in row_nt]
@@ -48,17 +53,26 @@ def tree_of(*rows: list[float]) -> IntArray:
 def test_urns_by_cluster_by_hand() -> None:
     """Six clients on three axes, n = 3: masses .18 .30 .42 .60 .60 .90.
 
-    Pairs on an axis are (0, 3), (1, 2), (4, 5); 4 and 5 together weigh 1.5 and are cut apart. Clusters by mass:
-    {4} .60, {1, 2} .72, {0, 3} .78, {5} .90. The heaviest three are urns with gaps .28 .22 .10, and 4 fills them.
+    Pairs on an axis are (0, 3), (1, 2), (4, 5); 4 and 5 together weigh 1.5 and are cut apart.
+    Clusters by mass: {4} .60, {1, 2} .72, {0, 3} .78, {5} .90. The heaviest three are urns with
+    gaps .28 .22 .10, and 4 fills them.
     """
-    x, y, z = [1.0, 0, 0], [0.0, 1, 0], [0.0, 0, 1]
+    x = [1.0, 0, 0]
+    y = [0.0, 1, 0]
+    z = [0.0, 0, 1]
     urn_nm = urns_by_cluster(SIX.weight_m, 3, tree_of(x, y, y, x, z, z))
-    expected_nm = [[0, 0.30, 0.42, 0, 0.28, 0], [0.18, 0, 0, 0.60, 0.22, 0], [0, 0, 0, 0, 0.10, 0.90]]
+    expected_nm = [
+        [0, 0.30, 0.42, 0, 0.28, 0],
+        [0.18, 0, 0, 0.60, 0.22, 0],
+        [0, 0, 0, 0, 0.10, 0.90],
+    ]
     np.testing.assert_allclose(urn_nm, expected_nm, atol=1e-12)
 
 
 def test_a_client_too_large_for_an_urn_has_urns_of_its_own() -> None:
-    """Masses 2.4, .3, .3 and n = 3: two urns for client 0; the third holds its .4 beside its like 2, and 1."""
+    """Masses 2.4, .3, .3 and n = 3: two urns for client 0; the third holds its .4 beside its
+    like 2, and 1.
+    """
     weight_m = np.array([0.8, 0.1, 0.1])
     urn_nm = urns_by_cluster(weight_m, 3, tree_of([1, 0], [0, 1], [1, 0.01]))
     np.testing.assert_allclose(urn_nm, [[1.0, 0, 0], [1.0, 0, 0], [0.4, 0.3, 0.3]], atol=1e-12)
@@ -83,7 +97,9 @@ def test_urns_keep_their_promise(weight_m: FloatArray, n: int, seed: int, simila
 
 
 def test_distances_of_clients() -> None:
-    """Right angles, the same direction, opposite ones; the unseen (zero) are alike and at a right angle to the rest."""
+    """Right angles, the same direction, opposite ones; the unseen (zero) are alike and at a
+    right angle to the rest.
+    """
     sketch = np.array([[2.0, 0], [0, 1], [1, 0], [-3, 0], [0, 0], [0, 0]])
     angle = distances(sketch, "arccos").reshape(-1)
     half = np.pi / 2
@@ -94,34 +110,47 @@ def test_distances_of_clients() -> None:
     assert lengths[-1] == pytest.approx(0, abs=1e-7)
 
 
-BY_SIMILARITY = [ClusteredBySimilarity(similarity, sketch_size=2) for similarity in ("arccos", "l2")]
+BY_SIMILARITY = [
+    ClusteredBySimilarity(similarity, sketch_size=2) for similarity in ("arccos", "l2")
+]
 CLUSTERED: list[ClusteredBySize] = [ClusteredBySize(), *BY_SIMILARITY]
 
 
 def clustered_state(sampler: Sampler) -> State:
     """A state in which everybody but client 1 was seen."""
     reports = Reports.make(5)._replace(sketch_nq=np.random.default_rng(0).normal(size=(5, 2)))
-    return sampler.update(sampler.init(SIX), cohort_of([0, 2, 3, 4, 5], [1] * 5, [1.0] * 5), reports)
+    return sampler.update(
+        sampler.init(SIX), cohort_of([0, 2, 3, 4, 5], [1] * 5, [1.0] * 5), reports
+    )
 
 
 @pytest.mark.parametrize("sampler", CLUSTERED, ids=repr)
-def test_clustered_sampling_is_exact_a_plain_mean_and_no_worse_than_md(sampler: ClusteredBySize) -> None:
-    """By enumeration: E[count] = n w; coefficients count / n; variance at most that of ``md``; kind as its estimate."""
-    state, n = clustered_state(sampler), 3
+def test_clustered_sampling_is_exact_a_plain_mean_and_no_worse_than_md(
+    sampler: ClusteredBySize,
+) -> None:
+    """By enumeration: E[count] = n w; coefficients count / n; variance at most that of ``md``;
+    kind as its estimate.
+    """
+    state = clustered_state(sampler)
+    n = 3
     np.testing.assert_allclose(mean_counts(sampler, state, n, 6), n * SIX.weight_m, rtol=1e-9)
     update_md = np.random.default_rng(5).normal(size=(6, 4))
     mean_d = SIX.weight_m @ update_md
     plan = Plan(SIX, sampler, n)
-    mse, estimated = 0.0, 0.0
+    mse = 0.0
+    estimated = 0.0
     for probability, count_m, cohort in counts(sampler, state, n, 6):
         assert count_m.sum() == n
         coef_n = plan.collect_replies(init_round(plan, np.zeros(4)), cohort).coef_n
         np.testing.assert_allclose(coef_n, cohort.count_n / n)
         mse += probability * float(np.sum((coef_n @ update_md[cohort.client_n] - mean_d) ** 2))
-        estimated += probability * estimate_variance(all_replies(cohort, coef_n), update_md[cohort.client_n])
+        estimated += probability * estimate_variance(
+            all_replies(cohort, coef_n), update_md[cohort.client_n]
+        )
     md = float(SIX.weight_m @ np.sum((update_md - mean_d) ** 2, axis=1)) / n
     assert mse < md
-    # The estimate for draws with replacement is conservative by the variance between the urns' means.
+    # The estimate for draws with replacement is conservative by the variance between the urns'
+    # means.
     urn_nm = sampler.urns(state, SIX.weight_m, np.ones(6, dtype=np.bool_), n)
     between = float(np.sum((urn_nm @ update_md - mean_d) ** 2)) / (n * (n - 1))
     assert estimated == pytest.approx(mse + between)
@@ -144,4 +173,6 @@ def test_what_clustered_sampling_refuses() -> None:
     weightless = Population(np.array([0.0, 0, 1]), np.array([1, 1, 1]))
     for sampler in CLUSTERED:
         with pytest.raises(DeltaflError, match="weight 0; use 'uniform'"):
-            sampler.open(sampler.init(weightless), np.array([True, True, False]), 1, stream(0, "draw"))
+            sampler.open(
+                sampler.init(weightless), np.array([True, True, False]), 1, stream(0, "draw")
+            )

@@ -16,12 +16,17 @@ from deltafl.types import FloatArray
 SIZE = 40
 #: (which version to start from, where to write, which version to read afterwards)
 STEPS = st.lists(
-    st.tuples(st.integers(0, 99), st.sets(st.integers(0, SIZE - 1), max_size=12), st.integers(0, 99)), max_size=30
+    st.tuples(
+        st.integers(0, 99), st.sets(st.integers(0, SIZE - 1), max_size=12), st.integers(0, 99)
+    ),
+    max_size=30,
 )
 
 
 @given(STEPS, st.sampled_from([PersistentArray, SumTree]))
-def test_all_versions_read_as_copies_would(steps: list[tuple[int, set[int], int]], kind: type[PersistentArray]) -> None:
+def test_all_versions_read_as_copies_would(
+    steps: list[tuple[int, set[int], int]], kind: type[PersistentArray]
+) -> None:
     """Branches and old versions, in any order; every version is read again at the end."""
     plain: list[FloatArray] = [np.arange(float(SIZE))]
     shared = [kind(plain[0].copy())]
@@ -80,7 +85,9 @@ def test_counts_become_wider_before_they_overflow() -> None:
 
 
 def test_a_version_kept_for_ever_costs_one_array_and_not_its_whole_future() -> None:
-    """20,000 changes of 10,000 numbers: the differences from the first version must not pile up beside it."""
+    """20,000 changes of 10,000 numbers: the differences from the first version must not pile up
+    beside it.
+    """
     rng = np.random.default_rng(0)
     first = newest = PersistentArray(np.zeros(10_000, dtype=np.int64))
     tracemalloc.start()
@@ -92,9 +99,12 @@ def test_a_version_kept_for_ever_costs_one_array_and_not_its_whole_future() -> N
     assert (first.sum(), newest.sum()) == (0, 20_000)
 
 
-def test_nothing_is_copied_while_older_versions_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_copied_while_older_versions_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """However long a run is: at ten million clients one copy would be 80 MB."""
-    copies, copy_of = [], Buffer.copy
+    copies = []
+    copy_of = Buffer.copy
 
     def counted(buffer: Buffer) -> Buffer:
         copies.append(buffer)

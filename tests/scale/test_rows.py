@@ -1,4 +1,6 @@
-"""The memory of one update a client: formats, files that survive a crash, and memories that do not fit."""
+"""The memory of one update a client: formats, files that survive a crash, and memories that do
+not fit.
+"""
 
 import logging
 from pathlib import Path
@@ -10,7 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltafl import DeltaflError, Fixed, Plan, Population, RoundState, close_round, init_round, open_round, stream
+from deltafl import (
+    DeltaflError,
+    Fixed,
+    Plan,
+    Population,
+    RoundState,
+    close_round,
+    init_round,
+    open_round,
+    stream,
+)
 from deltafl.estimators.table import ESTIMATORS
 from deltafl.scale import memory_budget
 from deltafl.scale.memory_budget import human, memory_size, require_room
@@ -20,19 +32,32 @@ from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 
-M, N, D = 12, 3, 5
+M = 12
+N = 3
+D = 5
 POPULATION = Population.from_sizes(list(range(1, M + 1)))
-TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 6, "local_epochs": 1, "batch_size": 16}
+TINY = {
+    "task": "digits",
+    "clients": 12,
+    "sample": 4,
+    "rounds": 6,
+    "local_epochs": 1,
+    "batch_size": 16,
+}
 
 
-def plan_of(folder: Path | None = None, dtype: str = "float32", estimator: str = "innovation") -> Plan:
+def plan_of(
+    folder: Path | None = None, dtype: str = "float32", estimator: str = "innovation"
+) -> Plan:
     rows = RowFormat(dtype, None if folder is None else str(folder))
     return Plan(POPULATION, Fixed(), N, estimator, memory=rows)
 
 
 def next_state(plan: Plan, state: RoundState) -> RoundState:
     cohort = open_round(plan, state)
-    update_nd = [stream(1, "audit", state.round, int(client)).normal(size=D) for client in cohort.client_n]
+    update_nd = [
+        stream(1, "audit", state.round, int(client)).normal(size=D) for client in cohort.client_n
+    ]
     return close_round(plan, state, cohort, update_nd)[0]
 
 
@@ -62,7 +87,9 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 def test_bfloat16_by_hand() -> None:
     """8 bits of precision: 1 + 2^-8 is halfway, to even; 1 + 3 2^-8 is halfway the other way."""
-    value_d = np.array([1, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -3.14159265, 0, 1e18], dtype=np.float32)
+    value_d = np.array(
+        [1, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -3.14159265, 0, 1e18], dtype=np.float32
+    )
     expected = [1, 1, 1 + 2**-6, 1 + 2**-7, -3.140625, 0, 222 * 2.0**52]
     assert from_bfloat16(to_bfloat16(value_d)).tolist() == pytest.approx(expected, rel=1e-12)
 
@@ -83,7 +110,9 @@ def test_the_sum_is_that_of_the_rows_as_stored(tmp_path: Path, mapped: bool) -> 
     """Else rounding would be a bias."""
     state = played(plan_of(tmp_path / "rows" if mapped else None, "bfloat16", "difference-own"), 20)
     row_md = [from_bfloat16(state.control.control_md[client]) for client in range(M)]
-    np.testing.assert_allclose(state.control.total_d, POPULATION.weight_m @ np.array(row_md, np.float64), rtol=1e-12)
+    np.testing.assert_allclose(
+        state.control.total_d, POPULATION.weight_m @ np.array(row_md, np.float64), rtol=1e-12
+    )
 
 
 def test_bfloat16_rows_take_half_and_stay_near() -> None:
@@ -98,7 +127,11 @@ def test_bfloat16_rows_take_half_and_stay_near() -> None:
 def test_the_format_reaches_controls_within_controls() -> None:
     for name, estimator in ESTIMATORS.items():
         control = estimator.control.with_rows(RowFormat("bfloat16"))
-        kept = [array for key, array in named_arrays(control.init(POPULATION, D)) if key.endswith("control_md")]
+        kept = [
+            array
+            for key, array in named_arrays(control.init(POPULATION, D))
+            if key.endswith("control_md")
+        ]
         assert control.remembers == bool(kept), name
         assert all(array.dtype == np.uint16 for array in kept)
 
@@ -107,34 +140,51 @@ def test_the_format_reaches_controls_within_controls() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_file_gives_the_same_bits_as_ram(tmp_path: Path, directory: RunDirectory, dtype: str) -> None:
-    in_ram, in_file = plan_of(None, dtype), plan_of(tmp_path / "rows", dtype)
-    a, b = init_round(in_ram, np.zeros(D)), init_round(in_file, np.zeros(D))
+def test_a_file_gives_the_same_bits_as_ram(
+    tmp_path: Path, directory: RunDirectory, dtype: str
+) -> None:
+    in_ram = plan_of(None, dtype)
+    in_file = plan_of(tmp_path / "rows", dtype)
+    a = init_round(in_ram, np.zeros(D))
+    b = init_round(in_file, np.zeros(D))
     for round in range(15):
-        a, b = next_state(in_ram, a), next_state(in_file, b)
+        a = next_state(in_ram, a)
+        b = next_state(in_file, b)
         if round % 4 == 3:
             b = directory.save(b)
         assert content(a) == content(b)
     file = (tmp_path / "rows" / "rows.bin").stat()
-    assert (file.st_size, oct(file.st_mode)[-3:]) == (M * D * (4 if dtype == "float32" else 2), "600")  # its owner's
-    assert content(directory.load(init_round(in_file, np.zeros(D)))) != content(b)  # three rounds ahead of it
+    assert (file.st_size, oct(file.st_mode)[-3:]) == (
+        M * D * (4 if dtype == "float32" else 2),
+        "600",
+    )  # its owner's
+    assert content(directory.load(init_round(in_file, np.zeros(D)))) != content(
+        b
+    )  # three rounds ahead of it
 
 
-def test_a_round_leaves_the_state_it_was_given_alone(tmp_path: Path, directory: RunDirectory) -> None:
+def test_a_round_leaves_the_state_it_was_given_alone(
+    tmp_path: Path, directory: RunDirectory
+) -> None:
     plan = plan_of(tmp_path / "rows")
     state = directory.save(played(plan, 4))
-    before, file = content(state), (tmp_path / "rows" / "rows.bin").read_bytes()
+    before = content(state)
+    file = (tmp_path / "rows" / "rows.bin").read_bytes()
     assert content(next_state(plan, state)) == content(next_state(plan, state))
     assert content(state) == before
     assert (tmp_path / "rows" / "rows.bin").read_bytes() == file
 
 
-def test_a_checkpoint_holds_what_changed_and_no_more(tmp_path: Path, directory: RunDirectory) -> None:
+def test_a_checkpoint_holds_what_changed_and_no_more(
+    tmp_path: Path, directory: RunDirectory
+) -> None:
     plan = plan_of(tmp_path / "rows", estimator="difference-own")
     state = directory.save(played(plan, 10))
     saved = dict(named_arrays(next_state(plan, state)))
     assert saved["state.control.control_md.row_kd"].shape == (N, D)
-    assert saved["state.control.control_md.client_k"].tolist() == sorted(open_round(plan, state).client_n)
+    assert saved["state.control.control_md.client_k"].tolist() == sorted(
+        open_round(plan, state).client_n
+    )
 
 
 class CrashError(Exception):
@@ -174,9 +224,16 @@ def test_a_lost_file_is_reported(tmp_path: Path, directory: RunDirectory) -> Non
 
 def test_a_run_with_its_memory_in_a_file_is_the_same_run(tmp_path: Path) -> None:
     for name, more in (("ram", {}), ("file", {"memory_path": str(tmp_path / "disk")})):
-        given = {**TINY, "sampler": "uniform@systematic@difference-own-damped", "checkpoint_every": 2, **more}
+        given = {
+            **TINY,
+            "sampler": "uniform@systematic@difference-own-damped",
+            "checkpoint_every": 2,
+            **more,
+        }
         run_single(make_settings(RunSettings, given), tmp_path / name, lambda *_: None)
-    assert (tmp_path / "ram" / "rounds.jsonl").read_bytes() == (tmp_path / "file" / "rounds.jsonl").read_bytes()
+    assert (tmp_path / "ram" / "rounds.jsonl").read_bytes() == (
+        tmp_path / "file" / "rounds.jsonl"
+    ).read_bytes()
     assert len(list((tmp_path / "disk").glob("file-*/rows.bin"))) == 1
     played_there = RunDirectory(tmp_path / "file")
     played_there.memory_folder(str(tmp_path / "disk"))
@@ -188,12 +245,19 @@ def test_a_run_with_its_memory_in_a_file_is_the_same_run(tmp_path: Path) -> None
 
 
 def test_sizes_by_hand() -> None:
-    """1000 clients, 250 numbers: 1 MB of rows in float32. 20 rows change between two checkpoints."""
+    """1000 clients, 250 numbers: 1 MB of rows in float32. 20 rows change between two
+    checkpoints.
+    """
     assert memory_size(RowFormat(), (1000, 250), 20) == (4_000_000, 2_000_000)
     assert memory_size(RowFormat("bfloat16"), (1000, 250), 20) == (2_000_000, 1_000_000)
     assert memory_size(RowFormat("float32", "x"), (1000, 250), 20) == (80_000, 1_040_000)
     assert memory_size(RowFormat("float32", "x"), (10, 250), 20) == (40_000, 30_000)
-    assert [human(number) for number in (12, 1234, 999_600, 5 * 10**9)] == ["12 B", "1.23 kB", "1 MB", "5 GB"]
+    assert [human(number) for number in (12, 1234, 999_600, 5 * 10**9)] == [
+        "12 B",
+        "1.23 kB",
+        "1 MB",
+        "5 GB",
+    ]
     ram = memory_budget.free_ram()
     assert ram is None or ram > 10**6
 
@@ -201,7 +265,9 @@ def test_sizes_by_hand() -> None:
 def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = memory_size(RowFormat(), (10**6, 10**5), 100)
     monkeypatch.setattr(memory_budget, "free_ram", lambda: 8 * 10**9)
-    with pytest.raises(DeltaflError, match=r"up to 1\.6 TB of RAM and 8 GB are free: set memory_path"):
+    with pytest.raises(
+        DeltaflError, match=r"up to 1\.6 TB of RAM and 8 GB are free: set memory_path"
+    ):
         require_room(size, RowFormat(), tmp_path)
     monkeypatch.setattr(memory_budget, "free_ram", lambda: None)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=3 * 10**9))
@@ -216,27 +282,69 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("where", "free", "given", "words"),
     [
-        ("scale.memory_budget", 1000, {"sampler": "innovation"}, r"takes up to 125 kB of RAM and 1 kB are free"),
-        ("simulation.setup", 70_000, {"sampler": "full"}, "a round of 12 clients with 650 .* 156 kB .*: choose a"),
-        ("simulation.setup", 70_000, {"sampler": "uniform"}, "about 72.8 kB .*and 70 kB are free: lower 'sample'"),
-        ("simulation.setup", 70_000, {"sampler": "uniform", "sample": 3, "probe_every": 9}, "a probe of 12 clients"),
+        (
+            "scale.memory_budget",
+            1000,
+            {"sampler": "innovation"},
+            r"takes up to 125 kB of RAM and 1 kB are free",
+        ),
+        (
+            "simulation.setup",
+            70_000,
+            {"sampler": "full"},
+            "a round of 12 clients with 650 .* 156 kB .*: choose a",
+        ),
+        (
+            "simulation.setup",
+            70_000,
+            {"sampler": "uniform"},
+            "about 72.8 kB .*and 70 kB are free: lower 'sample'",
+        ),
+        (
+            "simulation.setup",
+            70_000,
+            {"sampler": "uniform", "sample": 3, "probe_every": 9},
+            "a probe of 12 clients",
+        ),
     ],
 )
 def test_a_run_that_does_not_fit_into_ram_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, free: int, given: dict[str, object], words: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    free: int,
+    given: dict[str, object],
+    words: str,
 ) -> None:
     monkeypatch.setattr(f"deltafl.{where}.free_ram", lambda: free)
     with pytest.raises(DeltaflError, match=words):
         run_single(make_settings(RunSettings, {**TINY, **given}), tmp_path / "run", lambda *_: None)
     assert not (tmp_path / "run").exists()
-    run_single(make_settings(RunSettings, {**TINY, "sampler": "uniform", "sample": 3}), tmp_path, lambda *_: None)
+    run_single(
+        make_settings(RunSettings, {**TINY, "sampler": "uniform", "sample": 3}),
+        tmp_path,
+        lambda *_: None,
+    )
 
 
 def test_a_run_logs_what_its_memory_takes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """12 rows of 650 numbers once in the file; those of 4 clients times 2 rounds four times in RAM, twice on disk."""
-    given = {**TINY, "rounds": 1, "sampler": "innovation", "checkpoint_every": 2, "memory_path": str(tmp_path / "rows")}
+    """12 rows of 650 numbers once in the file; those of 4 clients times 2 rounds four times in
+    RAM, twice on disk.
+    """
+    given = {
+        **TINY,
+        "rounds": 1,
+        "sampler": "innovation",
+        "checkpoint_every": 2,
+        "memory_path": str(tmp_path / "rows"),
+    }
     with caplog.at_level(logging.INFO, logger="deltafl"):
         run_single(make_settings(RunSettings, given), tmp_path, lambda *_: None)
-    start = "innovation remembers one update per client, 12 x 650 numbers (float32): at most 83.2 kB of RAM, "
-    (logged,) = (record.getMessage() for record in caplog.records if record.getMessage().startswith(start))
+    start = (
+        "innovation remembers one update per client, 12 x 650 numbers (float32): at most 83.2 "
+        "kB of RAM, "
+    )
+    (logged,) = (
+        record.getMessage() for record in caplog.records if record.getMessage().startswith(start)
+    )
     assert logged.endswith(f" and 72.8 kB in {tmp_path / 'rows'}")

@@ -1,4 +1,6 @@
-"""A million clients: rounds that read what they need, states that are shared, saved and mapped into memory."""
+"""A million clients: rounds that read what they need, states that are shared, saved and mapped
+into memory.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -38,32 +40,50 @@ D = 6
 
 
 def plan_of(m: int, label: str = "pracdelta@ordered-pivotal", n: int = 50, **options: Any) -> Plan:
-    known = np.eye(4)[np.arange(m) % 4] + 0.1 if label in {"balanced", "fed-cbs", "fedentopt"} else None
-    return Plan(Population.from_sizes(1 + np.arange(m) % 7, aux=known), make_sampler(label), n, **options)
+    known = (
+        np.eye(4)[np.arange(m) % 4] + 0.1 if label in {"balanced", "fed-cbs", "fedentopt"} else None
+    )
+    return Plan(
+        Population.from_sizes(1 + np.arange(m) % 7, aux=known), make_sampler(label), n, **options
+    )
 
 
 def play(plan: Plan, state: RoundState, rounds: int, d: int = D) -> RoundState:
-    """Rounds in which a tenth of the clients does not reply; everything from the state's own round number."""
+    """Rounds in which a tenth of the clients does not reply; everything from the state's own
+    round number.
+    """
     for _ in range(rounds):
         rng = stream(1, "audit", state.round)
         cohort = open_round(plan, state)
         n = len(cohort.client_n)
-        update_nd = (rng.normal(size=(n, d)) * (1 + cohort.client_n[:, None] % 5)).astype(np.float32)
-        reports = Reports.make(n, responded=rng.random(n) < 0.9, step_variance=rng.exponential(size=n))
+        update_nd = (rng.normal(size=(n, d)) * (1 + cohort.client_n[:, None] % 5)).astype(
+            np.float32
+        )
+        reports = Reports.make(
+            n, responded=rng.random(n) < 0.9, step_variance=rng.exponential(size=n)
+        )
         state, _ = close_round(plan, state, cohort, update_nd, reports)
     return state
 
 
 def same(a: RoundState, b: RoundState) -> bool:
     pairs = zip(named_arrays(a), named_arrays(b), strict=True)
-    return all(name == other and x.dtype == y.dtype and x.tobytes() == y.tobytes() for (name, x), (other, y) in pairs)
+    return all(
+        name == other and x.dtype == y.dtype and x.tobytes() == y.tobytes()
+        for (name, x), (other, y) in pairs
+    )
 
 
 def numbers_touched(monkeypatch: pytest.MonkeyPatch, m: int) -> int:
-    """Numbers of arrays with one row a client that a round reads in trees, or writes, once the state is there."""
+    """Numbers of arrays with one row a client that a round reads in trees, or writes, once the
+    state is there.
+    """
     plan = plan_of(m)
     state = play(plan, init_round(plan, np.zeros(D)), 2)
-    count, read, write, copy = [0], TreeBuffer.children, Buffer.write, PersistentArray.__array__
+    count = [0]
+    read = TreeBuffer.children
+    write = Buffer.write
+    copy = PersistentArray.__array__
 
     def children(buffer: TreeBuffer, level: int, node_k: IntArray) -> tuple[IntArray, Array]:
         child_kb, value_kb = read(buffer, level, node_k)
@@ -95,19 +115,29 @@ def test_a_round_among_a_million_touches_what_it_needs(monkeypatch: pytest.Monke
 def test_sixteen_bytes_a_client_are_enough() -> None:
     m = 10**6
     state = init_round(plan_of(m), np.zeros(D))
-    per_client = [state.sampler.p_m.current(), state.selected_m.current(), state.responded_m.current()]
+    per_client = [
+        state.sampler.p_m.current(),
+        state.selected_m.current(),
+        state.responded_m.current(),
+    ]
     total = sum(buffer.array_m.nbytes for buffer in per_client) + per_client[0].inner.nbytes
     assert total <= 16 * m
 
 
 def test_the_arrays_design_and_the_tree_learn_the_same() -> None:
-    """From the same cohorts, the state of a tree and that of an array agree: two ways to keep one p."""
-    tree_plan, array_plan = (plan_of(500, f"pracdelta{design}") for design in ("@ordered-pivotal", ""))
+    """From the same cohorts, the state of a tree and that of an array agree: two ways to keep
+    one p.
+    """
+    tree_plan, array_plan = (
+        plan_of(500, f"pracdelta{design}") for design in ("@ordered-pivotal", "")
+    )
     tree, array = (init_round(plan, np.zeros(D)).sampler for plan in (tree_plan, array_plan))
     for round in range(20):
         rng = stream(3, "audit", round)
         cohort = tree_plan.sampler.open(tree, np.ones(500, dtype=bool), 50, rng)
-        reports = Reports.make(50, step_variance=rng.exponential(size=50), responded=rng.random(50) < 0.8)
+        reports = Reports.make(
+            50, step_variance=rng.exponential(size=50), responded=rng.random(50) < 0.8
+        )
         norm_n, deviation_n = rng.exponential(size=(2, 50))
         reports = reports._replace(squared_norm_n=norm_n, squared_deviation_n=deviation_n)
         tree = tree_plan.sampler.update(tree, cohort, reports)
@@ -119,17 +149,20 @@ def test_clients_join_a_tree_with_the_mean_score() -> None:
     pytest.importorskip("flwr")
     from deltafl.federation.clients import resize_state
 
-    small, large = plan_of(40, n=8), plan_of(60, n=8)
+    small = plan_of(40, n=8)
+    large = plan_of(60, n=8)
     state = play(small, init_round(small, np.zeros(D)), 5)
     grown = resize_state(large, state, small.population.weight_m)
     assert type(grown.sampler.p_m) is type(state.sampler.p_m)
-    before_m, after_m = np.asarray(state.sampler.p_m), np.asarray(grown.sampler.p_m)
+    before_m = np.asarray(state.sampler.p_m)
+    after_m = np.asarray(grown.sampler.p_m)
     np.testing.assert_allclose(after_m, np.concatenate([before_m * 40 / 60, np.full(20, 1 / 60)]))
     assert grown.sampler.p_m.total == pytest.approx(1)
     assert play(large, grown, 3).selected_m.sum() == 8 * 8
 
 
-# --- state files ------------------------------------------------------------------------------------------------------
+# --- state files
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -156,7 +189,10 @@ def test_a_saved_state_goes_on_bit_for_bit(tmp_path: Path, label: str, estimator
     assert same(back, state)
     further = play(plan, back, 4)
     assert same(further, play(plan, state, 4))
-    assert same(further, play(plan, from_named_arrays(init_round(plan, np.zeros(D)), dict(named_arrays(state))), 4))
+    assert same(
+        further,
+        play(plan, from_named_arrays(init_round(plan, np.zeros(D)), dict(named_arrays(state))), 4),
+    )
     assert path.read_bytes() == content  # what changed stayed in memory
     save_state(path, further, plan)  # over the file that it is mapped from
     assert same(load_state(path, plan), further)
@@ -186,7 +222,9 @@ class Own(Sampler):
     def init(self, population: Population) -> OwnState:
         return OwnState(np.zeros((), dtype=np.int64), Last(self.score_m * population.weight_m))
 
-    def open(self, state: OwnState, available_m: BoolArray, n: int, rng: Any, oracle: Any = None) -> Cohort:
+    def open(
+        self, state: OwnState, available_m: BoolArray, n: int, rng: Any, oracle: Any = None
+    ) -> Cohort:
         return draw_cohort(self.power(state.last.score_m), n, "pivotal", rng, available_m)
 
     def update(self, state: OwnState, cohort: Cohort, reports: Reports) -> OwnState:
@@ -203,11 +241,20 @@ class Scaled(OwnControl):
 
 
 def test_states_of_own_samplers_and_of_known_seconds_are_saved(tmp_path: Path) -> None:
-    """Nothing is lost, no address in memory is compared, and a template of one client is not asked of them."""
-    population = Population.from_sizes(1 + np.arange(30) % 7)._replace(seconds_m=np.arange(1.0, 31.0))
+    """Nothing is lost, no address in memory is compared, and a template of one client is not
+    asked of them.
+    """
+    population = Population.from_sizes(1 + np.arange(30) % 7)._replace(
+        seconds_m=np.arange(1.0, 31.0)
+    )
     plans = [make_plan("uniform(per_second=True)", population, 5)] * 2
     plans += [
-        Plan(population, Own(np.arange(1.0, 31.0), lambda score_m: score_m), 5, Scaled(scale=lambda x: x))
+        Plan(
+            population,
+            Own(np.arange(1.0, 31.0), lambda score_m: score_m),
+            5,
+            Scaled(scale=lambda x: x),
+        )
         for _ in range(2)
     ]
     for first, second in (plans[:2], plans[2:]):
@@ -221,7 +268,8 @@ def test_states_of_own_samplers_and_of_known_seconds_are_saved(tmp_path: Path) -
 def test_the_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
-    plan, path = plan_of(300), tmp_path / "state"
+    plan = plan_of(300)
+    path = tmp_path / "state"
     state = play(plan, init_round(plan, np.zeros(D)), 2)
     save_state(path, state, plan)
     arrays = load_file(path)
@@ -229,11 +277,15 @@ def test_the_file_is_one_that_safetensors_reads(tmp_path: Path) -> None:
     assert set(arrays) == {"state.sampler.p_m.inner"}
     for texts in (None, {"framework": "np"}):
         save_file(load_file(path), tmp_path / "other", texts)
-        with pytest.raises(DeltaflError, match="has no checksum, so that another version wrote it; put a copy back"):
+        with pytest.raises(
+            DeltaflError, match="has no checksum, so that another version wrote it; put a copy back"
+        ):
             load_state(tmp_path / "other", plan)
 
 
-def test_a_loaded_million_is_not_read_by_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_million_is_not_read_by_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither loading nor the round after it sums the scores up anew."""
     plan = plan_of(10**6)
     state = play(plan, init_round(plan, np.zeros(D)), 1)
@@ -252,11 +304,19 @@ def test_a_loaded_million_is_not_read_by_a_round(tmp_path: Path, monkeypatch: py
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    plan, path = plan_of(300), tmp_path / "state.safetensors"
+    plan = plan_of(300)
+    path = tmp_path / "state.safetensors"
     save_state(path, init_round(plan, np.zeros(D)), plan)
     content = path.read_bytes()
     forged = b'{"__metadata__":3}      '
-    for bad in (b"", b"abc", content[:100], content[:-8], b"\xff" * 400, b"\x18" + bytes(7) + forged):
+    for bad in (
+        b"",
+        b"abc",
+        content[:100],
+        content[:-8],
+        b"\xff" * 400,
+        b"\x18" + bytes(7) + forged,
+    ):
         path.write_bytes(bad)
         with pytest.raises(DeltaflError, match=r"is no state file|does not fit"):
             load_state(path, plan)
@@ -264,7 +324,11 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         load_state(tmp_path / "nothing", plan)
     rows = RowFormat(folder=str(tmp_path / "rows"))
     with pytest.raises(DeltaflError, match="rows in a file of their own"):
-        save_state(path, init_round(plan, np.zeros(D)), replace(plan, estimator="difference-own", memory=rows))
+        save_state(
+            path,
+            init_round(plan, np.zeros(D)),
+            replace(plan, estimator="difference-own", memory=rows),
+        )
     with pytest.raises(DeltaflError, match="the state is of 300 clients and the plan of 299"):
         save_state(path, init_round(plan, np.zeros(D)), plan_of(299))
 
@@ -283,31 +347,47 @@ OTHER_SIZES = Population.from_sizes(1 + np.arange(30) % 5)
         ("memory", {"memory": RowFormat("bfloat16")}),
     ],
 )
-def test_a_state_of_other_clients_or_another_plan_is_refused(tmp_path: Path, name: str, change: dict[str, Any]) -> None:
-    """With other weights the saved sum of w_j c_j would bias every estimate to come, without a word."""
+def test_a_state_of_other_clients_or_another_plan_is_refused(
+    tmp_path: Path, name: str, change: dict[str, Any]
+) -> None:
+    """With other weights the saved sum of w_j c_j would bias every estimate to come, without a
+    word.
+    """
     plan = plan_of(30, "pracdelta", n=5, estimator="difference-own")
-    path, state = tmp_path / "state", play(plan, init_round(plan, np.zeros(D)), 3)
+    path = tmp_path / "state"
+    state = play(plan, init_round(plan, np.zeros(D)), 3)
     save_state(path, state, plan)
-    with pytest.raises(DeltaflError, match=rf"belongs to a plan with {name} = .*; load it with the plan it was saved"):
+    with pytest.raises(
+        DeltaflError,
+        match=rf"belongs to a plan with {name} = .*; load it with the plan it was saved",
+    ):
         load_state(path, replace(plan, **change))
-    again = Population.from_sizes((1 + np.arange(30) % 7).astype(np.int8))  # the same clients, made anew
+    again = Population.from_sizes(
+        (1 + np.arange(30) % 7).astype(np.int8)
+    )  # the same clients, made anew
     assert same(load_state(path, replace(plan, population=again, n=7, response_floor=0.5)), state)
 
 
 def test_arrays_of_any_plain_type_are_saved(tmp_path: Path) -> None:
-    given = {name: np.arange(5).astype(name) for name in ("uint8", "int8", "uint32", "uint64", "float16", "bool")}
+    given = {
+        name: np.arange(5).astype(name)
+        for name in ("uint8", "int8", "uint32", "uint64", "float16", "bool")
+    }
     write_tensors(tmp_path / "file", given)
     arrays, _ = read_tensors(tmp_path / "file", "")
     assert {name: (array.dtype, array.tolist()) for name, array in arrays.items()} == {
         name: (array.dtype, array.tolist()) for name, array in given.items()
     }
-    with pytest.raises(DeltaflError, match=r"a has type complex128, which a state file does not hold"):
+    with pytest.raises(
+        DeltaflError, match=r"a has type complex128, which a state file does not hold"
+    ):
         write_tensors(tmp_path / "other", {"a": np.zeros(5, dtype=complex)})
     assert not (tmp_path / "other").exists()
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, path = plan_of(300), tmp_path / "state.safetensors"
+    plan = plan_of(300)
+    path = tmp_path / "state.safetensors"
     old = init_round(plan, np.zeros(D))
     save_state(path, old, plan)
 
@@ -315,18 +395,25 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "no space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(DeltaflError, match=r"^cannot write .*state\.safetensors: no space left on device; make room"):
+    with pytest.raises(
+        DeltaflError,
+        match=r"^cannot write .*state\.safetensors: no space left on device; make room",
+    ):
         save_state(path, play(plan, old, 1), plan)
     assert same(load_state(path, plan), old)
     assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]
 
 
 def test_bytes_of_a_state_count_what_clients_share_once() -> None:
-    d, m, n = 1000, 50, 5
+    d = 1000
+    m = 50
+    n = 5
     plan = make_plan("uniform@@difference-own", np.ones(m, dtype=np.int64), n)
     state = init_round(plan, np.zeros(d))
     before = bytes_in_ram(state)
-    assert d * (4 + 8 + 4) <= before < d * (4 + 8 + 4) + 40 * m  # the model, the sum, one row of zeros
+    assert (
+        d * (4 + 8 + 4) <= before < d * (4 + 8 + 4) + 40 * m
+    )  # the model, the sum, one row of zeros
     for _ in range(2):
         cohort = open_round(plan, state)
         state, _ = close_round(plan, state, cohort, np.ones((n, d), dtype=np.float32))

@@ -1,4 +1,6 @@
-"""The average of the last models: its weights by hand, the rounds that it leaves alone, its place in saved states."""
+"""The average of the last models: its weights by hand, the rounds that it leaves alone, its
+place in saved states.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -24,13 +26,18 @@ from tools.simulation import TINY, lines_of, run
 SIZES = [5, 10, 15, 20, 25, 30]
 
 
-def played(rounds: int, state: RoundState | None = None, **settings: Any) -> tuple[Plan, RoundState, list[Params]]:
+def played(
+    rounds: int, state: RoundState | None = None, **settings: Any
+) -> tuple[Plan, RoundState, list[Params]]:
     plan = make_plan("innovation", SIZES, 2, **settings)
-    state, models = init_round(plan, np.ones(3)) if state is None else state, []
+    state = init_round(plan, np.ones(3)) if state is None else state
+    models = []
     target_md = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
     for _ in range(rounds):
         cohort = open_round(plan, state)
-        state, _ = close_round(plan, state, cohort, np.float32(0.5) * (target_md[cohort.client_n] - state.params_d))
+        state, _ = close_round(
+            plan, state, cohort, np.float32(0.5) * (target_md[cohort.client_n] - state.params_d)
+        )
         models.append(state.params_d)
     return plan, state, models
 
@@ -39,7 +46,9 @@ def played(rounds: int, state: RoundState | None = None, **settings: Any) -> tup
 def test_the_weights_are_powers_and_no_round_is_changed(beta: float) -> None:
     _, plain, models = played(7)
     plan, state, averaged_models = played(7, average=beta)
-    assert all(np.array_equal(one, other) for one, other in zip(models, averaged_models, strict=True))
+    assert all(
+        np.array_equal(one, other) for one, other in zip(models, averaged_models, strict=True)
+    )
     assert same_tree(state._replace(average=plain.average), plain)
     weight_t = beta ** np.arange(6, -1, -1)
     expected_d = weight_t @ np.array(models, dtype=np.float64) / weight_t.sum()
@@ -55,12 +64,17 @@ def test_before_the_first_round_and_after_it_the_model_is_the_last() -> None:
 
 
 def test_a_mean_of_noise_has_the_variance_that_the_weights_say() -> None:
-    """White noise around a fixed point: sum of squared weights, (1 - beta) / (1 + beta) in the long run."""
-    beta, noise_td = 0.5, np.random.default_rng(0).normal(size=(40, 20_000))
+    """White noise around a fixed point: sum of squared weights, (1 - beta) / (1 + beta) in the
+    long run.
+    """
+    beta = 0.5
+    noise_td = np.random.default_rng(0).normal(size=(40, 20_000))
     plan = make_plan("full", [1], 1, average=beta)
     state = init_round(plan, np.zeros(20_000))
     for noise_d in noise_td:
-        state, _ = close_round(plan, state, open_round(plan, state), (noise_d - state.params_d)[None])
+        state, _ = close_round(
+            plan, state, open_round(plan, state), (noise_d - state.params_d)[None]
+        )
     assert np.var(plan.model(state)) == pytest.approx((1 - beta) / (1 + beta), rel=0.04)
 
 
@@ -83,7 +97,8 @@ def test_a_memory_outside_0_to_1_is_refused(beta: float) -> None:
 def test_a_run_trains_the_same_models_and_judges_others(tmp_path: Path) -> None:
     run(tmp_path / "plain", **TINY)
     run(tmp_path / "average", **TINY, average=0.5)
-    plain, average = lines_of(tmp_path / "plain"), lines_of(tmp_path / "average")
+    plain = lines_of(tmp_path / "plain")
+    average = lines_of(tmp_path / "average")
     assert [line.get("loss") for line in plain] == [line.get("loss") for line in average]
     assert [line["test"] for line in plain[:2]] == [line["test"] for line in average[:2]]
     assert [line["test"] for line in plain[2:]] != [line["test"] for line in average[2:]]

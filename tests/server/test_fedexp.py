@@ -1,4 +1,6 @@
-"""FedExP in whole rounds: its step size by the paper's formula, with the norms that the server measures."""
+"""FedExP in whole rounds: its step size by the paper's formula, with the norms that the server
+measures.
+"""
 
 import re
 import secrets
@@ -38,38 +40,54 @@ def moved(plan: Plan, state: RoundState, updates: Any) -> FloatArray:
 
 @given(st.integers(2, 7), st.integers(1, 5), st.floats(0.0, 3.0), st.integers(0, 10**6))
 def test_the_step_is_the_papers(n: int, d: int, shift: float, seed: int) -> None:
-    """eta = max(1, sum_S norm(u_i)^2 / (2 n (norm(mean)^2 + epsilon))) for the plain mean of a cohort."""
+    """eta = max(1, sum_S norm(u_i)^2 / (2 n (norm(mean)^2 + epsilon))) for the plain mean of a
+    cohort.
+    """
     rng = np.random.default_rng(seed)
     update_nd = (rng.normal(size=(n, d)) + shift).astype(np.float32)
-    plan = make_plan("fedavg@@plain-mean", [3] * 9, n, server_optimizer=FedExP(lr=0.5, epsilon=0.01), seed=seed)
-    total, mean = 0.0, [0.0] * d
+    plan = make_plan(
+        "fedavg@@plain-mean", [3] * 9, n, server_optimizer=FedExP(lr=0.5, epsilon=0.01), seed=seed
+    )
+    total = 0.0
+    mean = [0.0] * d
     for row in update_nd.tolist():
         total += sum(value * value for value in row)
         mean = [old + value / n for old, value in zip(mean, row, strict=True)]
     eta = max(1.0, total / (2 * n * (sum(value * value for value in mean) + 0.01)))
     change_d = moved(plan, init_round(plan, np.zeros(d)), update_nd)
-    np.testing.assert_allclose(change_d, [0.5 * eta * value for value in mean], rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        change_d, [0.5 * eta * value for value in mean], rtol=2e-5, atol=1e-6
+    )
 
 
 def test_two_updates_by_hand() -> None:
-    """(3, 0) and (0, 1): the mean (1.5, 0.5) has square 2.5, N = 5, epsilon 0.5: eta = 5 / 6 counts as 1.
+    """(3, 0) and (0, 1): the mean (1.5, 0.5) has square 2.5, N = 5, epsilon 0.5: eta = 5 / 6 counts
+    as 1.
 
     (3, 0) and (-2, 0): the mean (0.5, 0) has square 0.25, N = 6.5: eta = 6.5 / 1.5.
     """
     plan = make_plan("full", [1, 1], 2, server_optimizer=FedExP(epsilon=0.5))
     state = init_round(plan, np.zeros(2))
-    np.testing.assert_allclose(moved(plan, state, np.array([[3.0, 0], [0, 1]])), [1.5, 0.5], rtol=1e-6)
-    np.testing.assert_allclose(moved(plan, state, np.array([[3.0, 0], [-2, 0]])), [0.5 * 6.5 / 1.5, 0], rtol=1e-6)
+    np.testing.assert_allclose(
+        moved(plan, state, np.array([[3.0, 0], [0, 1]])), [1.5, 0.5], rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        moved(plan, state, np.array([[3.0, 0], [-2, 0]])), [0.5 * 6.5 / 1.5, 0], rtol=1e-6
+    )
     np.testing.assert_array_equal(moved(plan, state, [None, None]), [0, 0])
 
 
 def test_the_model_to_judge_is_the_mean_of_the_last_two() -> None:
-    """From 1: D = 0.5 and eta = 6.5 / 1.5 lead to 3.1667; clients go on from there, and 2.0833 is judged."""
+    """From 1: D = 0.5 and eta = 6.5 / 1.5 lead to 3.1667; clients go on from there, and 2.0833
+    is judged.
+    """
     plan = make_plan("full", [1, 1], 2, server_optimizer=FedExP(epsilon=0.5))
     state = init_round(plan, np.ones(1))
     assert plan.model(state).tolist() == [1]
     state, _ = close_round(plan, state, open_round(plan, state), np.array([[3.0], [-2.0]]))
-    np.testing.assert_allclose([state.params_d, plan.model(state)], [[3.1666667], [2.0833333]], rtol=1e-6)
+    np.testing.assert_allclose(
+        [state.params_d, plan.model(state)], [[3.1666667], [2.0833333]], rtol=1e-6
+    )
     plain = replace(plan, server_optimizer=Sgd())
     state = init_round(plain, np.ones(1))
     after, _ = close_round(plain, state, open_round(plain, state), np.array([[3.0], [-2.0]]))
@@ -79,7 +97,9 @@ def test_the_model_to_judge_is_the_mean_of_the_last_two() -> None:
 class Recording(FedExP):
     """Remembers N."""
 
-    def extrapolate(self, params_d: Any, delta_d: FloatArray, mean_square: float, state: Any) -> Any:
+    def extrapolate(
+        self, params_d: Any, delta_d: FloatArray, mean_square: float, state: Any
+    ) -> Any:
         SEEN.append(mean_square)
         return super().extrapolate(params_d, delta_d, mean_square, state)
 
@@ -90,12 +110,20 @@ SEEN: list[float] = []
 def played(label: str, n: int = 3) -> tuple[Plan, RoundState, Problem]:
     problem = make_problem(SIZES, seed=9)
     plan = make_plan(label, problem.population, n, server_optimizer=Recording(), seed=1)
-    return plan, play(plan, init_round(plan, np.zeros(3)), [make_problem(SIZES, seed=s) for s in range(3)]), problem
+    return (
+        plan,
+        play(plan, init_round(plan, np.zeros(3)), [make_problem(SIZES, seed=s) for s in range(3)]),
+        problem,
+    )
 
 
-@pytest.mark.parametrize("label", ["md-fixed", "uniform@poisson", "pracdelta@multinomial", "innovation", "balanced"])
+@pytest.mark.parametrize(
+    "label", ["md-fixed", "uniform@poisson", "pracdelta@multinomial", "innovation", "balanced"]
+)
 def test_the_mean_square_is_unbiased(label: str) -> None:
-    """E[N] = sum_i w_i norm(u_i)^2 over all cohorts: of whole updates, whatever the control variate subtracts."""
+    """E[N] = sum_i w_i norm(u_i)^2 over all cohorts: of whole updates, whatever the control
+    variate subtracts.
+    """
     plan, state, problem = played(label)
     mean = 0.0
     for chance, cohort in all_cohorts(plan, state, problem.oracle):
@@ -110,7 +138,9 @@ def test_the_guard_shortens_the_step_and_not_the_step_size() -> None:
     guarded = make_plan("full", [1, 1], 2, norm_guard=2.0, server_optimizer=FedExP(epsilon=1e-12))
     state = init_round(guarded, np.zeros(1))
     for _ in range(6):
-        state, _ = close_round(guarded, state, open_round(guarded, state), np.array([[3.0], [-1.0]]))  # norms 1
+        state, _ = close_round(
+            guarded, state, open_round(guarded, state), np.array([[3.0], [-1.0]])
+        )  # norms 1
     change_d = moved(guarded, state, np.array([[60.0], [-20.0]]))
     np.testing.assert_allclose(change_d, 2 * 2000 / (2 * 400), rtol=1e-5)
 

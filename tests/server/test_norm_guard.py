@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from conftest import Recorder
-from deltafl import DeltaflError, Fixed, Plan, Population, RoundState, close_round, init_round, open_round
+from deltafl import (
+    DeltaflError,
+    Fixed,
+    Plan,
+    Population,
+    RoundState,
+    close_round,
+    init_round,
+    open_round,
+)
 from deltafl.scale.named_arrays import named_arrays
 from deltafl.server.norm_guard import GuardState
 from deltafl.simulation.directory import RunDirectory
@@ -19,7 +28,8 @@ POPULATION = Population.from_sizes([1, 1, 1])
 def played(norm_guard: float | None, lengths: list[float]) -> tuple[RoundState, list[RoundInfo]]:
     """Rounds in which everybody's update has the given length."""
     plan = Plan(POPULATION, Fixed(), 3, server_optimizer=Recorder(), norm_guard=norm_guard)
-    state, infos = init_round(plan, np.zeros(2)), []
+    state = init_round(plan, np.zeros(2))
+    infos = []
     for length in lengths:
         cohort = open_round(plan, state)
         state, info = close_round(plan, state, cohort, [np.array([0.6 * length, 0.8 * length])] * 3)
@@ -29,7 +39,8 @@ def played(norm_guard: float | None, lengths: list[float]) -> tuple[RoundState, 
 
 def test_it_does_nothing_while_norms_are_below() -> None:
     lengths = np.random.default_rng(0).uniform(1, 2.9, size=30).tolist()
-    (off, without), (on, guarded) = played(None, lengths), played(3.0, lengths)
+    (off, without) = played(None, lengths)
+    (on, guarded) = played(3.0, lengths)
     assert off.guard == ()
     assert np.array_equal(off.optimizer.delta_d, on.optimizer.delta_d)
     assert repr(without) == repr(guarded)
@@ -69,7 +80,12 @@ def test_its_norms_survive_a_checkpoint(tmp_path: Path) -> None:
     directory.start(RunSettings())
     directory.save(state)
     back = directory.load(init_round(plan, np.zeros(2)))
-    assert [(n, a.tobytes()) for n, a in named_arrays(back)] == [(n, a.tobytes()) for n, a in named_arrays(state)]
-    results = [close_round(plan, s, open_round(plan, s), [np.array([900.0, 1.0])] * 3)[1] for s in (state, back)]
+    assert [(n, a.tobytes()) for n, a in named_arrays(back)] == [
+        (n, a.tobytes()) for n, a in named_arrays(state)
+    ]
+    results = [
+        close_round(plan, s, open_round(plan, s), [np.array([900.0, 1.0])] * 3)[1]
+        for s in (state, back)
+    ]
     assert repr(results[0]) == repr(results[1])
     assert results[0].clip_factor < 0.1

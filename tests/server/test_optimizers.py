@@ -1,4 +1,6 @@
-"""Every rule against a slow scalar twin written from Reddi et al. 2021, algorithm 2, and first steps by hand."""
+"""Every rule against a slow scalar twin written from Reddi et al. 2021, algorithm 2, and first
+steps by hand.
+"""
 
 import re
 from collections.abc import Callable
@@ -15,7 +17,8 @@ from deltafl.server.optimizers import SERVER_OPTIMIZERS, FedExP
 
 def scalar_twin(name: str, lr: float, deltas: list[float], x: float) -> list[float]:
     """One coordinate, one number at a time."""
-    a, v = 0.0, 0.0 if name == "momentum" else 1e-3**2
+    a = 0.0
+    v = 0.0 if name == "momentum" else 1e-3**2
     path = []
     for delta in deltas:
         if name in ("sgd", "fedexp"):  # eta = 1 as long as nobody says how long the updates are
@@ -43,8 +46,12 @@ def scalar_twin(name: str, lr: float, deltas: list[float], x: float) -> list[flo
 @given(st.lists(st.lists(st.floats(-10, 10), min_size=3, max_size=3), min_size=1, max_size=8))
 def test_equals_the_scalar_twin(name: str, delta_td: list[list[float]]) -> None:
     optimizer = make_server_optimizer(name)
-    params_d, state = np.array([0.5, -1, 2], dtype=np.float32), optimizer.init(3)
-    twins = [scalar_twin(name, SERVER_OPTIMIZERS[name], [row[i] for row in delta_td], params_d[i]) for i in range(3)]
+    params_d = np.array([0.5, -1, 2], dtype=np.float32)
+    state = optimizer.init(3)
+    twins = [
+        scalar_twin(name, SERVER_OPTIMIZERS[name], [row[i] for row in delta_td], params_d[i])
+        for i in range(3)
+    ]
     for t, delta_d in enumerate(delta_td):
         params_d, state = optimizer.step(params_d, np.array(delta_d), state)
         np.testing.assert_allclose(params_d, [twin[t] for twin in twins], rtol=1e-5, atol=1e-5)
@@ -58,11 +65,16 @@ def test_equals_the_scalar_twin(name: str, delta_td: list[list[float]]) -> None:
         (Momentum(1.0, 0.9), 2.0),
         (Adaptive("adagrad", lr=0.1, tau=1.0), 0.1 * 2 / (sqrt(1 + 4) + 1)),
         (Adaptive("adam", lr=0.1, tau=1.0), 0.1 * 0.2 / (sqrt(0.99 + 0.04) + 1)),
-        (Adaptive("yogi", lr=0.1, tau=1.0), 0.1 * 0.2 / (sqrt(1 + 0.04) + 1)),  # v = 1 < D^2 = 4, so it grows
+        (
+            Adaptive("yogi", lr=0.1, tau=1.0),
+            0.1 * 0.2 / (sqrt(1 + 0.04) + 1),
+        ),  # v = 1 < D^2 = 4, so it grows
     ],
 )
 def test_first_step_by_hand(optimizer: ServerOptimizer, step: float) -> None:
-    params_d, _ = optimizer.step(np.array([1.0], dtype=np.float32), np.array([2.0]), optimizer.init(1))
+    params_d, _ = optimizer.step(
+        np.array([1.0], dtype=np.float32), np.array([2.0]), optimizer.init(1)
+    )
     assert params_d[0] == pytest.approx(1 + step, rel=1e-6)
 
 
@@ -78,7 +90,10 @@ def test_names_and_default_rates() -> None:
     ("make", "words"),
     [
         (lambda: make_server_optimizer("adm"), "did you mean 'adam'"),
-        (lambda: make_server_optimizer("yogi", momentum=0.9), "choose the server optimizer 'momentum'"),
+        (
+            lambda: make_server_optimizer("yogi", momentum=0.9),
+            "choose the server optimizer 'momentum'",
+        ),
         (lambda: Adaptive("yogy"), "did you mean 'yogi'"),
         (lambda: FedExP(epsilon=0.0), "epsilon is 0.0; it must be in"),
         (lambda: Sgd(float("nan")), "lr is nan; it must be in"),
@@ -88,6 +103,8 @@ def test_names_and_default_rates() -> None:
         (lambda: Adaptive("yogi", tau=0.0), "tau is 0.0; it must be in"),
     ],
 )
-def test_server_optimizers_that_cannot_be_are_refused(make: Callable[[], object], words: str) -> None:
+def test_server_optimizers_that_cannot_be_are_refused(
+    make: Callable[[], object], words: str
+) -> None:
     with pytest.raises(DeltaflError, match=re.escape(words)):
         make()

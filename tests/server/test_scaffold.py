@@ -1,4 +1,6 @@
-"""SCAFFOLD against a slow twin of the paper's algorithm 1, and its corrections on all routes of local training."""
+"""SCAFFOLD against a slow twin of the paper's algorithm 1, and its corrections on all routes of
+local training.
+"""
 
 import json
 from pathlib import Path
@@ -26,7 +28,10 @@ from deltafl.simulation.setup import engine_of
 from deltafl.types import FloatArray
 from tools.simulation import quiet
 
-M, D, K, LR = 6, 3, 4, 0.1
+M = 6
+D = 3
+K = 4
+LR = 0.1
 
 
 def problem() -> tuple[FloatArray, FloatArray]:
@@ -39,9 +44,12 @@ def problem() -> tuple[FloatArray, FloatArray]:
 def paper(cohorts: list[list[int]]) -> FloatArray:
     """Algorithm 1, option II, with a global step size of 1: controls are gradients."""
     a_mdd, b_md = problem()
-    x, c, c_m = np.zeros(D), np.zeros(D), np.zeros((M, D))
+    x = np.zeros(D)
+    c = np.zeros(D)
+    c_m = np.zeros((M, D))
     for clients in cohorts:
-        changes, control_changes = [], []
+        changes = []
+        control_changes = []
         for i in clients:
             y = x.copy()
             for _ in range(K):
@@ -57,11 +65,13 @@ def paper(cohorts: list[list[int]]) -> FloatArray:
 
 def test_rounds_are_the_papers() -> None:
     plan = make_plan("uniform@@difference-own", [7] * M, 2, scaffold=True, seed=3)
-    state, cohorts = init_round(plan, np.zeros(D)), []
+    state = init_round(plan, np.zeros(D))
+    cohorts = []
     a_mdd, b_md = problem()
     for _ in range(12):
         cohort = open_round(plan, state)
-        params_d, drift_nd = state.params_d, plan.drifts(state, cohort.client_n)
+        params_d = state.params_d
+        drift_nd = plan.drifts(state, cohort.client_n)
         assert drift_nd is not None
         rows = []
         for i, drift_d in zip(cohort.client_n, drift_nd, strict=True):
@@ -76,14 +86,18 @@ def test_rounds_are_the_papers() -> None:
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.6])
-@pytest.mark.parametrize("estimator", ["difference-own", "innovation", "innovation-damped", "fedstale"])
+@pytest.mark.parametrize(
+    "estimator", ["difference-own", "innovation", "innovation-damped", "fedstale"]
+)
 def test_corrections_cancel_and_are_taken_off_again(estimator: str, beta: float) -> None:
     """sum_i w_i (c - c_i) = 0, and a client that is moved by its drift alone counts as u_i = 0.
 
     With a momentum the drift is beta S + (1 - beta) (c - c_i).
     """
     population = Population.from_sizes([3, 9, 4, 8, 1, 7])
-    plan = Plan(population, make_sampler("md-fixed"), 3, estimator, Recorder(), scaffold=True, mime=beta)
+    plan = Plan(
+        population, make_sampler("md-fixed"), 3, estimator, Recorder(), scaffold=True, mime=beta
+    )
     state = init_round(plan, np.zeros(D))
     rng = np.random.default_rng(0)
     for _ in range(8):
@@ -113,10 +127,13 @@ SMALL: dict[str, Any] = {"task": "digits", "clients": 6, "sample": 3, "rounds": 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 def test_each_client_gets_its_own_drift_on_every_route(engine: str) -> None:
-    """With unequal numbers of steps, rows (n, d) give what (d,) gives one client after the other."""
+    """With unequal numbers of steps, rows (n, d) give what (d,) gives one client after the
+    other.
+    """
     split = {"partition": "yurochkin2019", "alpha": 0.3, "local_epochs": 1, "sampler": "uniform"}
     trainer = engine_of(make_settings(RunSettings, {**SMALL, **split, "engine": engine}))
-    params_d, client_n = trainer.initial_params(), np.array([4, 0, 2, 5])
+    params_d = trainer.initial_params()
+    client_n = np.array([4, 0, 2, 5])
     drift_nd = np.random.default_rng(0).normal(size=(4, trainer.num_params)).astype(np.float32)
     together = trainer.train(params_d, 1, client_n, drift_nd)
     assert len(set(together.reports.num_steps_n.tolist())) > 1
@@ -130,7 +147,12 @@ def test_each_client_gets_its_own_drift_on_every_route(engine: str) -> None:
 def test_workers_have_the_same_bits_and_clients_download_two_models(tmp_path: Path) -> None:
     texts = []
     for workers in (1, 2):
-        given = {**SMALL, "sampler": "uniform@@difference-own", "scaffold": True, "workers": workers}
+        given = {
+            **SMALL,
+            "sampler": "uniform@@difference-own",
+            "scaffold": True,
+            "workers": workers,
+        }
         folder = tmp_path / str(workers)
         run_single(make_settings(RunSettings, given), folder, quiet)
         texts.append((folder / "rounds.jsonl").read_bytes())
@@ -141,16 +163,33 @@ def test_workers_have_the_same_bits_and_clients_download_two_models(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "label", ["uniform", "uniform@@difference", "uniform@@difference-damped", "uniform@@difference-own-remote"]
+    "label",
+    [
+        "uniform",
+        "uniform@@difference",
+        "uniform@@difference-damped",
+        "uniform@@difference-own-remote",
+    ],
 )
 def test_it_is_refused_where_nothing_is_known_of_each_client(label: str) -> None:
-    with pytest.raises(DeltaflError, match="local steps by what the estimator knows of each client; choose one"):
+    with pytest.raises(
+        DeltaflError, match="local steps by what the estimator knows of each client; choose one"
+    ):
         make_plan(label, [1, 2, 3], 2, scaffold=True)
 
 
 def test_in_a_comparison_those_of_whom_nothing_is_known_run_as_they_are() -> None:
-    given = {"task": "digits", "samplers": ["full", "census", "uniform", "fedvarp"], "scaffold": True}
+    given = {
+        "task": "digits",
+        "samplers": ["full", "census", "uniform", "fedvarp"],
+        "scaffold": True,
+    }
     settings = make_settings(CompareSettings, given)
-    assert [settings.run(label, 0).scaffold for label in settings.samplers] == [False, True, False, True]
+    assert [settings.run(label, 0).scaffold for label in settings.samplers] == [
+        False,
+        True,
+        False,
+        True,
+    ]
     with pytest.raises(DeltaflError, match="scaffold does nothing here: only methods that know"):
         compare("digits", ["full", "uniform"], scaffold=True)

@@ -1,4 +1,6 @@
-"""Every backbone with every sampler on ``digits``: three rounds, the estimate's expectation, and an exact resume."""
+"""Every backbone with every sampler on ``digits``: three rounds, the estimate's expectation, and
+an exact resume.
+"""
 
 from dataclasses import replace
 from functools import cache
@@ -22,10 +24,21 @@ from deltafl.simulation.setup import engine_of, plan_of
 from tools.simulation import StopError, quiet, stop_after
 
 #: Few clients, so that all cohorts can be enumerated.
-TINY: dict[str, object] = {"clients": 5, "sample": 2, "rounds": 3, "local_steps": 3, "batch_size": 8}
-TINY |= {"partition": "yurochkin2019", "alpha": 0.3, "checkpoint_every": 2}  # sizes between 146 and 525
+TINY: dict[str, object] = {
+    "clients": 5,
+    "sample": 2,
+    "rounds": 3,
+    "local_steps": 3,
+    "batch_size": 8,
+}
+TINY |= {
+    "partition": "yurochkin2019",
+    "alpha": 0.3,
+    "checkpoint_every": 2,
+}  # sizes between 146 and 525
 
-#: What is put around a sampler: settings, and the estimator ("" for unbiased weights, and for the sampler's own).
+#: What is put around a sampler: settings, and the estimator ("" for unbiased weights, and for the
+#: sampler's own).
 BACKBONES: dict[str, tuple[dict[str, object], str]] = {
     "plain": ({}, ""),
     "proximal": ({"proximal": 0.1}, ""),
@@ -36,7 +49,10 @@ BACKBONES: dict[str, tuple[dict[str, object], str]] = {
     "fixed order": ({"fixed_order": True}, ""),
     "fedvarp, own form": ({}, "difference-own"),
     "fedvarp, the paper's": ({}, "fedvarp"),
-    "fedexp": ({"server_optimizer": "fedexp", "local_lr": 1.0}, ""),  # shorter updates are below epsilon
+    "fedexp": (
+        {"server_optimizer": "fedexp", "local_lr": 1.0},
+        "",
+    ),  # shorter updates are below epsilon
     "adagrad": ({"server_optimizer": "adagrad"}, ""),
     "adam": ({"server_optimizer": "adam"}, ""),
     "yogi": ({"server_optimizer": "yogi"}, ""),
@@ -52,15 +68,21 @@ BACKBONES: dict[str, tuple[dict[str, object], str]] = {
         "difference-own",
     ),
 }
-#: Draws without known probabilities can be given no unbiased weight; and the paper's FedVARP uses none.
-BIASED = {"fedau", "fedvarp, the paper's", *(name for name, entry in SAMPLERS.items() if entry.scores == "unknown")}
+#: Draws without known probabilities can be given no unbiased weight; and the paper's FedVARP uses
+#: none.
+BIASED = {
+    "fedau",
+    "fedvarp, the paper's",
+    *(name for name, entry in SAMPLERS.items() if entry.scores == "unknown"),
+}
 #: Biased, though the probabilities are known; it is the default of ``fedavg``.
 BIASED |= {"fedau", "hajek"}
 
 
 def estimators_of(backbone: str, sampler: str) -> list[str]:
     """The backbone's own, or else unbiased weights and what the sampler has by default."""
-    entry, own = SAMPLERS[sampler], BACKBONES[backbone][1]
+    entry = SAMPLERS[sampler]
+    own = BACKBONES[backbone][1]
     if entry.scores == "unknown":
         return [] if own and find_estimator(own).needs_expected else [own or entry.estimator]
     return [own] if own else list(dict.fromkeys(["horvitz-thompson", entry.estimator]))
@@ -94,7 +116,8 @@ def started(folder: Path, settings: RunSettings) -> RunDirectory:
 def known_round(plan: Plan, state: RoundState, engine: Engine) -> Problem:
     """Every client's update of the round that comes next, and an oracle that knows them."""
     oracle = SimulatedOracle(engine, plan, state)
-    reports, training = oracle.reports(), oracle.train(np.arange(plan.population.num_clients))
+    reports = oracle.reports()
+    training = oracle.train(np.arange(plan.population.num_clients))
     drifts = oracle.drifts(np.arange(plan.population.num_clients))
     residual_md = training.update_nd if drifts is None else training.update_nd - drifts
     columns = (reports.step_variance_n, reports.loss_n, reports.num_steps_n)
@@ -106,7 +129,17 @@ def known_round(plan: Plan, state: RoundState, engine: Engine) -> Problem:
 #: These change what every client knows or sends; the others are played with a sampler of each kind.
 WITH_ALL = ("plain", "scaffold")
 ONE_OF_A_KIND = [
-    *("uniform", "md", "fedis", "pracdelta", "delta", "cluster-is-oracle", "innovation", "census", "k-vib"),
+    *(
+        "uniform",
+        "md",
+        "fedis",
+        "pracdelta",
+        "delta",
+        "cluster-is-oracle",
+        "innovation",
+        "census",
+        "k-vib",
+    ),
     *("fedavg", "power-of-choice", "fed-cbs"),
 ]
 CASES = [
@@ -118,10 +151,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(("backbone", "sampler", "estimator"), CASES)
-def test_every_backbone_with_every_sampler(tmp_path: Path, backbone: str, sampler: str, estimator: str) -> None:
+def test_every_backbone_with_every_sampler(
+    tmp_path: Path, backbone: str, sampler: str, estimator: str
+) -> None:
     settings = settings_of(backbone, sampler, estimator)
     engine = engine_for(settings)
-    whole, broken = started(tmp_path / "whole", settings), started(tmp_path / "broken", settings)
+    whole = started(tmp_path / "whole", settings)
+    broken = started(tmp_path / "broken", settings)
     final = run_experiment(settings, engine, whole, quiet)
     with pytest.raises(StopError):
         run_experiment(settings, engine, broken, stop_after(2))
@@ -144,12 +180,16 @@ def test_every_backbone_with_every_sampler(tmp_path: Path, backbone: str, sample
 
 
 def assert_claim_holds(plan: Plan, state: RoundState, problem: Problem, claimed: bool) -> None:
-    """Where it is claimed, E[D] = sum_i w_i u_i over all cohorts; and the server optimizer gets D."""
+    """Where it is claimed, E[D] = sum_i w_i u_i over all cohorts; and the server optimizer gets
+    D.
+    """
     assert claimed == (plan.sampler.unbiased and find_estimator(plan.estimator).unbiased)
     recording = replace(plan, server_optimizer=Recorder())
     if claimed:
         error_d = mean_estimate(recording, state, problem) - problem.ubar_d
-        tolerance = 1e-6 if plan.mime or plan.scaffold else 1e-12  # residuals from the drift are rounded to float32
+        tolerance = (
+            1e-6 if plan.mime or plan.scaffold else 1e-12
+        )  # residuals from the drift are rounded to float32
         assert np.abs(error_d).max() < tolerance * np.abs(problem.update_md).max()
     cohort = open_round(plan, state, oracle=problem.oracle)
     updates: list[Any] = list(problem.update_md[cohort.client_n])
@@ -179,5 +219,7 @@ def test_backbones_differ(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backbone", ["fedvarp, own form", "everything"])
 def test_draws_without_probabilities_are_refused_unbiased_weights(backbone: str) -> None:
-    with pytest.raises(DeltaflError, match="only these can follow it: 'plain-mean', 'weighted-mean', 'fedvarp'"):
+    with pytest.raises(
+        DeltaflError, match="only these can follow it: 'plain-mean', 'weighted-mean', 'fedvarp'"
+    ):
         settings_of(backbone, "power-of-choice")

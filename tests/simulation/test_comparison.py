@@ -1,4 +1,6 @@
-"""Comparisons from Python: objects of a script, callbacks, data frames, pictures, joined folders."""
+"""Comparisons from Python: objects of a script, callbacks, data frames, pictures, joined
+folders.
+"""
 
 import re
 import subprocess
@@ -49,10 +51,14 @@ for sampler, seed in {(done.sampler, done.seed) for done in seen}:
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A script without a guard, whose class and function its processes cannot import; its folder and what it prints."""
+    """A script without a guard, whose class and function its processes cannot import; its folder
+    and what it prints.
+    """
     folder = tmp_path_factory.mktemp("script")
     (folder / "script.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 
@@ -69,15 +75,26 @@ def test_objects_of_a_script_are_played_in_other_processes(script: tuple[Path, s
 
 def test_another_process_loads_what_it_does_not_know(script: tuple[Path, str]) -> None:
     result = deltafl.load(script[0] / "out")
-    table, runs = result.summary(), result.runs()
+    table = result.summary()
+    runs = result.runs()
     assert list(table.index) == ["uniform", "Even(power=0.5)", "Even"]
-    assert list(runs.columns) == ["sampler", "seed", "round", "accuracy", "loss", "seconds", "bytes"]
+    assert list(runs.columns) == [
+        "sampler",
+        "seed",
+        "round",
+        "accuracy",
+        "loss",
+        "seconds",
+        "bytes",
+    ]
     assert runs.groupby(["sampler", "seed"])["round"].apply(list).tolist() == [[1, 2, 3]] * 6
     last = runs[(runs["sampler"] == "Even") & (runs["round"] == 3)]["accuracy"]
     assert 0 < last.mean() < 1
     assert "<pre>" in result._repr_html_() and "Even" in result._repr_html_()
     assert len(result.plot().axes) == 1
-    with pytest.raises(deltafl.DeltaflError, match=r"curves.txt names no kind of picture; end it in .*\.png"):
+    with pytest.raises(
+        deltafl.DeltaflError, match=r"curves.txt names no kind of picture; end it in .*\.png"
+    ):
         result.plot("curves.txt")
     result.report(script[0] / "again.html")
     assert "Even(power=0.5)" in (script[0] / "again.html").read_text(encoding="utf-8")
@@ -87,7 +104,10 @@ def test_the_command_line_says_who_goes_on_with_objects(script: tuple[Path, str]
     done = deltafl_here("compare", "--resume", "--out", "out", cwd=script[0])
     assert done.returncode == 2
     words = " ".join(done.stderr.split())
-    assert "was played from Python with Even, few: go on there with the same call of deltafl.compare" in words
+    assert (
+        "was played from Python with Even, few: go on there with the same call of deltafl.compare"
+        in words
+    )
 
 
 def test_a_callback_that_raises_is_named_and_the_runs_go_on(tmp_path: Path) -> None:
@@ -98,11 +118,20 @@ def test_a_callback_that_raises_is_named_and_the_runs_go_on(tmp_path: Path) -> N
         if rounds == [1, 2]:
             raise OSError("no network")
 
-    options: dict[str, Any] = {"seeds": 1, "rounds": 4, "out": tmp_path / "out", "processes": 1, "progress": False}
-    with pytest.raises(deltafl.DeltaflError, match="callback tracker failed in round 2 of uniform, seed 0: OSError"):
+    options: dict[str, Any] = {
+        "seeds": 1,
+        "rounds": 4,
+        "out": tmp_path / "out",
+        "processes": 1,
+        "progress": False,
+    }
+    with pytest.raises(
+        deltafl.DeltaflError, match="callback tracker failed in round 2 of uniform, seed 0: OSError"
+    ):
         deltafl.compare("toy", "uniform", on_round=tracker, checkpoint_every=1, **options)
     assert (
-        deltafl.compare("toy", ["uniform"], on_round=tracker, checkpoint_every=1, **options).folder == tmp_path / "out"
+        deltafl.compare("toy", ["uniform"], on_round=tracker, checkpoint_every=1, **options).folder
+        == tmp_path / "out"
     )
     assert rounds == [1, 2, 3, 4]
 
@@ -134,27 +163,50 @@ def test_labels_of_instances_and_classes() -> None:
     assert [label_of(sampler) for sampler in labels] == list(labels.values())  # type: ignore[arg-type]
     with pytest.raises(deltafl.DeltaflError, match="has no label"):
         label_of(Listed(options={"a": object()}))
-    with pytest.raises(deltafl.DeltaflError, match=r"a sampler is a label, or a class or an instance"):
+    with pytest.raises(
+        deltafl.DeltaflError, match=r"a sampler is a label, or a class or an instance"
+    ):
         label_of(3)  # type: ignore[arg-type]
 
 
 def test_data_frames_and_tasks_are_given_as_they_are(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"seeds": [3], "rounds": 1, "sample": 2, "processes": 1, "progress": False}
+    options: dict[str, Any] = {
+        "seeds": [3],
+        "rounds": 1,
+        "sample": 2,
+        "processes": 1,
+        "progress": False,
+    }
     frame = load_iris(as_frame=True).frame
     of_table: dict[str, Any] = {"label": "target", "partition": "iid", "clients": 5}
     result = deltafl.compare(frame, deltafl.Full, out=tmp_path / "frame", **of_table, **options)
     assert result.runs()[["sampler", "seed", "round"]].to_numpy().tolist() == [["full", 3, 1]]
     task = make_task("digits", seed=0, num_clients=12)  # the library's name stays the library's
-    assert deltafl.compare(task, "full", out=tmp_path / "task", **options).numbers.settings["task"] == "my-digits"
-    with pytest.raises(deltafl.DeltaflError, match=r"task is int; it must be a name, a file, a deltafl.tasks.Task"):
+    assert (
+        deltafl.compare(task, "full", out=tmp_path / "task", **options).numbers.settings["task"]
+        == "my-digits"
+    )
+    with pytest.raises(
+        deltafl.DeltaflError, match=r"task is int; it must be a name, a file, a deltafl.tasks.Task"
+    ):
         deltafl.compare(3, "full", **options)
 
 
-def test_numbers_of_numpy_are_seeds_and_what_is_no_sampler_or_folder_is_refused(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"rounds": 1, "processes": 1, "progress": False, "report": False, "out": tmp_path / "out"}
+def test_numbers_of_numpy_are_seeds_and_what_is_no_sampler_or_folder_is_refused(
+    tmp_path: Path,
+) -> None:
+    given: dict[str, Any] = {
+        "rounds": 1,
+        "processes": 1,
+        "progress": False,
+        "report": False,
+        "out": tmp_path / "out",
+    }
     assert len(deltafl.compare("toy", "uniform", np.int64(2), **given).curves) == 2  # type: ignore[arg-type]
     for wrong in (0, 1.5):
-        with pytest.raises(deltafl.DeltaflError, match=r"seeds is .*; it must be a number of seeds"):
+        with pytest.raises(
+            deltafl.DeltaflError, match=r"seeds is .*; it must be a number of seeds"
+        ):
             deltafl.compare("toy", "uniform", **given | {"seeds": wrong})
     with pytest.raises(deltafl.DeltaflError, match=r"a sampler is a label, .*; this is 3"):
         deltafl.compare("toy", cast(Any, 3), **given)
@@ -163,28 +215,52 @@ def test_numbers_of_numpy_are_seeds_and_what_is_no_sampler_or_folder_is_refused(
         deltafl.compare("toy", "uniform", 1, **given | {"out": tmp_path / "file"})
 
 
-def test_samplers_that_rates_does_not_name_are_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    given: dict[str, Any] = {"rounds": 1, "seeds": 1, "processes": 1, "progress": False, "report": False}
+def test_samplers_that_rates_does_not_name_are_noted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given: dict[str, Any] = {
+        "rounds": 1,
+        "seeds": 1,
+        "processes": 1,
+        "progress": False,
+        "report": False,
+    }
     rates = {"uniform": 0.1}
-    deltafl.compare("toy", "uniform,uniform+average=0.5", rates=rates, out=tmp_path / "out", **given)
+    deltafl.compare(
+        "toy", "uniform,uniform+average=0.5", rates=rates, out=tmp_path / "out", **given
+    )
     assert "rates has none for uniform+average=0.5" in caplog.text
 
 
 @pytest.mark.usefixtures("_forget")
 def test_settings_that_do_nothing_are_refused_as_on_the_command_line(tmp_path: Path) -> None:
-    with pytest.raises(deltafl.DeltaflError, match="noise does nothing here: only the task 'synthetic' has it"):
+    with pytest.raises(
+        deltafl.DeltaflError, match="noise does nothing here: only the task 'synthetic' has it"
+    ):
         deltafl.compare("toy", "uniform", noise=2.0, out=tmp_path / "out", progress=False)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(deltafl.DeltaflError, match="Abstract does not define open, as a sampler must"):
+    with pytest.raises(
+        deltafl.DeltaflError, match="Abstract does not define open, as a sampler must"
+    ):
         deltafl.compare("toy", Abstract, out=tmp_path / "out", progress=False)
 
 
-def test_a_run_notes_sizes_and_accuracies_of_clients_with_tests_of_their_own(tmp_path: Path) -> None:
+def test_a_run_notes_sizes_and_accuracies_of_clients_with_tests_of_their_own(
+    tmp_path: Path,
+) -> None:
     task = make_task("digits", seed=0, num_clients=20)
-    task = replace(task, test_clients=np.arange(len(task.dataset.test_y)) % 10)  # ten clients have none
-    result = deltafl.compare(task, "uniform", 1, out=tmp_path / "out", progress=False, processes=1, rounds=2, sample=4)
+    task = replace(
+        task, test_clients=np.arange(len(task.dataset.test_y)) % 10
+    )  # ten clients have none
+    result = deltafl.compare(
+        task, "uniform", 1, out=tmp_path / "out", progress=False, processes=1, rounds=2, sample=4
+    )
     (run,) = result.curves
-    assert run.num_examples_m is not None and run.accuracy_km is not None and run.client_accuracy_r is not None
+    assert (
+        run.num_examples_m is not None
+        and run.accuracy_km is not None
+        and run.client_accuracy_r is not None
+    )
     assert run.num_examples_m.tolist() == [len(rows) for rows in task.client_rows]
     assert np.isnan(run.accuracy_km).tolist() == [[False] * 10 + [True] * 10] * 2
     assert np.nanmean(run.accuracy_km, axis=1) == pytest.approx(run.client_accuracy_r, abs=1e-4)

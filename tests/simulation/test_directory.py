@@ -1,4 +1,6 @@
-"""Records: what is written can be read and survives being cut anywhere; one process plays in a folder."""
+"""Records: what is written can be read and survives being cut anywhere; one process plays in a
+folder.
+"""
 
 import shutil
 import subprocess
@@ -10,7 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deltafl import DeltaflError, Plan, Population, PracDelta, RoundState, close_round, init_round, open_round
+from deltafl import (
+    DeltaflError,
+    Plan,
+    Population,
+    PracDelta,
+    RoundState,
+    close_round,
+    init_round,
+    open_round,
+)
 from deltafl.scale.named_arrays import named_arrays
 from deltafl.server.optimizers import make_server_optimizer
 from deltafl.simulation.directory import RunDirectory, recorded_settings
@@ -19,7 +30,13 @@ from deltafl.simulation.settings import RunSettings, make_settings
 from tools.cli import deltafl_here
 from tools.simulation import run
 
-PLAN = Plan(Population.from_sizes([3, 1, 2, 5]), PracDelta(), 2, "difference-own", make_server_optimizer("yogi"))
+PLAN = Plan(
+    Population.from_sizes([3, 1, 2, 5]),
+    PracDelta(),
+    2,
+    "difference-own",
+    make_server_optimizer("yogi"),
+)
 SETTINGS = make_settings(RunSettings, {"task": "toy", "noise": 3.0, "sampler": "pracdelta"})
 START = init_round(PLAN, np.zeros(3))
 
@@ -49,7 +66,12 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 def add(directory: RunDirectory, *rounds: int) -> None:
     for round in rounds:
-        line = {"round": round, "cohort": [0, 1], "counts": [1, 1], "test": {"loss": 1.0, "accuracy": 0.5}}
+        line = {
+            "round": round,
+            "cohort": [0, 1],
+            "counts": [1, 1],
+            "test": {"loss": 1.0, "accuracy": 0.5},
+        }
         directory.append(line, {"round": round, "seconds": 0.1, "cpu_seconds": 0.1})
 
 
@@ -67,13 +89,19 @@ def test_lines_after_the_checkpoint_are_cut_off_even_half_ones(directory: RunDir
 def test_an_unfinished_checkpoint_does_not_count(directory: RunDirectory) -> None:
     directory.save(played(2))
     (directory.path / "checkpoint-3.safetensors.part").write_bytes(b"half")
-    (directory.path / "checkpoint-4.safetensors").write_bytes(b"whole, but not named by checkpoint.json")
+    (directory.path / "checkpoint-4.safetensors").write_bytes(
+        b"whole, but not named by checkpoint.json"
+    )
     assert same(directory.load(START), played(2))
     directory.save(played(3))
-    assert [path.name for path in sorted(directory.path.glob("checkpoint-*"))] == ["checkpoint-3.safetensors"]
+    assert [path.name for path in sorted(directory.path.glob("checkpoint-*"))] == [
+        "checkpoint-3.safetensors"
+    ]
 
 
-def test_a_copied_folder_does_not_go_on_from_a_memory_that_is_newer(directory: RunDirectory, tmp_path: Path) -> None:
+def test_a_copied_folder_does_not_go_on_from_a_memory_that_is_newer(
+    directory: RunDirectory, tmp_path: Path
+) -> None:
     """Both name one folder of rows, which are those of the last checkpoint that was written."""
     directory.memory_folder(str(tmp_path / "memory"))
     directory.save(played(2))
@@ -82,7 +110,9 @@ def test_a_copied_folder_does_not_go_on_from_a_memory_that_is_newer(directory: R
     copy.memory_folder(str(tmp_path / "memory"))
     assert same(copy.load(START), played(2))
     directory.save(played(3))
-    with pytest.raises(DeltaflError, match=r"is of round 3, and the last checkpoint of .*copy is of round 2: put"):
+    with pytest.raises(
+        DeltaflError, match=r"is of round 3, and the last checkpoint of .*copy is of round 2: put"
+    ):
         copy.load(START)
     assert same(directory.load(START), played(3))
 
@@ -91,18 +121,24 @@ def test_rounds_are_not_erased_where_the_settings_are_missing(directory: RunDire
     add(directory, 0)
     before = (directory.path / "rounds.jsonl").read_bytes()
     (directory.path / "config.toml").unlink()
-    with pytest.raises(DeltaflError, match=r"rounds\.jsonl belongs to another run, whose config\.toml is missing"):
+    with pytest.raises(
+        DeltaflError, match=r"rounds\.jsonl belongs to another run, whose config\.toml is missing"
+    ):
         directory.start(SETTINGS)
     assert (directory.path / "rounds.jsonl").read_bytes() == before
 
 
 def test_a_reader_can_tell_which_file_is_damaged(directory: RunDirectory, tmp_path: Path) -> None:
-    """Every file of a record, cut or of other bytes: one sentence that names it, and nothing lost."""
+    """Every file of a record, cut or of other bytes: one sentence that names it, and nothing
+    lost.
+    """
     add(directory, 0, 1)
     directory.save(played(2))
     directory.memory_folder(str(tmp_path / "memory"))
     readers: dict[str, Callable[[], object]] = {
-        **dict.fromkeys(("checkpoint.json", "checkpoint-2.safetensors"), lambda: directory.load(START)),
+        **dict.fromkeys(
+            ("checkpoint.json", "checkpoint-2.safetensors"), lambda: directory.load(START)
+        ),
         **dict.fromkeys(("rounds.jsonl", "timings.jsonl"), lambda: read_run(directory, SETTINGS)),
         "environment.json": directory.environment,
         "memory.json": lambda: directory.memory_folder(str(tmp_path / "memory")),
@@ -112,7 +148,13 @@ def test_a_reader_can_tell_which_file_is_damaged(directory: RunDirectory, tmp_pa
         file = directory.path / name
         good = file.read_bytes()
         read()
-        for bad in (good[:-1] + b"!", b"!" + good[2:], b"\xff\xfe{}", b"[" * 100_000, b'{"round": '):
+        for bad in (
+            good[:-1] + b"!",
+            b"!" + good[2:],
+            b"\xff\xfe{}",
+            b"[" * 100_000,
+            b'{"round": ',
+        ):
             file.write_bytes(bad)
             before = {path.name: path.read_bytes() for path in directory.path.iterdir()}
             with pytest.raises(DeltaflError) as caught:
@@ -142,7 +184,9 @@ def another_process(folder: Path) -> Iterator[None]:
         "import sys, time, pathlib; from deltafl.simulation.directory import locked\n"
         "with locked(pathlib.Path(sys.argv[1])): print('locked', flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "locked\n"
         try:
@@ -151,7 +195,9 @@ def another_process(folder: Path) -> Iterator[None]:
             process.kill()
 
 
-def test_the_folder_of_a_run_that_another_process_plays_is_refused_until_it_is_killed(tmp_path: Path) -> None:
+def test_the_folder_of_a_run_that_another_process_plays_is_refused_until_it_is_killed(
+    tmp_path: Path,
+) -> None:
     with another_process(tmp_path / "run"):
         with pytest.raises(DeltaflError, match="another process is playing the run in "):
             run(tmp_path / "run", task="toy", rounds=2)
@@ -163,6 +209,10 @@ def test_the_folder_of_a_run_that_another_process_plays_is_refused_until_it_is_k
 
 def test_the_command_line_refuses_a_folder_in_use(tmp_path: Path) -> None:
     with another_process(tmp_path / "out"):
-        done = deltafl_here("compare", "--task", "toy", "--rounds", "2", "--out", "out", cwd=tmp_path)
+        done = deltafl_here(
+            "compare", "--task", "toy", "--rounds", "2", "--out", "out", cwd=tmp_path
+        )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "deltafl: another process is playing the run in out; wait for it, or choose another --out\n"
+    assert done.stderr == (
+        "deltafl: another process is playing the run in out; wait for it, or choose another --out\n"
+    )

@@ -1,4 +1,6 @@
-"""Two processes play one run (gloo, CPU): the record of one process, also after a resume; no hanging after a crash."""
+"""Two processes play one run (gloo, CPU): the record of one process, also after a resume; no
+hanging after a crash.
+"""
 
 import json
 import os
@@ -26,10 +28,25 @@ def two_processes(end: str, folder: Path) -> list[tuple[int, str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    program = [sys.executable, str(Path(__file__).parents[1] / "tools" / "rank_processes.py"), end, str(folder)]
+    place = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    program = [
+        sys.executable,
+        str(Path(__file__).parents[1] / "tools" / "rank_processes.py"),
+        end,
+        str(folder),
+    ]
     processes = [
-        subprocess.Popen(program, env={**os.environ, **place, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            program,
+            env={**os.environ, **place, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for rank in range(2)
     ]
     said = [process.communicate(timeout=300)[1] for process in processes]
@@ -41,7 +58,9 @@ Played = tuple[Path, list[tuple[int, str]]]
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    """All runs by two processes, the last of which fails in the second one; and the same runs by one process."""
+    """All runs by two processes, the last of which fails in the second one; and the same runs by
+    one process.
+    """
     folder = tmp_path_factory.mktemp("ranks")
     ends = two_processes("fails", folder)
     for name, settings in (SUMMED | GATHERED | THEORY).items():
@@ -56,7 +75,8 @@ def numbers_of(line: dict[str, Any]) -> list[float]:
 
 @pytest.mark.parametrize("name", [*SUMMED, *THEORY])
 def test_summed_rounds_are_those_of_one_process_up_to_rounding(played: Played, name: str) -> None:
-    one, two = lines_of(played[0] / f"{name}-alone"), lines_of(played[0] / name)
+    one = lines_of(played[0] / f"{name}-alone")
+    two = lines_of(played[0] / name)
     assert len(one) == len(two) == 4
     assert one != two  # summed, and in another order
     for line, shared in zip(one, two, strict=True):
@@ -86,14 +106,18 @@ def test_a_failure_is_reported_in_the_other_process(played: Played) -> None:
     assert other_words.startswith("the callback on_round failed in round 2 of pracdelta, seed 0")
 
 
-def test_after_a_kill_the_others_end_and_the_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_after_a_kill_the_others_end_and_the_run_goes_on_from_its_checkpoint(
+    tmp_path: Path,
+) -> None:
     (code, words), (killed, _) = two_processes("killed", tmp_path)
     assert (code, killed) == (2, -9)
     assert "another process of this run ended unexpectedly" in words
     settings = settings_of({"sampler": "pracdelta"})
     run_single(settings, tmp_path / "killed", quiet)  # by one process
     run_single(settings, tmp_path / "alone", quiet)
-    for shared, line in zip(lines_of(tmp_path / "killed"), lines_of(tmp_path / "alone"), strict=True):
+    for shared, line in zip(
+        lines_of(tmp_path / "killed"), lines_of(tmp_path / "alone"), strict=True
+    ):
         assert shared["test"]["loss"] == pytest.approx(line["test"]["loss"], rel=1e-6)
 
 
@@ -109,12 +133,19 @@ def test_shares_are_balanced_and_complete(costs: list[float], count: int) -> Non
 def test_what_several_processes_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_processes("compare")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(DeltaflError, match="several processes cannot do 'deltafl compare' together"):
+    with pytest.raises(
+        DeltaflError, match="several processes cannot do 'deltafl compare' together"
+    ):
         refuse_processes("compare")
     group = ProcessGroup()
     group.count = 2
     with pytest.raises(DeltaflError, match="this run has several"):
-        run_single(settings_of({"memory_path": "rows", "sampler": "innovation"}), tmp_path, quiet, group)
+        run_single(
+            settings_of({"memory_path": "rows", "sampler": "innovation"}), tmp_path, quiet, group
+        )
     monkeypatch.setattr(group, "gathered", lambda data: [data, {"data_crc32": "0"}], raising=False)
-    with pytest.raises(DeltaflError, match=r"different data \(checksums 0, \w{8}\); give every machine the same copy"):
+    with pytest.raises(
+        DeltaflError,
+        match=r"different data \(checksums 0, \w{8}\); give every machine the same copy",
+    ):
         run_single(settings_of({}), tmp_path, quiet, group)

@@ -1,4 +1,6 @@
-"""Divergence: noticed, explained, ended at the last checkpoint, and shown; noisy runs are left alone."""
+"""Divergence: noticed, explained, ended at the last checkpoint, and shown; noisy runs are left
+alone.
+"""
 
 import gzip
 import json
@@ -34,12 +36,21 @@ RESULTS = Path(__file__).parents[2] / "results"
 #: The first step is so long that the loss is thousands of times that at the start.
 LOST = {**TINY, "server_lr": 1e6}
 #: The loss is twenty times that at the start from the first round on.
-HIGH = {"task": "digits", "clients": 100, "sample": 5, "local_epochs": 1, "local_lr": 0.5, "server_lr": 100.0}
+HIGH = {
+    "task": "digits",
+    "clients": 100,
+    "sample": 5,
+    "local_epochs": 1,
+    "local_lr": 0.5,
+    "server_lr": 100.0,
+}
 
 
 def command(name: str, **given: object) -> tuple[int, str]:
     """Exit code and output of a command."""
-    result = CliRunner().invoke(app, [name, *(f"--{key.replace('_', '-')}={given[key]}" for key in given)])
+    result = CliRunner().invoke(
+        app, [name, *(f"--{key.replace('_', '-')}={given[key]}" for key in given)]
+    )
     return result.exit_code, result.output
 
 
@@ -51,16 +62,23 @@ def info(norm: float = 1.0, loss: float = 1.0, **more: object) -> RoundInfo:
 
 def end_of(watch: Watch, losses: list[float], accuracies: list[float]) -> int | None:
     """The index of the evaluation that ends a run of healthy rounds."""
-    seen = (watch.see(info(), True, loss, accuracy) for loss, accuracy in zip(losses, accuracies, strict=True))
+    seen = (
+        watch.see(info(), True, loss, accuracy)
+        for loss, accuracy in zip(losses, accuracies, strict=True)
+    )
     return next((i for i, symptom in enumerate(seen) if symptom), None)
 
 
-def ended(losses: list[float], first: float = 2.3, log_loss: bool = True, rising: bool = False) -> int | None:
+def ended(
+    losses: list[float], first: float = 2.3, log_loss: bool = True, rising: bool = False
+) -> int | None:
     accuracies = [i / 1000 if rising else 0.1 for i in range(len(losses))]
     return end_of(Watch(first, log_loss), losses, accuracies)
 
 
-def collapsed(accuracies: list[float], loss: float = 2.31, chance: float = 0.1, first: float = 0.1) -> int | None:
+def collapsed(
+    accuracies: list[float], loss: float = 2.31, chance: float = 0.1, first: float = 0.1
+) -> int | None:
     return end_of(Watch(2.3, True, chance, first), [loss] * len(accuracies), accuracies)
 
 
@@ -73,7 +91,9 @@ def test_infinite_values_end_a_run_at_once() -> None:
 def test_a_loss_of_a_thousand_references_ends_a_run_at_once() -> None:
     assert ended([2.0, 2299.0]) is None
     assert ended([2.0, 2301.0]) == 1
-    assert ended([900.0], first=0.01) is None  # a start from a trained model is no measure of a log loss
+    assert (
+        ended([900.0], first=0.01) is None
+    )  # a start from a trained model is no measure of a log loss
     assert ended([1001.0], first=0.01) == 0
 
 
@@ -107,13 +127,19 @@ def test_refused_replies_end_a_run_that_cannot_move() -> None:
 
 def judged(content: dict[str, Any]) -> int | None:
     """The index of the evaluation that ends a recorded run, as if its rounds had been healthy."""
-    loss_r, accuracy_r = (np.array(content[name], dtype=float).tolist() for name in ("loss", "accuracy"))
+    loss_r, accuracy_r = (
+        np.array(content[name], dtype=float).tolist() for name in ("loss", "accuracy")
+    )
     chance = 1 / 62 if content["settings"]["task"] == "unipen62" else 1 / 10
-    return end_of(Watch(loss_r[0], content["metric"] == "accuracy", chance, accuracy_r[0]), loss_r, accuracy_r)
+    return end_of(
+        Watch(loss_r[0], content["metric"] == "accuracy", chance, accuracy_r[0]), loss_r, accuracy_r
+    )
 
 
 def test_the_runs_of_the_repository_are_judged_as_they_were() -> None:
-    """Every tenth curve below results, noisy methods included; one that diverged ends where it did."""
+    """Every tenth curve below results, noisy methods included; one that diverged ends where it
+    did.
+    """
     curves = 0
     for path in sorted(RESULTS.glob("*/runs/*.jsonl.gz")):
         for i, line in enumerate(gzip.decompress(path.read_bytes()).splitlines()):
@@ -129,14 +155,18 @@ def test_the_runs_of_the_repository_are_judged_as_they_were() -> None:
 
 
 def test_a_skill_that_stays_lost_ends_a_run() -> None:
-    """Of ten equal classes, accuracy 0.325 is a quarter of the way from chance to 1, 0.118 a fiftieth of it."""
+    """Of ten equal classes, accuracy 0.325 is a quarter of the way from chance to 1, 0.118 a
+    fiftieth of it.
+    """
     assert collapsed([0.85] * 5 + [0.1] * 40) == 24
     assert collapsed([0.326] + [0.117] * 40) == 20
     assert collapsed([0.324] + [0.1] * 400) is None  # it never knew much
     assert collapsed([0.85] + [0.119] * 400) is None  # it still knows a little
     assert collapsed([0.1] * 40, first=0.9) == 19  # it began with a trained model
     assert collapsed(([0.85] + [0.1] * 19 + [0.12]) * 9) is None  # it comes back
-    assert collapsed([0.85] + [0.1] * 400, loss=2.3) is None  # no constant answer loses less than log(10)
+    assert (
+        collapsed([0.85] + [0.1] * 400, loss=2.3) is None
+    )  # no constant answer loses less than log(10)
     assert collapsed([0.85] + [0.1] * 400, chance=float("nan")) is None
     assert collapsed([1.0] * 400, chance=1.0, loss=0.0) is None  # a test set of one class
 
@@ -161,25 +191,39 @@ def test_likely_causes() -> None:
     refused = info(50.0, rejected=[RejectedReply(3, "NaN"), RejectedReply(4, "NaN")])
     assert cause([*steady, refused]).startswith("2 of the last 40 replies were refused")
     heavy = info(50.0, round=3, largest_weight=2.5)
-    assert "counted 2.5, 25 times an equal share, in round 4: raise floor" in cause([*steady, heavy])
+    assert "counted 2.5, 25 times an equal share, in round 4: raise floor" in cause(
+        [*steady, heavy]
+    )
     harmless = info(1.0, largest_weight=2.5)  # a large weight, but the norm grew in another round
     assert "fewer local steps" in cause([*steady, harmless, info(50.0)])
-    stale = [info(norm, round=round, residual=1.7) for round, norm in ((98, 1.0), (99, 1.1), (100, 9.0))]
+    stale = [
+        info(norm, round=round, residual=1.7) for round, norm in ((98, 1.0), (99, 1.1), (100, 9.0))
+    ]
     assert "selected every 100 rounds on average, and residuals are 1.7 times" in cause(stale)
     assert "use a damped estimator, select more clients" in cause(stale)
     assert "norms): select more clients" in cause(stale, "uniform@@difference-own-damped")
-    assert "fewer local steps" in cause([i._replace(round=50) for i in stale])  # nobody was selected twice
-    assert "fewer local steps" in cause([i._replace(residual=1.0) for i in stale])  # the memory is empty
+    assert "fewer local steps" in cause(
+        [i._replace(round=50) for i in stale]
+    )  # nobody was selected twice
+    assert "fewer local steps" in cause(
+        [i._replace(residual=1.0) for i in stale]
+    )  # the memory is empty
     assert "fewer local steps" in cause(stale, "uniform")
 
 
 def test_a_run_ends_at_its_last_checkpoint_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(DivergedError, match=r"round 1: the test loss is .*lower server_lr, now 1e\+06") as caught:
+    with pytest.raises(
+        DivergedError, match=r"round 1: the test loss is .*lower server_lr, now 1e\+06"
+    ) as caught:
         run(tmp_path, **LOST, checkpoint_every=2)
     assert (caught.value.round, caught.value.kept) == (1, 0)
     assert lines_of(tmp_path)[-1]["diverged"]["kept"] == 0
     before = (tmp_path / "rounds.jsonl").read_bytes()
-    for name, cut in (("rounds.jsonl", 0), ("rounds.jsonl", 7), ("timings.jsonl", 3)):  # cut off while it was recorded
+    for name, cut in (
+        ("rounds.jsonl", 0),
+        ("rounds.jsonl", 7),
+        ("timings.jsonl", 3),
+    ):  # cut off while it was recorded
         path = tmp_path / name
         path.write_bytes(path.read_bytes()[: path.stat().st_size - cut])
         with pytest.raises(DivergedError, match=re.escape(str(caught.value))):
@@ -188,7 +232,9 @@ def test_a_run_ends_at_its_last_checkpoint_with_the_reason(tmp_path: Path) -> No
 
 
 def test_no_state_is_kept_while_the_loss_is_high(tmp_path: Path) -> None:
-    """The loss is high for thirty evaluations before the run is ended; three checkpoints were due meanwhile."""
+    """The loss is high for thirty evaluations before the run is ended; three checkpoints were
+    due meanwhile.
+    """
     with pytest.raises(DivergedError) as caught:
         run(tmp_path, **HIGH, rounds=60, sampler="pracdelta")
     losses = [line["test"]["loss"] for line in lines_of(tmp_path)]
@@ -198,20 +244,31 @@ def test_no_state_is_kept_while_the_loss_is_high(tmp_path: Path) -> None:
 
 def test_a_suspect_end_is_reported_and_keeps_the_good_state(tmp_path: Path) -> None:
     """20 evaluations would have ended the run."""
-    given, folder = {**HIGH, "rounds": 12, "sampler": "uniform"}, tmp_path / "run"
+    given = {**HIGH, "rounds": 12, "sampler": "uniform"}
+    folder = tmp_path / "run"
     code, output = command("run", **given, out=folder)
     assert code == 0
-    assert re.search("suspect end after 12 rounds: .*likely cause: .*lower server_lr, now 100.*of round 0", output)
+    assert re.search(
+        "suspect end after 12 rounds: .*likely cause: .*lower server_lr, now 100.*of round 0",
+        output,
+    )
     assert lines_of(folder)[-1]["doubt"]["kept"] == 0
     before = (folder / "rounds.jsonl").read_bytes()
     model_d = load_file(folder / "doubtful-12.safetensors")["params_d"]
     last = run(folder, **given)  # what is after the checkpoint is played again
     assert (folder / "rounds.jsonl").read_bytes() == before
-    assert plain_json(engine_of(make_settings(RunSettings, given)).evaluate(model_d)._asdict()) == last["test"]
+    assert (
+        plain_json(engine_of(make_settings(RunSettings, given)).evaluate(model_d)._asdict())
+        == last["test"]
+    )
 
 
-def test_a_lost_skill_ends_a_run_at_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After round 7 the model answers as one that knows nothing; the checkpoints of rounds 10 and 20 are not kept."""
+def test_a_lost_skill_ends_a_run_at_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After round 7 the model answers as one that knows nothing; the checkpoints of rounds 10
+    and 20 are not kept.
+    """
     found = ((Evaluation(2.4, 0.8 if round <= 7 else 0.1), None) for round in range(99))
     monkeypatch.setattr(Engine, "evaluate_clients", lambda *_: next(found))
     words = r"accuracy of the last 20 evaluations is no better .*it had been 80\.0%"
@@ -237,7 +294,9 @@ def test_a_comparison_goes_on_and_marks_it(tmp_path: Path) -> None:
 
 
 def test_a_comparison_names_runs_that_end_in_doubt(tmp_path: Path) -> None:
-    code, output = command("compare", **HIGH, rounds=3, samplers="uniform", seeds=1, out=tmp_path / "out")
+    code, output = command(
+        "compare", **HIGH, rounds=3, samplers="uniform", seeds=1, out=tmp_path / "out"
+    )
     assert code == 0
     assert "uniform-seed0 has a suspect end after 3 rounds: the test loss is" in output
 

@@ -1,4 +1,6 @@
-"""The engine and its workers: the same bits in every cohort and process; and no process is left behind."""
+"""The engine and its workers: the same bits in every cohort and process; and no process is left
+behind.
+"""
 
 import os
 import signal
@@ -31,15 +33,21 @@ WORK = LocalWork(lr=0.1, epochs=2, batch_size=8)
 
 
 def cnn() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(100, 3))
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(100, 3)
+    )
 
 
 def dropout_net() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(144, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(144, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3)
+    )
 
 
 def batch_norm_net() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(400, 3))
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(400, 3)
+    )
 
 
 def softmax_net() -> nn.Module:
@@ -55,8 +63,10 @@ def failing_loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def make_task(make_model: object = cnn, data_seed: int = 0, **changes: object) -> Task:
-    rng, m = np.random.default_rng(data_seed), sum(SIZES)
-    x, y = rng.integers(0, 256, (m + 1203, 1, 12, 12), dtype=np.uint8), rng.integers(0, 3, m + 1203)
+    rng = np.random.default_rng(data_seed)
+    m = sum(SIZES)
+    x = rng.integers(0, 256, (m + 1203, 1, 12, 12), dtype=np.uint8)
+    y = rng.integers(0, 3, m + 1203)
     rows = np.split(np.random.default_rng(1).permutation(m), np.cumsum(SIZES)[:-1])
     data = Dataset("random", x[:m], y[:m], x[m:], y[m:], 3)
     parts = {"dataset": data, "client_rows": rows, "make_model": make_model, "loss": cross_entropy}
@@ -72,8 +82,10 @@ def two() -> Iterator[Workers]:
 @pytest.mark.parametrize("make_model", [cnn, dropout_net, batch_norm_net, softmax_net])
 def test_one_and_two_workers_agree_to_the_last_bit(make_model: object, two: Workers) -> None:
     task = make_task(make_model)
-    alone, pair = Engine(task, WORK, 3), Engine(task, WORK, 3, two)
-    params_d, clients = alone.initial_params(), np.arange(6)
+    alone = Engine(task, WORK, 3)
+    pair = Engine(task, WORK, 3, two)
+    params_d = alone.initial_params()
+    clients = np.arange(6)
     np.testing.assert_array_equal(params_d, pair.initial_params())
     first = alone.train(params_d, 2, clients, squares=True)
     np.testing.assert_equal(first, pair.train(params_d, 2, clients, squares=True))
@@ -92,21 +104,33 @@ def test_one_and_two_workers_agree_to_the_last_bit(make_model: object, two: Work
 
 
 def test_workers_repeat_a_fixed_order(two: Workers) -> None:
-    task, work, clients = make_task(softmax_net), replace(WORK, fixed_order=True), np.arange(6)
-    alone, pair, fresh = Engine(task, work, 3), Engine(task, work, 3, two), Engine(task, WORK, 3)
+    task = make_task(softmax_net)
+    work = replace(WORK, fixed_order=True)
+    clients = np.arange(6)
+    alone = Engine(task, work, 3)
+    pair = Engine(task, work, 3, two)
+    fresh = Engine(task, WORK, 3)
     params_d = alone.initial_params()
     np.testing.assert_equal(pair.train(params_d, 5, clients), alone.train(params_d, 8, clients))
     np.testing.assert_equal(pair.train(params_d, 5, clients), fresh.train(params_d, 0, clients))
 
 
 def keeping_net() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(144, 16), nn.ReLU(), nn.Dropout(0.0), nn.Linear(16, 3))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(144, 16), nn.ReLU(), nn.Dropout(0.0), nn.Linear(16, 3)
+    )
 
 
 def test_dropout_is_on_while_clients_train_and_statistics_of_batches_are_not() -> None:
-    dropping, keeping, normed = (Engine(make_task(net), WORK, 3) for net in (dropout_net, keeping_net, batch_norm_net))
-    params_d, everyone = dropping.initial_params(), np.arange(6)
-    one, two = (np.linalg.norm(engine.train(params_d, 0, everyone).update_nd) for engine in (dropping, keeping))
+    dropping, keeping, normed = (
+        Engine(make_task(net), WORK, 3) for net in (dropout_net, keeping_net, batch_norm_net)
+    )
+    params_d = dropping.initial_params()
+    everyone = np.arange(6)
+    one, two = (
+        np.linalg.norm(engine.train(params_d, 0, everyone).update_nd)
+        for engine in (dropping, keeping)
+    )
     assert abs(one / two - 1) > 0.02
     assert dropping.evaluate(params_d) == keeping.evaluate(params_d)
     # One client has a minibatch of one example.
@@ -115,7 +139,8 @@ def test_dropout_is_on_while_clients_train_and_statistics_of_batches_are_not() -
 
 def test_evaluation_is_the_mean_over_all_examples_of_the_model_without_dropout() -> None:
     task = make_task(dropout_net)
-    data, rows = task.dataset, task.client_rows[1]
+    data = task.dataset
+    rows = task.client_rows[1]
     engine = Engine(task, WORK, 0)
     params_d = engine.initial_params()
     weight_1, bias_1, weight_2, bias_2 = np.split(params_d, [144 * 16, 145 * 16, 145 * 16 + 48])
@@ -126,21 +151,31 @@ def test_evaluation_is_the_mean_over_all_examples_of_the_model_without_dropout()
         losses = np.log(np.exp(output).sum(axis=1)) - output[np.arange(len(y)), y]
         return float(losses.mean()), float(np.mean(output.argmax(axis=1) == y))
 
-    assert engine.evaluate(params_d)[:2] == pytest.approx(expected(data.test_x, data.test_y), rel=1e-5)
+    assert engine.evaluate(params_d)[:2] == pytest.approx(
+        expected(data.test_x, data.test_y), rel=1e-5
+    )
     own = engine.losses(params_d, np.array([1]))
     assert own[0] == pytest.approx(expected(data.train_x[rows], data.train_y[rows])[0], rel=1e-5)
 
 
 def test_accuracy_of_a_client_is_that_of_test_examples_split_as_its_training_data_are() -> None:
     engine = Engine(make_task(dropout_net), WORK, 0)
-    params_d, data = engine.initial_params(), engine.task.dataset
+    params_d = engine.initial_params()
+    data = engine.task.dataset
     pooled, accuracy_m = engine.evaluate_clients(params_d)
-    assert accuracy_m is not None and pooled == engine.evaluate(params_d) and np.isnan(pooled.client_accuracy)
+    assert (
+        accuracy_m is not None
+        and pooled == engine.evaluate(params_d)
+        and np.isnan(pooled.client_accuracy)
+    )
     hit_e = one_by_one(engine, params_d)  # by an independent twin
     rng = np.random.default_rng(0)
     for client, rows in enumerate(engine.task.client_rows):
         labels = data.train_y[rng.choice(rows, 4000)]  # a large test set with the client's labels
-        drawn = [hit_e[rng.choice(np.flatnonzero(data.test_y == label), (labels == label).sum())] for label in range(3)]
+        drawn = [
+            hit_e[rng.choice(np.flatnonzero(data.test_y == label), (labels == label).sum())]
+            for label in range(3)
+        ]
         assert abs(np.concatenate(drawn).mean() - accuracy_m[client]) < 4 * 0.5 / np.sqrt(4000)
         counts = [np.mean(hit_e[data.test_y == label]) for label in data.train_y[rows]]
         assert accuracy_m[client] == pytest.approx(np.mean(counts), abs=1e-12)
@@ -149,14 +184,19 @@ def test_accuracy_of_a_client_is_that_of_test_examples_split_as_its_training_dat
 def one_by_one(engine: Engine, params_d: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
     model = dropout_net().eval()
     nn.utils.vector_to_parameters(torch.tensor(params_d), model.parameters())
-    x, y = torch.tensor(engine.task.dataset.test_x).float() / 255, engine.task.dataset.test_y
-    return np.array([model(row[None]).argmax().item() == label for row, label in zip(x, y, strict=True)])
+    x = torch.tensor(engine.task.dataset.test_x).float() / 255
+    y = engine.task.dataset.test_y
+    return np.array(
+        [model(row[None]).argmax().item() == label for row, label in zip(x, y, strict=True)]
+    )
 
 
 def test_classes_that_the_test_set_lacks_are_left_out_and_shares_renormalised() -> None:
-    # Clients hold classes 0, 0 and 1, 0 and 2, 2; the test set has 0 and 1 alone. A model of zeros says 0 always.
+    # Clients hold classes 0, 0 and 1, 0 and 2, 2; the test set has 0 and 1 alone. A model of zeros
+    # says 0 always.
     x = np.zeros((6, 1, 12, 12), np.uint8)
-    y, test_y = np.array([0, 0, 1, 0, 2, 2]), np.array([0, 1, 1])
+    y = np.array([0, 0, 1, 0, 2, 2])
+    test_y = np.array([0, 1, 1])
     rows = [np.array([0]), np.array([1, 2]), np.array([3, 4]), np.array([5])]
     task = make_task(softmax_net, dataset=Dataset("few", x, y, x[:3], test_y, 3), client_rows=rows)
     engine = Engine(task, WORK, 0)
@@ -173,7 +213,9 @@ def test_classes_that_the_test_set_lacks_are_left_out_and_shares_renormalised() 
 def test_initial_parameters_depend_on_the_seed_alone() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    one, again, other = (Engine(make_task(data_seed=k), WORK, seed) for k, seed in ((0, 5), (1, 5), (0, 6)))
+    one, again, other = (
+        Engine(make_task(data_seed=k), WORK, seed) for k, seed in ((0, 5), (1, 5), (0, 6))
+    )
     np.testing.assert_array_equal(one.initial_params(), again.initial_params())
     assert not np.array_equal(one.initial_params(), other.initial_params())
     one.train(one.initial_params(), 0, np.arange(2))
@@ -197,7 +239,8 @@ def test_gradient_noise_has_the_standard_deviation_of_its_client() -> None:
     updates = [engine.train(start_d, round, np.arange(6)).update_nd for round in range(10)]
     measured_m = np.stack(updates).std(axis=(0, 2))
     assert measured_m[0] == 0
-    # The mean of 4350 squares of normals: relative standard deviation of its root 1 / sqrt(2 * 4350) = 1.1 %.
+    # The mean of 4350 squares of normals: relative standard deviation of its root 1 / sqrt(2 *
+    # 4350) = 1.1 %.
     np.testing.assert_allclose(measured_m, 0.5 * noise_m * 3, rtol=0.05)
 
 
@@ -218,10 +261,14 @@ NAMES = Names()
 
 
 def pids(workers: Workers) -> list[int]:
-    """The processes that run jobs; on a busy machine one of them may run many before another begins."""
+    """The processes that run jobs; on a busy machine one of them may run many before another
+    begins.
+    """
     found: set[int] = set()
     while len(found) < workers.count:
-        found |= {*workers.map(NAMES, "who", sent(0), [(index,) for index in range(40)], [1.0] * 40)}
+        found |= {
+            *workers.map(NAMES, "who", sent(0), [(index,) for index in range(40)], [1.0] * 40)
+        }
     return sorted(found)
 
 
@@ -246,7 +293,9 @@ def test_a_killed_worker_is_an_error_and_not_a_hang() -> None:
         assert os.getpid() not in before
         os.kill(before[0], signal.SIGKILL)
         for _ in range(2):
-            with pytest.raises(DeltaflError, match="died; if it was killed, memory may have run out"):
+            with pytest.raises(
+                DeltaflError, match="died; if it was killed, memory may have run out"
+            ):
                 pids(workers)
 
 
@@ -306,10 +355,13 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_workers_end_when_the_parent_is_killed(tmp_path: Path) -> None:
-    script, shared = tmp_path / "parent.py", Path("/dev/shm")
+    script = tmp_path / "parent.py"
+    shared = Path("/dev/shm")
     script.write_text(PARENT.format(folder=str(Path(__file__).parent)))
     names = set(shared.glob("*torch*"))
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         children = [int(word) for word in parent.stdout.readline().split()]
         assert [is_alive(pid) for pid in children] == [True, True]

@@ -1,4 +1,6 @@
-"""Exported models: they load as strictly as PyTorch can, and are as accurate as the run's record says."""
+"""Exported models: they load as strictly as PyTorch can, and are as accurate as the run's record
+says.
+"""
 
 from pathlib import Path
 
@@ -8,7 +10,14 @@ import torch
 from safetensors.torch import load_file
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation import RunDirectory, RunSettings, export_model, make_settings, run_single, task_of
+from deltafl.simulation import (
+    RunDirectory,
+    RunSettings,
+    export_model,
+    make_settings,
+    run_single,
+    task_of,
+)
 
 OWN = """
 import numpy as np, torch
@@ -26,7 +35,9 @@ def make_task(seed):
 
 
 @pytest.fixture(scope="module", params=["digits", "average", "own"])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunSettings, Path]:
+def run(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[RunSettings, Path]:
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "exported_task.py").write_text(OWN)
     own = {"task": str(folder / "exported_task.py")}
@@ -38,7 +49,9 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_a_model_reloads_and_is_as_accurate_as_recorded(run: tuple[RunSettings, Path], suffix: str) -> None:
+def test_a_model_reloads_and_is_as_accurate_as_recorded(
+    run: tuple[RunSettings, Path], suffix: str
+) -> None:
     settings, folder = run
     before = {path: path.read_bytes() for path in folder.iterdir()}
     to = folder.parent / f"model{suffix}"
@@ -46,9 +59,14 @@ def test_a_model_reloads_and_is_as_accurate_as_recorded(run: tuple[RunSettings, 
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     task = task_of(settings)
     model = task.make_model().eval()
-    model.load_state_dict(load_file(to) if suffix == ".safetensors" else torch.load(to), strict=True)
+    model.load_state_dict(
+        load_file(to) if suffix == ".safetensors" else torch.load(to), strict=True
+    )
     x = torch.tensor(task.dataset.test_x)
-    right = model(x * task.input_scale if x.dtype == torch.uint8 else x).argmax(1).numpy() == task.dataset.test_y
+    right = (
+        model(x * task.input_scale if x.dtype == torch.uint8 else x).argmax(1).numpy()
+        == task.dataset.test_y
+    )
     assert np.mean(right) == RunDirectory(folder).last_line()["test"]["accuracy"]
 
 
@@ -56,7 +74,10 @@ def test_what_holds_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs" / "uniform-seed0").mkdir(parents=True)
     (tmp_path / "runs" / "uniform-seed0" / "config.toml").touch()
     to = tmp_path / "model.safetensors"
-    for folder, words in ((tmp_path, "holds 1 runs; name one of them, such as .*uniform-seed0"), (to, "no run with")):
+    for folder, words in (
+        (tmp_path, "holds 1 runs; name one of them, such as .*uniform-seed0"),
+        (to, "no run with"),
+    ):
         with pytest.raises(DeltaflError, match=words):
             export_model(folder, to)
     with pytest.raises(DeltaflError, match=r"model.onnx: the file must end in .safetensors or .pt"):

@@ -49,13 +49,17 @@ def test_a_comparison_grows_by_samplers_and_seeds(out: Path) -> None:
     assert (out / "runs" / "uniform-seed0" / "timings.jsonl").read_bytes() == before
 
 
-def test_a_label_with_settings_is_played_as_a_comparison_with_them(out: Path, tmp_path: Path) -> None:
+def test_a_label_with_settings_is_played_as_a_comparison_with_them(
+    out: Path, tmp_path: Path
+) -> None:
     own = {"average": 0.5, "server_optimizer": "momentum", "proximal": 0.1, "sample": 3}
     label = "+".join(["uniform", *(f"{name}={value}" for name, value in own.items())])
     summary = compare(out, samplers=f"full,{label}", seeds=1)
     assert [entry.sampler for entry in summary.samplers] == ["uniform", "full", label]
     compare(tmp_path / "all", samplers="uniform", seeds=1, **own)
-    assert bits(out / "runs" / f"{label}-seed0") == bits(tmp_path / "all" / "runs" / "uniform-seed0")
+    assert bits(out / "runs" / f"{label}-seed0") == bits(
+        tmp_path / "all" / "runs" / "uniform-seed0"
+    )
     settings = make_settings(RunSettings, {**SMALL, "sampler": label})
     assert {name: getattr(settings, name) for name in own} == own
     assert settings.server_momentum == 0.9
@@ -69,10 +73,15 @@ def test_a_label_with_settings_is_played_as_a_comparison_with_them(out: Path, tm
         ("uniform+average=2", "average is 2; it must be less than 1"),
         ("uniform+server_optimizer=adm", "unknown server optimizer 'adm': did you mean 'adam'"),
         ("uniform+sample=99", "cannot sample 99 of"),
-        ("uniform+scaffold", "scaffold corrects local steps by what the estimator knows of each client"),
+        (
+            "uniform+scaffold",
+            "scaffold corrects local steps by what the estimator knows of each client",
+        ),
     ],
 )
-def test_settings_that_a_label_cannot_have_are_refused(tmp_path: Path, samplers: str, sentence: str) -> None:
+def test_settings_that_a_label_cannot_have_are_refused(
+    tmp_path: Path, samplers: str, sentence: str
+) -> None:
     with pytest.raises(DeltaflError, match=sentence):
         compare(tmp_path / "out", samplers=samplers, seeds=1)
     assert not (tmp_path / "out").exists()
@@ -83,11 +92,15 @@ def test_more_rounds_end_in_the_bits_of_a_run_played_at_once(out: Path, tmp_path
         if progress.rounds_done:
             raise StopError
 
-    with pytest.raises(StopError):  # interrupted, the comparison goes on to the new number of rounds
+    with pytest.raises(
+        StopError
+    ):  # interrupted, the comparison goes on to the new number of rounds
         compare(out, stop, samplers="uniform", seeds=1, rounds=7)
     compare(out, samplers="uniform", seeds=1, rounds=7)
     compare(tmp_path / "at_once", samplers="uniform", seeds=1, rounds=7)
-    assert bits(out / "runs" / "uniform-seed0") == bits(tmp_path / "at_once" / "runs" / "uniform-seed0")
+    assert bits(out / "runs" / "uniform-seed0") == bits(
+        tmp_path / "at_once" / "runs" / "uniform-seed0"
+    )
 
 
 def test_a_run_with_a_suspect_end_goes_on_from_its_last_good_state(tmp_path: Path) -> None:
@@ -104,10 +117,15 @@ def test_a_run_with_a_suspect_end_goes_on_from_its_last_good_state(tmp_path: Pat
     [
         ({"rounds": 3}, "rounds = 4, not 3"),
         ({"samplers": "full", "local_lr": 0.3}, "local_lr = 0.8, not 0.3"),
-        ({"samplers": "uniform,hics-fl", "rounds": 5}, "hics-fl depend on the number of rounds, and it began with 4"),
+        (
+            {"samplers": "uniform,hics-fl", "rounds": 5},
+            "hics-fl depend on the number of rounds, and it began with 4",
+        ),
     ],
 )
-def test_what_does_not_only_grow_is_refused(out: Path, given: dict[str, object], sentence: str) -> None:
+def test_what_does_not_only_grow_is_refused(
+    out: Path, given: dict[str, object], sentence: str
+) -> None:
     if "rounds" in given and given["rounds"] == 5:
         compare(out, samplers="hics-fl", seeds=1)
     before = (out / "config.toml").read_bytes()
@@ -122,7 +140,9 @@ def test_an_evaluation_out_of_turn_keeps_a_run_from_going_on(tmp_path: Path) -> 
         run(tmp_path, **{**SMALL, "rounds": 6}, evaluate_every=3)
 
 
-def test_folders_are_joined_and_a_run_in_two_counts_once(out: Path, small: Path, tmp_path: Path) -> None:
+def test_folders_are_joined_and_a_run_in_two_counts_once(
+    out: Path, small: Path, tmp_path: Path
+) -> None:
     run(tmp_path / "run", **SMALL, sampler="full", seed=4)
     found = joined([small, out, tmp_path / "run"])
     assert [(run.sampler, run.seed, run.metric) for run in found.curves] == [
@@ -134,7 +154,9 @@ def test_folders_are_joined_and_a_run_in_two_counts_once(out: Path, small: Path,
 
 def test_folders_that_differ_are_not_joined(out: Path, small: Path, tmp_path: Path) -> None:
     compare(tmp_path / "other", samplers="uniform", seeds=1, rounds=3)
-    with pytest.raises(DeltaflError, match=r"small\d*/out has rounds = 4 and .*other has rounds = 3"):
+    with pytest.raises(
+        DeltaflError, match=r"small\d*/out has rounds = 4 and .*other has rounds = 3"
+    ):
         joined([small, tmp_path / "other"])
     place = out / "runs" / "uniform-seed0"
     lines = place / "rounds.jsonl"
@@ -143,29 +165,45 @@ def test_folders_that_differ_are_not_joined(out: Path, small: Path, tmp_path: Pa
     with pytest.raises(DeltaflError, match="are the same run and differ"):
         joined([small, out])
     note = place / "environment.json"
-    note.write_text(note.read_text().replace(RunDirectory(place).environment()["data_crc32"], "00000000"))
+    note.write_text(
+        note.read_text().replace(RunDirectory(place).environment()["data_crc32"], "00000000")
+    )
     reseal(place)
     with pytest.raises(DeltaflError, match="other data than another run of seed 0"):
         joined([small, out])
     (place / "checkpoint.json").unlink()
-    with pytest.raises(DeltaflError, match="is not finished; go on with: deltafl compare --resume --out"):
+    with pytest.raises(
+        DeltaflError, match="is not finished; go on with: deltafl compare --resume --out"
+    ):
         joined([out])
 
 
 def test_another_threshold_plays_nothing_again(out: Path, small: Path) -> None:
-    summary, before = compare(out, samplers="uniform", seeds=1, threshold=0.05), bits(out / "runs" / "uniform-seed0")
+    summary = compare(out, samplers="uniform", seeds=1, threshold=0.05)
+    before = bits(out / "runs" / "uniform-seed0")
     assert before == bits(small / "runs" / "uniform-seed0")
     reached = summary.samplers[0].to_threshold
     assert (summary.threshold, reached and reached.rounds and reached.rounds.mean) == (0.05, 1.0)
-    assert RunDirectory(out / "runs" / "uniform-seed0").environment() and joined([out]).numbers.threshold == 0.05
-    with pytest.raises(DeltaflError, match=r"has threshold = 0.99 and .* has threshold = 0.05: give one of them"):
+    assert (
+        RunDirectory(out / "runs" / "uniform-seed0").environment()
+        and joined([out]).numbers.threshold == 0.05
+    )
+    with pytest.raises(
+        DeltaflError, match=r"has threshold = 0.99 and .* has threshold = 0.05: give one of them"
+    ):
         joined([small, out])
     with pytest.raises(DeltaflError, match="started with stop_at_threshold = False"):
         compare(out, samplers="uniform", seeds=1, threshold=0.05, stop_at_threshold=True)
 
 
 def test_runs_stop_at_the_threshold_and_have_no_gap(tmp_path: Path) -> None:
-    given = {"samplers": "full,uniform", "seeds": 1, "threshold": 0.3, "stop_at_threshold": True, "rounds": 8}
+    given = {
+        "samplers": "full,uniform",
+        "seeds": 1,
+        "threshold": 0.3,
+        "stop_at_threshold": True,
+        "rounds": 8,
+    }
     summary = compare(tmp_path, **given)
     (full,), _ = (entry.seeds for entry in summary.samplers)
     lines = lines_of(tmp_path / "runs" / "full-seed0")
@@ -181,7 +219,9 @@ def test_runs_stop_at_the_threshold_and_have_no_gap(tmp_path: Path) -> None:
         compare(tmp_path, **{**given, "rounds": 9, "threshold": 0.4})
 
 
-def test_a_report_and_a_comparison_with_a_run_that_diverged_end_with_3(out: Path, tmp_path: Path) -> None:
+def test_a_report_and_a_comparison_with_a_run_that_diverged_end_with_3(
+    out: Path, tmp_path: Path
+) -> None:
     lines = out / "runs" / "uniform-seed0" / "rounds.jsonl"
     before, _, last = lines.read_text().rstrip().rpartition("\n")
     ended = '{"diverged": {"why": "the test loss is high", "kept": 0}, '
@@ -190,6 +230,11 @@ def test_a_report_and_a_comparison_with_a_run_that_diverged_end_with_3(out: Path
     report = deltafl_here("report", "out", "--out", "joined", cwd=tmp_path)
     assert report.returncode == 3, report.stderr
     assert "Diverged: uniform (1 of 1 seed)" in report.stdout
-    assert {path.name for path in (tmp_path / "joined").iterdir()} >= {"summary.json", "accuracy.png"}
-    grown = deltafl_here("compare", "--samplers", "full", "--processes", "1", "--out", "out", cwd=tmp_path)
+    assert {path.name for path in (tmp_path / "joined").iterdir()} >= {
+        "summary.json",
+        "accuracy.png",
+    }
+    grown = deltafl_here(
+        "compare", "--samplers", "full", "--processes", "1", "--out", "out", cwd=tmp_path
+    )
     assert (grown.returncode, "\nfull " in grown.stdout) == (3, True), grown.stderr

@@ -1,4 +1,6 @@
-"""Theoretical samplers without a table of all updates: the same bits, and a block of models in RAM."""
+"""Theoretical samplers without a table of all updates: the same bits, and a block of models in
+RAM.
+"""
 
 import shutil
 import tracemalloc
@@ -20,7 +22,9 @@ from deltafl.types import IntArray, Params, Population, Reports
 from tools.simulation import TINY, run
 
 
-@pytest.mark.parametrize("given", [{"sampler": "delta"}, {"sampler": "fedis", "mime": 0.5, "probe_every": 2}])
+@pytest.mark.parametrize(
+    "given", [{"sampler": "delta"}, {"sampler": "fedis", "mime": 0.5, "probe_every": 2}]
+)
 def test_a_run_without_the_table_has_the_same_bits(
     given: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -28,7 +32,10 @@ def test_a_run_without_the_table_has_the_same_bits(
     monkeypatch.setattr(oracle, "TABLE_BYTES", 0)
     run(tmp_path / "file", **TINY | given)
     table, file = (
-        {path.name: path.name == "rounds.jsonl" and path.read_bytes() for path in (tmp_path / name).iterdir()}
+        {
+            path.name: path.name == "rounds.jsonl" and path.read_bytes()
+            for path in (tmp_path / name).iterdir()
+        }
         for name in ("table", "file")
     )
     assert table == file
@@ -40,7 +47,12 @@ class Poisoned(Engine):
     trained: tuple[int, ...] = ()
 
     def train(
-        self, params_d: Params, round: int, client_n: IntArray, drift_d: Params | None = None, squares: bool = False
+        self,
+        params_d: Params,
+        round: int,
+        client_n: IntArray,
+        drift_d: Params | None = None,
+        squares: bool = False,
     ) -> Training:
         self.trained = (*self.trained, len(client_n))
         training = super().train(params_d, round, client_n, drift_d, squares)
@@ -48,12 +60,15 @@ class Poisoned(Engine):
         return training
 
 
-def test_table_and_file_reject_a_client_that_diverges_and_train_nobody_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_and_file_reject_a_client_that_diverges_and_train_nobody_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clean = engine_of(make_settings(RunSettings, TINY))
     engine = Poisoned(clean.task, LocalWork(lr=0.1, epochs=1), 0)
     plan = make_plan("oort", engine.task.population("data"), 5)
     state = init_round(plan, engine.initial_params())
-    in_ram, in_file = SimulatedOracle(engine, plan, state), SimulatedOracle(engine, plan, state)
+    in_ram = SimulatedOracle(engine, plan, state)
+    in_file = SimulatedOracle(engine, plan, state)
     with monkeypatch.context() as patch:
         patch.setattr(oracle, "TABLE_BYTES", 0)
         reports = in_file.reports()
@@ -66,8 +81,12 @@ def test_table_and_file_reject_a_client_that_diverges_and_train_nobody_twice(mon
     assert in_ram.traffic(4, 4) == in_file.traffic(4, 4)
 
 
-def test_ram_holds_a_block_of_updates_and_never_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    m, d, block = 400, 5_000, 5
+def test_ram_holds_a_block_of_updates_and_never_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m = 400
+    d = 5_000
+    block = 5
     rng = np.random.default_rng(0)
 
     class Fake:
@@ -90,7 +109,9 @@ def test_ram_holds_a_block_of_updates_and_never_all_of_them(tmp_path: Path, monk
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     row = 4 * d
-    assert block * row < peak < m * row / 5  # 16 blocks: what checks and sums take beside the updates
+    assert (
+        block * row < peak < m * row / 5
+    )  # 16 blocks: what checks and sums take beside the updates
     update_md = in_file.train(np.arange(m)).update_nd.astype(np.float64)
     deviation_m = ((update_md - update_md.mean(axis=0)) ** 2).sum(axis=1)
     np.testing.assert_allclose(reports.squared_deviation_n, deviation_m, rtol=1e-12)

@@ -75,7 +75,10 @@ def test_what_a_class_uses_of_its_file_counts(file: Path, old: str, new: str, co
 
 def test_own_controls_and_tasks_count_and_tables_do_not(file: Path) -> None:
     file.write_text(SAMPLER + "def make_task():\n    return 1\n", encoding="utf-8")
-    assert [*code_of({"sampler": "uniform@@mine.py:Twice(power=2)", "task": "mine.py"})] == ["mine.py:Twice", "mine.py"]
+    assert [*code_of({"sampler": "uniform@@mine.py:Twice(power=2)", "task": "mine.py"})] == [
+        "mine.py:Twice",
+        "mine.py",
+    ]
     assert code_of({"sampler": "uniform", "task": "mine.csv"}) == {}
     file.write_text("def", encoding="utf-8")
     assert code_of({"sampler": NAME}) == code_of({"sampler": "missing.py:BySize"}) == {}
@@ -86,21 +89,36 @@ def test_objects_of_a_notebook_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def code(text: str, cell: str) -> dict[str, str]:
         text += "\ndef make():\n    return POWER\n"
-        monkeypatch.setitem(linecache.cache, cell, (len(text), None, text.splitlines(keepends=True), cell))
+        monkeypatch.setitem(
+            linecache.cache, cell, (len(text), None, text.splitlines(keepends=True), cell)
+        )
         names: dict[str, Any] = {"__name__": "a notebook"}
         exec(compile(text, cell, "exec"), names)
         monkeypatch.setitem(CLASSES, "BySize", names["BySize"])
         monkeypatch.setitem(OBJECTS, "make", names["make"])
         return code_of({"samplers": ["BySize@pivotal", "uniform"], "task": "make"})
 
-    first, same = code(SAMPLER, "<cell 1>"), code(f"x = 1\n{SAMPLER}", "<cell 2>")
+    first = code(SAMPLER, "<cell 1>")
+    same = code(f"x = 1\n{SAMPLER}", "<cell 2>")
     assert [*first] == ["BySize", "make"] and first == same
     other = code(SAMPLER.replace("POWER = 1.0", "POWER = 0.5"), "<cell 3>")
     assert [name for name in first if other[name] == first[name]] == []
 
 
 def test_an_edited_sampler_is_refused_and_others_may_be_added(file: Path, tmp_path: Path) -> None:
-    given = ["compare", "--task", "toy", "--seeds", "1", "--rounds", "2", "--processes", "1", "--out", "out"]
+    given = [
+        "compare",
+        "--task",
+        "toy",
+        "--seeds",
+        "1",
+        "--rounds",
+        "2",
+        "--processes",
+        "1",
+        "--out",
+        "out",
+    ]
     assert deltafl_here(*given, "--samplers", "uniform", cwd=tmp_path).returncode == 0
     played = deltafl_here(*given, "--samplers", NAME, cwd=tmp_path)
     assert played.returncode == 0, played.stderr
@@ -108,12 +126,26 @@ def test_an_edited_sampler_is_refused_and_others_may_be_added(file: Path, tmp_pa
     file.write_text(SAMPLER.replace("OTHER = 2.0", "OTHER = 3.0"), encoding="utf-8")
     assert deltafl_here(*given, "--samplers", "mine.py:Twice", cwd=tmp_path).returncode == 0
     file.write_text(SAMPLER.replace("POWER = 1.0", "POWER = 0.5"), encoding="utf-8")
-    assert deltafl_here(*given[:-1], "other", "--samplers", f"{NAME},uniform", cwd=tmp_path).returncode == 0
-    with pytest.raises(deltafl.DeltaflError, match=f"out and other were played with different code of {NAME}; leave"):
+    assert (
+        deltafl_here(*given[:-1], "other", "--samplers", f"{NAME},uniform", cwd=tmp_path).returncode
+        == 0
+    )
+    with pytest.raises(
+        deltafl.DeltaflError,
+        match=f"out and other were played with different code of {NAME}; leave",
+    ):
         deltafl.load("out", "other")
-    before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "out").rglob("*") if path.is_file())
+    before = sorted(
+        (path, path.stat().st_mtime_ns) for path in (tmp_path / "out").rglob("*") if path.is_file()
+    )
     refused = deltafl_here(*given, "--samplers", NAME, "--seeds", "2", cwd=tmp_path)
     assert refused.returncode == 2, refused.stderr
     words = " ".join(refused.stderr.split())
-    assert f"the code of {NAME}, or what it uses of the same file, is not the one that out was played with" in words
-    assert before == sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert (
+        f"the code of {NAME}, or what it uses of the same file, is not the one that out was "
+        "played "
+        "with"
+    ) in words
+    assert before == sorted(
+        (path, path.stat().st_mtime_ns) for path in (tmp_path / "out").rglob("*") if path.is_file()
+    )

@@ -15,7 +15,14 @@ from deltafl.simulation.setup import engine_of, plan_of, subject_of
 from tools.simulation import TINY, lines_of
 from tools.simulation import run as run_of
 
-TOY = {"task": "toy", "clients": 3, "sample": 2, "local_epochs": None, "batch_size": None, "probe_every": 1}
+TOY = {
+    "task": "toy",
+    "clients": 3,
+    "sample": 2,
+    "local_epochs": None,
+    "batch_size": None,
+    "probe_every": 1,
+}
 
 
 def run(folder: Path, **given: object) -> list[dict[str, Any]]:
@@ -31,12 +38,19 @@ def run(folder: Path, **given: object) -> list[dict[str, Any]]:
         {"sampler": "cluster-is(clusters=2)"},
         {"sampler": "power-of-choice"},
         {"sampler": "uniform@systematic@difference-own", "mime": 0.5, "server_optimizer": "adam"},
-        {"sampler": "fedpracis", "task": "synthetic", "clients": 6, "local_epochs": None, "batch_size": None},
+        {
+            "sampler": "fedpracis",
+            "task": "synthetic",
+            "clients": 6,
+            "local_epochs": None,
+            "batch_size": None,
+        },
     ],
     ids=lambda given: str(given["sampler"]),
 )
 def test_a_run_with_probes_is_the_same_run(tmp_path: Path, given: dict[str, Any]) -> None:
-    plain, probed = run(tmp_path / "plain", **given), run(tmp_path / "probed", **given, probe_every=3)
+    plain = run(tmp_path / "plain", **given)
+    probed = run(tmp_path / "probed", **given, probe_every=3)
     assert [{key: line[key] for key in line if key != "probe"} for line in probed] == plain
     assert [line["round"] for line in probed if "error" in line.get("probe", {})] == [1, 3, 6]
     assert all(set(line["probe"]) >= set(SELECTED) for line in probed[1:])
@@ -46,9 +60,20 @@ def test_norms_and_diversities_by_hand(tmp_path: Path) -> None:
     """The toy at (1, 1): gradients (2, 2), (4, 1), (6, -3), mean (4, 0); one step of plain SGD."""
     lines = run(tmp_path, **TOY, sampler="uniform")
     probe = lines[1]["probe"]
-    norm, zeta = np.sqrt([8, 17, 45]), np.sqrt([8, 1, 13])
+    norm = np.sqrt([8, 17, 45])
+    zeta = np.sqrt([8, 1, 13])
     error = 1.8333 / 16  # Horvitz-Thompson, every pair with probability 1/3: enumerated
-    expected = [norm.max(), norm.min(), norm.mean(), zeta.max(), zeta.min(), zeta.mean(), 4.0, error, 0.0]
+    expected = [
+        norm.max(),
+        norm.min(),
+        norm.mean(),
+        zeta.max(),
+        zeta.min(),
+        zeta.mean(),
+        4.0,
+        error,
+        0.0,
+    ]
     assert [probe[name] for name in EVERYONE[:-1]] == pytest.approx(expected, rel=1e-3, abs=1e-6)
     chosen = norm[lines[1]["cohort"]]
     assert probe["selected_norm_mean"] == pytest.approx(chosen.mean(), rel=1e-4)
@@ -57,9 +82,12 @@ def test_norms_and_diversities_by_hand(tmp_path: Path) -> None:
 
 
 def test_the_errors_of_three_methods_on_the_toy(tmp_path: Path) -> None:
-    """MSE with exact probabilities, by enumeration: uniform 1.833, importance sampling .435, DELTA 3.264 (of 16)."""
+    """MSE with exact probabilities, by enumeration: uniform 1.833, importance sampling .435,
+    DELTA 3.264 (of 16).
+    """
     found = {
-        name: run(tmp_path / name, **TOY, sampler=name, rounds=1)[1]["probe"] for name in ("uniform", "fedis", "delta")
+        name: run(tmp_path / name, **TOY, sampler=name, rounds=1)[1]["probe"]
+        for name in ("uniform", "fedis", "delta")
     }
     error = {name: 16 * probe["error"] for name, probe in found.items()}
     assert error == pytest.approx({"uniform": 1.833, "fedis": 0.435, "delta": 3.264}, abs=2e-3)
@@ -79,7 +107,14 @@ def test_the_error_is_the_audits(tmp_path: Path) -> None:
     state = init_round(plan, engine.initial_params())
     oracle = SimulatedOracle(engine, plan, state)
     probe = probe_everyone(plan, state, oracle, settings.local_lr or 0.0)
-    row = next(audit(subject_of(settings), ["uniform"], designs=["systematic"], estimators=["horvitz-thompson"]))
+    row = next(
+        audit(
+            subject_of(settings),
+            ["uniform"],
+            designs=["systematic"],
+            estimators=["horvitz-thompson"],
+        )
+    )
     assert probe["error"] == pytest.approx(row.mse, rel=0.35)  # 200 draws against 4000
     assert probe["least_error"] <= row.mse
 
@@ -94,10 +129,20 @@ def test_a_diverging_run_is_probed_without_a_number(tmp_path: Path) -> None:
 
 def test_columns_average_the_selected_and_keep_the_probed_rounds() -> None:
     def line(round: int, mean: float | None, **more: float) -> dict[str, Any]:
-        return {"round": round, "probe": {"selected_norm_mean": mean, "selected_norm_min": 1.0, **more}}
+        return {
+            "round": round,
+            "probe": {"selected_norm_mean": mean, "selected_norm_min": 1.0, **more},
+        }
 
     full = dict.fromkeys(EVERYONE, 2.5)
-    lines = [{"round": 0}, line(1, 4.0, **full), line(2, 1.0), line(3, None), line(4, 3.0, **full), line(5, 9.0)]
+    lines = [
+        {"round": 0},
+        line(1, 4.0, **full),
+        line(2, 1.0),
+        line(3, None),
+        line(4, 3.0, **full),
+        line(5, 9.0),
+    ]
     columns = probe_columns(lines)
     assert set(columns) == {"round", *SELECTED, *EVERYONE}
     assert columns["round"] == [1, 4]

@@ -1,4 +1,6 @@
-"""Experiments: the same bits whatever interrupts them, common random numbers, traffic, bad clients."""
+"""Experiments: the same bits whatever interrupts them, common random numbers, traffic, bad
+clients.
+"""
 
 import json
 import multiprocessing
@@ -40,7 +42,9 @@ def result_of(folder: Path) -> tuple[bytes, dict[str, bytes]]:
     """What must be the same to the last bit: the lines of the rounds and the final state."""
     mark = json.loads((folder / "checkpoint.json").read_text())
     tensors = load_file(folder / f"checkpoint-{mark['round']}.safetensors")
-    return (folder / "rounds.jsonl").read_bytes(), {name: array.tobytes() for name, array in sorted(tensors.items())}
+    return (folder / "rounds.jsonl").read_bytes(), {
+        name: array.tobytes() for name, array in sorted(tensors.items())
+    }
 
 
 @pytest.mark.parametrize(
@@ -53,7 +57,9 @@ def result_of(folder: Path) -> tuple[bytes, dict[str, bytes]]:
     ],
     ids=lambda given: str(given["sampler"]),
 )
-def test_two_workers_and_two_calls_give_the_same_bits_as_one(tmp_path: Path, given: dict[str, object]) -> None:
+def test_two_workers_and_two_calls_give_the_same_bits_as_one(
+    tmp_path: Path, given: dict[str, object]
+) -> None:
     run(tmp_path / "one", **given)
     run(tmp_path / "two", **given, workers=2)
     before = result_of(tmp_path / "one")
@@ -64,7 +70,9 @@ def test_two_workers_and_two_calls_give_the_same_bits_as_one(tmp_path: Path, giv
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_an_interrupted_run_ends_like_an_unbroken_one(tmp_path: Path, rounds: int) -> None:
-    settings = make_settings(RunSettings, {**TINY, "checkpoint_every": 2, "server_optimizer": "adam", "average": 0.5})
+    settings = make_settings(
+        RunSettings, {**TINY, "checkpoint_every": 2, "server_optimizer": "adam", "average": 0.5}
+    )
     run_single(settings, tmp_path / "unbroken", quiet)
     with pytest.raises(StopError):
         run_single(settings, tmp_path / "broken", stop_after(rounds))
@@ -87,7 +95,8 @@ def test_accuracies_by_client_are_those_of_the_last_models_and_cost_no_evaluatio
 
     monkeypatch.setattr(Engine, "evaluate_clients", counting)
     settings = make_settings(RunSettings, {**TINY, "rounds": 7})
-    directory, engine = RunDirectory(tmp_path / "run"), engine_of(settings)
+    directory = RunDirectory(tmp_path / "run")
+    engine = engine_of(settings)
     begin(directory, settings, engine.task)
     state = run_experiment(settings, engine, directory, quiet)
     assert len(evaluated) == 8  # round 0 as well
@@ -101,19 +110,33 @@ def test_accuracies_by_client_are_those_of_the_last_models_and_cost_no_evaluatio
     begin(directory, longer, engine.task)
     run_experiment(longer, engine, directory, quiet)
     assert json.loads((tmp_path / "run" / "clients.json").read_text())["rounds"] == [5, 6, 7, 8, 9]
-    early = make_settings(RunSettings, {**TINY, "rounds": 40, "threshold": 0.3, "stop_at_threshold": True})
+    early = make_settings(
+        RunSettings, {**TINY, "rounds": 40, "threshold": 0.3, "stop_at_threshold": True}
+    )
     run_single(early, tmp_path / "early", quiet)
     noted = json.loads((tmp_path / "early" / "clients.json").read_text())
     assert noted["rounds"] == [len(lines_of(tmp_path / "early")) - 1] and noted["rounds"][0] < 36
 
 
 @pytest.mark.parametrize("sampler", ["pracdelta", "innovation", "census"])
-def test_killed_at_random_moments_it_still_ends_in_the_same_bits(tmp_path: Path, sampler: str) -> None:
-    """kill -9 (and sometimes Ctrl-C) at random moments over the life of one run, its memory of updates in a file."""
+def test_killed_at_random_moments_it_still_ends_in_the_same_bits(
+    tmp_path: Path, sampler: str
+) -> None:
+    """kill -9 (and sometimes Ctrl-C) at random moments over the life of one run, its memory of
+    updates in a file.
+    """
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["deltafl.simulation.run"])  # a kill then falls into the run, not into imports
+    processes.set_forkserver_preload(
+        ["deltafl.simulation.run"]
+    )  # a kill then falls into the run, not into imports
     moments = random.Random(0)
-    given = {"clients": 40, "rounds": 60, "checkpoint_every": 3, "sampler": sampler, "memory_path": str(tmp_path)}
+    given = {
+        "clients": 40,
+        "rounds": 60,
+        "checkpoint_every": 3,
+        "sampler": sampler,
+        "memory_path": str(tmp_path),
+    }
 
     def play(name: str, seconds: float | None = None, by: int = signal.SIGKILL) -> int | None:
         process = processes.Process(target=run, args=(tmp_path / name,), kwargs=given)
@@ -129,17 +152,26 @@ def test_killed_at_random_moments_it_still_ends_in_the_same_bits(tmp_path: Path,
     play("unbroken")
     whole = time.perf_counter() - began
     for kill in range(5):
-        play("broken", moments.uniform(0.1, 1.0) * whole, signal.SIGINT if kill % 5 == 4 else signal.SIGKILL)
+        play(
+            "broken",
+            moments.uniform(0.1, 1.0) * whole,
+            signal.SIGINT if kill % 5 == 4 else signal.SIGKILL,
+        )
     assert play("broken") == 0
     assert result_of(tmp_path / "broken") == result_of(tmp_path / "unbroken")
     assert not list((tmp_path / "broken").glob("*.part"))
     if sampler == "innovation":
-        kept, broken = (next(tmp_path.glob(f"{name}-*/rows.bin")) for name in ("unbroken", "broken"))
+        kept, broken = (
+            next(tmp_path.glob(f"{name}-*/rows.bin")) for name in ("unbroken", "broken")
+        )
         assert kept.read_bytes() == broken.read_bytes()
 
 
 def test_samplers_share_split_initial_model_and_minibatches() -> None:
-    engines = [engine_of(make_settings(RunSettings, {**TINY, "sampler": name})) for name in ("uniform", "fedpracis")]
+    engines = [
+        engine_of(make_settings(RunSettings, {**TINY, "sampler": name}))
+        for name in ("uniform", "fedpracis")
+    ]
     params = [engine.initial_params() for engine in engines]
     np.testing.assert_array_equal(params[0], params[1])
     updates = [engine.train(params[0], 3, np.array([1, 7])).update_nd for engine in engines]
@@ -167,8 +199,12 @@ def test_traffic_is_counted(tmp_path: Path, sampler: str, down: int, up: int, mi
 
 
 def test_a_client_that_explodes_is_named_and_never_touches_the_model(tmp_path: Path) -> None:
-    settings = make_settings(RunSettings, {**TINY, "sampler": "uniform", "sample": 12, "partition": "iid"})
-    engine = Engine(poison(engine_of(settings).task, client=5), LocalWork(lr=0.1, epochs=1, batch_size=16), 0)
+    settings = make_settings(
+        RunSettings, {**TINY, "sampler": "uniform", "sample": 12, "partition": "iid"}
+    )
+    engine = Engine(
+        poison(engine_of(settings).task, client=5), LocalWork(lr=0.1, epochs=1, batch_size=16), 0
+    )
     directory = RunDirectory(tmp_path)
     directory.start(settings)
     state = run_experiment(settings, engine, directory, quiet)
@@ -195,7 +231,9 @@ def test_evaluation_can_be_rare(tmp_path: Path) -> None:
 def test_a_comparison_writes_its_summary_and_pictures_and_can_be_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = make_settings(CompareSettings, {**TINY, "samplers": "full,uniform,pracdelta", "seeds": 2})
+    settings = make_settings(
+        CompareSettings, {**TINY, "samplers": "full,uniform,pracdelta", "seeds": 2}
+    )
 
     def stop(progress: Progress) -> None:
         if progress.runs_done == 4 and progress.rounds_done > 4 * 6:
@@ -213,7 +251,9 @@ def test_a_comparison_writes_its_summary_and_pictures_and_can_be_continued(
 
 
 def test_a_comparison_names_all_data_that_its_runs_read(tmp_path: Path) -> None:
-    settings = make_settings(CompareSettings, {"task": "toy", "rounds": 2, "samplers": "uniform", "seeds": 2})
+    settings = make_settings(
+        CompareSettings, {"task": "toy", "rounds": 2, "samplers": "uniform", "seeds": 2}
+    )
     summary = run_comparison(settings, tmp_path, quiet)
     assert summary.environment["data"] == "toy"
     for seed in (0, 1):
@@ -235,11 +275,15 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     first, second, *others = task.client_rows
     moved = replace(task, client_rows=[first[1:], np.append(second, first[0]), *others])
     for other in (relabelled, moved):
-        with pytest.raises(DeltaflError, match=r"not those it began with \(checksum [0-9a-f]{8}, now [0-9a-f]{8}"):
+        with pytest.raises(
+            DeltaflError, match=r"not those it began with \(checksum [0-9a-f]{8}, now [0-9a-f]{8}"
+        ):
             begin(RunDirectory(tmp_path), settings, other)
 
 
-def test_tables_of_the_world_are_data_and_are_read_before_anything_is_written(tmp_path: Path) -> None:
+def test_tables_of_the_world_are_data_and_are_read_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
     speeds = tmp_path / "speeds.csv"
     given = {"speeds": str(speeds), "rounds": 2}
     with pytest.raises(DeltaflError, match=r"speeds\.csv does not exist"):
@@ -257,7 +301,12 @@ def test_tables_of_the_world_are_data_and_are_read_before_anything_is_written(tm
 
 def test_refusals_are_those_of_the_run_or_the_comparison_alone(tmp_path: Path) -> None:
     line = json.dumps({"round": 1, "rejected": [[7, "no reply"]]}) + "\n"
-    places = {".": line, "runs/uniform-seed0": line, "elsewhere": "nonsense", "runs/uniform-seed0/deeper": "nonsense"}
+    places = {
+        ".": line,
+        "runs/uniform-seed0": line,
+        "elsewhere": "nonsense",
+        "runs/uniform-seed0/deeper": "nonsense",
+    }
     for place, content in places.items():
         (tmp_path / place).mkdir(parents=True, exist_ok=True)
         (tmp_path / place / "rounds.jsonl").write_text(content)
@@ -265,6 +314,8 @@ def test_refusals_are_those_of_the_run_or_the_comparison_alone(tmp_path: Path) -
 
 
 def test_the_synthetic_task_learns_its_two_numbers(tmp_path: Path) -> None:
-    end = run_of(tmp_path, task="synthetic", sampler="uniform", rounds=40, noise=0.0, local_lr=0.05)["test"]
+    end = run_of(
+        tmp_path, task="synthetic", sampler="uniform", rounds=40, noise=0.0, local_lr=0.05
+    )["test"]
     assert end["loss"] < lines_of(tmp_path)[0]["test"]["loss"]
     assert end["accuracy"] is None

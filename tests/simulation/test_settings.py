@@ -12,20 +12,35 @@ from deltafl.tasks.own import registered_spec
 
 def test_what_is_left_out_comes_from_the_task() -> None:
     settings = make_settings(RunSettings, {"task": "fashion-mnist"})
-    assert (settings.clients, settings.sample, settings.rounds, settings.local_epochs) == (300, 20, 500, 5)
-    assert (settings.batch_size, settings.local_lr, settings.partition, settings.alpha) == (32, 0.01, "hsu2019", 0.1)
-    assert make_settings(RunSettings, {"task": "fashion-mnist", "local_steps": 7}).local_epochs is None
+    assert (settings.clients, settings.sample, settings.rounds, settings.local_epochs) == (
+        300,
+        20,
+        500,
+        5,
+    )
+    assert (settings.batch_size, settings.local_lr, settings.partition, settings.alpha) == (
+        32,
+        0.01,
+        "hsu2019",
+        0.1,
+    )
+    assert (
+        make_settings(RunSettings, {"task": "fashion-mnist", "local_steps": 7}).local_epochs is None
+    )
 
 
 def test_the_default_samplers_need_no_labels_where_the_task_has_none() -> None:
     default = make_settings(CompareSettings, {}).samplers
     assert "balanced" in default
-    assert make_settings(CompareSettings, {"task": "toy"}).samplers == tuple(s for s in default if s != "balanced")
+    assert make_settings(CompareSettings, {"task": "toy"}).samplers == tuple(
+        s for s in default if s != "balanced"
+    )
     assert make_settings(CompareSettings, {"task": "toy", "samplers": default}).samplers == default
 
 
 @pytest.mark.parametrize(
-    ("given", "seeds"), [(3, (0, 1, 2)), ("2", (0, 1)), ("3,5,8", (3, 5, 8)), ("7,", (7,)), ([4, 0], (4, 0))]
+    ("given", "seeds"),
+    [(3, (0, 1, 2)), ("2", (0, 1)), ("3,5,8", (3, 5, 8)), ("7,", (7,)), ([4, 0], (4, 0))],
 )
 def test_seeds_are_a_number_or_a_list(given: object, seeds: tuple[int, ...]) -> None:
     assert make_settings(CompareSettings, {"seeds": given}).seeds == seeds
@@ -42,7 +57,9 @@ def test_stopping_at_the_threshold_needs_one(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("deltafl.simulation.settings.registered_spec", lambda _: spec)
     with pytest.raises(DeltaflError, match="stop_at_threshold needs a threshold"):
         make_settings(RunSettings, {"task": "toy", "stop_at_threshold": True})
-    assert make_settings(RunSettings, {"task": "toy", "stop_at_threshold": True, "threshold": 2}).stop_at_threshold
+    assert make_settings(
+        RunSettings, {"task": "toy", "stop_at_threshold": True, "threshold": 2}
+    ).stop_at_threshold
 
 
 def test_server_momentum_is_filled_in_where_it_is_used() -> None:
@@ -54,7 +71,10 @@ def test_server_momentum_is_filled_in_where_it_is_used() -> None:
 
 def test_options_win_over_the_file(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
-    config.write_text('task = "digits"\nrounds = 7\nsamplers = ["uniform", "fedis@multinomial"]\nproximal = 0.01\n')
+    config.write_text(
+        'task = "digits"\nrounds = 7\nsamplers = ["uniform", "fedis@multinomial"]\nproximal = '
+        "0.01\n"
+    )
     settings = make_settings(CompareSettings, {"rounds": 9}, config)
     assert (settings.rounds, settings.proximal) == (9, 0.01)
     assert settings.samplers == ("uniform", "fedis@multinomial")
@@ -79,7 +99,10 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
         ({"local_lr": "nan"}, ["local_lr is 'nan'; it must be a finite number"]),
         ({"floor": 0.1}, ["floor is an option of samplers", "(floor=0.1)"]),
         ({"server_momentum": 0.9}, ["server momentum is 0.9", "'sgd'", "'momentum'"]),
-        ({"server_optimizer": "momentum", "server_momentum": 1}, ["server_momentum", "1", "less than 1"]),
+        (
+            {"server_optimizer": "momentum", "server_momentum": 1},
+            ["server_momentum", "1", "less than 1"],
+        ),
         ({"weights": "sizes"}, ["weights", "'data'", "'uniform'"]),
         ({"rounds": "ten"}, ["rounds", "ten", "whole number"]),
         ({"sample": True}, ["sample is True; only switches"]),

@@ -1,4 +1,6 @@
-"""Run folders that survive: power losses, full disks, copies put back, and what somebody else has planted in them."""
+"""Run folders that survive: power losses, full disks, copies put back, and what somebody else
+has planted in them.
+"""
 
 import json
 import os
@@ -22,7 +24,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def settings_of(root: Path, **more: object) -> RunSettings:
-    given = {**TINY, "sampler": "innovation", "checkpoint_every": 2, "memory_path": str(root / "memory"), **more}
+    given = {
+        **TINY,
+        "sampler": "innovation",
+        "checkpoint_every": 2,
+        "memory_path": str(root / "memory"),
+        **more,
+    }
     return make_settings(RunSettings, given)
 
 
@@ -34,20 +42,32 @@ def broken(root: Path, rounds: int = 5, **more: object) -> Path:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 class Disk:
-    """What a power loss leaves: the bytes of files that were synced, under names whose folder was synced."""
+    """What a power loss leaves: the bytes of files that were synced, under names whose folder
+    was synced.
+    """
 
     def __init__(self, root: Path) -> None:
-        self.root, self.bytes, self.names = root, dict[int, bytes](), dict[Path, bytes]()
+        self.root = root
+        self.bytes = dict[int, bytes]()
+        self.names = dict[Path, bytes]()
 
     def fsync(self, descriptor: int) -> None:
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
         if path.is_dir():
             files = [file for file in path.iterdir() if file.is_file()]
-            self.names = {file: kept for file, kept in self.names.items() if file.parent != path or file in files}
+            self.names = {
+                file: kept
+                for file, kept in self.names.items()
+                if file.parent != path or file in files
+            }
             self.names |= {file: self.bytes.get(file.stat().st_ino, b"") for file in files}
         else:
             self.bytes[os.fstat(descriptor).st_ino] = path.read_bytes()
@@ -64,8 +84,12 @@ class Disk:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of open files are read from /proc")
 @pytest.mark.parametrize("rounds", [1, 4, 5])
-def test_after_a_power_loss_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
-    """Bytes that no fsync has brought to the disk are lost, and names in folders that were not synced."""
+def test_after_a_power_loss_a_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
+) -> None:
+    """Bytes that no fsync has brought to the disk are lost, and names in folders that were not
+    synced.
+    """
     run_single(settings_of(tmp_path / "whole"), tmp_path / "whole" / "run", quiet)
     disk = Disk(tmp_path / "lost")
     with monkeypatch.context() as patch:
@@ -74,14 +98,19 @@ def test_after_a_power_loss_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     disk.lose_power()
     assert (run / "rounds.jsonl").stat().st_size > 0
     run_single(settings_of(tmp_path / "lost"), run, quiet)
-    assert (run / "rounds.jsonl").read_bytes() == (tmp_path / "whole" / "run" / "rounds.jsonl").read_bytes()
-    rows, whole = (next((tmp_path / name / "memory").glob("*/rows.bin")) for name in ("lost", "whole"))
+    assert (run / "rounds.jsonl").read_bytes() == (
+        tmp_path / "whole" / "run" / "rounds.jsonl"
+    ).read_bytes()
+    rows, whole = (
+        next((tmp_path / name / "memory").glob("*/rows.bin")) for name in ("lost", "whole")
+    )
     assert rows.read_bytes() == whole.read_bytes()
 
 
 @pytest.mark.parametrize("named", ["diary", "memory/diary-0123abcd", "link"])
 def test_what_a_run_folder_names_is_neither_deleted_nor_written(tmp_path: Path, named: str) -> None:
-    run, other = broken(tmp_path), tmp_path / named
+    run = broken(tmp_path)
+    other = tmp_path / named
     if named == "link":
         (tmp_path / "diary").mkdir()
         other = tmp_path / "memory" / "link-0123abcd"
@@ -110,21 +139,29 @@ def test_a_run_deletes_its_own_files_alone(tmp_path: Path) -> None:
     assert content(directory.path) == {"checkpoint-best.safetensors": b"mine"}
 
 
-@pytest.mark.parametrize(("memory", "run"), [("old", "new"), ("new", "old"), ("none", "new"), ("other", "new")])
-def test_a_memory_and_a_checkpoint_of_different_rounds_are_refused(tmp_path: Path, memory: str, run: str) -> None:
+@pytest.mark.parametrize(
+    ("memory", "run"), [("old", "new"), ("new", "old"), ("none", "new"), ("other", "new")]
+)
+def test_a_memory_and_a_checkpoint_of_different_rounds_are_refused(
+    tmp_path: Path, memory: str, run: str
+) -> None:
     for age, rounds in (("old", 2), ("new", 4)):
         broken(tmp_path, rounds, checkpoint_every=1)
         shutil.copytree(tmp_path / "memory", tmp_path / f"memory-{age}")
         shutil.copytree(tmp_path / "run", tmp_path / f"run-{age}")
     (tmp_path / "memory-none").mkdir()
     broken(tmp_path / "another", seed=1)
-    (own,), (foreign,) = (list((tmp_path / place).iterdir()) for place in ("memory-new", "another/memory"))
+    (own,), (foreign,) = (
+        list((tmp_path / place).iterdir()) for place in ("memory-new", "another/memory")
+    )
     shutil.copytree(foreign, tmp_path / "memory-other" / own.name)
     for name, age in (("memory", memory), ("run", run)):
         shutil.rmtree(tmp_path / name)
         shutil.copytree(tmp_path / f"{name}-{age}", tmp_path / name)
     before = content(tmp_path)
-    with pytest.raises(DeltaflError, match=r"the memory in .* (is of round \d|is not there).* last checkpoint of "):
+    with pytest.raises(
+        DeltaflError, match=r"the memory in .* (is of round \d|is not there).* last checkpoint of "
+    ):
         run_single(settings_of(tmp_path), tmp_path / "run", quiet)
     assert content(tmp_path) == before
 
@@ -136,11 +173,15 @@ def test_a_row_with_another_bit_is_refused(tmp_path: Path) -> None:
     for place in range(0, len(changed), 100):
         changed[place] ^= 1
     rows.write_bytes(changed)
-    with pytest.raises(DeltaflError, match=r"the update of client \d in .*rows\.bin is not as it was written"):
+    with pytest.raises(
+        DeltaflError, match=r"the update of client \d in .*rows\.bin is not as it was written"
+    ):
         run_single(settings_of(tmp_path, clients=6, rounds=6), run, quiet)
 
 
-@pytest.mark.parametrize(("key", "value"), [("sampler", "fedvarp"), ("batch_size", 8), ("rounds", 7)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("sampler", "fedvarp"), ("batch_size", 8), ("rounds", 7)]
+)
 def test_settings_that_were_edited_are_refused(tmp_path: Path, key: str, value: object) -> None:
     run = broken(tmp_path)
     config = run / "config.toml"
@@ -148,7 +189,10 @@ def test_settings_that_were_edited_are_refused(tmp_path: Path, key: str, value: 
     old = next(line for line in before.splitlines() if line.startswith(f"{key} = "))
     config.write_text(before.replace(old, f"{key} = {json.dumps(value)}"))
     edited = make_settings(RunSettings, recorded_settings(run) or {})
-    with pytest.raises(DeltaflError, match=rf"{key} = {value}, and the checkpoint beside it .*: put {key} = .* back"):
+    with pytest.raises(
+        DeltaflError,
+        match=rf"{key} = {value}, and the checkpoint beside it .*: put {key} = .* back",
+    ):
         run_single(edited, run, quiet)
     config.write_text(before)
     run_single(settings_of(tmp_path, rounds=8), run, quiet)  # more rounds may be asked for
@@ -156,7 +200,8 @@ def test_settings_that_were_edited_are_refused(tmp_path: Path, key: str, value: 
 
 def test_nothing_is_cut_off_before_the_checkpoint_is_known_to_fit(tmp_path: Path) -> None:
     """With the checkpoint of another run, of more clients and fewer rounds."""
-    run, other = broken(tmp_path), broken(tmp_path / "other", 3, clients=20, seed=1)
+    run = broken(tmp_path)
+    other = broken(tmp_path / "other", 3, clients=20, seed=1)
     for path in (*run.glob("checkpoint*"), *other.glob("checkpoint*")):
         shutil.copy(path, run) if path.parent == other else path.unlink()
     before = content(run)
@@ -167,13 +212,20 @@ def test_nothing_is_cut_off_before_the_checkpoint_is_known_to_fit(tmp_path: Path
 
 def test_a_folder_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
     run = broken(tmp_path)
-    mark = {"round": 4, "tensors": "checkpoint-4.safetensors", "lengths": {"rounds.jsonl": 100}, "crc32": 7}
+    mark = {
+        "round": 4,
+        "tensors": "checkpoint-4.safetensors",
+        "lengths": {"rounds.jsonl": 100},
+        "crc32": 7,
+    }
     (run / "checkpoint.json").write_text(json.dumps(mark))
     with pytest.raises(DeltaflError, match="or of an older version: delete this run's folder"):
         run_single(settings_of(tmp_path), run, quiet)
 
 
-def test_damage_at_random_places_never_misleads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_at_random_places_never_misleads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``python benchmarks/damage.py`` tries many more."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import damage
@@ -208,8 +260,10 @@ def test_a_full_disk_under_the_memory_ends_in_a_sentence(small_disk: Path, tmp_p
     (small_disk / "other").write_bytes(bytes(40_000))
     script = (
         "import sys; sys.path.insert(0, 'tests'); import deltafl.scale.memory_budget as budget\n"
-        "from tools.simulation import *; budget.shutil.disk_usage = lambda _: type('', (), {'free': 1e9})\n"
-        "try: run(Path(sys.argv[1]), **TINY, sampler='innovation', checkpoint_every=2, memory_path=sys.argv[2])\n"
+        "from tools.simulation import *; budget.shutil.disk_usage = lambda _: type('', (), "
+        "{'free': 1e9})\n"
+        "try: run(Path(sys.argv[1]), **TINY, sampler='innovation', checkpoint_every=2, "
+        "memory_path=sys.argv[2])\n"
         "except ValueError as error: sys.exit(str(error))"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "run"), str(small_disk)]
@@ -226,7 +280,8 @@ def test_a_file_that_cannot_grow_is_named(tmp_path: Path) -> None:
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
         with pytest.raises(
-            DeltaflError, match=r"^cannot write .*\.(bin|jsonl|part|json|safetensors): File too large; make room"
+            DeltaflError,
+            match=r"^cannot write .*\.(bin|jsonl|part|json|safetensors): File too large; make room",
         ):
             run_single(settings_of(tmp_path), run, quiet)
     finally:

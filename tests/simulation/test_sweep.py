@@ -1,4 +1,6 @@
-"""Experiments as data and sweeps of runs: what a file means, and that nothing is run twice, lost or mixed up."""
+"""Experiments as data and sweeps of runs: what a file means, and that nothing is run twice, lost
+or mixed up.
+"""
 
 import json
 import subprocess
@@ -15,7 +17,15 @@ from filelock import FileLock
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation.directory import RunDirectory
-from deltafl.simulation.record import UNFINISHED, Job, RunRecord, RunStore, read_record, record_of, write_record
+from deltafl.simulation.record import (
+    UNFINISHED,
+    Job,
+    RunRecord,
+    RunStore,
+    read_record,
+    record_of,
+    write_record,
+)
 from deltafl.simulation.run import run_experiment
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, task_of
@@ -24,7 +34,15 @@ from reproduction.reproduce import make_sweep, records_of, run_sweep
 from reproduction.spec import Experiment, parse_experiment
 from tools.simulation import StopError, lines_of, quiet, reseal, run_job, stop_after
 
-SETTINGS = {"task": "digits", "clients": 6, "sample": 2, "rounds": 3, "local_epochs": 1, "seeds": 2, "threshold": 0.3}
+SETTINGS = {
+    "task": "digits",
+    "clients": 6,
+    "sample": 2,
+    "rounds": 3,
+    "local_epochs": 1,
+    "seeds": 2,
+    "threshold": 0.3,
+}
 
 
 def experiment(**changes: Any) -> Experiment:
@@ -64,15 +82,23 @@ def run_in(folder: Path, job: Job) -> RunDirectory:
     return directory
 
 
-def test_a_sweep_in_two_processes_records_what_single_runs_give_and_skips_it_the_next_time(tmp_path: Path) -> None:
+def test_a_sweep_in_two_processes_records_what_single_runs_give_and_skips_it_the_next_time(
+    tmp_path: Path,
+) -> None:
     sweep = make_sweep(experiment(), "smoke", ["a"])
     seen: list[Progress] = []
     assert run_sweep(sweep, tmp_path, 2, seen.append) == {}
     assert seen[-1] == Progress(12, 12, 4, 4, ())
     records = records_of(sweep, tmp_path)
     fairness = records[0].fairness
-    assert fairness is not None and records[0].run().fairness == fairness and 0 < fairness.worst_tenth < fairness.mean
-    old = json.loads(records[0].model_dump_json(exclude={"fairness"}))  # as it was before fairness was measured
+    assert (
+        fairness is not None
+        and records[0].run().fairness == fairness
+        and 0 < fairness.worst_tenth < fairness.mean
+    )
+    old = json.loads(
+        records[0].model_dump_json(exclude={"fairness"})
+    )  # as it was before fairness was measured
     assert RunRecord.model_validate(old).run().fairness is None
     names = [f"{record.sampler} {record.seed}" for record in records]
     assert names == ["uniform 0", "pracdelta 0", "uniform 1", "pracdelta 1"]
@@ -82,7 +108,9 @@ def test_a_sweep_in_two_processes_records_what_single_runs_give_and_skips_it_the
     np.testing.assert_allclose(records[3].run().loss_r, losses, rtol=1e-5)
     assert records[3].data == "digits"
     assert sum(records[3].draws) == 6
-    assert records[0].environment == records[2].environment  # of machine and versions, nothing of a seed's data
+    assert (
+        records[0].environment == records[2].environment
+    )  # of machine and versions, nothing of a seed's data
 
     def written() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("runs/*/*.json")}
@@ -102,7 +130,13 @@ def test_an_interrupted_run_goes_on_and_ends_in_the_same_record(job: Job, tmp_pa
     assert rounds_played(directory.path) == 2
     run_job(job, tmp_path / "cut")
     whole, cut = (read_record(RunStore(tmp_path / name).path(job)) for name in ("whole", "cut"))
-    clock = {"seconds", "cpu_seconds", "client_seconds", "server_bytes", "environment"}  # measured, so never the same
+    clock = {
+        "seconds",
+        "cpu_seconds",
+        "client_seconds",
+        "server_bytes",
+        "environment",
+    }  # measured, so never the same
     assert whole.model_dump(exclude=clock) == cut.model_dump(exclude=clock)
     assert len(cut.cpu_seconds) == 3
     assert not directory.path.exists()
@@ -111,14 +145,19 @@ def test_an_interrupted_run_goes_on_and_ends_in_the_same_record(job: Job, tmp_pa
 def change(path: Path, **settings: object) -> None:
     """Write other settings into a record; None takes one out."""
     content = json.loads(path.read_text())
-    content["settings"] = {k: v for k, v in (content["settings"] | settings).items() if v is not None}
+    content["settings"] = {
+        k: v for k, v in (content["settings"] | settings).items() if v is not None
+    }
     path.write_text(json.dumps(content))
 
 
 def test_a_record_counts_for_the_same_settings_alone(job: Job, tmp_path: Path) -> None:
-    """On whatever device it was made, and if it is older than a setting; others are refused and left as they are."""
+    """On whatever device it was made, and if it is older than a setting; others are refused and
+    left as they are.
+    """
     run_job(job, tmp_path)
-    store, path = RunStore(tmp_path), RunStore(tmp_path).path(job)
+    store = RunStore(tmp_path)
+    path = RunStore(tmp_path).path(job)
 
     def get(**changes: object) -> RunRecord | None:
         return store.get(job._replace(settings=job.settings.model_copy(update=changes)))
@@ -131,7 +170,10 @@ def test_a_record_counts_for_the_same_settings_alone(job: Job, tmp_path: Path) -
     assert get() is not None
     for wrong, words in (
         ({"proximal": 0.1}, r"proximal = 0\.1, not 0\.0"),
-        ({"rounds": "many"}, f"{path.name} has impossible settings: rounds: Input should be.*delete it to run"),
+        (
+            {"rounds": "many"},
+            f"{path.name} has impossible settings: rounds: Input should be.*delete it to run",
+        ),
         ({"rounds": 3, "no_such": 1}, "no_such: Extra inputs"),
     ):
         change(path, **wrong)
@@ -141,11 +183,15 @@ def test_a_record_counts_for_the_same_settings_alone(job: Job, tmp_path: Path) -
         assert path.read_bytes() == before
 
 
-def test_parts_without_data_are_left_out_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_without_data_are_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("DELTAFL_DATA", str(tmp_path / "empty"))
     parts = {"a": {}, "b": {"task": "unipen62", "clients": None}}
-    sweep = make_sweep(experiment(parts=parts, settings={**SETTINGS, "seeds": 1, "samplers": ["uniform"]}), "smoke")
+    sweep = make_sweep(
+        experiment(parts=parts, settings={**SETTINGS, "seeds": 1, "samplers": ["uniform"]}), "smoke"
+    )
     not_run = run_sweep(sweep, tmp_path / "out", 1, quiet)
     assert list(not_run) == ["b"]
     assert "unipen62_writers.npz" in not_run["b"]
@@ -153,7 +199,9 @@ def test_parts_without_data_are_left_out_with_the_reason(tmp_path: Path, monkeyp
 
 
 def test_a_record_survives_its_file_and_a_broken_one_is_named(tmp_path: Path) -> None:
-    settings = make_settings(RunSettings, {"task": "toy"}).model_dump(mode="json", exclude_none=True)
+    settings = make_settings(RunSettings, {"task": "toy"}).model_dump(
+        mode="json", exclude_none=True
+    )
     curves = {
         "round": [1, 2],
         "accuracy": [float("nan"), float("nan")],
@@ -166,7 +214,9 @@ def test_a_record_survives_its_file_and_a_broken_one_is_named(tmp_path: Path) ->
         "draws": [2, 1, 1],
         "probes": {"round": [2.0], "norm_max": [3.14159265]},
     }
-    record = RunRecord.model_validate({"part": "a", "settings": settings, "data": "toy", **curves, **rest})
+    record = RunRecord.model_validate(
+        {"part": "a", "settings": settings, "data": "toy", **curves, **rest}
+    )
     path = tmp_path / "runs" / "a" / "x.json"
     write_record(record, path)
     back = read_record(path)
@@ -176,7 +226,9 @@ def test_a_record_survives_its_file_and_a_broken_one_is_named(tmp_path: Path) ->
     with pytest.raises(DeltaflError, match="no column 'norm_min'"):
         back.run().probe("norm_min")
     path.write_text('{"part": 1}')
-    with pytest.raises(DeltaflError, match=r"is not the record of a run: part: .* delete it to run again"):
+    with pytest.raises(
+        DeltaflError, match=r"is not the record of a run: part: .* delete it to run again"
+    ):
         read_record(path)
 
 
@@ -189,8 +241,20 @@ def wait_for(reached: Callable[[], bool], pause: float = 0.05) -> None:
 
 def test_runs_end_when_the_sweep_is_killed(tmp_path: Path) -> None:
     run = tmp_path / UNFINISHED / "nu-20" / "fedavg-seed0"
-    command = [sys.executable, "-m", "deltafl", "reproduce", "figure-11", "--part", "nu-20", "--processes", "1"]
-    with subprocess.Popen([*command, "--scale", "cpu", "--out", str(tmp_path)], stderr=subprocess.DEVNULL) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "deltafl",
+        "reproduce",
+        "figure-11",
+        "--part",
+        "nu-20",
+        "--processes",
+        "1",
+    ]
+    with subprocess.Popen(
+        [*command, "--scale", "cpu", "--out", str(tmp_path)], stderr=subprocess.DEVNULL
+    ) as process:
         wait_for(lambda: rounds_played(run) > 20)
         process.kill()
     seen = [-1]
@@ -204,7 +268,9 @@ def test_runs_end_when_the_sweep_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_run_waits_for_a_process_that_outlives_its_killed_sweep(job: Job, tmp_path: Path) -> None:
-    place, writing, untouched = tmp_path / UNFINISHED / job.key, threading.Event(), []
+    place = tmp_path / UNFINISHED / job.key
+    writing = threading.Event()
+    untouched = []
 
     def orphan() -> None:
         with FileLock(f"{place}.lock"):
@@ -245,7 +311,9 @@ def test_packed_records_are_found_and_a_loose_one_wins(tmp_path: Path) -> None:
     content = packed.read_bytes()
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a.jsonl.gz"]
     assert store.records("a") == before
-    assert store.get(jobs[0]) == next(record for record in before if record.sampler == jobs[0].settings.sampler)
+    assert store.get(jobs[0]) == next(
+        record for record in before if record.sampler == jobs[0].settings.sampler
+    )
     write_record(before[0].model_copy(update={"refused": 1}), store.path(jobs[1]))
     assert store.get(jobs[1]) == before[0].model_copy(update={"refused": 1})
     write_record(before[0], store.path(jobs[1]))

@@ -1,4 +1,6 @@
-"""Trackers write what ``rounds.jsonl`` has, once a round, also after interruptions: the packages read it back."""
+"""Trackers write what ``rounds.jsonl`` has, once a round, also after interruptions: the packages
+read it back.
+"""
 
 import os
 import subprocess
@@ -29,18 +31,26 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
 
 
 def metrics(store: Path) -> dict[str, dict[str, Any]]:
-    """Of each run of the only experiment, by its name; and the parameters and the status as metrics of a kind."""
+    """Of each run of the only experiment, by its name; and the parameters and the status as
+    metrics of a kind.
+    """
     from mlflow import MlflowClient
 
     client = MlflowClient(store.as_uri())
     (experiment,) = [entry for entry in client.search_experiments() if entry.name != "Default"]
     return {
         run.info.run_name: {
-            tag: [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, tag)]
+            tag: [
+                (point.step, point.value)
+                for point in client.get_metric_history(run.info.run_id, tag)
+            ]
             for tag in run.data.metrics
         }
         | {"status": run.info.status, "params": run.data.params}
@@ -49,7 +59,9 @@ def metrics(store: Path) -> dict[str, dict[str, Any]]:
 
 
 def play_in_two_parts(name: str, folder: Path) -> None:
-    """A run that ends after round 3 of 6; round 3 comes after its last checkpoint and is played twice."""
+    """A run that ends after round 3 of 6; round 3 comes after its last checkpoint and is played
+    twice.
+    """
     settings = make_settings(RunSettings, {**TINY, "sampler": "census", "checkpoint_every": 2})
     for last in (3, None):
         with suppress(StopError), tracker(name, folder) as track:
@@ -65,9 +77,15 @@ def play_in_two_parts(name: str, folder: Path) -> None:
 def expected(folder: Path) -> dict[str, list[tuple[int, float]]]:
     lines = lines_of(folder)[1:]
     test = [line for line in lines if "test" in line]
-    named = {f"test/{key}": [(line["round"], line["test"][key]) for line in test] for key in ("accuracy", "loss")}
+    named = {
+        f"test/{key}": [(line["round"], line["test"][key]) for line in test]
+        for key in ("accuracy", "loss")
+    }
     kinds = ("variance", "bytes_up", "effective_sample_size", "loss")
-    known = {key: [(line["round"], line[key]) for line in lines if line[key] is not None] for key in kinds}
+    known = {
+        key: [(line["round"], line[key]) for line in lines if line[key] is not None]
+        for key in kinds
+    }
     return named | {f"round/{key}": points for key, points in known.items()}
 
 
@@ -76,10 +94,18 @@ def test_an_interrupted_run_is_in_tensorboard_once(tmp_path: Path) -> None:
     read = scalars(tmp_path / "out" / "tensorboard" / KEY)
     wanted = expected(tmp_path / "out")
     assert [step for step, _ in wanted["round/bytes_up"]] == [1, 2, 3, 4, 5, 6]
-    assert [step for step, _ in wanted["round/variance"]] == [2, 3, 4, 5, 6]  # the first is a census
+    assert [step for step, _ in wanted["round/variance"]] == [
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]  # the first is a census
     for tag, points in wanted.items():
         assert [step for step, _ in read[tag]] == [step for step, _ in points], tag
-        assert [value for _, value in read[tag]] == pytest.approx([value for _, value in points], rel=1e-6), tag
+        assert [value for _, value in read[tag]] == pytest.approx(
+            [value for _, value in points], rel=1e-6
+        ), tag
     assert all(value > 0 for _, value in read["round/seconds"])
     assert "round/round" not in read
 
@@ -92,7 +118,10 @@ def test_an_interrupted_run_is_in_mlflow_once(tmp_path: Path) -> None:
     assert len(runs) == 1
     assert {tag: run[tag] for tag in expected(tmp_path / "out")} == expected(tmp_path / "out")
     assert run["status"] == "FINISHED"
-    assert run["params"].items() >= {"task": "digits", "sample": "4", "sampler": "census", "seed": "0"}.items()
+    assert (
+        run["params"].items()
+        >= {"task": "digits", "sample": "4", "sampler": "census", "seed": "0"}.items()
+    )
 
 
 def test_a_comparison_has_a_run_for_each_sampler_and_seed(tmp_path: Path) -> None:
@@ -100,11 +129,20 @@ def test_a_comparison_has_a_run_for_each_sampler_and_seed(tmp_path: Path) -> Non
     out = tmp_path / "out"
     os.environ["MLFLOW_TRACKING_URI"] = (tmp_path / "store").as_uri()
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
-    options: dict[str, Any] = {"seeds": 2, "rounds": 2, "clients": 12, "processes": 1, "progress": False, "out": out}
+    options: dict[str, Any] = {
+        "seeds": 2,
+        "rounds": 2,
+        "clients": 12,
+        "processes": 1,
+        "progress": False,
+        "out": out,
+    }
     with tracker("mlflow", out) as on_round:
         result = deltafl.compare("digits", ["uniform", "pracdelta"], on_round=on_round, **options)
     runs = metrics(tmp_path / "store")
-    assert set(runs) == {f"{sampler}, seed {seed}" for sampler in ("uniform", "pracdelta") for seed in (0, 1)}
+    assert set(runs) == {
+        f"{sampler}, seed {seed}" for sampler in ("uniform", "pracdelta") for seed in (0, 1)
+    }
     for row in result.runs().itertuples():
         assert (row.round, row.accuracy) in runs[f"{row.sampler}, seed {row.seed}"]["test/accuracy"]
     assert not (out / "mlruns").exists()
@@ -112,15 +150,23 @@ def test_a_comparison_has_a_run_for_each_sampler_and_seed(tmp_path: Path) -> Non
 
 def test_a_run_that_stops_is_marked_as_failed(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
-    done = RoundDone("uniform", 0, 1, 5, None, None, 0.1, 8.0, {"round": 1, "variance": None, "cohort": [1, 2]})
+    done = RoundDone(
+        "uniform", 0, 1, 5, None, None, 0.1, 8.0, {"round": 1, "variance": None, "cohort": [1, 2]}
+    )
     with pytest.raises(StopError), tracker("mlflow", tmp_path) as on_round:
         on_round(done)
         raise StopError
-    assert metrics(tmp_path / "mlruns")["uniform, seed 0"].keys() == {"round/seconds", "status", "params"}
+    assert metrics(tmp_path / "mlruns")["uniform, seed 0"].keys() == {
+        "round/seconds",
+        "status",
+        "params",
+    }
     assert metrics(tmp_path / "mlruns")["uniform, seed 0"]["status"] == "FAILED"
 
 
-@pytest.mark.parametrize("command", ["compare --samplers uniform --seeds 1 --processes 1", "run --sampler uniform"])
+@pytest.mark.parametrize(
+    "command", ["compare --samplers uniform --seeds 1 --processes 1", "run --sampler uniform"]
+)
 def test_the_commands_track(tmp_path: Path, command: str) -> None:
     given = f"{command} --task toy --rounds 2 --track tensorboard --out {tmp_path}/out".split()
     done = CliRunner().invoke(app, given)
@@ -129,16 +175,35 @@ def test_the_commands_track(tmp_path: Path, command: str) -> None:
 
 
 def test_an_unknown_tracker_and_a_missing_package_are_sentences(tmp_path: Path) -> None:
-    with pytest.raises(deltafl.DeltaflError, match="unknown tracker 'tensorbord': did you mean 'tensorboard'"):
+    with pytest.raises(
+        deltafl.DeltaflError, match="unknown tracker 'tensorbord': did you mean 'tensorboard'"
+    ):
         tracker("tensorbord", tmp_path)
     os.environ["MLFLOW_TRACKING_URI"] = "foo://bar"
-    with pytest.raises(deltafl.DeltaflError, match=r"MLflow cannot use foo://bar: .*; set MLFLOW_TRACKING_URI"):
+    with pytest.raises(
+        deltafl.DeltaflError, match=r"MLflow cannot use foo://bar: .*; set MLFLOW_TRACKING_URI"
+    ):
         tracker("mlflow", tmp_path)
-    hide = "import sys; sys.modules['mlflow'] = None; import importlib.util as u; find = u.find_spec; "
+    hide = (
+        "import sys; sys.modules['mlflow'] = None; import importlib.util as u; find = u.find_spec; "
+    )
     hide += "u.find_spec = lambda name, *rest: None if name == 'mlflow' else find(name, *rest); "
     code = f"{hide}from deltafl.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "compare", "--task", "toy", "--track", "mlflow", "--out", "out"]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "compare",
+        "--task",
+        "toy",
+        "--track",
+        "mlflow",
+        "--out",
+        "out",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 2
-    assert "this needs the package 'mlflow': pip install 'deltafl[mlflow]'" in " ".join(done.stderr.split())
+    assert "this needs the package 'mlflow': pip install 'deltafl[mlflow]'" in " ".join(
+        done.stderr.split()
+    )
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,6 @@
-"""Tuning: the grid that grows, finalists, what a rate is judged by, and what is played, recorded and resumed."""
+"""Tuning: the grid that grows, finalists, what a rate is judged by, and what is played, recorded
+and resumed.
+"""
 
 import math
 import tomllib
@@ -31,9 +33,15 @@ def best_at(**optimum: float) -> RateScore:
 
 
 def searched(
-    rates: Sequence[float], extensions: int, labels: Sequence[str], every: RateScore, first: RateScore | None = None
+    rates: Sequence[float],
+    extensions: int,
+    labels: Sequence[str],
+    every: RateScore,
+    first: RateScore | None = None,
 ) -> dict[str, Search]:
-    """The search with two tuning seeds whose mean score is ``every``; with two finalists where ``first`` is given."""
+    """The search with two tuning seeds whose mean score is ``every``; with two finalists where
+    ``first`` is given.
+    """
 
     def score_of(trial: Trial) -> Score | None:
         own = (first or every)(trial.label, trial.rate)
@@ -42,7 +50,9 @@ def searched(
         mean = every(trial.label, trial.rate)
         return None if mean is None else Score(2 * mean.rounds - own.rounds, 0.0)
 
-    return Grid(tuple(rates), extensions, (1000, 1001), None if first is None else 2).search(labels, score_of)
+    return Grid(tuple(rates), extensions, (1000, 1001), None if first is None else 2).search(
+        labels, score_of
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,14 +75,22 @@ def test_the_grid_grows_where_the_best_rate_is_at_its_edge(
 
 
 def test_all_methods_search_the_same_grid() -> None:
-    """One method prefers a higher rate, another a lower one: the third has all of them to choose from."""
+    """One method prefers a higher rate, another a lower one: the third has all of them to choose
+    from.
+    """
     found = searched((0.1, 0.2, 0.4), 3, ("a", "b", "c"), best_at(a=0.4, b=0.05, c=0.2))
     assert {search.rates for search in found.values()} == {(0.025, 0.05, 0.1, 0.2, 0.4, 0.8)}
-    assert [(found[label].best, found[label].edge) for label in "abc"] == [(0.4, ""), (0.05, ""), (0.2, "")]
+    assert [(found[label].best, found[label].edge) for label in "abc"] == [
+        (0.4, ""),
+        (0.05, ""),
+        (0.2, ""),
+    ]
 
 
 def test_only_the_best_rates_of_the_first_seed_are_finalists() -> None:
-    """0.4 wins on the first seed and loses on all; 0.8, best on all, was third on the first, so nobody tried it."""
+    """0.4 wins on the first seed and loses on all; 0.8, best on all, was third on the first, so
+    nobody tried it.
+    """
     first = {0.1: 50.0, 0.2: 31.0, 0.4: 29.0, 0.8: 40.0}
     every = {0.1: 10.0, 0.2: 30.0, 0.4: 60.0, 0.8: 10.0}
 
@@ -91,8 +109,13 @@ def test_only_the_best_rates_of_the_first_seed_are_finalists() -> None:
 
 
 def test_who_was_a_finalist_before_the_grid_grew_stays_one() -> None:
-    """The other method makes it grow; on the first seed 0.8 and 0.4 are then the best of this one, 0.2 on all."""
-    first = {"one": {0.1: 50.0, 0.2: 31.0, 0.4: 29.0, 0.8: 28.0}, "other": {0.1: 50.0, 0.2: 40.0, 0.4: 30.0, 0.8: 35.0}}
+    """The other method makes it grow; on the first seed 0.8 and 0.4 are then the best of this
+    one, 0.2 on all.
+    """
+    first = {
+        "one": {0.1: 50.0, 0.2: 31.0, 0.4: 29.0, 0.8: 28.0},
+        "other": {0.1: 50.0, 0.2: 40.0, 0.4: 30.0, 0.8: 35.0},
+    }
     every = {"one": {0.2: 30.0, 0.4: 32.0, 0.8: 60.0}, "other": {0.2: 40.0, 0.4: 30.0, 0.8: 35.0}}
     found = searched(
         (0.1, 0.2, 0.4),
@@ -102,15 +125,37 @@ def test_who_was_a_finalist_before_the_grid_grew_stays_one() -> None:
         lambda label, rate: Score(first[label][rate], 0.0),
     )
     assert found["one"][:3] == ((0.1, 0.2, 0.4, 0.8), (0.2, 0.4, 0.8), 0.2)
-    assert (found["other"].finalists, found["other"].best, found["other"].edge) == ((0.2, 0.4, 0.8), 0.4, "")
+    assert (found["other"].finalists, found["other"].best, found["other"].edge) == (
+        (0.2, 0.4, 0.8),
+        0.4,
+        "",
+    )
 
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tuning of two samplers in one process, with its comparison."""
     folder = tmp_path_factory.mktemp("tune")
-    options = ["--clients", "12", "--sample", "3", "--rounds", "3", "--threshold", "0.5", "--seeds", "2"]
-    options += ["--samplers", "uniform,fedis@multinomial", "--tuning-seeds", "7,", "--local-rates", "0.2,0.4"]
+    options = [
+        "--clients",
+        "12",
+        "--sample",
+        "3",
+        "--rounds",
+        "3",
+        "--threshold",
+        "0.5",
+        "--seeds",
+        "2",
+    ]
+    options += [
+        "--samplers",
+        "uniform,fedis@multinomial",
+        "--tuning-seeds",
+        "7,",
+        "--local-rates",
+        "0.2,0.4",
+    ]
     rates = ["--server-rates", "1", "--extensions", "1", "--local-epochs", "1", "--processes", "1"]
     done = deltafl_here("tune", *options, *rates, "--out", "out", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -123,26 +168,40 @@ def test_tuning_judges_by_validation_and_compares_with_the_rates_found(tuned: Pa
     assert {record.settings["validation"] for record in records} == {0.2}
     assert {record.seed for record in records} == {7}
     rates = tomllib.loads((tuned / "rates.toml").read_text())["rates"]
-    by_rate = {r.settings["local_lr"]: r for r in records if "server_lr" not in r.settings and r.sampler == "uniform"}
+    by_rate = {
+        r.settings["local_lr"]: r
+        for r in records
+        if "server_lr" not in r.settings and r.sampler == "uniform"
+    }
     settings = make_settings(TuneSettings, tomllib.loads((tuned / "config.toml").read_text()))
     best = min(by_rate, key=lambda rate: settings.score(by_rate[rate].run()))
     assert rates["uniform"]["local_lr"] == best
     assert {0.2, 0.4} < by_rate.keys() <= {0.1, 0.2, 0.4, 0.8}
-    compared = make_settings(CompareSettings, tomllib.loads((tuned / "comparison" / "config.toml").read_text()))
+    compared = make_settings(
+        CompareSettings, tomllib.loads((tuned / "comparison" / "config.toml").read_text())
+    )
     assert (compared.validation, compared.run("uniform", 0).local_lr) == (None, best)
     assert compared.run("fedis@multinomial", 1).server_lr == rates["fedis@multinomial"]["server_lr"]
 
 
 def test_nothing_is_played_twice_and_what_is_missing_is(tuned: Path) -> None:
-    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tuned.rglob("*seed7.json")}
+    before = {
+        path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tuned.rglob("*seed7.json")
+    }
     lost = next(path for path in before if "uniform" in path.name)
     lost.unlink()
     settings = make_settings(TuneSettings, tomllib.loads((tuned / "config.toml").read_text()))
     found = tune_rates(settings, tuned, lambda _: None)
-    given = settings.model_dump(exclude={"task", "samplers", "partition", "alpha"}, exclude_defaults=True)
-    again = dl.tune("digits", ["uniform", "fedis@multinomial"], out=tuned, processes=1, progress=False, **given)
+    given = settings.model_dump(
+        exclude={"task", "samplers", "partition", "alpha"}, exclude_defaults=True
+    )
+    again = dl.tune(
+        "digits", ["uniform", "fedis@multinomial"], out=tuned, processes=1, progress=False, **given
+    )
     assert again == found.rates == tomllib.loads((tuned / "rates.toml").read_text())["rates"]
-    after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tuned.rglob("*seed7.json")}
+    after = {
+        path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tuned.rglob("*seed7.json")
+    }
     assert after.keys() == before.keys()
     assert [path for path in before if after[path] != before[path]] == [lost]
 
@@ -162,10 +221,17 @@ def test_impossible_tunings_end_in_one_sentence(given: dict[str, object], words:
 
 
 def test_tuning_goes_on_with_the_rounds_and_the_data_that_it_began_with(tmp_path: Path) -> None:
-    table, out = tmp_path / "t.csv", tmp_path / "tuned"
+    table = tmp_path / "t.csv"
+    out = tmp_path / "tuned"
     rows = [f"{k % 7},{k % 2},{k % 4}" for k in range(80)]
     table.write_text("\n".join(["a,label,client", *rows]))
-    given = {"task": str(table), "samplers": "uniform", "local_rates": [0.1], "extensions": 0, "tuning_seeds": 1}
+    given = {
+        "task": str(table),
+        "samplers": "uniform",
+        "local_rates": [0.1],
+        "extensions": 0,
+        "tuning_seeds": 1,
+    }
     tune_rates(make_settings(TuneSettings, {**given, "rounds": 2}), out, lambda _: None)
     before = (out / "config.toml").read_bytes()
     with pytest.raises(DeltaflError, match="have rounds = 2, not 3: choose another --out"):
@@ -180,13 +246,23 @@ def test_rates_are_settings_of_a_comparison() -> None:
     given = {"samplers": "full,uniform,fedavg", "rates": {"uniform": 0.3, "full": {"server_lr": 2}}}
     settings = make_settings(CompareSettings, given)
     found = [settings.run(label, 0) for label in settings.samplers]
-    assert [(run.local_lr, run.server_lr) for run in found] == [(0.8, 2.0), (0.3, None), (0.8, None)]
+    assert [(run.local_lr, run.server_lr) for run in found] == [
+        (0.8, 2.0),
+        (0.3, None),
+        (0.8, None),
+    ]
     more = make_settings(
-        CompareSettings, {"samplers": "uniform,innovation", "rates": {"uniform": 0.3, "innovation": 1}}
+        CompareSettings,
+        {"samplers": "uniform,innovation", "rates": {"uniform": 0.3, "innovation": 1}},
     )
     both = {"uniform": {"local_lr": 0.3}, "full": {"server_lr": 2}, "innovation": {"local_lr": 1}}
     assert grown(settings, more).rates == both
     with pytest.raises(DeltaflError, match=r"the run was started with rates = .*0.3.*, not .*0.4"):
-        grown(settings, make_settings(CompareSettings, given | {"rates": {"uniform": 0.4, "full": {"server_lr": 2}}}))
+        grown(
+            settings,
+            make_settings(
+                CompareSettings, given | {"rates": {"uniform": 0.4, "full": {"server_lr": 2}}}
+            ),
+        )
     with pytest.raises(DeltaflError, match="unknown sampler 'unifrom'"):
         make_settings(CompareSettings, {"rates": {"unifrom": 0.3}})

@@ -1,4 +1,6 @@
-"""Twins in the simulator: who stands in for whom, the same bits after a resume, and the error they take away."""
+"""Twins in the simulator: who stands in for whom, the same bits after a resume, and the error
+they take away.
+"""
 
 from pathlib import Path
 
@@ -13,7 +15,14 @@ from deltafl.simulation.oracle import SimulatedOracle
 from deltafl.simulation.run import run_single
 from deltafl.simulation.runner import new_model
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.setup import TWIN_BATCH, TWIN_STEPS, engine_of, plan_of, stand_in_rows, twin_simulation
+from deltafl.simulation.setup import (
+    TWIN_BATCH,
+    TWIN_STEPS,
+    engine_of,
+    plan_of,
+    stand_in_rows,
+    twin_simulation,
+)
 from deltafl.simulation.training.route import Computation
 from deltafl.simulation.training.serial import LocalWork, train_serial
 from tools.simulation import TINY, StopError, lines_of, quiet, stop_after
@@ -26,25 +35,36 @@ def test_stand_ins_have_the_shares_of_the_client() -> None:
     assert stand_in_rows(np.array([0.5, 0.5, 0.0]), 6, public).tolist() == [10, 11, 10, 20, 20, 20]
     assert stand_in_rows(np.array([0.0, 1.0, 0.0]), 2, public).tolist() == [20, 20]
     share_c = np.random.default_rng(0).dirichlet(np.ones(5))
-    count_c = np.bincount(stand_in_rows(share_c, 1000, [np.array([c]) for c in range(5)]), minlength=5)
+    count_c = np.bincount(
+        stand_in_rows(share_c, 1000, [np.array([c]) for c in range(5)]), minlength=5
+    )
     assert np.abs(count_c - 1000 * share_c).max() <= 1
 
 
 def test_a_stand_in_trains_as_a_client_does_with_fewer_steps() -> None:
     """Against the serial twin: client 4's rows made here, its minibatches drawn here."""
     settings = make_settings(RunSettings, TWIN)
-    engine, work = engine_of(settings), LocalWork(lr=0.5, epochs=3, batch_size=4)
-    task, params_d = engine.task, engine.initial_params()
+    engine = engine_of(settings)
+    work = LocalWork(lr=0.5, epochs=3, batch_size=4)
+    task = engine.task
+    params_d = engine.initial_params()
     population = task.population("data")
     twin_md = np.asarray(twin_simulation(task, work, 7, Computation())(params_d, population, 2))
     steps = round(3 * -(-len(task.client_rows[4]) // 4) * TWIN_STEPS)
     rows = stand_in_rows(task.label_shares()[4], TWIN_BATCH * steps, task.public_rows)
     assert set(rows) <= set(np.concatenate(task.public_rows))
-    x, y = torch.tensor(task.dataset.train_x[rows]).float() * task.input_scale, torch.tensor(task.dataset.train_y[rows])
+    x = torch.tensor(task.dataset.train_x[rows]).float() * task.input_scale
+    y = torch.tensor(task.dataset.train_y[rows])
     fewer = LocalWork(lr=0.5, steps=steps, batch_size=TWIN_BATCH)
     model = new_model(task.make_model, 7)
     slow = train_serial(
-        model, task.loss, x, y, params_d, fewer, stream(int(stream(7, "public", 1).integers(2**31)), "batches", 2, 4)
+        model,
+        task.loss,
+        x,
+        y,
+        params_d,
+        fewer,
+        stream(int(stream(7, "public", 1).integers(2**31)), "batches", 2, 4),
     )
     assert np.linalg.norm(slow.update_d) > 0.1
     np.testing.assert_allclose(twin_md[4], slow.update_d, atol=2e-6)
@@ -57,12 +77,16 @@ def test_an_interrupted_run_ends_like_an_unbroken_one(tmp_path: Path, rounds: in
     with pytest.raises(StopError):
         run_single(settings, tmp_path / "broken", stop_after(rounds))
     run_single(settings, tmp_path / "broken", quiet)
-    assert (tmp_path / "broken" / "rounds.jsonl").read_bytes() == (tmp_path / "unbroken" / "rounds.jsonl").read_bytes()
+    assert (tmp_path / "broken" / "rounds.jsonl").read_bytes() == (
+        tmp_path / "unbroken" / "rounds.jsonl"
+    ).read_bytes()
     assert any(line["residual"] not in (None, 1.0) for line in lines_of(tmp_path / "broken")[1:])
 
 
 def test_twins_take_away_error_in_the_first_round() -> None:
-    """Digits with label skew: no memory and no regression knows anything yet; the bias is chance."""
+    """Digits with label skew: no memory and no regression knows anything yet; the bias is
+    chance.
+    """
     errors = []
     for label in ("balanced", "balanced@@twin"):
         settings = make_settings(RunSettings, {"sampler": label, "public": 10, "local_lr": 1.6})
@@ -79,5 +103,8 @@ def test_twins_take_away_error_in_the_first_round() -> None:
 def test_without_public_examples_there_are_no_twins() -> None:
     settings = make_settings(RunSettings, {**TINY, "sampler": "balanced@@twin"})
     engine = engine_of(settings)
-    with pytest.raises(DeltaflError, match=r"twins are trained on public examples and this run has none; set 'public'"):
+    with pytest.raises(
+        DeltaflError,
+        match=r"twins are trained on public examples and this run has none; set 'public'",
+    ):
         plan_of(settings, engine.task.population("data"), engine.task)

@@ -15,13 +15,16 @@ from deltafl.simulation.world import LogNormal, World
 from deltafl.types import BoolArray
 from tools.simulation import StopError, lines_of, run, stop_after
 
-M, ROUNDS = 40, 3000
+M = 40
+ROUNDS = 3000
 SHARE_MC = np.random.default_rng(0).dirichlet(np.full(4, 0.3), size=M)
 POPULATION = Population.from_sizes(np.arange(10, 10 + M), aux=SHARE_MC)
 WORK = LocalWork(lr=0.1, epochs=2, batch_size=8)
 
 
-def world_of(availability: str = "always", speeds: str | None = None, seed: int = 0, **more: Any) -> World:
+def world_of(
+    availability: str = "always", speeds: str | None = None, seed: int = 0, **more: Any
+) -> World:
     given = {"sample": 1, "availability": availability, "speeds": speeds, "seed": seed, **more}
     return World(RunSettings(**given), POPULATION, WORK, 10_000)
 
@@ -49,7 +52,9 @@ def presences(text: str, rounds: int = ROUNDS) -> BoolArray:
 )
 def test_clients_are_there_as_often_as_promised(text: str, rate_m: np.ndarray) -> None:
     there_tm = presences(text)
-    spread_m = np.sqrt(rate_m * (1 - rate_m) / ROUNDS) * (3 if "markov" in text else 1)  # (1 + .8) / (1 - .8) = 9
+    spread_m = np.sqrt(rate_m * (1 - rate_m) / ROUNDS) * (
+        3 if "markov" in text else 1
+    )  # (1 + .8) / (1 - .8) = 9
     np.testing.assert_array_less(np.abs(there_tm.mean(axis=0) - rate_m), 4.5 * spread_m + 1e-12)
 
 
@@ -72,7 +77,8 @@ def test_days_come_again_and_somebody_is_always_there() -> None:
 
 @pytest.mark.parametrize("text", ["bernoulli", "markov", "daily", "labels", "sizes"])
 def test_a_round_is_the_same_in_whichever_order_it_is_asked_for(text: str) -> None:
-    forward, world = presences(text, 12), world_of(text)
+    forward = presences(text, 12)
+    world = world_of(text)
     for round in (7, 3, 11, 3):
         assert np.array_equal(there(world, round), forward[round])
     assert not np.array_equal(forward[7], there(world_of(text, seed=1), 7))
@@ -96,7 +102,9 @@ def test_a_trace_follows_the_clock_and_the_server_waits_for_the_next_client(tmp_
 
 def test_seconds_are_those_of_the_work_and_the_network() -> None:
     seconds = world_of(speeds="lognormal(seconds=0.5, megabits=2, sigma=0)").seconds_m
-    steps_m = np.array([len(minibatches(size, WORK, stream(0, "batches"))) for size in range(10, 10 + M)])
+    steps_m = np.array(
+        [len(minibatches(size, WORK, stream(0, "batches"))) for size in range(10, 10 + M)]
+    )
     assert seconds is not None
     np.testing.assert_allclose(seconds, 0.5 * steps_m + 0.08 / 2)
 
@@ -108,19 +116,23 @@ def test_log_normal_speeds() -> None:
         log_m = np.log(value_m / median)
         assert abs(log_m.mean()) < 4 * 0.7 / np.sqrt(5000)
         assert log_m.std() == pytest.approx(0.7, rel=0.05)
-    assert np.corrcoef(np.log(step_m), np.arange(5000))[0, 1] == pytest.approx(0.6 * np.sqrt(3 / np.pi), abs=0.04)
+    assert np.corrcoef(np.log(step_m), np.arange(5000))[0, 1] == pytest.approx(
+        0.6 * np.sqrt(3 / np.pi), abs=0.04
+    )
     assert abs(np.corrcoef(np.log(megabits_m), np.arange(5000))[0, 1]) < 4 / np.sqrt(5000)
 
 
 def test_a_table_of_speeds(tmp_path: Path) -> None:
     path = tmp_path / "speeds.csv"
     path.write_text("seconds,megabits\n" + "0.5,2\n" * M)
-    found, expected = world_of(speeds=str(path)), world_of(speeds="lognormal(seconds=0.5, megabits=2, sigma=0)")
+    found = world_of(speeds=str(path))
+    expected = world_of(speeds="lognormal(seconds=0.5, megabits=2, sigma=0)")
     assert found.seconds_m is not None and expected.seconds_m is not None
     np.testing.assert_allclose(found.seconds_m, expected.seconds_m)
 
 
-# --- how a round ends ------------------------------------------------------------------------------------------------
+# --- how a round ends
+# ------------------------------------------------------------------------------------------------
 
 ALL = np.arange(M)
 
@@ -150,8 +162,12 @@ def test_over_selection_keeps_the_first() -> None:
     assert waited.responded_n.sum() == 10
     assert waited.seconds == np.sort(seconds_m[:13])[9]
     assert np.array_equal(waited.responded_n, seconds_m[:13] <= waited.seconds)
-    # Fewer are there than were wanted: n are kept. Everybody is selected, as by full: the same share.
-    kept = [fast(over_select=1.3, sample=10).wait(0, ALL[:size]).responded_n.sum() for size in (8, 11, 39)]
+    # Fewer are there than were wanted: n are kept. Everybody is selected, as by full: the same
+    # share.
+    kept = [
+        fast(over_select=1.3, sample=10).wait(0, ALL[:size]).responded_n.sum()
+        for size in (8, 11, 39)
+    ]
     assert kept == [8, 10, 30]
 
 
@@ -178,7 +194,8 @@ def test_jitter_changes_rounds_not_medians() -> None:
     assert np.std(np.log(ratio)) == pytest.approx(0.3, rel=0.08)
 
 
-# --- in a run --------------------------------------------------------------------------------------------------------
+# --- in a run
+# --------------------------------------------------------------------------------------------------------
 
 WORLD: dict[str, Any] = {
     "task": "digits",
@@ -220,27 +237,42 @@ def test_samplers_of_one_seed_meet_one_world(tmp_path: Path) -> None:
 
 def test_a_world_where_everybody_is_there_has_the_bits_of_none(tmp_path: Path) -> None:
     plain = {
-        key: value for key, value in WORLD.items() if key not in {"availability", "speeds", "dropout", "over_select"}
+        key: value
+        for key, value in WORLD.items()
+        if key not in {"availability", "speeds", "dropout", "over_select"}
     }
     run(tmp_path / "plain", **plain)
     run(tmp_path / "timed", **plain, speeds="lognormal")
     timed = lines_of(tmp_path / "timed")
-    assert [{key: value for key, value in line.items() if key != "clock"} for line in timed] == lines_of(
-        tmp_path / "plain"
-    )
+    assert [
+        {key: value for key, value in line.items() if key != "clock"} for line in timed
+    ] == lines_of(tmp_path / "plain")
 
 
 def test_the_clock_is_in_frames_table_picture_and_report(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"clients": 12, "sample": 4, "rounds": 4, "local_epochs": 1, "threshold": 0.12}
-    result = compare("digits", ["uniform", "oort"], 2, out=tmp_path, progress=False, speeds="lognormal", **given)
-    runs, table = result.runs(), result.summary()
+    given: dict[str, Any] = {
+        "clients": 12,
+        "sample": 4,
+        "rounds": 4,
+        "local_epochs": 1,
+        "threshold": 0.12,
+    }
+    result = compare(
+        "digits", ["uniform", "oort"], 2, out=tmp_path, progress=False, speeds="lognormal", **given
+    )
+    runs = result.runs()
+    table = result.summary()
     for (sampler, seed), rows in runs.groupby(["sampler", "seed"]):
-        clock = [line["clock"] for line in lines_of(tmp_path / "runs" / f"{sampler}-seed{seed}")[1:]]
+        clock = [
+            line["clock"] for line in lines_of(tmp_path / "runs" / f"{sampler}-seed{seed}")[1:]
+        ]
         assert rows["clock"].tolist() == pytest.approx(clock)
     last = runs[runs["round"] == 4].groupby("sampler")["clock"].mean()
     assert table["clock"].to_dict() == pytest.approx(last.to_dict())
     assert (table["clock_to_threshold"] <= table["clock"]).all()
-    assert all(f"{human_seconds(number)} s" in repr(result) for number in table["clock_to_threshold"])
+    assert all(
+        f"{human_seconds(number)} s" in repr(result) for number in table["clock_to_threshold"]
+    )
     axes = [axes for axes in result.plot().axes if axes.get_visible()]
     assert [axes.get_xlabel() for axes in axes] == ["rounds", "seconds of the virtual clock"]
     ends = [float(np.max(np.asarray(line.get_xdata()))) for line in axes[1].get_lines()[:2]]
@@ -270,7 +302,10 @@ def test_impossible_worlds_are_refused_in_a_sentence(given: dict[str, Any], sent
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("client,start\n1,2\n", "no column 'end'; write a CSV file with the columns client, start, end"),
+        (
+            "client,start\n1,2\n",
+            "no column 'end'; write a CSV file with the columns client, start, end",
+        ),
         ("client,start,end\n1,a,3\n", "all numbers"),
         ("client,start,end\n", "no rows"),
         ("client,start,end\n99,0,3\n", "0 to 39"),

@@ -21,11 +21,16 @@ net = functools.partial(mlp, 3 * 6 * 6, (5,), 3)
 
 
 def images(count: int, side: int = 6) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(0).random((count, 3, side, side), dtype=np.float32)) + 1
+    return (
+        torch.from_numpy(np.random.default_rng(0).random((count, 3, side, side), dtype=np.float32))
+        + 1
+    )
 
 
 def all_variations(image: torch.Tensor) -> list[torch.Tensor]:
-    """The 9 x 9 x 2 crops and flips of one image, cut by hand from the image with a border of zeros."""
+    """The 9 x 9 x 2 crops and flips of one image, cut by hand from the image with a border of
+    zeros.
+    """
     side = image.shape[1]
     padded = torch.zeros(3, side + 2 * PAD, side + 2 * PAD)
     padded[:, PAD:-PAD, PAD:-PAD] = image
@@ -56,10 +61,15 @@ def test_cutting_a_batch_in_two_changes_nothing() -> None:
 
 def test_the_fast_path_varies_inputs_as_its_twin_does() -> None:
     torch.manual_seed(0)
-    model, x, y = net(), images(10), torch.arange(10) % 3
+    model = net()
+    x = images(10)
+    y = torch.arange(10) % 3
     params_d: Params = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
     results = []
-    for train in (FastTrainer(model, cross_entropy).train, functools.partial(train_serial, model, cross_entropy)):
+    for train in (
+        FastTrainer(model, cross_entropy).train,
+        functools.partial(train_serial, model, cross_entropy),
+    ):
         vary = functools.partial(crop_and_flip, rng=stream(0, "augment", 2, 1))
         results.append(train(x, y, params_d, WORK, stream(0, "batches"), augment=vary))
     np.testing.assert_allclose(results[0].update_d, results[1].update_d, atol=1e-6)
@@ -67,23 +77,36 @@ def test_the_fast_path_varies_inputs_as_its_twin_does() -> None:
 
 
 def make_task() -> Task:
-    x, y = images(20).numpy(), np.arange(20) % 3
+    x = images(20).numpy()
+    y = np.arange(20) % 3
     data = Dataset("made", x, y, x[:9], y[:9], 3)
     return Task("made", data, [np.arange(0, 12), np.arange(12, 20)], net, cross_entropy)
 
 
 def test_the_engine_varies_by_seed_round_and_client_and_in_training_alone() -> None:
-    plain, varied = (Engine(replace(make_task(), augment=how), WORK, 5) for how in (None, crop_and_flip))
-    params_d, everyone = plain.initial_params(), np.arange(2)
-    assert not np.array_equal(plain.train(params_d, 0, everyone)[0], varied.train(params_d, 0, everyone)[0])
-    assert np.array_equal(varied.train(params_d, 0, everyone)[0][1:], varied.train(params_d, 0, everyone[1:])[0])
+    plain, varied = (
+        Engine(replace(make_task(), augment=how), WORK, 5) for how in (None, crop_and_flip)
+    )
+    params_d = plain.initial_params()
+    everyone = np.arange(2)
+    assert not np.array_equal(
+        plain.train(params_d, 0, everyone)[0], varied.train(params_d, 0, everyone)[0]
+    )
+    assert np.array_equal(
+        varied.train(params_d, 0, everyone)[0][1:], varied.train(params_d, 0, everyone[1:])[0]
+    )
     assert plain.evaluate(params_d) == varied.evaluate(params_d)
     assert np.array_equal(plain.losses(params_d, everyone), varied.losses(params_d, everyone))
     # By hand, with the documented streams.
     vary = functools.partial(crop_and_flip, rng=stream(5, "augment", 3, 1))
-    x, y = images(20)[12:], torch.arange(20)[12:] % 3
-    twin = train_serial(net(), cross_entropy, x, y, params_d, WORK, stream(5, "batches", 3, 1), augment=vary)
-    np.testing.assert_allclose(varied.train(params_d, 3, everyone[1:]).update_nd[0], twin.update_d, atol=1e-6)
+    x = images(20)[12:]
+    y = torch.arange(20)[12:] % 3
+    twin = train_serial(
+        net(), cross_entropy, x, y, params_d, WORK, stream(5, "batches", 3, 1), augment=vary
+    )
+    np.testing.assert_allclose(
+        varied.train(params_d, 3, everyone[1:]).update_nd[0], twin.update_d, atol=1e-6
+    )
 
 
 def test_client_accuracy_counts_every_client_the_same() -> None:

@@ -1,4 +1,6 @@
-"""Finding, fetching and checking files, against a real HTTP server on this machine that can cut connections."""
+"""Finding, fetching and checking files, against a real HTTP server on this machine that can cut
+connections.
+"""
 
 import gzip
 import hashlib
@@ -63,10 +65,16 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Iterator[Publish]:
 
     def start(behaviour: Behaviour, gzipped: bool = True) -> Behaviour:
         server = ThreadingHTTPServer(("127.0.0.1", 0), make_handler(behaviour))
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        )
         thread.start()
         servers.append((server, thread))
-        checksum = hashlib.sha256(CONTENT).hexdigest() if gzipped else f"md5:{hashlib.md5(CONTENT).hexdigest()}"
+        checksum = (
+            hashlib.sha256(CONTENT).hexdigest()
+            if gzipped
+            else f"md5:{hashlib.md5(CONTENT).hexdigest()}"
+        )
         url = f"http://127.0.0.1:{server.server_address[1]}/"
         monkeypatch.setitem(SOURCES, "tiny", Source(url, {"numbers": checksum}, gzipped))
         return behaviour
@@ -87,7 +95,9 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("files", "gzipped"), [(packed(), True), ({"numbers": CONTENT}, False)])
-def test_a_file_is_downloaded_once(files: dict[str, bytes], gzipped: bool, publish: Publish, tmp_path: Path) -> None:
+def test_a_file_is_downloaded_once(
+    files: dict[str, bytes], gzipped: bool, publish: Publish, tmp_path: Path
+) -> None:
     behaviour = publish(Behaviour(files), gzipped)
     for _ in range(2):
         (path,) = fetch("tiny", tmp_path, progress=False)
@@ -97,7 +107,9 @@ def test_a_file_is_downloaded_once(files: dict[str, bytes], gzipped: bool, publi
     assert check("tiny", tmp_path) == [("numbers", path, "ok")]
 
 
-def test_a_cut_connection_is_tried_again(publish: Publish, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cut_connection_is_tried_again(
+    publish: Publish, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     behaviour = publish(Behaviour(packed(), cuts=2))
     (path,) = fetch("tiny", tmp_path)
     assert gzip.decompress(path.read_bytes()) == CONTENT
@@ -110,7 +122,9 @@ def test_a_cut_connection_is_tried_again(publish: Publish, tmp_path: Path, capsy
 )
 def test_wrong_content_is_not_kept(body: bytes, publish: Publish, tmp_path: Path) -> None:
     publish(Behaviour({"numbers.gz": body}))
-    with pytest.raises(DeltaflError, match=r"numbers\.gz does not have the published content; nothing was kept"):
+    with pytest.raises(
+        DeltaflError, match=r"numbers\.gz does not have the published content; nothing was kept"
+    ):
         fetch("tiny", tmp_path, progress=False)
     assert names(tmp_path) == []
 
@@ -133,7 +147,9 @@ def test_a_right_file_is_kept_and_a_wrong_one_replaced(
 
 def test_a_server_that_refuses_is_reported(publish: Publish, tmp_path: Path) -> None:
     behaviour = publish(Behaviour({}))
-    with pytest.raises(DeltaflError, match=r"numbers\.gz cannot be downloaded \(404.*try again later"):
+    with pytest.raises(
+        DeltaflError, match=r"numbers\.gz cannot be downloaded \(404.*try again later"
+    ):
         fetch("tiny", tmp_path, progress=False)
     assert len(behaviour.requests) == 1 + RETRIES
 
@@ -143,7 +159,9 @@ def test_mistakes_are_named(publish: Publish, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DeltaflError, match=r"cannot write to .*file.*give another folder"):
         fetch("tiny", tmp_path / "file", progress=False)
-    with pytest.raises(DeltaflError, match=r"'digits' is no data set that .*are mnist, fashion-mnist, cifar10"):
+    with pytest.raises(
+        DeltaflError, match=r"'digits' is no data set that .*are mnist, fashion-mnist, cifar10"
+    ):
         fetch("digits")
     with pytest.raises(DeltaflError, match="nowhere, which is not a folder"):
         check("mnist", Path("nowhere"))
@@ -157,13 +175,19 @@ def test_without_a_folder_the_users_cache_is_used(publish: Publish, tmp_path: Pa
     assert check("tiny") == [("numbers", path, "ok")]
 
 
-def test_folders_are_searched_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_are_searched_in_this_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DELTAFL_DATA", str(tmp_path))
     monkeypatch.setitem(SOURCES, "tiny", Source("", {}, system_folders=(Path("/system"),)))
     given = tmp_path / "data"
     given.mkdir()
     own = [given / "tiny", given, tmp_path / "tiny", tmp_path]
-    assert data_folders("tiny", given) == [*own, Path("/system"), tmp_path / "cache" / "deltafl" / "tiny"]
+    assert data_folders("tiny", given) == [
+        *own,
+        Path("/system"),
+        tmp_path / "cache" / "deltafl" / "tiny",
+    ]
 
 
 def test_broken_archives_of_arrays_are_one_sentence(tmp_path: Path) -> None:
@@ -185,7 +209,9 @@ def test_archives_that_unpack_to_more_than_is_free_are_not_unpacked(
 ) -> None:
     monkeypatch.setattr(files, "free_ram", lambda: 10**6)
     np.savez_compressed(tmp_path / "x.npz", x=np.zeros(10**6))
-    with pytest.raises(DeltaflError, match=r"x\.npz .*: it unpacks to 8 MB, and 1 MB of memory are free"):
+    with pytest.raises(
+        DeltaflError, match=r"x\.npz .*: it unpacks to 8 MB, and 1 MB of memory are free"
+    ):
         read_arrays(tmp_path / "x.npz")
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as archive:
@@ -200,7 +226,9 @@ def test_archives_that_unpack_to_more_than_is_free_are_not_unpacked(
         file.create_dataset("examples/f0/pixels", (10**6, 28, 28), np.float32)
         file.create_dataset("examples/f0/label", (10**6,), np.int32)
     shutil.copy(tmp_path / leaf.H5_FILES[0], tmp_path / leaf.H5_FILES[1])
-    with pytest.raises(DeltaflError, match=r"is not TensorFlow Federated's FEMNIST in HDF5: it unpacks to 3\.14 GB"):
+    with pytest.raises(
+        DeltaflError, match=r"is not TensorFlow Federated's FEMNIST in HDF5: it unpacks to 3\.14 GB"
+    ):
         leaf.load_femnist(tmp_path)
 
 
@@ -214,7 +242,9 @@ def test_images_are_decoded_once_and_a_broken_cache_is_replaced(
             file.write_bytes(content)
         assert (cached_images(file, (2, 3), decode) == 7).all()
         assert decode.call_count == expected
-    assert [path.name for path in file.parent.iterdir()] == ["a.npy"]  # nothing half written is left
+    assert [path.name for path in file.parent.iterdir()] == [
+        "a.npy"
+    ]  # nothing half written is left
     (tmp_path / "file").write_text("where the folder should be")
     assert len(cached_images(tmp_path / "file" / "a.npy", (2, 3), decode)) == 2
     assert "cannot be kept" in caplog.text

@@ -1,4 +1,6 @@
-"""Image data sets in their authors' files: real ones where they are installed, tiny and broken ones made here."""
+"""Image data sets in their authors' files: real ones where they are installed, tiny and broken
+ones made here.
+"""
 
 import gzip
 import hashlib
@@ -37,7 +39,11 @@ FASHION = SOURCES["fashion-mnist"].system_folders[0]
 
 def idx(array: Bytes) -> bytes:
     """The IDX format, written from its description."""
-    return struct.pack(">HBB", 0, 8, array.ndim) + b"".join(struct.pack(">I", n) for n in array.shape) + array.tobytes()
+    return (
+        struct.pack(">HBB", 0, 8, array.ndim)
+        + b"".join(struct.pack(">I", n) for n in array.shape)
+        + array.tobytes()
+    )
 
 
 def tiny_arrays() -> dict[str, Bytes]:
@@ -54,7 +60,9 @@ def write_tiny(folder: Path, zipped: bool = True) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in tiny_arrays().items():
         content = idx(array)
-        (folder / (f"{name}.gz" if zipped else name)).write_bytes(gzip.compress(content) if zipped else content)
+        (folder / (f"{name}.gz" if zipped else name)).write_bytes(
+            gzip.compress(content) if zipped else content
+        )
 
 
 def test_digits_are_scikit_learns_1500_and_297() -> None:
@@ -62,7 +70,9 @@ def test_digits_are_scikit_learns_1500_and_297() -> None:
     digits = load_digits()
     assert (digits.train_x.shape, digits.test_x.shape) == ((1500, 1, 8, 8), (297, 1, 8, 8))
     assert (digits.name, digits.num_classes, str(digits.train_x.dtype)) == ("digits", 10, "uint8")
-    np.testing.assert_array_equal(np.concatenate([digits.train_x, digits.test_x])[:, 0], theirs.images)
+    np.testing.assert_array_equal(
+        np.concatenate([digits.train_x, digits.test_x])[:, 0], theirs.images
+    )
     np.testing.assert_array_equal(np.concatenate([digits.train_y, digits.test_y]), theirs.target)
 
 
@@ -77,14 +87,21 @@ def test_the_published_fashion_mnist() -> None:
     task = make_task("split-fashion-mnist", seed=0)
     fashion = task.dataset
     assert fashion.name == "fashion-mnist"
-    assert (fashion.train_x.shape, fashion.test_x.shape) == ((60_000, 1, 28, 28), (10_000, 1, 28, 28))
+    assert (fashion.train_x.shape, fashion.test_x.shape) == (
+        (60_000, 1, 28, 28),
+        (10_000, 1, 28, 28),
+    )
     assert set(np.bincount(fashion.train_y)) == {6000}
     assert {status.state for status in check("fashion-mnist")} == {"ok"}
     assert [len(rows) for rows in task.client_rows] == [6000] * 9 + [60] * 100
 
 
-@pytest.mark.parametrize("place", ["data", "data/mnist", "environment", "environment/mnist", "cache/deltafl/mnist"])
-def test_files_are_found_in_every_place(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "place", ["data", "data/mnist", "environment", "environment/mnist", "cache/deltafl/mnist"]
+)
+def test_files_are_found_in_every_place(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_tiny(tmp_path / place, zipped=place.endswith("/mnist"))
     if place.startswith("environment"):
         monkeypatch.setenv("DELTAFL_DATA", str(tmp_path / "environment"))
@@ -100,13 +117,18 @@ def test_files_are_found_in_every_place(place: str, tmp_path: Path, monkeypatch:
 def test_nothing_found_lists_the_folders_and_the_command(tmp_path: Path) -> None:
     write_tiny(tmp_path / "half")
     (tmp_path / "half" / f"{TEST_LABELS}.gz").unlink()
-    with pytest.raises(DeltaflError, match=r"'deltafl data fetch mnist' gets; not found in .*half.*cache"):
+    with pytest.raises(
+        DeltaflError, match=r"'deltafl data fetch mnist' gets; not found in .*half.*cache"
+    ):
         load_idx("mnist", tmp_path / "half")
-    with pytest.raises(DeltaflError, match=r"'deltafl data fetch cifar10' gets; not found in .*cifar10"):
+    with pytest.raises(
+        DeltaflError, match=r"'deltafl data fetch cifar10' gets; not found in .*cifar10"
+    ):
         load_cifar10()
 
 
-LABELS, IMAGES = idx(tiny_arrays()[TRAIN_LABELS]), idx(tiny_arrays()[TRAIN_IMAGES])
+LABELS = idx(tiny_arrays()[TRAIN_LABELS])
+IMAGES = idx(tiny_arrays()[TRAIN_IMAGES])
 
 
 @pytest.mark.parametrize(
@@ -178,7 +200,10 @@ WHOLE = tar(cifar_files())
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (tar({**cifar_files(), "data_batch_3.bin": b"\x0a" * 3073}), r"data_batch_3\.bin is missing or broken"),
+        (
+            tar({**cifar_files(), "data_batch_3.bin": b"\x0a" * 3073}),
+            r"data_batch_3\.bin is missing or broken",
+        ),
         (tar({"data_batch_1.bin": bytes(3073)}), r"data_batch_2\.bin is missing or broken"),
         (b"no archive", "is not a whole tar archive"),
         (WHOLE[: len(WHOLE) // 2], "is not a whole tar archive"),

@@ -1,4 +1,6 @@
-"""LEAF's JSON files, made here and tiny: FEMNIST's images, CelebA's pictures, Shakespeare's lines."""
+"""LEAF's JSON files, made here and tiny: FEMNIST's images, CelebA's pictures, Shakespeare's
+lines.
+"""
 
 import json
 from pathlib import Path
@@ -17,8 +19,13 @@ from tools.pictures import png
 Users = dict[str, tuple[list[Any], list[Any]]]
 
 
-def write_leaf(root: Path, part: str, shares: Users, file: str = "all_data_0_keep_0.json", **changed: Any) -> Path:
-    content = {"users": list(shares), "user_data": {user: {"x": x, "y": y} for user, (x, y) in shares.items()}}
+def write_leaf(
+    root: Path, part: str, shares: Users, file: str = "all_data_0_keep_0.json", **changed: Any
+) -> Path:
+    content = {
+        "users": list(shares),
+        "user_data": {user: {"x": x, "y": y} for user, (x, y) in shares.items()},
+    }
     path = root / part / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content | changed))
@@ -57,7 +64,10 @@ def test_femnist_in_leafs_json(place: str, tmp_path: Path) -> None:
     assert [rows.tolist() for rows in task.client_rows] == [[3], [2], [0, 1]]
     np.testing.assert_equal(task.test_clients, [1, -1])
     assert data.name == "FEMNIST (LEAF's JSON), 3 clients"
-    assert make_task("femnist", seed=0, data_dir=tmp_path, partition="iid", num_clients=2).test_clients is None
+    assert (
+        make_task("femnist", seed=0, data_dir=tmp_path, partition="iid", num_clients=2).test_clients
+        is None
+    )
 
 
 GOOD = pixels(1)
@@ -69,12 +79,18 @@ BROKEN: list[tuple[Users, dict[str, Any], str]] = [
     ({"f1": ([GOOD, GOOD], [1, 62])}, {}, "user 'f1': every y must be a whole number from 0 to 61"),
     ({"f1": ([GOOD], [1, 2])}, {}, "user 'f1' needs lists x and y of the same length"),
     ({"f1": ([GOOD], [1])}, {"users": ["f7"]}, "user 'f7' needs lists x and y"),
-    ({"f1": ([GOOD], [1])}, {"user_data": {"f1": {"x": []}}}, r"of LEAF: user_data\.f1\.y: Field required"),
+    (
+        {"f1": ([GOOD], [1])},
+        {"user_data": {"f1": {"x": []}}},
+        r"of LEAF: user_data\.f1\.y: Field required",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("users", "changed", "words"), BROKEN)
-def test_broken_files_are_named(users: Users, changed: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_broken_files_are_named(
+    users: Users, changed: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     write_leaf(tmp_path, "test", TEST)
     path = write_leaf(tmp_path, "train", users, **changed)
     with pytest.raises(DeltaflError, match=words) as caught:
@@ -92,7 +108,11 @@ def write_faces(root: Path, levels: dict[str, int]) -> None:
 
 def test_celeba_in_leafs_json(tmp_path: Path) -> None:
     root = tmp_path / "data"
-    write_leaf(root, "train", {"40": (["000001.jpg", "000002.jpg"], [1.0, 0.0]), "7": (["000003.jpg"], [1])})
+    write_leaf(
+        root,
+        "train",
+        {"40": (["000001.jpg", "000002.jpg"], [1.0, 0.0]), "7": (["000003.jpg"], [1])},
+    )
     write_leaf(root, "test", {"40": (["000004.jpg"], [0.0])})
     write_faces(root, {"000001.jpg": 10, "000002.jpg": 20, "000003.jpg": 30, "000004.jpg": 40})
     task = make_task("celeba", seed=0, data_dir=tmp_path)
@@ -145,7 +165,10 @@ def test_shakespeare_in_leafs_json(tmp_path: Path) -> None:
     assert (data.train_x[2] == 1).all()  # a character that the alphabet lacks is a space
     assert [rows.tolist() for rows in task.client_rows] == [[2], [0, 1]]
     np.testing.assert_equal(task.test_clients, [1])
-    for x, y, words in ((windows[0][:79], "a", "x must be a string of length 80"), (windows[0], "ab", "y must be")):
+    for x, y, words in (
+        (windows[0][:79], "a", "x must be a string of length 80"),
+        (windows[0], "ab", "y must be"),
+    ):
         write_leaf(tmp_path / "data", "train", {"HENRY": ([windows[0], x], ["a", y])})
         with pytest.raises(DeltaflError, match=f"user 'HENRY': every {words}"):
             load_shakespeare(tmp_path)
@@ -164,7 +187,9 @@ def test_femnist_in_the_h5_of_tensorflow_federated(tmp_path: Path) -> None:
     image = np.ones((3, 28, 28), np.float32)
     image[:, 0, 0] = np.array([51, 102, 153]) / 255
     label = np.array([1, 2, 61], np.int32)
-    write_h5(train, f0_pixels=image[:2], f0_label=label[:2], f1_pixels=image[2:], f1_label=label[2:])
+    write_h5(
+        train, f0_pixels=image[:2], f0_label=label[:2], f1_pixels=image[2:], f1_label=label[2:]
+    )
     write_h5(test, f1_pixels=image[:1], f1_label=label[:1])
     task = make_task("femnist", seed=0, data_dir=tmp_path)
     assert task.dataset.train_x[:, 0, 0, 0].tolist() == [51, 102, 153]
@@ -173,14 +198,21 @@ def test_femnist_in_the_h5_of_tensorflow_federated(tmp_path: Path) -> None:
     np.testing.assert_equal(task.test_clients, [1])
     for x, y in ((image + 1, label), (image, label[:2])):
         write_h5(train, f0_pixels=x, f0_label=y)
-        with pytest.raises(DeltaflError, match=r"fed_emnist_train\.h5: user 'f0': every x must be 784 numbers from 0"):
+        with pytest.raises(
+            DeltaflError,
+            match=r"fed_emnist_train\.h5: user 'f0': every x must be 784 numbers from 0",
+        ):
             load_femnist(tmp_path)
     write_h5(train, f0_pixels=image)
-    with pytest.raises(DeltaflError, match=r"fed_emnist_train\.h5 is not TensorFlow Federated's FEMNIST in HDF5"):
+    with pytest.raises(
+        DeltaflError, match=r"fed_emnist_train\.h5 is not TensorFlow Federated's FEMNIST in HDF5"
+    ):
         load_femnist(tmp_path)
 
 
-def test_without_h5py_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_h5py_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for part in ("train", "test"):
         (tmp_path / f"fed_emnist_{part}.h5").touch()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

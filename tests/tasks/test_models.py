@@ -25,8 +25,20 @@ from deltafl.tasks import (
 
 RESNET8 = partial(resnet, 10, (16, 32, 64), 1, 8)
 MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...], int, int, LocalWork]] = {
-    "femnist_cnn": (femnist_cnn, (1, 28, 28), 62, 137_598, LocalWork(lr=0.05, steps=40, batch_size=None)),
-    "celeba_cnn": (celeba_cnn, (3, 84, 84), 2, 30_498, LocalWork(lr=0.05, steps=20, batch_size=None)),
+    "femnist_cnn": (
+        femnist_cnn,
+        (1, 28, 28),
+        62,
+        137_598,
+        LocalWork(lr=0.05, steps=40, batch_size=None),
+    ),
+    "celeba_cnn": (
+        celeba_cnn,
+        (3, 84, 84),
+        2,
+        30_498,
+        LocalWork(lr=0.05, steps=20, batch_size=None),
+    ),
     "celeba_cnn, half": (
         partial(celeba_cnn, 2, 42),
         (3, 42, 42),
@@ -35,7 +47,8 @@ MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...], int, int
         LocalWork(lr=0.05, steps=20, batch_size=None),
     ),
     "resnet8": (RESNET8, (3, 8, 8), 10, 78_042, LocalWork(lr=0.01, steps=10, batch_size=None)),
-    # The usual ResNet-18 with a 3 x 3 stem and 10 classes, whose batch normalization has as many parameters.
+    # The usual ResNet-18 with a 3 x 3 stem and 10 classes, whose batch normalization has as many
+    # parameters.
     "resnet18": (resnet, (3, 8, 8), 10, 11_173_962, LocalWork(lr=0.01, steps=10, batch_size=None)),
 }
 
@@ -54,15 +67,21 @@ def test_sizes_are_those_of_the_literature(name: str) -> None:
     assert incompatibility(model, torch.zeros(1, *shape)) is None
 
 
-def trained(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, work: LocalWork) -> torch.Tensor:
+def trained(
+    model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, work: LocalWork
+) -> torch.Tensor:
     """The outputs after local training."""
     start_d = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
     result = train_serial(model, cross_entropy, x, y, start_d, work, np.random.default_rng(0))
-    torch.nn.utils.vector_to_parameters(torch.from_numpy(start_d + result.update_d), model.parameters())
+    torch.nn.utils.vector_to_parameters(
+        torch.from_numpy(start_d + result.update_d), model.parameters()
+    )
     return model(x).detach()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "resnet18"])  # for which resnet8 stands
+@pytest.mark.parametrize(
+    "name", [name for name in MODELS if name != "resnet18"]
+)  # for which resnet8 stands
 def test_a_client_learns_left_from_top(name: str) -> None:
     make, shape, _, _, work = MODELS[name]
     torch.manual_seed(0)
@@ -94,11 +113,15 @@ def test_the_resnet_is_the_published_one_layer_by_layer() -> None:
     model = resnet(classes=7, groups=8)
     # No pool after the first convolution: 32 x 32 pixels are 4 x 4 before the mean.
     assert model[:-3](torch.zeros(1, 3, 32, 32)).shape == (1, 512, 4, 4)  # type: ignore[index]
-    functional, (conv1, norm1, _, conv2, norm2), shortcut = torch.nn.functional, model[5].inner, model[5].shortcut  # type: ignore[index]
+    functional = torch.nn.functional
+    (conv1, norm1, _, conv2, norm2) = model[5].inner
+    shortcut = model[5].shortcut  # type: ignore[index]
     maps = torch.randn(2, 64, 8, 8)
     inner = functional.conv2d(maps, conv1.weight, stride=2, padding=1)
     inner = functional.group_norm(inner, 8, norm1.weight, norm1.bias).clamp(min=0)
-    inner = functional.group_norm(functional.conv2d(inner, conv2.weight, padding=1), 8, norm2.weight, norm2.bias)
+    inner = functional.group_norm(
+        functional.conv2d(inner, conv2.weight, padding=1), 8, norm2.weight, norm2.bias
+    )
     side = functional.group_norm(functional.conv2d(maps, shortcut[0].weight, stride=2), 8)
     assert torch.allclose(model[5](maps), (inner + side).clamp(min=0), atol=1e-5)  # type: ignore[index]
     with pytest.raises(DeltaflError, match="which 3 does not divide"):
@@ -109,11 +132,17 @@ def test_the_resnet_is_the_published_one_layer_by_layer() -> None:
     ("model", "shape", "num_params"),
     [
         (two_layer_cnn(), (1, 28, 28), 18_378),
-        (two_layer_cnn((4, 8), in_channels=3, side=32, classes=5), (3, 32, 32), 3 * 4 * 25 + 4 + 4 * 8 * 25 + 8 + 1005),
+        (
+            two_layer_cnn((4, 8), in_channels=3, side=32, classes=5),
+            (3, 32, 32),
+            3 * 4 * 25 + 4 + 4 * 8 * 25 + 8 + 1005,
+        ),
         (mlp(64, (32, 16), 10), (1, 8, 8), 64 * 32 + 32 + 32 * 16 + 16 + 170),
     ],
 )
-def test_models_have_their_sizes(model: torch.nn.Module, shape: tuple[int, ...], num_params: int) -> None:
+def test_models_have_their_sizes(
+    model: torch.nn.Module, shape: tuple[int, ...], num_params: int
+) -> None:
     assert count(model) == num_params
     output = model(torch.zeros(7, *shape))
     assert (output.shape[0], output.ndim) == (7, 2)

@@ -1,4 +1,6 @@
-"""A user's own data and model: found again by workers, filled with sensible settings, every mistake one sentence."""
+"""A user's own data and model: found again by workers, filled with sensible settings, every
+mistake one sentence.
+"""
 
 import json
 import re
@@ -56,11 +58,18 @@ def good() -> Task:
     y = np.arange(10) % 2
     data = Dataset("good", x, y, x[:4], y[:4], 2)
     rows = [np.arange(4), np.arange(4, 10)]
-    return Task("good", data, rows, lambda: torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy)
+    return Task(
+        "good", data, rows, lambda: torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy
+    )
 
 
 def test_names() -> None:
-    for name, short in (("my.py", "my"), ("a/my.py:make", "my"), ("C:\\my.py", "C:\\my"), ("b/table.csv", "table")):
+    for name, short in (
+        ("my.py", "my"),
+        ("a/my.py:make", "my"),
+        ("C:\\my.py", "C:\\my"),
+        ("b/table.csv", "table"),
+    ):
         assert (is_own(name), short_name(name)) == (True, short)
     for name in ("digits", "my_task:make"):
         assert (is_own(name), short_name(name)) == (False, name)
@@ -68,8 +77,19 @@ def test_names() -> None:
 
 @pytest.mark.parametrize("example", ["own_task", "own_table"])
 def test_the_examples_run(tmp_path: Path, example: str) -> None:
-    arguments = ["--rounds", "3", "--seeds", "1", "--samplers", "full,pracdelta", "--processes", "1"]
-    done = deltafl_here("compare", "--task", f"{EXAMPLES / example}.py:make_task", *arguments, cwd=tmp_path)
+    arguments = [
+        "--rounds",
+        "3",
+        "--seeds",
+        "1",
+        "--samplers",
+        "full,pracdelta",
+        "--processes",
+        "1",
+    ]
+    done = deltafl_here(
+        "compare", "--task", f"{EXAMPLES / example}.py:make_task", *arguments, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     (out,) = (tmp_path / "runs").iterdir()
     assert out.name.startswith(f"compare-{example}-2")
@@ -90,15 +110,29 @@ def test_settings_come_from_the_task_and_options_win(tmp_path: Path) -> None:
     assert (found.clients, found.partition, found.alpha) == (None, None, None)
     by_loss = write(tmp_path, SOURCE.replace("Net, loss)", 'Net, loss, metric="loss")'))
     assert make_settings(RunSettings, {"task": str(by_loss)}).threshold is None
-    other = make_settings(RunSettings, {"task": name, "sample": 25, "local_steps": 3, "threshold": 0.5})
-    assert (other.sample, other.local_steps, other.local_epochs, other.threshold) == (25, 3, None, 0.5)
-    assert make_settings(RunSettings, other.model_dump(exclude_none=True)) == other  # a record can be resumed
+    other = make_settings(
+        RunSettings, {"task": name, "sample": 25, "local_steps": 3, "threshold": 0.5}
+    )
+    assert (other.sample, other.local_steps, other.local_epochs, other.threshold) == (
+        25,
+        3,
+        None,
+        0.5,
+    )
+    assert (
+        make_settings(RunSettings, other.model_dump(exclude_none=True)) == other
+    )  # a record can be resumed
     x = task_of(make_settings(RunSettings, {"task": name, "seed": 4})).dataset.train_x
-    assert [np.array_equal(x, load_own(name, seed).dataset.train_x) for seed in (4, 5)] == [True, False]
+    assert [np.array_equal(x, load_own(name, seed).dataset.train_x) for seed in (4, 5)] == [
+        True,
+        False,
+    ]
 
 
 def test_a_function_may_take_nothing(tmp_path: Path) -> None:
-    path = write(tmp_path, SOURCE.replace("make_task(seed)", "other(size=60)").replace("rng(seed)", "rng(7)"))
+    path = write(
+        tmp_path, SOURCE.replace("make_task(seed)", "other(size=60)").replace("rng(seed)", "rng(7)")
+    )
     first, second = (load_own(f"{path}:other", seed).dataset.train_x for seed in (0, 1))
     np.testing.assert_array_equal(first, second)
 
@@ -109,13 +143,19 @@ def test_a_function_may_take_nothing(tmp_path: Path) -> None:
         (SOURCE, ":mak_task", ["has no function 'mak_task'", "def mak_task(seed: int) -> Task"]),
         ("import no_such_package\n", "", ["cannot be imported", "no_such_package", "line 1"]),
         ("def make_task(:\n", "", ["cannot be imported", "SyntaxError"]),
-        ("def make_task(seed):\n    return {}['key']\n", "", ["failed: KeyError", "'key'", "line 2"]),
+        (
+            "def make_task(seed):\n    return {}['key']\n",
+            "",
+            ["failed: KeyError", "'key'", "line 2"],
+        ),
         ("def make_task(seed):\n    return 5\n", "", ["returned int", "deltafl.tasks.Task"]),
         ("def make_task(seed, size):\n    return 5\n", "", ["failed: TypeError", "'size'"]),
         (SOURCE.replace("range(25)", "range(0)"), "", ["client_rows is []"]),
     ],
 )
-def test_mistakes_in_a_file_are_one_sentence(tmp_path: Path, source: str, function: str, words: list[str]) -> None:
+def test_mistakes_in_a_file_are_one_sentence(
+    tmp_path: Path, source: str, function: str, words: list[str]
+) -> None:
     path = write(tmp_path, source)
     with pytest.raises(DeltaflError) as caught:
         make_settings(RunSettings, {"task": f"{path}{function}"})
@@ -124,7 +164,9 @@ def test_mistakes_in_a_file_are_one_sentence(tmp_path: Path, source: str, functi
 
 
 def test_files_that_cannot_be_imported(tmp_path: Path) -> None:
-    with pytest.raises(DeltaflError, match=r"no file .*nowhere\.py; write --task FILE\.py:FUNCTION"):
+    with pytest.raises(
+        DeltaflError, match=r"no file .*nowhere\.py; write --task FILE\.py:FUNCTION"
+    ):
         load_own(str(tmp_path / "nowhere.py:make_task"), 0)
     for name in ("my-task.py", "json.py"):
         (tmp_path / name).write_text(SOURCE)
@@ -133,9 +175,12 @@ def test_files_that_cannot_be_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("clients", 25), ("partition", "iid"), ("alpha", 0.3), ("column", "a"), ("label", "b")]
+    ("option", "value"),
+    [("clients", 25), ("partition", "iid"), ("alpha", 0.3), ("column", "a"), ("label", "b")],
 )
-def test_options_about_who_holds_what_are_refused(tmp_path: Path, option: str, value: object) -> None:
+def test_options_about_who_holds_what_are_refused(
+    tmp_path: Path, option: str, value: object
+) -> None:
     with pytest.raises(DeltaflError, match=f"^{option} is (not )?a setting of.*leave it out"):
         make_settings(RunSettings, {"task": str(write(tmp_path)), option: value})
 
@@ -143,7 +188,10 @@ def test_options_about_who_holds_what_are_refused(tmp_path: Path, option: str, v
 def test_a_lambda_is_for_one_process(tmp_path: Path) -> None:
     name = str(write(tmp_path, SOURCE.replace("Net, loss)", "lambda: Net(), loss)")))
     make_settings(RunSettings, {"task": name, "workers": 1})
-    with pytest.raises(DeltaflError, match=r"cannot be sent to worker processes.*top of the file, or use --workers 1"):
+    with pytest.raises(
+        DeltaflError,
+        match=r"cannot be sent to worker processes.*top of the file, or use --workers 1",
+    ):
         make_settings(RunSettings, {"task": name, "workers": 2})
 
 
@@ -155,7 +203,8 @@ class Two(torch.nn.Linear):
         return (output, output) if self.training else output
 
 
-X, Y = good().dataset.train_x, good().dataset.train_y
+X = good().dataset.train_x
+Y = good().dataset.train_y
 
 
 def data(**changed: Any) -> dict[str, Dataset]:
@@ -163,34 +212,56 @@ def data(**changed: Any) -> dict[str, Dataset]:
 
 
 # A model that cannot take a single example.
-SINGLE = [torch.nn.Unflatten(1, (3, 1)), torch.nn.GroupNorm(3, 3), torch.nn.Flatten(), torch.nn.Linear(3, 2)]
+SINGLE = [
+    torch.nn.Unflatten(1, (3, 1)),
+    torch.nn.GroupNorm(3, 3),
+    torch.nn.Flatten(),
+    torch.nn.Linear(3, 2),
+]
 BROKEN: dict[str, dict[str, Any]] = {
     "the number of rows of train_x is 9; it must be that of train_y, 10": data(train_x=X[:9]),
-    "train_x is float64 of shape (10, 3); it must be a NumPy array of float32": data(train_x=X.astype(np.float64)),
+    "train_x is float64 of shape (10, 3); it must be a NumPy array of float32": data(
+        train_x=X.astype(np.float64)
+    ),
     "train_x[2] holds a value that is not a finite": data(train_x=np.where(X == 7, np.nan, X)),
     "test_x is float32 of shape (4, 2); it must have rows of shape (3,)": data(test_x=X[:4, :2]),
-    "a label of train_y is 2; it must be from 0 to num_classes - 1 = 1": {"metric": "loss", **data(train_y=Y * 2)},
+    "a label of train_y is 2; it must be from 0 to num_classes - 1 = 1": {
+        "metric": "loss",
+        **data(train_y=Y * 2),
+    },
     "a label of train_y is -1; it must be from 0": {"metric": "loss", **data(train_y=Y - 1)},
     "num_classes is 0": data(num_classes=0),
     "accuracy needs (2, 3)": data(num_classes=3),
     "train_y is float32": {"metric": "loss", **data(train_y=Y.astype(np.float32))},
     "metric is 'acuracy'": {"metric": "acuracy"},
     "client_rows is 5; it must be a list": {"client_rows": 5},
-    "client_rows[0] is [[1, 2], [3]]; it must be a list of row numbers from 0 to 9": {"client_rows": [[[1, 2], [3]]]},
+    "client_rows[0] is [[1, 2], [3]]; it must be a list of row numbers from 0 to 9": {
+        "client_rows": [[[1, 2], [3]]]
+    },
     "client_rows[1] is []": {"client_rows": [[0, 1], []]},
-    "initial_params is array([ 0., nan]); it must be a NumPy array (d,) of": {"initial_params": np.array([0, np.nan])},
+    "initial_params is array([ 0., nan]); it must be a NumPy array (d,) of": {
+        "initial_params": np.array([0, np.nan])
+    },
     "it must be a NumPy array (2,) of standard deviations >= 0": {"gradient_noise_m": np.ones(3)},
     "test_clients is array([0, 0, 1, 2]); it must be": {"test_clients": np.array([0, 0, 1, 2])},
     "make_model failed: ZeroDivisionError": {"make_model": lambda: 1 / 0},
     "make_model made ReLU": {"make_model": torch.nn.ReLU},
     "with parameters, none lazy": {"make_model": lambda: torch.nn.LazyLinear(2)},
     "the model does not take inputs of shape (2, 3)": {"make_model": lambda: torch.nn.Linear(4, 2)},
-    "the model returned tuple in training; it must return one tensor": {"make_model": lambda: Two(3, 2)},
-    "inputs of shape (1, 3): ValueError: Expected more than 1": {"make_model": lambda: torch.nn.Sequential(*SINGLE)},
+    "the model returned tuple in training; it must return one tensor": {
+        "make_model": lambda: Two(3, 2)
+    },
+    "inputs of shape (1, 3): ValueError: Expected more than 1": {
+        "make_model": lambda: torch.nn.Sequential(*SINGLE)
+    },
     "the loss failed on output (2, 2) and y (2,)": {"loss": torch.nn.functional.mse_loss},
     "it must be the minibatch's mean": {"loss": lambda output, y: output},
-    "has no gradient by the model's parameters; compute it": {"loss": lambda output, y: output.detach().mean()},
-    "leave a parameter of the model trainable": {"make_model": lambda: torch.nn.Linear(3, 2).requires_grad_(False)},
+    "has no gradient by the model's parameters; compute it": {
+        "loss": lambda output, y: output.detach().mean()
+    },
+    "leave a parameter of the model trainable": {
+        "make_model": lambda: torch.nn.Linear(3, 2).requires_grad_(False)
+    },
     "the result of augment is": {"augment": lambda x, rng: x[:1]},
 }
 
@@ -218,11 +289,16 @@ def make_task(seed):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_own_code_that_fails_while_clients_train_is_reported_with_its_line(tmp_path: Path, workers: int) -> None:
+def test_own_code_that_fails_while_clients_train_is_reported_with_its_line(
+    tmp_path: Path, workers: int
+) -> None:
     path = write(tmp_path, SOURCE.replace("def make_task", "def ours") + FAILING)
     settings = make_settings(RunSettings, {"task": str(path), "sample": 2, "workers": workers})
     words = r"your own code failed in a run: ValueError: boom \(mine_\d+\.py line"
-    with pytest.raises(DeltaflError, match=words), _explained("run", tmp_path, settings.task, ["uniform"]):
+    with (
+        pytest.raises(DeltaflError, match=words),
+        _explained("run", tmp_path, settings.task, ["uniform"]),
+    ):
         run_single(settings, tmp_path / "run", lambda *_: None)
 
 
@@ -235,19 +311,32 @@ def test_errors_of_this_library_keep_their_traceback(tmp_path: Path) -> None:
             raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("label", ["mine.py:ByLoss(power=2)@@hajek", "uniform@@mine.py:Control+average=0.5"])
-def test_an_own_sampler_or_control_that_fails_is_reported_with_its_line(tmp_path: Path, label: str) -> None:
+@pytest.mark.parametrize(
+    "label", ["mine.py:ByLoss(power=2)@@hajek", "uniform@@mine.py:Control+average=0.5"]
+)
+def test_an_own_sampler_or_control_that_fails_is_reported_with_its_line(
+    tmp_path: Path, label: str
+) -> None:
     (tmp_path / "mine.py").write_text("def fail():\n    raise ValueError('boom')\n")
     fail = runpy.run_path(str(tmp_path / "mine.py"))["fail"]
     label = label.replace("mine.py", f"{tmp_path}/mine.py")
     words = r"your own code failed in a run: ValueError: boom \(mine.py line 2\)"
-    with pytest.raises(DeltaflError, match=words), _explained("compare", tmp_path, "digits", ["uniform", label]):
+    with (
+        pytest.raises(DeltaflError, match=words),
+        _explained("compare", tmp_path, "digits", ["uniform", label]),
+    ):
         fail()
 
 
-def test_a_number_of_clients_that_depends_on_the_seed_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+def test_a_number_of_clients_that_depends_on_the_seed_is_refused_before_anything_is_played(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path, SOURCE.replace("range(25)", "range(25 - seed)"))
-    settings = make_settings(CompareSettings, {"task": str(path), "rounds": 1, "samplers": "uniform", "seeds": 2})
-    with pytest.raises(DeltaflError, match="mine has 25 clients with seed 0 and 24 with seed 1; make as many"):
+    settings = make_settings(
+        CompareSettings, {"task": str(path), "rounds": 1, "samplers": "uniform", "seeds": 2}
+    )
+    with pytest.raises(
+        DeltaflError, match="mine has 25 clients with seed 0 and 24 with seed 1; make as many"
+    ):
         run_comparison(settings, tmp_path / "out", lambda *_: None)
     assert not (tmp_path / "out").exists()

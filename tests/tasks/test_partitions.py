@@ -40,7 +40,9 @@ def test_no_example_twice_no_client_empty(
     label_e = np.array(label)
     dataset = make_dataset(label_e, 5, writer=label_e // 2)
     try:
-        clients = make_partition(name, dataset, num_clients, 10.0**log_alpha, stream(seed, "partition"))
+        clients = make_partition(
+            name, dataset, num_clients, 10.0**log_alpha, stream(seed, "partition")
+        )
     except DeltaflError as error:
         assert str(num_clients) in str(error)
         return
@@ -61,13 +63,20 @@ def test_no_example_twice_no_client_empty(
         assert np.ptp([len(client) for client in clients]) <= 1
 
 
-@pytest.mark.parametrize(("alpha", "hsu", "yurochkin"), [(0.1, 0.94, 0.66), (0.5, 0.78, 0.38), (1.0, 0.66, 0.29)])
-def test_majority_shares_of_the_two_dirichlet_partitions(alpha: float, hsu: float, yurochkin: float) -> None:
-    # The literature's numbers. The margin is for class pools that run out (hsu2019) and 6 x 300 clients.
+@pytest.mark.parametrize(
+    ("alpha", "hsu", "yurochkin"), [(0.1, 0.94, 0.66), (0.5, 0.78, 0.38), (1.0, 0.66, 0.29)]
+)
+def test_majority_shares_of_the_two_dirichlet_partitions(
+    alpha: float, hsu: float, yurochkin: float
+) -> None:
+    # The literature's numbers. The margin is for class pools that run out (hsu2019) and 6 x 300
+    # clients.
     label_e = balanced(30_000)
     for deal, share, margin in ((hsu2019, hsu, 0.03), (yurochkin2019, yurochkin, 0.02)):
         dealt = [deal(label_e, 300, alpha, stream(seed, "partition")) for seed in range(6)]
-        assert np.mean([majority_share(label_e, clients) for clients in dealt]) == pytest.approx(share, abs=margin)
+        assert np.mean([majority_share(label_e, clients) for clients in dealt]) == pytest.approx(
+            share, abs=margin
+        )
 
 
 def hsu_example_by_example(
@@ -78,7 +87,8 @@ def hsu_example_by_example(
     prior = np.array([len(rows) for rows in pool]) / len(label_e)
     clients: list[list[int]] = []
     for _ in range(num_clients):
-        mix, rows = rng.dirichlet(alpha * prior), []
+        mix = rng.dirichlet(alpha * prior)
+        rows = []
         for _ in range(len(label_e) // num_clients):
             mix = np.where([len(rows) > 0 for rows in pool], mix, 0)
             mix = mix / mix.sum()
@@ -89,26 +99,36 @@ def hsu_example_by_example(
 
 
 def test_hsu2019_has_the_law_of_drawing_example_by_example() -> None:
-    # The same statistics of both, for the first and the last client, whose pools are nearly empty. 800 repetitions:
-    # the standard error of a mean share is below 0.012, of the difference below 0.017.
+    # The same statistics of both, for the first and the last client, whose pools are nearly empty.
+    # 800 repetitions: the standard error of a mean share is below 0.012, of the difference below
+    # 0.017.
     label_e = np.repeat([0, 1, 2], [12, 6, 6])
     repetitions = 800
 
-    def shares(deal: Callable[..., list[IntArray]] | Callable[..., list[list[int]]], seed: int) -> IntArray:
+    def shares(
+        deal: Callable[..., list[IntArray]] | Callable[..., list[list[int]]], seed: int
+    ) -> IntArray:
         rng = np.random.default_rng(seed)
         dealt = [deal(label_e, 4, 2.0, rng) for _ in range(repetitions)]
-        counts = [[np.bincount(label_e[rows], minlength=3) for rows in clients] for clients in dealt]
+        counts = [
+            [np.bincount(label_e[rows], minlength=3) for rows in clients] for clients in dealt
+        ]
         return np.array(counts)
 
-    fast, slow = shares(hsu2019, 1), shares(hsu_example_by_example, 2)
+    fast = shares(hsu2019, 1)
+    slow = shares(hsu_example_by_example, 2)
     assert np.abs(fast.mean(0) / 6 - slow.mean(0) / 6).max() < 0.06
     assert np.abs((fast == 6).mean(0) - (slow == 6).mean(0)).max() < 0.07
 
 
 def test_yurochkin2019_sizes_differ_and_shares_are_those_of_the_dirichlet() -> None:
-    # The size of a client's part of one class is N_k Beta(a, (m - 1) a): variance (m - 1) / (m^2 (m a + 1)).
+    # The size of a client's part of one class is N_k Beta(a, (m - 1) a): variance (m - 1) / (m^2 (m
+    # a + 1)).
     label_e = np.zeros(1000, np.int64)
-    share = [len(yurochkin2019(label_e, 5, 0.5, stream(seed, "partition"))[0]) / 1000 for seed in range(1500)]
+    share = [
+        len(yurochkin2019(label_e, 5, 0.5, stream(seed, "partition"))[0]) / 1000
+        for seed in range(1500)
+    ]
     assert np.mean(share) == pytest.approx(1 / 5, abs=0.02)
     assert np.var(share) == pytest.approx(4 / (25 * 3.5), rel=0.12)
 
@@ -116,7 +136,8 @@ def test_yurochkin2019_sizes_differ_and_shares_are_those_of_the_dirichlet() -> N
 def test_yurochkin2019_gives_an_empty_client_one_example_of_the_largest() -> None:
     clients = yurochkin2019(balanced(200, 2), 50, 1e-4, stream(0, "partition"))
     sizes = sorted(len(rows) for rows in clients)
-    # With so small an alpha each of the two classes goes to one client; all the others would have none.
+    # With so small an alpha each of the two classes goes to one client; all the others would have
+    # none.
     assert sizes[:48] == [1] * 48
     assert sum(sizes) == 200
 
@@ -135,7 +156,9 @@ def test_split_of_ten_balanced_classes_is_the_papers() -> None:
     assert [len(rows) for rows in clients] == [6000] * 9 + [60] * 100
     assert {len(np.unique(label_e[rows])) for rows in clients} == {1}
     assert len({int(label_e[rows[0]]) for rows in clients[9:]}) == 1
-    cut = {int(label_e[split(label_e, 109, stream(seed, "partition"))[-1][0]]) for seed in range(40)}
+    cut = {
+        int(label_e[split(label_e, 109, stream(seed, "partition"))[-1][0]]) for seed in range(40)
+    }
     assert len(cut) >= 9  # 40 draws miss a given label with probability 0.015
 
 
@@ -151,18 +174,29 @@ def test_natural_goes_by_owner_and_can_choose_some() -> None:
     assert [rows.tolist() for rows in everyone] == [[1, 4], [0, 2, 5], [3]]
     dataset = make_dataset(np.zeros(6, np.int64), 1, writer=owner_e)
     assert len(make_partition("natural", dataset, None, 0.1, stream(0, "partition"))) == 3
-    chosen = [make_partition("natural", dataset, 2, 0.1, stream(seed, "partition")) for seed in range(30)]
+    chosen = [
+        make_partition("natural", dataset, 2, 0.1, stream(seed, "partition")) for seed in range(30)
+    ]
     assert {len(clients) for clients in chosen} == {2}
     assert len({tuple(len(rows) for rows in clients) for clients in chosen}) == 3
 
 
 def test_mistakes_are_one_sentence_that_says_what_to_write() -> None:
-    label_e, rng = balanced(20), stream(0, "partition")
-    dataset, one = make_dataset(label_e), make_dataset(label_e, city=label_e)
+    label_e = balanced(20)
+    rng = stream(0, "partition")
+    dataset = make_dataset(label_e)
+    one = make_dataset(label_e, city=label_e)
     two = make_dataset(label_e, writer=label_e, city=label_e)
     mistakes: list[tuple[str, Dataset, int | None, float, str | None, str]] = [
         ("hsu", dataset, 4, 0.1, None, "did you mean 'hsu2019'"),
-        ("iid", dataset, 21, 0.1, None, "21 clients, but there are 20 examples: write a number from 1 to 20"),
+        (
+            "iid",
+            dataset,
+            21,
+            0.1,
+            None,
+            "21 clients, but there are 20 examples: write a number from 1 to 20",
+        ),
         ("iid", dataset, None, 0.1, None, "None clients"),
         ("natural", one, 11, 0.1, None, "11 clients, but there are 10 owners"),
         ("hsu2019", dataset, 4, 0.0, None, "alpha is 0.0"),
@@ -180,8 +214,14 @@ def test_mistakes_are_one_sentence_that_says_what_to_write() -> None:
             make_partition(name, data, num_clients, alpha, rng, column)
 
 
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=120), st.integers(1, 8), st.none() | st.integers(1, 30))
-def test_tests_held_out_by_owner_against_a_slow_reference(owners: list[int], fewest: int, most: int | None) -> None:
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=120),
+    st.integers(1, 8),
+    st.none() | st.integers(1, 30),
+)
+def test_tests_held_out_by_owner_against_a_slow_reference(
+    owners: list[int], fewest: int, most: int | None
+) -> None:
     seen = dict.fromkeys(owners, 0)
     expected: dict[bool, list[int]] = {False: [], True: []}
     for row, owner in enumerate(owners):

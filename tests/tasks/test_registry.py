@@ -45,18 +45,30 @@ def test_settings_that_do_not_fit_the_task_are_refused() -> None:
     mistakes: list[tuple[Callable[[], object], str]] = [
         (lambda: make_task("digit", seed=0), "did you mean 'digits'"),
         (lambda: make_task("toy", seed=0, num_clients=4), "the toy has 3 clients"),
-        (lambda: make_task("toy", seed=0, partition="iid"), "partition is not a setting of the task 'toy'"),
-        (lambda: make_task("synthetic", seed=0, alpha=0.1), "alpha is not a setting of the task 'synthetic'"),
+        (
+            lambda: make_task("toy", seed=0, partition="iid"),
+            "partition is not a setting of the task 'toy'",
+        ),
+        (
+            lambda: make_task("synthetic", seed=0, alpha=0.1),
+            "alpha is not a setting of the task 'synthetic'",
+        ),
         (lambda: make_task("synthetic", seed=0, num_clients=0), "synthetic got 0 clients"),
         (lambda: make_task("synthetic", seed=0, truth=(0.0, 2.0)), "A not 0"),
-        (lambda: make_task("synthetic", seed=0, truth=(1e-320, 0.0)), "A x - b is nearly always within 0.1 of 0"),
+        (
+            lambda: make_task("synthetic", seed=0, truth=(1e-320, 0.0)),
+            "A x - b is nearly always within 0.1 of 0",
+        ),
         (
             lambda: make_task("synthetic", seed=0, num_clients=10**10),
             "10,000,000,000 synthetic clients take about 320 TB",
         ),
         (lambda: make_task("digits", seed=0, nu=3.0), "nu is not a setting of the task 'digits'"),
         (lambda: make_task("digits", seed=0, partition="natural"), "needs a column of owners"),
-        (lambda: make_task("digits", seed=0, num_clients=1501), "1501 clients, but there are 1500 examples"),
+        (
+            lambda: make_task("digits", seed=0, num_clients=1501),
+            "1501 clients, but there are 1500 examples",
+        ),
     ]
     for make, words in mistakes:
         with pytest.raises(DeltaflError, match=words):
@@ -78,7 +90,10 @@ def test_the_defaults_are_possible(name: str) -> None:
 
 
 def test_importing_the_package_loads_nothing_large() -> None:
-    program = "import sys, deltafl.tasks; print(*({'torch', 'sklearn', 'pooch', 'pandas'} & {*sys.modules}))"
+    program = (
+        "import sys, deltafl.tasks; print(*({'torch', 'sklearn', 'pooch', 'pandas'} & "
+        "{*sys.modules}))"
+    )
     assert subprocess.check_output([sys.executable, "-c", program]) == b"\n"
 
 
@@ -102,7 +117,10 @@ def test_modules_in_the_environment_register_tasks(tmp_path: Path) -> None:
 
 def test_a_module_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DELTAFL_TASKS", "no_such_module")
-    with pytest.raises(DeltaflError, match="module 'no_such_module', named in DELTAFL_TASKS or import_tasks, cannot"):
+    with pytest.raises(
+        DeltaflError,
+        match="module 'no_such_module', named in DELTAFL_TASKS or import_tasks, cannot",
+    ):
         find_task("digits")
 
 

@@ -12,7 +12,10 @@ from deltafl.types import FloatArray, IntArray
 def client_gradient(task: Task, rows: IntArray) -> FloatArray:
     """The gradient of a client's loss at the model's start."""
     model = task.make_model()
-    loss = task.loss(model(torch.from_numpy(task.dataset.train_x[rows])), torch.from_numpy(task.dataset.train_y[rows]))
+    loss = task.loss(
+        model(torch.from_numpy(task.dataset.train_x[rows])),
+        torch.from_numpy(task.dataset.train_y[rows]),
+    )
     gradients = torch.autograd.grad(loss, list(model.parameters()))
     return np.concatenate([np.ravel(gradient.numpy()) for gradient in gradients]).astype(np.float64)
 
@@ -25,7 +28,9 @@ def test_the_toy_has_the_papers_gradients() -> None:
     np.testing.assert_equal(task.initial_params, [1, 1])
     # f at (1, 1) is the mean of 2, 3/2 and 9/2.
     test = torch.from_numpy(task.dataset.test_x)
-    assert float(task.loss(task.make_model()(test), torch.zeros(3)).detach()) == pytest.approx(8 / 3)
+    assert float(task.loss(task.make_model()(test), torch.zeros(3)).detach()) == pytest.approx(
+        8 / 3
+    )
     assert task.metric == "loss"
 
 
@@ -46,14 +51,17 @@ def test_synthetic_is_zero_at_the_truth_and_nowhere_near_the_singularity() -> No
     assert np.allclose(task.dataset.train_y, np.log((10 * x - 1) ** 2 / 2), atol=1e-4)
     assert float(synthetic_loss(task, (10.0, 1.0))) < 1e-8
     theta = (3.0, -2.0)
-    # Off the truth some samples come near the singularity: there the output stays at log(0.1^2 / 2) = -5.298.
+    # Off the truth some samples come near the singularity: there the output stays at log(0.1^2 / 2)
+    # = -5.298.
     near = np.abs(3 * x + 2) < BAND
     assert near.any()
     output = np.where(near, -5.298317, np.log((3 * x + 2) ** 2 / 2))
     expected = np.mean((output - task.dataset.train_y) ** 2)
     assert float(synthetic_loss(task, theta)) == pytest.approx(expected, rel=1e-4)
     assert (task.metric, task.dataset.num_classes) == ("loss", 0)
-    np.testing.assert_equal(task.initial_params, [float(p.detach()) for p in task.make_model().parameters()])
+    np.testing.assert_equal(
+        task.initial_params, [float(p.detach()) for p in task.make_model().parameters()]
+    )
 
 
 def test_synthetic_noise_is_lognormal_with_mean_one_and_variation_half() -> None:

@@ -1,4 +1,6 @@
-"""Tasks of one's own that are right but unusual: every path trains them as the readable twin, or leaves them to it."""
+"""Tasks of one's own that are right but unusual: every path trains them as the readable twin, or
+leaves them to it.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -30,7 +32,9 @@ def assert_equal_to_twins(task: Task, engine: str) -> None:
     trained = made.train(made.initial_params(), 2, np.arange(task.num_clients))
     for client, update_d in enumerate(trained.update_nd):
         twin = twin_of(made, WORKS["epochs"], client)
-        np.testing.assert_allclose(update_d, twin.update_d, rtol=0, atol=1e-5 * np.abs(twin.update_d).max())
+        np.testing.assert_allclose(
+            update_d, twin.update_d, rtol=0, atol=1e-5 * np.abs(twin.update_d).max()
+        )
         assert trained.reports.loss_n[client] == pytest.approx(twin.loss, rel=1e-5)
 
 
@@ -91,12 +95,16 @@ IS_LEFT_OUT = np.isin(
 )  # of 40: no minibatch is without a label
 UNUSUAL = {
     "one number in a column": with_targets(NUMBERS[:, :1], loss=squared_error, make_model=flat(1)),
-    "shares of classes": with_targets(np.exp(NUMBERS), loss=functional.cross_entropy, make_model=flat(2)),
+    "shares of classes": with_targets(
+        np.exp(NUMBERS), loss=functional.cross_entropy, make_model=flat(2)
+    ),
     "labels left out": with_targets(np.where(IS_LEFT_OUT, -100, LABELS), loss=cross_entropy),
     "labels of whole texts": with_targets(
         np.stack([LABELS] * 2, axis=1),
         loss=cross_entropy,
-        make_model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(17, 2 * CLASSES), nn.Unflatten(1, (CLASSES, 2))),
+        make_model=lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(17, 2 * CLASSES), nn.Unflatten(1, (CLASSES, 2))
+        ),
     ),
 }
 
@@ -105,12 +113,17 @@ UNUSUAL = {
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_targets_of_any_form_are_trained_one_client_after_the_other(name: str, engine: str) -> None:
     check_task(UNUSUAL[name], name, 0)
-    assert Engine(UNUSUAL[name], WORKS["epochs"], 0, how=Computation(engine=engine)).route.path == "loop"
+    assert (
+        Engine(UNUSUAL[name], WORKS["epochs"], 0, how=Computation(engine=engine)).route.path
+        == "loop"
+    )
     assert_equal_to_twins(UNUSUAL[name], engine)
 
 
 def test_several_labels_an_example_are_counted() -> None:
-    task = with_targets(np.stack([LABELS, LABELS], axis=1), loss=lambda output, y: (output[:, 0] - y[:, 0]).mean())
+    task = with_targets(
+        np.stack([LABELS, LABELS], axis=1), loss=lambda output, y: (output[:, 0] - y[:, 0]).mean()
+    )
     task = replace(task, dataset=replace(task.dataset, num_classes=CLASSES))
     check_task(task, "own", 0)
     np.testing.assert_array_equal(task.label_shares(), task_of("mlp").label_shares())
@@ -126,13 +139,16 @@ def test_rows_of_clients_may_be_tuples_or_bytes() -> None:
         np.testing.assert_array_equal(own, usual)
     one, two = (Engine(each, WORKS["epochs"], 0) for each in (tuples, task))
     update_nd = one.train(one.initial_params(), 0, np.arange(6)).update_nd
-    np.testing.assert_array_equal(update_nd, two.train(two.initial_params(), 0, np.arange(6)).update_nd)
+    np.testing.assert_array_equal(
+        update_nd, two.train(two.initial_params(), 0, np.arange(6)).update_nd
+    )
 
 
 def test_squared_errors_of_two_shapes_are_refused() -> None:
     task = with_targets(NUMBERS[:, 0], loss=squared_error, make_model=flat(1))
     with pytest.raises(
-        DeltaflError, match=r"outputs of shape \(2, 1\) and targets .* end the model with squeeze\(-1\)"
+        DeltaflError,
+        match=r"outputs of shape \(2, 1\) and targets .* end the model with squeeze\(-1\)",
     ):
         check_task(task, "own", 0)
 
@@ -145,6 +161,8 @@ def test_a_model_that_cannot_be_copied_is_reported() -> None:
     with pytest.raises(DeltaflError, match=r"^own: the model cannot be copied, as"):
         check_task(task_of("mlp", make_model=make), "own", 0)
     parametrized = nn.utils.parametrizations.weight_norm
-    task = task_of("mlp", make_model=lambda: nn.Sequential(nn.Flatten(), parametrized(nn.Linear(17, CLASSES))))
+    task = task_of(
+        "mlp", make_model=lambda: nn.Sequential(nn.Flatten(), parametrized(nn.Linear(17, CLASSES)))
+    )
     check_task(task, "own", 0)
     assert_equal_to_twins(replace(task, name="own"), "auto")

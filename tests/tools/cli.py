@@ -27,12 +27,18 @@ def deltafl(*arguments: str, cwd: Path, columns: int = 100, **environment: str) 
 
 
 def deltafl_here(*arguments: str, cwd: Path, columns: int = 100, **environment: str) -> Done:
-    """The same without a new process, which spares a second of imports: for commands that start no process of theirs.
+    """The same without a new process, which spares a second of imports: for commands that start no
+    process of theirs.
 
     What is no sentence for a person is raised here, instead of a traceback in ``stderr``.
     """
-    logger, out, err, code = logging.getLogger("deltafl"), io.StringIO(), io.StringIO(), 0
-    handlers, level, propagate = [*logger.handlers], logger.level, logger.propagate
+    logger = logging.getLogger("deltafl")
+    out = io.StringIO()
+    err = io.StringIO()
+    code = 0
+    handlers = [*logger.handlers]
+    level = logger.level
+    propagate = logger.propagate
     environ = mock.patch.dict(os.environ, _environment(columns, environment))
     with chdir(cwd), environ, redirect_stdout(out), redirect_stderr(err):
         try:
@@ -40,7 +46,8 @@ def deltafl_here(*arguments: str, cwd: Path, columns: int = 100, **environment: 
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
         finally:
-            logger.handlers[:], logger.propagate = handlers, propagate
+            logger.handlers[:] = handlers
+            logger.propagate = propagate
             logger.setLevel(level)  # which also forgets what was enabled
     return Done(arguments, code, out.getvalue(), err.getvalue())
 

@@ -1,4 +1,6 @@
-"""A process of several that play runs together, as torchrun starts it: ``python rank_processes.py END FOLDER``."""
+"""A process of several that play runs together, as torchrun starts it:
+``python rank_processes.py END FOLDER``.
+"""
 
 import os
 import signal
@@ -13,9 +15,19 @@ from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 
 Runs = dict[str, dict[str, object]]
-TINY = {"task": "digits", "clients": 12, "sample": 5, "rounds": 3, "batch_size": 16, "checkpoint_every": 2}
+TINY = {
+    "task": "digits",
+    "clients": 12,
+    "sample": 5,
+    "rounds": 3,
+    "batch_size": 16,
+    "checkpoint_every": 2,
+}
 #: Runs by name: those whose updates are summed, then those whose updates are gathered.
-SUMMED: Runs = {"plain": {"sampler": "pracdelta"}, "common": {"sampler": "uniform@poisson@difference", "mime": 0.5}}
+SUMMED: Runs = {
+    "plain": {"sampler": "pracdelta"},
+    "common": {"sampler": "uniform@poisson@difference", "mime": 0.5},
+}
 GATHERED: Runs = {
     "own": {"sampler": "uniform@pivotal@difference-own"},
     "probed": {"sampler": "pracdelta", "probe_every": 2},
@@ -48,13 +60,19 @@ def stop_after_one(done: RoundDone) -> None:
 def play(folder: Path, ranks: ProcessGroup) -> None:
     for name, given in (SUMMED | GATHERED | THEORY).items():
         # Only the first process's machine has the folder.
-        run_single(settings_of(given), folder / name if ranks.is_first else Path("nowhere"), quiet, ranks)
+        run_single(
+            settings_of(given), folder / name if ranks.is_first else Path("nowhere"), quiet, ranks
+        )
     oracle.TABLE_BYTES = 0
     run_single(
-        settings_of(THEORY["theory"]), folder / "theory-file" if ranks.is_first else Path("nowhere"), quiet, ranks
+        settings_of(THEORY["theory"]),
+        folder / "theory-file" if ranks.is_first else Path("nowhere"),
+        quiet,
+        ranks,
     )
     for name in RESUMED:
-        settings, where = settings_of((SUMMED | GATHERED)[name]), folder / f"{name}-again"
+        settings = settings_of((SUMMED | GATHERED)[name])
+        where = folder / f"{name}-again"
         try:
             run_single(settings, where, stop_after_one, ranks)
         except StopError:

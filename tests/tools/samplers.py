@@ -25,7 +25,9 @@ def counts(
     return rows
 
 
-def mean_counts(sampler: Sampler, state: State, n: int, m: int, oracle: KnownUpdates | None = None) -> FloatArray:
+def mean_counts(
+    sampler: Sampler, state: State, n: int, m: int, oracle: KnownUpdates | None = None
+) -> FloatArray:
     """E[count], (m,), checked to be what every cohort says of its clients."""
     rows = counts(sampler, state, n, m, oracle)
     mean_m = np.asarray(sum(probability * count_m for probability, count_m, _ in rows))
@@ -40,7 +42,9 @@ def norms(*norm: float, responded: list[bool] | None = None) -> Reports:
     return made._replace(squared_norm_n=np.square(norm))
 
 
-def cohort_of(clients: list[int], count: list[int], expected: list[float], kind: str = "replacement") -> Cohort:
+def cohort_of(
+    clients: list[int], count: list[int], expected: list[float], kind: str = "replacement"
+) -> Cohort:
     return Cohort(np.array(clients), np.array(count), np.array(expected), kind)
 
 
@@ -50,7 +54,9 @@ def known(*norm: float) -> tuple[Population, KnownUpdates]:
     return population, KnownUpdates(np.diag(norm), population.weight_m)
 
 
-def joint_expectations(design: str, expected_m: FloatArray, value_mq: FloatArray | None = None) -> FloatArray:
+def joint_expectations(
+    design: str, expected_m: FloatArray, value_mq: FloatArray | None = None
+) -> FloatArray:
     """E[count_i count_j], float64 (m, m), by enumeration; the diagonal is E[count_i^2]."""
     joint_mm = np.zeros((len(expected_m), len(expected_m)))
     for count_m, probability in support(design, expected_m, value_mq).items():

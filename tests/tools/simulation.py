@@ -12,7 +12,14 @@ from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.sweep import run_jobs
 
-TINY = {"task": "digits", "clients": 12, "sample": 4, "rounds": 6, "local_epochs": 1, "batch_size": 16}
+TINY = {
+    "task": "digits",
+    "clients": 12,
+    "sample": 4,
+    "rounds": 6,
+    "local_epochs": 1,
+    "batch_size": 16,
+}
 
 
 class StopError(BaseException):

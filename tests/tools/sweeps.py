@@ -7,7 +7,8 @@ import numpy as np
 from deltafl.analysis import Run
 from reproduction.spec import Sweep, parse_experiment
 
-#: Round in which a sampler reaches its last accuracy from 0.1, and that accuracy; a seed comes one round later.
+#: Round in which a sampler reaches its last accuracy from 0.1, and that accuracy; a seed comes one
+#: round later.
 REACHES = {
     "fedavg": (30, 0.80),
     "pracdelta": (15, 0.84),
@@ -25,7 +26,13 @@ def sweep_of(kind: str = "table", **more: Any) -> Sweep:
         "kind": kind,
         "order": ["pracdelta", "fedavg"],
         "notes": ["A decision."],
-        "settings": {"task": "digits", "samplers": ["fedavg", "pracdelta"], "seeds": 2, "rounds": 50, "threshold": 0.7},
+        "settings": {
+            "task": "digits",
+            "samplers": ["fedavg", "pracdelta"],
+            "seeds": 2,
+            "rounds": 50,
+            "threshold": 0.7,
+        },
         "parts": {"one": {"title": "First"}, "two": {"title": "Second", "local_lr": 0.25}},
         "cpu": {},
         "paper": {"rounds": 500},
@@ -60,5 +67,11 @@ def _run(part: str, settings: Any) -> Run:
         part=part,
         settings=settings.model_dump(mode="json", exclude_none=True),
         data="digits (scikit-learn)",
-        environment={"python": "3.12", "torch": "2.9", "processor": "Some CPU", "cores": 2, "command": "secret"},
+        environment={
+            "python": "3.12",
+            "torch": "2.9",
+            "processor": "Some CPU",
+            "cores": 2,
+            "command": "secret",
+        },
     )

@@ -16,13 +16,16 @@ def make_model() -> torch.nn.Module:
 
 def my_data(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
     """The data of this node's partition."""
-    node, seed = context.node_config, int(context.run_config["seed"])
+    node = context.node_config
+    seed = int(context.run_config["seed"])
     x, y = load_client(int(node["partition-id"]), int(node["num-partitions"]), seed)
     return torch.from_numpy(x), torch.from_numpy(y)
 
 
 app = ClientApp(mods=[delta_mod])  # deltafl: sketches and memories, if the server asks
-register(app, num_examples=lambda context: len(my_data(context)[1]))  # deltafl: who I am, how much data I hold
+register(
+    app, num_examples=lambda context: len(my_data(context)[1])
+)  # deltafl: who I am, how much data I hold
 
 
 @app.train()
@@ -36,7 +39,9 @@ def train(message: Message, context: Context) -> Message:
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     rng = my_order(message, context)
     correction = take_correction(message)  # deltafl: optional, for scaffold and mime
-    steps = LocalSteps(lr * correction.step_factor)  # deltafl: optional, how much the local steps vary
+    steps = LocalSteps(
+        lr * correction.step_factor
+    )  # deltafl: optional, how much the local steps vary
     rows_k = batches(len(y), int(settings["batch-size"]), int(settings["epochs"]), rng)
     with corrected_steps(correction, model, optimizer, len(rows_k)):  # deltafl: optional
         for rows in rows_k:

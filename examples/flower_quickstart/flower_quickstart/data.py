@@ -1,4 +1,6 @@
-"""Who holds which digits: scikit-learn's 1,797 images, few of the ten digits at each client; nothing is downloaded."""
+"""Who holds which digits: scikit-learn's 1,797 images, few of the ten digits at each client;
+nothing is downloaded.
+"""
 
 from functools import lru_cache
 
@@ -35,7 +37,9 @@ def scaled(x: np.ndarray, task: Task) -> np.ndarray:
 
 
 def my_order(message: Message, context: Context) -> np.random.Generator:
-    """The generator of this client's minibatches in this round, as the simulator of deltafl has it."""
+    """The generator of this client's minibatches in this round, as the simulator of deltafl has
+    it.
+    """
     server_round = message.content.config_records["config"]["server-round"]
     assert isinstance(server_round, int)
     client = int(context.node_config["partition-id"])

@@ -11,7 +11,8 @@ from .data import batches, load_client, my_order
 
 def my_data(context: Context) -> tuple[np.ndarray, np.ndarray]:
     """The data of this node's partition."""
-    node, seed = context.node_config, int(context.run_config["seed"])
+    node = context.node_config
+    seed = int(context.run_config["seed"])
     return load_client(int(node["partition-id"]), int(node["num-partitions"]), seed)
 
 
@@ -25,7 +26,8 @@ def train(message: Message, context: Context) -> Message:
     settings = context.run_config
     x, y = my_data(context)
     arrays = message.content.array_records["arrays"]
-    weight, bias = arrays["weight"].numpy(), arrays["bias"].numpy()
+    weight = arrays["weight"].numpy()
+    bias = arrays["bias"].numpy()
     correction = take_correction(message)  # nothing, unless the strategy has scaffold or mime
     lr = np.float32(float(settings["lr"]) * correction.step_factor)
     rng = my_order(message, context)
@@ -40,9 +42,11 @@ def train(message: Message, context: Context) -> Message:
         share[right] -= 1
         gradients = [share.T @ x[rows] / len(rows), share.mean(axis=0)]
         steps.add(loss, gradients)
-        weight, bias = weight - lr * gradients[0], bias - lr * gradients[1]
+        weight = weight - lr * gradients[0]
+        bias = bias - lr * gradients[1]
         if correction:
-            weight, bias = weight + correction["weight"] / len(rows_k), bias + correction["bias"] / len(rows_k)
+            weight = weight + correction["weight"] / len(rows_k)
+            bias = bias + correction["bias"] / len(rows_k)
     metrics = MetricRecord({"num-examples": len(y), **steps.metrics()})
     trained = ArrayRecord({"weight": Array(weight), "bias": Array(bias)})
     return Message(RecordDict({"arrays": trained, "metrics": metrics}), reply_to=message)

@@ -27,7 +27,10 @@ def main(grid: Grid, context: Context) -> None:
         seed=int(config["seed"]),
         state_path=str(config["state-path"]) or None,
     )
-    initial = {"weight": Array(np.zeros((10, 64), np.float32)), "bias": Array(np.zeros(10, np.float32))}
+    initial = {
+        "weight": Array(np.zeros((10, 64), np.float32)),
+        "bias": Array(np.zeros(10, np.float32)),
+    }
     result = strategy.start(
         grid,
         initial_arrays=ArrayRecord(initial),
@@ -36,4 +39,6 @@ def main(grid: Grid, context: Context) -> None:
         evaluate_fn=evaluate,
     )
     last = max(result.evaluate_metrics_serverapp)
-    print(f"after {last} rounds: accuracy {result.evaluate_metrics_serverapp[last]['accuracy']:.3f}")
+    print(
+        f"after {last} rounds: accuracy {result.evaluate_metrics_serverapp[last]['accuracy']:.3f}"
+    )

@@ -1,7 +1,8 @@
 """From finished runs to what a person reads: the run table, statistics, summary, tables, pictures.
 
-``Run`` (one sampler with one seed) -> ``summarise`` -> ``Summary`` -> ``write_summary`` / ``comparison_table`` /
-``remarks``; ``draw_plots`` draws the curves of the runs. The functions of ``statistics`` state their formulas.
+``Run`` (one sampler with one seed) -> ``summarise`` -> ``Summary`` -> ``write_summary`` /
+``comparison_table`` / ``remarks``; ``draw_plots`` draws the curves of the runs. The functions of
+``statistics`` state their formulas.
 """
 
 from ..samplers import base_name
@@ -39,9 +40,57 @@ from .statistics import (
 from .summary import Summary, read_summary, summarise, write_summary
 from .table import DIVERGED, bias_remark, comparison_table, human_bytes, human_seconds, remarks
 
-__all__ = ["CAPTION", "DIVERGED", "DPI", "GREY", "INK", "PALE", "WIDTH", "WINDOW", "Band", "Evidence", "Interval"]
-__all__ += ["Line", "Look", "Panel", "Part", "Recommendation", "Run", "Summary", "area_under", "band_of", "base_name"]
-__all__ += ["bias_remark", "comparison_table", "curve_band", "draw_panels", "draw_plots", "fieller", "human_bytes"]
-__all__ += ["human_seconds", "looks", "mean_and_sd", "mean_interval", "mean_of_best", "panel_title", "ratio_of_means"]
-__all__ += ["reach", "read_evidence", "read_summary", "recommend", "remarks", "small_png", "styled", "summarise"]
+__all__ = [
+    "CAPTION",
+    "DIVERGED",
+    "DPI",
+    "GREY",
+    "INK",
+    "PALE",
+    "WIDTH",
+    "WINDOW",
+    "Band",
+    "Evidence",
+    "Interval",
+]
+__all__ += [
+    "Line",
+    "Look",
+    "Panel",
+    "Part",
+    "Recommendation",
+    "Run",
+    "Summary",
+    "area_under",
+    "band_of",
+    "base_name",
+]
+__all__ += [
+    "bias_remark",
+    "comparison_table",
+    "curve_band",
+    "draw_panels",
+    "draw_plots",
+    "fieller",
+    "human_bytes",
+]
+__all__ += [
+    "human_seconds",
+    "looks",
+    "mean_and_sd",
+    "mean_interval",
+    "mean_of_best",
+    "panel_title",
+    "ratio_of_means",
+]
+__all__ += [
+    "reach",
+    "read_evidence",
+    "read_summary",
+    "recommend",
+    "remarks",
+    "small_png",
+    "styled",
+    "summarise",
+]
 __all__ += ["t_quantile", "write_report", "write_summary"]

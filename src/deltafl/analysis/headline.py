@@ -1,9 +1,22 @@
-"""The result of a comparison in three sentences: which sampler was best, how sure that is, what it saves."""
+"""The result of a comparison in three sentences: which sampler was best, how sure that is, what
+it saves.
+"""
 
 from collections.abc import Mapping
 
 from .runs import begins_with_census
-from .summary import Gain, GapClosed, SpeedUp, Summary, gain, pairs, ranked, references, speedup, value_of
+from .summary import (
+    Gain,
+    GapClosed,
+    SpeedUp,
+    Summary,
+    gain,
+    pairs,
+    ranked,
+    references,
+    speedup,
+    value_of,
+)
 from .table import (
     difference_text,
     human_bytes,
@@ -17,34 +30,52 @@ from .table import (
 
 
 def headline(summary: Summary) -> list[str]:
-    """Which sampler was best and by how much; how sure that is; what it saves. One sentence each, the first the result.
+    """Which sampler was best and by how much; how sure that is; what it saves. One sentence each,
+    the first the result.
 
-    Best is whose gap closed is largest, else whose speed-up is, else whose metric is. Another sampler is behind if the
-    interval of its distance to the best, over paired seeds, excludes 0.
+    Best is whose gap closed is largest, else whose speed-up is, else whose metric is. Another
+    sampler is behind if the interval of its distance to the best, over paired seeds, excludes 0.
     """
     rated = [entry for entry in summary.samplers if entry.sampler not in references(summary)]
     gaps = {e.sampler: e.gap_closed for e in rated if e.gap_closed}
-    speedups = {e.sampler: e.to_threshold.speedup for e in rated if e.to_threshold and e.to_threshold.speedup}
+    speedups = {
+        e.sampler: e.to_threshold.speedup
+        for e in rated
+        if e.to_threshold and e.to_threshold.speedup
+    }
     found: Mapping[str, GapClosed | SpeedUp] = gaps or speedups
     if not found:
         return _without_intervals(summary)
     best = max(found, key=lambda label: found[label].value)
     if gaps:
-        reference, paired = "uniform sampling", "over all rounds"
-        shown = f"{best} closes {_in_line(found[best])} of the gap between {reference} and full participation"
+        reference = "uniform sampling"
+        paired = "over all rounds"
+        shown = (
+            f"{best} closes {_in_line(found[best])} of the gap between {reference} and full "
+            "participation"
+        )
     else:
-        reference, paired = str(summary.baseline), f"to {threshold_text(summary)}"
+        reference = str(summary.baseline)
+        paired = f"to {threshold_text(summary)}"
         shown = f"{best} needs {_in_line(found[best])} times fewer rounds {paired} than {reference}"
     if found[best].low is None and all(len(entry.seeds) == 1 for entry in summary.samplers):
-        return [f"{shown}, in one seed.", "One seed has no interval: another seed may change the order."]
+        return [
+            f"{shown}, in one seed.",
+            "One seed has no interval: another seed may change the order.",
+        ]
     if verdict_of(found[best]) != "better":
         better = [label for label in found if verdict_of(found[label]) == "better"]
         who = f"{', '.join(better) or 'No sampler'} {'are' if len(better) > 1 else 'is'}"
         return [
             f"{who} shown to be better than {reference}.",
-            f"The highest number {_why_open(found[best])}: {shown}. More seeds make intervals shorter.",
+            (
+                f"The highest number {_why_open(found[best])}: {shown}. More seeds make intervals "
+                "shorter."
+            ),
         ]
-    leads = {label: _lead(summary, best, label, by_area=bool(gaps)) for label in found if label != best}
+    leads = {
+        label: _lead(summary, best, label, by_area=bool(gaps)) for label in found if label != best
+    }
     rivals = [label for label, lead in leads.items() if verdict_of(lead) != "better"]
     if rivals:
         named = [f"{label} ({_lead_text(leads[label], summary)})" for label in rivals[:3]]
@@ -52,12 +83,19 @@ def headline(summary: Summary) -> list[str]:
             named.append("others")
         sure = [
             f"{shown}.",
-            f"Not clearly different from it {paired}, by paired seeds: {', '.join(named)}. More seeds decide.",
+            (
+                f"Not clearly different from it {paired}, by paired seeds: {', '.join(named)}. "
+                "More "
+                "seeds decide."
+            ),
         ]
     elif leads:
         label = max(leads, key=lambda label: found[label].value)
         ahead = f"{_lead_text(leads[label], summary)} {paired}, by paired seeds"
-        sure = [f"{shown}; no other sampler is ahead.", f"The next is {label}: {best} is ahead by {ahead}."]
+        sure = [
+            f"{shown}; no other sampler is ahead.",
+            f"The next is {label}: {best} is ahead by {ahead}.",
+        ]
     else:
         sure = [f"{shown}."]
     return [*sure, *_savings(summary, best)]
@@ -73,7 +111,9 @@ def _why_open(found: GapClosed | SpeedUp) -> str:
 
 
 def _lead(summary: Summary, best: str, other: str, by_area: bool) -> Gain | SpeedUp | None:
-    """How far ``best`` is ahead of another sampler over paired seeds: in the mean metric, or in rounds."""
+    """How far ``best`` is ahead of another sampler over paired seeds: in the mean metric, or in
+    rounds.
+    """
     runs = {entry.sampler: entry.seeds for entry in summary.samplers}
     if not by_area:
         return speedup(runs[best], runs[other])
@@ -107,19 +147,27 @@ def _savings(summary: Summary, best: str) -> list[str]:
         if label not in found:
             return []
         to = found[label]
-        share = f" ({to.num_reached} of {to.num_reached + to.num_never} seeds)" if to.num_never else ""
+        share = (
+            f" ({to.num_reached} of {to.num_reached + to.num_never} seeds)" if to.num_never else ""
+        )
         first = " (the first with all clients)" if begins_with_census(label) else ""
         costs = [f"{rounds_text(to).partition(chr(10))[0]} rounds{first}", human_bytes(to.bytes)]
         costs += [] if to.clock is None else [f"{human_seconds(to.clock)} s of the clock"]
         texts.append(f"{', '.join(costs[:-1])} and {costs[-1]}{share}")
-    return [f"{best} reaches {threshold_text(summary)} after {texts[0]}, {summary.baseline} after {texts[1]}."]
+    return [
+        (
+            f"{best} reaches {threshold_text(summary)} after {texts[0]}, {summary.baseline} after "
+            f"{texts[1]}."
+        )
+    ]
 
 
 def _without_intervals(summary: Summary) -> list[str]:
     known = [entry for entry in ranked(summary) if value_of(entry, summary).mean is not None]
     if not known:
         return ["No sampler has a finite result.", "Every run diverged: lower the learning rate."]
-    best, missing = known[0], "add uniform and full to the samplers, with 3 seeds or more, and there is one"
+    best = known[0]
+    missing = "add uniform and full to the samplers, with 3 seeds or more, and there is one"
     value = f"{value_text(best, summary)}{' %' if summary.metric == 'accuracy' else ''}"
     return [
         f"{best.sampler} ends with the best {summary.metric}: {value}.",

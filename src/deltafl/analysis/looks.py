@@ -1,7 +1,8 @@
 """How a method is drawn: one colour for each, the same in every picture and on every page.
 
-Baselines are neutral, methods have colours: those of Okabe and Ito (2008), which people of all kinds of colour vision
-tell apart, without their yellow, which is too pale on white. Variants of one method differ in dashes and markers.
+Baselines are neutral, methods have colours: those of Okabe and Ito (2008), which people of all
+kinds of colour vision tell apart, without their yellow, which is too pale on white. Variants of one
+method differ in dashes and markers.
 """
 
 import zlib
@@ -10,14 +11,24 @@ from typing import NamedTuple
 
 from ..samplers import base_name
 
-INK, GREY, PALE = "#222222", "#767676", "#E8E8E8"
+INK = "#222222"
+GREY = "#767676"
+PALE = "#E8E8E8"
 #: At most this many curves of a panel are in colour; the others have this grey.
-MOST_STRONG, WEAK = 6, "#BDBDBD"
+MOST_STRONG = 6
+WEAK = "#BDBDBD"
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _BLUE, _RED, _GREEN, _PINK, _SKY, _ORANGE = _COLOURS
 #: Colours on a dark ground: the same hues, lighter.
 ON_DARK = {
-    **{_BLUE: "#4C9AE6", _RED: "#F0793A", _GREEN: "#22B98A", _PINK: "#DD93BC", _SKY: "#9AD8F8", _ORANGE: "#F3B733"},
+    **{
+        _BLUE: "#4C9AE6",
+        _RED: "#F0793A",
+        _GREEN: "#22B98A",
+        _PINK: "#DD93BC",
+        _SKY: "#9AD8F8",
+        _ORANGE: "#F3B733",
+    },
     **{"#000000": "#F4F4F4", GREY: "#A0A0A0", WEAK: "#5A5A5A"},
 }
 _MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -43,7 +54,12 @@ _FIXED = {
     "osmd": (_BLUE, "^", 0),
 }
 #: A theoretical form has the colour of the practical one.
-_PRACTICAL = {"delta": "pracdelta", "fedis": "fedpracis", "cluster-is-oracle": "cluster-is", "md-fixed": "md"}
+_PRACTICAL = {
+    "delta": "pracdelta",
+    "fedis": "fedpracis",
+    "cluster-is-oracle": "cluster-is",
+    "md-fixed": "md",
+}
 
 
 class Look(NamedTuple):
@@ -61,7 +77,9 @@ class Look(NamedTuple):
 
 
 def looks(labels: Sequence[str]) -> dict[str, Look]:
-    """A look for each label: colour and marker of its sampler, the same in every picture, the next dash a variant."""
+    """A look for each label: colour and marker of its sampler, the same in every picture, the
+    next dash a variant.
+    """
     used: dict[tuple[str, int], int] = {}
     chosen = {}
     for label in labels:
@@ -72,5 +90,7 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
         variant = used.get((colour, dash), 0)
         used[colour, dash] = variant + 1
         marker = _MARKERS[(_MARKERS.index(marker) + variant // 4) % 6]  # there are four dashes
-        chosen[label] = Look(colour, _DASHES[(dash + variant) % 4], marker, 2.5 if name == "fedavg" else 2.0)
+        chosen[label] = Look(
+            colour, _DASHES[(dash + variant) % 4], marker, 2.5 if name == "fedavg" else 2.0
+        )
     return chosen

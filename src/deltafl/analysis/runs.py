@@ -1,4 +1,5 @@
-"""The run table: one ``Run`` for each sampler and seed; every table, statistic and picture is made from it.
+"""The run table: one ``Run`` for each sampler and seed; every table, statistic and picture is made
+from it.
 
 Letters: ``r`` evaluations of one run in order of time, ``m`` clients, ``s`` seeds.
 """
@@ -21,10 +22,11 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Fairness(BaseModel):
-    """Accuracy per client: means over the last evaluations (those of `top5`); the last one of a run that was ended.
+    """Accuracy per client: means over the last evaluations (those of `top5`); the last one of a run
+    that was ended.
 
-    A client's accuracy is that on its own test examples; where these have no owners, the mean of the accuracies by
-    class, weighted by the client's shares of labels. All clients count the same.
+    A client's accuracy is that on its own test examples; where these have no owners, the mean of
+    the accuracies by class, weighted by the client's shares of labels. All clients count the same.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -39,14 +41,17 @@ class Run(NamedTuple):
 
     sampler: str  #: the label
     seed: int
-    metric: Metric  #: "accuracy" (higher is better) or "loss" (lower is); the same in all runs of a comparison
+    #: "accuracy" (higher is better) or "loss" (lower is); the same in all runs of a comparison
+    metric: Metric
     round_r: IntArray  #: rounds completed at each evaluation, 1-based, strictly increasing
     accuracy_r: FloatArray  #: share in [0, 1]; NaN where the task has none
     loss_r: FloatArray  #: test loss; not finite where the run diverged
     seconds_r: FloatArray  #: wall clock of all rounds up to there, evaluation excluded
     bytes_r: FloatArray  #: bytes down + up of all rounds up to there
     draws_m: IntArray  #: how often each client was drawn in the run
-    diverged: int | None = None  #: the round in which the run diverged and was stopped; None if it did not
+    diverged: int | None = (
+        None  #: the round in which the run diverged and was stopped; None if it did not
+    )
     part: str = ""
     cpu_seconds_r: FloatArray | None = None  #: processor time up to there, evaluation excluded
     client_accuracy_r: FloatArray | None = None  #: mean over clients of their own test accuracy
@@ -57,11 +62,13 @@ class Run(NamedTuple):
     environment: Mapping[str, Any] = _NOTHING
     diverged_why: str = ""  #: symptom and likely cause, one sentence
     num_examples_m: FloatArray | None = None  #: the clients' sizes
-    #: Accuracies of the clients with each of the k late models (``statistics.is_late``; the last one of a run that was
-    #: ended), NaN where a client has none.
+    #: Accuracies of the clients with each of the k late models (``statistics.is_late``; the last
+    #: one of a run that was ended), NaN where a client has none.
     accuracy_km: FloatArray | None = None
     fairness: Fairness | None = None  #: mean, worst tenth and spread of these
-    clock_r: FloatArray | None = None  #: seconds of the virtual clock of the run's world; None without a clock
+    clock_r: FloatArray | None = (
+        None  #: seconds of the virtual clock of the run's world; None without a clock
+    )
     client_seconds_r: FloatArray | None = None  #: the part of ``seconds_r`` in which clients worked
     bytes_up_r: FloatArray | None = None  #: the part of ``bytes_r`` that clients sent
     server_bytes: int | None = None  #: the largest state that the server had between two rounds
@@ -83,18 +90,27 @@ class Run(NamedTuple):
 
     @property
     def rounds_before(self) -> int:
-        """Rounds before the recorded ones: 1 for a sampler that begins with a census that moves no model."""
+        """Rounds before the recorded ones: 1 for a sampler that begins with a census that moves
+        no model.
+        """
         return int(only_asks_first(self.sampler))
 
     @property
     def stopped(self) -> bool:
         """Whether it ended at the threshold, before all of its rounds were played."""
-        return bool(self.settings.get("stop_at_threshold")) and not self.diverged and self.num_rounds < self.horizon
+        return (
+            bool(self.settings.get("stop_at_threshold"))
+            and not self.diverged
+            and self.num_rounds < self.horizon
+        )
 
     def probe(self, name: str) -> FloatArray:
         """A column of ``probes``; a ``DeltaflError`` if it was not measured."""
         if name not in self.probes:
-            raise DeltaflError(f"run {self.sampler}, seed {self.seed} has no column {name!r}; it was run without it")
+            raise DeltaflError(
+                f"run {self.sampler}, seed {self.seed} has no column {name!r}; it was run without "
+                "it"
+            )
         return self.probes[name]
 
 
@@ -120,11 +136,16 @@ def only_asks_first(label: str) -> bool:
         return False
     parsed = parse_label(label.partition("+")[0])  # what follows is settings of a run, or a part
     census = make_sampler(parsed).census
-    return census is None or not census.for_control(find_estimator(parsed.estimator).control).first_update
+    return (
+        census is None
+        or not census.for_control(find_estimator(parsed.estimator).control).first_update
+    )
 
 
 def find_label(name: str, labels: Sequence[str]) -> str | None:
-    """The label called ``name``, else the only one that is a variant of it (``name@...``, ``name(...)``), else None."""
+    """The label called ``name``, else the only one that is a variant of it (``name@...``,
+    ``name(...)``), else None.
+    """
     if name in labels:
         return name
     variants = [label for label in labels if base_name(label) == name]
@@ -132,18 +153,28 @@ def find_label(name: str, labels: Sequence[str]) -> str | None:
 
 
 def check_runs(runs: Sequence[Run]) -> None:
-    """Reject runs that cannot be compared, as those of two tasks, or two of one sampler with the same seed."""
+    """Reject runs that cannot be compared, as those of two tasks, or two of one sampler with the
+    same seed.
+    """
     if not runs:
         raise DeltaflError("there is no run to compare; give at least one finished run")
     seen: set[tuple[str, int]] = set()
     for run in runs:
         who = f"run {run.sampler!r}, seed {run.seed}"
         if (run.sampler, run.seed) in seen:
-            raise DeltaflError(f"two runs of sampler {run.sampler!r} have seed {run.seed}; leave one out")
+            raise DeltaflError(
+                f"two runs of sampler {run.sampler!r} have seed {run.seed}; leave one out"
+            )
         seen.add((run.sampler, run.seed))
         if len(run.round_r) == 0:
-            raise DeltaflError(f"{who}: it has no evaluation; let it finish at least one evaluated round")
+            raise DeltaflError(
+                f"{who}: it has no evaluation; let it finish at least one evaluated round"
+            )
         if run.metric == "accuracy" and np.isnan(run.accuracy_r).any():
-            raise DeltaflError(f"{who}: accuracy is missing (NaN) in some evaluations; use the metric 'loss'")
+            raise DeltaflError(
+                f"{who}: accuracy is missing (NaN) in some evaluations; use the metric 'loss'"
+            )
     if len({(run.metric, len(run.draws_m)) for run in runs}) > 1:
-        raise DeltaflError("the runs have different metrics or numbers of clients; compare runs of one task")
+        raise DeltaflError(
+            "the runs have different metrics or numbers of clients; compare runs of one task"
+        )

@@ -1,7 +1,8 @@
-"""The numbers of a comparison: rounds to a threshold, speed-up, gap closed, area under a curve, intervals.
+"""The numbers of a comparison: rounds to a threshold, speed-up, gap closed, area under a curve,
+intervals.
 
-Letters: ``r`` evaluations of one run, ``s`` seeds. Where ``higher`` is True higher values are better (accuracy), else
-lower ones (loss). Every interval is 95 %, by itself.
+Letters: ``r`` evaluations of one run, ``s`` seeds. Where ``higher`` is True higher values are
+better (accuracy), else lower ones (loss). Every interval is 95 %, by itself.
 """
 
 import math
@@ -19,17 +20,23 @@ CONFIDENCE = 0.95
 
 
 class Interval(NamedTuple):
-    """A mean, or a ratio of means, with its interval; ``low`` and ``high`` are None where there is no interval."""
+    """A mean, or a ratio of means, with its interval; ``low`` and ``high`` are None where there
+    is no interval.
+    """
 
     mean: float
     low: float | None
     high: float | None
 
 
-def mean_of_best(value_r: FloatArray, round_r: IntArray, higher: bool, count: int = WINDOW) -> float:
-    """Mean of the ``count`` best evaluations after round T - max(0.04 T, count), T the last one; NaN if one is NaN.
+def mean_of_best(
+    value_r: FloatArray, round_r: IntArray, higher: bool, count: int = WINDOW
+) -> float:
+    """Mean of the ``count`` best evaluations after round T - max(0.04 T, count), T the last one;
+    NaN if one is NaN.
 
-    For accuracy and 5 this is the paper's ``acc_top5``. Where fewer rounds were evaluated there, it is their mean.
+    For accuracy and 5 this is the paper's ``acc_top5``. Where fewer rounds were evaluated there, it
+    is their mean.
     """
     late = np.sort(value_r[is_late(round_r, count)])
     if np.isnan(late).any():
@@ -38,7 +45,9 @@ def mean_of_best(value_r: FloatArray, round_r: IntArray, higher: bool, count: in
 
 
 def is_late(round_r: IntArray, least: int = WINDOW) -> BoolArray:
-    """Which evaluations lie within the last 4 % of the rounds, at least the last ``least`` rounds; bool (r,)."""
+    """Which evaluations lie within the last 4 % of the rounds, at least the last ``least``
+    rounds; bool (r,).
+    """
     late_r: BoolArray = round_r > late_after(int(round_r[-1]), least)
     return late_r
 
@@ -49,15 +58,20 @@ def late_after(num_rounds: int, least: int = WINDOW) -> int:
 
 
 def moving_average(value_r: FloatArray) -> FloatArray:
-    """Mean of each evaluation and the 4 before it, (r,); NaN for the first 4, and where one of the five is NaN."""
+    """Mean of each evaluation and the 4 before it, (r,); NaN for the first 4, and where one of
+    the five is NaN.
+    """
     average_r = np.full(len(value_r), np.nan)
     if len(value_r) >= WINDOW:
-        average_r[WINDOW - 1 :] = np.lib.stride_tricks.sliding_window_view(value_r, WINDOW).mean(axis=1)
+        average_r[WINDOW - 1 :] = np.lib.stride_tricks.sliding_window_view(value_r, WINDOW).mean(
+            axis=1
+        )
     return average_r
 
 
 def first_reach(value_r: FloatArray, threshold: float, higher: bool) -> int | None:
-    """Index of the first evaluation with value >= threshold (or <= if lower is better); None if there is none.
+    """Index of the first evaluation with value >= threshold (or <= if lower is better); None if
+    there is none.
 
     A tie counts as reached; NaN never does.
     """
@@ -66,7 +80,9 @@ def first_reach(value_r: FloatArray, threshold: float, higher: bool) -> int | No
 
 
 def reach(run: Run, threshold: float, smoothed: bool = False) -> int | None:
-    """Index of the first evaluation of a run that reaches the threshold, by itself or by the 5-evaluation mean."""
+    """Index of the first evaluation of a run that reaches the threshold, by itself or by the
+    5-evaluation mean.
+    """
     value_r = moving_average(run.value_r) if smoothed else run.value_r
     return first_reach(value_r, threshold, run.metric == "accuracy")
 
@@ -79,8 +95,8 @@ def rounds_until(run: Run, at: int) -> int:
 def area_under(run: Run, horizon: int) -> float:
     """Mean of the metric over rounds 1 to ``horizon``: (1 / T) sum_t a_t, the area under the curve.
 
-    Between evaluations and after a divergence the last value counts, before the first evaluation the first. A missing
-    accuracy counts as 0, and with a missing loss there is no area (NaN).
+    Between evaluations and after a divergence the last value counts, before the first evaluation
+    the first. A missing accuracy counts as 0, and with a missing loss there is no area (NaN).
     """
     missing = 0.0 if run.metric == "accuracy" else math.nan
     known_r = np.where(np.isfinite(run.value_r), run.value_r, missing)
@@ -89,7 +105,9 @@ def area_under(run: Run, horizon: int) -> float:
 
 
 def side_of(low: float, high: float, no_difference: float) -> int:
-    """1 if the interval lies above ``no_difference``, -1 if below, 0 if it contains it or has no width."""
+    """1 if the interval lies above ``no_difference``, -1 if below, 0 if it contains it or has no
+    width.
+    """
     # Pairs that agree up to rounding have an interval without width, which proves nothing.
     if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):
         return 0
@@ -103,31 +121,39 @@ def worst_tenth(accuracy_m: FloatArray) -> float:
 
 
 def fairness_of(accuracy_km: FloatArray) -> Fairness | None:
-    """Mean, worst tenth and standard deviation (divisor m) over clients, each averaged over the k late models.
+    """Mean, worst tenth and standard deviation (divisor m) over clients, each averaged over the k
+    late models.
 
-    It is the spread of one model, not that of a mean of models: with few labels a client the model swings from round to
-    round, and what one round takes from a client the next one gives back. Clients count the same, whatever their
-    weights; those without an accuracy (NaN) are left out. None if all are.
+    It is the spread of one model, not that of a mean of models: with few labels a client the model
+    swings from round to round, and what one round takes from a client the next one gives back.
+    Clients count the same, whatever their weights; those without an accuracy (NaN) are left out.
+    None if all are.
 
-    Source: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning", ICLR 2020, section 4, which
-    reports mean, worst 10 % and variance.
+    Source: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning", ICLR
+    2020, section 4, which reports mean, worst 10 % and variance.
     """
     known_km = accuracy_km[:, np.isfinite(accuracy_km).all(axis=0)]
     if known_km.size == 0:
         return None
     tail = float(np.mean([worst_tenth(row_m) for row_m in known_km]))
-    return Fairness(mean=float(known_km.mean()), worst_tenth=tail, sd=float(known_km.std(axis=1).mean()))
+    return Fairness(
+        mean=float(known_km.mean()), worst_tenth=tail, sd=float(known_km.std(axis=1).mean())
+    )
 
 
 def mean_and_sd(value_s: FloatArray) -> tuple[float, float]:
-    """Mean and sample standard deviation (divisor S - 1) over seeds; the sd of one seed is NaN, infinity gives NaN."""
+    """Mean and sample standard deviation (divisor S - 1) over seeds; the sd of one seed is NaN,
+    infinity gives NaN.
+    """
     if not np.isfinite(value_s).all() or len(value_s) == 0:
         return math.nan, math.nan
     return float(np.mean(value_s)), float(np.std(value_s, ddof=1)) if len(value_s) > 1 else math.nan
 
 
 def mean_interval(value_s: FloatArray) -> Interval:
-    """Mean with the interval of Student's t: mean +- t_{S-1} sd / sqrt(S); of paired differences, the paired t."""
+    """Mean with the interval of Student's t: mean +- t_{S-1} sd / sqrt(S); of paired
+    differences, the paired t.
+    """
     mean = float(np.mean(value_s))
     if len(value_s) < 2:
         return Interval(mean, None, None)
@@ -136,11 +162,13 @@ def mean_interval(value_s: FloatArray) -> Interval:
 
 
 def ratio_of_means(base_s: FloatArray, other_s: FloatArray) -> Interval:
-    """The speed-up mean(base) / mean(other) over pairs, with the interval of a paired t on the log scale.
+    """The speed-up mean(base) / mean(other) over pairs, with the interval of a paired t on the log
+    scale.
 
-    Linearised, log(mean a / mean b) has the influence values r_s = a_s / mean(a) - b_s / mean(b), whose mean is 0. With
-    se = sd(r) / sqrt(S) the interval is exp(log ratio +- t_{S-1} se), t the 0.975 quantile of Student's t.
-    Pairing counts: what makes a seed hard for both cancels in r_s. If all pairs agree, the interval has no width.
+    Linearised, log(mean a / mean b) has the influence values r_s = a_s / mean(a) - b_s / mean(b),
+    whose mean is 0. With se = sd(r) / sqrt(S) the interval is exp(log ratio +- t_{S-1} se), t the
+    0.975 quantile of Student's t. Pairing counts: what makes a seed hard for both cancels in r_s.
+    If all pairs agree, the interval has no width.
     """
     ratio = float(np.mean(base_s) / np.mean(other_s))
     if len(base_s) < 2:
@@ -154,15 +182,16 @@ def fieller(numerator_s: FloatArray, denominator_s: FloatArray) -> Interval:
 
     The interval holds all theta for which a paired t does not reject mean(a - theta b) = 0:
 
-        (mean a - theta mean b)^2 <= t^2 (v_aa - 2 theta v_ab + theta^2 v_bb),   v = covariance over seeds / S.
+        (mean a - theta mean b)^2 <= t^2 (v_aa - 2 theta v_ab + theta^2 v_bb),  v = covariance over seeds / S.
 
-    It is bounded if and only if the interval of mean b excludes 0; otherwise ``low`` and ``high`` are None, as with
-    fewer than two pairs.
+    It is bounded if and only if the interval of mean b excludes 0; otherwise ``low`` and ``high``
+    are None, as with fewer than two pairs.
 
     Source: Fieller, "Some problems in interval estimation", JRSS B 1954.
     """
     num_pairs = len(denominator_s)
-    a, b = float(np.mean(numerator_s)), float(np.mean(denominator_s))
+    a = float(np.mean(numerator_s))
+    b = float(np.mean(denominator_s))
     if num_pairs < 2:
         return Interval(a / b, None, None)
     factor = t_quantile(num_pairs - 1) ** 2 / num_pairs
@@ -179,8 +208,9 @@ def fieller(numerator_s: FloatArray, denominator_s: FloatArray) -> Interval:
 def gap_closed(uniform_s: FloatArray, cost_s: FloatArray, full_s: FloatArray) -> Interval | None:
     """G = (C_uniform - C) / (C_uniform - C_full) of mean costs over pairs, with Fieller's interval.
 
-    A cost is what should be low: rounds to a threshold, mean loss, minus the mean accuracy. 0 is uniform sampling, 1
-    full participation. None where full participation costs no less than uniform sampling, or a cost is missing.
+    A cost is what should be low: rounds to a threshold, mean loss, minus the mean accuracy. 0 is
+    uniform sampling, 1 full participation. None where full participation costs no less than uniform
+    sampling, or a cost is missing.
     """
     if not (float(np.mean(uniform_s)) > float(np.mean(full_s)) and np.isfinite(cost_s).all()):
         return None

@@ -1,7 +1,7 @@
 """The numbers of a comparison, and ``summary.json``, the file that holds them.
 
-``docs/summary-schema.md`` documents the file with the descriptions of these fields. Numbers that do not exist (never
-reached, one seed, diverged) are null; NaN and infinity are never written.
+``docs/summary-schema.md`` documents the file with the descriptions of these fields. Numbers that do
+not exist (never reached, one seed, diverged) are null; NaN and infinity are never written.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,10 +46,15 @@ class Reach(_Model):
     """When one run reached the threshold."""
 
     round: int = Field(
-        description="rounds completed at the first evaluation that reaches the threshold, that of a census included"
+        description=(
+            "rounds completed at the first evaluation that reaches the threshold, that of "
+            "a census included"
+        )
     )
     seconds: float = Field(description="wall clock up to there in seconds, evaluation excluded")
-    clock: Number = Field(default=None, description="seconds of the virtual clock up to there; null without a clock")
+    clock: Number = Field(
+        default=None, description="seconds of the virtual clock up to there; null without a clock"
+    )
     bytes: float = Field(description="bytes down + up until there")
 
 
@@ -58,7 +63,9 @@ class Gain(_Model):
 
     no_difference: ClassVar[float] = 0.0
     value: float = Field(description="mean difference; above 0 is better")
-    low: Number = Field(description="lower end of the interval of a paired t; null with fewer than 2 pairs")
+    low: Number = Field(
+        description="lower end of the interval of a paired t; null with fewer than 2 pairs"
+    )
     high: Number = Field(description="upper end of the interval; null with fewer than 2 pairs")
     num_pairs: int = Field(description="seeds that both ran")
 
@@ -69,7 +76,9 @@ class SamplerFairness(_Model):
     mean: MeanSd = Field(description="mean over clients")
     worst_tenth: MeanSd = Field(description="mean of the tenth of the clients with the lowest")
     sd: MeanSd = Field(description="standard deviation over clients")
-    gain: Gain | None = Field(description="worst tenth against the baseline; null for the baseline and without a pair")
+    gain: Gain | None = Field(
+        description="worst tenth against the baseline; null for the baseline and without a pair"
+    )
 
 
 class SeedSummary(_Model):
@@ -79,34 +88,64 @@ class SeedSummary(_Model):
     num_rounds: int = Field(description="rounds completed at the last evaluation")
     final: Number = Field(description="metric at the last evaluation")
     top5: Number = Field(
-        description="mean of the 5 best evaluations (highest accuracy, lowest loss) within the last 4 % of the rounds, "
-        "at least the last 5 rounds; of all evaluations there if they are fewer; `final` of a run that was ended"
+        description="mean of the 5 best evaluations (highest accuracy, lowest loss) within the "
+        "last 4 % of the rounds, "
+        "at least the last 5 rounds; of all evaluations there if they are fewer; `final` of a run "
+        "that was ended"
     )
     area: Number = Field(
         default=None,
-        description="mean of the metric over all rounds, the area under its curve; null if the run was stopped",
+        description=(
+            "mean of the metric over all rounds, the area under its curve; null if the "
+            "run "
+            "was stopped"
+        ),
     )
-    fairness: Fairness | None = Field(default=None, description="accuracy per client; null if not measured")
-    total_seconds: float = Field(description="wall clock of the run in seconds, evaluation excluded")
+    fairness: Fairness | None = Field(
+        default=None, description="accuracy per client; null if not measured"
+    )
+    total_seconds: float = Field(
+        description="wall clock of the run in seconds, evaluation excluded"
+    )
     total_bytes: float = Field(description="bytes down + up of the run")
-    total_clock: Number = Field(default=None, description="seconds of the virtual clock of the run; null without one")
-    diverged: bool = Field(description="whether the run diverged and was ended, or its last test loss is not finite")
-    stopped: bool = Field(default=False, description="whether it ended at the threshold, with rounds left")
-    diverged_in: int | None = Field(default=None, description="the round in which it was ended so; null if it was not")
-    reach: Reach | None = Field(description="when the metric reached the threshold; null if never or without one")
+    total_clock: Number = Field(
+        default=None, description="seconds of the virtual clock of the run; null without one"
+    )
+    diverged: bool = Field(
+        description="whether the run diverged and was ended, or its last test loss is not finite"
+    )
+    stopped: bool = Field(
+        default=False, description="whether it ended at the threshold, with rounds left"
+    )
+    diverged_in: int | None = Field(
+        default=None, description="the round in which it was ended so; null if it was not"
+    )
+    reach: Reach | None = Field(
+        description="when the metric reached the threshold; null if never or without one"
+    )
 
 
 class SpeedUp(_Model):
     """How many times fewer rounds than the baseline, over paired seeds."""
 
     no_difference: ClassVar[float] = 1.0
-    ratio: float = Field(description="mean rounds of the baseline / mean rounds of this sampler; above 1 is faster")
+    ratio: float = Field(
+        description="mean rounds of the baseline / mean rounds of this sampler; above 1 is faster"
+    )
     low: Number = Field(description="lower end of the interval; null with fewer than 2 pairs")
     high: Number = Field(description="upper end of the interval; null with fewer than 2 pairs")
-    num_pairs: int = Field(description="seeds with which both reached the threshold: these make the ratio")
-    num_left_out: int = Field(description="seeds that both ran but one of them never reached it: not in the ratio")
-    num_lost: int = Field(default=0, description="of these, seeds with which only the baseline reached it")
-    num_won: int = Field(default=0, description="of these, seeds with which only this sampler reached it")
+    num_pairs: int = Field(
+        description="seeds with which both reached the threshold: these make the ratio"
+    )
+    num_left_out: int = Field(
+        description="seeds that both ran but one of them never reached it: not in the ratio"
+    )
+    num_lost: int = Field(
+        default=0, description="of these, seeds with which only the baseline reached it"
+    )
+    num_won: int = Field(
+        default=0, description="of these, seeds with which only this sampler reached it"
+    )
 
     @property
     def value(self) -> float:
@@ -115,11 +154,19 @@ class SpeedUp(_Model):
 
 
 class GapClosed(_Model):
-    """How much of the way from uniform sampling to full participation, by the area under the curve of the metric."""
+    """How much of the way from uniform sampling to full participation, by the area under the
+    curve of the metric.
+    """
 
     no_difference: ClassVar[float] = 0.0
-    value: float = Field(description="(A - A_uniform) / (A_full - A_uniform), A the mean of the metric over all rounds")
-    low: Number = Field(description="lower end of its interval (Fieller); null where it is unbounded or of one seed")
+    value: float = Field(
+        description=(
+            "(A - A_uniform) / (A_full - A_uniform), A the mean of the metric over all rounds"
+        )
+    )
+    low: Number = Field(
+        description="lower end of its interval (Fieller); null where it is unbounded or of one seed"
+    )
     high: Number = Field(description="upper end of its interval; null likewise")
     num_seeds: int = Field(description="seeds that all three ran")
 
@@ -130,21 +177,34 @@ class ToThreshold(_Model):
     num_reached: int = Field(description="seeds that reached the threshold")
     num_never: int = Field(description="seeds that never did within their rounds")
     rounds: MeanSd | None = Field(description="rounds; null if no seed reached it")
-    seconds: Number = Field(description="mean wall clock in seconds, evaluation excluded; null if no seed reached it")
-    clock: Number = Field(default=None, description="mean seconds of the virtual clock; null without one")
+    seconds: Number = Field(
+        description="mean wall clock in seconds, evaluation excluded; null if no seed reached it"
+    )
+    clock: Number = Field(
+        default=None, description="mean seconds of the virtual clock; null without one"
+    )
     bytes: Number = Field(description="mean bytes down + up; null if no seed reached it")
-    speedup: SpeedUp | None = Field(description="against the baseline; null for the baseline itself and without a pair")
+    speedup: SpeedUp | None = Field(
+        description="against the baseline; null for the baseline itself and without a pair"
+    )
 
 
 class Costs(_Model):
-    """What a run costs whom: means over seeds. Transmission takes no time here, and evaluation is excluded."""
+    """What a run costs whom: means over seeds. Transmission takes no time here, and evaluation
+    is excluded.
+    """
 
-    client_seconds: float = Field(description="wall clock of the clients' work in seconds, side by side or not")
-    server_seconds: float = Field(description="the rest of `total_seconds`: draws, estimates, steps, records")
+    client_seconds: float = Field(
+        description="wall clock of the clients' work in seconds, side by side or not"
+    )
+    server_seconds: float = Field(
+        description="the rest of `total_seconds`: draws, estimates, steps, records"
+    )
     bytes_down: float = Field(description="bytes that clients received")
     bytes_up: float = Field(description="bytes that clients sent")
     server_bytes: float = Field(
-        description="the server's largest state between two rounds: the model and all memories that are in RAM; "
+        description="the server's largest state between two rounds: the model and all memories "
+        "that are in RAM; "
         "closing a round takes up to 6 times its updates beside it"
     )
 
@@ -154,19 +214,32 @@ class SamplerSummary(_Model):
 
     sampler: str = Field(description="label, perhaps with a suffix as in `fedis@multinomial`")
     gap_closed: GapClosed | None = Field(
-        description="null if `uniform` or `full` is missing, a loss not finite, a run stopped, or `full` not better"
+        description=(
+            "null if `uniform` or `full` is missing, a loss not finite, a run stopped, or "
+            "`full` not better"
+        )
     )
     final: MeanSd = Field(description="metric at the last evaluation")
-    top5: MeanSd = Field(description="`top5` of the runs; for accuracy this is the paper's acc_top5")
+    top5: MeanSd = Field(
+        description="`top5` of the runs; for accuracy this is the paper's acc_top5"
+    )
     area: MeanSd | None = Field(default=None, description="mean of the metric over all rounds")
-    fairness: SamplerFairness | None = Field(default=None, description="null if a run did not measure it")
+    fairness: SamplerFairness | None = Field(
+        default=None, description="null if a run did not measure it"
+    )
     to_threshold: ToThreshold | None = Field(
         description="by the first evaluation that reaches the threshold; null without a threshold"
     )
-    total_seconds: Number = Field(description="mean wall clock of a run in seconds, evaluation excluded")
+    total_seconds: Number = Field(
+        description="mean wall clock of a run in seconds, evaluation excluded"
+    )
     total_bytes: Number = Field(description="mean bytes down + up of a run")
-    total_clock: Number = Field(default=None, description="mean seconds of the virtual clock of a run; null without")
-    costs: Costs | None = Field(default=None, description="null if a run is of a version that did not record them")
+    total_clock: Number = Field(
+        default=None, description="mean seconds of the virtual clock of a run; null without"
+    )
+    costs: Costs | None = Field(
+        default=None, description="null if a run is of a version that did not record them"
+    )
     num_diverged: int = Field(description="seeds that diverged: `diverged` of the runs")
     seeds: list[SeedSummary] = Field(description="the runs, by seed")
 
@@ -174,14 +247,28 @@ class SamplerSummary(_Model):
 class Summary(_Model):
     """A comparison of samplers: the file `summary.json`."""
 
-    schema_version: Literal[2] = Field(default=2, description="version of this schema; readers refuse another one")
-    metric: Metric = Field(description="accuracy (share in [0, 1], higher is better) or loss (lower is better)")
-    threshold: Number = Field(description="value of the metric to be reached, a tie counts; null: no threshold was set")
-    baseline: str | None = Field(description="label of the sampler that speed-ups compare with; null: no speed-ups")
-    confidence: float = Field(default=CONFIDENCE, description="level of each interval (one by one, not jointly)")
+    schema_version: Literal[2] = Field(
+        default=2, description="version of this schema; readers refuse another one"
+    )
+    metric: Metric = Field(
+        description="accuracy (share in [0, 1], higher is better) or loss (lower is better)"
+    )
+    threshold: Number = Field(
+        description="value of the metric to be reached, a tie counts; null: no threshold was set"
+    )
+    baseline: str | None = Field(
+        description="label of the sampler that speed-ups compare with; null: no speed-ups"
+    )
+    confidence: float = Field(
+        default=CONFIDENCE, description="level of each interval (one by one, not jointly)"
+    )
     samplers: list[SamplerSummary] = Field(description="in the order of the runs given")
-    settings: JsonDict = Field(default_factory=dict, description="settings of the experiment, as given")
-    environment: JsonDict = Field(default_factory=dict, description="hardware and versions, as given")
+    settings: JsonDict = Field(
+        default_factory=dict, description="settings of the experiment, as given"
+    )
+    environment: JsonDict = Field(
+        default_factory=dict, description="hardware and versions, as given"
+    )
 
 
 def summarise(
@@ -196,24 +283,34 @@ def summarise(
 
     Args:
         runs: One run for each sampler and seed, all of one task.
-        threshold: Value of the metric to be reached: a share in [0, 1] for accuracy, a finite number for loss. None (or
-            NaN) if there is none: then nothing that needs one is computed.
-        baseline: Sampler that speed-ups compare with; by default ``uniform``, else ``fedavg``, else none.
+        threshold: Value of the metric to be reached: a share in [0, 1] for accuracy, a finite
+            number for loss. None (or NaN) if there is none: then nothing that needs one is
+            computed.
+        baseline: Sampler that speed-ups compare with; by default ``uniform``, else ``fedavg``, else
+            none.
         settings: The experiment's settings, kept in the summary as they are.
         environment: Hardware and versions, kept in the summary as they are.
 
     Returns:
-        The summary; samplers are in the order of their first run. Runs that never reach the threshold are counted
-        (``num_never``, ``num_left_out``); means to the threshold are over the runs that reach it.
+        The summary; samplers are in the order of their first run. Runs that never reach the
+        threshold are counted (``num_never``, ``num_left_out``); means to the threshold are over the
+        runs that reach it.
     """
     check_runs(runs)
     metric = runs[0].metric
     if threshold is not None and np.isnan(threshold):
         threshold = None
-    if threshold is not None and (np.isinf(threshold) or (metric == "accuracy" and not 0 <= threshold <= 1)):
-        raise DeltaflError(f"threshold is {threshold}; write a share in [0, 1] for accuracy, a finite number for loss")
+    if threshold is not None and (
+        np.isinf(threshold) or (metric == "accuracy" and not 0 <= threshold <= 1)
+    ):
+        raise DeltaflError(
+            f"threshold is {threshold}; write a share in [0, 1] for accuracy, a finite number for "
+            "loss"
+        )
     groups = by_sampler(runs)
-    seeds = {label: [_seed_summary(run, threshold) for run in group] for label, group in groups.items()}
+    seeds = {
+        label: [_seed_summary(run, threshold) for run in group] for label, group in groups.items()
+    }
     reference = _baseline(baseline, list(seeds))
     base = () if reference is None else seeds[reference]
     samplers = [
@@ -224,7 +321,9 @@ def summarise(
             top5=_mean_sd(entry.top5 for entry in entries),
             area=_mean_sd(entry.area for entry in entries),
             fairness=_fairness(entries, () if label == reference else base),
-            to_threshold=None if threshold is None else _to_threshold(entries, () if label == reference else base),
+            to_threshold=None
+            if threshold is None
+            else _to_threshold(entries, () if label == reference else base),
             total_seconds=float(np.mean([entry.total_seconds for entry in entries])),
             total_bytes=float(np.mean([entry.total_bytes for entry in entries])),
             total_clock=_mean_of(entry.total_clock for entry in entries),
@@ -235,11 +334,15 @@ def summarise(
         for label, entries in seeds.items()
     ]
     facts = {"settings": dict(settings or {}), "environment": dict(environment or {})}
-    return Summary(metric=metric, threshold=threshold, baseline=reference, samplers=samplers, **facts)
+    return Summary(
+        metric=metric, threshold=threshold, baseline=reference, samplers=samplers, **facts
+    )
 
 
 def write_summary(summary: Summary, path: Path | str) -> None:
-    """Write ``summary`` as JSON; the file is replaced in one step, so a reader never sees half of it."""
+    """Write ``summary`` as JSON; the file is replaced in one step, so a reader never sees half
+    of it.
+    """
     write_atomically(Path(path), summary.model_dump_json(indent=2) + "\n")
 
 
@@ -250,16 +353,21 @@ def read_summary(path: Path | str) -> Summary:
 
 
 def value_of(entry: SamplerSummary, summary: Summary) -> MeanSd:
-    """The metric as tables show it: over the best late evaluations for accuracy, at the last one for loss."""
+    """The metric as tables show it: over the best late evaluations for accuracy, at the last one
+    for loss.
+    """
     return entry.top5 if summary.metric == "accuracy" else entry.final
 
 
 def ranked(summary: Summary) -> list[SamplerSummary]:
-    """The samplers, the best first: by the gap closed where there is one, then by the metric; no number is last."""
+    """The samplers, the best first: by the gap closed where there is one, then by the metric; no
+    number is last.
+    """
     sign = 1.0 if summary.metric == "accuracy" else -1.0
 
     def key(entry: SamplerSummary) -> tuple[float, float]:
-        gap, mean = entry.gap_closed, value_of(entry, summary).mean
+        gap = entry.gap_closed
+        mean = value_of(entry, summary).mean
         return (-np.inf if gap is None else gap.value, -np.inf if mean is None else sign * mean)
 
     return sorted(summary.samplers, key=key, reverse=True)
@@ -281,12 +389,15 @@ def _baseline(given: str | None, labels: Sequence[str]) -> str | None:
 
 
 def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
-    at, final = None if threshold is None else reach(run, threshold), float(run.value_r[-1])
+    at = None if threshold is None else reach(run, threshold)
+    final = float(run.value_r[-1])
     return SeedSummary(
         seed=run.seed,
         num_rounds=run.num_rounds,
         final=final,
-        top5=final if run.diverged or run.stopped else mean_of_best(run.value_r, run.round_r, run.metric == "accuracy"),
+        top5=final
+        if run.diverged or run.stopped
+        else mean_of_best(run.value_r, run.round_r, run.metric == "accuracy"),
         area=None if run.stopped else area_under(run, run.horizon),
         fairness=run.fairness,
         total_seconds=float(run.seconds_r[-1]),
@@ -316,15 +427,27 @@ def _mean_of(values: Iterable[float | None]) -> float | None:
 
 def _costs(runs: Sequence[Run]) -> Costs | None:
     rows = [
-        (run.client_seconds_r[-1], run.seconds_r[-1], run.bytes_up_r[-1], run.bytes_r[-1], run.server_bytes)
+        (
+            run.client_seconds_r[-1],
+            run.seconds_r[-1],
+            run.bytes_up_r[-1],
+            run.bytes_r[-1],
+            run.server_bytes,
+        )
         for run in runs
-        if run.client_seconds_r is not None and run.bytes_up_r is not None and run.server_bytes is not None
+        if run.client_seconds_r is not None
+        and run.bytes_up_r is not None
+        and run.server_bytes is not None
     ]
     if len(rows) < len(runs):
         return None
     client, total, up, both, state = np.mean(rows, axis=0).tolist()
     return Costs(
-        client_seconds=client, server_seconds=total - client, bytes_down=both - up, bytes_up=up, server_bytes=state
+        client_seconds=client,
+        server_seconds=total - client,
+        bytes_down=both - up,
+        bytes_up=up,
+        server_bytes=state,
     )
 
 
@@ -340,7 +463,9 @@ def _fairness(runs: Sequence[SeedSummary], base: Sequence[SeedSummary]) -> Sampl
         return None
     means = {name: _mean_sd(getattr(it, name) for it in found) for name in Fairness.model_fields}
     both = [(one.fairness, two.fairness) for one, two in pairs(runs, base)]
-    return SamplerFairness(**means, gain=gain([(a.worst_tenth, b.worst_tenth) for a, b in both if a and b]))
+    return SamplerFairness(
+        **means, gain=gain([(a.worst_tenth, b.worst_tenth) for a, b in both if a and b])
+    )
 
 
 def _to_threshold(runs: Sequence[SeedSummary], base: Sequence[SeedSummary]) -> ToThreshold:
@@ -356,14 +481,18 @@ def _to_threshold(runs: Sequence[SeedSummary], base: Sequence[SeedSummary]) -> T
     )
 
 
-def pairs(runs: Sequence[SeedSummary], base: Sequence[SeedSummary]) -> list[tuple[SeedSummary, SeedSummary]]:
+def pairs(
+    runs: Sequence[SeedSummary], base: Sequence[SeedSummary]
+) -> list[tuple[SeedSummary, SeedSummary]]:
     """The runs of two samplers with the same seed."""
     of_seed = {run.seed: run for run in base}
     return [(run, of_seed[run.seed]) for run in runs if run.seed in of_seed]
 
 
 def gain(values: Sequence[tuple[float, float]]) -> Gain | None:
-    """The mean difference of pairs (of a sampler, of the one it is compared with); None without a pair."""
+    """The mean difference of pairs (of a sampler, of the one it is compared with); None without
+    a pair.
+    """
     if not values:
         return None
     value, low, high = mean_interval(np.subtract(*np.array(values).T))
@@ -371,7 +500,9 @@ def gain(values: Sequence[tuple[float, float]]) -> Gain | None:
 
 
 def speedup(runs: Sequence[SeedSummary], base: Sequence[SeedSummary]) -> SpeedUp | None:
-    """How many times fewer rounds than ``base``, over the seeds with which both reached it; None without a pair."""
+    """How many times fewer rounds than ``base``, over the seeds with which both reached it; None
+    without a pair.
+    """
     both = [(one.reach, two.reach) for one, two in pairs(runs, base)]
     rounds = [(two.round, one.round) for one, two in both if one is not None and two is not None]
     if not rounds:
@@ -388,9 +519,20 @@ def _gap_closed(label: str, groups: Mapping[str, Sequence[Run]]) -> GapClosed | 
     names = [find_label("uniform", list(groups)), label, find_label("full", list(groups))]
     runs = [{run.seed: run for run in groups[name]} for name in names if name is not None]
     seeds = sorted(set.intersection(*map(set, runs)))
-    if len(runs) < len(names) or not seeds or any(of_seed[seed].stopped for of_seed in runs for seed in seeds):
+    if (
+        len(runs) < len(names)
+        or not seeds
+        or any(of_seed[seed].stopped for of_seed in runs for seed in seeds)
+    ):
         return None
     horizon = min(run.horizon for of_seed in runs for run in of_seed.values())
     sign = -1.0 if runs[0][seeds[0]].metric == "accuracy" else 1.0
-    found = gap_closed(*(np.array([sign * area_under(of_seed[seed], horizon) for seed in seeds]) for of_seed in runs))
-    return found and GapClosed(value=found.mean, low=found.low, high=found.high, num_seeds=len(seeds))
+    found = gap_closed(
+        *(
+            np.array([sign * area_under(of_seed[seed], horizon) for seed in seeds])
+            for of_seed in runs
+        )
+    )
+    return found and GapClosed(
+        value=found.mean, low=found.low, high=found.high, num_seeds=len(seeds)
+    )

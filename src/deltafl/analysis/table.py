@@ -1,4 +1,6 @@
-"""The comparison as a table for the terminal, with remarks below: what the numbers show and what they do not show."""
+"""The comparison as a table for the terminal, with remarks below: what the numbers show and what
+they do not show.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -68,7 +70,13 @@ def comparison_table(summary: Summary) -> RenderableType:
 
 def _table(headings: Sequence[str]) -> Table:
     """A table without rows, its first column for labels."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="bold",
+    )
     table.add_column(headings[0], overflow="fold")
     for heading in headings[1:]:
         table.add_column(Text(heading), justify="right", no_wrap=True)
@@ -80,13 +88,22 @@ def cost_cells(entry: SamplerSummary) -> list[str]:
     found = entry.costs
     if found is None:
         return [DASH] * len(COSTS)
-    seconds = [f"{human_seconds(number)} s" for number in (found.client_seconds, found.server_seconds)]
-    return seconds + [human_bytes(number) for number in (found.bytes_down, found.bytes_up, found.server_bytes)]
+    seconds = [
+        f"{human_seconds(number)} s" for number in (found.client_seconds, found.server_seconds)
+    ]
+    return seconds + [
+        human_bytes(number) for number in (found.bytes_down, found.bytes_up, found.server_bytes)
+    ]
 
 
 def table_row(entry: SamplerSummary, summary: Summary) -> dict[str, Text]:
-    """The cells of a sampler in the order of the table, a second line with the interval or the share of seeds."""
-    gap, reached, number, clock = entry.gap_closed, entry.to_threshold, entry.total_bytes, entry.total_clock
+    """The cells of a sampler in the order of the table, a second line with the interval or the
+    share of seeds.
+    """
+    gap = entry.gap_closed
+    reached = entry.to_threshold
+    number = entry.total_bytes
+    clock = entry.total_clock
     cells = {"sampler": Text(_foldable(entry.sampler)), "value": Text(value_text(entry, summary))}
     if has_fairness(summary):
         cells["tail"] = _tail_text(entry.fairness)
@@ -95,13 +112,22 @@ def table_row(entry: SamplerSummary, summary: Summary) -> dict[str, Text]:
         cells["rounds"] = Text(rounds_text(reached))
         mark = MARK if reached.speedup is not None and reached.speedup.num_left_out else ""
         is_baseline = entry.sampler == summary.baseline
-        cells["speedup"] = Text("baseline", "dim") if is_baseline else difference_text(reached.speedup, mark)
-        number, clock = reached.bytes, reached.clock
-    return cells | {"bytes": Text(human_bytes(number) + ("" if clock is None else f"\n{human_seconds(clock)} s"))}
+        cells["speedup"] = (
+            Text("baseline", "dim") if is_baseline else difference_text(reached.speedup, mark)
+        )
+        number = reached.bytes
+        clock = reached.clock
+    return cells | {
+        "bytes": Text(
+            human_bytes(number) + ("" if clock is None else f"\n{human_seconds(clock)} s")
+        )
+    }
 
 
 def _foldable(label: str) -> str:
-    """A label that folds before its settings and, if it is long, its options; with the blanks it is the same label."""
+    """A label that folds before its settings and, if it is long, its options; with the blanks it
+    is the same label.
+    """
     folded = label.replace("+", " +")
     return folded.replace("(", " (") if len(label) > 20 else folded
 
@@ -160,11 +186,18 @@ def rounds_text(reached: ToThreshold) -> str:
 
 
 def difference_text(found: Difference | None, mark: str = "") -> Text:
-    """A difference with its interval on a second line, in the colour of its verdict; a dash for None."""
+    """A difference with its interval on a second line, in the colour of its verdict; a dash for
+    None.
+    """
     if found is None:
         return Text(DASH)
-    low, high = found.low, found.high
-    interval = "" if low is None or high is None or low == high else f"\n[{number_text(low)}, {number_text(high)}]"
+    low = found.low
+    high = found.high
+    interval = (
+        ""
+        if low is None or high is None or low == high
+        else f"\n[{number_text(low)}, {number_text(high)}]"
+    )
     return Text(number_text(found.value) + mark + interval, style=_STYLES[verdict_of(found)])
 
 
@@ -176,7 +209,8 @@ def number_text(number: float) -> str:
 def verdict_of(found: Difference | None) -> str:
     """``"better"`` or ``"worse"`` if the interval shows it, else ``"open"``.
 
-    A sampler that never got there with a seed with which the other did is not called better: other seeds flatter it.
+    A sampler that never got there with a seed with which the other did is not called better: other
+    seeds flatter it.
     """
     if found is None or found.low is None or found.high is None:
         return "open"
@@ -187,10 +221,16 @@ def verdict_of(found: Difference | None) -> str:
 
 
 def threshold_text(summary: Summary) -> str:
-    """The threshold as a person writes it, for example ``70 %`` or ``loss 0.1``; ``none`` if there is none."""
+    """The threshold as a person writes it, for example ``70 %`` or ``loss 0.1``; ``none`` if
+    there is none.
+    """
     if summary.threshold is None:
         return "none"
-    return f"{100 * summary.threshold:g} %" if summary.metric == "accuracy" else f"loss {summary.threshold:g}"
+    return (
+        f"{100 * summary.threshold:g} %"
+        if summary.metric == "accuracy"
+        else f"loss {summary.threshold:g}"
+    )
 
 
 def remarks(summary: Summary) -> list[str]:
@@ -202,30 +242,45 @@ def remarks(summary: Summary) -> list[str]:
         found.append("One seed: no intervals. Another seed may change the order.")
     if not any(e.gap_closed for e in summary.samplers):
         found += _no_gap(summary)
-    if any(e.gap_closed and e.gap_closed.low is None and len(e.seeds) > 1 for e in summary.samplers):
-        found.append("Full participation is not clearly ahead of uniform sampling, so the gap says little: add seeds.")
+    if any(
+        e.gap_closed and e.gap_closed.low is None and len(e.seeds) > 1 for e in summary.samplers
+    ):
+        found.append(
+            "Full participation is not clearly ahead of uniform sampling, so the gap says little: "
+            "add seeds."
+        )
     if summary.threshold is not None:
         found += _censored(summary)
-    diverged = [f"{e.sampler} ({_share(e.num_diverged, e)})" for e in summary.samplers if e.num_diverged]
+    diverged = [
+        f"{e.sampler} ({_share(e.num_diverged, e)})" for e in summary.samplers if e.num_diverged
+    ]
     if diverged:
-        found.append(f"{DIVERGED} Diverged: {', '.join(diverged)}. A stopped run keeps its last {summary.metric}.")
+        found.append(
+            f"{DIVERGED} Diverged: {', '.join(diverged)}. A stopped run keeps its last "
+            f"{summary.metric}."
+        )
     stopped = [(e, sum(run.stopped for run in e.seeds)) for e in summary.samplers]
     if named := ", ".join(f"{e.sampler} ({_share(number, e)})" for e, number in stopped if number):
         found.append(
-            f"Stopped at {threshold_text(summary)}: {named}, with the {summary.metric} of then; a gap needs all rounds."
+            f"Stopped at {threshold_text(summary)}: {named}, with the {summary.metric} of then; a "
+            "gap needs all rounds."
         )
     found += bias_remark([entry.sampler for entry in summary.samplers], summary.settings)
     return [*found, _columns(summary)]
 
 
 def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
-    """One sentence if methods are biased: all by a setting, else those whose own parts are, with the part."""
+    """One sentence if methods are biased: all by a setting, else those whose own parts are, with
+    the part.
+    """
     factor = settings.get("norm_guard")
     if factor is not None or settings.get("clip") is not None:
         who = "Biased, all of them" if len(labels) > 1 else "Biased"
         if factor is None:
             return [f"{who}: clipped to 1.5 medians of the norms of updates."]
-        return [f"{who}: norm_guard = {factor:g} shortens estimates that are longer than those before."]
+        return [
+            f"{who}: norm_guard = {factor:g} shortens estimates that are longer than those before."
+        ]
     known = {*SAMPLERS, *CLASSES}
     parts = {
         label: bias_of(parse_label(without_part(label)))
@@ -243,7 +298,9 @@ def without_part(label: str) -> str:
 
 def thresholds_of(summary: Summary) -> list[tuple[SamplerSummary, ToThreshold]]:
     """The samplers with what it took them to reach the threshold."""
-    return [(entry, entry.to_threshold) for entry in summary.samplers if entry.to_threshold is not None]
+    return [
+        (entry, entry.to_threshold) for entry in summary.samplers if entry.to_threshold is not None
+    ]
 
 
 def _results(summary: Summary) -> list[str]:
@@ -264,12 +321,17 @@ def _results(summary: Summary) -> list[str]:
     if summary.baseline is None:
         return [*sentences, "No speed-ups: neither uniform nor fedavg is among the samplers."]
     speedups = {
-        entry.sampler: reached.speedup for entry, reached in thresholds_of(summary) if reached.speedup is not None
+        entry.sampler: reached.speedup
+        for entry, reached in thresholds_of(summary)
+        if reached.speedup is not None
     }
     add("Fewer", "More", f"rounds than {summary.baseline} (interval excludes 1)", speedups)
     if any(found.low is not None for found in speedups.values()):
         if not sentences:
-            sentences.append(f"No interval shows a difference to {summary.baseline}; more seeds make them shorter.")
+            sentences.append(
+                f"No interval shows a difference to {summary.baseline}; more seeds make them "
+                "shorter."
+            )
         sentences.append("Each interval is 95 % by itself, not all of them together.")
     return sentences
 
@@ -285,29 +347,58 @@ def _no_gap(summary: Summary) -> list[str]:
 
 def _censored(summary: Summary) -> list[str]:
     goal = threshold_text(summary)
-    never = [f"{e.sampler} ({_share(r.num_never, e)})" for e, r in thresholds_of(summary) if r.num_never]
+    never = [
+        f"{e.sampler} ({_share(r.num_never, e)})" for e, r in thresholds_of(summary) if r.num_never
+    ]
     if not any(reached.num_reached for _, reached in thresholds_of(summary)):
         return [f"No run reached {goal}."]
     if not never:
         return []
-    return [f"Never reached {goal}: {', '.join(never)}. Rounds and bytes are means over the seeds that did."]
+    return [
+        (
+            f"Never reached {goal}: {', '.join(never)}. Rounds and bytes are means over the seeds "
+            "that "
+            "did."
+        )
+    ]
 
 
 def _columns(summary: Summary) -> str:
-    metric, last = summary.metric, max(seed.num_rounds for entry in summary.samplers for seed in entry.seeds)
+    metric = summary.metric
+    last = max(seed.num_rounds for entry in summary.samplers for seed in entry.seeds)
     value = "Loss: test loss at the last evaluation"
     if metric == "accuracy":
-        value = f"Accuracy: mean of the {WINDOW} best of the evaluations after round {max(late_after(last), 0)}"
+        value = (
+            f"Accuracy: mean of the {WINDOW} best of the evaluations after round "
+            f"{max(late_after(last), 0)}"
+        )
     spread = ", ± sd over seeds" if any(len(entry.seeds) > 1 for entry in summary.samplers) else ""
-    tail = " Worst tenth: mean accuracy of the tenth of the clients with the lowest, and the sd over clients."
-    gap = f" Gap closed: by the mean {metric} over all rounds, 0 is uniform sampling, 1 full participation."
-    speedup = f" Speed-up: mean rounds of {summary.baseline} / mean rounds of the sampler, paired by seed."
-    if any(reached.speedup and reached.speedup.num_left_out for _, reached in thresholds_of(summary)):
-        speedup += f" {MARK}: without seeds in which one never got there; the sampler that fails is not called better."
+    tail = (
+        " Worst tenth: mean accuracy of the tenth of the clients with the lowest, and the sd "
+        "over clients."
+    )
+    gap = (
+        f" Gap closed: by the mean {metric} over all rounds, 0 is uniform sampling, 1 full "
+        "participation."
+    )
+    speedup = (
+        f" Speed-up: mean rounds of {summary.baseline} / mean rounds of the sampler, paired "
+        "by seed."
+    )
+    if any(
+        reached.speedup and reached.speedup.num_left_out for _, reached in thresholds_of(summary)
+    ):
+        speedup += (
+            f" {MARK}: without seeds in which one never got there; the sampler that fails "
+            "is not called better."
+        )
     span = "of the whole run" if summary.threshold is None else f"up to {threshold_text(summary)}"
     span += "; below them seconds of the virtual clock" if has_clock(summary) else ""
     if any(only_asks_first(entry.sampler) for entry in summary.samplers):
-        span += ". Rounds, bytes and time of a census are counted, but its round is not in the mean over rounds"
+        span += (
+            ". Rounds, bytes and time of a census are counted, but its round is not in the "
+            "mean over rounds"
+        )
     tail = tail if has_fairness(summary) else ""
     gap = gap if any(entry.gap_closed for entry in summary.samplers) else ""
     speedup = speedup if any(reached.speedup for _, reached in thresholds_of(summary)) else ""

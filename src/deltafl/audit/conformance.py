@@ -1,4 +1,6 @@
-"""Check a sampler of your own: the protocol and, by Monte Carlo, the promise that its expectations are exact."""
+"""Check a sampler of your own: the protocol and, by Monte Carlo, the promise that its
+expectations are exact.
+"""
 
 from copy import deepcopy
 from typing import Any
@@ -25,13 +27,15 @@ def check_sampler(
 ) -> None:
     """Check that a sampler keeps the protocol and, if it claims to be unbiased, its expectations.
 
-    The population has very unequal weights, and of each client the shares of three labels are known. Three rounds with
-    replies and failures are played first, so that a learning sampler is tested in a state that it reached itself. Then:
-    the same generator gives the same cohort; clients are distinct, sorted and available; nothing is changed in place;
-    replies of clients that did not respond are ignored; and over many draws from one state the mean of
-    count / expected is 1 for every client. Every sampler of this library passes.
+    The population has very unequal weights, and of each client the shares of three labels are
+    known. Three rounds with replies and failures are played first, so that a learning sampler is
+    tested in a state that it reached itself. Then: the same generator gives the same cohort;
+    clients are distinct, sorted and available; nothing is changed in place; replies of clients that
+    did not respond are ignored; and over many draws from one state the mean of count / expected is
+    1 for every client. Every sampler of this library passes.
 
-    A sampler that needs an oracle needs one here: ``KnownUpdates`` of ``num_clients`` clients, none of them zero.
+    A sampler that needs an oracle needs one here: ``KnownUpdates`` of ``num_clients`` clients, none
+    of them zero.
 
     Raises:
         AssertionError: With one sentence on what is wrong.
@@ -41,16 +45,26 @@ def check_sampler(
         >>> check_sampler(make_sampler("pracdelta@pivotal"))
     """
     _require(isinstance(sampler, Sampler), "a sampler is a subclass of deltafl.Sampler")
-    _require(not sampler.needs_oracle or oracle is not None, "this sampler needs an oracle: pass KnownUpdates(...)")
+    _require(
+        not sampler.needs_oracle or oracle is not None,
+        "this sampler needs an oracle: pass KnownUpdates(...)",
+    )
     oracle = oracle if sampler.needs_oracle else None
-    aux_mc = stream(seed, "audit", 5).dirichlet(np.ones(3), size=num_clients)  # such as shares of three labels
-    state = sampler.init(Population.from_sizes(np.linspace(10, 50, num_clients).astype(int), aux=aux_mc))
+    aux_mc = stream(seed, "audit", 5).dirichlet(
+        np.ones(3), size=num_clients
+    )  # such as shares of three labels
+    state = sampler.init(
+        Population.from_sizes(np.linspace(10, 50, num_clients).astype(int), aux=aux_mc)
+    )
     _check_state(state)
 
     def opened(available_m: BoolArray, round: int) -> Cohort:
         """Open twice: a round must be repeatable, and opening must not change the state."""
         before = deepcopy(state)
-        first, again = (sampler.open(state, available_m, n, stream(seed, "audit", round), oracle) for _ in range(2))
+        first, again = (
+            sampler.open(state, available_m, n, stream(seed, "audit", round), oracle)
+            for _ in range(2)
+        )
         _require(isinstance(first, Cohort), f"open returns a {type(first).__name__}, not a Cohort")
         _require(_same(first, again), "open gives another cohort for the same state and generator")
         _require(_same(before, state), "open changes the state in place")
@@ -59,18 +73,27 @@ def check_sampler(
 
     everyone_m = np.ones(num_clients, dtype=np.bool_)
     for round in range(3):
-        state = _check_update(sampler, state, opened(everyone_m, round), stream(seed, "audit", round, 1))
-    some_m, few_m = np.arange(num_clients) % 3 != 1, np.arange(num_clients) < max(n - 1, 1)
+        state = _check_update(
+            sampler, state, opened(everyone_m, round), stream(seed, "audit", round, 1)
+        )
+    some_m = np.arange(num_clients) % 3 != 1
+    few_m = np.arange(num_clients) < max(n - 1, 1)
     for available_m in (some_m, few_m):
         opened(available_m, 3)
     if sampler.accepts_no_mask:
         masks: Any = (everyone_m, None)
         cohorts = [sampler.open(state, mask, n, stream(seed, "audit", 4), oracle) for mask in masks]
-        _require(_same(*cohorts), "accepts_no_mask: open gives another cohort for None than for everyone")
+        _require(
+            _same(*cohorts), "accepts_no_mask: open gives another cohort for None than for everyone"
+        )
     if sampler.unbiased:
         for available_m in (everyone_m, some_m):
             rng = stream(seed, "audit", 4)
-            _check_means([sampler.open(state, available_m, n, rng, oracle) for _ in range(draws)], available_m, n)
+            _check_means(
+                [sampler.open(state, available_m, n, rng, oracle) for _ in range(draws)],
+                available_m,
+                n,
+            )
 
 
 def _require(condition: bool | np.bool_, message: str) -> None:
@@ -83,25 +106,39 @@ def _check_state(state: State, name: str = "the state") -> None:
     if isinstance(state, np.ndarray | PersistentArray):
         return
     fields: Any = getattr(state, "_fields", None)
-    _require(fields is not None, f"{name} is a {type(state)}, not an array or a NamedTuple of arrays")
+    _require(
+        fields is not None, f"{name} is a {type(state)}, not an array or a NamedTuple of arrays"
+    )
     for field, value in zip(fields, state, strict=True):
         _check_state(value, f"{field} in the state")
 
 
 def _check_cohort(cohort: Cohort, available_m: BoolArray) -> None:
     client_n, count_n, expected_n = cohort[:3]
-    _require(client_n.shape == count_n.shape == expected_n.shape, "the columns of the cohort differ in length")
-    _require(np.issubdtype(client_n.dtype, np.integer), f"client_n has type {client_n.dtype}, not whole numbers")
-    _require(np.all(np.diff(client_n) > 0), f"client_n is {client_n}; it must be sorted, without repetition")
+    _require(
+        client_n.shape == count_n.shape == expected_n.shape,
+        "the columns of the cohort differ in length",
+    )
+    _require(
+        np.issubdtype(client_n.dtype, np.integer),
+        f"client_n has type {client_n.dtype}, not whole numbers",
+    )
+    _require(
+        np.all(np.diff(client_n) > 0),
+        f"client_n is {client_n}; it must be sorted, without repetition",
+    )
     _require(np.all(available_m[client_n]), "a client was selected that is not available")
     _require(np.all(count_n >= 1), "a client of the cohort has a count below 1")
     _require(np.all(~(expected_n <= 0)), "a client was drawn with expectation 0 or less")
 
 
-def _check_update(sampler: Sampler, state: State, cohort: Cohort, rng: np.random.Generator) -> State:
+def _check_update(
+    sampler: Sampler, state: State, cohort: Cohort, rng: np.random.Generator
+) -> State:
     """Update with some replies missing; what stands in their rows must not matter."""
     n = len(cohort.client_n)
-    responded_n, loss_n = rng.random(n) < 0.7, rng.exponential(size=n)
+    responded_n = rng.random(n) < 0.7
+    loss_n = rng.exponential(size=n)
     reports = Reports(
         responded_n=responded_n,
         loss_n=loss_n,
@@ -124,20 +161,30 @@ def _check_update(sampler: Sampler, state: State, cohort: Cohort, rng: np.random
     for column in other:
         if column.dtype == np.float64:
             column[~responded_n] = 1e6
-    _require(_same(after, sampler.update(state, cohort, other)), "update uses rows of clients that did not respond")
+    _require(
+        _same(after, sampler.update(state, cohort, other)),
+        "update uses rows of clients that did not respond",
+    )
     return after
 
 
 def _check_means(cohorts: list[Cohort], available_m: BoolArray, n: int) -> None:
-    """The mean of count / expected over many draws is 1, within the standard errors that the expectations imply."""
-    sum_m, least_m = np.zeros(len(available_m)), np.full(len(available_m), np.inf)
+    """The mean of count / expected over many draws is 1, within the standard errors that the
+    expectations imply.
+    """
+    sum_m = np.zeros(len(available_m))
+    least_m = np.full(len(available_m), np.inf)
     for cohort in cohorts:
         sum_m[cohort.client_n] += cohort.count_n / cohort.expected_n
         least_m[cohort.client_n] = np.minimum(least_m[cohort.client_n], cohort.expected_n)
-    # Var(count / pi) is 1 / pi - 1 where a client is drawn once at most, and 1 / pi - 1 / n in n draws.
+    # Var(count / pi) is 1 / pi - 1 where a client is drawn once at most, and 1 / pi - 1 / n in n
+    # draws.
     once = 1 / n if cohorts[-1].kind == "replacement" else 1.0
-    mean_m, error_m = sum_m / len(cohorts), np.sqrt(np.maximum(1 / least_m - once, 0) / len(cohorts))
-    for i in np.flatnonzero(available_m & ~(np.abs(mean_m - 1) <= _STANDARD_ERRORS * error_m + 1e-9)):
+    mean_m = sum_m / len(cohorts)
+    error_m = np.sqrt(np.maximum(1 / least_m - once, 0) / len(cohorts))
+    for i in np.flatnonzero(
+        available_m & ~(np.abs(mean_m - 1) <= _STANDARD_ERRORS * error_m + 1e-9)
+    ):
         raise AssertionError(
             f"the sampler claims to be unbiased, but count / expected of client {i} has mean "
             f"{mean_m[i]:.3f} +- {error_m[i]:.3f}, not 1"

@@ -1,9 +1,11 @@
-"""The audit: is an estimate unbiased, and how good is it? Every sampler x design x estimator on real updates.
+"""The audit: is an estimate unbiased, and how good is it? Every sampler x design x estimator on
+real updates.
 
-For fixed updates u_i the error of an estimate is ``D - ubar = sum_i (A_i - w_i) (u_i - c_i)``, A_i the random
-coefficient of client i (0 if it is not drawn). So the distribution of A tells all: bias = norm(E D - ubar) and
-MSE = E norm(D - ubar)^2, both from the Gram matrix of the residuals u_i - c_i. A is enumerated where the population is
-small and drawn otherwise; either way the samplers' and estimators' own code is what is run.
+For fixed updates u_i the error of an estimate is ``D - ubar = sum_i (A_i - w_i) (u_i - c_i)``, A_i
+the random coefficient of client i (0 if it is not drawn). So the distribution of A tells all: bias
+= norm(E D - ubar) and MSE = E norm(D - ubar)^2, both from the Gram matrix of the residuals u_i -
+c_i. A is enumerated where the population is small and drawn otherwise; either way the samplers' and
+estimators' own code is what is run.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -54,7 +56,9 @@ class KnownUpdates:
     ) -> None:
         self.update_md: Params = np.asarray(update_md, dtype=np.float32)
         self.weight_m = weight_m
-        self.columns = Reports.make(len(weight_m), loss=loss_m, step_variance=step_variance_m, num_steps=num_steps_m)
+        self.columns = Reports.make(
+            len(weight_m), loss=loss_m, step_variance=step_variance_m, num_steps=num_steps_m
+        )
 
     @cached_property
     def _reports(self) -> Reports:
@@ -75,7 +79,9 @@ class Subject(NamedTuple):
     population: Population
     known: KnownUpdates  #: every client's update and report
     n: int  #: cohort size
-    num_classes: int | None = None  #: classes of the task, for samplers that look at labels; 0 for none
+    num_classes: int | None = (
+        None  #: classes of the task, for samplers that look at labels; 0 for none
+    )
 
 
 class AuditRow(NamedTuple):
@@ -89,8 +95,12 @@ class AuditRow(NamedTuple):
     bias: float  #: norm(E D - ubar) / norm(ubar)
     z: float  #: bias in standard errors of the drawing; NaN where it is exact
     mse: float  #: E norm(D - ubar)^2 / norm(ubar)^2
-    needs_scores: bool = False  #: whether the claim is for rounds in which every score R_i is above 0
-    bias_at_zero: float = 0.0  #: the largest bias found where a client's R_i is 0 (needs an oracle); 0 for none
+    needs_scores: bool = (
+        False  #: whether the claim is for rounds in which every score R_i is above 0
+    )
+    bias_at_zero: float = (
+        0.0  #: the largest bias found where a client's R_i is 0 (needs an oracle); 0 for none
+    )
 
     @property
     def is_unbiased(self) -> bool:
@@ -116,10 +126,10 @@ def audit(
 ) -> Iterator[AuditRow]:
     """Audit methods one after the other; those that cannot be drawn or weighed are left out.
 
-    Samplers are names with options if need be, such as ``"innovation(floor=0.1)"``, and ``facts`` what these may take
-    from a run; designs and estimators are names, or None for all. A label with a design or an estimator of its own,
-    such as ``"uniform@@mine.py:Control"``, is audited with these. ``draws`` cohorts are drawn where they cannot be
-    enumerated.
+    Samplers are names with options if need be, such as ``"innovation(floor=0.1)"``, and ``facts``
+    what these may take from a run; designs and estimators are names, or None for all. A label with
+    a design or an estimator of its own, such as ``"uniform@@mine.py:Control"``, is audited with
+    these. ``draws`` cohorts are drawn where they cannot be enumerated.
     """
     for design in designs or ():
         find_design(design)
@@ -130,19 +140,26 @@ def audit(
         drawn = ["-"] if entry.design is None else designs or list(DESIGNS)
         for design in [label.design] if label.design and label.design != entry.design else drawn:
             sampler = make_sampler(label._replace(design=None if design == "-" else design), facts)
-            for rule in rules if label.estimator == entry.estimator else [find_estimator(label.estimator)]:
+            for rule in (
+                rules if label.estimator == entry.estimator else [find_estimator(label.estimator)]
+            ):
                 plan = Plan(subject.population, sampler, subject.n, rule.name, Sgd(0.0), seed)
                 try:
                     state = _warm_state(plan, subject.known)
-                    error = estimate_error(plan, state, subject.known, subject.known.update_md, draws)
+                    error = estimate_error(
+                        plan, state, subject.known, subject.known.update_md, draws
+                    )
                 except DeltaflError:
-                    continue  # this design cannot keep these expectations, or the sampler knows none to weigh with
+                    # this design cannot keep these expectations, or the sampler knows none to weigh
+                    # with
+                    continue
                 edges = [
                     estimate_error(plan, state, edge, edge.update_md, draws)
                     for edge in (_edges(subject.known) if sampler.needs_oracle else ())
                 ]
                 at_zero = max((edge.bias for edge in edges if not _no_bias(edge)), default=0.0)
-                claims, condition = rule.unbiased and sampler.unbiased, needs_scores(sampler, rule.control)
+                claims = rule.unbiased and sampler.unbiased
+                condition = needs_scores(sampler, rule.control)
                 yield AuditRow(name, design, rule.name, claims, *error, condition, at_zero)
 
 
@@ -155,13 +172,17 @@ class EstimateError(NamedTuple):
     mse: float
 
 
-def estimate_error(plan: Plan, state: RoundState, oracle: Oracle, update_md: Params, draws: int) -> EstimateError:
-    """Bias and MSE of a round's estimate over its cohorts, for fixed updates, (m, d); NaN or infinite where ubar is 0.
+def estimate_error(
+    plan: Plan, state: RoundState, oracle: Oracle, update_md: Params, draws: int
+) -> EstimateError:
+    """Bias and MSE of a round's estimate over its cohorts, for fixed updates, (m, d); NaN or
+    infinite where ubar is 0.
 
     ``draws`` cohorts are drawn where they are not enumerated; they use no randomness of the run.
     """
     probability_k, coef_km, exact = _coefficients(plan, state, oracle, draws)
-    m, weight_m = plan.population.num_clients, plan.population.weight_m
+    m = plan.population.num_clients
+    weight_m = plan.population.weight_m
     total_d, control_md = find_estimator(plan.estimator).control.value(state.control, np.arange(m))
     residual_md = update_md.astype(np.float64) - control_md
     mean_d = weight_m @ update_md.astype(np.float64)
@@ -183,21 +204,30 @@ def _no_bias(error: EstimateError | AuditRow) -> bool:
 
 
 def _edges(known: KnownUpdates) -> Iterator[KnownUpdates]:
-    """The updates with that of the first client at 0, or at ubar without local noise, where DELTA's score is 0."""
-    weight_m, others_md = known.weight_m, known.update_md[1:]
+    """The updates with that of the first client at 0, or at ubar without local noise, where
+    DELTA's score is 0.
+    """
+    weight_m = known.weight_m
+    others_md = known.update_md[1:]
     if len(others_md) == 0 or not np.any(weight_m[1:] @ others_md):
         return  # bias is measured relative to ubar
     for first_d in (0 * others_md[0], np.average(others_md, axis=0, weights=weight_m[1:])):
-        update_md, noise_m = known.update_md.copy(), known.columns.step_variance_n.copy()
-        update_md[0], noise_m[0] = first_d, 0.0
-        edge = KnownUpdates(update_md, weight_m, noise_m, known.columns.loss_n, known.columns.num_steps_n)
+        update_md = known.update_md.copy()
+        noise_m = known.columns.step_variance_n.copy()
+        update_md[0] = first_d
+        noise_m[0] = 0.0
+        edge = KnownUpdates(
+            update_md, weight_m, noise_m, known.columns.loss_n, known.columns.num_steps_n
+        )
         if first_d.any():
             edge.reports().squared_deviation_n[0] = 0.0  # not a rounding error
         yield edge
 
 
 def _warm_state(plan: Plan, known: KnownUpdates) -> RoundState:
-    """A state some rounds old: the model stands still, the updates vary about those of the audit."""
+    """A state some rounds old: the model stands still, the updates vary about those of the
+    audit.
+    """
     state = init_round(plan, np.zeros(known.update_md.shape[1]))
     everyone = np.ones(plan.population.num_clients, dtype=np.bool_)
     for _ in range(WARM_UP_ROUNDS):
@@ -210,8 +240,12 @@ def _warm_state(plan: Plan, known: KnownUpdates) -> RoundState:
     return state
 
 
-def _coefficients(plan: Plan, state: RoundState, oracle: Oracle, draws: int) -> tuple[FloatArray, FloatArray, bool]:
-    """Probabilities (k,) and coefficients (k, m) of cohorts: all of them where possible, else ``draws`` random ones."""
+def _coefficients(
+    plan: Plan, state: RoundState, oracle: Oracle, draws: int
+) -> tuple[FloatArray, FloatArray, bool]:
+    """Probabilities (k,) and coefficients (k, m) of cohorts: all of them where possible, else
+    ``draws`` random ones.
+    """
     m = plan.population.num_clients
     everyone = np.ones(m, dtype=np.bool_)
 

@@ -1,4 +1,6 @@
-"""The command line: ``deltafl compare``, ``run``, ``audit``, ``samplers``, ``tasks``, ``data``, ``reproduce``."""
+"""The command line: ``deltafl compare``, ``run``, ``audit``, ``samplers``, ``tasks``, ``data``,
+``reproduce``.
+"""
 
 from ..simulation.progress import sweep_progress
 from .experiments import interruptible

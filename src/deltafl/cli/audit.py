@@ -20,12 +20,15 @@ def audit(
     designs: Annotated[str, typer.Option(help="names, or all", metavar="A,B")] = "all",
     estimators: Annotated[str, typer.Option(help="names, or all", metavar="A,B")] = "all",
     task: Annotated[str, typer.Option(help="whose updates are audited", metavar="NAME")] = "toy",
-    draws: Annotated[int, typer.Option(help="cohorts drawn where they cannot be enumerated", min=100)] = 4000,
+    draws: Annotated[
+        int, typer.Option(help="cohorts drawn where they cannot be enumerated", min=100)
+    ] = 4000,
     seed: Annotated[int, typer.Option(help="fixes task, warm-up and draws", min=0)] = 0,
 ) -> None:
     """Check which methods are unbiased, and how good they are, on a task's real updates.
 
-    MSE is E norm(D - ubar)^2 / norm(ubar)^2. Exit code 1 if a method that claims to be unbiased is not.
+    MSE is E norm(D - ubar)^2 / norm(ubar)^2. Exit code 1 if a method that claims to be unbiased is
+    not.
 
     Example: deltafl audit --samplers all
     """
@@ -39,17 +42,22 @@ def audit(
     settings = make_settings(RunSettings, {"task": task, "seed": seed, **ctx.obj})
     subject = subject_of(settings)
     population = subject.population
-    mean_d, wide_md = population.weight_m @ subject.known.update_md, subject.known.update_md.astype(float)
+    mean_d = population.weight_m @ subject.known.update_md
+    wide_md = subject.known.update_md.astype(float)
     least, over_designs = least_mse(wide_md @ wide_md.T, population.weight_m, subject.n)
     relative = least / float(mean_d @ mean_d)
     facts = settings.run_facts(population, subject.num_classes or None)
     names = {"designs": designs, "estimators": estimators}
     chosen = {kind: None if text == "all" else split_labels(text) for kind, text in names.items()}
-    console, rows, left_out = Console(), list["AuditRow"](), list[str]()
+    console = Console()
+    rows = list["AuditRow"]()
+    left_out = list[str]()
     for label in SAMPLERS if samplers == "all" else split_labels(samplers):
         _check_own(label, facts)
         with own_code_explained(task, [label, *(chosen["estimators"] or ())]):
-            found = list(audit_methods(subject, [label], facts=facts, draws=draws, seed=seed, **chosen))
+            found = list(
+                audit_methods(subject, [label], facts=facts, draws=draws, seed=seed, **chosen)
+            )
         if found:
             console.print(_table(label, found, relative), "")
         else:
@@ -57,24 +65,33 @@ def audit(
         rows += found
     if not rows:
         raise DeltaflError(
-            f"none of these combinations of sampler, design and estimator can be drawn on task {task!r}; try 'all', "
+            "none of these combinations of sampler, design and estimator can be drawn on task "
+            f"{task!r}; try 'all', "
             "or, for a sampler that looks at labels, --task digits"
         )
-    kind = "least MSE of any design of fixed size" if over_designs else "a lower bound for any unbiased scheme"
+    kind = (
+        "least MSE of any design of fixed size"
+        if over_designs
+        else "a lower bound for any unbiased scheme"
+    )
     failed = sum(not row.passes for row in rows)
     typer.echo(
-        f"{len(rows)} method{'' if len(rows) == 1 else 's'}, {population.num_clients} clients, {subject.n} selected; "
+        f"{len(rows)} method{'' if len(rows) == 1 else 's'}, {population.num_clients} clients, "
+        f"{subject.n} selected; "
         f"{failed} claims fail.\n"
         f"Ratio: to {relative:.4g}, {kind}, without control variates."
     )
     if any(row.needs_scores and row.claims_unbiased for row in rows):
         typer.echo(
-            "if R > 0: unbiased in rounds where no client's score is 0. With one such client, whose update is 0 or the "
-            f"mean of all, the bias is up to {max(row.bias_at_zero for row in rows if row.claims_unbiased):.2g}."
+            "if R > 0: unbiased in rounds where no client's score is 0. With one such client, "
+            "whose update is 0 or the "
+            "mean of all, the bias is up to "
+            f"{max(row.bias_at_zero for row in rows if row.claims_unbiased):.2g}."
         )
     if left_out:
         typer.echo(
-            "Not audited, as they cannot be drawn on these updates or with these designs and estimators: "
+            "Not audited, as they cannot be drawn on these updates or with these designs and "
+            "estimators: "
             f"{', '.join(left_out)}. For samplers that look at labels write --task digits."
         )
     if failed:
@@ -82,7 +99,9 @@ def audit(
 
 
 def _check_own(label: str, facts: "RunFacts") -> None:
-    """Refuse a sampler in a user's file that breaks the protocol, or its claim where sizes differ."""
+    """Refuse a sampler in a user's file that breaks the protocol, or its claim where sizes
+    differ.
+    """
     from ..audit import check_sampler
     from ..samplers import SAMPLERS, base_name, make_sampler
 
@@ -94,14 +113,22 @@ def _check_own(label: str, facts: "RunFacts") -> None:
         raise
     except Exception as error:  # whatever the user's own code raises
         what = error if isinstance(error, AssertionError) else in_one_line(error)
-        raise DeltaflError(f"{label}: {what} (with 12 clients of unequal sizes; see docs/add-a-method.md)") from error
+        raise DeltaflError(
+            f"{label}: {what} (with 12 clients of unequal sizes; see docs/add-a-method.md)"
+        ) from error
 
 
 def _table(sampler: str, rows: "list[AuditRow]", least: float) -> "Table":
     """The findings on one sampler."""
     from rich.table import Table
 
-    table = Table(title=f"[bold]{sampler}[/]", title_justify="left", box=None, pad_edge=False, collapse_padding=True)
+    table = Table(
+        title=f"[bold]{sampler}[/]",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     table.add_column("design", no_wrap=True, min_width=13)
     table.add_column("estimator", no_wrap=True, min_width=16)
     for heading, width in (("bias", 7), ("in se", 5), ("MSE", 9), ("ratio", 6)):
@@ -110,7 +137,15 @@ def _table(sampler: str, rows: "list[AuditRow]", least: float) -> "Table":
     for row in rows:
         ratio = f"{row.mse / least:.2f}" if least > 0 and row.mse > 0 else "-"
         error = "exact" if row.exact else f"{row.z:.1f}" if row.z < 100 else ">99"
-        table.add_row(row.design, row.estimator, f"{row.bias:.1e}", error, f"{row.mse:.4g}", ratio, _finding(row))
+        table.add_row(
+            row.design,
+            row.estimator,
+            f"{row.bias:.1e}",
+            error,
+            f"{row.mse:.4g}",
+            ratio,
+            _finding(row),
+        )
     return table
 
 
@@ -119,5 +154,7 @@ def _finding(row: "AuditRow") -> str:
     if not row.passes:
         return "[bold red]CLAIM FAILS[/]"
     if row.is_unbiased:
-        return ("if R > 0" if row.needs_scores else "unbiased") if row.claims_unbiased else "none seen"
+        return (
+            ("if R > 0" if row.needs_scores else "unbiased") if row.claims_unbiased else "none seen"
+        )
     return "biased"

@@ -1,4 +1,6 @@
-"""``deltafl samplers``, ``deltafl tasks``, ``deltafl data``: what there is, and getting the data."""
+"""``deltafl samplers``, ``deltafl tasks``, ``deltafl data``: what there is, and getting the
+data.
+"""
 
 import re
 import sys
@@ -17,11 +19,14 @@ if TYPE_CHECKING:
 _YES = {True: "yes", False: "no"}
 data = typer.Typer(help="Get and check data sets.", no_args_is_help=True, rich_markup_mode=None)
 
-Where = Annotated[Path | None, typer.Option("--data-dir", help="folder for data sets", metavar="DIR")]
+Where = Annotated[
+    Path | None, typer.Option("--data-dir", help="folder for data sets", metavar="DIR")
+]
 
 
 def samplers(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None) -> None:
-    """List the samplers, designs and estimators, or describe one of them, or a label, with its options.
+    """List the samplers, designs and estimators, or describe one of them, or a label, with its
+    options.
 
     Example: deltafl samplers census+average=0.5
     """
@@ -30,7 +35,13 @@ def samplers(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = Non
     from ..samplers import NEEDS, SAMPLERS
 
     if name is not None:
-        show = _print_design if name in DESIGNS else _print_estimator if name in ALL_ESTIMATORS else _print_label
+        show = (
+            _print_design
+            if name in DESIGNS
+            else _print_estimator
+            if name in ALL_ESTIMATORS
+            else _print_label
+        )
         show(name)
         return
     entries = SAMPLERS.values()
@@ -39,9 +50,11 @@ def samplers(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = Non
         ((e.name, e.design or "its own", e.estimator, _claim(e.name), e.needs) for e in entries),
     )
     typer.echo(
-        "If R > 0: delta never draws, and so misses, a client whose update is the mean of all and has no local noise;\n"
+        "If R > 0: delta never draws, and so misses, a client whose update is the mean of all and "
+        "has no local noise;\n"
         "delta(floor=0.1) is always unbiased.\n"
-        "fedpracis and pracdelta ignore the clients' weights in their scores, as the paper prints them; where sizes\n"
+        "fedpracis and pracdelta ignore the clients' weights in their scores, as the paper prints "
+        "them; where sizes\n"
         "differ, pracdelta(weighted=True) is better.\n"
     )
     _print_table(("sampler", "source"), ((entry.name, entry.source) for entry in entries))
@@ -51,13 +64,22 @@ def samplers(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = Non
         ("design", "exact", "cohort", "variance", "source"),
         ((d.name, _YES[d.exact], d.kind, d.variance, d.source or "-") for d in DESIGNS.values()),
     )
-    typer.echo("variance: how good info.variance is; close: for many clients; rough: mostly too large, but no bound\n")
-    rules = ALL_ESTIMATORS.values()
-    _print_table(("estimator", "unbiased", "source"), ((e.name, _YES[e.unbiased], e.source or "-") for e in rules))
     typer.echo(
-        "With norm_guard or clip none of them is unbiased: these settings shorten steps or updates that are too long.\n"
-        "The ...-remote estimators are for hosts whose clients keep a memory; twin needs --public examples.\n\n"
-        "A label is SAMPLER(option=value)@DESIGN@ESTIMATOR+setting=value, all but the sampler optional: uniform,\n"
+        "variance: how good info.variance is; close: for many clients; rough: mostly too large, "
+        "but no bound\n"
+    )
+    rules = ALL_ESTIMATORS.values()
+    _print_table(
+        ("estimator", "unbiased", "source"),
+        ((e.name, _YES[e.unbiased], e.source or "-") for e in rules),
+    )
+    typer.echo(
+        "With norm_guard or clip none of them is unbiased: these settings shorten steps or updates "
+        "that are too long.\n"
+        "The ...-remote estimators are for hosts whose clients keep a memory; twin needs --public "
+        "examples.\n\n"
+        "A label is SAMPLER(option=value)@DESIGN@ESTIMATOR+setting=value, all but the sampler "
+        "optional: uniform,\n"
         "osmd(mixing=0.3)@poisson, uniform@@fedvarp, census+average=0.5+scaffold."
     )
 
@@ -66,7 +88,10 @@ def _print_design(name: str) -> None:
     from ..designs.table import DESIGNS
 
     design = DESIGNS[name]
-    rows = [("what it does", _about(design.draw_balanced or design.draw)), ("exact", _YES[design.exact])]
+    rows = [
+        ("what it does", _about(design.draw_balanced or design.draw)),
+        ("exact", _YES[design.exact]),
+    ]
     _print_table(("design", name), [*rows, ("source", design.source or "-")])
     typer.echo(f"Write it in the label: SAMPLER@{name}")
 
@@ -75,14 +100,23 @@ def _print_estimator(name: str) -> None:
     from ..estimators.table import ALL_ESTIMATORS
 
     rule = ALL_ESTIMATORS[name]
-    controls = (_about(type(part)) for part in (rule.control, getattr(rule.control, "control", None)) if part)
+    controls = (
+        _about(type(part))
+        for part in (rule.control, getattr(rule.control, "control", None))
+        if part
+    )
     rows = [("weights", _about(rule.coefficients)), ("control variate", " Here: ".join(controls))]
-    _print_table(("estimator", name), [*rows, ("unbiased", _YES[rule.unbiased]), ("source", rule.source or "-")])
+    _print_table(
+        ("estimator", name),
+        [*rows, ("unbiased", _YES[rule.unbiased]), ("source", rule.source or "-")],
+    )
     typer.echo(f"Write it in the label: SAMPLER@@{name}")
 
 
 def _print_label(text: str) -> None:
-    """Print what a method does, what it needs, its sampler's options, and the settings in its label."""
+    """Print what a method does, what it needs, its sampler's options, and the settings in its
+    label.
+    """
     from ..samplers import NEEDS, parse_label
     from ..samplers.table import find_sampler
 
@@ -100,7 +134,12 @@ def _print_label(text: str) -> None:
     _print_table(("sampler", label.name), rows)
     meanings = _meanings(type(made))
     options = [
-        (option, text_of(getattr(made, option)), made.ranges.get(option, ""), meanings.get(option, ""))
+        (
+            option,
+            text_of(getattr(made, option)),
+            made.ranges.get(option, ""),
+            meanings.get(option, ""),
+        )
         for option in entry.options
     ]
     if options:
@@ -124,7 +163,11 @@ def _claim(method: "str | Label") -> str:
     label = parse_label(method)
     if not is_unbiased(label):
         return "no"
-    return "if R > 0" if needs_scores(make_sampler(label), find_estimator(label.estimator).control) else "yes"
+    return (
+        "if R > 0"
+        if needs_scores(make_sampler(label), find_estimator(label.estimator).control)
+        else "yes"
+    )
 
 
 def _meanings(kind: type) -> dict[str, str]:
@@ -138,19 +181,24 @@ def _meanings(kind: type) -> dict[str, str]:
 
 
 def _asked(question: str) -> str | bool:
-    """The question, where there is a terminal to ask it at; elsewhere, as in a notebook, its option has to be given."""
+    """The question, where there is a terminal to ask it at; elsewhere, as in a notebook, its
+    option has to be given.
+    """
     return question if sys.stdin is not None and sys.stdin.isatty() else False
 
 
 def recommend(
     sizes: Annotated[
         Literal["equal", "unequal", "unknown"],
-        typer.Option(help="numbers of examples of the clients", prompt=_asked("Are clients of equal size")),
+        typer.Option(
+            help="numbers of examples of the clients", prompt=_asked("Are clients of equal size")
+        ),
     ],
     labels: Annotated[
         bool,
         typer.Option(
-            help="the server may know each client's shares of labels", prompt=_asked("May the server know the labels")
+            help="the server may know each client's shares of labels",
+            prompt=_asked("May the server know the labels"),
         ),
     ],
     census: Annotated[
@@ -163,19 +211,26 @@ def recommend(
     memory: Annotated[
         bool,
         typer.Option(
-            help="the server can keep one update of each client", prompt=_asked("Can it keep one update per client")
+            help="the server can keep one update of each client",
+            prompt=_asked("Can it keep one update per client"),
         ),
     ],
     reachable: Annotated[
         bool,
         typer.Option(
-            help="every selected client can be expected to reply", prompt=_asked("Can all clients be reached")
+            help="every selected client can be expected to reply",
+            prompt=_asked("Can all clients be reached"),
         ),
     ],
-    clients: Annotated[int | None, typer.Option(help="number of clients, for the cost", metavar="M")] = None,
-    parameters: Annotated[int | None, typer.Option(help="parameters of the model, for the cost", metavar="D")] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="number of clients, for the cost", metavar="M")
+    ] = None,
+    parameters: Annotated[
+        int | None, typer.Option(help="parameters of the model, for the cost", metavar="D")
+    ] = None,
 ) -> None:
-    """Recommend a sampler for your federation, with the evidence; at a terminal it asks for options that are not given.
+    """Recommend a sampler for your federation, with the evidence; at a terminal it asks for options
+    that are not given.
 
     Example: deltafl recommend --sizes unequal --no-labels --census --memory --reachable
     """
@@ -193,21 +248,28 @@ def tasks() -> None:
     """
     from ..tasks import PARTITIONS, known_tasks
 
-    specs, rows = known_tasks().values(), []
+    specs = known_tasks().values()
+    rows = []
     for spec in specs:
         clients = "all" if spec.all_owners else str(spec.num_clients)
         numbers = (clients, str(spec.sample_size), str(spec.rounds))
         rows.append((spec.name, *numbers, spec.partition or "its own", ", ".join(spec.needs)))
     _print_table(("task", "clients", "selected", "rounds", "partition", "needs"), rows)
     _print_table(("task", "what is learnt"), ((spec.name, spec.summary) for spec in specs))
-    _print_table(("partition", "who holds what"), ((name, split.summary) for name, split in PARTITIONS.items()))
+    _print_table(
+        ("partition", "who holds what"),
+        ((name, split.summary) for name, split in PARTITIONS.items()),
+    )
     typer.echo(
-        "Your own: --task my_task.py:make_task, or --task table.csv --label L with --column CLIENT or\n"
+        "Your own: --task my_task.py:make_task, or --task table.csv --label L with --column CLIENT "
+        "or\n"
         "--partition dirichlet --clients 20. The page docs/own-data.md shows all ways."
     )
 
 
-def settings(names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...")] = None) -> None:
+def settings(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...")] = None,
+) -> None:
     """List the settings of run and compare with their defaults, or some of them.
 
     Example: deltafl settings local_lr
@@ -220,8 +282,11 @@ def settings(names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]..
     for name in names or ():
         if name not in fields:
             raise unknown_name("setting", name, fields)
-    run, compare = (kind.model_json_schema()["properties"] for kind in (RunSettings, CompareSettings))
-    chosen, rows = names or list(fields), []
+    run, compare = (
+        kind.model_json_schema()["properties"] for kind in (RunSettings, CompareSettings)
+    )
+    chosen = names or list(fields)
+    rows = []
     for key in chosen:
         of = "compare" if key not in run else "both" if key in compare else "run"
         default = "the task's" if key in TASK_DEFAULTS else text_of(fields[key].default)
@@ -244,7 +309,9 @@ def _print_table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> 
 
 
 @data.command("fetch")
-def fetch_data(name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: Where = None) -> None:
+def fetch_data(
+    name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: Where = None
+) -> None:
     """Download a data set and compare it with its checksums; what is there already is kept.
 
     Example: deltafl data fetch fashion-mnist
@@ -256,7 +323,9 @@ def fetch_data(name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: W
 
 
 @data.command("check")
-def check_data(name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: Where = None) -> None:
+def check_data(
+    name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: Where = None
+) -> None:
     """Print where a data set's files are and whether they are the right ones; exit code 1 if not.
 
     Example: deltafl data check mnist --data-dir ~/data

@@ -1,4 +1,6 @@
-"""``deltafl compare`` and ``deltafl run``: the long work, with progress, interruption and resumption."""
+"""``deltafl compare`` and ``deltafl run``: the long work, with progress, interruption and
+resumption.
+"""
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +23,16 @@ if TYPE_CHECKING:
     from ..simulation.settings import RunSettings
 
 Processes = Annotated[
-    int | None, typer.Option(help="runs side by side; as many as cores, 1 on a GPU", metavar="P", min=1)
+    int | None,
+    typer.Option(help="runs side by side; as many as cores, 1 on a GPU", metavar="P", min=1),
 ]
 Track = Annotated[
-    str | None, typer.Option(help="write each round to a tracker, too: tensorboard or mlflow", metavar="NAME")
+    str | None,
+    typer.Option(help="write each round to a tracker, too: tensorboard or mlflow", metavar="NAME"),
 ]
 NoReport = Annotated[bool, typer.Option("--no-report", help="leave out report.html")]
-EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 #: A run that diverged: not 1 (a check that failed) and not 2 (bad input).
 EXIT_DIVERGED = 3
 
@@ -44,7 +49,8 @@ def compare(
 ) -> None:
     """Compare samplers on one task, seed by seed.
 
-    The same --out with more samplers, seeds or rounds runs what is missing. Exit code 3 if a run diverges.
+    The same --out with more samplers, seeds or rounds runs what is missing. Exit code 3 if a run
+    diverges.
 
     Example: deltafl compare --task digits --samplers full,census,uniform --seeds 3
     """
@@ -72,9 +78,11 @@ def tune(
 ) -> None:
     """Find each sampler's learning rates on seeds and examples kept for it, then compare with them.
 
-    The comparison is in the folder 'comparison' of --out, the rates are in 'rates.toml', for --config.
+    The comparison is in the folder 'comparison' of --out, the rates are in 'rates.toml', for
+    --config.
 
-    Example: deltafl tune --task digits --samplers full,census,uniform --local-rates 0.4,0.8,1.6 --out tuned
+    Example: deltafl tune --task digits --samplers full,census,uniform --local-rates 0.4,0.8,1.6
+    --out tuned
     """
     from ..simulation import TuneSettings, count_processes, new_folder, run_comparison, tune_rates
     from ..simulation.distributed import refuse_processes
@@ -92,16 +100,21 @@ def tune(
                 typer.echo(f"{label}: {name} = {search.best:g}{edge}")
         with sweep_progress() as on_progress:
             last = settings.comparison(tuned.rates)
-            summary = run_comparison(last, folder / "comparison", on_progress, count, report=not no_report)
+            summary = run_comparison(
+                last, folder / "comparison", on_progress, count, report=not no_report
+            )
     _print_summary(summary, [folder / "comparison"], folder / "comparison")
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="what deltafl compare or run wrote", metavar="DIR...")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="what deltafl compare or run wrote", metavar="DIR...")
+    ],
     out: o.Out = None,
     no_report: NoReport = False,
 ) -> None:
-    """Join finished folders of the same task and settings: their table, summary.json, pictures and report.html.
+    """Join finished folders of the same task and settings: their table, summary.json, pictures and
+    report.html.
 
     Samplers and seeds may differ. Exit code 3 if a run diverged.
 
@@ -194,7 +207,8 @@ def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup", track: "
     if group.is_first:
         _print_refusals(folder)
         if diverged is None:
-            loss, accuracy = last["test"]["loss"], last["test"]["accuracy"]
+            loss = last["test"]["loss"]
+            accuracy = last["test"]["accuracy"]
             result = f"loss {nan if loss is None else loss:.4g}; records: {folder}/rounds.jsonl"
             result = result if accuracy is None else f"accuracy {accuracy:.2%}, {result}"
             typer.echo(f"after {last['round']} rounds: {result}")
@@ -211,7 +225,9 @@ def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup", track: "
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder of a run, or DIR/runs/RUN of a comparison")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="folder of a run, or DIR/runs/RUN of a comparison")
+    ],
     to: Annotated[Path, typer.Option(metavar="FILE", help="model.safetensors or model.pt")],
 ) -> None:
     """Write the model of a run's last checkpoint as a state dict for PyTorch.
@@ -244,7 +260,9 @@ def _print_refusals(folder: Path) -> None:
         lost = len({(run, round) for run, round, *_, all_refused in refused if all_refused})
         first = f"the first in {run}, round {round}, client {client}: {reason}"
         rounds = f"; in {lost} rounds all were, and the model learnt nothing" if lost else ""
-        typer.echo(f"{len(refused)} replies were refused and count as missing, {first}{rounds}", err=True)
+        typer.echo(
+            f"{len(refused)} replies were refused and count as missing, {first}{rounds}", err=True
+        )
 
 
 @contextmanager
@@ -297,7 +315,8 @@ def own_code_explained(task: str, labels: Sequence[str]) -> Iterator[None]:
         from ..simulation.processes import failure_of
         from ..tasks.own import own_code_error
 
-        failure, parts = failure_of(error), [part for label in labels for part in label.split("@")]
+        failure = failure_of(error)
+        parts = [part for label in labels for part in label.split("@")]
         sentence = own_code_error([task, *parts], failure.summary, failure.places)
         if sentence is None:
             raise

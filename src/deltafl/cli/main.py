@@ -1,4 +1,6 @@
-"""The application: its commands, and how mistakes reach a person (one sentence, exit code 2, no traceback)."""
+"""The application: its commands, and how mistakes reach a person (one sentence, exit code 2, no
+traceback).
+"""
 
 import importlib
 import importlib.util
@@ -29,9 +31,12 @@ app.command(cls=settings_command("CompareSettings"))(experiments.compare)
 app.command(cls=settings_command("TuneSettings"))(experiments.tune)
 app.command(cls=settings_command("RunSettings"))(experiments.run)
 app.command()(experiments.report)
-app.command(cls=settings_command("RunSettings", ("clients", "sample", "weights", "data_dir")))(audit.audit)
+app.command(cls=settings_command("RunSettings", ("clients", "sample", "weights", "data_dir")))(
+    audit.audit
+)
 app.command(
-    epilog="Load it: model.load_state_dict(safetensors.torch.load_file('model.safetensors')), or of a .pt file: "
+    epilog="Load it: model.load_state_dict(safetensors.torch.load_file('model.safetensors')), or "
+    "of a .pt file: "
     "model.load_state_dict(torch.load('model.pt'))"
 )(experiments.export)
 app.command()(catalogue.recommend)
@@ -49,20 +54,29 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="print the version"),
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="print the version"
+    ),
 ) -> None:
     """Client sampling for federated learning: who to ask, and how to weigh the replies."""
 
 
 @app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    },
 )
 def reproduce(ctx: typer.Context) -> None:
-    """Run one of the paper's tables or figures, from a checkout: the same as python -m reproduction."""
+    """Run one of the paper's tables or figures, from a checkout: the same as python -m
+    reproduction.
+    """
     sys.path.insert(0, str(Path.cwd()))
     if importlib.util.find_spec("reproduction") is None:
         raise DeltaflError(
-            "the paper's tables and figures are not part of the installed package: clone the repository of deltafl and "
+            "the paper's tables and figures are not part of the installed package: clone the "
+            "repository of deltafl and "
             "give the command in its folder"
         )
     cli = importlib.import_module("reproduction.cli")
@@ -76,8 +90,12 @@ def main() -> None:
     run_app(app)
 
 
-def run_app(command: typer.Typer, arguments: list[str] | None = None, name: str | None = None) -> None:
-    """Run a command line; a ``DeltaflError`` or a failing file becomes one sentence and exit code 2."""
+def run_app(
+    command: typer.Typer, arguments: list[str] | None = None, name: str | None = None
+) -> None:
+    """Run a command line; a ``DeltaflError`` or a failing file becomes one sentence and exit
+    code 2.
+    """
     show_log()
     try:
         command(arguments, prog_name=name)
@@ -88,12 +106,16 @@ def run_app(command: typer.Typer, arguments: list[str] | None = None, name: str 
         sys.exit(2)
     except OSError as error:  # a missing file, a full disk, a folder without permission
         place = error.filename or "a file"
-        typer.echo(f"deltafl: {place}: {error.strerror}; check the path, or choose another", err=True)
+        typer.echo(
+            f"deltafl: {place}: {error.strerror}; check the path, or choose another", err=True
+        )
         sys.exit(2)
 
 
 class _OnceHandler(logging.Handler):
-    """Writes each text once, through ``typer.echo``, so that a progress bar in the way is moved aside."""
+    """Writes each text once, through ``typer.echo``, so that a progress bar in the way is moved
+    aside.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)

@@ -1,4 +1,6 @@
-"""The options of ``run`` and ``compare``: one for each setting, made from the fields of the settings."""
+"""The options of ``run`` and ``compare``: one for each setting, made from the fields of the
+settings.
+"""
 
 import logging
 import tomllib
@@ -21,9 +23,12 @@ if TYPE_CHECKING:
     from ..simulation.settings import AnySettings
 
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="a setting as in a TOML file: proximal=0.01", metavar="KEY=VALUE")
+    list[str] | None,
+    typer.Option("--set", help="a setting as in a TOML file: proximal=0.01", metavar="KEY=VALUE"),
 ]
-Config = Annotated[Path | None, typer.Option(help="TOML file with settings; options win", metavar="FILE")]
+Config = Annotated[
+    Path | None, typer.Option(help="TOML file with settings; options win", metavar="FILE")
+]
 
 
 def _folder(text: str) -> Path:
@@ -45,11 +50,16 @@ _HOLDS = {
 
 #: Headings of ``--help`` and the options below them, in this order; all others come last.
 _HEADINGS = {
-    "What to run": "samplers sampler seeds seed task clients sample rounds local_rates server_rates tuning_seeds "
+    "What to run": "samplers sampler seeds seed task clients sample rounds local_rates "
+    "server_rates tuning_seeds "
     "extensions out resume config processes workers",
-    "Local training": "local_lr local_epochs local_steps batch_size local_momentum scaffold mime proximal fixed_order "
+    "Local training": "local_lr local_epochs local_steps batch_size local_momentum scaffold mime "
+    "proximal fixed_order "
     "device",
-    "Server": "average server_optimizer server_lr server_momentum weights norm_guard clip memory_dtype memory_path",
+    "Server": (
+        "average server_optimizer server_lr server_momentum weights norm_guard clip "
+        "memory_dtype memory_path"
+    ),
     "Data": "partition alpha column label task_type public noise truth data_dir",
     "Clients that are away, slow or silent": "availability speeds dropout deadline over_select",
     "Evaluation": "threshold stop_at_threshold evaluate_every test_examples validation probe_every",
@@ -57,7 +67,8 @@ _HEADINGS = {
 
 
 def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]:
-    """A command with an option for each setting of a class, or for those named; ``ctx.obj`` has those that were given.
+    """A command with an option for each setting of a class, or for those named; ``ctx.obj`` has
+    those that were given.
 
     They are made when the command is used, so that ``deltafl --help`` loads no NumPy.
     """
@@ -68,13 +79,19 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
             from ..simulation.settings import TASK_DEFAULTS
 
             settings = getattr(import_module("deltafl.simulation"), kind)
-            fields, schemas = settings.model_fields, settings.model_json_schema()["properties"]
+            fields = settings.model_fields
+            schemas = settings.model_json_schema()["properties"]
             chosen = [name for name in names or fields if name != "rates"]
 
             def with_settings(**_: Any) -> None:
-                """Typer makes options of a signature alone; its own classes differ between versions."""
+                """Typer makes options of a signature alone; its own classes differ between
+                versions.
+                """
 
-            parameters = [_parameter(name, fields[name], schemas[name], name in TASK_DEFAULTS) for name in chosen]
+            parameters = [
+                _parameter(name, fields[name], schemas[name], name in TASK_DEFAULTS)
+                for name in chosen
+            ]
             with_settings.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
             alone = typer.Typer(add_completion=False)
             alone.command()(with_settings)
@@ -87,7 +104,9 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
             if names:  # few enough for one list
                 super().format_options(ctx, formatter)
                 return
-            records = {str(option.name): option.get_help_record(ctx) for option in self.get_params(ctx)}
+            records = {
+                str(option.name): option.get_help_record(ctx) for option in self.get_params(ctx)
+            }
             rows = {name: record for name, record in records.items() if record is not None}
             for heading, names_of in _HEADINGS.items():
                 if shown := [rows.pop(name) for name in names_of.split() if name in rows]:
@@ -101,9 +120,15 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
                 return super().parse_args(ctx, args)
             except Exception as error_:
                 error: Any = error_
-                if hasattr(error, "possibilities"):  # the parser's names for an option may be far away
-                    names = [flag.strip("-") for option in self.get_params(ctx) for flag in option.opts]
-                    error.possibilities = [f"--{name}" for name in near_names(error.option_name.strip("-"), names)]
+                if hasattr(
+                    error, "possibilities"
+                ):  # the parser's names for an option may be far away
+                    names = [
+                        flag.strip("-") for option in self.get_params(ctx) for flag in option.opts
+                    ]
+                    error.possibilities = [
+                        f"--{name}" for name in near_names(error.option_name.strip("-"), names)
+                    ]
                 raise
 
         def invoke(self, ctx: Any) -> Any:
@@ -115,7 +140,8 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
 
 
 def _parameter(name: str, field: "FieldInfo", schema: dict[str, Any], of_task: bool) -> Parameter:
-    flag, meaning = f"--{name.replace('_', '-')}", field.description or ""
+    flag = f"--{name.replace('_', '-')}"
+    meaning = field.description or ""
     if field.annotation is bool:
         kind: Any = Annotated[bool | None, typer.Option(flag, help=meaning)]
     else:
@@ -130,7 +156,13 @@ def _parameter(name: str, field: "FieldInfo", schema: dict[str, Any], of_task: b
 
 def text_of(default: Any) -> str:
     """A default as it is written on the command line; a dash for None."""
-    return ",".join(map(str, default)) if isinstance(default, tuple) else "-" if default is None else str(default)
+    return (
+        ",".join(map(str, default))
+        if isinstance(default, tuple)
+        else "-"
+        if default is None
+        else str(default)
+    )
 
 
 def allowed(schema: dict[str, Any]) -> str:
@@ -140,9 +172,13 @@ def allowed(schema: dict[str, Any]) -> str:
         return "|".join(words)
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
     limits = [
-        f"{sign} {schema[key]:g}" for key, sign in signs.items() if schema.get(key) not in (None, 2**31 - 1, 1e37)
+        f"{sign} {schema[key]:g}"
+        for key, sign in signs.items()
+        if schema.get(key) not in (None, 2**31 - 1, 1e37)
     ]
-    kind = {"integer": "N", "number": "X", "array": "A,B", "boolean": "true|false"}.get(schema["type"], "NAME")
+    kind = {"integer": "N", "number": "X", "array": "A,B", "boolean": "true|false"}.get(
+        schema["type"], "NAME"
+    )
     return " ".join([kind, ", ".join(limits)]).rstrip()
 
 
@@ -160,29 +196,45 @@ def settings_from(
 
     given = _joined(given, sets or [])
     recorded = recorded_settings(out) if out else None
-    held, mine = (next((key for key in _HOLDS if key in keys), None) for keys in (recorded or {}, kind.model_fields))
+    held, mine = (
+        next((key for key in _HOLDS if key in keys), None)
+        for keys in (recorded or {}, kind.model_fields)
+    )
     if held is not None and held != mine:
-        raise DeltaflError(f"{out} holds {_HOLDS[held].format(out=quote(str(out)))}, or choose another --out")
+        raise DeltaflError(
+            f"{out} holds {_HOLDS[held].format(out=quote(str(out)))}, or choose another --out"
+        )
     if resume and out is None:
         raise DeltaflError("--resume needs --out DIR, the folder of the run to continue")
     if resume and recorded is None and not given and config is None:
         raise DeltaflError(f"there is no run in {out} to resume; leave out --resume to start one")
     grows = UNION & kind.model_fields.keys() and not (UNION | {"rounds"}).isdisjoint(given)
     if recorded is not None and not resume and not grows:
-        raise DeltaflError(f"{out} already holds a run; add --resume to continue it, or choose another --out")
-    objects = RunDirectory(out).environment().get("objects") if recorded is not None and out else None
+        raise DeltaflError(
+            f"{out} already holds a run; add --resume to continue it, or choose another --out"
+        )
+    objects = (
+        RunDirectory(out).environment().get("objects") if recorded is not None and out else None
+    )
     if objects:
         raise DeltaflError(
-            f"{out} was played from Python with {', '.join(objects)}: go on there with the same call of deltafl.compare"
+            f"{out} was played from Python with {', '.join(objects)}: go on there with the same "
+            "call of deltafl.compare"
             f" and out={str(out)!r}"
         )
     if recorded is None:
         if resume:
-            logging.getLogger("deltafl").info(f"there is nothing to continue in {out}: it begins anew")
+            logging.getLogger("deltafl").info(
+                f"there is nothing to continue in {out}: it begins anew"
+            )
         settings = make_settings(kind, given, config)
         refuse_ignored(settings, given)
         return settings
-    now = make_settings(kind, {**recorded, **given}) if config is None else make_settings(kind, given, config)
+    now = (
+        make_settings(kind, {**recorded, **given})
+        if config is None
+        else make_settings(kind, given, config)
+    )
     return grown(make_settings(kind, recorded), now)
 
 
@@ -192,7 +244,9 @@ def _joined(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, A
     for key, value in map(assignment, assignments):
         if key in joined:
             other = f"--{key.replace('_', '-')}" if key in given else "another --set"
-            raise DeltaflError(f"--set {key}={value} and {other} set the same; leave one of them out")
+            raise DeltaflError(
+                f"--set {key}={value} and {other} set the same; leave one of them out"
+            )
         joined[key] = value
     return joined
 
@@ -201,7 +255,9 @@ def assignment(text: str) -> tuple[str, Any]:
     """``key=value`` with the value written as in TOML, or a bare word."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise DeltaflError(f"--set {text!r} is not KEY=VALUE; write for instance --set proximal=0.01")
+        raise DeltaflError(
+            f"--set {text!r} is not KEY=VALUE; write for instance --set proximal=0.01"
+        )
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError):

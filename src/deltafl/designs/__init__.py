@@ -1,4 +1,6 @@
-"""Sampling designs: scores become expectations, expectations become a cohort; ``table.py`` lists them."""
+"""Sampling designs: scores become expectations, expectations become a cohort; ``table.py`` lists
+them.
+"""
 
 from .exact import every_cohort
 from .table import DESIGNS, Design, draw_cohort, find_design

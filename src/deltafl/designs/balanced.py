@@ -1,14 +1,17 @@
-"""Balanced draws: cohorts spread over what is known of the clients, with exact inclusion probabilities.
+"""Balanced draws: cohorts spread over what is known of the clients, with exact inclusion
+probabilities.
 
-Every client has auxiliary values x_i (q numbers); its *place* is x_i / pi_i, what it adds to the Horvitz-Thompson
-estimate of sum_i x_i. Both designs start from pi and move it, pi on average unchanged in every step, until each client
-is at 0 (out) or 1 (drawn): that alone makes the inclusion probabilities exact, whatever the places are.
+Every client has auxiliary values x_i (q numbers); its *place* is x_i / pi_i, what it adds to the
+Horvitz-Thompson estimate of sum_i x_i. Both designs start from pi and move it, pi on average
+unchanged in every step, until each client is at 0 (out) or 1 (drawn): that alone makes the
+inclusion probabilities exact, whatever the places are.
 
-- ``local_pivotal``: nearest neighbours duel, so that clients with near-equal places are rarely drawn together.
-  Grafstrom, Lundstrom and Schelin, Biometrics 2012, method 2 (LPM2), except that twins meet first: otherwise a third
-  client could strengthen one of them before, and then both might be drawn.
-- ``cube``: sum_S x_i / pi_i = sum_i x_i up to the last q + 1 clients. Deville and Tille, Biometrika 2004, with the fast
-  flight phase of Chauvet and Tille, Computational Statistics 2006.
+- ``local_pivotal``: nearest neighbours duel, so that clients with near-equal places are rarely
+  drawn together. Grafstrom, Lundstrom and Schelin, Biometrics 2012, method 2 (LPM2), except that
+  twins meet first: otherwise a third client could strengthen one of them before, and then both
+  might be drawn.
+- ``cube``: sum_S x_i / pi_i = sum_i x_i up to the last q + 1 clients. Deville and Tille, Biometrika
+  2004, with the fast flight phase of Chauvet and Tille, Computational Statistics 2006.
 """
 
 from collections.abc import Iterator
@@ -29,15 +32,18 @@ QUEUE = 100
 FEWEST = 100
 #: Places are clipped to this many times the largest value, so that their squares do not overflow.
 _FARTHEST = 1e100
-#: Two are twins to a third one that is so much further away, in squared distances: alike but for rounding.
+#: Two are twins to a third one that is so much further away, in squared distances: alike but for
+#: rounding.
 _TWINS = 1e-16
 #: A column of which less than this share is left after others are taken off is one of their sums.
 _RANK_TOLERANCE = 1e-9
-#: A client that adds less than this share to every open equation waits for the next queues: others would move far more.
+#: A client that adds less than this share to every open equation waits for the next queues: others
+#: would move far more.
 _WEAK = 1e-6
 #: A column of less than this share of the widest is a sum of the others but for rounding.
 _ROUNDING = 1e-13
-#: What has more than this share of the largest is as good a pivot; a share that ratios of small numbers do not take.
+#: What has more than this share of the largest is as good a pivot; a share that ratios of small
+#: numbers do not take.
 _LARGE = 0.3717
 #: Clients whose ways to their ends differ by less than this share reach them together.
 _TOGETHER = 1e-9
@@ -67,24 +73,31 @@ class RandomSource:
 
 
 def local_pivotal(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> IntArray:
-    """Draw n clients whose places x_i / pi_i lie apart, from pi in [0, 1] of whole sum n and finite x_i, (m, q).
+    """Draw n clients whose places x_i / pi_i lie apart, from pi in [0, 1] of whole sum n and finite
+    x_i, (m, q).
 
-    Of k clients at one place whose pi sum to T, floor(T) or ceil(T) are drawn (if all fit one cell). O(m (cell q + log
-    m)) time, memory of one cell's distances.
+    Of k clients at one place whose pi sum to T, floor(T) or ceil(T) are drawn (if all fit one
+    cell). O(m (cell q + log m)) time, memory of one cell's distances.
     """
     pi_m = np.clip(expected_m, 0.0, 1.0)
-    left_k, place_mq = np.flatnonzero(undecided(pi_m)), places(pi_m, value_mq)
+    left_k = np.flatnonzero(undecided(pi_m))
+    place_mq = places(pi_m, value_mq)
     if len(left_k) > CELL_SIZE:
-        left_k = left_k[shuffled(len(left_k), source)]  # ties are cut at random, not by the clients' numbers
+        left_k = left_k[
+            shuffled(len(left_k), source)
+        ]  # ties are cut at random, not by the clients' numbers
     while True:
         alone = len(left_k) <= CELL_SIZE
         for cell_k in [left_k] if alone else _cells(place_mq, left_k):
-            pi_k, far_kk = pi_m[cell_k], squared_distances(place_mq[cell_k])
+            pi_k = pi_m[cell_k]
+            far_kk = squared_distances(place_mq[cell_k])
             while duel(pi_k, far_kk, source):
                 pass
             pi_m[cell_k] = pi_k
         if alone:
-            return np.flatnonzero(pi_m > 0.5)  # the sum is whole, so the last one is at 0 or 1 up to rounding
+            return np.flatnonzero(
+                pi_m > 0.5
+            )  # the sum is whole, so the last one is at 0 or 1 up to rounding
         left_k = left_k[undecided(pi_m[left_k])]  # at most one a cell
 
 
@@ -104,20 +117,24 @@ def undecided(pi_m: FloatArray) -> BoolArray:
 def duel(pi_k: FloatArray, far_kk: FloatArray, source: RandomSource) -> bool:
     """Decide at least one of two neighbours, in place; False if there is no pair left.
 
-    With a + b < 1 one is out and the other has a + b; else one is drawn and the other keeps a + b - 1.
+    With a + b < 1 one is out and the other has a + b; else one is drawn and the other keeps a + b -
+    1.
     """
     open_k = np.flatnonzero(undecided(pi_k))
     if len(open_k) < 2:
         return False
     i, j = _neighbours(far_kk, open_k, source)
-    a, b = float(pi_k[i]), float(pi_k[j])
+    a = float(pi_k[i])
+    b = float(pi_k[j])
     both = a + b
     if both < 1:
         winner, loser = (i, j) if source.chance(a / both) else (j, i)
-        pi_k[winner], pi_k[loser] = both, 0.0
+        pi_k[winner] = both
+        pi_k[loser] = 0.0
     else:
         winner, loser = (i, j) if source.chance((1 - b) / (2 - both)) else (j, i)
-        pi_k[winner], pi_k[loser] = 1.0, both - 1
+        pi_k[winner] = 1.0
+        pi_k[loser] = both - 1
     return True
 
 
@@ -132,7 +149,9 @@ def _neighbours(far_kk: FloatArray, open_k: IntArray, source: RandomSource) -> t
     return i, j
 
 
-def _nearest(far_kk: FloatArray, i: int, open_k: IntArray, source: RandomSource) -> tuple[int, float]:
+def _nearest(
+    far_kk: FloatArray, i: int, open_k: IntArray, source: RandomSource
+) -> tuple[int, float]:
     """The nearest open one, ties at random, and how far it is."""
     row_k = far_kk[i, open_k]
     shortest = row_k.min()
@@ -141,7 +160,9 @@ def _nearest(far_kk: FloatArray, i: int, open_k: IntArray, source: RandomSource)
 
 
 def squared_distances(place_kq: FloatArray) -> FloatArray:
-    """norm(place_i - place_j)^2, float64 (k, k), exactly symmetric, exactly 0 for twins, infinite to oneself."""
+    """norm(place_i - place_j)^2, float64 (k, k), exactly symmetric, exactly 0 for twins,
+    infinite to oneself.
+    """
     far_kk = np.zeros((len(place_kq), len(place_kq)))
     for column_k in place_kq.T:
         far_kk += (column_k[:, None] - column_k) ** 2
@@ -150,7 +171,9 @@ def squared_distances(place_kq: FloatArray) -> FloatArray:
 
 
 def _cells(place_mq: FloatArray, client_k: IntArray) -> Iterator[IntArray]:
-    """Cut clients at the median of the coordinate in which they are widest, until no cell is larger than allowed."""
+    """Cut clients at the median of the coordinate in which they are widest, until no cell is
+    larger than allowed.
+    """
     pile = [client_k]
     while pile:
         cell_k = pile.pop()
@@ -173,42 +196,55 @@ def shuffled(count: int, source: RandomSource) -> IntArray:
 
 
 def cube(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> IntArray:
-    """Draw n clients such that sum_S x_i / pi_i is nearly sum_i x_i, from pi of whole sum n and finite x_i, (m, q).
+    """Draw n clients such that sum_S x_i / pi_i is nearly sum_i x_i, from pi of whole sum n and
+    finite x_i, (m, q).
 
-    Flight, over a window that rolls on in random order: among more than q + 1 undecided clients there are directions
-    that change neither the sum of pi nor that of pi times place; go along one, forwards or backwards, until a client is
-    decided. Landing: with q + 1 clients or fewer left, balance is given up along one principal axis of the places after
-    the other, the narrowest first; the size is kept to the end. In each coordinate the total is off by at most
-    (q + 1) / 2 times the range of the places. O(m q^2) time, O(m q) memory.
+    Flight, over a window that rolls on in random order: among more than q + 1 undecided clients
+    there are directions that change neither the sum of pi nor that of pi times place; go along one,
+    forwards or backwards, until a client is decided. Landing: with q + 1 clients or fewer left,
+    balance is given up along one principal axis of the places after the other, the narrowest first;
+    the size is kept to the end. In each coordinate the total is off by at most (q + 1) / 2 times
+    the range of the places. O(m q^2) time, O(m q) memory.
 
-    More than ``SIDE_BY_SIDE`` clients are dealt to queues that fly side by side, and those left undecided are dealt
-    again: the same steps, for 10^5 clients and q = 10 about thirty times as fast.
+    More than ``SIDE_BY_SIDE`` clients are dealt to queues that fly side by side, and those left
+    undecided are dealt again: the same steps, for 10^5 clients and q = 10 about thirty times as
+    fast.
     """
     pi_m = np.clip(expected_m, 0.0, 1.0)
     open_k = np.flatnonzero(undecided(pi_m))
-    pi_k, balance_kc = pi_m[open_k], _balance(places(pi_m, value_mq)[open_k])
-    width = max(2 * balance_kc.shape[1], LEAST_WINDOW)  # more than it takes: one decomposition serves for many steps
-    queue_k, side_by_side = np.arange(len(open_k)), len(open_k) > SIDE_BY_SIDE
+    pi_k = pi_m[open_k]
+    balance_kc = _balance(places(pi_m, value_mq)[open_k])
+    width = max(
+        2 * balance_kc.shape[1], LEAST_WINDOW
+    )  # more than it takes: one decomposition serves for many steps
+    queue_k = np.arange(len(open_k))
+    side_by_side = len(open_k) > SIDE_BY_SIDE
     if len(open_k) > width:
         queue_k = source.order(len(open_k)) if side_by_side else shuffled(len(open_k), source)
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # whom a direction leaves alone has no end
+    with np.errstate(
+        divide="ignore", over="ignore", invalid="ignore"
+    ):  # whom a direction leaves alone has no end
         while side_by_side and len(queue_k) > max(FEWEST, width):
             length = max(2 * balance_kc.shape[1], min(len(queue_k) // 40, QUEUE))
             dealt_gw = queue_k[: len(queue_k) // length * length].reshape(-1, length)
             pi_k[dealt_gw] = _flights(pi_k[dealt_gw], balance_kc[dealt_gw], source)
             queue_k = queue_k[undecided(pi_k[queue_k])]
-        window, entered = queue_k[:width], width
+        window = queue_k[:width]
+        entered = width
         while len(window) > 1:
             pi_k[window] = _flight(pi_k[window], _free_directions(balance_kc[window]), source)
             window = window[undecided(pi_k[window])]
             entering = queue_k[entered : entered + width - len(window)]
-            window, entered = np.concatenate([window, entering]), entered + len(entering)
+            window = np.concatenate([window, entering])
+            entered = entered + len(entering)
     pi_m[open_k] = pi_k
     return np.flatnonzero(pi_m > 0.5)
 
 
 def _balance(place_kq: FloatArray) -> FloatArray:
-    """What must stay in balance, (k, 1 + q): the size, then the places along their principal axes, widest first."""
+    """What must stay in balance, (k, 1 + q): the size, then the places along their principal
+    axes, widest first.
+    """
     scaled_kq = place_kq / max(float(np.abs(place_kq).max(initial=0.0)), np.finfo(np.float64).tiny)
     centred_kq = scaled_kq - scaled_kq.sum(axis=0) / max(len(scaled_kq), 1)
     _, axis_qq = np.linalg.eigh(centred_kq.T @ centred_kq)
@@ -216,10 +252,12 @@ def _balance(place_kq: FloatArray) -> FloatArray:
 
 
 def _free_directions(balance_wc: FloatArray) -> FloatArray:
-    """Directions u, (r, w) with r >= 1: sum_w u_w balance_w = 0 in all columns, or in as many first ones as can be.
+    """Directions u, (r, w) with r >= 1: sum_w u_w balance_w = 0 in all columns, or in as many first
+    ones as can be.
 
-    By elimination. Nothing here hangs on the last bits of the places, which differ between machines: dependent columns
-    are found by a tolerance, pivots are the first that are large enough, and the sign of a column has no effect.
+    By elimination. Nothing here hangs on the last bits of the places, which differ between
+    machines: dependent columns are found by a tolerance, pivots are the first that are large
+    enough, and the sign of a column has no effect.
     """
     units, columns = balance_wc.shape
     scale_c = np.abs(balance_wc).max(axis=0)
@@ -236,8 +274,12 @@ def _free_directions(balance_wc: FloatArray) -> FloatArray:
     return direction_rw
 
 
-def _eliminated(rest_cw: FloatArray, least_c: list[float]) -> tuple[FloatArray, list[int], list[int]]:
-    """The columns, solved in place for one unit each; which could be, above their ``least``, and for which units."""
+def _eliminated(
+    rest_cw: FloatArray, least_c: list[float]
+) -> tuple[FloatArray, list[int], list[int]]:
+    """The columns, solved in place for one unit each; which could be, above their ``least``, and
+    for which units.
+    """
     solved: list[int] = []
     pivots: list[int] = []
     for column, column_w in enumerate(rest_cw):
@@ -255,25 +297,33 @@ def _eliminated(rest_cw: FloatArray, least_c: list[float]) -> tuple[FloatArray, 
 
 
 def _flights(pi_gw: FloatArray, balance_gwc: FloatArray, source: RandomSource) -> FloatArray:
-    """Where g queues of w clients end, all but about c of them decided; each queue takes in one client a step.
+    """Where g queues of w clients end, all but about c of them decided; each queue takes in one
+    client a step.
 
-    Every equation, sum_w u_w balance_w = 0 in one column, is solved for one client, its holder, or open. A client that
-    comes in holds an open equation that it does not fulfil; if there is none, it and the holders have a direction, and
-    one of them is decided. So every client is met once, in place of the many directions of ``_flight``.
+    Every equation, sum_w u_w balance_w = 0 in one column, is solved for one client, its holder, or
+    open. A client that comes in holds an open equation that it does not fulfil; if there is none,
+    it and the holders have a direction, and one of them is decided. So every client is met once, in
+    place of the many directions of ``_flight``.
     """
     num_queues, width, columns = balance_gwc.shape
     scale_gc = np.abs(balance_gwc).max(axis=1)
     scale_gc[scale_gc <= _ROUNDING * scale_gc.max(axis=1, keepdims=True)] = np.inf
     balance_wcg = np.ascontiguousarray((balance_gwc / scale_gc[:, None]).transpose(1, 2, 0))
-    pi_wg, g = np.ascontiguousarray(pi_gw.T), np.arange(num_queues)
-    solve_ccg = np.repeat(np.eye(columns)[:, :, None], num_queues, axis=2)  # combines columns to what a client adds
-    largest_cg, is_open_cg = np.ones((columns, num_queues)), np.ones((columns, num_queues), dtype=np.bool_)
+    pi_wg = np.ascontiguousarray(pi_gw.T)
+    g = np.arange(num_queues)
+    solve_ccg = np.repeat(
+        np.eye(columns)[:, :, None], num_queues, axis=2
+    )  # combines columns to what a client adds
+    largest_cg = np.ones((columns, num_queues))
+    is_open_cg = np.ones((columns, num_queues), dtype=np.bool_)
     # The last row is the client that comes in.
-    holder_hg, step_hg = np.zeros((columns + 1, num_queues), dtype=np.int64), np.ones((columns + 1, num_queues))
+    holder_hg = np.zeros((columns + 1, num_queues), dtype=np.int64)
+    step_hg = np.ones((columns + 1, num_queues))
     way_2hg = np.full((2, columns + 1, num_queues), 0.5)  # to 0 and to 1
     for client in range(width):
         added_cg = np.einsum("cdg,dg->cg", solve_ccg, balance_wcg[client])
-        way_2hg[:, -1], holder_hg[-1] = (pi_wg[client], 1 - pi_wg[client]), client
+        way_2hg[:, -1] = (pi_wg[client], 1 - pi_wg[client])
+        holder_hg[-1] = client
         share_cg = np.abs(added_cg) / largest_cg * is_open_cg
         moves_g = share_cg.max(axis=0) <= _RANK_TOLERANCE
         least_g = np.where(moves_g, _WEAK, _RANK_TOLERANCE)
@@ -286,7 +336,9 @@ def _flights(pi_gw: FloatArray, balance_gwc: FloatArray, source: RandomSource) -
             forwards_g = moves_g.copy()
             forwards_g[moves_g] = source.chances((behind_g / (ahead_g + behind_g))[moves_g])
             length_g = np.where(forwards_g, ahead_g, behind_g) * moves_g
-            decided_hg = np.where(forwards_g, reach_2hg[1], reach_2hg[0]) <= length_g * (1 + _TOGETHER)
+            decided_hg = np.where(forwards_g, reach_2hg[1], reach_2hg[0]) <= length_g * (
+                1 + _TOGETHER
+            )
             way_2hg[0] += np.where(forwards_g, length_g, -length_g) * step_hg
             np.subtract(1, way_2hg[0], out=way_2hg[1])
             decided_hg |= way_2hg.min(axis=0) <= 0  # another one got there by rounding
@@ -296,16 +348,20 @@ def _flights(pi_gw: FloatArray, balance_gwc: FloatArray, source: RandomSource) -
             way_2hg[:, row, at] = 0.5
             least_g[decided_hg[-1]] = np.inf
             row, at = row[row < columns], at[row < columns]
-            is_open_cg[row, at], largest_cg[row, at] = True, np.abs(solve_ccg[row, :, at]).max(axis=1, initial=0.0)
+            is_open_cg[row, at] = True
+            largest_cg[row, at] = np.abs(solve_ccg[row, :, at]).max(axis=1, initial=0.0)
             share_cg[row, at] = np.abs(added_cg[row, at]) / largest_cg[row, at]
         best_g = share_cg.argmax(axis=0)
         at = (share_cg[best_g, g] > least_g).nonzero()[0]
-        best, held_cg = best_g[at], np.zeros((columns, num_queues))
+        best = best_g[at]
+        held_cg = np.zeros((columns, num_queues))
         row_kc = solve_ccg[best, :, at] / added_cg[best, at][:, None]
         held_cg[:, at] = row_kc.T
         solve_ccg -= added_cg[:, None] * held_cg
         solve_ccg[best, :, at] = row_kc
-        holder_hg[best, at], is_open_cg[best, at], way_2hg[:, best, at] = client, False, way_2hg[:, -1, at]
+        holder_hg[best, at] = client
+        is_open_cg[best, at] = False
+        way_2hg[:, best, at] = way_2hg[:, -1, at]
         if is_open_cg.any():
             largest_cg += np.abs(added_cg) * np.abs(held_cg).max(axis=0)
     row, at = (~is_open_cg).nonzero()
@@ -314,7 +370,9 @@ def _flights(pi_gw: FloatArray, balance_gwc: FloatArray, source: RandomSource) -
 
 
 def _first_large(part_k: list[float]) -> tuple[int, float]:
-    """The first that is not much less than the largest, whatever the last bits of several alike; the largest size."""
+    """The first that is not much less than the largest, whatever the last bits of several alike;
+    the largest size.
+    """
     size_k = list(map(abs, part_k))
     largest = max(size_k)
     least = _LARGE * largest
@@ -325,15 +383,19 @@ def _first_large(part_k: list[float]) -> tuple[int, float]:
 
 
 def _flight(pi_w: FloatArray, direction_rw: FloatArray, source: RandomSource) -> FloatArray:
-    """Go along the directions one after the other; each loses what would move the clients decided before.
+    """Go along the directions one after the other; each loses what would move the clients decided
+    before.
 
-    A line is followed to one of its two ends in the unit cube, such that the mean of where we end is where we are.
+    A line is followed to one of its two ends in the unit cube, such that the mean of where we end
+    is where we are.
     """
-    way_2w, end = np.array([pi_w, 1 - pi_w]), dict[int, float]()  # to 0 and to 1, and where the decided ones ended
+    way_2w = np.array([pi_w, 1 - pi_w])
+    end = dict[int, float]()  # to 0 and to 1, and where the decided ones ended
     widest = float(np.abs(direction_rw).max())  # no entry is larger
     while len(direction_rw) > 0:
         step_w = direction_rw[0]
-        # Steps until each client is at its end, backwards and forwards; one that stays where it is never gets there.
+        # Steps until each client is at its end, backwards and forwards; one that stays where it is
+        # never gets there.
         reach_2w = way_2w / step_w
         reach_2w = np.maximum(reach_2w, -reach_2w[::-1])
         behind, ahead = np.minimum.reduce(reach_2w, axis=1).tolist()
@@ -344,8 +406,11 @@ def _flight(pi_w: FloatArray, direction_rw: FloatArray, source: RandomSource) ->
         decided = (reach_w <= abs(step) * (1 + _TOGETHER)).nonzero()[0].tolist()
         for client in decided:
             moved_w[client] = (step_w[client] > 0) == forwards
-        way_2w[0], way_2w[1] = moved_w, 1 - moved_w
-        if np.count_nonzero(way_2w) < way_2w.size - len(decided):  # another one got there by rounding
+        way_2w[0] = moved_w
+        way_2w[1] = 1 - moved_w
+        if np.count_nonzero(way_2w) < way_2w.size - len(
+            decided
+        ):  # another one got there by rounding
             decided = (way_2w == 0).any(axis=0).nonzero()[0].tolist()
         for client in decided:
             end[client] = float(moved_w[client])
@@ -358,9 +423,11 @@ def _flight(pi_w: FloatArray, direction_rw: FloatArray, source: RandomSource) ->
 
 
 def _without(direction_rw: FloatArray, client: int, widest: float) -> tuple[FloatArray, float]:
-    """The directions in the span of the given ones that leave one client where it is: one fewer, in their place.
+    """The directions in the span of the given ones that leave one client where it is: one fewer, in
+    their place.
 
-    No entry of what is given is larger than ``widest``; the second result is such a bound for what is returned.
+    No entry of what is given is larger than ``widest``; the second result is such a bound for what
+    is returned.
     """
     if len(direction_rw) == 0:
         return direction_rw, widest

@@ -1,7 +1,8 @@
 """Every possible cohort with its probability: the designs' exact distributions for small m.
 
-Written from the definitions and independently of ``table.py``, which it checks. Only the balanced designs have no
-definition shorter than their code: that code itself is run through all of its random decisions (``every_path``).
+Written from the definitions and independently of ``table.py``, which it checks. Only the balanced
+designs have no definition shorter than their code: that code itself is run through all of its
+random decisions (``every_path``).
 """
 
 from collections import defaultdict
@@ -29,17 +30,23 @@ SLIVER = 1e-14
 
 
 def support(design: str, expected_m: FloatArray, value_mq: FloatArray | None = None) -> Support:
-    """All cohorts a design can draw, as counts (m,), with their probabilities (sum 1); m <= ``MAX_CLIENTS``."""
+    """All cohorts a design can draw, as counts (m,), with their probabilities (sum 1); m <=
+    ``MAX_CLIENTS``.
+    """
     find_design(design)
     if len(expected_m) > MAX_CLIENTS:
-        raise DeltaflError(f"cannot enumerate cohorts of {len(expected_m)} clients; at most {MAX_CLIENTS}")
+        raise DeltaflError(
+            f"cannot enumerate cohorts of {len(expected_m)} clients; at most {MAX_CLIENTS}"
+        )
     if value_mq is not None and design in _ENUMERATE_BALANCED:
         return _ENUMERATE_BALANCED[design](expected_m, value_mq)
     return _ENUMERATE[design]([float(e) for e in expected_m])
 
 
 @lru_cache(maxsize=16)
-def _likely(design: str, expected: tuple[float, ...], values: tuple[tuple[float, ...], ...] | None) -> Support:
+def _likely(
+    design: str, expected: tuple[float, ...], values: tuple[tuple[float, ...], ...] | None
+) -> Support:
     """The possible cohorts; a sampler needs the same ones again at every visit."""
     cohorts = support(design, np.array(expected), None if values is None else np.array(values))
     return {count: probability for count, probability in cohorts.items() if probability > 0}
@@ -49,7 +56,9 @@ class _Path:
     """One path through random decisions: the k-th takes its ``path[k]``-th case."""
 
     def __init__(self, path: list[int]) -> None:
-        self.path, self.probability, self.widths = path, 1.0, list[int]()
+        self.path = path
+        self.probability = 1.0
+        self.widths = list[int]()
 
     def branch(self, probabilities: Sequence[float]) -> int:
         """Which case the next decision takes on this path."""
@@ -63,7 +72,9 @@ class _Path:
 class _Visit(_Path, Chooser):
     """A path through the draws of a sampler: every draw takes a cohort of its support."""
 
-    def choose(self, design: str, expected_m: FloatArray, value_mq: FloatArray | None = None) -> IntArray:
+    def choose(
+        self, design: str, expected_m: FloatArray, value_mq: FloatArray | None = None
+    ) -> IntArray:
         values = None if value_mq is None else tuple(tuple(row) for row in value_mq.tolist())
         cohorts = _likely(design, tuple(expected_m.tolist()), values)
         count_m = list(cohorts)[self.branch(list(cohorts.values()))]
@@ -107,15 +118,20 @@ def _follow(start: Callable[[list[int]], P], run: Callable[[P], T]) -> Iterator[
 
 
 def every_path(run: Callable[[RandomSource], T]) -> Iterator[tuple[float, T]]:
-    """All results that code can have whose only randomness is ``balanced.RandomSource``, with their probabilities."""
+    """All results that code can have whose only randomness is ``balanced.RandomSource``, with
+    their probabilities.
+    """
     return _follow(_Fate, run)
 
 
-def every_cohort(open_with: Callable[[np.random.Generator], Cohort]) -> Iterator[tuple[float, Cohort]]:
-    """All cohorts that a sampler can return in one state, with their probabilities, by running its own code.
+def every_cohort(
+    open_with: Callable[[np.random.Generator], Cohort],
+) -> Iterator[tuple[float, Cohort]]:
+    """All cohorts that a sampler can return in one state, with their probabilities, by running its
+    own code.
 
-    Works for every sampler whose only randomness is ``designs.draw_cohort``, called any number of times, as in
-    ``every_cohort(lambda rng: sampler.open(state, available_m, n, rng))``.
+    Works for every sampler whose only randomness is ``designs.draw_cohort``, called any number of
+    times, as in ``every_cohort(lambda rng: sampler.open(state, available_m, n, rng))``.
 
     Raises:
         AttributeError: If the sampler uses the generator for anything else.
@@ -129,7 +145,8 @@ def _counts(chosen: tuple[int, ...], m: int) -> tuple[int, ...]:
 
 
 def _simple_random(expected: list[float]) -> Support:
-    m, n = len(expected), round(sum(expected))
+    m = len(expected)
+    n = round(sum(expected))
     able = [i for i in range(m) if expected[i] > 0]
     return {_counts(chosen, m): 1 / comb(len(able), n) for chosen in combinations(able, n)}
 
@@ -150,10 +167,12 @@ def _multinomial(expected: list[float]) -> Support:
 
 
 def _successive(expected: list[float]) -> Support:
-    m, n = len(expected), round(sum(expected))
+    m = len(expected)
+    n = round(sum(expected))
     result: Support = defaultdict(float)
     for order in permutations(range(m), n):
-        probability, left = 1.0, sum(expected)
+        probability = 1.0
+        left = sum(expected)
         for i in order:
             probability *= expected[i] / left if left > 0 else 0.0
             left -= expected[i]
@@ -180,7 +199,9 @@ def _systematic(expected: list[float]) -> Support:
                 continue
             middle = (low + high) / 2
             chosen = tuple(
-                i for i, e in zip(order, ends, strict=True) if np.floor(e - middle) > np.floor(e - expected[i] - middle)
+                i
+                for i, e in zip(order, ends, strict=True)
+                if np.floor(e - middle) > np.floor(e - expected[i] - middle)
             )
             result[_with_certain(chosen, expected)] += (high - low) / len(orders)
     return dict(result)
@@ -191,14 +212,17 @@ def _pivotal(expected: list[float], ordered: bool = False) -> Support:
     orders = [clients] if ordered else list(permutations(clients))
     result: Support = defaultdict(float)
 
-    def duel(a: int, strength: float, rest: tuple[int, ...], drawn: tuple[int, ...], probability: float) -> None:
+    def duel(
+        a: int, strength: float, rest: tuple[int, ...], drawn: tuple[int, ...], probability: float
+    ) -> None:
         if probability == 0:
             return
         if not rest:
             final = (*drawn, a) if strength > 0.5 else drawn
             result[_with_certain(final, expected)] += probability / len(orders)
             return
-        b, left = rest[0], rest[1:]
+        b = rest[0]
+        left = rest[1:]
         both = strength + expected[b]
         if both < 1:
             duel(a, both, left, drawn, probability * strength / both)
@@ -229,7 +253,9 @@ def _local_pivotal(expected_m: FloatArray, value_mq: FloatArray) -> Support:
         for state, reached in states:
             for probability, (after, goes_on) in every_path(partial(step, state)):
                 if goes_on:
-                    near = tuple(round(e, 12) for e in after)  # the same sums in another order differ by rounding
+                    near = tuple(
+                        round(e, 12) for e in after
+                    )  # the same sums in another order differ by rounding
                     same, before = following.get(near, (after, 0.0))
                     following[near] = same, before + reached * probability
                 else:

@@ -1,10 +1,12 @@
-"""From scores s_i >= 0, of which only ratios matter, to expectations: how often each client is to be drawn this round.
+"""From scores s_i >= 0, of which only ratios matter, to expectations: how often each client is to
+be drawn this round.
 
 - ``draw_probabilities``      p_i = s_i / sum s                    sum 1; for draws with replacement
-- ``inclusion_probabilities`` pi_i = min(1, c s_i)                 sum n; for designs that draw a client once at most
-- ``with_floor``              (1 - g) s_i / sum s + g / m         sum 1; a score that never starves a client
+- ``inclusion_probabilities`` pi_i = min(1, c s_i)  sum n; for designs that draw a client once at most
+- ``with_floor``        (1 - g) s_i / sum s + g / m       sum 1; a score that never starves a client
 
-Undefined cases are defined: n > m, NaN or negative scores are errors; all-zero scores mean equal ones.
+Undefined cases are defined: n > m, NaN or negative scores are errors; all-zero scores mean equal
+ones.
 """
 
 from typing import Any
@@ -22,41 +24,60 @@ def check_anyone(num_present: int) -> None:
 
 
 def mask_of(name: str, given: Any, count: int) -> BoolArray:
-    """What a host gives as True or False of each of some clients, bool (count,); a ``DeltaflError`` if it is not."""
+    """What a host gives as True or False of each of some clients, bool (count,); a
+    ``DeltaflError`` if it is not.
+    """
     mask_k = np.asarray(given)
     if mask_k.shape != (count,) or mask_k.dtype != np.bool_:
-        raise DeltaflError(f"{name} is {mask_k!r:.60}; it must hold True or False for each of {count} clients")
+        raise DeltaflError(
+            f"{name} is {mask_k!r:.60}; it must hold True or False for each of {count} clients"
+        )
     return mask_k
 
 
 def check_cohort(cohort: Any, m: int) -> None:
-    """Raise a ``DeltaflError`` unless a sampler has returned a ``Cohort`` of different clients, of m."""
+    """Raise a ``DeltaflError`` unless a sampler has returned a ``Cohort`` of different clients,
+    of m.
+    """
     if not isinstance(cohort, Cohort):
         raise DeltaflError(
-            f"the sampler returned a {type(cohort).__name__}; return Cohort(client_n, count_n, expected_n)"
+            f"the sampler returned a {type(cohort).__name__}; return Cohort(client_n, count_n, "
+            "expected_n)"
         )
     shapes = [np.shape(column) for column in cohort[:3]]
     if len(set(shapes)) > 1 or not all(isinstance(column, np.ndarray) for column in cohort[:3]):
         raise DeltaflError(
-            f"the sampler's client_n, count_n and expected_n have shapes {shapes}; give NumPy arrays of the same length"
+            f"the sampler's client_n, count_n and expected_n have shapes {shapes}; give NumPy "
+            "arrays of the same length"
         )
     client_n = cohort.client_n
-    good = client_n.dtype.kind in "iu" and client_n.min(initial=0) >= 0 and client_n.max(initial=0) < m
-    if not (good and ((client_n[1:] > client_n[:-1]).all() or len(np.unique(client_n)) == len(client_n))):
+    good = (
+        client_n.dtype.kind in "iu" and client_n.min(initial=0) >= 0 and client_n.max(initial=0) < m
+    )
+    if not (
+        good and ((client_n[1:] > client_n[:-1]).all() or len(np.unique(client_n)) == len(client_n))
+    ):
         raise DeltaflError(
-            f"the sampler's client_n is {client_n!r:.60}; it must hold different clients from 0 to {m - 1}, "
+            f"the sampler's client_n is {client_n!r:.60}; it must hold different clients from 0 to "
+            f"{m - 1}, "
             "and count_n how often each was drawn"
         )
 
 
 def check_scores(score_m: FloatArray) -> FloatArray:
-    """The scores over their largest (all ones if they are all zero); refuses scores that are not finite and >= 0."""
+    """The scores over their largest (all ones if they are all zero); refuses scores that are not
+    finite and >= 0.
+    """
     score_m = np.asarray(score_m, dtype=np.float64)
     if score_m.ndim != 1 or len(score_m) == 0:
-        raise DeltaflError(f"scores must be a list with one number a client, got shape {score_m.shape}")
+        raise DeltaflError(
+            f"scores must be a list with one number a client, got shape {score_m.shape}"
+        )
     bad = np.flatnonzero(~(np.isfinite(score_m) & (score_m >= 0)))
     if len(bad):
-        raise DeltaflError(f"the score of client {bad[0]} is {score_m[bad[0]]}; scores must be finite and >= 0")
+        raise DeltaflError(
+            f"the score of client {bad[0]} is {score_m[bad[0]]}; scores must be finite and >= 0"
+        )
     top = float(score_m.max())
     return score_m / top if top > 0 else np.ones(len(score_m))
 
@@ -64,13 +85,17 @@ def check_scores(score_m: FloatArray) -> FloatArray:
 def check_cohort_size(n: Any, m: int) -> None:
     """Raise a ``DeltaflError`` unless 1 <= n <= m."""
     if not (isinstance(n, int | np.integer) and not isinstance(n, bool) and 1 <= n <= m):
-        raise DeltaflError(f"cannot sample {n!r} of {m} clients; the sample must be between 1 and {m}")
+        raise DeltaflError(
+            f"cannot sample {n!r} of {m} clients; the sample must be between 1 and {m}"
+        )
 
 
 def check_floor(floor: float) -> None:
     """Raise a ``DeltaflError`` unless 0 <= g <= 1."""
     if not 0 <= floor <= 1:
-        raise DeltaflError(f"floor is {floor}; it must be between 0 (scores only) and 1 (no scores)")
+        raise DeltaflError(
+            f"floor is {floor}; it must be between 0 (scores only) and 1 (no scores)"
+        )
 
 
 def draw_probabilities(score_m: FloatArray) -> FloatArray:
@@ -80,10 +105,11 @@ def draw_probabilities(score_m: FloatArray) -> FloatArray:
 
 
 def inclusion_probabilities(score_m: FloatArray, n: int) -> FloatArray:
-    """pi_i = min(1, c s_i), float64 (m,), with c such that sum pi = n: capping is repeated until nobody exceeds 1.
+    """pi_i = min(1, c s_i), float64 (m,), with c such that sum pi = n: capping is repeated until
+    nobody exceeds 1.
 
-    If fewer than n scores are positive, those clients are certain and the rest of the cohort is spread evenly. A score
-    that is less than about 1e-311 of the largest is 0 beside it.
+    If fewer than n scores are positive, those clients are certain and the rest of the cohort is
+    spread evenly. A score that is less than about 1e-311 of the largest is 0 beside it.
 
     Raises:
         DeltaflError: If n is not in 1..m, or a score is NaN, infinite or negative.
@@ -107,11 +133,15 @@ def inclusion_probabilities(score_m: FloatArray, n: int) -> FloatArray:
         certain_m |= newly_m
 
 
-def with_floor(score_m: FloatArray, floor: float, available_m: BoolArray | None = None) -> FloatArray:
-    """Mix in a share that does not depend on the score: (1 - g) s / sum s + g / m, float64 (m,), sum 1.
+def with_floor(
+    score_m: FloatArray, floor: float, available_m: BoolArray | None = None
+) -> FloatArray:
+    """Mix in a share that does not depend on the score: (1 - g) s / sum s + g / m, float64 (m,),
+    sum 1.
 
-    With it pi_i >= min(1, g n / m), so no weight w_i / pi_i exceeds w_i max(1, m / (g n)). m and the sum are those of
-    the available clients: large scores of absent ones would leave the floor alone to those present.
+    With it pi_i >= min(1, g n / m), so no weight w_i / pi_i exceeds w_i max(1, m / (g n)). m and
+    the sum are those of the available clients: large scores of absent ones would leave the floor
+    alone to those present.
 
     Args:
         score_m: (m,) scores >= 0.
@@ -119,7 +149,8 @@ def with_floor(score_m: FloatArray, floor: float, available_m: BoolArray | None 
         available_m: bool (m,), the available clients, at least one; None for all. The others get 0.
 
     Raises:
-        DeltaflError: If the floor is outside [0, 1] or a score is not a finite number >= 0, or nobody is available.
+        DeltaflError: If the floor is outside [0, 1] or a score is not a finite number >= 0, or
+            nobody is available.
     """
     if available_m is not None and not available_m.all():
         check_anyone(int(np.count_nonzero(available_m)))

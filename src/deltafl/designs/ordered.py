@@ -1,13 +1,15 @@
 """The ordered pivotal design, drawn from a sum tree: O(n log m) a cohort, whatever the scores.
 
-The clients duel in the order of their indices (Deville and Tille 1998): of a pair, one is decided, drawn or not, the
-other fights on with the rest. Every inclusion probability is exact, and the size is fixed. Laid end to end, each as
-long as its pi_i, the clients fill n intervals of length 1 with one draw each, but for clients who lie across a border:
-where neighbours are alike, the estimate is better than with a random order. No order makes it worse than draws with
-replacement (Chauvet and Ruiz-Gazen 2017), as systematic draws in a fixed order can be.
+The clients duel in the order of their indices (Deville and Tille 1998): of a pair, one is decided,
+drawn or not, the other fights on with the rest. Every inclusion probability is exact, and the size
+is fixed. Laid end to end, each as long as its pi_i, the clients fill n intervals of length 1 with
+one draw each, but for clients who lie across a border: where neighbours are alike, the estimate is
+better than with a random order. No order makes it worse than draws with replacement (Chauvet and
+Ruiz-Gazen 2017), as systematic draws in a fixed order can be.
 
-Duels among clients of one interval need no client after client: the champion of a stretch is client i with probability
-pi_i over the stretch's sum, hence one search in the tree. What is left is one decision a border, n of them in turn.
+Duels among clients of one interval need no client after client: the champion of a stretch is client
+i with probability pi_i over the stretch's sum, hence one search in the tree. What is left is one
+decision a border, n of them in turn.
 """
 
 from typing import NamedTuple
@@ -19,12 +21,16 @@ from ..types import FloatArray, IntArray
 from .inclusion import check_cohort_size, check_floor
 
 _LIFT = 2.0**900  # what the sums of very small scores are multiplied by
-_SHORT = 1 - 1e-12  # keeps a place inside an interval off the client on its border, whatever the rounding
+_SHORT = (
+    1 - 1e-12
+)  # keeps a place inside an interval off the client on its border, whatever the rounding
 _NOBODY = np.zeros(0, dtype=np.int64)
 
 
 class Expectations(NamedTuple):
-    """pi_i = min(1, c s_i) of all clients, sum n, without m numbers: for scores s with a floor mixed in."""
+    """pi_i = min(1, c s_i) of all clients, sum n, without m numbers: for scores s with a floor
+    mixed in.
+    """
 
     tree: SumTree  # the scores, 0 for the clients that are certain
     mass: Mass  # pi_i of the others, as slope score_i + base
@@ -49,8 +55,9 @@ class Expectations(NamedTuple):
 def expectations(tree: SumTree, n: int, floor: float = 0.0) -> Expectations:
     """The numbers of ``inclusion_probabilities(with_floor(scores, floor), n)``, in O(n log m).
 
-    Clients within rounding of certainty, 1 - pi_i <= e = max(1e-12, 64 n eps), count as certain. The others' pi_i are
-    then lower, by at most e a certain client in all; without a floor that can make a pi_i below it 0.
+    Clients within rounding of certainty, 1 - pi_i <= e = max(1e-12, 64 n eps), count as certain.
+    The others' pi_i are then lower, by at most e a certain client in all; without a floor that can
+    make a pi_i below it 0.
     """
     m = len(tree)
     check_cohort_size(n, m)
@@ -58,52 +65,67 @@ def expectations(tree: SumTree, n: int, floor: float = 0.0) -> Expectations:
     tree = _readable(tree)
     share, even = ((1 - floor) / tree.total, floor / m) if tree.total > 0 else (0.0, 1 / m)
     almost = 1 - max(1e-12, 64 * n * float(np.finfo(np.float64).eps))
-    rest, certain_c = tree, _NOBODY
+    rest = tree
+    certain_c = _NOBODY
     while True:
-        size, others = n - len(certain_c), m - len(certain_c)
+        size = n - len(certain_c)
+        others = m - len(certain_c)
         if size == 0 or size >= others:
             return Expectations(rest, Mass(0.0, 0.0, certain_c if size == 0 else np.arange(m)), 0)
         if even == 0:  # what is left may be tiny beside those that are certain
-            rest, share = _readable(rest), 1.0
+            rest = _readable(rest)
+            share = 1.0
         total = share * rest.total + even * others
         if total <= 0:  # fewer than n scores are positive: the rest of the cohort is spread evenly
-            share, even, total = 0.0, 1.0, float(others)
+            share = 0.0
+            even = 1.0
+            total = float(others)
         mass = Mass(size * share / total, size * even / total, certain_c)
         newly = rest.at_least((almost - mass.base) / mass.slope) if mass.slope > 0 else _NOBODY
         if len(newly) == 0:
             return Expectations(rest, mass, size)
-        certain_c, rest = np.union1d(certain_c, newly), rest.replaced(newly, 0)
+        certain_c = np.union1d(certain_c, newly)
+        rest = rest.replaced(newly, 0)
 
 
 def _readable(tree: SumTree) -> SumTree:
-    """The tree, times a power of 2 where its sum is so small that nothing can be divided by it; O(m) then."""
+    """The tree, times a power of 2 where its sum is so small that nothing can be divided by it;
+    O(m) then.
+    """
     return SumTree(np.array(tree) * _LIFT) if 0 < tree.total < 1 / _LIFT else tree
 
 
 def draw(expected: Expectations, rng: np.random.Generator) -> IntArray:
-    """Draw a cohort: n distinct client ids, in no particular order; 2 n uniform numbers, O(n log m)."""
+    """Draw a cohort: n distinct client ids, in no particular order; 2 n uniform numbers, O(n log
+    m).
+    """
     size = expected.size
     if size == 0:
         return expected.certain_c
-    tree, mass = expected.tree, expected.mass
+    tree = expected.tree
+    mass = expected.mass
     where_n, coin_n = rng.random((2, size))
-    # Who lies across the border between interval i and the next, and how long on either side of it. No border follows
-    # the last interval.
-    border_n, before_n, after_n = np.full(size, -1), np.zeros(size), np.zeros(size)
+    # Who lies across the border between interval i and the next, and how long on either side of it.
+    # No border follows the last interval.
+    border_n = np.full(size, -1)
+    before_n = np.zeros(size)
+    after_n = np.zeros(size)
     border_n[:-1], before_n[:-1] = tree.find(np.arange(1.0, size), mass)
     across = expected.of(border_n[:-1])
     after_n[:-1] = np.maximum(across - before_n[:-1], 0.0)
-    # The champion of interval i, before it meets the client on the border: who came in from the interval before, or
-    # one of those inside.
+    # The champion of interval i, before it meets the client on the border: who came in from the
+    # interval before, or one of those inside.
     came_n = np.concatenate([[0.0], after_n[:-1]])
     place_n = where_n * (1 - before_n) * _SHORT
     inside_n, _ = tree.find(np.arange(size) + place_n, mass)
     left_n = np.concatenate([[-1], border_n[:-1]])
     stays_n = (place_n < came_n) | (inside_n == left_n) | (inside_n == border_n)
     stays_n[0] = False
-    # The champion is drawn with probability (1 - pi) / (1 - after), else the client on the border; the other goes on.
+    # The champion is drawn with probability (1 - pi) / (1 - after), else the client on the border;
+    # the other goes on.
     wins_n = np.append(coin_n[:-1] * (1 - after_n[:-1]) < 1 - across, True)
-    drawn, incoming = expected.certain_c.tolist(), -1
+    drawn = expected.certain_c.tolist()
+    incoming = -1
     for inside, stays, wins, border in zip(
         inside_n.tolist(), stays_n.tolist(), wins_n.tolist(), border_n.tolist(), strict=True
     ):

@@ -1,7 +1,8 @@
 """Sampling designs: how a cohort with given expectations is drawn.
 
-Every design is a function ``(expected_m, rng) -> client ids``. ``expected_m`` is how often each client is to be drawn
-on average; an *exact* design keeps that promise to the letter, which is what unbiased estimates rest on.
+Every design is a function ``(expected_m, rng) -> client ids``. ``expected_m`` is how often each
+client is to be drawn on average; an *exact* design keeps that promise to the letter, which is what
+unbiased estimates rest on.
 
 =============== ============================================================================== ======
 name            cohort                                                                         exact
@@ -15,7 +16,7 @@ ordered-pivotal n distinct, spread over the fixed order of the clients; for mill
 simple-random   n distinct, equal expectations only                                            yes
 poisson         a random number, each client alone                                             yes
 multinomial     n draws with replacement                                                       yes
-successive      n distinct; what ``numpy.random.choice(replace=False, p=p)`` and               **no**
+successive      n distinct; what ``numpy.random.choice(replace=False, p=p)`` and              **no**
                 ``torch.multinomial`` do
 =============== ============================================================================== ======
 """
@@ -41,10 +42,14 @@ class Design(NamedTuple):
     """A way to draw."""
 
     name: str
-    draw: Draw  #: client ids, repeated where one is drawn more than once; of a design with values, the draw without any
+    #: client ids, repeated where one is drawn more than once; of a design with values, the draw
+    #: without any
+    draw: Draw
     exact: bool  #: whether the mean count of each client is its expectation
     kind: str  #: "fixed-size", "poisson" or "replacement": what a variance estimate has to know
-    draw_balanced: BalancedDraw | None = None  #: the draw by values, see ``balanced.py``; None if it uses none
+    draw_balanced: BalancedDraw | None = (
+        None  #: the draw by values, see ``balanced.py``; None if it uses none
+    )
     source: str = ""  #: the paper, as in ``docs/references.md``; empty for a textbook's
 
     @property
@@ -54,23 +59,33 @@ class Design(NamedTuple):
 
     @property
     def variance(self) -> str:
-        """What ``info.variance`` is: "unbiased", "close" if there are many clients, or "rough": no bound either."""
+        """What ``info.variance`` is: "unbiased", "close" if there are many clients, or "rough":
+        no bound either.
+        """
         if self.kind != "fixed-size" or self.name == "simple-random":
             return "unbiased"
         return "rough" if self.uses_values or not self.exact or self.name == ORDERED else "close"
 
     def expectation(self, score_m: FloatArray, n: int) -> FloatArray:
-        """Expected counts proportional to the scores, capped at 1 unless clients may be drawn repeatedly."""
+        """Expected counts proportional to the scores, capped at 1 unless clients may be drawn
+        repeatedly.
+        """
         if self.kind == "replacement" or not self.exact:
             return n * draw_probabilities(score_m)
         return inclusion_probabilities(score_m, n)
 
 
 class Chooser:
-    """Stands in for a generator where every possible cohort is to be visited in turn (see ``exact.every_cohort``)."""
+    """Stands in for a generator where every possible cohort is to be visited in turn (see
+    ``exact.every_cohort``).
+    """
 
-    def choose(self, design: str, expected_m: FloatArray, value_mq: FloatArray | None = None) -> IntArray:
-        """Client ids of the cohort to visit, with repetition; values only for designs that use them."""
+    def choose(
+        self, design: str, expected_m: FloatArray, value_mq: FloatArray | None = None
+    ) -> IntArray:
+        """Client ids of the cohort to visit, with repetition; values only for designs that use
+        them.
+        """
         raise NotImplementedError
 
 
@@ -79,12 +94,16 @@ def cohort_size(expected_m: FloatArray) -> int:
     total = float(expected_m.sum())
     n = round(total)
     if abs(total - n) > 1e-6 or n < 1:
-        raise DeltaflError(f"the expectations sum to {total:.6g}; a design of fixed size needs a whole number >= 1")
+        raise DeltaflError(
+            f"the expectations sum to {total:.6g}; a design of fixed size needs a whole number >= 1"
+        )
     return n
 
 
 def systematic(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
-    """Lay the clients end to end in random order, each as long as its expectation; pick every unit step."""
+    """Lay the clients end to end in random order, each as long as its expectation; pick every
+    unit step.
+    """
     certain = np.flatnonzero(expected_m >= 1)
     order = rng.permutation(np.flatnonzero((expected_m > 0) & (expected_m < 1)))
     start = rng.random()
@@ -94,17 +113,22 @@ def systematic(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
     size = cohort_size(expected_m) - len(certain)
     ends[-1] = size  # cumsum rounds; the last client must not lose its draw to that
     # start + size - 1 may round up to size, beyond the last client.
-    place_k = np.minimum(np.searchsorted(ends, start + np.arange(size), side="right"), len(order) - 1)
+    place_k = np.minimum(
+        np.searchsorted(ends, start + np.arange(size), side="right"), len(order) - 1
+    )
     return np.concatenate([certain, order[place_k]])
 
 
 def pivotal(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
-    """Let clients duel in random order: of a pair, one is decided (drawn or not), the other fights on with the rest."""
+    """Let clients duel in random order: of a pair, one is decided (drawn or not), the other
+    fights on with the rest.
+    """
     certain = np.flatnonzero(expected_m >= 1).tolist()
     order = rng.permutation(np.flatnonzero((expected_m > 0) & (expected_m < 1))).tolist()
     coin = rng.random(len(order))
     drawn: list[int] = certain
-    champion, strength = -1, 0.0
+    champion = -1
+    strength = 0.0
     for rival, uniform in zip(order, coin, strict=True):
         both = strength + expected_m[rival]
         if both < 1:  # one of them is out
@@ -124,10 +148,15 @@ def pivotal(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
 
 
 def simple_random(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
-    """Every set of n clients is equally likely; the expectations must be equal (or 0, for absent clients)."""
+    """Every set of n clients is equally likely; the expectations must be equal (or 0, for absent
+    clients).
+    """
     candidates = np.flatnonzero(expected_m > 0)
     if np.ptp(expected_m[candidates]) > 1e-9:
-        raise DeltaflError("simple-random needs equal expectations; write 'systematic' or 'pivotal' for unequal ones")
+        raise DeltaflError(
+            "simple-random needs equal expectations; write 'systematic' or 'pivotal' for unequal "
+            "ones"
+        )
     return rng.choice(candidates, size=cohort_size(expected_m), replace=False)
 
 
@@ -144,13 +173,17 @@ def multinomial(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
 
 
 def successive(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
-    """One client after another without replacement, p renormalised each time: inclusion probabilities are NOT n p.
+    """One client after another without replacement, p renormalised each time: inclusion
+    probabilities are NOT n p.
 
-    Exponential clocks with rate p_i ring in exactly this order, so the first n of them are the cohort.
+    Exponential clocks with rate p_i ring in exactly this order, so the first n of them are the
+    cohort.
     """
     n = cohort_size(expected_m)
     if np.count_nonzero(expected_m) < n:
-        raise DeltaflError(f"successive draws need {n} clients with a positive score; set a floor above 0")
+        raise DeltaflError(
+            f"successive draws need {n} clients with a positive score; set a floor above 0"
+        )
     with np.errstate(divide="ignore"):
         ring_m = rng.exponential(size=len(expected_m)) / expected_m
     return np.argpartition(ring_m, n - 1)[:n]
@@ -163,10 +196,19 @@ DESIGNS: dict[str, Design] = {
     for design in (
         Design("systematic", systematic, True, "fixed-size", source="Madow 1949"),
         Design("pivotal", pivotal, True, "fixed-size", source="Deville, Tille 1998"),
-        Design("local-pivotal", pivotal, True, "fixed-size", local_pivotal, "Grafstrom, Lundstrom, Schelin 2012"),
+        Design(
+            "local-pivotal",
+            pivotal,
+            True,
+            "fixed-size",
+            local_pivotal,
+            "Grafstrom, Lundstrom, Schelin 2012",
+        ),
         Design("cube", pivotal, True, "fixed-size", cube, "Deville, Tille 2004"),
         Design("anticluster", pivotal, True, "fixed-size", anticluster, "Papenberg 2024"),
-        Design(ORDERED, ordered_pivotal, True, "fixed-size", source="Deville, Tille 1998; Chauvet 2012"),
+        Design(
+            ORDERED, ordered_pivotal, True, "fixed-size", source="Deville, Tille 1998; Chauvet 2012"
+        ),
         Design("simple-random", simple_random, True, "fixed-size"),
         Design("poisson", poisson, True, "poisson", source="Hajek 1964"),
         Design("multinomial", multinomial, True, "replacement", source="Hansen, Hurwitz 1943"),
@@ -194,16 +236,19 @@ def draw_cohort(
 
     Args:
         score_m: (m,) scores >= 0.
-        n: Cohort size (its mean for ``poisson``); if fewer clients are available, all of them are selected.
+        n: Cohort size (its mean for ``poisson``); if fewer clients are available, all of them are
+            selected.
         design: A name in ``DESIGNS``.
         rng: The round's generator.
         available_m: bool (m,), the available clients; None for all. The others have expectation 0.
-        value_mq: (m, q) values x_i, such as w_i times a sketch of client i's update, for designs that use them
-            (``Design.uses_values``): the cohort is spread over the places x_i / pi_i, or balanced such that
+        value_mq: (m, q) values x_i, such as w_i times a sketch of client i's update, for designs
+            that use them (``Design.uses_values``): the cohort is spread over the places x_i / pi_i,
+                or balanced such that
             sum_S x_i / pi_i is near sum_i x_i. None, no column, or zeros alone: nothing to spread.
 
     Raises:
-        DeltaflError: For an unknown design, impossible n, scores or values, or when nobody is available.
+        DeltaflError: For an unknown design, impossible n, scores or values, or when nobody is
+            available.
 
     Example:
         >>> cohort = draw_cohort(np.array([1.0, 2.0, 2.0]), 2, "pivotal", np.random.default_rng(0))
@@ -213,10 +258,15 @@ def draw_cohort(
     how = find_design(design)
     score_m = np.asarray(score_m, dtype=np.float64)
     if available_m is not None and len(available_m) != len(score_m):
-        raise DeltaflError(f"available_m has {len(available_m)} entries for {len(score_m)} scores; give one for each")
+        raise DeltaflError(
+            f"available_m has {len(available_m)} entries for {len(score_m)} scores; give one for "
+            "each"
+        )
     present = np.arange(len(score_m)) if available_m is None else np.flatnonzero(available_m)
     check_anyone(len(present))
-    expected_m = how.expectation(score_m[present], min(n, len(present)) if available_m is not None else n)
+    expected_m = how.expectation(
+        score_m[present], min(n, len(present)) if available_m is not None else n
+    )
     aux_mq = _usable_values(how, value_mq, len(score_m), present)
     if isinstance(rng, Chooser):
         drawn = rng.choose(design, expected_m, aux_mq)
@@ -229,28 +279,52 @@ def draw_cohort(
 
 
 def draw_from_tree(
-    tree: SumTree, n: int, floor: float, rng: np.random.Generator | Chooser, available_m: BoolArray | None = None
+    tree: SumTree,
+    n: int,
+    floor: float,
+    rng: np.random.Generator | Chooser,
+    available_m: BoolArray | None = None,
 ) -> Cohort:
-    """Draw n clients by the design ``ordered-pivotal`` with scores that are in a sum tree, in O(n log m).
+    """Draw n clients by the design ``ordered-pivotal`` with scores that are in a sum tree, in O(n
+    log m).
 
-    As ``draw_cohort``, with the floor g of ``with_floor``. Unless all clients are available, the draw reads all scores.
+    As ``draw_cohort``, with the floor g of ``with_floor``. Unless all clients are available, the
+    draw reads all scores.
     """
     if available_m is not None and not available_m.all():
-        return draw_cohort(with_floor(np.asarray(tree), floor, available_m=available_m), n, ORDERED, rng, available_m)
+        return draw_cohort(
+            with_floor(np.asarray(tree), floor, available_m=available_m),
+            n,
+            ORDERED,
+            rng,
+            available_m,
+        )
     expected = expectations(tree, n, floor)
-    drawn = rng.choose(ORDERED, expected.everyone()) if isinstance(rng, Chooser) else draw(expected, rng)
+    drawn = (
+        rng.choose(ORDERED, expected.everyone())
+        if isinstance(rng, Chooser)
+        else draw(expected, rng)
+    )
     client_n = np.sort(drawn)
     return Cohort(client_n, np.ones(n, dtype=np.int64), expected.of(client_n), "fixed-size")
 
 
-def _usable_values(how: Design, value_mq: FloatArray | None, m: int, present: IntArray) -> FloatArray | None:
-    """The values of those present; None where the design ignores them or there is nothing to spread."""
+def _usable_values(
+    how: Design, value_mq: FloatArray | None, m: int, present: IntArray
+) -> FloatArray | None:
+    """The values of those present; None where the design ignores them or there is nothing to
+    spread.
+    """
     if value_mq is None or not how.uses_values:
         return None
     value_mq = np.asarray(value_mq, dtype=np.float64)
     if value_mq.ndim != 2 or len(value_mq) != m:
-        raise DeltaflError(f"value_mq has shape {value_mq.shape}; give one row of numbers for each of {m} clients")
+        raise DeltaflError(
+            f"value_mq has shape {value_mq.shape}; give one row of numbers for each of {m} clients"
+        )
     bad = present[~np.isfinite(value_mq[present]).all(axis=1)]
     if len(bad):
-        raise DeltaflError(f"a value of client {bad[0]} is not a finite number; write 0 where nothing is known")
+        raise DeltaflError(
+            f"a value of client {bad[0]} is not a finite number; write 0 where nothing is known"
+        )
     return value_mq[present] if value_mq[present].any() else None

@@ -1,1 +1,3 @@
-"""Estimators: replies become one estimate of the full-participation update; ``table.py`` lists them."""
+"""Estimators: replies become one estimate of the full-participation update; ``table.py`` lists
+them.
+"""

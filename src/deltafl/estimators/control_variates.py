@@ -1,8 +1,10 @@
-"""Control variates: predictions c_i of the clients' updates, known before the draw, that an estimator subtracts.
+"""Control variates: predictions c_i of the clients' updates, known before the draw, that an
+estimator subtracts.
 
-``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` is unbiased for *any* c, and its variance is that of the residuals
-u_i - c_i. To write your own, subclass ``ControlVariate`` and use ``Plan(..., estimator=Mine())``, or the label
-``uniform@@my_control.py:Mine(power=2)``. docs/theory.md, section 10, explains each of these.
+``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` is unbiased for *any* c, and its variance is that
+of the residuals u_i - c_i. To write your own, subclass ``ControlVariate`` and use
+``Plan(..., estimator=Mine())``, or the label ``uniform@@my_control.py:Mine(power=2)``.
+docs/theory.md, section 10, explains each of these.
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +14,16 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from ..errors import WithRanges
-from ..scale.rows import RowFormat, Rows, RunningSum, changes, read_rows, replace_rows, row_values, weighted_sum
+from ..scale.rows import (
+    RowFormat,
+    Rows,
+    RunningSum,
+    changes,
+    read_rows,
+    replace_rows,
+    row_values,
+    weighted_sum,
+)
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
 
 #: Directions of x in which clients vary by less than this share of the largest count as constant.
@@ -20,26 +31,33 @@ RANK_TOLERANCE = 1e-9
 
 
 class ControlValue(NamedTuple):
-    """``total_d`` = sum_j w_j c_j over all clients, and c_i of the cohort, (n, d), or (1, d) if they are all equal."""
+    """``total_d`` = sum_j w_j c_j over all clients, and c_i of the cohort, (n, d), or (1, d) if
+    they are all equal.
+    """
 
     total_d: FloatArray
     control_nd: FloatArray
 
 
 class ControlVariate(WithRanges, ABC):
-    """Base class. Subclasses are frozen dataclasses of hyper-parameters; the state is a NamedTuple of arrays.
+    """Base class. Subclasses are frozen dataclasses of hyper-parameters; the state is a NamedTuple
+    of arrays.
 
     Override the defaults below by class attributes, such as ``uses_aux = True``.
     """
 
     @property
     def learns_from_sums(self) -> bool:
-        """Whether there is an ``update_from_sum``, so that no update has to be kept until the round closes."""
+        """Whether there is an ``update_from_sum``, so that no update has to be kept until the
+        round closes.
+        """
         return type(self).update_from_sum is not ControlVariate.update_from_sum
 
     @property
     def knows_clients(self) -> bool:
-        """Whether c_i differs between clients, so that the server can correct their local steps with it."""
+        """Whether c_i differs between clients, so that the server can correct their local steps
+        with it.
+        """
         return not self.learns_from_sums
 
     @property
@@ -54,7 +72,9 @@ class ControlVariate(WithRanges, ABC):
 
     @property
     def uses_first_updates(self) -> bool:
-        """Whether it uses the updates of the initial model, ``Population.code_mc``, if a census asks for them."""
+        """Whether it uses the updates of the initial model, ``Population.code_mc``, if a census
+        asks for them.
+        """
         return False
 
     def with_rows(self, rows: RowFormat) -> Self:
@@ -70,11 +90,15 @@ class ControlVariate(WithRanges, ABC):
         """The state before the first round."""
 
     def at_model(self, state: Any, population: Population, params_d: Params, round: int) -> Any:
-        """The state once a round's model is known, before its draw: for c_i that depend on the model (``twin.py``)."""
+        """The state once a round's model is known, before its draw: for c_i that depend on the
+        model (``twin.py``).
+        """
         return state
 
     def first_mean(self, state: Any) -> FloatArray | None:
-        """The mean of all clients' updates of the initial model, (d,), if a census has brought them, else None."""
+        """The mean of all clients' updates of the initial model, (d,), if a census has brought
+        them, else None.
+        """
         return None
 
     @abstractmethod
@@ -87,13 +111,22 @@ class ControlVariate(WithRanges, ABC):
         return value if beta == 1 else ControlValue(beta * value.total_d, beta * value.control_nd)
 
     @abstractmethod
-    def update(self, state: Any, population: Population, replies: Replies, update_nd: Params) -> Any:
+    def update(
+        self, state: Any, population: Population, replies: Replies, update_nd: Params
+    ) -> Any:
         """Learn from the replies, (n, d); called after D has been computed."""
 
     def update_knowing(
-        self, state: Any, population: Population, replies: Replies, update_nd: Params, value: ControlValue
+        self,
+        state: Any,
+        population: Population,
+        replies: Replies,
+        update_nd: Params,
+        value: ControlValue,
     ) -> Any:
-        """``update``, given the ``value`` for the clients that replied, which may be overwritten."""
+        """``update``, given the ``value`` for the clients that replied, which may be
+        overwritten.
+        """
         return self.update(state, population, replies, update_nd)
 
     def update_from_sum(self, state: Any, replies: Replies, residual_d: FloatArray) -> Any:
@@ -104,8 +137,12 @@ class ControlVariate(WithRanges, ABC):
 class LearnsFromResiduals(ControlVariate):
     """Base class of those that define ``update_knowing`` in place of ``update``."""
 
-    def update(self, state: Any, population: Population, replies: Replies, update_nd: Params) -> Any:
-        return self.update_knowing(state, population, replies, update_nd, self.value(state, replies.client_n))
+    def update(
+        self, state: Any, population: Population, replies: Replies, update_nd: Params
+    ) -> Any:
+        return self.update_knowing(
+            state, population, replies, update_nd, self.value(state, replies.client_n)
+        )
 
 
 class NoControlState(NamedTuple):
@@ -139,7 +176,9 @@ class CommonControlState(NamedTuple):
 
 @dataclass(frozen=True)
 class CommonControl(ControlVariate):
-    """One c for all clients: c <- memory c + (1 - memory) (Hajek mean of the round), memory in [0, 1)."""
+    """One c for all clients: c <- memory c + (1 - memory) (Hajek mean of the round), memory in
+    [0, 1).
+    """
 
     memory: float = 0.7
     ranges: ClassVar = {"memory": "[0, 1)"}
@@ -154,11 +193,15 @@ class CommonControl(ControlVariate):
     def update(
         self, state: CommonControlState, population: Population, replies: Replies, update_nd: Params
     ) -> CommonControlState:
-        """Move towards the ratio mean of the replies, which an extreme sum of weights cannot inflate."""
+        """Move towards the ratio mean of the replies, which an extreme sum of weights cannot
+        inflate.
+        """
         total = replies.coef_n.sum()
         if total <= 0:
             return state
-        return self._follow(state, weighted_sum(replies.coef_n / total, update_nd, len(state.control_d)))
+        return self._follow(
+            state, weighted_sum(replies.coef_n / total, update_nd, len(state.control_d))
+        )
 
     def update_from_sum(
         self, state: CommonControlState, replies: Replies, residual_d: FloatArray
@@ -173,29 +216,41 @@ class CommonControl(ControlVariate):
 class OwnControlState(NamedTuple):
     """One update per client, and their weighted sum."""
 
-    control_md: Rows  #: m rows: a tuple of them, one (m, d) array, as it is after a resume, or a file
+    control_md: (
+        Rows  #: m rows: a tuple of them, one (m, d) array, as it is after a resume, or a file
+    )
     total_d: FloatArray  #: sum_j w_j c_j of the rows as they are stored
-    rounding: FloatArray = np.zeros(())  #: how far rounding may have led ``total_d`` from it (``RunningSum``)
+    rounding: FloatArray = np.zeros(
+        ()
+    )  #: how far rounding may have led ``total_d`` from it (``RunningSum``)
 
 
 @dataclass(frozen=True)
 class OwnControl(ControlVariate):
-    """c_i = the last update of client i, 0 until there is one. Keeps one model per client that has replied.
+    """c_i = the last update of client i, 0 until there is one. Keeps one model per client that has
+    replied.
 
-    A round costs n rows, not m: the states before and after it share the rows of clients that did not reply.
+    A round costs n rows, not m: the states before and after it share the rows of clients that did
+    not reply.
     """
 
-    rows: RowFormat = field(default_factory=RowFormat)  #: how they are stored; a plan sets it to its ``memory``
+    rows: RowFormat = field(
+        default_factory=RowFormat
+    )  #: how they are stored; a plan sets it to its ``memory``
     remembers = True
 
     def with_rows(self, rows: RowFormat) -> Self:
         return replace(self, rows=rows)
 
     def init(self, population: Population, num_params: int) -> OwnControlState:
-        return OwnControlState(self.rows.zeros(population.num_clients, num_params), np.zeros(num_params))
+        return OwnControlState(
+            self.rows.zeros(population.num_clients, num_params), np.zeros(num_params)
+        )
 
     def value(self, state: OwnControlState, client_n: IntArray) -> ControlValue:
-        return ControlValue(state.total_d, read_rows(state.control_md, client_n, len(state.total_d)))
+        return ControlValue(
+            state.total_d, read_rows(state.control_md, client_n, len(state.total_d))
+        )
 
     def update(
         self, state: OwnControlState, population: Population, replies: Replies, update_nd: Params
@@ -203,19 +258,25 @@ class OwnControl(ControlVariate):
         client_n = replies.client_n
         rows = replace_rows(state.control_md, client_n, update_nd)
         changed = changes(state.control_md, rows, client_n, len(state.total_d))
-        followed = RunningSum(state.total_d, state.rounding).plus(population.weight_m[client_n], changed)
+        followed = RunningSum(state.total_d, state.rounding).plus(
+            population.weight_m[client_n], changed
+        )
         new = OwnControlState(rows, *followed)
         return summed_anew(new, population.weight_m) if followed.is_lost else new
 
 
 def summed_anew(state: OwnControlState, weight_m: FloatArray) -> OwnControlState:
-    """The same rows, with sum_j w_j c_j recomputed in m d operations: for new weights, or a lost sum."""
+    """The same rows, with sum_j w_j c_j recomputed in m d operations: for new weights, or a lost
+    sum.
+    """
     total_d = weighted_sum(weight_m, map(row_values, state.control_md), len(state.total_d))
     return OwnControlState(state.control_md, total_d)
 
 
 class InnovationControlState(NamedTuple):
-    """The last updates, and c of the clients that have not replied yet, with the sum of their weights."""
+    """The last updates, and c of the clients that have not replied yet, with the sum of their
+    weights.
+    """
 
     own: OwnControlState
     common: CommonControlState
@@ -225,7 +286,9 @@ class InnovationControlState(NamedTuple):
 
 @dataclass(frozen=True)
 class InnovationControl(LearnsFromResiduals):
-    """c_i = the last update of client i; one c for clients that have not replied: c <- memory c + (1 - memory) D."""
+    """c_i = the last update of client i; one c for clients that have not replied: c <- memory c
+    + (1 - memory) D.
+    """
 
     own: OwnControl = OwnControl()  #: the stored updates of the clients that have replied
     memory: float = 0.7  #: how slowly c follows the estimates
@@ -249,7 +312,9 @@ class InnovationControl(LearnsFromResiduals):
         control_nd[state.unseen_m[client_n]] = common_d
         return ControlValue(total_d + state.unseen_weight * common_d, control_nd)
 
-    def value_times(self, state: InnovationControlState, client_n: IntArray, beta: float) -> ControlValue:
+    def value_times(
+        self, state: InnovationControlState, client_n: IntArray, beta: float
+    ) -> ControlValue:
         total_d, control_nd = self.value(state, client_n)
         control_nd *= beta  # in place: it is as large as all updates, twice
         return ControlValue(beta * total_d, control_nd)
@@ -262,12 +327,18 @@ class InnovationControl(LearnsFromResiduals):
         update_nd: Params,
         value: ControlValue,
     ) -> InnovationControlState:
-        common_d = follow_estimate(state.common.control_d, self.memory, value, update_nd, replies.coef_n)
+        common_d = follow_estimate(
+            state.common.control_d, self.memory, value, update_nd, replies.coef_n
+        )
         own = self.own.update(state.own, population, replies, update_nd)
-        return InnovationControlState(own, CommonControlState(common_d), *seen(state.unseen_m, population, replies))
+        return InnovationControlState(
+            own, CommonControlState(common_d), *seen(state.unseen_m, population, replies)
+        )
 
 
-def seen(unseen_m: BoolArray, population: Population, replies: Replies) -> tuple[BoolArray, FloatArray]:
+def seen(
+    unseen_m: BoolArray, population: Population, replies: Replies
+) -> tuple[BoolArray, FloatArray]:
     """Which clients have still not replied after these replies, and the sum of their weights."""
     left_m = unseen_m.copy()
     left_m[replies.client_n] = False
@@ -277,7 +348,9 @@ def seen(unseen_m: BoolArray, population: Population, replies: Replies) -> tuple
 def follow_estimate(
     common_d: FloatArray, memory: float, value: ControlValue, update_nd: Params, coef_n: FloatArray
 ) -> FloatArray:
-    """C <- memory c + (1 - memory) D, D the round's estimate with coefficient 1; c stays if no reply counts."""
+    """C <- memory c + (1 - memory) D, D the round's estimate with coefficient 1; c stays if no
+    reply counts.
+    """
     if coef_n.sum() <= 0:
         return common_d
     pairs = zip(update_nd, np.broadcast_to(value.control_nd, update_nd.shape), strict=True)
@@ -297,16 +370,19 @@ class RegressionControlState(NamedTuple):
 
 @dataclass(frozen=True)
 class RegressionControl(LearnsFromResiduals):
-    """c_i = B x_i, x_i = (1, auxiliary variables); B moves towards the regression of the replies on their x.
+    """c_i = B x_i, x_i = (1, auxiliary variables); B moves towards the regression of the replies on
+    their x.
 
-    This is the generalised regression estimator (Cassel, Sarndal and Wretman 1976), unbiased because B is from earlier
-    rounds. It also predicts updates of clients that have not replied yet, and costs q models. With shares
-    s_i = coef_i / sum_S coef_j and G = sum_j w_j x_j x_j^T over all clients,
+    This is the generalised regression estimator (Cassel, Sarndal and Wretman 1976), unbiased
+    because B is from earlier rounds. It also predicts updates of clients that have not replied yet,
+    and costs q models. With shares s_i = coef_i / sum_S coef_j and G = sum_j w_j x_j x_j^T over all
+    clients,
 
-        A = (1 - memory) sum_S s_i x_i x_i^T + memory G,    B <- B + (1 - memory) A^+ sum_S s_i x_i (u_i - B x_i)^T,
+        A = (1 - memory) sum_S s_i x_i x_i^T + memory G,  B <- B + (1 - memory) A^+ sum_S s_i x_i (u_i - B x_i)^T,
 
-    which minimises (1 - memory) sum_S s_i norm(u_i - B x_i)^2 + memory sum_j w_j norm((B - B_before) x_j)^2, for any
-    scales of the columns, even if they are collinear. Without auxiliary variables it is ``CommonControl``.
+    which minimises (1 - memory) sum_S s_i norm(u_i - B x_i)^2 + memory sum_j w_j norm((B -
+    B_before) x_j)^2, for any scales of the columns, even if they are collinear. Without auxiliary
+    variables it is ``CommonControl``.
     """
 
     memory: float = 0.5  #: how slowly B follows the rounds
@@ -315,7 +391,9 @@ class RegressionControl(LearnsFromResiduals):
 
     def init(self, population: Population, num_params: int) -> RegressionControlState:
         aux_mq = population.design_mq()
-        return RegressionControlState(aux_mq, population.weight_m, np.zeros((aux_mq.shape[1], num_params)))
+        return RegressionControlState(
+            aux_mq, population.weight_m, np.zeros((aux_mq.shape[1], num_params))
+        )
 
     def value(self, state: RegressionControlState, client_n: IntArray) -> ControlValue:
         mean_q = np.einsum("m,mq->q", state.weight_m, state.aux_mq)
@@ -333,29 +411,41 @@ class RegressionControl(LearnsFromResiduals):
         total = replies.coef_n.sum()
         if total <= 0:
             return state
-        memory, aux_nq, share_n = self.memory, state.aux_mq[replies.client_n], replies.coef_n / total
+        memory = self.memory
+        aux_nq = state.aux_mq[replies.client_n]
+        share_n = replies.coef_n / total
         here_qq = np.einsum("n,np,nq->pq", share_n, aux_nq, aux_nq)
         all_qq = np.einsum("m,mp,mq->pq", state.weight_m, state.aux_mq, state.aux_mq)
         inverse_qq = pseudoinverse((1 - memory) * here_qq + memory * all_qq)
         gain_qn = (1 - memory) * np.einsum("pq,nq,n->pn", inverse_qq, aux_nq, share_n)
         residual_nd = np.subtract(update_nd, value.control_nd, out=value.control_nd)
-        return state._replace(slope_qd=state.slope_qd + np.einsum("qn,nd->qd", gain_qn, residual_nd))
+        return state._replace(
+            slope_qd=state.slope_qd + np.einsum("qn,nd->qd", gain_qn, residual_nd)
+        )
 
 
 def with_new_aux(state: RegressionControlState, before_mq: FloatArray) -> RegressionControlState:
-    """The slopes on new variables whose predictions are nearest to those on ``before_mq``, of the first clients.
+    """The slopes on new variables whose predictions are nearest to those on ``before_mq``, of the
+    first clients.
 
-    A newcomer's answer to a census turns the components of all clients; slopes on the old ones would predict nonsense.
+    A newcomer's answer to a census turns the components of all clients; slopes on the old ones
+    would predict nonsense.
     """
-    aux_mq, weight_m = state.aux_mq[: len(before_mq)], state.weight_m[: len(before_mq)]
+    aux_mq = state.aux_mq[: len(before_mq)]
+    weight_m = state.weight_m[: len(before_mq)]
     if np.array_equal(aux_mq, before_mq):
         return state
-    square_qq, moment_qq = (np.einsum("m,mp,mq->pq", weight_m, aux_mq, with_mq) for with_mq in (aux_mq, before_mq))
-    return state._replace(slope_qd=np.einsum("pq,qd->pd", pseudoinverse(square_qq) @ moment_qq, state.slope_qd))
+    square_qq, moment_qq = (
+        np.einsum("m,mp,mq->pq", weight_m, aux_mq, with_mq) for with_mq in (aux_mq, before_mq)
+    )
+    return state._replace(
+        slope_qd=np.einsum("pq,qd->pd", pseudoinverse(square_qq) @ moment_qq, state.slope_qd)
+    )
 
 
 def pseudoinverse(square_qq: FloatArray) -> FloatArray:
-    """The pseudoinverse of sum_j x_j x_j^T. Columns of x of other sizes than 1/32 to 32 are scaled to these first.
+    """The pseudoinverse of sum_j x_j x_j^T. Columns of x of other sizes than 1/32 to 32 are scaled
+    to these first.
 
     One of less than 1e-12 of the largest is rounding, and counts as 0.
     """
@@ -363,4 +453,6 @@ def pseudoinverse(square_qq: FloatArray) -> FloatArray:
     seen_q = size_q > 1e-12 * size_q.max(initial=0.0)
     scale_q = np.exp2(-10 * np.round(np.log2(np.where(seen_q, size_q, 1.0)) / 10)) * seen_q
     scaled_qq = scale_q[:, None] * square_qq * scale_q
-    return np.asarray(scale_q[:, None] * np.linalg.pinv(scaled_qq, rcond=RANK_TOLERANCE, hermitian=True) * scale_q)
+    return np.asarray(
+        scale_q[:, None] * np.linalg.pinv(scaled_qq, rcond=RANK_TOLERANCE, hermitian=True) * scale_q
+    )

@@ -1,7 +1,8 @@
 """Coefficients of control variates: D = beta sum_j w_j c_j + sum_S coef_i (u_i - beta c_i).
 
-D is unbiased for every beta known before the draw. beta = 1 is the plain difference estimator, beta = 0 is
-Horvitz-Thompson. If stored updates are stale, the optimal beta lies between them and is never worse than either.
+D is unbiased for every beta known before the draw. beta = 1 is the plain difference estimator, beta
+= 0 is Horvitz-Thompson. If stored updates are stale, the optimal beta lies between them and is
+never worse than either.
 """
 
 from dataclasses import dataclass, replace
@@ -58,7 +59,9 @@ class FixedCoefficient(_Scaled):
     def value(self, state: Any, client_n: IntArray) -> ControlValue:
         return self.control.value_times(state, client_n, self.beta)
 
-    def update(self, state: Any, population: Population, replies: Replies, update_nd: Params) -> Any:
+    def update(
+        self, state: Any, population: Population, replies: Replies, update_nd: Params
+    ) -> Any:
         return self.control.update(state, population, replies, update_nd)
 
 
@@ -72,14 +75,16 @@ class LearnedCoefficientState(NamedTuple):
 
 @dataclass(frozen=True)
 class LearnedCoefficient(_Scaled):
-    """Control values beta c_i, beta = clip(A / B, 0, 1) from earlier rounds, and 1 in the first round.
+    """Control values beta c_i, beta = clip(A / B, 0, 1) from earlier rounds, and 1 in the first
+    round.
 
-    Independent draws have V(beta) = sum_i g_i norm(u_i - beta c_i)^2 with g_i = w_i^2 (1 - pi_i) / pi_i, smallest at
-    beta = sum_i g_i <u_i, c_i> / sum_i g_i norm(c_i)^2 (Montanari 1987; Lavenberg and Welch 1981). Both sums are
-    estimated from the cohort, by coef_i^2 (1 - w_i / coef_i). Draws of fixed size cancel what all coef_i u_i have in
-    common, so the products are then those of coef_i u_i and coef_i c_i about their means over the cohort (with
-    replacement: over the draws), unless only one place is open. Replying with a rate q_i < 1 is a second draw, in
-    which nothing cancels; its part, weighed by q_i (1 - q_i), is not centred.
+    Independent draws have V(beta) = sum_i g_i norm(u_i - beta c_i)^2 with g_i = w_i^2 (1 - pi_i) /
+    pi_i, smallest at beta = sum_i g_i <u_i, c_i> / sum_i g_i norm(c_i)^2 (Montanari 1987; Lavenberg
+    and Welch 1981). Both sums are estimated from the cohort, by coef_i^2 (1 - w_i / coef_i). Draws
+    of fixed size cancel what all coef_i u_i have in common, so the products are then those of
+    coef_i u_i and coef_i c_i about their means over the cohort (with replacement: over the draws),
+    unless only one place is open. Replying with a rate q_i < 1 is a second draw, in which nothing
+    cancels; its part, weighed by q_i (1 - q_i), is not centred.
 
     A wrong beta increases the variance but never causes bias.
 
@@ -92,7 +97,9 @@ class LearnedCoefficient(_Scaled):
     ranges: ClassVar = {"memory": "[0, 1)"}
 
     def init(self, population: Population, num_params: int) -> LearnedCoefficientState:
-        return LearnedCoefficientState(self.control.init(population, num_params), np.zeros(()), np.zeros(()))
+        return LearnedCoefficientState(
+            self.control.init(population, num_params), np.zeros(()), np.zeros(())
+        )
 
     def coefficient(self, state: LearnedCoefficientState) -> float:
         return float(np.clip(state.cross / state.square, 0.0, 1.0)) if state.square > 0 else 1.0
@@ -100,29 +107,47 @@ class LearnedCoefficient(_Scaled):
     def at_model(
         self, state: LearnedCoefficientState, population: Population, params_d: Params, round: int
     ) -> LearnedCoefficientState:
-        return state._replace(control=self.control.at_model(state.control, population, params_d, round))
+        return state._replace(
+            control=self.control.at_model(state.control, population, params_d, round)
+        )
 
     def value(self, state: LearnedCoefficientState, client_n: IntArray) -> ControlValue:
         return self.control.value_times(state.control, client_n, self.coefficient(state))
 
     def update(
-        self, state: LearnedCoefficientState, population: Population, replies: Replies, update_nd: Params
+        self,
+        state: LearnedCoefficientState,
+        population: Population,
+        replies: Replies,
+        update_nd: Params,
     ) -> LearnedCoefficientState:
         value = self.control.value(state.control, replies.client_n)
-        cross, square = _products(update_nd, value.control_nd, population.weight_m[replies.client_n], replies)
+        cross, square = _products(
+            update_nd, value.control_nd, population.weight_m[replies.client_n], replies
+        )
         return LearnedCoefficientState(
-            control=self.control.update_knowing(state.control, population, replies, update_nd, value),
+            control=self.control.update_knowing(
+                state.control, population, replies, update_nd, value
+            ),
             cross=np.asarray(self.memory * state.cross + cross),
             square=np.asarray(self.memory * state.square + square),
         )
 
 
-def _products(update_nd: Params, control_nd: FloatArray, weight_n: FloatArray, replies: Replies) -> tuple[float, float]:
-    """A and B of one round: of the draw, about the means if the common part cancels, and of the responses."""
-    rate_n, sent_n, count_n = replies.response_n, replies.response_n * replies.coef_n, replies.cohort.count_n
+def _products(
+    update_nd: Params, control_nd: FloatArray, weight_n: FloatArray, replies: Replies
+) -> tuple[float, float]:
+    """A and B of one round: of the draw, about the means if the common part cancels, and of the
+    responses.
+    """
+    rate_n = replies.response_n
+    sent_n = replies.response_n * replies.coef_n
+    count_n = replies.cohort.count_n
     alone_n = (1 - rate_n) / rate_n**2
     if replies.cohort.kind == "replacement":
-        mass_n, sent_n, alone_n = count_n / rate_n, sent_n / count_n, alone_n * count_n**2
+        mass_n = count_n / rate_n
+        sent_n = sent_n / count_n
+        alone_n = alone_n * count_n**2
     else:
         decided_n = np.divide(weight_n, sent_n, out=np.ones(len(sent_n)), where=sent_n > 0)
         mass_n = np.clip(1 - decided_n, 0.0, 1.0) / rate_n
@@ -130,13 +155,23 @@ def _products(update_nd: Params, control_nd: FloatArray, weight_n: FloatArray, r
     cross = square = alone_cross = alone_square = 0.0
     mean_y_d, mean_z_d = np.zeros((2, control_nd.shape[1]))
     y_d, z_d, part_d = np.empty((3, control_nd.shape[1]))
-    rows = zip(mass_n, alone_n, sent_n, update_nd, np.broadcast_to(control_nd, update_nd.shape), strict=True)
+    rows = zip(
+        mass_n,
+        alone_n,
+        sent_n,
+        update_nd,
+        np.broadcast_to(control_nd, update_nd.shape),
+        strict=True,
+    )
     for mass, alone, sent, update_d, control_d in rows:
         np.multiply(update_d, sent, out=y_d, dtype=np.float64)
         np.multiply(control_d, sent, out=z_d)
-        product, length = float(inner(y_d, z_d)), float(inner(z_d, z_d))
-        cross, square = cross + mass * product, square + mass * length
-        alone_cross, alone_square = alone_cross + alone * product, alone_square + alone * length
+        product = float(inner(y_d, z_d))
+        length = float(inner(z_d, z_d))
+        cross = cross + mass * product
+        square = square + mass * length
+        alone_cross = alone_cross + alone * product
+        alone_square = alone_square + alone * length
         if total > 0:
             mean_y_d += np.multiply(y_d, mass / total, out=part_d)
             mean_z_d += np.multiply(z_d, mass / total, out=part_d)

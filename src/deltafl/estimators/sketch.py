@@ -1,8 +1,9 @@
-"""Count-sketches: a few numbers that represent a long vector and preserve inner products on average.
+"""Count-sketches: a few numbers that represent a long vector and preserve inner products on
+average.
 
-A sketch of size q gives every coordinate one of q buckets and a sign, both at random but the same for all vectors of a
-run, and adds up each bucket: E s(u).s(v) = u.v with standard deviation of at most sqrt(2 / q) norm(u) norm(v), and s is
-linear (Charikar, Chen and Farach-Colton, ICALP 2002).
+A sketch of size q gives every coordinate one of q buckets and a sign, both at random but the same
+for all vectors of a run, and adds up each bucket: E s(u).s(v) = u.v with standard deviation of at
+most sqrt(2 / q) norm(u) norm(v), and s is linear (Charikar, Chen and Farach-Colton, ICALP 2002).
 """
 
 import numpy as np
@@ -12,7 +13,8 @@ from ..errors import DeltaflError
 from ..streams import stream
 from ..types import FloatArray
 
-#: Numbers of a sketch where norms are to be measured on it: a squared norm is right to sqrt(2 / 64) = 18 %.
+#: Numbers of a sketch where norms are to be measured on it: a squared norm is right to sqrt(2 / 64)
+#: = 18 %.
 SKETCH_SIZE = 64
 _BLOCK = 2**16  # coordinates whose buckets are in memory at once
 _LARGEST = 128  # buckets and signs together fit a byte

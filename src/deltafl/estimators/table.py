@@ -1,8 +1,10 @@
-"""Estimators: how the replies of a cohort become one estimate D of the full-participation update ubar.
+"""Estimators: how the replies of a cohort become one estimate D of the full-participation update
+ubar.
 
-Every estimate has the form ``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)``: coefficients, and control values c known
-before the draw (zero for the plain estimators). count / expected is 1 / pi_i if a client is drawn at most once, and
-count_i / (n p_i) with replacement, so one formula covers Horvitz-Thompson and Hansen-Hurwitz.
+Every estimate has the form ``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)``: coefficients, and
+control values c known before the draw (zero for the plain estimators). count / expected is 1 / pi_i
+if a client is drawn at most once, and count_i / (n p_i) with replacement, so one formula covers
+Horvitz-Thompson and Hansen-Hurwitz.
 """
 
 from collections.abc import Callable
@@ -16,18 +18,27 @@ from ..calls import check_options, parse_call
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
 from ..io import load_class
 from ..types import Cohort, FloatArray
-from .control_variates import CommonControl, ControlVariate, InnovationControl, NoControl, OwnControl, RegressionControl
+from .control_variates import (
+    CommonControl,
+    ControlVariate,
+    InnovationControl,
+    NoControl,
+    OwnControl,
+    RegressionControl,
+)
 from .learned_coefficient import FixedCoefficient, LearnedCoefficient
 from .remote import RemoteControl
 from .twin import Twin
 from .two_phase import TwoPhase
 
-#: Cohort of those who replied, (n,) weights w_i, (n,) response rates q_i in (0, 1] -> (n,) coefficients.
+#: Cohort of those who replied, (n,) weights w_i, (n,) response rates q_i in (0, 1] -> (n,)
+#: coefficients.
 Coefficients = Callable[[Cohort, FloatArray, FloatArray], FloatArray]
 
 
 def horvitz_thompson(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
-    """coef_i = w_i count_i / (expected_i q_i), q_i the response rate: unbiased for every exact design.
+    """coef_i = w_i count_i / (expected_i q_i), q_i the response rate: unbiased for every exact
+    design.
 
     Raises:
         DeltaflError: If an expectation is unknown, so that no weights make the sampler unbiased.
@@ -39,7 +50,9 @@ def horvitz_thompson(cohort: Cohort, weight_n: FloatArray, response_n: FloatArra
 
 
 def hajek(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
-    """The Horvitz-Thompson coefficients divided by their sum. Biased by O(1/n); constant updates are exact."""
+    """The Horvitz-Thompson coefficients divided by their sum. Biased by O(1/n); constant updates
+    are exact.
+    """
     return _summing_to_1(horvitz_thompson(cohort, weight_n, response_n))
 
 
@@ -49,7 +62,9 @@ def plain_mean(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> 
 
 
 def weighted_mean(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
-    """w_i count_i / sum_S w_j count_j, whatever the probabilities. Biased; 0 where all weights are 0."""
+    """w_i count_i / sum_S w_j count_j, whatever the probabilities. Biased; 0 where all weights
+    are 0.
+    """
     return _summing_to_1(weight_n * cohort.count_n)
 
 
@@ -62,8 +77,8 @@ def average_of_all(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray)
     """coef_i = w_i: with own c_i, D is the average of all clients' last updates. Biased.
 
     This is FedVARP as the DELTA paper combines it (docs/backbones.md), and the average of MIFA.
-    E[D] = sum_j w_j ((1 - pi_j) c_j + pi_j u_j) lags behind ubar. A client that has not replied counts as zero, so
-    about the first m / n rounds take short steps.
+    E[D] = sum_j w_j ((1 - pi_j) c_j + pi_j u_j) lags behind ubar. A client that has not replied
+    counts as zero, so about the first m / n rounds take short steps.
     """
     return weight_n.copy()
 
@@ -76,7 +91,8 @@ class Estimator(NamedTuple):
     control: ControlVariate  #: gives c
     unbiased: bool  #: whether E[D] = ubar for every exact design
     needs_expected: bool = True  #: whether it needs the inclusion probabilities of the cohort
-    ratio: bool = False  #: whether its coefficients sum to 1, so that the common part of all updates causes no error
+    #: whether its coefficients sum to 1, so that the common part of all updates causes no error
+    ratio: bool = False
     source: str = ""  #: the paper, as in ``docs/references.md``; empty where none is known
 
 
@@ -84,11 +100,22 @@ def _unbiased(name: str, control: ControlVariate, source: str) -> Estimator:
     return Estimator(name, horvitz_thompson, control, unbiased=True, source=source)
 
 
-def _mean(name: str, rule: Coefficients, source: str = "", needs_expected: bool = False) -> Estimator:
-    return Estimator(name, rule, NoControl(), unbiased=False, needs_expected=needs_expected, ratio=True, source=source)
+def _mean(
+    name: str, rule: Coefficients, source: str = "", needs_expected: bool = False
+) -> Estimator:
+    return Estimator(
+        name,
+        rule,
+        NoControl(),
+        unbiased=False,
+        needs_expected=needs_expected,
+        ratio=True,
+        source=source,
+    )
 
 
-_CASSEL, _OURS = "Cassel, Sarndal, Wretman 1976", "this project"
+_CASSEL = "Cassel, Sarndal, Wretman 1976"
+_OURS = "this project"
 _DIFFERENCES = (
     _unbiased("difference", CommonControl(), _CASSEL),
     _unbiased("difference-own", OwnControl(), "Jhunjhunwala et al. 2022"),
@@ -101,26 +128,40 @@ _ROWS = (
     _mean("plain-mean", plain_mean),
     _mean("weighted-mean", weighted_mean, "McMahan et al. 2017"),
     *_DIFFERENCES,
-    *(_unbiased(f"{row.name}-damped", LearnedCoefficient(row.control), "Montanari 1987") for row in _DIFFERENCES),
+    *(
+        _unbiased(f"{row.name}-damped", LearnedCoefficient(row.control), "Montanari 1987")
+        for row in _DIFFERENCES
+    ),
     _unbiased("two-phase", TwoPhase(), "Sarndal, Swensson 1987"),
     _unbiased("fedstale", FixedCoefficient(OwnControl()), "Rodio, Neglia 2024"),
-    Estimator("fedvarp", average_of_all, OwnControl(), False, needs_expected=False, source="Gu et al. 2021"),
+    Estimator(
+        "fedvarp",
+        average_of_all,
+        OwnControl(),
+        False,
+        needs_expected=False,
+        source="Gu et al. 2021",
+    ),
 )
 _REMOTE = (
     _unbiased("difference-own-remote", RemoteControl(), _OURS),
     _unbiased("innovation-remote", RemoteControl(memory=0.7), _OURS),
 )
 ESTIMATORS: dict[str, Estimator] = {row.name: row for row in _ROWS}
-#: For hosts whose clients keep their last update and send the difference (``remote.py``); not for simulated clients.
+#: For hosts whose clients keep their last update and send the difference (``remote.py``); not for
+#: simulated clients.
 REMOTE_ESTIMATORS: dict[str, Estimator] = {row.name: row for row in _REMOTE}
-#: For the simulator, which supplies the simulation (``simulation/setup.py``); elsewhere write ``Twin(simulate)``.
+#: For the simulator, which supplies the simulation (``simulation/setup.py``); elsewhere write
+#: ``Twin(simulate)``.
 TWIN = _unbiased("twin", LearnedCoefficient(Twin(residual=LearnedCoefficient(OwnControl()))), _OURS)
 ALL_ESTIMATORS = {**ESTIMATORS, **REMOTE_ESTIMATORS, TWIN.name: TWIN}
 _ALIASES = {"hansen-hurwitz": "horvitz-thompson", "ratio": "hajek", "mifa": "fedvarp"}
 
 
 def is_estimator(text: str) -> bool:
-    """Whether a part of a label, such as ``fedstale(beta=0.8)`` or ``mine.py:Control``, can only be an estimator."""
+    """Whether a part of a label, such as ``fedstale(beta=0.8)`` or ``mine.py:Control``, can only
+    be an estimator.
+    """
     return ".py:" in text or text.partition("(")[0].strip() in {*ALL_ESTIMATORS, *_ALIASES}
 
 
@@ -129,8 +170,8 @@ def find_estimator(given: str | Estimator | ControlVariate) -> Estimator:
 
     Args:
         given: A name or alias, with any options of its control variate: ``fedstale(beta=0.8)``; or
-            ``FILE.py:Class(...)`` or an instance for your own control variate, which is used with the
-            Horvitz-Thompson coefficients; or an estimator, which is returned unchanged.
+            ``FILE.py:Class(...)`` or an instance for your own control variate, which is used with
+            the Horvitz-Thompson coefficients; or an estimator, which is returned unchanged.
 
     Raises:
         DeltaflError: If the name or an option is unknown; the message suggests the nearest.
@@ -159,6 +200,8 @@ def _with_options(text: str) -> Estimator:
     if name not in ALL_ESTIMATORS:
         raise unknown_name("estimator", name, [*ALL_ESTIMATORS, *_ALIASES])
     control: Any = ALL_ESTIMATORS[name].control
-    parts = [field.name for field in fields(control) if field.type is not float]  # such as another control variate
+    parts = [
+        field.name for field in fields(control) if field.type is not float
+    ]  # such as another control variate
     check_options(type(control), options, name, hidden=parts)
     return ALL_ESTIMATORS[name]._replace(name=text, control=replace(control, **options))

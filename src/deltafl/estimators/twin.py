@@ -1,7 +1,9 @@
-"""Twins: control variates that the server computes from the current model, by simulating each client on other data.
+"""Twins: control variates that the server computes from the current model, by simulating each
+client on other data.
 
-A stored update is some rounds old; a twin predicts what a similar client would send now. Twins cover clients that were
-never selected, and need no communication. Simulation errors increase the variance but never cause bias.
+A stored update is some rounds old; a twin predicts what a similar client would send now. Twins
+cover clients that were never selected, and need no communication. Simulation errors increase the
+variance but never cause bias.
 """
 
 import logging
@@ -19,15 +21,19 @@ from .control_variates import ControlValue, ControlVariate, NoControl, OwnContro
 
 _log = logging.getLogger(__name__)
 
-#: Longest twin, in medians of all. Where local work is near divergence, a single one would be most of the variance.
+#: Longest twin, in medians of all. Where local work is near divergence, a single one would be most
+#: of the variance.
 LONGEST = 2.0
 
-#: ``simulate(params_d, population, round)``: the updates (m, d) that stand-ins of the clients make from this model.
+#: ``simulate(params_d, population, round)``: the updates (m, d) that stand-ins of the clients make
+#: from this model.
 Simulate = Callable[[Params, Population, int], npt.ArrayLike]
 
 
 class TwinState(NamedTuple):
-    """The simulated updates of this round, and the state of the control variate of their residuals."""
+    """The simulated updates of this round, and the state of the control variate of their
+    residuals.
+    """
 
     twin: OwnControlState
     residual: Any
@@ -35,21 +41,26 @@ class TwinState(NamedTuple):
 
 def _no_simulation(params_d: Params, population: Population, round: int) -> Params:
     what = "a function (params_d, population, round) -> (m, d)"
-    raise DeltaflError(f"a twin needs a simulation of the clients: write estimator=Twin(simulate), {what}")
+    raise DeltaflError(
+        f"a twin needs a simulation of the clients: write estimator=Twin(simulate), {what}"
+    )
 
 
 @dataclass(frozen=True)
 class Twin(ControlVariate):
-    """c_i = g_i + r_i: g_i is a simulation of client i's local work on the round's model, r_i predicts u_i - g_i.
+    """c_i = g_i + r_i: g_i is a simulation of client i's local work on the round's model, r_i
+    predicts u_i - g_i.
 
-    ``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` is the difference estimator (Cassel, Sarndal and Wretman 1976),
-    unbiased for any simulation, since c is known before the draw. ``LearnedCoefficient(Twin(simulate))`` damps a
-    simulation that is noisy or wrong. If a simulated update is not finite, all g_i are 0 in that round and the log
-    says why; one longer than twice the median is clipped. Keeps one update per client.
+    ``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` is the difference estimator (Cassel, Sarndal
+    and Wretman 1976), unbiased for any simulation, since c is known before the draw.
+    ``LearnedCoefficient(Twin(simulate))`` damps a simulation that is noisy or wrong. If a simulated
+    update is not finite, all g_i are 0 in that round and the log says why; one longer than twice
+    the median is clipped. Keeps one update per client.
 
     Attributes:
-        simulate: ``simulate(params_d, population, round)``: float32 (m, d), or a ``DeltaflError``; label shares are
-            in ``population.aux_mq``. The same arguments must give the same bits. Called once per round.
+        simulate: ``simulate(params_d, population, round)``: float32 (m, d), or a ``DeltaflError``;
+            label shares are in ``population.aux_mq``. The same arguments must give the same bits.
+            Called once per round.
         residual: Learns r_i from u_i - g_i; r_i = 0 if left out.
     """
 
@@ -66,21 +77,36 @@ class Twin(ControlVariate):
 
     def init(self, population: Population, num_params: int) -> TwinState:
         zero_md = np.zeros((population.num_clients, num_params), dtype=np.float32)
-        return TwinState(OwnControlState(zero_md, np.zeros(num_params)), self.residual.init(population, num_params))
+        return TwinState(
+            OwnControlState(zero_md, np.zeros(num_params)),
+            self.residual.init(population, num_params),
+        )
 
-    def at_model(self, state: TwinState, population: Population, params_d: Params, round: int) -> TwinState:
-        shape, simulated = (population.num_clients, len(params_d)), self.simulate(params_d, population, round)
+    def at_model(
+        self, state: TwinState, population: Population, params_d: Params, round: int
+    ) -> TwinState:
+        shape = (population.num_clients, len(params_d))
+        simulated = self.simulate(params_d, population, round)
         try:
             with np.errstate(over="ignore"):
                 twin_md = np.array(simulated, dtype=np.float32)
         except (TypeError, ValueError):
-            raise DeltaflError(f"simulate must return numbers, one update for each client, {shape}") from None
+            raise DeltaflError(
+                f"simulate must return numbers, one update for each client, {shape}"
+            ) from None
         if twin_md.shape != shape:
-            raise DeltaflError(f"simulate returned shape {twin_md.shape}; return one update for each client, {shape}")
+            raise DeltaflError(
+                f"simulate returned shape {twin_md.shape}; return one update for each client, "
+                f"{shape}"
+            )
         fault_k = np.flatnonzero(~np.isfinite(twin_md).all(axis=1))
         if len(fault_k):
             why = f"the simulation of client {fault_k[0]} is not finite"
-            _log.warning("round %d: %s, so that this round has no twins; lower its learning rate", round + 1, why)
+            _log.warning(
+                "round %d: %s, so that this round has no twins; lower its learning rate",
+                round + 1,
+                why,
+            )
             twin_md = np.zeros(shape, dtype=np.float32)
         norm_m = np.linalg.norm(twin_md, axis=1)
         limit = LONGEST * np.median(norm_m)
@@ -93,6 +119,10 @@ class Twin(ControlVariate):
         twin_nd = np.asarray(state.twin.control_md)[client_n]
         return ControlValue(state.twin.total_d + residual.total_d, twin_nd + residual.control_nd)
 
-    def update(self, state: TwinState, population: Population, replies: Replies, update_nd: Params) -> TwinState:
+    def update(
+        self, state: TwinState, population: Population, replies: Replies, update_nd: Params
+    ) -> TwinState:
         residual_nd = update_nd - np.asarray(state.twin.control_md)[replies.client_n]
-        return state._replace(residual=self.residual.update(state.residual, population, replies, residual_nd))
+        return state._replace(
+            residual=self.residual.update(state.residual, population, replies, residual_nd)
+        )

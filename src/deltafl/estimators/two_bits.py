@@ -1,8 +1,9 @@
 """Two bits per parameter: a code for a long vector that is sent once.
 
-Random signs, the same for all clients, and a Hadamard transform spread the content of a block of 256 numbers over all
-of them, so that they look like draws from a normal distribution (Suresh, Yu, Kumar and McMahan 2017). Each becomes one
-of the four levels that are optimal for a normal distribution and lose 12 % of its square (Max 1960; Lloyd 1982).
+Random signs, the same for all clients, and a Hadamard transform spread the content of a block of
+256 numbers over all of them, so that they look like draws from a normal distribution (Suresh, Yu,
+Kumar and McMahan 2017). Each becomes one of the four levels that are optimal for a normal
+distribution and lose 12 % of its square (Max 1960; Lloyd 1982).
 """
 
 from functools import cache
@@ -13,7 +14,8 @@ import numpy.typing as npt
 from ..streams import stream
 from ..types import FloatArray
 
-BLOCK, _SIDE = 256, 16
+BLOCK = 256
+_SIDE = 16
 #: In root mean squares of a block.
 _LEVELS = np.array([-1.5104, -0.4528, 0.4528, 1.5104])
 _BOUNDS = np.array([-0.9816, 0.0, 0.9816])
@@ -33,7 +35,9 @@ def code_length(num_params: int) -> int:
 
 
 def encode(vector_d: npt.NDArray[np.floating]) -> FloatArray:
-    """The code of a vector, float64 (code_length(d),); not finite in part if the vector is not finite."""
+    """The code of a vector, float64 (code_length(d),); not finite in part if the vector is not
+    finite.
+    """
     d = len(vector_d)
     block_bk = np.zeros((-(-d // BLOCK), BLOCK))
     block_bk.ravel()[:d] = vector_d
@@ -46,11 +50,16 @@ def encode(vector_d: npt.NDArray[np.floating]) -> FloatArray:
 
 
 def decode(code_nc: FloatArray, num_params: int) -> FloatArray:
-    """The vectors, float64 (n, d), of codes, which may be any finite numbers, because clients send them."""
-    n, blocks = len(code_nc), code_nc.shape[1] // _LENGTH
+    """The vectors, float64 (n, d), of codes, which may be any finite numbers, because clients
+    send them.
+    """
+    n = len(code_nc)
+    blocks = code_nc.shape[1] // _LENGTH
     code_nbl = code_nc.reshape(n, blocks, _LENGTH)
     packed_nbn = np.clip(code_nbl[:, :, 1:], 0, 2.0**52 - 1).astype(np.int64)
-    level_nbk = ((packed_nbn[..., None] >> _SHIFTS) & 3).reshape(n, blocks, _NUMBERS * _EACH)[:, :, :BLOCK]
+    level_nbk = ((packed_nbn[..., None] >> _SHIFTS) & 3).reshape(n, blocks, _NUMBERS * _EACH)[
+        :, :, :BLOCK
+    ]
     block_nbk = _LEVELS[level_nbk]
     block_nbk *= np.abs(code_nbl[:, :, :1])  # the scales
     vector_nbk = _rotated(block_nbk.reshape(-1, BLOCK)) * _signs()
@@ -58,7 +67,9 @@ def decode(code_nc: FloatArray, num_params: int) -> FloatArray:
 
 
 def norms(code_nc: FloatArray) -> FloatArray:
-    """The norms, float64 (n,), of vectors before encoding; decoded vectors have at most 1.51 times that."""
+    """The norms, float64 (n,), of vectors before encoding; decoded vectors have at most 1.51
+    times that.
+    """
     return np.asarray(np.sqrt(BLOCK * (code_nc[:, ::_LENGTH] ** 2).sum(axis=1)))
 
 
@@ -84,7 +95,9 @@ def _hadamard() -> FloatArray:
 
 
 def _rotated(block_bk: FloatArray) -> FloatArray:
-    """The orthonormal Hadamard transform of every row, which is its own inverse, as two of length 16."""
+    """The orthonormal Hadamard transform of every row, which is its own inverse, as two of
+    length 16.
+    """
     hadamard = _hadamard()
     square_brc = (block_bk.reshape(-1, _SIDE) @ hadamard).reshape(-1, _SIDE, _SIDE)
     turned_bcr = np.ascontiguousarray(square_brc.swapaxes(1, 2)).reshape(-1, _SIDE) @ hadamard

@@ -1,4 +1,6 @@
-"""Control variates from both phases: every client's first update, from the census, and what the rounds teach."""
+"""Control variates from both phases: every client's first update, from the census, and what the
+rounds teach.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -8,7 +10,13 @@ import numpy as np
 from ..errors import DeltaflError
 from ..scale.rows import Rows, RunningSum, inner, replace_rows
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
-from .control_variates import ControlValue, ControlVariate, LearnsFromResiduals, RegressionControl, pseudoinverse
+from .control_variates import (
+    ControlValue,
+    ControlVariate,
+    LearnsFromResiduals,
+    RegressionControl,
+    pseudoinverse,
+)
 from .learned_coefficient import LearnedCoefficient, LearnedCoefficientState
 from .two_bits import KEPT, code_length, decode, encode, norms
 
@@ -17,34 +25,44 @@ _AT_ONCE = 2**22
 
 
 class LastResidualsState(NamedTuple):
-    """One code per client, without columns if there are no first updates; the regression of those on x; and a sum."""
+    """One code per client, without columns if there are no first updates; the regression of
+    those on x; and a sum.
+    """
 
     code_mc: Rows  # of Q_i until client i replies, then of e_i
     is_first_m: BoolArray  # whose code is that of Q_i
     aux_mq: FloatArray
     fitted_qd: FloatArray  # B_0
     total_d: FloatArray  # sum_j w_j e_j
-    rounding: FloatArray = np.zeros(())  # how far rounding may have led ``total_d`` from it (``RunningSum``)
+    rounding: FloatArray = np.zeros(
+        ()
+    )  # how far rounding may have led ``total_d`` from it (``RunningSum``)
 
 
 @dataclass(frozen=True)
 class LastResiduals(LearnsFromResiduals):
-    """c_i = e_i, the regression residual of the last known update of client i; 0 where none is known.
+    """c_i = e_i, the regression residual of the last known update of client i; 0 where none is
+    known.
 
-    At first that is e_i = Q_i - B_0 x_i. Q_i is the update of the initial model that client i sent with its answer to
-    the census, in two bits per parameter (``two_bits.py``), and B_0 minimises sum_j w_j norm(Q_j - B_0 x_j)^2 over the
-    clients that sent one. Later it is the residual given to ``update``, in the same two bits. The server keeps 2.75
-    bits per parameter and client, and decodes what it needs.
+    At first that is e_i = Q_i - B_0 x_i. Q_i is the update of the initial model that client i sent
+    with its answer to the census, in two bits per parameter (``two_bits.py``), and B_0 minimises
+    sum_j w_j norm(Q_j - B_0 x_j)^2 over the clients that sent one. Later it is the residual given
+    to ``update``, in the same two bits. The server keeps 2.75 bits per parameter and client, and
+    decodes what it needs.
     """
 
     uses_aux = True
 
     def init(self, population: Population, num_params: int) -> LastResidualsState:
-        aux_mq, m = population.design_mq(), population.num_clients
+        aux_mq = population.design_mq()
+        m = population.num_clients
         code_mc = np.zeros((m, 0)) if population.code_mc is None else population.code_mc
-        zero_qd, zero_d = np.zeros((aux_mq.shape[1], num_params)), np.zeros(num_params)
+        zero_qd = np.zeros((aux_mq.shape[1], num_params))
+        zero_d = np.zeros(num_params)
         if code_mc.shape[1] not in (0, code_length(num_params)):
-            raise DeltaflError(f"the census is not of this model of {num_params:,} parameters; take it anew")
+            raise DeltaflError(
+                f"the census is not of this model of {num_params:,} parameters; take it anew"
+            )
         sent_m = np.asarray(np.any(code_mc != 0, axis=1), dtype=np.bool_)
         state = LastResidualsState(code_mc, sent_m, aux_mq, zero_qd, zero_d)
         if code_mc.shape[1] == 0:
@@ -52,7 +70,9 @@ class LastResiduals(LearnsFromResiduals):
         weight_m = population.weight_m * sent_m
         moment_qd = np.zeros_like(zero_qd)
         for rows in _blocks(m, num_params):
-            moment_qd += np.einsum("mq,md->qd", weight_m[rows, None] * aux_mq[rows], decode(code_mc[rows], num_params))
+            moment_qd += np.einsum(
+                "mq,md->qd", weight_m[rows, None] * aux_mq[rows], decode(code_mc[rows], num_params)
+            )
         square_qq = np.einsum("m,mp,mq->pq", weight_m, aux_mq, aux_mq)
         fitted_qd = np.einsum("pq,qd->pd", pseudoinverse(square_qq), moment_qd)
         total_d = moment_qd[0] - np.einsum("q,qd->d", square_qq[0], fitted_qd)
@@ -78,7 +98,9 @@ class LastResiduals(LearnsFromResiduals):
         changed_nd = decode(code_nc, len(state.total_d)) - value.control_nd
         is_first_m = state.is_first_m.copy()
         is_first_m[client_n] = False
-        followed = RunningSum(state.total_d, state.rounding).plus(population.weight_m[client_n], changed_nd)
+        followed = RunningSum(state.total_d, state.rounding).plus(
+            population.weight_m[client_n], changed_nd
+        )
         new = state._replace(
             code_mc=replace_rows(state.code_mc, client_n, code_nc),
             is_first_m=is_first_m,
@@ -94,19 +116,27 @@ def has_codes(state: LastResidualsState) -> bool:
 
 
 def residuals_summed_anew(state: LastResidualsState, weight_m: FloatArray) -> LastResidualsState:
-    """The same residuals with sum_j w_j e_j recomputed from them: for new weights, or a lost sum."""
+    """The same residuals with sum_j w_j e_j recomputed from them: for new weights, or a lost
+    sum.
+    """
     total_d = np.zeros_like(state.total_d)
     if has_codes(state):
         for rows in _blocks(len(weight_m), len(total_d)):
-            total_d += np.einsum("m,md->d", weight_m[rows], _residuals(state, np.arange(len(weight_m))[rows]))
+            total_d += np.einsum(
+                "m,md->d", weight_m[rows], _residuals(state, np.arange(len(weight_m))[rows])
+            )
     return state._replace(total_d=total_d, rounding=np.zeros(()))
 
 
 def _residuals(state: LastResidualsState, client_n: IntArray) -> FloatArray:
     """e_i of some clients, (n, d)."""
-    code_nc = np.array([state.code_mc[client] for client in client_n.tolist()]).reshape(-1, len(state.code_mc[0]))
+    code_nc = np.array([state.code_mc[client] for client in client_n.tolist()]).reshape(
+        -1, len(state.code_mc[0])
+    )
     row_nd = decode(code_nc, len(state.total_d))
-    row_nd -= np.einsum("nq,qd->nd", state.aux_mq[client_n] * state.is_first_m[client_n, None], state.fitted_qd)
+    row_nd -= np.einsum(
+        "nq,qd->nd", state.aux_mq[client_n] * state.is_first_m[client_n, None], state.fitted_qd
+    )
     return row_nd
 
 
@@ -125,27 +155,32 @@ class TwoPhaseState(NamedTuple):
 
 @dataclass(frozen=True)
 class TwoPhase(ControlVariate):
-    """c_i = beta B x_i + gamma e_i: a regression learned from all clients, and client i's own last residual.
+    """c_i = beta B x_i + gamma e_i: a regression learned from all clients, and client i's own last
+    residual.
 
-    The first term is ``RegressionControl`` with B starting at B_0. The second is ``LastResiduals``: e_i is the residual
-    of client i's last update after the first term. beta and gamma are learned (``LearnedCoefficient``), gamma from the
-    residuals of the first term. Until there is something to learn from, both are the share of the squares of the Q_i
-    that x explains,
+    The first term is ``RegressionControl`` with B starting at B_0. The second is ``LastResiduals``:
+    e_i is the residual of client i's last update after the first term. beta and gamma are learned
+    (``LearnedCoefficient``), gamma from the residuals of the first term. Until there is something
+    to learn from, both are the share of the squares of the Q_i that x explains,
 
         R^2 = sum_j w_j norm(B_0 x_j)^2 / sum_j w_j norm(Q_j)^2,
 
-    as the rest may be noise of a client's training. Without first updates this is ``regression-damped``.
+    as the rest may be noise of a client's training. Without first updates this is
+    ``regression-damped``.
 
-    Regression estimators in two phases: Sarndal and Swensson 1987. Unbiased, as all c_i are known before the draw;
-    docs/theory.md, section 11.
+    Regression estimators in two phases: Sarndal and Swensson 1987. Unbiased, as all c_i are known
+    before the draw; docs/theory.md, section 11.
     """
 
-    regression: LearnedCoefficient = field(default_factory=lambda: LearnedCoefficient(RegressionControl()))
+    regression: LearnedCoefficient = field(
+        default_factory=lambda: LearnedCoefficient(RegressionControl())
+    )
     first: LearnedCoefficient = field(default_factory=lambda: LearnedCoefficient(LastResiduals()))
     uses_aux = uses_first_updates = True
 
     def init(self, population: Population, num_params: int) -> TwoPhaseState:
-        first, regression = self.first.init(population, num_params), self.regression.init(population, num_params)
+        first = self.first.init(population, num_params)
+        regression = self.regression.init(population, num_params)
         control = regression.control._replace(slope_qd=first.control.fitted_qd)
         return TwoPhaseState(regression._replace(control=control), first)
 
@@ -153,42 +188,64 @@ class TwoPhase(ControlVariate):
         return _trust(state) * self.regression.coefficient(state.regression)
 
     def first_mean(self, state: TwoPhaseState) -> FloatArray | None:
-        first, nobody = state.first.control, np.zeros(0, dtype=np.int64)
+        first = state.first.control
+        nobody = np.zeros(0, dtype=np.int64)
         if not has_codes(first):
             return None
-        return np.asarray((self.regression.value(state.regression, nobody).total_d + first.total_d) / KEPT)
+        return np.asarray(
+            (self.regression.value(state.regression, nobody).total_d + first.total_d) / KEPT
+        )
 
     def value(self, state: TwoPhaseState, client_n: IntArray) -> ControlValue:
-        value, first = self.regression.value(state.regression, client_n), self.first.value(state.first, client_n)
+        value = self.regression.value(state.regression, client_n)
+        first = self.first.value(state.first, client_n)
         trust = _trust(state)
-        return ControlValue(trust * (value.total_d + first.total_d), trust * (value.control_nd + first.control_nd))
+        return ControlValue(
+            trust * (value.total_d + first.total_d), trust * (value.control_nd + first.control_nd)
+        )
 
-    def update(self, state: TwoPhaseState, population: Population, replies: Replies, update_nd: Params) -> Any:
+    def update(
+        self, state: TwoPhaseState, population: Population, replies: Replies, update_nd: Params
+    ) -> Any:
         first = state.first
         if has_codes(first.control):
-            left_nd: Any = update_nd - self.regression.value(state.regression, replies.client_n).control_nd
+            left_nd: Any = (
+                update_nd - self.regression.value(state.regression, replies.client_n).control_nd
+            )
             first = self.first.update(first, population, replies, left_nd)
-        return TwoPhaseState(self.regression.update(state.regression, population, replies, update_nd), first)
+        return TwoPhaseState(
+            self.regression.update(state.regression, population, replies, update_nd), first
+        )
 
     def with_answers(self, state: TwoPhaseState, fresh: TwoPhaseState, known: int) -> TwoPhaseState:
-        """The state with the answers of clients who join, all but the first ``known``, or who answer late.
+        """The state with the answers of clients who join, all but the first ``known``, or who
+        answer late.
 
-        Their Q_i are updates of a later model than the initial one that B_0 describes: e_i is what the regression, as
-        it is now, leaves of them. ``fresh`` is the initial state, which has all answers.
+        Their Q_i are updates of a later model than the initial one that B_0 describes: e_i is what
+        the regression, as it is now, leaves of them. ``fresh`` is the initial state, which has all
+        answers.
         """
-        first, sent = state.first.control, fresh.first.control
+        first = state.first.control
+        sent = fresh.first.control
         if not has_codes(sent):
             return state
         code_mc = np.asarray(first.code_mc)
         untouched_m = (code_mc == sent.code_mc).all(axis=1) | (code_mc == 0).all(axis=1)
         joins_m = np.arange(len(code_mc)) >= known
         new_k = np.flatnonzero(sent.is_first_m & untouched_m & (joins_m | ~first.is_first_m))
-        code_kc = [self._left_by_regression(state, client, sent.code_mc[client]) for client in new_k.tolist()]
+        code_kc = [
+            self._left_by_regression(state, client, sent.code_mc[client])
+            for client in new_k.tolist()
+        ]
         is_first_m = first.is_first_m & ~joins_m
-        first = first._replace(code_mc=replace_rows(first.code_mc, new_k, np.array(code_kc)), is_first_m=is_first_m)
+        first = first._replace(
+            code_mc=replace_rows(first.code_mc, new_k, np.array(code_kc)), is_first_m=is_first_m
+        )
         return state._replace(first=state.first._replace(control=first))
 
-    def _left_by_regression(self, state: TwoPhaseState, client: int, code_c: FloatArray) -> FloatArray:
+    def _left_by_regression(
+        self, state: TwoPhaseState, client: int, code_c: FloatArray
+    ) -> FloatArray:
         guess_1d = self.regression.value(state.regression, np.array([client])).control_nd
         return encode((decode(code_c[None], guess_1d.shape[1]) - guess_1d)[0])
 
@@ -197,8 +254,11 @@ def _trust(state: TwoPhaseState) -> float:
     """The factor of both terms in this round: R^2 as long as no coefficient has been learned."""
     if state.regression.square > 0 or not state.first.control.is_first_m.any():
         return 1.0
-    first, weight_m = state.first.control, state.regression.control.weight_m
+    first = state.first.control
+    weight_m = state.regression.control.weight_m
     square_qq = np.einsum("m,mp,mq->pq", weight_m * first.is_first_m, first.aux_mq, first.aux_mq)
-    explained = float(np.einsum("pd,pq,qd->", first.fitted_qd, square_qq, first.fitted_qd, optimize=True))
+    explained = float(
+        np.einsum("pd,pq,qd->", first.fitted_qd, square_qq, first.fitted_qd, optimize=True)
+    )
     square = KEPT * float(inner(weight_m, norms(np.asarray(first.code_mc)) ** 2))
     return min(explained / max(square, np.finfo(np.float64).tiny), 1.0)

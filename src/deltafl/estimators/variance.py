@@ -1,20 +1,22 @@
 """The variance of an estimate, estimated from its own cohort.
 
-D = sum_S z_i + a fixed part, z_i = coef_i l_i; l_i is the residual u_i - c_i, or u_i - D for estimators whose
-coefficients sum to 1, as of any ratio (Taylor's linearisation). D depends on two draws: which clients are selected, and
-which of them reply, each independently with rate q_i. q_i z_i is the contribution of a reply if all replied:
+D = sum_S z_i + a fixed part, z_i = coef_i l_i; l_i is the residual u_i - c_i, or u_i - D for
+estimators whose coefficients sum to 1, as of any ratio (Taylor's linearisation). D depends on two
+draws: which clients are selected, and which of them reply, each independently with rate q_i. q_i
+z_i is the contribution of a reply if all replied:
 
-- with replacement: V = n/(n-1) sum_draws norm(q_i z_i / count_i - B)^2                          (Hansen-Hurwitz 1943)
+- with replacement: V = n/(n-1) sum_draws norm(q_i z_i / count_i - B)^2        (Hansen-Hurwitz 1943)
 - Poisson:          V = sum_S (1 - pi_i) norm(q_i z_i)^2
-- fixed size:       V = n/(n-1) sum_S (1 - pi_i) norm(q_i z_i - B)^2, B the (1 - pi)-weighted mean of q_i z_i
-                    (Deville 1999 after Hajek 1964). An approximation for many clients, and exact for equal pi in random
-                    order. With six clients of unequal pi its mean is 0.1 to 1.5 times the truth for systematic and
-                    pivotal draws. It ignores that draws are spread, balanced, ordered or stratified. For these it is
-                    mostly too large, up to several times, but no bound: down to 0.4 times the truth with six clients.
+- fixed size:  V = n/(n-1) sum_S (1 - pi_i) norm(q_i z_i - B)^2, B the (1 - pi)-weighted mean of q_i z_i
+                    (Deville 1999 after Hajek 1964). An approximation for many clients, and exact
+                    for equal pi in random order. With six clients of unequal pi its mean is 0.1 to
+                    1.5 times the truth for systematic and pivotal draws. It ignores that draws are
+                    spread, balanced, ordered or stratified. For these it is mostly too large, up to
+                    several times, but no bound: down to 0.4 times the truth with six clients.
 
 The first two are unbiased for independent draws; ``Design.variance`` says which of a design's is.
-Sums over selected clients are estimated from those that replied by weights 1 / q_i; n is the number selected. The
-second draw adds sum (1 - q_i) norm(z_i)^2 over those who replied.
+Sums over selected clients are estimated from those that replied by weights 1 / q_i; n is the number
+selected. The second draw adds sum (1 - q_i) norm(z_i)^2 over those who replied.
 """
 
 from typing import NamedTuple
@@ -24,7 +26,8 @@ import numpy.typing as npt
 
 from ..types import FloatArray, Replies
 
-#: Coordinates processed at a time: copies of all rows of a cohort would take several times the updates' memory.
+#: Coordinates processed at a time: copies of all rows of a cohort would take several times the
+#: updates' memory.
 _BLOCK = 2**14
 
 
@@ -46,15 +49,18 @@ class VarianceForm(NamedTuple):
 
 
 def estimate_variance(replies: Replies, residual_nd: npt.NDArray[np.floating]) -> float:
-    """Estimate E norm(D - E D)^2 over draws and replies, in squared update units, from the l_i, (n, d).
+    """Estimate E norm(D - E D)^2 over draws and replies, in squared update units, from the l_i, (n,
+    d).
 
-    NaN if one cohort is not enough: fewer than two replies of clients that were not certain, or unknown expectations.
+    NaN if one cohort is not enough: fewer than two replies of clients that were not certain, or
+    unknown expectations.
     """
     form = variance_form(replies)
     if form is None:
         return float("nan")
     squared_n, squared_residual_n = np.zeros((2, len(residual_nd)))
-    total, some_fail = form.mass_n.sum(), form.alone_n.any()
+    total = form.mass_n.sum()
+    some_fail = form.alone_n.any()
     for first in range(0, residual_nd.shape[1], _BLOCK):
         part_nb = residual_nd[:, first : first + _BLOCK]
         scaled_nb = form.scale_n[:, None] * part_nb
@@ -68,7 +74,9 @@ def estimate_variance(replies: Replies, residual_nd: npt.NDArray[np.floating]) -
 
 def variance_form(replies: Replies) -> VarianceForm | None:
     """The formula above that fits a cohort; None where there is none."""
-    cohort, rate_n, coef_n = replies.cohort, replies.response_n, replies.coef_n
+    cohort = replies.cohort
+    rate_n = replies.response_n
+    coef_n = replies.coef_n
     if not np.all(np.isfinite(cohort.expected_n)):
         return None
     alone_n = (1 - rate_n) * coef_n**2
@@ -77,7 +85,9 @@ def variance_form(replies: Replies) -> VarianceForm | None:
             return None
         size = int(replies.selected.count_n.sum())
         scale_n = rate_n * coef_n / cohort.count_n
-        return VarianceForm(size / (size - 1), cohort.count_n / rate_n, scale_n, alone_n, centred=True)
+        return VarianceForm(
+            size / (size - 1), cohort.count_n / rate_n, scale_n, alone_n, centred=True
+        )
     mass_n = _undecided(cohort.expected_n) / rate_n
     if cohort.kind == "poisson":
         return VarianceForm(1.0, mass_n, rate_n * coef_n, alone_n, centred=False)
@@ -93,6 +103,8 @@ def _undecided(expected_n: FloatArray) -> FloatArray:
 
 
 def effective_sample_size(coef_n: FloatArray) -> float:
-    """(sum c)^2 / sum c^2: how many equally weighted replies the cohort is worth (Kish 1965); 0 without replies."""
+    """(sum c)^2 / sum c^2: how many equally weighted replies the cohort is worth (Kish 1965); 0
+    without replies.
+    """
     squares = float(np.sum(coef_n**2))
     return float(coef_n.sum()) ** 2 / squares if squares > 0 else 0.0

@@ -1,4 +1,5 @@
-"""Rounds over clients who come and go, without messages: a host sends the model and hands over what comes back.
+"""Rounds over clients who come and go, without messages: a host sends the model and hands over what
+comes back.
 
 A client is a *key*, a string that outlives connections and restarts.
 """
@@ -42,7 +43,9 @@ class Federation:
     """Clients, the model and the state of the rounds, which is None before anybody was admitted."""
 
     def __init__(self, rules: Rules, arrays: Arrays, layout: Layout) -> None:
-        self.rules, self.plan, self.layout = rules, rules.plan, layout
+        self.rules = rules
+        self.plan = rules.plan
+        self.layout = layout
         #: All clients ever admitted, in the order of the population.
         self.clients: dict[str, ClientInfo] = {}
         self.rest: Arrays = layout.rest(arrays)
@@ -60,7 +63,9 @@ class Federation:
         self._initial_d = layout.flatten(arrays)
         if self.plan.dp is not None and self.rest:
             what = f"the mean of {next(iter(self.rest))!r} would get no noise"
-            raise DeltaflError(f"dp: {what}; use layers without buffers, such as GroupNorm for BatchNorm")
+            raise DeltaflError(
+                f"dp: {what}; use layers without buffers, such as GroupNorm for BatchNorm"
+            )
 
     @property
     def keys(self) -> list[str]:
@@ -88,12 +93,23 @@ class Federation:
         return self.layout.rebuild(self.params_d, self.rest)
 
     def model(self) -> Arrays:
-        """The model to use, ``Plan.model``, as named arrays; without an average that is the global one."""
-        return self.arrays() if self.state is None else self.layout.rebuild(self.plan.model(self.state), self.rest)
+        """The model to use, ``Plan.model``, as named arrays; without an average that is the
+        global one.
+        """
+        return (
+            self.arrays()
+            if self.state is None
+            else self.layout.rebuild(self.plan.model(self.state), self.rest)
+        )
 
     def admit(self, infos: Mapping[str, ClientInfo]) -> None:
-        """Let clients join, or change what they report; newcomers that do not fit into memory are left out."""
-        known = {**self.clients, **{key: info for key, info in infos.items() if key in self.clients}}
+        """Let clients join, or change what they report; newcomers that do not fit into memory
+        are left out.
+        """
+        known = {
+            **self.clients,
+            **{key: info for key, info in infos.items() if key in self.clients},
+        }
         if self.plan.census is not None:
             known = {key: info._replace(aux=self.clients[key].aux) for key, info in known.items()}
         # Nodes connect in any order: sort newcomers, partition 10 after partition 9.
@@ -111,20 +127,34 @@ class Federation:
         """Clients that have not answered the census; nobody where there is none."""
         census = self.plan.census
         length = None if census is None else census.length(self.num_params)
-        return [key for key, info in self.clients.items() if length is not None and len(info.aux) != length]
+        return [
+            key
+            for key, info in self.clients.items()
+            if length is not None and len(info.aux) != length
+        ]
 
     def answer(self, answers: Mapping[str, tuple[float, ...]]) -> None:
-        """Take clients' answers to the census; their auxiliary variables are made anew of all answers."""
+        """Take clients' answers to the census; their auxiliary variables are made anew of all
+        answers.
+        """
         answered = {key: self.clients[key]._replace(aux=answer) for key, answer in answers.items()}
         self._set_clients({**self.clients, **answered})
 
     def forget(self, keys: Collection[str]) -> None:
-        """Drop clients for good: their weight, their scores and everything remembered about them."""
+        """Drop clients for good: their weight, their scores and everything remembered about
+        them.
+        """
         kept_k = [index for index, key in enumerate(self.clients) if key not in keys]
         if not kept_k:
-            raise DeltaflError("every known client is to be forgotten; start with a new state_path instead")
-        self._set_clients({key: info for key, info in self.clients.items() if key not in keys}, kept_k)
-        self.scales.known = {key: scale for key, scale in self.scales.known.items() if key not in keys}
+            raise DeltaflError(
+                "every known client is to be forgotten; start with a new state_path instead"
+            )
+        self._set_clients(
+            {key: info for key, info in self.clients.items() if key not in keys}, kept_k
+        )
+        self.scales.known = {
+            key: scale for key, scale in self.scales.known.items() if key not in keys
+        }
         self.kept.clear()  # they know these clients
         self.scales.begin_anew()  # their part of the model is still in it
 
@@ -135,13 +165,16 @@ class Federation:
 
     @property
     def step_factor(self) -> float:
-        """How many times their own steps the clients take: 1 - beta with ``mime``, in the census as well."""
+        """How many times their own steps the clients take: 1 - beta with ``mime``, in the census
+        as well.
+        """
         return 1 - float(self.plan.mime)
 
     def corrections(self, cohort: Cohort) -> list[Correction]:
         """What each client of a cohort adds to its local steps: see ``Plan.drifts``."""
         drift = self.plan.drifts(self.current, cohort.client_n)
-        trained, factor = self.layout.trained, self.step_factor
+        trained = self.layout.trained
+        factor = self.step_factor
         if drift is not None and drift.ndim > 1:
             return [Correction(split(own_d, trained), factor) for own_d in drift]
         common = Correction(None if drift is None else split(drift, trained), factor)
@@ -157,7 +190,10 @@ class Federation:
 
         Where the model is lost, the oldest of the last good states takes its place.
         """
-        plan, state, sent, client_n = self.plan, self.current, self.arrays(), cohort.client_n.tolist()
+        plan = self.plan
+        state = self.current
+        sent = self.arrays()
+        client_n = cohort.client_n.tolist()
         if self.scales.sound or not self.kept:
             self.kept.append(Kept(self.clients, plan, state, self.rest))
         reply_n = [self._checked(client, replies.get(client, ClientReply())) for client in client_n]
@@ -165,22 +201,30 @@ class Federation:
         keys = np.array(self.keys)[cohort.client_n].tolist()
         far = {} if plan.dp else self.scales.too_far(keys, updates, state.params_d)
         for place, fault in far.items():
-            updates[place], reply_n[place] = None, reply_n[place]._replace(fault=fault)
+            updates[place] = None
+            reply_n[place] = reply_n[place]._replace(fault=fault)
         round = Accumulator(plan, state, cohort)
         round.add_rows(updates, reports_of(reply_n, [update is not None for update in updates]))
         following, info = round.close()
         used_n = round.reports.responded_n
         if self.rest:
-            received = [reply.arrays or {} for reply, used in zip(reply_n, used_n, strict=True) if used]
+            received = [
+                reply.arrays or {} for reply, used in zip(reply_n, used_n, strict=True) if used
+            ]
             coef_n = plan.collect_replies(state, cohort, used_n).coef_n
             self.rest = mean_rest(self.layout, sent, received, coef_n, median=plan.clip is not None)
         lost_n = np.array([reply.fault == _LOST_MEMORY for reply in reply_n], dtype=np.bool_)
-        self.state = self._without_shared_failures(following, cohort, lost_n, any_used=bool(used_n.any()))
+        self.state = self._without_shared_failures(
+            following, cohort, lost_n, any_used=bool(used_n.any())
+        )
         pairs = zip(client_n, reply_n, strict=True)
-        faults = [RejectedReply(client, reply.fault) for client, reply in pairs if reply.fault is not None]
+        faults = [
+            RejectedReply(client, reply.fault) for client, reply in pairs if reply.fault is not None
+        ]
         reported_k = np.flatnonzero(used_n & round.reports.has_loss_n)
         losses = {keys[place]: float(round.reports.loss_n[place]) for place in reported_k}
-        # With dp, whether a model is put back, or an update refused, would show norms and losses without noise.
+        # With dp, whether a model is put back, or an update refused, would show norms and losses
+        # without noise.
         seen = info._replace(rejected=faults) if far else info
         symptom = None if plan.dp else self.scales.see(seen, losses, self.params_d)
         if symptom is not None:
@@ -188,13 +232,20 @@ class Federation:
         return info._replace(rejected=sorted([*info.rejected, *faults]))
 
     def _go_back(self, symptom: str) -> None:
-        """Take the oldest state that is kept, with its clients; later rounds draw as they would have drawn."""
-        kept, round, folder = self.kept[0], self.current.round, self.rules.plan.memory.folder
+        """Take the oldest state that is kept, with its clients; later rounds draw as they would
+        have drawn.
+        """
+        kept = self.kept[0]
+        round = self.current.round
+        folder = self.rules.plan.memory.folder
         self.warnings.append(f"{symptom}: the model of round {kept.state.round} is put back")
         state = kept.state._replace(round=round)
         if folder is not None:  # its rows are gone from the file
             state = state._replace(control=init_round(kept.plan, kept.state.params_d).control)
-        self.clients, self.plan, self.state, self.rest = kept.clients, kept.plan, state, kept.rest
+        self.clients = kept.clients
+        self.plan = kept.plan
+        self.state = state
+        self.rest = kept.rest
         self.kept.clear()
 
     def _set_clients(self, clients: dict[str, ClientInfo], kept_k: list[int] | None = None) -> None:
@@ -204,26 +255,42 @@ class Federation:
         plan = self.rules.plan_for(clients)
         if len(clients) > len(self.clients):
             self.require_room(len(clients))
-        if self.state is None or self.state.round == 0:  # nothing was learnt: a census sets what rounds begin with
+        if (
+            self.state is None or self.state.round == 0
+        ):  # nothing was learnt: a census sets what rounds begin with
             state = init_round(plan, self._initial_d)
         else:
             state = resize_state(plan, self.state, self.plan.population.weight_m, kept_k)
-            old, new = self.state.control, state.control
+            old = self.state.control
+            new = state.control
             reset = isinstance(new, RemoteControlState) and (new.taken_m == NOTHING).all()
             if reset and (old.taken_m != NOTHING).any():
-                self.warnings.append("the weights of known clients changed: the memories of all clients are reset")
-        self.clients, self.state, self.plan = clients, state, plan
+                self.warnings.append(
+                    "the weights of known clients changed: the memories of all clients are reset"
+                )
+        self.clients = clients
+        self.state = state
+        self.plan = plan
 
     def require_room(self, num_clients: int) -> None:
-        """Refuse more clients than one update of each fits in for; once rounds were played, only newcomers."""
-        plan, folder = self.rules.plan, self.rules.state_path
+        """Refuse more clients than one update of each fits in for; once rounds were played, only
+        newcomers.
+        """
+        plan = self.rules.plan
+        folder = self.rules.state_path
         rows = plan.memory
         if not plan.rule.control.remembers:
             return
         size = memory_size(rows, (num_clients, self.num_params), None if folder is None else plan.n)
         if rows.folder is None:
-            size = size._replace(disk=size.disk // 2 * (KEPT + 1))  # each state that is kept, and one being written
-        num_held = 0 if self.state is None or rows.folder else int(np.count_nonzero(self.state.responded_m))
+            size = size._replace(
+                disk=size.disk // 2 * (KEPT + 1)
+            )  # each state that is kept, and one being written
+        num_held = (
+            0
+            if self.state is None or rows.folder
+            else int(np.count_nonzero(self.state.responded_m))
+        )
         held = num_held * self.num_params * DTYPES[rows.dtype].itemsize
         try:
             require_room(size, rows, folder, "a lower n", "state_path", held)
@@ -235,21 +302,36 @@ class Federation:
     def _without_shared_failures(
         self, following: RoundState, cohort: Cohort, lost_n: BoolArray, any_used: bool
     ) -> RoundState:
-        """The state after a round: lost memories reset all and lower no rate; in an outage the round did not happen.
+        """The state after a round: lost memories reset all and lower no rate; in an outage the
+        round did not happen.
 
         With ``dp`` it did: a round without noise would show that nobody selected replied.
         """
-        before, any_lost = self.current, bool(lost_n.any())
-        if self.plan.dp is None and not any_used and (any_lost or looks_like_outage(before, cohort.client_n)):
-            following = before._replace(round=following.round, missed_m=following.missed_m)  # who was away, was away
+        before = self.current
+        any_lost = bool(lost_n.any())
+        if (
+            self.plan.dp is None
+            and not any_used
+            and (any_lost or looks_like_outage(before, cohort.client_n))
+        ):
+            following = before._replace(
+                round=following.round, missed_m=following.missed_m
+            )  # who was away, was away
             if not any_lost:
-                self.warnings.append("no reply could be used, which looks like an outage: the round changes nothing")
+                self.warnings.append(
+                    "no reply could be used, which looks like an outage: the round changes nothing"
+                )
         elif any_lost:
-            following = following._replace(selected_m=before.selected_m.plus_one(cohort.client_n[~lost_n]))
+            following = following._replace(
+                selected_m=before.selected_m.plus_one(cohort.client_n[~lost_n])
+            )
         if not any_lost:
             return following
         lost = ", ".join(np.array(self.keys)[cohort.client_n[lost_n]])
-        self.warnings.append(f"{lost} lost the memory that the server counts on: the memories of all clients are reset")
+        self.warnings.append(
+            f"{lost} lost the memory that the server counts on: the memories of all clients are "
+            "reset"
+        )
         return following._replace(control=begin_anew(following.control))
 
     def _checked(self, client: int, reply: ClientReply) -> ClientReply:
@@ -260,7 +342,10 @@ class Federation:
         if reply.arrays is None or reply.fault is not None:
             return reply
         if expected is not None and reply.since is None:
-            missing = "the reply does not name the memory that it subtracts; add delta_mod to the ClientApp's mods"
+            missing = (
+                "the reply does not name the memory that it subtracts; add delta_mod to the "
+                "ClientApp's mods"
+            )
             return reply._replace(fault=missing)
         if (self.plan.scaffold or self.plan.mime > 0) and reply.corrected != self.step_factor:
             return reply._replace(fault=NOT_CORRECTED)
@@ -278,13 +363,15 @@ class Federation:
 def looks_like_outage(state: RoundState, client_n: IntArray) -> bool:
     """Whether these clients are unlikely to have failed independently: prod_i (1 - r_i) < 0.001.
 
-    An outage of the server's network, counted as a failure of each client, would inflate their weights for long.
-    r_i = (responded_i + 2 r) / (selected_i + 2), with r = (responded + 1) / (selected + 2) over all clients: the mean
-    of a beta distribution, so that rarely selected clients count like the others. One silent client proves nothing.
+    An outage of the server's network, counted as a failure of each client, would inflate their
+    weights for long. r_i = (responded_i + 2 r) / (selected_i + 2), with r = (responded + 1) /
+    (selected + 2) over all clients: the mean of a beta distribution, so that rarely selected
+    clients count like the others. One silent client proves nothing.
     """
     if len(client_n) < 2:
         return False
-    responded_m, selected_m = np.asarray(state.responded_m, dtype=float), np.asarray(state.selected_m, dtype=float)
+    responded_m = np.asarray(state.responded_m, dtype=float)
+    selected_m = np.asarray(state.selected_m, dtype=float)
     overall = (responded_m.sum() + 1) / (selected_m.sum() + 2)
     rate_n = (responded_m[client_n] + 2 * overall) / (selected_m[client_n] + 2)
     return bool(np.prod(1 - rate_n) < 1e-3)

@@ -1,4 +1,6 @@
-"""The client's side of any host: what its training loop may report, and how updates become answers and differences."""
+"""The client's side of any host: what its training loop may report, and how updates become
+answers and differences.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,9 +16,13 @@ from ..samplers.census import Census, output_layer
 from ..types import Array, FloatArray, Params
 
 #: Names of the statistics in a client's metrics.
-LOSS, SQUARE_LOSS, STEP_VARIANCE, NUM_STEPS = "loss", "square-loss", "step-variance", "num-steps"
+LOSS = "loss"
+SQUARE_LOSS = "square-loss"
+STEP_VARIANCE = "step-variance"
+NUM_STEPS = "num-steps"
 NOT_CORRECTED = (
-    "the client did not correct its local steps; train inside corrected_steps(take_correction(...), ...), in Flower "
+    "the client did not correct its local steps; train inside "
+    "corrected_steps(take_correction(...), ...), in Flower "
     "with delta_mod among the ClientApp's mods"
 )
 
@@ -24,13 +30,14 @@ NOT_CORRECTED = (
 class LocalSteps:
     """Collects one round's local steps, with any framework.
 
-    ``step-variance`` = lr^2 ((1/K) sum_k norm(g_k)^2 - norm((1/K) sum_k g_k)^2) >= 0 over the K minibatch gradients g_k
-    along the path (DELTA paper, section 4: sigma_i^2 from the steps that are taken anyway). ``square-loss``, which
-    ``oort`` uses, is the mean of loss^2 over the examples of a minibatch, and over the steps; it is reported if every
-    step has the losses of its examples.
+    ``step-variance`` = lr^2 ((1/K) sum_k norm(g_k)^2 - norm((1/K) sum_k g_k)^2) >= 0 over the K
+    minibatch gradients g_k along the path (DELTA paper, section 4: sigma_i^2 from the steps that
+    are taken anyway). ``square-loss``, which ``oort`` uses, is the mean of loss^2 over the examples
+    of a minibatch, and over the steps; it is reported if every step has the losses of its examples.
 
     Args:
-        lr: Local learning rate > 0. With an optimizer other than SGD, pass 1 and add the steps instead of gradients.
+        lr: Local learning rate > 0. With an optimizer other than SGD, pass 1 and add the steps
+            instead of gradients.
 
     Example:
         >>> steps = LocalSteps(lr=0.5)
@@ -44,35 +51,44 @@ class LocalSteps:
         if not lr > 0:
             raise DeltaflError(f"lr is {lr}; the local learning rate must be above 0")
         self.lr = lr
-        self._count, self._loss, self._square = 0, 0.0, 0.0
+        self._count = 0
+        self._loss = 0.0
+        self._square = 0.0
         self._sums: list[FloatArray | float] | None = None
         self._square_loss: float | None = 0.0
 
     def add(
-        self, loss: float, gradients: Iterable[Any | None] | None = None, example_losses: Any | None = None
+        self,
+        loss: float,
+        gradients: Iterable[Any | None] | None = None,
+        example_losses: Any | None = None,
     ) -> None:
         """Count one step.
 
         Args:
             loss: The minibatch's mean loss, before the step.
-            gradients: One array (NumPy, or a tensor of PyTorch or TensorFlow) per parameter, in PyTorch
-                ``[p.grad for p in model.parameters()]``, the same in every step; None for one without a gradient. None
-                for the list leaves the variance 0, "not measured".
-            example_losses: The losses whose mean ``loss`` is, one per example of the minibatch; None to report no
-                ``square-loss``.
+            gradients: One array (NumPy, or a tensor of PyTorch or TensorFlow) per parameter, in
+                PyTorch ``[p.grad for p in model.parameters()]``, the same in every step; None for
+                one without a gradient. None for the list leaves the variance 0, "not measured".
+            example_losses: The losses whose mean ``loss`` is, one per example of the minibatch;
+                None to report no ``square-loss``.
 
         Raises:
             DeltaflError: If the number of gradients differs from the first step's.
         """
         losses = None if example_losses is None else np.float64(as_array(example_losses))
         square = None if losses is None else float(np.mean(losses**2))
-        self._square_loss = None if square is None or self._square_loss is None else self._square_loss + square
+        self._square_loss = (
+            None if square is None or self._square_loss is None else self._square_loss + square
+        )
         self._count += 1
         self._loss += float(loss)
         if gradients is None:
             return
         # Frozen, or not used in this step: a gradient of zero.
-        arrays = [0.0 if gradient is None else np.float64(as_array(gradient)) for gradient in gradients]
+        arrays = [
+            0.0 if gradient is None else np.float64(as_array(gradient)) for gradient in gradients
+        ]
         sums = self._sums or [0.0] * len(arrays)
         if len(arrays) != len(sums):
             raise DeltaflError(f"this step has {len(arrays)} gradients, the first had {len(sums)}")
@@ -81,7 +97,8 @@ class LocalSteps:
         self._sums = [total + array for total, array in zip(sums, arrays, strict=True)]
 
     def metrics(self) -> dict[str, float | int]:
-        """The statistics under the names that the server reads; put them into the reply's ``MetricRecord``.
+        """The statistics under the names that the server reads; put them into the reply's
+        ``MetricRecord``.
 
         Raises:
             DeltaflError: If no step was counted.
@@ -91,14 +108,17 @@ class LocalSteps:
         count = self._count
         of_sum = sum(float(np.sum(total**2)) for total in self._sums or [])
         variance = self.lr**2 * (self._square / count - of_sum / count**2)
-        # Not max(0, .): the NaN of a training that diverged must reach the server, which rejects the reply.
+        # Not max(0, .): the NaN of a training that diverged must reach the server, which rejects
+        # the reply.
         variance = 0.0 if variance < 0 or count == 1 else variance
         squares = {} if self._square_loss is None else {SQUARE_LOSS: self._square_loss / count}
         return {LOSS: self._loss / count, **squares, STEP_VARIANCE: variance, NUM_STEPS: count}
 
 
 class Correction(Arrays):
-    """What the server adds to a client's local steps, by array name; no arrays if it adds nothing."""
+    """What the server adds to a client's local steps, by array name; no arrays if it adds
+    nothing.
+    """
 
     #: The client takes so many times its own steps, 0 < step_factor <= 1: 1 - beta with ``mime``.
     step_factor: float = 1.0
@@ -114,42 +134,56 @@ class Correction(Arrays):
 
 @contextmanager
 def corrected_steps(
-    correction: Arrays | Params | None, model: Any, optimizer: Any, num_steps: int, step_factor: float | None = None
+    correction: Arrays | Params | None,
+    model: Any,
+    optimizer: Any,
+    num_steps: int,
+    step_factor: float | None = None,
 ) -> Iterator[None]:
-    """Inside ``with``, make each step dx of a PyTorch optimizer x <- x + step_factor dx + drift / K.
+    """Inside ``with``, make each step dx of a PyTorch optimizer x <- x + step_factor dx + drift /
+    K.
 
-    The drift is that of ``Plan.drifts``: c - c_i with ``scaffold``, beta S with ``mime``, or parts of both::
+    The drift is that of ``Plan.drifts``: c - c_i with ``scaffold``, beta S with ``mime``, or parts
+    of both::
 
-        with corrected_steps(take_correction(message), model, optimizer, num_steps=epochs * len(loader)):
+        with corrected_steps(take_correction(message), model, optimizer, num_steps=epochs *
+        len(loader)):
             train(model, loader, optimizer, epochs)
 
-    A loop that takes fewer than K steps gets the rest at the end, and further steps get nothing: these parts always
-    add up to the drift, which is what the server subtracts from the update. (Parameters in bfloat16 may be too coarse
-    for 1 / K of it; train those in float32.) A second optimizer of the model needs a ``corrected_steps`` of its own,
-    with ``{}`` as its correction and the same factor.
+    A loop that takes fewer than K steps gets the rest at the end, and further steps get nothing:
+    these parts always add up to the drift, which is what the server subtracts from the update.
+    (Parameters in bfloat16 may be too coarse for 1 / K of it; train those in float32.) A second
+    optimizer of the model needs a ``corrected_steps`` of its own, with ``{}`` as its correction and
+    the same factor.
 
     Args:
-        correction: The drift: in Flower ``take_correction(message)``, in NVFlare ``DeltaClient.take_correction()``,
-            where no arrays mean none; in a loop of your own what ``Plan.drifts`` has for the client, (d,), or None.
+        correction: The drift: in Flower ``take_correction(message)``, in NVFlare
+            ``DeltaClient.take_correction()``, where no arrays mean none; in a loop of your own what
+            ``Plan.drifts`` has for the client, (d,), or None.
         model: The module that is trained.
-        optimizer: Its optimizer, of ``torch.optim``; with any momentum, schedule or state of its own.
+        optimizer: Its optimizer, of ``torch.optim``; with any momentum, schedule or state of its
+            own.
         num_steps: K >= 1, how many steps the loop will take, such as ``epochs * len(loader)``.
-        step_factor: In (0, 1]; None for that of the correction in Flower and NVFlare, and for 1. In a loop of your own
-            write ``1 - plan.mime``.
+        step_factor: In (0, 1]; None for that of the correction in Flower and NVFlare, and for 1. In
+            a loop of your own write ``1 - plan.mime``.
 
     Raises:
-        DeltaflError: If the model lacks an array of the correction, an argument is of another kind, or the optimizer
-            took no step though it should have taken shorter ones.
+        DeltaflError: If the model lacks an array of the correction, an argument is of another kind,
+            or the optimizer took no step though it should have taken shorter ones.
     """
     correction = {} if correction is None else correction
     factor = getattr(correction, "step_factor", 1.0) if step_factor is None else step_factor
     if not isinstance(factor, int | float) or not 0 < factor <= 1:
         raise DeltaflError(f"step_factor is {factor!r}; it must be a number above 0 and at most 1")
     if type(num_steps) is not int or num_steps < 1:
-        raise DeltaflError(f"num_steps is {num_steps!r}; write how many steps the loop will take, at least 1")
+        raise DeltaflError(
+            f"num_steps is {num_steps!r}; write how many steps the loop will take, at least 1"
+        )
     if not hasattr(optimizer, "register_step_post_hook"):
         name = type(optimizer).__name__
-        raise DeltaflError(f"the optimizer is a {name}, not one of torch.optim; add drift / K in each step instead")
+        raise DeltaflError(
+            f"the optimizer is a {name}, not one of torch.optim; add drift / K in each step instead"
+        )
     tensors = model.state_dict(keep_vars=True)
     if not isinstance(correction, dict):
         trained = Layout.of({name: as_array(tensor) for name, tensor in tensors.items()}).trained
@@ -157,13 +191,24 @@ def corrected_steps(
         correction = {name: as_array(whole[name]) for name in trained}
     for name, part in correction.items():
         if name not in tensors:
-            raise DeltaflError(f"the model has no array {name!r}; give the module whose state dict the client sends")
+            raise DeltaflError(
+                f"the model has no array {name!r}; give the module whose state dict the client "
+                "sends"
+            )
         shape = tuple(tensors[name].shape)
         if part.shape != shape:
-            raise DeltaflError(f"{name!r} of the correction has shape {part.shape}, expected {shape}")
+            raise DeltaflError(
+                f"{name!r} of the correction has shape {part.shape}, expected {shape}"
+            )
     # A tensor that has two names moves once.
-    parts = {id(tensors[name]): (tensors[name], tensors[name].new_tensor(part)) for name, part in correction.items()}
-    left, taken, original, own = num_steps, 0, optimizer.step, vars(optimizer).get("step")
+    parts = {
+        id(tensors[name]): (tensors[name], tensors[name].new_tensor(part))
+        for name, part in correction.items()
+    }
+    left = num_steps
+    taken = 0
+    original = optimizer.step
+    own = vars(optimizer).get("step")
 
     def add(share: float) -> None:
         for tensor, part in parts.values():
@@ -173,7 +218,11 @@ def corrected_steps(
     @wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
         nonlocal left, taken
-        stepped = [tensor for group in optimizer.param_groups for tensor in group["params"]] if factor < 1 else []
+        stepped = (
+            [tensor for group in optimizer.param_groups for tensor in group["params"]]
+            if factor < 1
+            else []
+        )
         before = [tensor.detach().clone() for tensor in stepped]
         result = original(*args, **kwargs)
         for tensor, old in zip(stepped, before, strict=True):
@@ -192,12 +241,16 @@ def corrected_steps(
         if own is not None:
             optimizer.step = own
     if factor < 1 and taken == 0:
-        raise DeltaflError("the optimizer that corrected_steps was given took no step; give the one that trains")
+        raise DeltaflError(
+            "the optimizer that corrected_steps was given took no step; give the one that trains"
+        )
     add(left / num_steps)
 
 
 def answer_census(sent: Arrays, received: Arrays, asked: Sequence[Any]) -> list[float]:
-    """A client's answer to the census of a ``question``, of what it trained; its noise is secret, not reproducible."""
+    """A client's answer to the census of a ``question``, of what it trained; its noise is
+    secret, not reproducible.
+    """
     census = Census(size=int(asked[0]), noise=float(asked[1]), first_update=bool(asked[2]))
     tensors = output_layer([array.shape for array in sent.values()])
     answer_k = census.answer(update_of(sent, received), tensors, rng=np.random.default_rng())
@@ -212,13 +265,15 @@ def question(census: Census) -> list[float]:
 def subtract_memory(memory: ClientMemory, expected: int, sent: Arrays, received: Arrays) -> Arrays:
     """The trained arrays to send instead of a client's own, so that received - sent is u_i - c_i.
 
-    ``memory`` records what the server, which counts on the c_i ``expected``, will see: rounding included.
+    ``memory`` records what the server, which counts on the c_i ``expected``, will see: rounding
+    included.
     """
     difference_d = memory.reply(update_of(sent, received), expected).difference_d
     parts = split(difference_d, {name: array.shape for name, array in sent.items()})
     with np.errstate(over="ignore", invalid="ignore"):
         arrays = {
-            name: (old.astype(np.float64) + parts[name]).astype(received[name].dtype) for name, old in sent.items()
+            name: (old.astype(np.float64) + parts[name]).astype(received[name].dtype)
+            for name, old in sent.items()
         }
     memory.sent_as(update_of(sent, arrays))
     return arrays
@@ -226,4 +281,6 @@ def subtract_memory(memory: ClientMemory, expected: int, sent: Arrays, received:
 
 def fits(sent: Arrays, received: Arrays) -> bool:
     """Whether what came back is the model that was sent."""
-    return all(name in received and received[name].shape == array.shape for name, array in sent.items())
+    return all(
+        name in received and received[name].shape == array.shape for name, array in sent.items()
+    )

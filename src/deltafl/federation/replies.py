@@ -12,12 +12,15 @@ from .local_work import LOSS, NOT_CORRECTED, NUM_STEPS, SQUARE_LOSS, STEP_VARIAN
 
 Metrics = dict[str, int | float | list[int] | list[float]]
 
-#: Names under which clients report their loss: ours, Flower's usual one, and its spelling with a hyphen.
+#: Names under which clients report their loss: ours, Flower's usual one, and its spelling with a
+#: hyphen.
 LOSS_NAMES = (LOSS, "train_loss", "train-loss")
 
 
 class ClientReply(NamedTuple):
-    """A client's model after training, and what ``types.Reports`` holds; without arrays and fault, no reply came."""
+    """A client's model after training, and what ``types.Reports`` holds; without arrays and
+    fault, no reply came.
+    """
 
     arrays: Arrays | None = None
     #: Why the reply cannot be used, if that is already known; it then counts as non-response.
@@ -28,16 +31,22 @@ class ClientReply(NamedTuple):
     num_steps: float = 1
     #: From a client that keeps its own memory: the name of the c_i that it subtracted.
     since: int | None = None
-    #: The factor of its own steps with which the client corrected its local steps; None if it did not.
+    #: The factor of its own steps with which the client corrected its local steps; None if it did
+    #: not.
     corrected: float | None = None
 
 
 def reply_of(
-    arrays: Arrays, metrics: Mapping[str, object], since: int | None = None, confirmed: object = None
+    arrays: Arrays,
+    metrics: Mapping[str, object],
+    since: int | None = None,
+    confirmed: object = None,
 ) -> ClientReply:
-    """A reply from a trained model and metrics that may hold anything; weights among them are ignored.
+    """A reply from a trained model and metrics that may hold anything; weights among them are
+    ignored.
 
-    ``confirmed`` is what the client sent as the step factor with which it corrected its local steps.
+    ``confirmed`` is what the client sent as the step factor with which it corrected its local
+    steps.
     """
     losses = (metrics.get(name) for name in LOSS_NAMES)
     return ClientReply(
@@ -52,13 +61,17 @@ def reply_of(
 
 
 def census_answer(answer: object, confirmed: object, step_factor: float) -> object:
-    """A client's answer to a census, or why it cannot be used: that its steps were not of this factor."""
+    """A client's answer to a census, or why it cannot be used: that its steps were not of this
+    factor.
+    """
     is_whole = answer is not None and step_factor < 1 and _factor(confirmed) != step_factor
     return NOT_CORRECTED if is_whole else answer
 
 
 def reports_of(replies: Sequence[ClientReply], responded: Sequence[bool] | None = None) -> Reports:
-    """What these clients reported of their work; all of them responded if ``responded`` is left out."""
+    """What these clients reported of their work; all of them responded if ``responded`` is left
+    out.
+    """
     return Reports.make(
         len(replies),
         responded=responded,
@@ -71,9 +84,23 @@ def reports_of(replies: Sequence[ClientReply], responded: Sequence[bool] | None 
 
 def round_metrics(info: RoundInfo) -> Metrics:
     """The metrics of a round; unknown numbers are left out."""
-    names = ["loss", "estimate_norm", "variance", "effective_sample_size", "largest_weight", "sum_of_weights"]
-    numbers = {name.replace("_", "-"): float(getattr(info, name)) for name in [*names, "mean_over_diversity"]}
-    counts = {"selected": info.num_selected, "responded": info.num_responded, "rejected": len(info.rejected)}
+    names = [
+        "loss",
+        "estimate_norm",
+        "variance",
+        "effective_sample_size",
+        "largest_weight",
+        "sum_of_weights",
+    ]
+    numbers = {
+        name.replace("_", "-"): float(getattr(info, name))
+        for name in [*names, "mean_over_diversity"]
+    }
+    counts = {
+        "selected": info.num_selected,
+        "responded": info.num_responded,
+        "rejected": len(info.rejected),
+    }
     return {**{name: number for name, number in numbers.items() if isfinite(number)}, **counts}
 
 
@@ -82,7 +109,9 @@ def _factor(confirmed: object) -> float | None:
 
 
 def _number(value: object) -> float:
-    """A metric as a number, NumPy's scalars too; NaN, which is checked later, for a list or an integer out of range."""
+    """A metric as a number, NumPy's scalars too; NaN, which is checked later, for a list or an
+    integer out of range.
+    """
     with suppress(OverflowError):
         return float(value) if isinstance(value, Real) else nan
     return nan

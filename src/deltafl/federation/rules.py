@@ -1,4 +1,6 @@
-"""The rules of a federation: which settings there are, what they mean together, and which no federation can have."""
+"""The rules of a federation: which settings there are, what they mean together, and which no
+federation can have.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +23,8 @@ from .clients import ClientInfo
 class Rules:
     """What does not change over the rounds; ``make_rules`` makes them."""
 
-    #: The plan, but for its population and with the largest cohort size; with this federation's own memory folder.
+    #: The plan, but for its population and with the largest cohort size; with this federation's own
+    #: memory folder.
     plan: Plan
     weights: str = "data"
     aux: int = 0
@@ -35,30 +38,46 @@ class Rules:
 
     def __post_init__(self) -> None:
         """Refuse what no federation can do: later it would cost a round of the clients' work."""
-        plan, sampler, memory = self.plan, self.plan.sampler, self.plan.memory
-        name, estimator, control = type(sampler).__name__, plan.rule.name, plan.rule.control
+        plan = self.plan
+        sampler = self.plan.sampler
+        memory = self.plan.memory
+        name = type(sampler).__name__
+        estimator = plan.rule.name
+        control = plan.rule.control
         if self.identity not in (identities := ("auto", "public-key", "name", "config")):
             raise unknown_name("identity", self.identity, identities)
         check_whole("seed", plan.seed, "at least 0", 0)
         if sampler.needs_oracle:
             sampler.require_oracle(None)
         if sampler.census is not None and self.aux:
-            raise DeltaflError(f"{name} asks for a census in place of auxiliary variables; leave out aux")
+            raise DeltaflError(
+                f"{name} asks for a census in place of auxiliary variables; leave out aux"
+            )
         if sampler.census is None and (sampler.uses_aux or control.uses_aux) and self.aux < 1:
-            cure = "write aux=10 if each has 10, such as shares of labels, and let each client report them"
-            raise DeltaflError(f"{name} with {estimator!r} uses auxiliary variables of the clients: {cure}")
+            cure = (
+                "write aux=10 if each has 10, such as shares of labels, and let each client "
+                "report them"
+            )
+            raise DeltaflError(
+                f"{name} with {estimator!r} uses auxiliary variables of the clients: {cure}"
+            )
         if plan.mime > 0 and isinstance(control, RemoteControl):
             raise DeltaflError(
-                "clients that remember their update are not sent the server's momentum; write the estimator without "
+                "clients that remember their update are not sent the server's momentum; write the "
+                "estimator without "
                 "'-remote', or leave out mime"
             )
         if memory.folder is not None and self.state_path is None:
-            raise DeltaflError("memory_path is part of the saved state, and there is no state_path: write both")
+            raise DeltaflError(
+                "memory_path is part of the saved state, and there is no state_path: write both"
+            )
 
     def plan_for(self, clients: Mapping[str, ClientInfo]) -> Plan:
         """The plan for these clients."""
         sizes, aux = zip(*clients.values(), strict=True)
-        population = Population.from_sizes(sizes, self.weights, aux if self.aux else None, self.max_ratio)
+        population = Population.from_sizes(
+            sizes, self.weights, aux if self.aux else None, self.max_ratio
+        )
         plan = replace(self.plan, population=population, n=min(self.plan.n, len(sizes)))
         return plan if plan.census is None else plan.with_census(aux)
 
@@ -92,7 +111,11 @@ def make_rules(
     for name, given in (("state_path", state_path), ("memory_path", memory_path)):
         if given == "" or not isinstance(given, str | Path | None):
             raise DeltaflError(f"{name} is {given!r}; write the name of a folder, or None for none")
-    folder = None if memory_path is None else str(Path(memory_path).absolute() / f"federation-{token_hex(4)}")
+    folder = (
+        None
+        if memory_path is None
+        else str(Path(memory_path).absolute() / f"federation-{token_hex(4)}")
+    )
     if isinstance(server_optimizer, str):
         server_optimizer = make_server_optimizer(server_optimizer)
     settings: dict[str, Any] = {
@@ -103,7 +126,9 @@ def make_rules(
         **({} if estimator is None else {"estimator": estimator}),
         **more,
     }
-    somebody = Population.from_sizes([1] * n, weights, [[0.0] * aux] * n if aux else None, max_ratio)
+    somebody = Population.from_sizes(
+        [1] * n, weights, [[0.0] * aux] * n if aux else None, max_ratio
+    )
     if isinstance(sampler, str):
         plan = make_plan(sampler, somebody, n, **settings)
     else:
@@ -114,20 +139,26 @@ def make_rules(
 
 
 def check_whole(name: str, value: Any, allowed: str, least: int) -> None:
-    """Raise a ``DeltaflError`` unless ``value`` is an int of at least ``least``; booleans and 10.0 are refused."""
+    """Raise a ``DeltaflError`` unless ``value`` is an int of at least ``least``; booleans and
+    10.0 are refused.
+    """
     if type(value) is not int or value < least:
         raise DeltaflError(f"{name} is {value!r}; it must be a whole number, {allowed}")
 
 
 def check_texts(name: str, value: Iterable[str]) -> tuple[str, ...]:
-    """Return a list of strings as a tuple; a single string, which would be read letter by letter, is refused."""
+    """Return a list of strings as a tuple; a single string, which would be read letter by
+    letter, is refused.
+    """
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise DeltaflError(f"{name} is {value!r}; it must be a list of texts: write {name}=['...']")
     return tuple(value)
 
 
 def check_seconds(name: str, value: Any, interval: str = "(0, inf)") -> float:
-    """Return a number of seconds as a float; a ``DeltaflError`` unless it is a number in the interval."""
+    """Return a number of seconds as a float; a ``DeltaflError`` unless it is a number in the
+    interval.
+    """
     if not is_in(value, interval):
         raise DeltaflError(f"{name} is {value!r}; it must be a number of seconds in {interval}")
     return float(value)

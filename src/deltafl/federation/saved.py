@@ -1,12 +1,13 @@
-"""The state of a federation on disk: one safetensors file, never seen half written, and the lock of its server.
+"""The state of a federation on disk: one safetensors file, never seen half written, and the lock of
+its server.
 
-Beside it are the two good states before it, ``federation-1.safetensors`` and ``-2``: a federation whose model is lost
-goes back to them, and a person may put one in the place of a file that is damaged, which a checksum shows. All are for
-their owner alone.
+Beside it are the two good states before it, ``federation-1.safetensors`` and ``-2``: a federation
+whose model is lost goes back to them, and a person may put one in the place of a file that is
+damaged, which a checksum shows. All are for their owner alone.
 
-With ``memory_path`` the clients' updates are in a file of their own, in a folder that the header names, and the state
-holds only those of the last round. Both record their round: where an old copy of one was put back, the estimate would
-count updates that nobody sent.
+With ``memory_path`` the clients' updates are in a file of their own, in a folder that the header
+names, and the state holds only those of the last round. Both record their round: where an old copy
+of one was put back, the estimate would count updates that nobody sent.
 """
 
 import json
@@ -37,12 +38,15 @@ FILES = ["federation.safetensors", *(f"federation-{age}.safetensors" for age in 
 FILE = FILES[0]
 _HEADER = "deltafl-federation"
 _VERSION = 8
-_REST, _AUX = "rest.", "aux_mk"
+_REST = "rest."
+_AUX = "aux_mk"
 
 
 @contextmanager
 def sole_owner(folder: Path | None) -> Iterator[None]:
-    """Lock the folder against other servers, which would overwrite this one's rounds; nothing without a folder."""
+    """Lock the folder against other servers, which would overwrite this one's rounds; nothing
+    without a folder.
+    """
     if folder is None:
         yield
         return
@@ -50,14 +54,22 @@ def sole_owner(folder: Path | None) -> Iterator[None]:
         private_folder(folder)
         lock = FileLock(folder / "federation.lock").acquire(timeout=0)
     except OSError as error:
-        why = "another server is using it; stop that one, or" if isinstance(error, Timeout) else f"{error.strerror};"
-        raise DeltaflError(f"cannot keep the state in {folder}: {why} choose another state_path") from None
+        why = (
+            "another server is using it; stop that one, or"
+            if isinstance(error, Timeout)
+            else f"{error.strerror};"
+        )
+        raise DeltaflError(
+            f"cannot keep the state in {folder}: {why} choose another state_path"
+        ) from None
     with lock:
         yield
 
 
 def save(folder: Path, federation: Federation, anew: bool = False) -> None:
-    """Write the state after a round; ``anew`` deletes the states before it, which know clients that are forgotten."""
+    """Write the state after a round; ``anew`` deletes the states before it, which know clients
+    that are forgotten.
+    """
     private_folder(folder)
     memory = federation.rules.plan.memory.folder
     note = None if memory is None else noted(Path(memory))
@@ -72,7 +84,11 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
         "memory": None if memory is None else {"folder": memory, "round": note and note.round},
     }
     rest = {_REST + name: array for name, array in federation.rest.items()}
-    arrays = {**dict(named_arrays(federation.current)), **rest, _AUX: _aux_of(federation.clients.values())}
+    arrays = {
+        **dict(named_arrays(federation.current)),
+        **rest,
+        _AUX: _aux_of(federation.clients.values()),
+    }
     for name in FILES[1:] if anew else ():
         (folder / name).unlink(missing_ok=True)
     if memory is None and federation.scales.sound and not anew:
@@ -82,7 +98,9 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
 
 
 def _keep_last(folder: Path) -> None:
-    """Keep the state of the round before, which has proved good, beside the one that takes its place."""
+    """Keep the state of the round before, which has proved good, beside the one that takes its
+    place.
+    """
     paths = [folder / name for name in FILES]
     for newer, older in reversed(list(pairwise(paths))):
         with suppress(OSError):  # there is none yet; a file system without links keeps none
@@ -95,12 +113,16 @@ def load(folder: Path, federation: Federation) -> bool:
     if not (folder / FILE).exists():
         before = next((name for name in FILES[1:] if (folder / name).exists()), None)
         if before is not None:
-            raise DeltaflError(f"{folder} has no {FILE}; rename {before}, or choose a new state_path")
+            raise DeltaflError(
+                f"{folder} has no {FILE}; rename {before}, or choose a new state_path"
+            )
         return False
     for name in reversed(FILES[1:]):
         with suppress(DeltaflError):  # there is none, or one of other settings, or damaged
             _restore(folder / name, federation)
-            federation.kept.append(Kept(federation.clients, federation.plan, federation.current, federation.rest))
+            federation.kept.append(
+                Kept(federation.clients, federation.plan, federation.current, federation.rest)
+            )
     _restore(folder / FILE, federation)
     _settle(federation)
     return True
@@ -121,7 +143,9 @@ def _restore(file: Path, federation: Federation) -> None:
         raise DeltaflError(f"{file} is damaged; {cure}") from error
 
 
-def _take(folder: Path, federation: Federation, header: dict[str, Any], arrays: dict[str, Array]) -> None:
+def _take(
+    folder: Path, federation: Federation, header: dict[str, Any], arrays: dict[str, Array]
+) -> None:
     if federation.rules.own_seed:
         plan = replace(federation.rules.plan, seed=int(header["settings"]["seed"]))
         federation.rules = replace(federation.rules, plan=plan)
@@ -133,30 +157,41 @@ def _take(folder: Path, federation: Federation, header: dict[str, Any], arrays: 
             cure = "write it as it was, or choose a new state_path"
             raise DeltaflError(f"the state in {folder} was saved with {what}; {cure}")
     if header["layout"] != json.loads(json.dumps(federation.layout.entries)):
-        raise DeltaflError(f"the state in {folder} belongs to a model with other arrays; choose a new state_path")
+        raise DeltaflError(
+            f"the state in {folder} belongs to a model with other arrays; choose a new state_path"
+        )
     if header["memory"] is not None:
         _find_memory(folder, federation, header)
     known = zip(header["clients"].items(), arrays[_AUX], strict=True)
-    clients = {key: ClientInfo(size, () if np.isnan(aux).any() else tuple(aux.tolist())) for (key, size), aux in known}
+    clients = {
+        key: ClientInfo(size, () if np.isnan(aux).any() else tuple(aux.tolist()))
+        for (key, size), aux in known
+    }
     federation.require_room(len(clients))
     if federation.kept and header["owner"] != federation.owner:
-        raise DeltaflError(f"{folder / FILE} is of another federation than the states beside it; put its own back")
+        raise DeltaflError(
+            f"{folder / FILE} is of another federation than the states beside it; put its own back"
+        )
     federation.owner = header["owner"]
     federation.scales.known = {key: ClientScale(*scale) for key, scale in header["scales"].items()}
-    federation.clients, federation.plan = clients, federation.rules.plan_for(clients)
+    federation.clients = clients
+    federation.plan = federation.rules.plan_for(clients)
     federation.rest = {name: arrays[_REST + name] for name in federation.rest}
     federation.state = from_named_arrays(blank_state(federation.plan, federation.params_d), arrays)
 
 
 def _aux_of(infos: Collection[ClientInfo]) -> FloatArray:
-    """What clients reported beside their sizes, a row each; NaN for one that has not answered a census."""
+    """What clients reported beside their sizes, a row each; NaN for one that has not answered a
+    census.
+    """
     missing = (float("nan"),) * max((len(info.aux) for info in infos), default=0)
     return np.array([info.aux or missing for info in infos], dtype=np.float64)
 
 
 def _find_memory(folder: Path, federation: Federation, header: dict[str, Any]) -> None:
     """Point to the folder of the clients' updates, and check that they belong to this state."""
-    memory, round = header["memory"], header["round"]
+    memory = header["memory"]
+    round = header["round"]
     plan = federation.rules.plan
     if not is_own_folder(Path(memory["folder"]), Path(str(plan.memory.folder)).parent):
         why = f"names {memory['folder']}, which is not in memory_path"
@@ -164,10 +199,12 @@ def _find_memory(folder: Path, federation: Federation, header: dict[str, Any]) -
     plan = replace(plan, memory=replace(plan.memory, folder=memory["folder"]))
     federation.rules = replace(federation.rules, plan=plan)
     # A server killed before or while it settled: the saved state has the missing rows.
-    note, owners = noted(Path(memory["folder"])), (None, header["owner"])
+    note = noted(Path(memory["folder"]))
+    owners = (None, header["owner"])
     if (note and note.round) not in (memory["round"], round) or (note and note.owner) not in owners:
         raise DeltaflError(
-            f"the clients' updates in {memory['folder']} do not belong to the state in {folder} after round {round}: "
+            f"the clients' updates in {memory['folder']} do not belong to the state in {folder} "
+            f"after round {round}: "
             "put back copies of both that were made at the same time, or choose a new state_path"
         )
 
@@ -181,11 +218,17 @@ def _settle(federation: Federation) -> None:
 
 
 def _settings(federation: Federation) -> dict[str, Any]:
-    """The settings that a saved state depends on, as JSON; the cohort size may change between starts, without dp."""
+    """The settings that a saved state depends on, as JSON; the cohort size may change between
+    starts, without dp.
+    """
     rules = federation.rules
-    texts, memory = owner(rules.plan), rules.plan.memory
+    texts = owner(rules.plan)
+    memory = rules.plan.memory
     return {
-        **{name: texts[name] for name in ("sampler", "estimator", "server_optimizer", "seed", "norm_guard")},
+        **{
+            name: texts[name]
+            for name in ("sampler", "estimator", "server_optimizer", "seed", "norm_guard")
+        },
         **{name: texts.get(name) for name in ("clip", "dp")},
         "average": float(rules.plan.average),
         "mime": float(rules.plan.mime),

@@ -1,15 +1,18 @@
-"""How far clients usually move the model: updates far beyond that are refused, and a lost model is detected.
+"""How far clients usually move the model: updates far beyond that are refused, and a lost model is
+detected.
 
-Each client has one vote, the norm of its last update as it was sent, used or not. With M the lower median of all votes,
-those of this round among them, an update u_i is refused, from the first round on, if
+Each client has one vote, the norm of its last update as it was sent, used or not. With M the lower
+median of all votes, those of this round among them, an update u_i is refused, from the first round
+on, if
 
-    norm(u_i) > max(1000 M, 10 norm(x)),    x the model; as long as one client alone has voted, M = sqrt(d)
+    norm(u_i) > max(1000 M, 10 norm(x)),  x the model; as long as one client alone has voted, M = sqrt(d)
 
-So no single finite reply can carry the model away, and clients that are wrongly refused are used once the others have
-voted as they did. Smaller lies pass: ``clip="median"`` bounds those.
+So no single finite reply can carry the model away, and clients that are wrongly refused are used
+once the others have voted as they did. Smaller lies pass: ``clip="median"`` bounds those.
 
-``server/watch.py`` decides whether the model is lost, by the lower median over the clients of their loss divided by the
-first one that they reported (at least 1), so that no single one of three clients can pretend that it is.
+``server/watch.py`` decides whether the model is lost, by the lower median over the clients of their
+loss divided by the first one that they reported (at least 1), so that no single one of three
+clients can pretend that it is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +28,14 @@ from ..server.watch import Watch
 from ..types import Params, RoundInfo
 
 #: Times the median norm and times the model's norm that an update may have.
-FAR, WIDE = 1000.0, 10.0
+FAR = 1000.0
+WIDE = 10.0
 
 
 class ClientScale(NamedTuple):
-    """What is known of a client: the norm of its last update, and the first loss that it reported; 0 if none is."""
+    """What is known of a client: the norm of its last update, and the first loss that it
+    reported; 0 if none is.
+    """
 
     norm: float = 0.0
     loss: float = 0.0
@@ -47,7 +53,9 @@ class Scales:
     def too_far(
         self, keys: Sequence[str], updates: Sequence[Params | RemoteReply | None], params_d: Params
     ) -> dict[int, str]:
-        """Note the norms of a round's updates, by client; why some of them are refused, by place."""
+        """Note the norms of a round's updates, by client; why some of them are refused, by
+        place.
+        """
         norms = dict[int, float]()
         for place, (key, update) in enumerate(zip(keys, updates, strict=True)):
             update_d = update.difference_d if isinstance(update, RemoteReply) else update
@@ -57,7 +65,10 @@ class Scales:
         votes = [scale.norm for scale in self.known.values() if scale.norm > 0]
         median = median_low(votes) if len(votes) > 1 else sqrt(len(params_d))
         most = max(FAR * median, WIDE * float(np.linalg.norm(params_d.astype(np.float64))))
-        text = "the update has norm {:.3g}, far beyond those of the other clients: at most {:.3g} is used"
+        text = (
+            "the update has norm {:.3g}, far beyond those of the other clients: at most {:.3g} "
+            "is used"
+        )
         return {place: text.format(norm, most) for place, norm in norms.items() if norm > most}
 
     def begin_anew(self) -> None:
@@ -72,7 +83,9 @@ class Scales:
             scale = self.known.get(key, ClientScale())
             self.known[key] = scale = scale._replace(loss=scale.loss or max(abs(loss), 1.0))
             ratios.append(loss / scale.loss)
-        symptom = self._watch.see(info, bool(np.isfinite(params_d).all()), median_low(ratios) if ratios else None)
+        symptom = self._watch.see(
+            info, bool(np.isfinite(params_d).all()), median_low(ratios) if ratios else None
+        )
         refused = bool(info.rejected) and not info.num_responded
         self.sound = symptom is None and self._watch.suspicion is None and not refused
         if symptom is None:

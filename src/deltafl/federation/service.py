@@ -1,4 +1,6 @@
-"""What a server does in its rounds, whatever brings the messages: begin or resume, admit, select, close, log."""
+"""What a server does in its rounds, whatever brings the messages: begin or resume, admit,
+select, close, log.
+"""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,13 +20,16 @@ from .saved import load, save
 
 #: ``logging.Logger.log``.
 Log = Callable[..., None]
-#: (keys, what is asked) -> what came back from each: numbers, or anything else; a string says why a client failed.
+#: (keys, what is asked) -> what came back from each: numbers, or anything else; a string says why a
+#: client failed.
 Ask = Callable[[list[str], Census], Mapping[str, Any]]
 #: How often a client without an answer to the census is asked.
 _MOST = 3
 
 
-def begin(rules: Rules, arrays: Arrays, buffers: Sequence[str], forget: Collection[str], log: Log) -> Federation:
+def begin(
+    rules: Rules, arrays: Arrays, buffers: Sequence[str], forget: Collection[str], log: Log
+) -> Federation:
     """A new federation, or the saved one without the clients to forget."""
     federation = Federation(rules, arrays, Layout.of(arrays, buffers))
     if rules.state_path is None or not load(rules.state_path, federation):
@@ -36,23 +41,40 @@ def begin(rules: Rules, arrays: Arrays, buffers: Sequence[str], forget: Collecti
     if forgotten:
         federation.forget(forgotten)
         save(rules.state_path, federation, anew=True)
-    log(INFO, "Resuming after round %d with %d known clients", federation.current.round, len(federation.clients))
+    log(
+        INFO,
+        "Resuming after round %d with %d known clients",
+        federation.current.round,
+        len(federation.clients),
+    )
     return federation
 
 
-def admit(federation: Federation, present: Mapping[str, ClientInfo], log: Log) -> dict[str, ClientInfo]:
+def admit(
+    federation: Federation, present: Mapping[str, ClientInfo], log: Log
+) -> dict[str, ClientInfo]:
     """Let clients join or change what they report; those of them that take part."""
     before = federation.clients
     federation.admit(present)
     log_warnings(federation, log)
     if federation.clients is not before:
-        clients, keys, weight_m = federation.clients, federation.keys, federation.plan.population.weight_m
-        text, heaviest = "%d clients joined, %d are known; %s counts most, %.1f %% of all", keys[weight_m.argmax()]
+        clients = federation.clients
+        keys = federation.keys
+        weight_m = federation.plan.population.weight_m
+        text = "%d clients joined, %d are known; %s counts most, %.1f %% of all"
+        heaviest = keys[weight_m.argmax()]
         log(INFO, text, len(keys) - len(before), len(keys), heaviest, 100 * weight_m.max())
         counted_m = federation.plan.population.num_examples_m.tolist()
-        over = [key for key, most in zip(keys, counted_m, strict=True) if clients[key].num_examples > most]
+        over = [
+            key
+            for key, most in zip(keys, counted_m, strict=True)
+            if clients[key].num_examples > most
+        ]
         if over:
-            text = "%s reported more than %g times the median number of examples; that many is what each counts: %d"
+            text = (
+                "%s reported more than %g times the median number of examples; that many is "
+                "what each counts: %d"
+            )
             log(WARNING, text, ", ".join(over), federation.rules.max_ratio, max(counted_m))
     return {key: info for key, info in present.items() if key in federation.clients}
 
@@ -62,19 +84,29 @@ def log_privacy(rules: Rules, rounds: int, log: Log) -> None:
     dp = rules.plan.dp
     if dp is not None:
         epsilon = dp.epsilon(rounds, rules.plan.n / rules.min_clients)
-        log(INFO, "After %d rounds: epsilon = %.3g at most, with delta = %g", rounds, epsilon, dp.delta)
+        log(
+            INFO,
+            "After %d rounds: epsilon = %.3g at most, with delta = %g",
+            rounds,
+            epsilon,
+            dp.delta,
+        )
 
 
 def select(federation: Federation, present: Collection[str], ask: Ask, log: Log) -> Cohort | None:
     """Take a census of those who have not answered it, and draw the cohort of the round.
 
-    None if the census itself was the round: it has brought the clients' first updates, and the model has moved.
+    None if the census itself was the round: it has brought the clients' first updates, and the
+    model has moved.
     """
-    number, path = federation.current.round, federation.rules.state_path
+    number = federation.current.round
+    path = federation.rules.state_path
     if take_census(federation, present, ask, log) and number == 0 and path is not None:
         save(path, federation)  # everybody has worked for it
     if federation.current.round > number:
-        log(INFO, "Round %d: the census, the model has moved by the mean of the answers", number + 1)
+        log(
+            INFO, "Round %d: the census, the model has moved by the mean of the answers", number + 1
+        )
         return None
     cohort = federation.open(present)
     log(INFO, "Round %d: %d of %d clients selected", number + 1, len(cohort.client_n), len(present))
@@ -84,17 +116,21 @@ def select(federation: Federation, present: Collection[str], ask: Ask, log: Log)
 def take_census(federation: Federation, present: Collection[str], ask: Ask, log: Log) -> bool:
     """Ask the clients that are present and have not answered the census; whether anybody did.
 
-    A client that is silent or fails is asked again in later rounds, three times in all; one that sends anything else
-    is not.
+    A client that is silent or fails is asked again in later rounds, three times in all; one that
+    sends anything else is not.
     """
     census = federation.plan.census
-    asked = [key for key in federation.unanswered() if key in present and federation.asked[key] < _MOST]
+    asked = [
+        key for key in federation.unanswered() if key in present and federation.asked[key] < _MOST
+    ]
     if census is None or not asked:
         return False
-    began, length = time.monotonic(), census.length(federation.num_params)
+    began = time.monotonic()
+    length = census.length(federation.num_params)
     log(INFO, "Census: %d clients are asked for their answer", len(asked))
     replies = ask(asked, census)
-    answers, faults = dict[str, tuple[float, ...]](), dict[str, list[str]]()
+    answers = dict[str, tuple[float, ...]]()
+    faults = dict[str, list[str]]()
     for key in asked:
         reply = replies.get(key, "no reply in time")
         try:
@@ -106,8 +142,11 @@ def take_census(federation: Federation, present: Collection[str], ask: Ask, log:
     missing = "\tcensus: no answer from %d clients: %s; they count as the mean of all: %s"
     for fault, keys in faults.items():
         log(WARNING, missing, len(keys), fault, ", ".join(keys))
-    down, up = len(asked) * sum(array.nbytes for array in federation.arrays().values()), len(answers) * 8 * length
-    text = "Census: %d of %d clients answered in %.3g s; %.3g MB were sent to them, %.3g MB came back"
+    down = len(asked) * sum(array.nbytes for array in federation.arrays().values())
+    up = len(answers) * 8 * length
+    text = (
+        "Census: %d of %d clients answered in %.3g s; %.3g MB were sent to them, %.3g MB came back"
+    )
     log(INFO, text, len(answers), len(asked), time.monotonic() - began, down / 1e6, up / 1e6)
     return bool(answers)
 
@@ -117,20 +156,33 @@ def read_answer(reply: Any, length: int) -> tuple[float, ...]:
     if isinstance(reply, str):
         raise DeltaflError(reply)
     if reply is None:
-        raise DeltaflError("the reply holds no answer; add delta_mod to the ClientApp's mods, or use DeltaClient")
-    numbers = reply if isinstance(reply, list) and all(isinstance(number, int | float) for number in reply) else []
+        raise DeltaflError(
+            "the reply holds no answer; add delta_mod to the ClientApp's mods, or use DeltaClient"
+        )
+    numbers = (
+        reply
+        if isinstance(reply, list) and all(isinstance(number, int | float) for number in reply)
+        else []
+    )
     if len(numbers) != length or not all(abs(number) <= LARGEST_NORM for number in numbers):
-        raise DeltaflError(f"the answer is not {length} finite numbers of at most {LARGEST_NORM:.0e}")
+        raise DeltaflError(
+            f"the answer is not {length} finite numbers of at most {LARGEST_NORM:.0e}"
+        )
     return tuple(map(float, numbers))
 
 
-def close(federation: Federation, cohort: Cohort, received: Mapping[int, ClientReply], log: Log) -> RoundInfo:
+def close(
+    federation: Federation, cohort: Cohort, received: Mapping[int, ClientReply], log: Log
+) -> RoundInfo:
     """Close the round with the replies by client index, save the state, and log what happened."""
-    keys, path = federation.keys, federation.rules.state_path  # a state that is put back may have fewer keys
+    keys = federation.keys
+    path = federation.rules.state_path  # a state that is put back may have fewer keys
     info = federation.close(cohort, received)
     if path is not None:
         save(path, federation)
-    _log_round(info, keys, [client for client in cohort.client_n.tolist() if client not in received], log)
+    _log_round(
+        info, keys, [client for client in cohort.client_n.tolist() if client not in received], log
+    )
     log_warnings(federation, log)
     return info
 
@@ -145,9 +197,21 @@ def _log_round(info: RoundInfo, keys: Sequence[str], silent: Sequence[int], log:
         log(WARNING, "\tall replies were rejected and nothing was learnt")
     size = info.effective_sample_size if isfinite(info.effective_sample_size) else 0.0
     text = "\t%d of %d replies used; sum of weights %.3f, largest %.3f, effective sample size %.1f"
-    log(INFO, text, info.num_responded, info.num_selected, info.sum_of_weights, info.largest_weight, size)
+    log(
+        INFO,
+        text,
+        info.num_responded,
+        info.num_selected,
+        info.sum_of_weights,
+        info.largest_weight,
+        size,
+    )
     if info.clip_factor < 1:
-        log(INFO, "\tclipped, by factors down to %.3g: the estimate of this round is biased", info.clip_factor)
+        log(
+            INFO,
+            "\tclipped, by factors down to %.3g: the estimate of this round is biased",
+            info.clip_factor,
+        )
 
 
 def log_warnings(federation: Federation, log: Log) -> None:

@@ -1,7 +1,8 @@
-"""deltafl in a Flower federation: the samplers and weights of the simulator. Needs the extra ``flower``.
+"""deltafl in a Flower federation: the samplers and weights of the simulator. Needs the extra
+``flower``.
 
-Server: ``DeltaStrategy``, optionally with ``DifferentialPrivacy``. Client: ``delta_mod``, ``register``, ``LocalSteps``,
-``corrected_steps`` with ``take_correction``.
+Server: ``DeltaStrategy``, optionally with ``DifferentialPrivacy``. Client: ``delta_mod``,
+``register``, ``LocalSteps``, ``corrected_steps`` with ``take_correction``.
 
 Flower's messages appear here alone; ``deltafl.federation`` has the rounds and does not know Flower.
 """

@@ -1,7 +1,8 @@
 """The server's side of registration: which nodes are connected, and which client each of them is.
 
-Node ids change between runs, so a client has a key: ``partition:`` in a simulation, ``key:`` (fingerprint of the node's
-public key), ``name:`` (registered with the SuperLink) or ``client:`` (self-reported). See docs/flower-operation.md.
+Node ids change between runs, so a client has a key: ``partition:`` in a simulation, ``key:``
+(fingerprint of the node's public key), ``name:`` (registered with the SuperLink) or ``client:``
+(self-reported). See docs/flower-operation.md.
 """
 
 import hashlib
@@ -31,44 +32,69 @@ class Identity(BaseModel):
     """The kind of a client's id, and the id (printable characters)."""
 
     kind: Literal["partition", "client"]
-    client_id: Annotated[str, StringConstraints(strict=True, pattern=r"^[^\p{C}\p{Zl}\p{Zp}]{1,200}$")]
+    client_id: Annotated[
+        str, StringConstraints(strict=True, pattern=r"^[^\p{C}\p{Zl}\p{Zp}]{1,200}$")
+    ]
 
 
 class Directory:
-    """Clients by key, and the nodes through which they can be reached now; the clients ``forget`` count as absent."""
+    """Clients by key, and the nodes through which they can be reached now; the clients
+    ``forget`` count as absent.
+    """
 
-    def __init__(self, identity: str, timeout: float, num_aux: int = 0, forget: Collection[str] = ()) -> None:
-        self.identity, self.timeout, self.num_aux, self.forget = identity, timeout, num_aux, frozenset(forget)
+    def __init__(
+        self, identity: str, timeout: float, num_aux: int = 0, forget: Collection[str] = ()
+    ) -> None:
+        self.identity = identity
+        self.timeout = timeout
+        self.num_aux = num_aux
+        self.forget = frozenset(forget)
         #: Node id -> (key, what it reported), in the order of registration.
         self._registered: dict[int, tuple[str, ClientInfo]] = {}
-        #: Node id -> the query under way, and when it counts as failed; or None, and when to ask again.
+        #: Node id -> the query under way, and when it counts as failed; or None, and when to ask
+        #: again.
         self._queries: dict[int, tuple[Message | None, float]] = {}
         self._last_fault = ""
         self._warned: set[str] = set()
 
     def refresh(self, grid: Grid) -> dict[str, ClientInfo]:
-        """Query new nodes and read the answers that came, without waiting; returns all registered clients by key."""
+        """Query new nodes and read the answers that came, without waiting; returns all
+        registered clients by key.
+        """
         nodes = {node.node_id: node for node in grid.get_nodes()}
-        self._registered = {node_id: entry for node_id, entry in self._registered.items() if node_id in nodes}
-        self._queries = {node_id: query for node_id, query in self._queries.items() if node_id in nodes}
+        self._registered = {
+            node_id: entry for node_id, entry in self._registered.items() if node_id in nodes
+        }
+        self._queries = {
+            node_id: query for node_id, query in self._queries.items() if node_id in nodes
+        }
         now = time.monotonic()
-        busy = {node_id for node_id, (message, until) in self._queries.items() if message or until > now}
+        busy = {
+            node_id for node_id, (message, until) in self._queries.items() if message or until > now
+        }
         new = sorted(nodes.keys() - self._registered.keys() - busy)
         if new:
             wanted = RecordDict({RECORD: ConfigRecord({AUX: self.num_aux} if self.num_aux else {})})
-            messages = [Message(wanted, node_id, f"query.{RECORD}", ttl=self.timeout) for node_id in new]
+            messages = [
+                Message(wanted, node_id, f"query.{RECORD}", ttl=self.timeout) for node_id in new
+            ]
             grid.push_messages(messages)
-            self._queries |= {message.metadata.dst_node_id: (message, now + self.timeout) for message in messages}
+            self._queries |= {
+                message.metadata.dst_node_id: (message, now + self.timeout) for message in messages
+            }
         self._collect(grid, nodes)
         return {key: info for key, info in self._registered.values() if key not in self.forget}
 
     def nodes(self) -> dict[str, int]:
-        """Key -> node id; of two nodes with one key the later one, for the other may be its own past."""
+        """Key -> node id; of two nodes with one key the later one, for the other may be its own
+        past.
+        """
         by_key: dict[str, int] = {}
         for node_id, (key, _) in self._registered.items():
             if key in by_key:
                 self._warn_once(
-                    f"nodes {by_key[key]} and {node_id} are both connected as client {key!r}; only the latter is used. "
+                    f"nodes {by_key[key]} and {node_id} are both connected as client {key!r}; only "
+                    "the latter is used. "
                     "If no node was just restarted, two clients share an id"
                 )
             by_key[key] = node_id
@@ -82,22 +108,30 @@ class Directory:
         settle: bool,
         admit: Callable[[dict[str, ClientInfo]], dict[str, ClientInfo]],
     ) -> dict[str, ClientInfo]:
-        """Refresh until ``admit`` lets enough clients in; with ``settle`` also until all nodes have answered."""
+        """Refresh until ``admit`` lets enough clients in; with ``settle`` also until all nodes
+        have answered.
+        """
         end = time.monotonic() + seconds
         before = -1
         while True:
             present = able = self.refresh(grid)
-            settled = len(present) == before and not any(message for message, _ in self._queries.values())
+            settled = len(present) == before and not any(
+                message for message, _ in self._queries.values()
+            )
             over = time.monotonic() >= end
             if len(present) >= min_nodes and (settled or not settle or over):
                 able = admit(present)
                 if len(able) >= min_nodes:
                     return able
             if over:
-                silent = f"{len(self._queries)} more did not register ({self._last_fault or 'no answer yet'})"
+                silent = (
+                    f"{len(self._queries)} more did not register "
+                    f"({self._last_fault or 'no answer yet'})"
+                )
                 cure = "does their ClientApp call deltafl.flower.register(app, ...)?"
                 raise DeltaflError(
-                    f"{len(able)} clients are registered and connected after {seconds:g} s, {min_nodes} are needed; "
+                    f"{len(able)} clients are registered and connected after {seconds:g} s, "
+                    f"{min_nodes} are needed; "
                     "start more SuperNodes, lower min_nodes, or raise wait_for_nodes"
                     + (f". {silent}; {cure}" if self._queries else "")
                 )
@@ -110,9 +144,12 @@ class Directory:
         pending = [(node_id, message) for node_id, (message, _) in self._queries.items() if message]
         if not pending:
             return
-        replies = by_recipient(pending, grid.pull_messages([message.metadata.message_id for _, message in pending]))
+        replies = by_recipient(
+            pending, grid.pull_messages([message.metadata.message_id for _, message in pending])
+        )
         simulated = isinstance(grid, InMemoryGrid)
-        num_failed, now = 0, time.monotonic()
+        num_failed = 0
+        now = time.monotonic()
         for node_id, _ in pending:
             reply = replies.get(node_id)
             if reply is None and now < self._queries[node_id][1]:
@@ -122,13 +159,15 @@ class Directory:
                 key = client_key(self.identity, nodes[node_id], own_key, simulated)
             except DeltaflError as error:
                 num_failed += 1
-                self._queries[node_id], self._last_fault = (None, now + _RETRY), str(error)
+                self._queries[node_id] = (None, now + _RETRY)
+                self._last_fault = str(error)
                 continue
             del self._queries[node_id]
             self._registered[node_id] = (key, info)
             if key == own_key and not (simulated and key.startswith("partition:")):
                 self._warn_once(
-                    "clients report their ids themselves: a client can take another's place, or count several times "
+                    "clients report their ids themselves: a client can take another's place, or "
+                    "count several times "
                     "under several ids. Enable node authentication and write identity='public-key'"
                 )
         if num_failed:
@@ -141,7 +180,9 @@ class Directory:
 
 
 def client_key(identity: str, node: NodeInfo, own_key: str, simulated: bool) -> str:
-    """The durable key of a client that reported ``own_key``; a simulation's partitions are certain."""
+    """The durable key of a client that reported ``own_key``; a simulation's partitions are
+    certain.
+    """
     if identity == "config" or (identity == "auto" and (simulated or not node.name)):
         return own_key
     if identity == "name" and node.name:
@@ -149,7 +190,8 @@ def client_key(identity: str, node: NodeInfo, own_key: str, simulated: bool) -> 
     if identity != "name" and node.public_key:
         return "key:" + hashlib.sha256(node.public_key).hexdigest()[:40]
     raise DeltaflError(
-        f"the SuperLink does not know the {'name' if identity == 'name' else 'public key'} of node {node.node_id}; "
+        f"the SuperLink does not know the {'name' if identity == 'name' else 'public key'} of node "
+        f"{node.node_id}; "
         "enable authentication and 'flwr supernode register --name', or write identity='config'"
     )
 

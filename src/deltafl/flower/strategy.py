@@ -1,4 +1,6 @@
-"""DeltaStrategy: deltafl's samplers and weights in Flower's rounds. A translation, with no mathematics of its own."""
+"""DeltaStrategy: deltafl's samplers and weights in Flower's rounds. A translation, with no
+mathematics of its own.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -41,7 +43,8 @@ from .registration import Directory
 #: Seconds that a message outlives its round's timeout, for replies that are under way.
 TTL_GRACE = 10.0
 _FOREIGN_PRIVACY = (
-    "Flower's wrappers for differential privacy assume that every reply counts 1 / n; importance weights count some "
+    "Flower's wrappers for differential privacy assume that every reply counts 1 / n; importance "
+    "weights count some "
     "more, which voids their guarantee: write dp=DifferentialPrivacy(clip, noise_multiplier, delta)"
 )
 
@@ -49,47 +52,57 @@ _FOREIGN_PRIVACY = (
 class DeltaStrategy(Strategy):
     """Client sampling of deltafl for Flower's Message API.
 
-    The server aggregates *updates* (received minus sent) with weights from its own probabilities, whatever weights the
-    clients send. A missing or faulty reply is non-response; the server keeps each client's response rate.
+    The server aggregates *updates* (received minus sent) with weights from its own probabilities,
+    whatever weights the clients send. A missing or faulty reply is non-response; the server keeps
+    each client's response rate.
 
     Args:
-        sampler: A label, such as what ``deltafl.recommend`` answers, or a sampler of your own. The default keeps one
-            update of each client at the server: as many models as there are clients.
+        sampler: A label, such as what ``deltafl.recommend`` answers, or a sampler of your own. The
+            default keeps one update of each client at the server: as many models as there are
+                clients.
         n: Clients selected per round.
         server_optimizer: A name such as ``"sgd"`` or ``"adam"``, or an optimizer.
-        state_path: Folder where the state is saved after every round and from which a restart resumes; or None.
-        estimator: How replies are weighted, a name or a control variate; None for the sampler's default.
-        weights: ``"data"`` for the target sum_i (n_i / N) F_i, ``"uniform"`` for the plain mean over clients.
-        seed: Seed of the draws, which says who is selected when; None draws one, which the state keeps and nothing else
-            shows.
+        state_path: Folder where the state is saved after every round and from which a restart
+            resumes; or None.
+        estimator: How replies are weighted, a name or a control variate; None for the sampler's
+            default.
+        weights: ``"data"`` for the target sum_i (n_i / N) F_i, ``"uniform"`` for the plain mean
+            over clients.
+        seed: Seed of the draws, which says who is selected when; None draws one, which the state
+            keeps and nothing else shows.
         min_nodes: Clients that must be connected before a round begins; None for n.
         wait_for_nodes: Seconds to wait for them before an error.
         registration_timeout: Seconds that a new node has to register.
-        identity: How clients are identified across restarts: ``"auto"``, ``"public-key"``, ``"name"`` or ``"config"``.
+        identity: How clients are identified across restarts: ``"auto"``, ``"public-key"``,
+            ``"name"`` or ``"config"``.
         buffers: Name patterns of floating-point arrays that are not trained.
         response_floor: Smallest response rate assumed of a client, in (0, 1].
-        scaffold: Whether clients correct their local steps, inside ``corrected_steps``; for linear models. The
-            estimator must know something of each client, as that of ``census`` does.
-        mime: beta in [0, 1) of a momentum that the clients apply in their local steps, inside ``corrected_steps``; for
-            CNNs, at twice the local rate or more.
-        average: Memory in [0, 1) of an average of the last models, which is then what is evaluated and what ``start``
-            returns; clients go on from the last model.
-        norm_guard: A factor above 1: no step is longer than that many times the median of the last 20. Biased; or None.
-        clip: ``"median"`` where clients may lie: bounds what one can do to the model and to its own chances of being
-            selected (``deltafl.server.clipping``). Biased; or None.
-        max_ratio: No client counts more than so many times the median number of examples; None for 3 with ``clip``, and
-            for no limit without.
-        dp: ``DifferentialPrivacy``: clips updates and adds noise, for ``uniform@poisson`` alone; or None.
-        aux: Number of auxiliary variables that every client must send when it registers (``register(..., aux=...)``),
-            such as its shares of 10 labels, for ``balanced``.
-        memory_dtype: ``"float32"`` or ``"bfloat16"``, for the updates that the server remembers, one per client.
+        scaffold: Whether clients correct their local steps, inside ``corrected_steps``; for linear
+            models. The estimator must know something of each client, as that of ``census`` does.
+        mime: beta in [0, 1) of a momentum that the clients apply in their local steps, inside
+            ``corrected_steps``; for CNNs, at twice the local rate or more.
+        average: Memory in [0, 1) of an average of the last models, which is then what is evaluated
+            and what ``start`` returns; clients go on from the last model.
+        norm_guard: A factor above 1: no step is longer than that many times the median of the last
+            20. Biased; or None.
+        clip: ``"median"`` where clients may lie: bounds what one can do to the model and to its own
+            chances of being selected (``deltafl.server.clipping``). Biased; or None.
+        max_ratio: No client counts more than so many times the median number of examples; None for
+            3 with ``clip``, and for no limit without.
+        dp: ``DifferentialPrivacy``: clips updates and adds noise, for ``uniform@poisson`` alone; or
+            None.
+        aux: Number of auxiliary variables that every client must send when it registers
+            (``register(..., aux=...)``), such as its shares of 10 labels, for ``balanced``.
+        memory_dtype: ``"float32"`` or ``"bfloat16"``, for the updates that the server remembers,
+            one per client.
         memory_path: Folder on a disk for them, with ``state_path``; None for RAM.
         evaluate: Whether all connected clients evaluate the model after every round.
-        forget: Keys of clients (as in the log) to drop from the saved state, with everything remembered about them;
-            they are never selected again.
+        forget: Keys of clients (as in the log) to drop from the saved state, with everything
+            remembered about them; they are never selected again.
 
     Raises:
-        DeltaflError: If the sampler needs every update before the draw, or an argument is out of range.
+        DeltaflError: If the sampler needs every update before the draw, or an argument is out of
+            range.
     """
 
     def __init__(
@@ -125,7 +138,8 @@ class DeltaStrategy(Strategy):
         self.wait_for_nodes = check_seconds("wait_for_nodes", wait_for_nodes, "[0, inf]")
         if min_nodes is not None:
             check_whole("min_nodes", min_nodes, "at least 1, or None for n", 1)
-        self.buffers, self.evaluate = check_texts("buffers", buffers), evaluate
+        self.buffers = check_texts("buffers", buffers)
+        self.evaluate = evaluate
         self.rules = make_rules(
             sampler,
             n,
@@ -148,7 +162,8 @@ class DeltaStrategy(Strategy):
             memory_dtype=memory_dtype,
             memory_path=memory_path,
         )
-        self.min_nodes, self.state_path = self.rules.min_clients, self.rules.state_path
+        self.min_nodes = self.rules.min_clients
+        self.state_path = self.rules.state_path
         seconds = check_seconds("registration_timeout", registration_timeout)
         self.directory = Directory(identity, seconds, aux, check_texts("forget", forget))
         self.federation: Federation | None = None
@@ -170,7 +185,8 @@ class DeltaStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run rounds until ``num_rounds`` are done, including those before a restart. Arguments as in ``Strategy``.
+        """Run rounds until ``num_rounds`` are done, including those before a restart. Arguments as
+        in ``Strategy``.
 
         ``timeout`` also bounds how long a train message lives: a late node does not start old work.
         """
@@ -178,8 +194,11 @@ class DeltaStrategy(Strategy):
         self._timeout = check_seconds("timeout", timeout)
         with sole_owner(self.state_path):
             arrays = {name: array.numpy() for name, array in initial_arrays.items()}
-            self.federation = federation = begin(self.rules, arrays, self.buffers, self.directory.forget, log)
-            done, self._cohort = 0 if federation.state is None else federation.state.round, None
+            self.federation = federation = begin(
+                self.rules, arrays, self.buffers, self.directory.forget, log
+            )
+            done = 0 if federation.state is None else federation.state.round
+            self._cohort = None
             log_privacy(self.rules, max(done, num_rounds), log)
             result = super().start(
                 grid,
@@ -188,18 +207,38 @@ class DeltaStrategy(Strategy):
                 self._timeout,
                 train_config,
                 evaluate_config,
-                evaluate_fn and (lambda server_round, arrays: evaluate_fn(server_round + done, arrays)),
+                evaluate_fn
+                and (lambda server_round, arrays: evaluate_fn(server_round + done, arrays)),
             )
         result.arrays = to_record(federation.model())
-        for kind in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
-            setattr(result, kind, {number + done: record for number, record in getattr(result, kind).items()})
+        for kind in (
+            "train_metrics_clientapp",
+            "evaluate_metrics_clientapp",
+            "evaluate_metrics_serverapp",
+        ):
+            setattr(
+                result,
+                kind,
+                {number + done: record for number, record in getattr(result, kind).items()},
+            )
         return result
 
     def summary(self) -> None:
         """Log the settings."""
         plan = self.rules.plan
-        log(INFO, "\t├──> deltafl: sampler %s, n = %d, estimator %s", self.name, plan.n, plan.rule.name)
-        log(INFO, "\t├──> weights by %s, server optimizer %s", self.rules.weights, plan.server_optimizer)
+        log(
+            INFO,
+            "\t├──> deltafl: sampler %s, n = %d, estimator %s",
+            self.name,
+            plan.n,
+            plan.rule.name,
+        )
+        log(
+            INFO,
+            "\t├──> weights by %s, server optimizer %s",
+            self.rules.weights,
+            plan.server_optimizer,
+        )
         log(INFO, "\t└──> state kept in %s", self.state_path or "memory only")
 
     def configure_train(
@@ -208,29 +247,48 @@ class DeltaStrategy(Strategy):
         """Select clients; returns a list because the deployment's grid iterates over it twice."""
         if KEY_CLIPPING_NORM in config:
             raise DeltaflError(_FOREIGN_PRIVACY)
-        federation, is_first = self._active(), self._cohort is None
+        federation = self._active()
+        is_first = self._cohort is None
         let_in = partial(admit, federation, log=log)
-        present = self.directory.wait(grid, self.min_nodes, self.wait_for_nodes, settle=is_first, admit=let_in)
-        number, ttl, nodes = federation.current.round + 1, self._timeout + TTL_GRACE, self.directory.nodes()
+        present = self.directory.wait(
+            grid, self.min_nodes, self.wait_for_nodes, settle=is_first, admit=let_in
+        )
+        number = federation.current.round + 1
+        ttl = self._timeout + TTL_GRACE
+        nodes = self.directory.nodes()
         content = content_for_all(federation, federation.arrays(), config, number)
 
         def ask(keys: list[str], census: Census) -> dict[str, object]:
             first = Correction(step_factor=federation.step_factor)
-            asked = {key: content_for(content, first, ArrayRecord(), {CENSUS: question(census)}) for key in keys}
-            sent = [(k, Message(asked[k], nodes[k], MessageType.TRAIN, ttl=ttl, group_id=str(number))) for k in keys]
-            received = grid.send_and_receive([message for _, message in sent], timeout=self._timeout)
+            asked = {
+                key: content_for(content, first, ArrayRecord(), {CENSUS: question(census)})
+                for key in keys
+            }
+            sent = [
+                (k, Message(asked[k], nodes[k], MessageType.TRAIN, ttl=ttl, group_id=str(number)))
+                for k in keys
+            ]
+            received = grid.send_and_receive(
+                [message for _, message in sent], timeout=self._timeout
+            )
             replies = by_recipient(sent, received).items()
             return {key: read_census(reply, federation.step_factor) for key, reply in replies}
 
-        self._cohort, self._trainings, keys = select(federation, present, ask, log), [], federation.keys
+        self._cohort = select(federation, present, ask, log)
+        self._trainings = []
+        keys = federation.keys
         if (cohort := self._cohort) is None:
             return []
         corrections = federation.corrections(cohort)
-        records = {id(correction): to_record(correction) for correction in corrections}  # with mime one for all
+        records = {
+            id(correction): to_record(correction) for correction in corrections
+        }  # with mime one for all
         for client, correction in zip(cohort.client_n.tolist(), corrections, strict=True):
             expected = {MEMORY_EXPECTED: federation.expected_memory(client)}
             own = content_for(content, correction, records[id(correction)], expected)
-            message = Message(own, nodes[keys[client]], MessageType.TRAIN, ttl=ttl, group_id=str(number))
+            message = Message(
+                own, nodes[keys[client]], MessageType.TRAIN, ttl=ttl, group_id=str(number)
+            )
             self._trainings.append((client, message))
         return [message for _, message in self._trainings]
 
@@ -238,10 +296,14 @@ class DeltaStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Close the round: estimate, step, the sampler's update; then save the state."""
-        federation, cohort = self._active(), self._cohort
+        federation = self._active()
+        cohort = self._cohort
         if cohort is None:  # the round was the census
             return to_record(federation.model()), MetricRecord()
-        received = {client: read_reply(reply) for client, reply in by_recipient(self._trainings, replies).items()}
+        received = {
+            client: read_reply(reply)
+            for client, reply in by_recipient(self._trainings, replies).items()
+        }
         info = close(federation, cohort, received, log)
         self.history.append(info)
         return to_record(federation.model()), MetricRecord(round_metrics(info))
@@ -252,19 +314,28 @@ class DeltaStrategy(Strategy):
         """Send the model to all connected clients, if ``evaluate`` is set."""
         self._evaluations = []
         if self.evaluate:
-            federation, ttl = self._active(), self._timeout + TTL_GRACE
+            federation = self._active()
+            ttl = self._timeout + TTL_GRACE
             number = federation.current.round  # of the round that was closed
             content = content_for_all(federation, federation.model(), config, number)
             for key, node_id in self.directory.nodes().items():
                 if key in federation.clients:
-                    message = Message(content, node_id, MessageType.EVALUATE, ttl=ttl, group_id=str(number))
+                    message = Message(
+                        content, node_id, MessageType.EVALUATE, ttl=ttl, group_id=str(number)
+                    )
                     self._evaluations.append((key, message))
         return [message for _, message in self._evaluations]
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The mean of the clients' metrics, by their weights in the target, over those that responded."""
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The mean of the clients' metrics, by their weights in the target, over those that
+        responded.
+        """
         federation = self._active()
-        weights = dict(zip(federation.keys, federation.plan.population.weight_m.tolist(), strict=True))
+        weights = dict(
+            zip(federation.keys, federation.plan.population.weight_m.tolist(), strict=True)
+        )
         received = by_recipient(self._evaluations, replies)
         failed = [(key, fault) for key, reply in received.items() if (fault := fault_of(reply))]
         failed += [(key, "no reply in time") for key, _ in self._evaluations if key not in received]

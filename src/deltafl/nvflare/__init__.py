@@ -1,6 +1,8 @@
-"""deltafl in an NVFlare federation: the samplers and weights of the simulator. Needs the extra ``nvflare``.
+"""deltafl in an NVFlare federation: the samplers and weights of the simulator. Needs the extra
+``nvflare``.
 
-Server: the controller ``DeltaFedAvg``. Client: ``DeltaClient``, ``LocalSteps``, ``corrected_steps``.
+Server: the controller ``DeltaFedAvg``. Client: ``DeltaClient``, ``LocalSteps``,
+``corrected_steps``.
 """
 
 from ..errors import require

@@ -1,4 +1,6 @@
-"""The client's side: ``receive`` and ``send`` of NVFlare's Client API, which also answer the server's questions."""
+"""The client's side: ``receive`` and ``send`` of NVFlare's Client API, which also answer the
+server's questions.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,26 +13,35 @@ from ..federation.local_work import Correction, answer_census, fits
 
 #: Where a message's metadata hold what is deltafl's, and the names in it.
 RECORD = "deltafl"
-REGISTER, CENSUS, TRAINED, ROUND = "register", "census", "trained", "round"
-NUM_EXAMPLES, AUX = "num-examples", "aux"
+REGISTER = "register"
+CENSUS = "census"
+TRAINED = "trained"
+ROUND = "round"
+NUM_EXAMPLES = "num-examples"
+AUX = "aux"
 #: Of a client that is to correct its local steps; in its reply, if it took them: the step factor.
-CORRECTION, STEP_FACTOR, CORRECTED = "correction", "step-factor", "corrected"
+CORRECTION = "correction"
+STEP_FACTOR = "step-factor"
+CORRECTED = "corrected"
 
 
 class DeltaClient:
-    """Takes the place of ``flare.receive`` and ``flare.send`` in a training script, after ``flare.init()``.
+    """Takes the place of ``flare.receive`` and ``flare.send`` in a training script, after
+    ``flare.init()``.
 
-    The server's question for the size of the data is answered by ``receive``. Asked for a census, the client trains as
-    usual, and ``send`` replies with ``Census.answer`` alone: no parameters, no metrics.
+    The server's question for the size of the data is answered by ``receive``. Asked for a census,
+    the client trains as usual, and ``send`` replies with ``Census.answer`` alone: no parameters, no
+    metrics.
 
     Args:
         num_examples: The number of examples that the client trains on.
-        aux: Auxiliary variables, such as the share of each label in its data, for ``DeltaFedAvg(aux=10)``; sent to a
-            server that asks.
+        aux: Auxiliary variables, such as the share of each label in its data, for
+            ``DeltaFedAvg(aux=10)``; sent to a server that asks.
     """
 
     def __init__(self, num_examples: int, aux: Sequence[float] = ()) -> None:
-        self.num_examples, self.aux = int(num_examples), [float(value) for value in aux]
+        self.num_examples = int(num_examples)
+        self.aux = [float(value) for value in aux]
         self._asked: dict[str, Any] = {}
         self._sent: Arrays = {}
         self._corrected: float | None = None
@@ -38,19 +49,27 @@ class DeltaClient:
     def receive(self, timeout: float | None = None) -> FLModel | None:
         """The next model to train, or None where the job ends; as ``flare.receive``."""
         while (model := flare.receive(timeout)) is not None:
-            self._asked, self._corrected = model.meta.get(RECORD, {}), None
+            self._asked = model.meta.get(RECORD, {})
+            self._corrected = None
             if REGISTER not in self._asked:
-                self._sent = trained(model, self._asked.get(TRAINED, ())) if CENSUS in self._asked else {}
+                self._sent = (
+                    trained(model, self._asked.get(TRAINED, ())) if CENSUS in self._asked else {}
+                )
                 return model
-            report = {NUM_EXAMPLES: self.num_examples, AUX: self.aux if self._asked[REGISTER] else []}
+            report = {
+                NUM_EXAMPLES: self.num_examples,
+                AUX: self.aux if self._asked[REGISTER] else [],
+            }
             flare.send(FLModel(metrics={}, meta={RECORD: report}))
         return None
 
     def take_correction(self) -> Correction:
-        """What the server adds to the local steps from the last model; nothing without ``scaffold`` and ``mime``.
+        """What the server adds to the local steps from the last model; nothing without ``scaffold``
+        and ``mime``.
 
-        Give it to ``corrected_steps``. In any other framework take ``step_factor`` times the usual steps, and add 1 / K
-        of each array in each of K steps. ``send`` confirms that it was taken: the server refuses a model without.
+        Give it to ``corrected_steps``. In any other framework take ``step_factor`` times the usual
+        steps, and add 1 / K of each array in each of K steps. ``send`` confirms that it was taken:
+        the server refuses a model without.
         """
         factor = float(self._asked.get(STEP_FACTOR, 1.0))
         self._corrected = factor if STEP_FACTOR in self._asked else None
@@ -58,20 +77,27 @@ class DeltaClient:
 
     def send(self, model: FLModel) -> None:
         """Send what was trained from the last model received; as ``flare.send``."""
-        asked, report = self._asked.get(CENSUS), {ROUND: self._asked.get(ROUND), CORRECTED: self._corrected}
+        asked = self._asked.get(CENSUS)
+        report = {ROUND: self._asked.get(ROUND), CORRECTED: self._corrected}
         if isinstance(asked, list):
             received = trained(model, self._sent, self._sent)
-            report[CENSUS] = answer_census(self._sent, received, asked) if fits(self._sent, received) else []
+            report[CENSUS] = (
+                answer_census(self._sent, received, asked) if fits(self._sent, received) else []
+            )
             model = FLModel(metrics={})
         model.meta[RECORD] = report
         flare.send(model)
 
 
 def trained(model: FLModel, names: Iterable[str], sent: Arrays | None = None) -> Arrays:
-    """The arrays of a model by these names; of a client that sends differences, added to what it was sent."""
+    """The arrays of a model by these names; of a client that sends differences, added to what it
+    was sent.
+    """
     params = model.params or {}
     # Copies, for the client may overwrite the arrays that it was given.
     arrays = {name: as_array(params[name]).copy() for name in names if name in params}
     if sent is not None and model.params_type == ParamsType.DIFF:
-        arrays = {name: (sent[name] + array).astype(sent[name].dtype) for name, array in arrays.items()}
+        arrays = {
+            name: (sent[name] + array).astype(sent[name].dtype) for name, array in arrays.items()
+        }
     return arrays

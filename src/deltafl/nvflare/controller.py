@@ -1,4 +1,6 @@
-"""DeltaFedAvg: deltafl's samplers and weights in NVFlare's rounds. A translation, with no mathematics of its own."""
+"""DeltaFedAvg: deltafl's samplers and weights in NVFlare's rounds. A translation, with no
+mathematics of its own.
+"""
 
 import time
 from collections import Counter
@@ -50,29 +52,33 @@ _MOST = 3
 class DeltaFedAvg(ModelController):  # type: ignore[misc]
     """Client sampling of deltafl as a controller of NVFlare.
 
-    The server aggregates *updates* (received minus sent) with weights from its own probabilities, whatever weights the
-    clients send. A missing or faulty reply is non-response; the server keeps each client's response rate. A client is
-    known by its name, for which NVFlare's certificates vouch. Scripts of clients use ``DeltaClient``.
+    The server aggregates *updates* (received minus sent) with weights from its own probabilities,
+    whatever weights the clients send. A missing or faulty reply is non-response; the server keeps
+    each client's response rate. A client is known by its name, for which NVFlare's certificates
+    vouch. Scripts of clients use ``DeltaClient``.
 
-    Arguments that are not listed mean what they mean in ``deltafl.flower.DeltaStrategy``. NVFlare writes them into the
-    job's configuration, the seed too: leave it out where who is next must stay a secret.
+    Arguments that are not listed mean what they mean in ``deltafl.flower.DeltaStrategy``. NVFlare
+    writes them into the job's configuration, the seed too: leave it out where who is next must stay
+    a secret.
 
     Args:
-        sampler: A label, such as what ``deltafl.recommend`` answers. The default keeps one update of each client at the
-            server: as many models as there are clients.
+        sampler: A label, such as what ``deltafl.recommend`` answers. The default keeps one update
+            of each client at the server: as many models as there are clients.
         n: Clients selected per round.
         num_rounds: Rounds in all, those before a restart included.
-        state_path: Folder where the state is saved after every round and from which a new job resumes; or None. Not in
-            the job's workspace, which a new job does not see.
+        state_path: Folder where the state is saved after every round and from which a new job
+            resumes; or None. Not in the job's workspace, which a new job does not see.
         min_clients: Clients that must have registered before a round begins; None for n.
         timeout: Seconds that a round waits for replies.
         registration_timeout: Seconds that clients have to register.
-        aux: Number of auxiliary variables that every client must send, ``DeltaClient(..., aux=...)``.
-        persistor_id: The component that loads the initial model and saves the global one, such as ``PTModel`` adds.
+        aux: Number of auxiliary variables that every client must send,
+            ``DeltaClient(..., aux=...)``.
+        persistor_id: The component that loads the initial model and saves the global one, such as
+            ``PTModel`` adds.
 
     Raises:
-        DeltaflError: If the sampler needs every update before the draw, clients are to keep a memory of their own, or
-            an argument is out of range.
+        DeltaflError: If the sampler needs every update before the draw, clients are to keep a
+            memory of their own, or an argument is out of range.
     """
 
     def __init__(
@@ -104,15 +110,24 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         forget: Collection[str] = (),
         persistor_id: str = AppConstants.DEFAULT_PERSISTOR_ID,
     ) -> None:
-        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        arguments = {
+            name: value for name, value in locals().items() if name not in ("self", "__class__")
+        }
         super().__init__(persistor_id=persistor_id, ignore_result_error=True)
         # NVFlare writes a job's configuration from attributes with the names of arguments.
         self.__dict__.update(arguments)
-        self.num_rounds, self.timeout, self.registration_timeout = num_rounds, timeout, registration_timeout
-        self.buffers, self.forget = list(check_texts("buffers", buffers)), list(check_texts("forget", forget))
-        self.rules = make_rules(identity="name", **{name: arguments[name] for name in arguments.keys() - OWN})
+        self.num_rounds = num_rounds
+        self.timeout = timeout
+        self.registration_timeout = registration_timeout
+        self.buffers = list(check_texts("buffers", buffers))
+        self.forget = list(check_texts("forget", forget))
+        self.rules = make_rules(
+            identity="name", **{name: arguments[name] for name in arguments.keys() - OWN}
+        )
         if isinstance(self.rules.plan.rule.control, RemoteControl):
-            raise DeltaflError("clients of NVFlare keep no memory; write the estimator without '-remote'")
+            raise DeltaflError(
+                "clients of NVFlare keep no memory; write the estimator without '-remote'"
+            )
         check_whole("num_rounds", num_rounds, "at least 1", 1)
         for name in ("timeout", "registration_timeout"):
             check_seconds(name, arguments[name])  # for NVFlare 0 would be for ever
@@ -123,7 +138,9 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         self._asked = Counter[str]()
 
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
-        """Add this controller to a job; sites have deltafl installed, so that its source is not part of the job."""
+        """Add this controller to a job; sites have deltafl installed, so that its source is not
+        part of the job.
+        """
         job.set_app_packages([*job.job.app_packages, "deltafl"])
         super().add_to_fed_job(job, ctx, **kwargs)
 
@@ -131,10 +148,14 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         """Run rounds until ``num_rounds`` are done; NVFlare calls this."""
         params = self.load_model().params
         if not params:
-            raise DeltaflError("the job has no initial model; add one, job.to_server(PTModel(model))")
+            raise DeltaflError(
+                "the job has no initial model; add one, job.to_server(PTModel(model))"
+            )
         with sole_owner(self.rules.state_path):
             arrays = {name: as_array(value) for name, value in params.items()}
-            self.federation = federation = begin(self.rules, arrays, self.buffers, self.forget, self.logger.log)
+            self.federation = federation = begin(
+                self.rules, arrays, self.buffers, self.forget, self.logger.log
+            )
             log_privacy(self.rules, self.num_rounds, self.logger.log)
             if federation.state is not None and federation.state.round >= self.num_rounds:
                 self._hand_on(federation)  # a persistor of this job has the initial model
@@ -151,7 +172,10 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         present = admit(federation, registered, log)
         if len(present) < (least := self.rules.min_clients):
             known = f"{len(present)} clients have registered, {least} are needed"
-            raise DeltaflError(f"{known}; raise registration_timeout, lower min_clients, or use DeltaClient in scripts")
+            raise DeltaflError(
+                f"{known}; raise registration_timeout, lower min_clients, or use DeltaClient in "
+                "scripts"
+            )
 
         def ask(keys: list[str], census: Census) -> dict[str, Any]:
             first = correction_of(Correction(step_factor=federation.step_factor))
@@ -159,17 +183,24 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
             replies = self._send(federation, [(asked, keys)], federation.arrays())
             reports = {key: reported(reply) for key, reply in replies.items()}
             factor = federation.step_factor
-            return {key: census_answer(own.get(CENSUS), own.get(CORRECTED), factor) for key, own in reports.items()}
+            return {
+                key: census_answer(own.get(CENSUS), own.get(CORRECTED), factor)
+                for key, own in reports.items()
+            }
 
-        number, cohort = federation.current.round, select(federation, present, ask, log)
+        number = federation.current.round
+        cohort = select(federation, present, ask, log)
         if cohort is None:  # the round was the census
             self._hand_on(federation)
             return True
         self.fl_ctx.set_prop(AppConstants.CURRENT_ROUND, number, private=True, sticky=False)
         self.event(AppEventType.ROUND_STARTED)
-        sent, keys = federation.arrays(), federation.keys
+        sent = federation.arrays()
+        keys = federation.keys
         places = {keys[client]: client for client in cohort.client_n.tolist()}
-        questions: dict[int, tuple[dict[str, Any], list[str]]] = {}  # with mime, and without corrections, one for all
+        questions: dict[
+            int, tuple[dict[str, Any], list[str]]
+        ] = {}  # with mime, and without corrections, one for all
         for key, correction in zip(places, federation.corrections(cohort), strict=True):
             asked = {ROUND: number, **correction_of(correction)}
             questions.setdefault(id(correction), (asked, []))[1].append(key)
@@ -185,13 +216,23 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
     def _hand_on(self, federation: Federation) -> None:
         """Save the model after the round that was closed last, by the persistor."""
         number = federation.current.round - 1
-        self.save_model(FLModel(params=federation.model(), current_round=number, total_rounds=self.num_rounds))
+        self.save_model(
+            FLModel(params=federation.model(), current_round=number, total_rounds=self.num_rounds)
+        )
 
     def _present(self, federation: Federation) -> dict[str, ClientInfo]:
-        """What the connected clients reported of their data; who has not yet is asked, again while too few have."""
+        """What the connected clients reported of their data; who has not yet is asked, again
+        while too few have.
+        """
         while True:
-            names = [client.name for client in self.engine.get_clients() if client.name not in self.forget]
-            asked = [name for name in names if name not in self._registered and self._asked[name] < _MOST]
+            names = [
+                client.name
+                for client in self.engine.get_clients()
+                if client.name not in self.forget
+            ]
+            asked = [
+                name for name in names if name not in self._registered and self._asked[name] < _MOST
+            ]
             query = {REGISTER: self.rules.aux}
             replies = self._send(federation, [(query, asked)], timeout=self.registration_timeout)
             for name in asked:
@@ -199,7 +240,9 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
                     if name not in replies:
                         raise DeltaflError("no answer to the registration query in time")
                     answer = reported(replies[name])
-                    self._registered[name] = read_info(answer.get(NUM_EXAMPLES), answer.get(AUX), self.rules.aux)
+                    self._registered[name] = read_info(
+                        answer.get(NUM_EXAMPLES), answer.get(AUX), self.rules.aux
+                    )
                 except DeltaflError as error:
                     self._asked[name] += 1
                     self.logger.log(WARNING, "%s did not register: %s", name, error)
@@ -214,8 +257,11 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         params: Arrays | None = None,
         timeout: float | None = None,
     ) -> dict[str, FLModel]:
-        """Send clients their questions, with a model or without; what came back in time, by name."""
-        replies, seconds = dict[str, FLModel](), ceil(self.timeout if timeout is None else timeout)
+        """Send clients their questions, with a model or without; what came back in time, by
+        name.
+        """
+        replies = dict[str, FLModel]()
+        seconds = ceil(self.timeout if timeout is None else timeout)
         number = 0 if federation.state is None else federation.state.round
 
         def take(reply: FLModel) -> None:
@@ -243,7 +289,9 @@ def reported(reply: FLModel) -> Mapping[str, Any]:
 
 
 def correction_of(correction: Correction) -> dict[str, Any]:
-    """What a client that is to correct its local steps is sent for it; nothing for one that is not."""
+    """What a client that is to correct its local steps is sent for it; nothing for one that is
+    not.
+    """
     if not correction and correction.step_factor == 1:
         return {}
     return {CORRECTION: dict(correction), STEP_FACTOR: correction.step_factor}
@@ -252,7 +300,9 @@ def correction_of(correction: Correction) -> dict[str, Any]:
 def read_reply(reply: FLModel, sent: Arrays, number: int) -> ClientReply:
     """A client's reply to the model of a round, which may hold anything."""
     if (of := reported(reply).get(ROUND)) != number:
-        return ClientReply(fault=f"the reply is to round {of}; use DeltaClient in the client's script")
+        return ClientReply(
+            fault=f"the reply is to round {of}; use DeltaClient in the client's script"
+        )
     try:
         arrays = trained(reply, list(reply.params or {}), sent)
     except Exception as error:  # whatever a client's arrays can make NumPy raise

@@ -1,4 +1,6 @@
-"""Active federated learning (Goetz et al. 2019): select clients of large loss more often. Biased."""
+"""Active federated learning (Goetz et al. 2019): select clients of large loss more often.
+Biased.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -10,7 +12,9 @@ from .base import Rng, Unweighted, draw_successively, mean_for_unseen, replied, 
 
 
 class ActiveState(NamedTuple):
-    """Numbers of examples, int64 (m,), and values v, float64 (m,), NaN for clients that never replied."""
+    """Numbers of examples, int64 (m,), and values v, float64 (m,), NaN for clients that never
+    replied.
+    """
 
     size_m: IntArray
     value_m: FloatArray
@@ -18,14 +22,17 @@ class ActiveState(NamedTuple):
 
 @dataclass(frozen=True)
 class ActiveFL(Unweighted):
-    """Drops the clients of smallest value, draws most of the cohort by a softmax of values and the rest uniformly.
+    """Drops the clients of smallest value, draws most of the cohort by a softmax of values and the
+    rest uniformly.
 
-    The value is v_i = sqrt(n_i) (mean loss of client i when last trained), with n_i its number of examples; a client
-    never trained gets the mean of the others. Of the K available clients, the alpha1 K with the smallest values are
-    dropped; (1 - alpha3) n are drawn one after the other without replacement, p_i proportional to exp(alpha2 v_i); the
-    rest of the cohort is drawn uniformly from all that are left. alpha1 K is rounded down and alpha3 n to the nearest.
+    The value is v_i = sqrt(n_i) (mean loss of client i when last trained), with n_i its number of
+    examples; a client never trained gets the mean of the others. Of the K available clients, the
+    alpha1 K with the smallest values are dropped; (1 - alpha3) n are drawn one after the other
+    without replacement, p_i proportional to exp(alpha2 v_i); the rest of the cohort is drawn
+    uniformly from all that are left. alpha1 K is rounded down and alpha3 n to the nearest.
 
-    Source: Goetz, Malik, Bui, Moon, Liu and Kumar 2019 (arXiv 1909.12641), algorithm 1; the defaults are its constants.
+    Source: Goetz, Malik, Bui, Moon, Liu and Kumar 2019 (arXiv 1909.12641), algorithm 1; the
+    defaults are its constants.
     """
 
     alpha1: float = 0.75

@@ -1,4 +1,6 @@
-"""What samplers share: the base class, draws by score, biased selections, the facts of a run, states."""
+"""What samplers share: the base class, draws by score, biased selections, the facts of a run,
+states.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,7 +16,8 @@ from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .census import Census
 
-#: A sampler's memory: a NamedTuple of arrays, so that it can be printed, compared and saved as it is.
+#: A sampler's memory: a NamedTuple of arrays, so that it can be printed, compared and saved as it
+#: is.
 State = Any
 Rng = np.random.Generator
 #: Of all clients, float64 (m,); in a sum tree for the design ``ordered-pivotal``.
@@ -39,12 +42,14 @@ class WeightState(NamedTuple):
 
 
 class Sampler(WithRanges, ABC):
-    """Decides which clients train in a round. Subclasses are frozen dataclasses whose fields are their options.
+    """Decides which clients train in a round. Subclasses are frozen dataclasses whose fields are
+    their options.
 
-    A subclass defines ``open``, and also ``init`` and ``update`` if it learns from the replies. It overrides the
-    defaults below by class attributes (``needs_loss = True``) or properties: see ``examples/own_sampler.py``.
-    ``ranges`` has the allowed intervals of its options, such as ``{"floor": "[0, 1]"}``. Use it by name like those of
-    the library, as ``FILE.py:ByLoss(power=2)``; ``check_sampler`` tests it.
+    A subclass defines ``open``, and also ``init`` and ``update`` if it learns from the replies. It
+    overrides the defaults below by class attributes (``needs_loss = True``) or properties: see
+    ``examples/own_sampler.py``. ``ranges`` has the allowed intervals of its options, such as
+    ``{"floor": "[0, 1]"}``. Use it by name like those of the library, as
+    ``FILE.py:ByLoss(power=2)``; ``check_sampler`` tests it.
     """
 
     #: Whether ``open`` takes ``available_m = None`` for "all clients"; saves m numbers per round.
@@ -60,27 +65,37 @@ class Sampler(WithRanges, ABC):
 
     @property
     def unbiased(self) -> bool:
-        """Whether the cohorts' expectations are exact and above 0, so that an unbiased estimator stays unbiased."""
+        """Whether the cohorts' expectations are exact and above 0, so that an unbiased estimator
+        stays unbiased.
+        """
         return False
 
     @property
     def needs_oracle(self) -> bool:
-        """Whether ``open`` needs all clients' updates or losses of this round, which only a simulation has."""
+        """Whether ``open`` needs all clients' updates or losses of this round, which only a
+        simulation has.
+        """
         return False
 
     @property
     def skips_zero_updates(self) -> bool:
-        """Whether a client whose update is 0 this round cannot be drawn: with an oracle, unless there is a floor."""
+        """Whether a client whose update is 0 this round cannot be drawn: with an oracle, unless
+        there is a floor.
+        """
         return self.needs_oracle and not getattr(self, "floor", 0)
 
     @property
     def skips_zero_scores(self) -> bool:
-        """Whether a client whose score is 0 is never drawn though its update is not 0: even plain estimates miss it."""
+        """Whether a client whose score is 0 is never drawn though its update is not 0: even
+        plain estimates miss it.
+        """
         return False
 
     @property
     def counts_draws(self) -> bool:
-        """Whether ``reports.squared_deviation_n`` is about the mean over draws, not over distinct clients."""
+        """Whether ``reports.squared_deviation_n`` is about the mean over draws, not over
+        distinct clients.
+        """
         return False
 
     @property
@@ -90,7 +105,9 @@ class Sampler(WithRanges, ABC):
 
     @property
     def output_bias_size(self) -> int:
-        """How many of the last entries of u_i ``reports.output_bias_nk`` holds: one per class; 0 for none."""
+        """How many of the last entries of u_i ``reports.output_bias_nk`` holds: one per class; 0
+        for none.
+        """
         return 0
 
     @property
@@ -99,7 +116,9 @@ class Sampler(WithRanges, ABC):
         return None
 
     def for_run(self, facts: RunFacts) -> Self:
-        """This sampler with the options that are None ("from the run") filled in; options must fit the run."""
+        """This sampler with the options that are None ("from the run") filled in; options must
+        fit the run.
+        """
         return self
 
     def init(self, population: Population) -> State:
@@ -107,7 +126,9 @@ class Sampler(WithRanges, ABC):
         return WeightState(population.weight_m)
 
     @abstractmethod
-    def open(self, state: State, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None) -> Cohort:
+    def open(
+        self, state: State, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None
+    ) -> Cohort:
         """Draw the cohort of a round from a state, which must not be changed.
 
         Args:
@@ -119,13 +140,16 @@ class Sampler(WithRanges, ABC):
         """
 
     def update(self, state: State, cohort: Cohort, reports: Reports) -> State:
-        """The state after the replies; rows with ``responded_n`` False must be ignored. By default nothing changes."""
+        """The state after the replies; rows with ``responded_n`` False must be ignored. By
+        default nothing changes.
+        """
         return state
 
     def require_oracle(self, oracle: Oracle | None) -> Oracle:
         """The oracle, or a ``DeltaflError`` if there is none."""
         if oracle is None:
-            name, why = type(self).__name__, "needs every client's update or loss before the draw"
+            name = type(self).__name__
+            why = "needs every client's update or loss before the draw"
             cure = "choose a practical sampler such as 'pracdelta'"
             raise DeltaflError(f"{name} {why}, which only a simulation has; {cure}")
         return oracle
@@ -133,7 +157,9 @@ class Sampler(WithRanges, ABC):
 
 @dataclass(frozen=True)
 class Scored(Sampler):
-    """Draws with expectations proportional to scores, by a design in ``deltafl.DESIGNS``; unbiased if that is exact."""
+    """Draws with expectations proportional to scores, by a design in ``deltafl.DESIGNS``;
+    unbiased if that is exact.
+    """
 
     design: str = "systematic"
 
@@ -144,20 +170,31 @@ class Scored(Sampler):
         return find_design(self.design).exact
 
     @abstractmethod
-    def scores(self, state: State, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> Scores:
+    def scores(
+        self, state: State, available_m: BoolArray | None, n: int, oracle: Oracle | None
+    ) -> Scores:
         """Scores >= 0."""
 
     def values(self, state: State) -> FloatArray | None:
-        """Values (m, q) that the cohort is spread over or balanced on, for designs that use them."""
+        """Values (m, q) that the cohort is spread over or balanced on, for designs that use
+        them.
+        """
         return None
 
     @property
     def floor(self) -> float:
-        """The share of the cohort that is drawn uniformly; mixed in here only where the scores are in a tree."""
+        """The share of the cohort that is drawn uniformly; mixed in here only where the scores
+        are in a tree.
+        """
         return 0.0
 
     def open(
-        self, state: State, available_m: BoolArray | None, n: int, rng: Rng, oracle: Oracle | None = None
+        self,
+        state: State,
+        available_m: BoolArray | None,
+        n: int,
+        rng: Rng,
+        oracle: Oracle | None = None,
     ) -> Cohort:
         scores = self.scores(state, available_m, n, oracle)
         if isinstance(scores, SumTree):
@@ -166,12 +203,13 @@ class Scored(Sampler):
 
 
 def per_second(score_m: FloatArray, population: Population, wanted: bool) -> FloatArray:
-    """The scores, or ``score_m / sqrt(seconds)`` if ``wanted``, the optimum for a fixed total of the clients' time.
+    """The scores, or ``score_m / sqrt(seconds)`` if ``wanted``, the optimum for a fixed total of
+    the clients' time.
 
-    For independent draws with sum_i pi_i T_i <= B, T_i the expected seconds of client i, the variance
-    sum_i w_i^2 a_i^2 (1 / pi_i - 1) is smallest at pi_i proportional to w_i a_i / sqrt(T_i) (Neyman's allocation with
-    unequal costs; Cochran 1977, section 5.5). B bounds the clients' total time, not that of the
-    slowest.
+    For independent draws with sum_i pi_i T_i <= B, T_i the expected seconds of client i, the
+    variance sum_i w_i^2 a_i^2 (1 / pi_i - 1) is smallest at pi_i proportional to w_i a_i /
+    sqrt(T_i) (Neyman's allocation with unequal costs; Cochran 1977, section 5.5). B bounds the
+    clients' total time, not that of the slowest.
 
     Raises:
         DeltaflError: If the population does not know the seconds.
@@ -186,13 +224,19 @@ def per_second(score_m: FloatArray, population: Population, wanted: bool) -> Flo
 
 @dataclass(frozen=True)
 class Unweighted(Sampler):
-    """Selects clients in a way whose inclusion probabilities are unknown. Subclasses define ``choose``."""
+    """Selects clients in a way whose inclusion probabilities are unknown. Subclasses define
+    ``choose``.
+    """
 
     @abstractmethod
     def choose(self, state: State, present_k: IntArray, size: int, rng: Rng) -> IntArray:
-        """At most ``size`` of ``present_k``, the available clients in random order; the next ones fill the cohort."""
+        """At most ``size`` of ``present_k``, the available clients in random order; the next
+        ones fill the cohort.
+        """
 
-    def open(self, state: State, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None) -> Cohort:
+    def open(
+        self, state: State, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None
+    ) -> Cohort:
         present, size = present_clients(available_m, n)
         present_k = rng.permutation(present)  # breaks all later ties
         chosen = self.choose(state, present_k, size, rng)
@@ -201,7 +245,9 @@ class Unweighted(Sampler):
 
 
 def present_clients(available_m: BoolArray, n: int) -> tuple[IntArray, int]:
-    """The indices of the available clients, and the cohort's size: n, or all of them if they are fewer."""
+    """The indices of the available clients, and the cohort's size: n, or all of them if they are
+    fewer.
+    """
     check_cohort_size(n, len(available_m))
     present = np.flatnonzero(available_m)
     check_anyone(len(present))
@@ -209,13 +255,23 @@ def present_clients(available_m: BoolArray, n: int) -> tuple[IntArray, int]:
 
 
 def label_counts(population: Population, name: str) -> FloatArray:
-    """The clients' numbers of examples of each class, float64 (m, C), from shares among the auxiliary variables.
+    """The clients' numbers of examples of each class, float64 (m, C), from shares among the
+    auxiliary variables.
 
     Raises a ``DeltaflError`` if there are none, or if they are not label shares.
     """
-    share_mc, size_m = population.aux_mq, population.num_examples_m
-    if share_mc is None or share_mc.shape[1] == 0 or share_mc.min() < 0 or share_mc.sum(axis=1).min() <= 0:
-        cure = "give Population.from_sizes(sizes, aux=shares), one row of shares of each class a client, all >= 0"
+    share_mc = population.aux_mq
+    size_m = population.num_examples_m
+    if (
+        share_mc is None
+        or share_mc.shape[1] == 0
+        or share_mc.min() < 0
+        or share_mc.sum(axis=1).min() <= 0
+    ):
+        cure = (
+            "give Population.from_sizes(sizes, aux=shares), one row of shares of each class a "
+            "client, all >= 0"
+        )
         raise DeltaflError(f"{name} needs the labels of every client; {cure}")
     return np.asarray(size_m[:, None] * share_mc / share_mc.sum(axis=1, keepdims=True))
 
@@ -240,15 +296,19 @@ def mean_for_unseen(value_m: FloatArray, default: float) -> FloatArray:
 
 
 def unweighted_cohort(client_n: IntArray) -> Cohort:
-    """A cohort of distinct clients with unknown probabilities (NaN), for estimators that need none."""
+    """A cohort of distinct clients with unknown probabilities (NaN), for estimators that need
+    none.
+    """
     client_n = np.sort(client_n)
     return Cohort(client_n, np.ones(len(client_n), dtype=np.int64), np.full(len(client_n), np.nan))
 
 
 def draw_successively(log_weight_k: FloatArray, size: int, rng: Rng) -> IntArray:
-    """Rows of ``size`` draws without replacement, each with p proportional to exp(log weight) among those left.
+    """Rows of ``size`` draws without replacement, each with p proportional to exp(log weight) among
+    those left.
 
-    Rows of weight 0 (-inf) come last. By exponential clocks, in logarithms (Efraimidis and Spirakis 2006).
+    Rows of weight 0 (-inf) come last. By exponential clocks, in logarithms (Efraimidis and Spirakis
+    2006).
     """
     key_k = log_weight_k + rng.gumbel(size=len(log_weight_k))
     return np.argsort(-key_k, kind="stable")[:size]

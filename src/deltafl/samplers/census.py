@@ -1,11 +1,13 @@
 """Census: every client answers once, before the first draw, with a few numbers about its update.
 
-Two-phase sampling (Neyman 1938): phase one asks everyone for something cheap, phase two samples with it. Every client
-does its usual local work on the initial model and answers with a sketch of the *direction* of its update, and with the
-update's norm. The principal components of the sketches become auxiliary variables, so that cohorts can be balanced on
-what the clients' data are like without asking for labels; the norms decide whom to select more often at first. With
-first updates in the answers, the census is the first round: the model moves by their mean (``init_round``).
-Estimates stay unbiased whatever clients answer: answers change cohorts, not weights (docs/theory.md, section 11).
+Two-phase sampling (Neyman 1938): phase one asks everyone for something cheap, phase two samples
+with it. Every client does its usual local work on the initial model and answers with a sketch of
+the *direction* of its update, and with the update's norm. The principal components of the sketches
+become auxiliary variables, so that cohorts can be balanced on what the clients' data are like
+without asking for labels; the norms decide whom to select more often at first. With first updates
+in the answers, the census is the first round: the model moves by their mean (``init_round``).
+Estimates stay unbiased whatever clients answer: answers change cohorts, not weights
+(docs/theory.md, section 11).
 """
 
 from collections import Counter
@@ -30,13 +32,15 @@ from ..types import FloatArray, Population
 Answers = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
 #: Norms are squared and summed.
 LARGEST_NORM = 1e100
-#: Longest first update, in medians of all: a few of a CNN are 20 long and would drown the others, and so would a lie.
+#: Longest first update, in medians of all: a few of a CNN are 20 long and would drown the others,
+#: and so would a lie.
 LONGEST = 5.0
 #: Variance of sketches of length 1 that is rounding, of updates in float32.
 _ROUNDING = 1e-12
 #: Answers processed at a time, as copies of all of them would not fit into memory.
 _BLOCK = 2**15
-#: Answers in one matrix product: OpenBLAS splits longer sums in another way for each number of threads.
+#: Answers in one matrix product: OpenBLAS splits longer sums in another way for each number of
+#: threads.
 _PRODUCT = 256
 
 
@@ -47,10 +51,11 @@ class Census(WithRanges):
     Attributes:
         components: q >= 1, number of auxiliary variables made from the answers.
         size: k, length of a sketch, 1 to 128; an answer has one more number, the norm.
-        noise: sigma >= 0, standard deviation of the normal noise that a client adds to each number of its sketch (of
-            length 1 before). With noise, neither norm nor update is sent. ``epsilon`` says what this hides.
-        first_update: Whether the whole update follows, in two bits per parameter (``estimators/two_bits.py``). A plan
-            sets it if its estimator uses first updates.
+        noise: sigma >= 0, standard deviation of the normal noise that a client adds to each number
+            of its sketch (of length 1 before). With noise, neither norm nor update is sent.
+            ``epsilon`` says what this hides.
+        first_update: Whether the whole update follows, in two bits per parameter
+            (``estimators/two_bits.py``). A plan sets it if its estimator uses first updates.
     """
 
     components: int = 10
@@ -60,12 +65,18 @@ class Census(WithRanges):
     ranges: ClassVar = {"components": "[1, 128]", "size": "[1, 128]", "noise": "[0, inf)"}
 
     def for_control(self, control: ControlVariate) -> "Census":
-        """What a plan with this control variate asks: with first updates if it uses them and there is no noise."""
+        """What a plan with this control variate asks: with first updates if it uses them and
+        there is no noise.
+        """
         return replace(self, first_update=control.uses_first_updates and self.noise == 0)
 
     def length(self, num_params: int) -> int:
         """Length of an answer for a model of ``num_params`` parameters."""
-        return self.size + 1 + (code_length(num_params) if self.first_update and self.noise == 0 else 0)
+        return (
+            self.size
+            + 1
+            + (code_length(num_params) if self.first_update and self.noise == 0 else 0)
+        )
 
     def answer(
         self,
@@ -74,24 +85,30 @@ class Census(WithRanges):
         seed: int = 0,
         rng: np.random.Generator | None = None,
     ) -> FloatArray:
-        """A client's answer, float64 (length,): the sketch of v, scaled to length 1, norm(u), and the code of u.
+        """A client's answer, float64 (length,): the sketch of v, scaled to length 1, norm(u), and
+        the code of u.
 
-        v consists of the last ``tensors`` of the update u, each divided by its own norm, so that an output layer's bias
-        counts as much as its weights.
+        v consists of the last ``tensors`` of the update u, each divided by its own norm, so that an
+        output layer's bias counts as much as its weights.
 
         Args:
             update: u = x_K - x_0, (d,), the client's usual local work on the initial model.
-            tensors: Sizes or shapes of the last tensors of the model, such as (5120, 10) for weights and bias of an
-                output layer. By default the whole update is one tensor.
+            tensors: Sizes or shapes of the last tensors of the model, such as (5120, 10) for
+                weights and bias of an output layer. By default the whole update is one tensor.
             seed: Fixes the projection; the same for all clients.
             rng: Source of the noise; required if there is any.
         """
         if update is None:
-            raise DeltaflError("the update is None; write None in place of the answer of a client that failed")
+            raise DeltaflError(
+                "the update is None; write None in place of the answer of a client that failed"
+            )
         update_d = np.asarray(update, dtype=np.float64).ravel()
         ends = np.cumsum([np.prod(tensor, dtype=int) for tensor in tensors] or [len(update_d)])
         if ends[-1] > len(update_d):
-            raise DeltaflError(f"the census looks at the last {ends[-1]} parameters of an update of {len(update_d)}")
+            raise DeltaflError(
+                f"the census looks at the last {ends[-1]} parameters of an update of "
+                f"{len(update_d)}"
+            )
         with np.errstate(over="ignore", invalid="ignore"):
             parts = np.split(update_d[len(update_d) - ends[-1] :], ends[:-1])
             direction_d = np.concatenate([_unit(part) for part in parts])
@@ -101,14 +118,22 @@ class Census(WithRanges):
         if self.noise == 0:
             return np.concatenate([sketch_k, [norm], code_c])
         if rng is None:
-            raise DeltaflError("an answer with noise needs a generator: write rng=np.random.default_rng()")
-        sketch_k = np.nan_to_num(sketch_k)  # no noise hides that an update was not finite: it counts as 0
+            raise DeltaflError(
+                "an answer with noise needs a generator: write rng=np.random.default_rng()"
+            )
+        sketch_k = np.nan_to_num(
+            sketch_k
+        )  # no noise hides that an update was not finite: it counts as 0
         return np.append(sketch_k + rng.normal(scale=self.noise, size=self.size), 0.0)
 
-    def population(self, population: Population, answers: Answers, longest: float = LONGEST) -> Population:
-        """The population with auxiliary variables, norms and first updates from every client's answer.
+    def population(
+        self, population: Population, answers: Answers, longest: float = LONGEST
+    ) -> Population:
+        """The population with auxiliary variables, norms and first updates from every client's
+        answer.
 
-        An unsent norm is NaN, an unsent update is 0. Updates are clipped to ``longest`` times the median norm.
+        An unsent norm is NaN, an unsent update is 0. Updates are clipped to ``longest`` times the
+        median norm.
         """
         answer_mk = self._read(answers, population.num_clients)
         here_m = np.isfinite(answer_mk).all(axis=1)
@@ -118,19 +143,24 @@ class Census(WithRanges):
         with np.errstate(over="ignore"):  # an infinite one is clipped
             length_m = norms(code_mc)
         if length_m.any():
-            known_k = length_m[length_m > 0]  # of two, the median is half of what one may have made up
+            known_k = length_m[
+                length_m > 0
+            ]  # of two, the median is half of what one may have made up
             most = longest * min(float(np.median(known_k)), LONGEST * lower_median(known_k))
             most = min(most, LARGEST_ENTRY)  # the model moves by them
             code_mc = scaled(code_mc, most / np.maximum(length_m, most))
         aux_mq = self.auxiliary(answer_mk, population.weight_m)
-        return population._replace(aux_mq=aux_mq, norm_m=norm_m, code_mc=code_mc if code_mc.size else None)
+        return population._replace(
+            aux_mq=aux_mq, norm_m=norm_m, code_mc=code_mc if code_mc.size else None
+        )
 
     def auxiliary(self, answers: Answers, weight_m: FloatArray) -> FloatArray:
-        """The auxiliary variables, float64 (m, components), of mean 0 and mean squared norm 1 under the weights w_i.
+        """The auxiliary variables, float64 (m, components), of mean 0 and mean squared norm 1 under
+        the weights w_i.
 
-        They are the first principal components of the sketches in the order of their variance, then zeros. Every sketch
-        is scaled to length 1. A client without an answer (None, numbers that are not finite, a list of another length)
-        counts as the mean client.
+        They are the first principal components of the sketches in the order of their variance, then
+        zeros. Every sketch is scaled to length 1. A client without an answer (None, numbers that
+        are not finite, a list of another length) counts as the mean client.
         """
         answer_mk = self._read(answers, len(weight_m))
         here_k = np.flatnonzero(np.isfinite(answer_mk).all(axis=1) & (weight_m > 0))
@@ -140,7 +170,9 @@ class Census(WithRanges):
         share_k = weight_m[here_k] / weight_m[here_k].sum()
         blocks = [slice(first, first + _BLOCK) for first in range(0, len(here_k), _BLOCK)]
 
-        def sketch_of(block: slice) -> FloatArray:  # made anew for each sum: all of them are as large as the answers
+        def sketch_of(
+            block: slice,
+        ) -> FloatArray:  # made anew for each sum: all of them are as large as the answers
             return _units(answer_mk[here_k[block], : self.size].astype(np.float64))
 
         mean_s = sum(np.einsum("k,ks->s", share_k[block], sketch_of(block)) for block in blocks)
@@ -148,36 +180,64 @@ class Census(WithRanges):
         for block in blocks:
             centred_ks = sketch_of(block) - mean_s
             weighed_ks = share_k[block, None] * centred_ks
-            for part in (slice(first, first + _PRODUCT) for first in range(0, len(centred_ks), _PRODUCT)):
+            for part in (
+                slice(first, first + _PRODUCT) for first in range(0, len(centred_ks), _PRODUCT)
+            ):
                 spread_ss = spread_ss + weighed_ks[part].T @ centred_ks[part]
         variance_s, axes = np.linalg.eigh(spread_ss)
-        axes = (axes * (variance_s > max(RANK_TOLERANCE * variance_s[-1], _ROUNDING)))[:, ::-1][:, : self.components]
-        axes *= np.sign(axes[np.abs(axes).argmax(axis=0), range(axes.shape[1])])  # a newcomer turns no axis round
+        axes = (axes * (variance_s > max(RANK_TOLERANCE * variance_s[-1], _ROUNDING)))[:, ::-1][
+            :, : self.components
+        ]
+        axes *= np.sign(
+            axes[np.abs(axes).argmax(axis=0), range(axes.shape[1])]
+        )  # a newcomer turns no axis round
         for block in blocks:
-            aux_mq[here_k[block], : axes.shape[1]] = np.einsum("ks,sq->kq", sketch_of(block) - mean_s, axes)
+            aux_mq[here_k[block], : axes.shape[1]] = np.einsum(
+                "ks,sq->kq", sketch_of(block) - mean_s, axes
+            )
         aux_mq /= max(sqrt(inner(weight_m, (aux_mq**2).sum(axis=1))), np.finfo(np.float64).tiny)
         return aux_mq
 
     def _read(self, answers: Answers, num_clients: int) -> npt.NDArray[np.floating]:
-        """The answers as numbers, (m, length): an array of them as it is, else with NaN where there is none.
+        """The answers as numbers, (m, length): an array of them as it is, else with NaN where there
+        is none.
 
         The length is the one that most of them have.
         """
         if len(answers) != num_clients:
-            raise DeltaflError(f"the census has {len(answers)} answers, not one for each of {num_clients} clients")
+            raise DeltaflError(
+                f"the census has {len(answers)} answers, not one for each of {num_clients} clients"
+            )
         if isinstance(answers, np.ndarray) and answers.ndim != 2:
-            raise DeltaflError(f"answers to a census are rows of numbers, not an array of shape {answers.shape}")
+            raise DeltaflError(
+                f"answers to a census are rows of numbers, not an array of shape {answers.shape}"
+            )
         for answer in answers[:1] if isinstance(answers, np.ndarray) else answers:
-            dtype, length = getattr(answer, "dtype", None), prod(getattr(answer, "shape", ()))
-            if getattr(dtype, "itemsize", 8) < 8 and length > self.size + 1 and self._can_have(length):
-                raise DeltaflError(f"an answer to the census has type {dtype}, and needs float64: its code has 52 bits")
-        if type(answers) is np.ndarray and answers.dtype.kind == "f" and self._can_have(answers.shape[1]):
+            dtype = getattr(answer, "dtype", None)
+            length = prod(getattr(answer, "shape", ()))
+            if (
+                getattr(dtype, "itemsize", 8) < 8
+                and length > self.size + 1
+                and self._can_have(length)
+            ):
+                raise DeltaflError(
+                    f"an answer to the census has type {dtype}, and needs float64: its code has 52 "
+                    "bits"
+                )
+        if (
+            type(answers) is np.ndarray
+            and answers.dtype.kind == "f"
+            and self._can_have(answers.shape[1])
+        ):
             return answers
         rows = [_numbers(answer) for answer in answers]
         lengths = Counter(len(row) for row in rows if self._can_have(len(row)))
         if not lengths and any(map(len, rows)):
             most = f"{max(map(len, rows))} numbers, which is the length of no answer"
-            raise DeltaflError(f"what clients sent has {most}; write plan.census.answer(update), or None for no answer")
+            raise DeltaflError(
+                f"what clients sent has {most}; write plan.census.answer(update), or None for no "
+                "answer"
+            )
         length = lengths.most_common(1)[0][0] if lengths else self.size + 1
         return np.array([row if len(row) == length else np.full(length, np.nan) for row in rows])
 
@@ -187,10 +247,12 @@ class Census(WithRanges):
         return length == self.length(parameters) or length == self.size + 1
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon of one answer: local differential privacy of the update, and so of all of the client's data.
+        """Epsilon of one answer: local differential privacy of the update, and so of all of the
+        client's data.
 
-        Sketches without noise have length 1, so any two are at most 2 apart. This is the exact epsilon of the Gaussian
-        mechanism with that sensitivity (Balle and Wang 2018, theorem 8); infinite without noise, and above 512.
+        Sketches without noise have length 1, so any two are at most 2 apart. This is the exact
+        epsilon of the Gaussian mechanism with that sensitivity (Balle and Wang 2018, theorem 8);
+        infinite without noise, and above 512.
 
         Args:
             delta: In (0, 1).
@@ -206,9 +268,14 @@ class Census(WithRanges):
         ratio = 2 / self.noise
 
         def excess(epsilon: float) -> float:
-            return _normal(ratio / 2 - epsilon / ratio) - exp(epsilon) * _normal(-ratio / 2 - epsilon / ratio) - delta
+            return (
+                _normal(ratio / 2 - epsilon / ratio)
+                - exp(epsilon) * _normal(-ratio / 2 - epsilon / ratio)
+                - delta
+            )
 
-        low, high = 0.0, 512.0
+        low = 0.0
+        high = 512.0
         if excess(high) > 0:
             return float("inf")
         for _ in range(60):
@@ -246,7 +313,8 @@ def _normal(x: float) -> float:
 
 
 def output_layer(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """How many numbers each tensor of a model's output layer has: the last one, and weights that fit it if a bias.
+    """How many numbers each tensor of a model's output layer has: the last one, and weights that
+    fit it if a bias.
 
     Weights may have the outputs in rows, as in PyTorch, or in columns, as in Keras and JAX.
     """

@@ -1,4 +1,6 @@
-"""Cluster-based importance sampling, the DELTA paper's baseline (section 1, after Shen et al. 2022)."""
+"""Cluster-based importance sampling, the DELTA paper's baseline (section 1, after Shen et al.
+2022).
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -14,7 +16,9 @@ from .delta import update_norm
 
 
 class ClusterState(NamedTuple):
-    """Weights and last norms (NaN until seen), float64 (m,); rounds with at least one reply, int64 ()."""
+    """Weights and last norms (NaN until seen), float64 (m,); rounds with at least one reply,
+    int64 ().
+    """
 
     weight_m: FloatArray
     norm_m: FloatArray
@@ -22,7 +26,9 @@ class ClusterState(NamedTuple):
 
 
 def cluster_by_value(value_m: FloatArray, k: int) -> IntArray:
-    """Cut numbers into at most k clusters 0, 1, ... by size: Lloyd's algorithm, started at evenly spaced quantiles."""
+    """Cut numbers into at most k clusters 0, 1, ... by size: Lloyd's algorithm, started at
+    evenly spaced quantiles.
+    """
     centre_k = np.unique(np.quantile(value_m, (np.arange(k) + 0.5) / k))
     for _ in range(100):
         label_m = np.searchsorted((centre_k[1:] + centre_k[:-1]) / 2, value_m)
@@ -34,7 +40,9 @@ def cluster_by_value(value_m: FloatArray, k: int) -> IntArray:
 
 
 def allocate(n: int, size_k: IntArray) -> IntArray:
-    """Split n draws over clusters in proportion to their sizes: at least one, at most all of each, sum n."""
+    """Split n draws over clusters in proportion to their sizes: at least one, at most all of
+    each, sum n.
+    """
     share_k = np.ones(len(size_k), dtype=np.int64)
     for _ in range(n - len(size_k)):
         lack_k = np.where(share_k < size_k, n * size_k / size_k.sum() - share_k, -np.inf)
@@ -44,13 +52,17 @@ def allocate(n: int, size_k: IntArray) -> IntArray:
 
 @dataclass(frozen=True)
 class ClusterIS(Sampler):
-    """Clusters of clients by update norm, a share of the cohort for each by its size, scores w_i norm(u_i) inside.
+    """Clusters of clients by update norm, a share of the cohort for each by its size, scores w_i
+    norm(u_i) inside.
 
     Attributes:
-        clusters: Number of clusters k >= 1; fewer if the cohort or the number of distinct norms is smaller.
+        clusters: Number of clusters k >= 1; fewer if the cohort or the number of distinct norms is
+            smaller.
         design: A name in ``deltafl.DESIGNS``, used inside each cluster.
-        floor: g in [0, 1], inside each cluster; with 0, a client whose last norm is 0 is never selected again.
-        drop_small_after: Rounds, >= 1, after which the cluster of smallest norms is left out (**biased**), or None.
+        floor: g in [0, 1], inside each cluster; with 0, a client whose last norm is 0 is never
+            selected again.
+        drop_small_after: Rounds, >= 1, after which the cluster of smallest norms is left out
+            (**biased**), or None.
     """
 
     clusters: int = 5
@@ -63,7 +75,9 @@ class ClusterIS(Sampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.drop_small_after is not None and self.clusters < 2:
-            raise DeltaflError("drop_small_after needs clusters of at least 2, one of which is left out")
+            raise DeltaflError(
+                "drop_small_after needs clusters of at least 2, one of which is left out"
+            )
 
     @property
     def unbiased(self) -> bool:
@@ -71,10 +85,19 @@ class ClusterIS(Sampler):
         return self.drop_small_after is None and find_design(self.design).exact and keeps_everyone
 
     def init(self, population: Population) -> ClusterState:
-        return ClusterState(population.weight_m, np.full(population.num_clients, np.nan), np.zeros((), dtype=np.int64))
+        return ClusterState(
+            population.weight_m,
+            np.full(population.num_clients, np.nan),
+            np.zeros((), dtype=np.int64),
+        )
 
     def open(
-        self, state: ClusterState, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None
+        self,
+        state: ClusterState,
+        available_m: BoolArray,
+        n: int,
+        rng: Rng,
+        oracle: Oracle | None = None,
     ) -> Cohort:
         present, size = present_clients(available_m, n)
         norm_m = self.norms(state, oracle)
@@ -82,7 +105,8 @@ class ClusterIS(Sampler):
         if self.drop_small_after is not None and state.rounds >= self.drop_small_after:
             kept_k = label_k > 0
             if np.count_nonzero(kept_k) >= size:  # the others are enough for the cohort
-                present, label_k = present[kept_k], label_k[kept_k] - 1
+                present = present[kept_k]
+                label_k = label_k[kept_k] - 1
         drawn = []
         for cluster, quota in enumerate(allocate(size, np.bincount(label_k))):
             member_k = present[label_k == cluster]
@@ -90,7 +114,9 @@ class ClusterIS(Sampler):
             part = draw_cohort(score_k, int(quota), self.design, rng)
             drawn.append(part._replace(client_n=member_k[part.client_n]))
         order = np.argsort(np.concatenate([part.client_n for part in drawn]))
-        client_n, count_n, expected_n = (np.concatenate([part[column] for part in drawn])[order] for column in range(3))
+        client_n, count_n, expected_n = (
+            np.concatenate([part[column] for part in drawn])[order] for column in range(3)
+        )
         return Cohort(client_n, count_n, expected_n, drawn[0].kind)
 
     def norms(self, state: ClusterState, oracle: Oracle | None) -> FloatArray:
@@ -105,7 +131,9 @@ class ClusterIS(Sampler):
 
 @dataclass(frozen=True)
 class ClusterISOracle(ClusterIS):
-    """The theoretical form, with the norms of all clients in this round instead of those last seen."""
+    """The theoretical form, with the norms of all clients in this round instead of those last
+    seen.
+    """
 
     floor: float = 0.0
 

@@ -1,9 +1,11 @@
-"""The four samplers of the DELTA paper (Wang et al. 2023): importance sampling and DELTA, theoretical and practical.
+"""The four samplers of the DELTA paper (Wang et al. 2023): importance sampling and DELTA,
+theoretical and practical.
 
-zeta_i = norm(u_i - ubar), and sigma_i^2 is the variance of the local steps. docs/theory.md says which results of the
-paper hold. With the paper's weights 1 / pi, importance sampling has the smallest variance of one round for
-draws with replacement and for independent draws, so DELTA is never better there. For distinct draws of fixed size
-neither is optimal: with gradients 1, 1, -1 and n = 2, ``fedis`` has variance 0.2222 and ``delta`` 0.
+zeta_i = norm(u_i - ubar), and sigma_i^2 is the variance of the local steps. docs/theory.md says
+which results of the paper hold. With the paper's weights 1 / pi, importance sampling has the
+smallest variance of one round for draws with replacement and for independent draws, so DELTA is
+never better there. For distinct draws of fixed size neither is optimal: with gradients 1, 1, -1 and
+n = 2, ``fedis`` has variance 0.2222 and ``delta`` 0.
 
 The theoretical forms draw by w_i R_i, the practical ones by R_i alone, as in the paper.
 """
@@ -30,7 +32,9 @@ class PracticalState(NamedTuple):
 
 
 def update_norm(reports: Reports) -> FloatArray:
-    """R_i = norm(u_i), the optimal score (times w_i) of the Horvitz-Thompson and Hansen-Hurwitz estimators."""
+    """R_i = norm(u_i), the optimal score (times w_i) of the Horvitz-Thompson and Hansen-Hurwitz
+    estimators.
+    """
     return np.sqrt(reports.squared_norm_n)
 
 
@@ -50,13 +54,15 @@ class _ByReports(Scored):
 class FedIS(_ByReports):
     """Draws with the scores w_i R_i of all clients in this round, from an oracle; R_i = norm(u_i).
 
-    The paper's design is ``"multinomial"``. With a floor, the share of the cohort that is drawn uniformly, clients
-    with R_i = 0 can be drawn.
+    The paper's design is ``"multinomial"``. With a floor, the share of the cohort that is drawn
+    uniformly, clients with R_i = 0 can be drawn.
     """
 
     needs_oracle: ClassVar[bool] = True
 
-    def scores(self, state: WeightState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> FloatArray:
+    def scores(
+        self, state: WeightState, available_m: BoolArray | None, n: int, oracle: Oracle | None
+    ) -> FloatArray:
         reports = self.require_oracle(oracle).reports()
         score_m = np.where(reports.responded_n, state.weight_m * self.score(reports), 0.0)
         return with_floor(score_m, self.floor, available_m=available_m) if self.floor else score_m
@@ -64,12 +70,15 @@ class FedIS(_ByReports):
 
 @dataclass(frozen=True)
 class FedPracIS(_ByReports):
-    """Draws with stored probabilities, which the clients that replied share anew in proportion to R_i = norm(u_i).
+    """Draws with stored probabilities, which the clients that replied share anew in proportion to
+    R_i = norm(u_i).
 
-    p_i <- R_i / sum_S R_j * (1 - sum_{not S} p_j) for i in S, from p_i = 1 / m. R = 0 is absorbing, and one noisy R can
-    starve a client, hence the floor. With floor 0, exactly as in the paper, the sampler does not claim to be unbiased.
+    p_i <- R_i / sum_S R_j * (1 - sum_{not S} p_j) for i in S, from p_i = 1 / m. R = 0 is absorbing,
+    and one noisy R can starve a client, hence the floor. With floor 0, exactly as in the paper, the
+    sampler does not claim to be unbiased.
 
-    With ``weighted``, w_i R_i replaces R_i, starting from p_i = w_i, which is better where weights differ.
+    With ``weighted``, w_i R_i replaces R_i, starting from p_i = w_i, which is better where weights
+    differ.
     """
 
     floor: float = 0.1
@@ -81,10 +90,16 @@ class FedPracIS(_ByReports):
 
     def init(self, population: Population) -> PracticalState:
         weight_m = population.weight_m if self.weighted else np.zeros(0)
-        p_m = weight_m.copy() if self.weighted else np.full(population.num_clients, 1 / population.num_clients)
+        p_m = (
+            weight_m.copy()
+            if self.weighted
+            else np.full(population.num_clients, 1 / population.num_clients)
+        )
         return PracticalState(SumTree(p_m) if self.design == ORDERED else p_m, weight_m)
 
-    def scores(self, state: PracticalState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> Scores:
+    def scores(
+        self, state: PracticalState, available_m: BoolArray | None, n: int, oracle: Oracle | None
+    ) -> Scores:
         if isinstance(state.p_m, SumTree):
             return state.p_m
         return with_floor(state.p_m, self.floor, available_m=available_m)
@@ -115,8 +130,14 @@ class _Diversity(Scored):
         super().__post_init__()
         if self.alpha != "theory":
             pair = self._pair
-            if not (len(pair) == 2 and all(is_in(a, "[0, inf)") for a in pair) and is_in(sum(pair), "(0, inf)")):
-                raise DeltaflError(f"alpha is {self.alpha!r}; write a number above 0, a pair (a1, a2), or 'theory'")
+            if not (
+                len(pair) == 2
+                and all(is_in(a, "[0, inf)") for a in pair)
+                and is_in(sum(pair), "(0, inf)")
+            ):
+                raise DeltaflError(
+                    f"alpha is {self.alpha!r}; write a number above 0, a pair (a1, a2), or 'theory'"
+                )
         if self.sigma_scale not in {"step", "update"}:
             raise DeltaflError(f"sigma_scale is {self.sigma_scale!r}; write 'step' or 'update'")
 
@@ -125,7 +146,10 @@ class _Diversity(Scored):
         """(a1, a2); raises a ``DeltaflError`` if they still depend on the run."""
         if isinstance(self.alpha, str):
             what = "'theory' needs the run's rounds and local steps"
-            raise DeltaflError(f"alpha is {self.alpha!r}; {what}: write sampler.for_run(RunFacts(...)), or a number")
+            raise DeltaflError(
+                f"alpha is {self.alpha!r}; {what}: write sampler.for_run(RunFacts(...)), or a "
+                "number"
+            )
         a1, a2 = self._pair
         return a1, a2
 
@@ -135,16 +159,21 @@ class _Diversity(Scored):
         return self.alpha if isinstance(self.alpha, tuple) else (self.alpha, self.alpha)
 
     def for_run(self, facts: RunFacts) -> Self:
-        """For ``"theory"``: corollary 3.7 with eta_L = 1 / (sqrt(T) K L) and eta = sqrt(K n), where L cancels.
+        """For ``"theory"``: corollary 3.7 with eta_L = 1 / (sqrt(T) K L) and eta = sqrt(K n), where
+        L cancels.
 
-        It has a1 = 20 K / sqrt(T), a2 = 5 / sqrt(T) + sqrt(K / n); without replacement a1 and the first term of a2 are
-        m / n times that. Its zeta is for gradients, ours for updates of K steps, so a1 is divided by K^2.
+        It has a1 = 20 K / sqrt(T), a2 = 5 / sqrt(T) + sqrt(K / n); without replacement a1 and the
+        first term of a2 are m / n times that. Its zeta is for gradients, ours for updates of K
+        steps, so a1 is divided by K^2.
         """
         if self.alpha != "theory":
             return self
-        steps, root = facts.local_steps, sqrt(facts.rounds)
+        steps = facts.local_steps
+        root = sqrt(facts.rounds)
         drift = 1.0 if self.design == "multinomial" else facts.m / facts.n
-        return replace(self, alpha=(drift * 20 / (steps * root), drift * 5 / root + sqrt(steps / facts.n)))
+        return replace(
+            self, alpha=(drift * 20 / (steps * root), drift * 5 / root + sqrt(steps / facts.n))
+        )
 
     def score(self, reports: Reports) -> FloatArray:
         a1, a2 = self.constants
@@ -157,10 +186,11 @@ class Delta(_Diversity, FedIS):
     """FedDELTA: as ``FedIS``, with R_i = sqrt(a1 zeta_i^2 + a2 sigma_i^2).
 
     Attributes:
-        alpha: a1 = a2 >= 0, or the pair (a1, a2), not both 0; ``"theory"`` for corollary 3.7. The paper's is 0.5.
+        alpha: a1 = a2 >= 0, or the pair (a1, a2), not both 0; ``"theory"`` for corollary 3.7. The
+            paper's is 0.5.
         sigma_scale: ``"step"`` as printed, or ``"update"`` (K sigma^2, the unit of zeta^2).
-        floor: With 0, a client with zeta_i = sigma_i = 0 is never drawn and so missing from the estimate: for updates
-            1, 2, 3 of equal weight without noise its mean is 1.3333, not 2.
+        floor: With 0, a client with zeta_i = sigma_i = 0 is never drawn and so missing from the
+            estimate: for updates 1, 2, 3 of equal weight without noise its mean is 1.3333, not 2.
     """
 
     @property
@@ -170,11 +200,12 @@ class Delta(_Diversity, FedIS):
 
 @dataclass(frozen=True)
 class PracDelta(_Diversity, FedPracIS):
-    """FedPracDELTA: the practical rule with the R_i of ``Delta``, zeta_i about the plain mean of the selected clients.
+    """FedPracDELTA: the practical rule with the R_i of ``Delta``, zeta_i about the plain mean of
+    the selected clients.
 
     Attributes:
-        counts_draws: Whether a client drawn k times counts k times in that mean, as in the paper's sum over draws with
-            replacement, and not once.
+        counts_draws: Whether a client drawn k times counts k times in that mean, as in the paper's
+            sum over draws with replacement, and not once.
     """
 
     counts_draws: bool = False

@@ -15,7 +15,9 @@ _MAX_CLIENTS = 5000
 
 
 class DivState(NamedTuple):
-    """Sketches of the last updates, float64 (m, q); which clients were ever selected, and which replied, bool (m,)."""
+    """Sketches of the last updates, float64 (m, q); which clients were ever selected, and which
+    replied, bool (m,).
+    """
 
     sketch_mq: FloatArray
     selected_m: BoolArray
@@ -24,12 +26,14 @@ class DivState(NamedTuple):
 
 @dataclass(frozen=True)
 class DivFL(NewFirst):
-    """Greedily selects a cohort S with a small sum over clients k of min over i in S of norm(u_k - u_i).
+    """Greedily selects a cohort S with a small sum over clients k of min over i in S of norm(u_k -
+    u_i).
 
-    This is the paper's form without overheads, on distances of last updates. Starting from the empty set, it adds the
-    client that makes the sum smallest until there are n. Ours: all clients are first selected once, in random order,
-    and enter the sum once they reply; distances are those of sketches of u_i - c_i, of ``sketch_size`` numbers, with a
-    relative error of about 1 / sqrt(sketch_size). Costs O(m^2 (q + n)) time a round: at most 5,000 clients.
+    This is the paper's form without overheads, on distances of last updates. Starting from the
+    empty set, it adds the client that makes the sum smallest until there are n. Ours: all clients
+    are first selected once, in random order, and enter the sum once they reply; distances are those
+    of sketches of u_i - c_i, of ``sketch_size`` numbers, with a relative error of about 1 /
+    sqrt(sketch_size). Costs O(m^2 (q + n)) time a round: at most 5,000 clients.
 
     Source: Balakrishnan, Li, Zhou, Himayat, Smith and Bilmes, ICLR 2022.
     """
@@ -43,9 +47,15 @@ class DivFL(NewFirst):
         if m > _MAX_CLIENTS:
             cure = f"use it with at most {_MAX_CLIENTS}, or another sampler"
             raise DeltaflError(f"divfl compares all pairs of clients, {m} are too many; {cure}")
-        return DivState(np.zeros((m, self.sketch_size)), np.zeros(m, dtype=np.bool_), np.zeros(m, dtype=np.bool_))
+        return DivState(
+            np.zeros((m, self.sketch_size)),
+            np.zeros(m, dtype=np.bool_),
+            np.zeros(m, dtype=np.bool_),
+        )
 
-    def again(self, state: DivState, present_k: IntArray, size: int, wanted: int, rng: Rng) -> IntArray:
+    def again(
+        self, state: DivState, present_k: IntArray, size: int, wanted: int, rng: Rng
+    ) -> IntArray:
         seen_k = present_k[state.seen_m[present_k]]
         distance_ck = distances(state.sketch_mq[seen_k], state.sketch_mq[state.seen_m])
         return seen_k[greedy(distance_ck, min(wanted, len(seen_k)))]
@@ -58,7 +68,9 @@ class DivFL(NewFirst):
 
 
 def distances(candidate_cq: FloatArray, point_kq: FloatArray) -> FloatArray:
-    """Euclidean distances, float64 (c, k), without BLAS: the same bits whatever the number of threads."""
+    """Euclidean distances, float64 (c, k), without BLAS: the same bits whatever the number of
+    threads.
+    """
     distance_ck = np.empty((len(candidate_cq), len(point_kq)))
     for row_k, candidate_q in zip(distance_ck, candidate_cq, strict=True):
         difference_kq = point_kq - candidate_q
@@ -67,7 +79,8 @@ def distances(candidate_cq: FloatArray, point_kq: FloatArray) -> FloatArray:
 
 
 def greedy(distance_ck: FloatArray, size: int) -> IntArray:
-    """Rows of ``size`` candidates, each chosen to make the sum over points of the least distance smallest.
+    """Rows of ``size`` candidates, each chosen to make the sum over points of the least distance
+    smallest.
 
     Example:
         >>> greedy(np.array([[0.0, 1.0, 9.0], [1.0, 0.0, 8.0], [9.0, 8.0, 0.0]]), 2).tolist()

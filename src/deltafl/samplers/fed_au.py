@@ -1,4 +1,6 @@
-"""FedAU (Wang and Ji, ICLR 2024): weights by how long each client stays away. Biased until these are learned."""
+"""FedAU (Wang and Ji, ICLR 2024): weights by how long each client stays away. Biased until these
+are learned.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -19,14 +21,16 @@ class AUState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAU(Scored):
-    """Draws uniformly from the available clients; a reply weighs w_i omega_i, as 1 / omega_i estimates its probability.
+    """Draws uniformly from the available clients; a reply weighs w_i omega_i, as 1 / omega_i
+    estimates its probability.
 
-    omega_i is the mean number of rounds from one reply of client i to its next. An interval ends after ``cutoff``
-    rounds; otherwise the weight of an absent client would grow without bound. Only earlier rounds count, so that
-    omega_i is known before the draw.
+    omega_i is the mean number of rounds from one reply of client i to its next. An interval ends
+    after ``cutoff`` rounds; otherwise the weight of an absent client would grow without bound. Only
+    earlier rounds count, so that omega_i is known before the draw.
 
-    Source: Wang and Ji, "A lightweight method for tackling unknown participation statistics in federated averaging",
-    ICLR 2024, algorithm 2; its K is 50. In the paper all available clients take part; here a cohort is drawn.
+    Source: Wang and Ji, "A lightweight method for tackling unknown participation statistics in
+    federated averaging", ICLR 2024, algorithm 2; its K is 50. In the paper all available clients
+    take part; here a cohort is drawn.
     """
 
     design: str = "simple-random"
@@ -40,14 +44,23 @@ class FedAU(Scored):
         m = population.num_clients
         return AUState(np.ones(m), np.zeros(m, dtype=np.int64), np.zeros(m, dtype=np.int64))
 
-    def scores(self, state: AUState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> FloatArray:
+    def scores(
+        self, state: AUState, available_m: BoolArray | None, n: int, oracle: Oracle | None
+    ) -> FloatArray:
         return np.ones(len(state.interval_m))
 
     def open(
-        self, state: AUState, available_m: BoolArray | None, n: int, rng: Rng, oracle: Oracle | None = None
+        self,
+        state: AUState,
+        available_m: BoolArray | None,
+        n: int,
+        rng: Rng,
+        oracle: Oracle | None = None,
     ) -> Cohort:
         cohort = super().open(state, available_m, n, rng, oracle)
-        return cohort._replace(expected_n=cohort.count_n / state.interval_m[cohort.client_n], kind="unknown")
+        return cohort._replace(
+            expected_n=cohort.count_n / state.interval_m[cohort.client_n], kind="unknown"
+        )
 
     def update(self, state: AUState, cohort: Cohort, reports: Reports) -> AUState:
         rounds_m = state.rounds_m + 1
@@ -55,5 +68,7 @@ class FedAU(Scored):
         ended_m[cohort.client_n[reports.responded_n]] = True
         mean_m = (state.ended_m * state.interval_m + rounds_m) / (state.ended_m + 1)
         return AUState(
-            np.where(ended_m, mean_m, state.interval_m), state.ended_m + ended_m, np.where(ended_m, 0, rounds_m)
+            np.where(ended_m, mean_m, state.interval_m),
+            state.ended_m + ended_m,
+            np.where(ended_m, 0, rounds_m),
         )

@@ -1,4 +1,6 @@
-"""Fed-CBS (Zhang et al., ICML 2023): cohorts whose pooled labels are balanced over the classes. Biased."""
+"""Fed-CBS (Zhang et al., ICML 2023): cohorts whose pooled labels are balanced over the classes.
+Biased.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -12,7 +14,9 @@ _LEAST = 1e-12  # an imbalance below it counts as it, lest probabilities be infi
 
 
 class CbsState(NamedTuple):
-    """Examples of each class, float64 (m, C); how often each was selected, int64 (m,); rounds so far, int64 ()."""
+    """Examples of each class, float64 (m, C); how often each was selected, int64 (m,); rounds so
+    far, int64 ().
+    """
 
     count_mc: FloatArray
     selected_m: IntArray
@@ -21,16 +25,18 @@ class CbsState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedCBS(Unweighted):
-    """Draws clients one after the other, such that the pooled labels of the cohort are nearly uniform over the classes.
+    """Draws clients one after the other, such that the pooled labels of the cohort are nearly
+    uniform over the classes.
 
-    With QCID(M) = sum_c (share of class c in the pooled data of M - 1 / C)^2, the clients of round t = 1, 2, ... are
-    drawn by
+    With QCID(M) = sum_c (share of class c in the pooled data of M - 1 / C)^2, the clients of round
+    t = 1, 2, ... are drawn by
 
         P(first is i) proportional to 1 / QCID({i})^beta_1 + exploration sqrt(3 ln t / (2 T_i)),
         P(k-th is i | M) proportional to QCID(M)^beta_(k - 1) / QCID(M and i)^beta_k,
 
-    T_i >= 1 how often client i was selected and beta_k = k, as in the paper's experiments. Label shares are
-    in ``Population.aux_mq``; the paper computes with encrypted counts. Costs O(n m C) time a round.
+    T_i >= 1 how often client i was selected and beta_k = k, as in the paper's experiments. Label
+    shares are in ``Population.aux_mq``; the paper computes with encrypted counts. Costs O(n m C)
+    time a round.
 
     Source: Zhang, Li, Tang, Sun, Chen, Zhang, Chen, Chen and Li, ICML 2023 (arXiv 2209.15245).
     """
@@ -42,15 +48,21 @@ class FedCBS(Unweighted):
 
     def init(self, population: Population) -> CbsState:
         count_mc = label_counts(population, "fed-cbs")
-        return CbsState(count_mc, np.zeros(len(count_mc), dtype=np.int64), np.zeros((), dtype=np.int64))
+        return CbsState(
+            count_mc, np.zeros(len(count_mc), dtype=np.int64), np.zeros((), dtype=np.int64)
+        )
 
     def choose(self, state: CbsState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
-        left_k, chosen, pooled_c = present_k, list[int](), np.zeros(state.count_mc.shape[1])
+        left_k = present_k
+        chosen = list[int]()
+        pooled_c = np.zeros(state.count_mc.shape[1])
         for place in range(1, size + 1):
             log_weight_k = -place * np.log(imbalance(pooled_c + state.count_mc[left_k]))
             if place == 1:
                 selected_k = np.maximum(state.selected_m[left_k], 1)
-                bonus_k = self.exploration * np.sqrt(1.5 * np.log(float(state.rounds) + 1) / selected_k)
+                bonus_k = self.exploration * np.sqrt(
+                    1.5 * np.log(float(state.rounds) + 1) / selected_k
+                )
                 log_bonus_k = np.log(np.maximum(bonus_k, np.finfo(np.float64).tiny))
                 log_weight_k = np.logaddexp(log_weight_k, log_bonus_k)
             pick = int(np.argmax(log_weight_k + rng.gumbel(size=len(left_k))))
@@ -60,7 +72,9 @@ class FedCBS(Unweighted):
         return np.asarray(chosen, dtype=np.int64)
 
     def update(self, state: CbsState, cohort: Cohort, reports: Reports) -> CbsState:
-        selected_m = with_rows(state.selected_m, cohort.client_n, state.selected_m[cohort.client_n] + 1)
+        selected_m = with_rows(
+            state.selected_m, cohort.client_n, state.selected_m[cohort.client_n] + 1
+        )
         return CbsState(state.count_mc, selected_m, np.asarray(state.rounds + 1))
 
 

@@ -13,23 +13,27 @@ class EntropyState(NamedTuple):
     """Which labels each client holds, and when it was selected."""
 
     count_mc: FloatArray  # examples of each class
-    place_m: IntArray  # the client was the 1st, 2nd, ... to be selected, when it was last; 0 for never
+    place_m: (
+        IntArray  # the client was the 1st, 2nd, ... to be selected, when it was last; 0 for never
+    )
     total: IntArray  # (), selections so far
 
 
 @dataclass(frozen=True)
 class FedEntOpt(Unweighted):
-    """Adds clients one after the other, such that the pooled labels of the cohort have the largest entropy.
+    """Adds clients one after the other, such that the pooled labels of the cohort have the largest
+    entropy.
 
-    With l_i the counts of client i's labels and L their sum over the clients chosen so far, the first client is drawn
-    uniformly, and the next is
+    With l_i the counts of client i's labels and L their sum over the clients chosen so far, the
+    first client is drawn uniformly, and the next is
 
-        argmax over clients i that are free of H((L + l_i) / sum_c (L + l_i)_c),    H(p) = -sum_c p_c ln p_c.
+        argmax over clients i that are free of H((L + l_i) / sum_c (L + l_i)_c),  H(p) = -sum_c p_c ln p_c.
 
-    The last Q clients selected are in the buffer and not free, Q <= m - n. Ours: Q is a share of m (the
-    paper's best Q depends on the skew of the labels); within a cohort, clients with a lower index leave the buffer
-    first; if fewer clients are free than needed, those longest in the buffer are freed; ties are broken at random.
-    Label shares are in ``Population.aux_mq``. Costs O(n m C) time per round.
+    The last Q clients selected are in the buffer and not free, Q <= m - n. Ours: Q is a share of m
+    (the paper's best Q depends on the skew of the labels); within a cohort, clients with a lower
+    index leave the buffer first; if fewer clients are free than needed, those longest in the buffer
+    are freed; ties are broken at random. Label shares are in ``Population.aux_mq``. Costs O(n m C)
+    time per round.
 
     Source: Lutz, Steidl, Muller and Samek, arXiv 2411.01240, algorithm 1.
 
@@ -44,13 +48,18 @@ class FedEntOpt(Unweighted):
 
     def init(self, population: Population) -> EntropyState:
         count_mc = label_counts(population, "fedentopt")
-        return EntropyState(count_mc, np.zeros(len(count_mc), dtype=np.int64), np.zeros((), dtype=np.int64))
+        return EntropyState(
+            count_mc, np.zeros(len(count_mc), dtype=np.int64), np.zeros((), dtype=np.int64)
+        )
 
     def choose(self, state: EntropyState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
-        m, place_k = len(state.place_m), state.place_m[present_k]
+        m = len(state.place_m)
+        place_k = state.place_m[present_k]
         held = min(int(self.buffer * m + 1e-9), m - size)
         newest = max(int(state.total) - held, int(np.sort(place_k)[size - 1]))
-        left_k, chosen, pooled_c = present_k[place_k <= newest], list[int](), np.zeros(state.count_mc.shape[1])
+        left_k = present_k[place_k <= newest]
+        chosen = list[int]()
+        pooled_c = np.zeros(state.count_mc.shape[1])
         for _ in range(size):
             entropy_k = entropies(pooled_c + state.count_mc[left_k])
             pick = int(np.argmax(entropy_k)) if chosen else 0  # they come in random order

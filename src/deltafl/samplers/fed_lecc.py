@@ -1,4 +1,6 @@
-"""FedLECC (Jimenez-Gutierrez et al. 2026): clusters by labels, clusters and their clients by loss. Biased."""
+"""FedLECC (Jimenez-Gutierrez et al. 2026): clusters by labels, clusters and their clients by
+loss. Biased.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -18,25 +20,30 @@ class LeccState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedLECC(Sampler):
-    """Selects the clusters with the largest mean loss, and in each the clients with the largest loss.
+    """Selects the clusters with the largest mean loss, and in each the clients with the largest
+    loss.
 
-    Before the first round, clients are clustered by the Hellinger distance of their label shares p_i,
+    Before the first round, clients are clustered by the Hellinger distance of their label shares
+    p_i,
 
         H(p, q)^2 = sum_c (sqrt(p_c) - sqrt(q_c))^2 / 2.
 
-    In each round every available client reports its loss of the current model. Clusters are visited in the order of
-    their mean loss, the largest first, and each gives its z = ceil(n / J) clients of largest loss, until there are n.
+    In each round every available client reports its loss of the current model. Clusters are visited
+    in the order of their mean loss, the largest first, and each gives its z = ceil(n / J) clients
+    of largest loss, until there are n.
 
-    Ours: the clustering, by Ward's method on the rows sqrt(p_i), whose distances are sqrt(2) H; if these clusters
-    have too few clients, the next ones are visited, then the remaining clients in the same order; a loss of NaN
-    counts as infinite; ties are broken at random; both defaults. Needs SciPy, and O(m^2) memory once.
+    Ours: the clustering, by Ward's method on the rows sqrt(p_i), whose distances are sqrt(2) H; if
+    these clusters have too few clients, the next ones are visited, then the remaining clients in
+    the same order; a loss of NaN counts as infinite; ties are broken at random; both defaults.
+    Needs SciPy, and O(m^2) memory once.
 
-    Source: Jimenez-Gutierrez, Giunta, Hassanzadeh, Anagnostopoulos, Chatzigiannakis and Vitaletti, arXiv 2603.08911.
+    Source: Jimenez-Gutierrez, Giunta, Hassanzadeh, Anagnostopoulos, Chatzigiannakis and Vitaletti,
+    arXiv 2603.08911.
 
     Attributes:
         clusters: The number of clusters, >= 1; None for the number of classes.
-        visited: J >= 1, the number of clusters that a cohort comes from if they are large enough; None for all, which
-            was better on digits than 2 or 5.
+        visited: J >= 1, the number of clusters that a cohort comes from if they are large enough;
+            None for all, which was better on digits than 2 or 5.
     """
 
     clusters: int | None = None
@@ -51,17 +58,27 @@ class FedLECC(Sampler):
         root_mc = np.sqrt(count_mc / count_mc.sum(axis=1, keepdims=True))
         return LeccState(ward(root_mc, min(self.clusters or count_mc.shape[1], len(root_mc))))
 
-    def open(self, state: LeccState, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None) -> Cohort:
+    def open(
+        self,
+        state: LeccState,
+        available_m: BoolArray,
+        n: int,
+        rng: Rng,
+        oracle: Oracle | None = None,
+    ) -> Cohort:
         present, size = present_clients(available_m, n)
         client_k = rng.permutation(present)  # breaks ties
         loss_k = np.nan_to_num(self.require_oracle(oracle).losses(client_k), nan=np.inf)
         cluster_k = state.cluster_m[client_k]
-        place_k = by_cluster(cluster_k, loss_k, first=-(-size // (self.visited or int(state.cluster_m.max()) + 1)))
+        place_k = by_cluster(
+            cluster_k, loss_k, first=-(-size // (self.visited or int(state.cluster_m.max()) + 1))
+        )
         return unweighted_cohort(client_k[place_k[:size]])
 
 
 def by_cluster(cluster_k: IntArray, loss_k: FloatArray, first: int) -> IntArray:
-    """All places: the ``first`` largest losses of each cluster, clusters by mean loss; then the others likewise.
+    """All places: the ``first`` largest losses of each cluster, clusters by mean loss; then the
+    others likewise.
 
     Example:
         >>> by_cluster(np.array([0, 0, 0, 1, 1]), np.array([1.0, 3.0, 2.0, 4.0, 5.0]), first=1).tolist()

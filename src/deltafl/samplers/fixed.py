@@ -1,4 +1,6 @@
-"""Samplers whose scores never change: all clients, uniform, by weight; among them FedAvg's (McMahan et al. 2017)."""
+"""Samplers whose scores never change: all clients, uniform, by weight; among them FedAvg's
+(McMahan et al. 2017).
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -26,17 +28,27 @@ class Full(Sampler):
     def init(self, population: Population) -> FixedState:
         return FixedState(np.ones(population.num_clients))
 
-    def open(self, state: FixedState, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None) -> Cohort:
+    def open(
+        self,
+        state: FixedState,
+        available_m: BoolArray,
+        n: int,
+        rng: Rng,
+        oracle: Oracle | None = None,
+    ) -> Cohort:
         client_n = np.flatnonzero(available_m)
-        return Cohort(client_n, np.ones(len(client_n), dtype=np.int64), np.ones(len(client_n)), "fixed-size")
+        return Cohort(
+            client_n, np.ones(len(client_n), dtype=np.int64), np.ones(len(client_n)), "fixed-size"
+        )
 
 
 @dataclass(frozen=True)
 class Fixed(Scored):
-    """Constant scores: equal (``uniform``, ``fedavg``) or the clients' weights w_i (``md``, ``md-fixed``).
+    """Constant scores: equal (``uniform``, ``fedavg``) or the clients' weights w_i (``md``,
+    ``md-fixed``).
 
-    ``md``, with the design ``"multinomial"``, is that of Li et al. 2020 (FedProx). With ``per_second`` scores are
-    divided by the root of each client's expected seconds.
+    ``md``, with the design ``"multinomial"``, is that of Li et al. 2020 (FedProx). With
+    ``per_second`` scores are divided by the root of each client's expected seconds.
     """
 
     by_weight: bool = False
@@ -47,5 +59,7 @@ class Fixed(Scored):
         score_m = per_second(score_m, population, self.per_second)
         return FixedState(SumTree(score_m) if self.design == ORDERED else score_m)
 
-    def scores(self, state: FixedState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> Scores:
+    def scores(
+        self, state: FixedState, available_m: BoolArray | None, n: int, oracle: Oracle | None
+    ) -> Scores:
         return state.score_m

@@ -1,4 +1,6 @@
-"""HiCS-FL (Chen and Vikalo, NeurIPS 2024): clusters by how balanced the clients' labels seem to be. Biased."""
+"""HiCS-FL (Chen and Vikalo, NeurIPS 2024): clusters by how balanced the clients' labels seem to
+be. Biased.
+"""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
@@ -28,26 +30,33 @@ class HicsState(NamedTuple):
 
 @dataclass(frozen=True)
 class HicsFL(NewFirst):
-    """Selects all clients once, then draws clusters by their mean entropy, and clients of a cluster by their weight.
+    """Selects all clients once, then draws clusters by their mean entropy, and clients of a cluster
+    by their weight.
 
-    With cross-entropy, db_i, the last update of the output layer's bias, is on average proportional to the share of
-    each label less a constant. The paper's equations (7), (9) and (10), for t > ceil(m / n), are
+    With cross-entropy, db_i, the last update of the output layer's bias, is on average proportional
+    to the share of each label less a constant. The paper's equations (7), (9) and (10), for t >
+    ceil(m / n), are
 
         H_i = entropy of softmax(db_i / T), large for balanced clients;
         distance(i, j) = arccos(cosine of db_i and db_j) + lambda |H_i - H_j|;
-        M = n groups by Ward's method, each drawn with p proportional to exp(gamma_t mean H of the group),
-        gamma_t = gamma_0 (1 - t / rounds), and a client of the group with p proportional to w_i.
+        M = n groups by Ward's method, each drawn with p proportional to exp(gamma_t mean H of the
+        group), gamma_t = gamma_0 (1 - t / rounds), and a client of the group with p proportional to
+        w_i.
 
-    From the authors' code: Ward's method takes the rows of the distance matrix as points, and a zero update has the
-    angle 0 to all. Ours: places not taken by new clients are filled from the others; clients that never replied come
-    last. Needs a model that ends in the bias of a linear output layer, SciPy, and O(m^3) time a round.
+    From the authors' code: Ward's method takes the rows of the distance matrix as points, and a
+    zero update has the angle 0 to all. Ours: places not taken by new clients are filled from the
+    others; clients that never replied come last. Needs a model that ends in the bias of a linear
+    output layer, SciPy, and O(m^3) time a round.
 
     Attributes:
-        classes: Number of classes C >= 2, the last entries of an update; None for the task's, or 10 outside a run.
-        temperature: T > 0, in units of updates; None for 2.5 times the local learning rate, as in the paper.
+        classes: Number of classes C >= 2, the last entries of an update; None for the task's, or 10
+            outside a run.
+        temperature: T > 0, in units of updates; None for 2.5 times the local learning rate, as in
+            the paper.
         entropy_weight: lambda >= 0.
         gamma: gamma_0 >= 0.
-        rounds: Rounds, >= 1, after which gamma_t is 0; None for the run's, or a constant gamma outside a run.
+        rounds: Rounds, >= 1, after which gamma_t is 0; None for the run's, or a constant gamma
+            outside a run.
 
     Source: Chen and Vikalo, NeurIPS 2024 (arXiv 2310.00198), algorithm 1 and appendix A.1.
     """
@@ -68,7 +77,9 @@ class HicsFL(NewFirst):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.output_bias_size < 2:
-            raise DeltaflError(f"hics-fl looks at labels, but classes is {self.classes}; it must be at least 2")
+            raise DeltaflError(
+                f"hics-fl looks at labels, but classes is {self.classes}; it must be at least 2"
+            )
 
     @property
     def output_bias_size(self) -> int:
@@ -77,14 +88,21 @@ class HicsFL(NewFirst):
     def for_run(self, facts: RunFacts) -> Self:
         classes = self.classes if self.classes is not None else facts.num_classes
         temperature = self.temperature or _TEMPERATURE_PER_RATE * facts.local_lr
-        return replace(self, classes=classes, temperature=temperature, rounds=self.rounds or facts.rounds)
+        return replace(
+            self, classes=classes, temperature=temperature, rounds=self.rounds or facts.rounds
+        )
 
     def init(self, population: Population) -> HicsState:
         m = population.num_clients
-        nobody_m, rounds = np.zeros(m, dtype=np.bool_), np.zeros((), dtype=np.int64)
-        return HicsState(population.weight_m, np.zeros((m, self.output_bias_size)), nobody_m, nobody_m, rounds)
+        nobody_m = np.zeros(m, dtype=np.bool_)
+        rounds = np.zeros((), dtype=np.int64)
+        return HicsState(
+            population.weight_m, np.zeros((m, self.output_bias_size)), nobody_m, nobody_m, rounds
+        )
 
-    def again(self, state: HicsState, present_k: IntArray, size: int, wanted: int, rng: Rng) -> IntArray:
+    def again(
+        self, state: HicsState, present_k: IntArray, size: int, wanted: int, rng: Rng
+    ) -> IntArray:
         seen_k = np.sort(present_k[state.seen_m[present_k]])
         if len(seen_k) == 0:
             return seen_k
@@ -95,8 +113,11 @@ class HicsFL(NewFirst):
     def probabilities(self, state: HicsState, client_k: IntArray, size: int) -> FloatArray:
         """P of each of some clients in one draw of group and client, float64 (k,), sum 1."""
         bias_kc = state.bias_mc[client_k]
-        entropy_k = entropies(bias_kc, self.temperature or _TEMPERATURE_PER_RATE * RunFacts().local_lr)
-        angle_kk, zero_k = angles(bias_kc), np.all(bias_kc == 0, axis=1)
+        entropy_k = entropies(
+            bias_kc, self.temperature or _TEMPERATURE_PER_RATE * RunFacts().local_lr
+        )
+        angle_kk = angles(bias_kc)
+        zero_k = np.all(bias_kc == 0, axis=1)
         angle_kk[zero_k[:, None] | zero_k | np.eye(len(bias_kc), dtype=np.bool_)] = 0.0
         distance_kk = angle_kk + self.entropy_weight * np.abs(entropy_k[:, None] - entropy_k)
         group_k = ward(distance_kk, min(size, len(client_k)))
@@ -107,7 +128,9 @@ class HicsFL(NewFirst):
         weight_k = state.weight_m[client_k]
         mass_g = np.bincount(group_k, weight_k)
         share_k = weight_k / np.where(mass_g > 0, mass_g, 1.0)[group_k]
-        share_k = np.where(mass_g[group_k] > 0, share_k, 1 / members_g[group_k])  # a group of weight 0: evenly
+        share_k = np.where(
+            mass_g[group_k] > 0, share_k, 1 / members_g[group_k]
+        )  # a group of weight 0: evenly
         return np.asarray((p_g / p_g.sum())[group_k] * share_k)
 
     def update(self, state: HicsState, cohort: Cohort, reports: Reports) -> HicsState:

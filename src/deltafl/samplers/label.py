@@ -1,8 +1,9 @@
 """Labels: a method in one line of text, ``name(option=value,...)@design@estimator+setting=value``.
 
-Examples: ``pracdelta``, ``fedis@multinomial`` (the DELTA paper's own draws and weights), ``osmd(mixing=0.3)@poisson``,
-``uniform@@difference`` (default design), ``my_sampler.py:ByLoss(power=2)``, ``census+average=0.5+scaffold``. Options
-are the fields of the sampler's class. Settings are those of a plan or a run, and override what is set for all samplers;
+Examples: ``pracdelta``, ``fedis@multinomial`` (the DELTA paper's own draws and weights),
+``osmd(mixing=0.3)@poisson``, ``uniform@@difference`` (default design),
+``my_sampler.py:ByLoss(power=2)``, ``census+average=0.5+scaffold``. Options are the fields of the
+sampler's class. Settings are those of a plan or a run, and override what is set for all samplers;
 ``+scaffold`` means ``+scaffold=True``. Values are Python literals, and text needs no quotes:
 ``clustered-sampling-2(similarity=l2)``.
 """
@@ -24,7 +25,9 @@ from .table import CLASSES, SAMPLERS, find_sampler
 
 
 class Label(NamedTuple):
-    """A label taken apart, with defaults filled in. ``str(label)`` is its shortest form, without spaces."""
+    """A label taken apart, with defaults filled in. ``str(label)`` is its shortest form, without
+    spaces.
+    """
 
     name: str  #: in ``deltafl.SAMPLERS``, or ``FILE.py:CLASS``
     options: Mapping[str, Any]
@@ -38,7 +41,12 @@ class Label(NamedTuple):
         estimator = "" if self.estimator == entry.estimator else self.estimator
         method = f"{write_call(self.name, self.options)}@{design}@{estimator}".rstrip("@")
         own = sorted(self.settings.items())
-        return "+".join([method, *(name if value is True else write_setting(name, value) for name, value in own)])
+        return "+".join(
+            [
+                method,
+                *(name if value is True else write_setting(name, value) for name, value in own),
+            ]
+        )
 
 
 def parse_label(label: "str | Label") -> Label:
@@ -46,16 +54,21 @@ def parse_label(label: "str | Label") -> Label:
 
     Example:
         >>> parse_label("osmd(mixing=0.3)@poisson")
-        Label(name='osmd', options={'mixing': 0.3}, design='poisson', estimator='horvitz-thompson', settings={})
+        Label(name='osmd', options={'mixing': 0.3}, design='poisson', estimator='horvitz-thompson',
+        settings={})
     """
     if isinstance(label, Label):
         return label
     if not isinstance(label, str):
-        raise DeltaflError(f"a label is text such as 'innovation', not {label!r}; samplers go into Plan(...)")
+        raise DeltaflError(
+            f"a label is text such as 'innovation', not {label!r}; samplers go into Plan(...)"
+        )
     method, settings = split_settings(label)
     call, design, weights, *rest = [*split_outside(method, "@"), "", ""]
     if any(rest):
-        raise DeltaflError(f"{label!r} is no label; write name(option=value)@design@estimator, such as innovation")
+        raise DeltaflError(
+            f"{label!r} is no label; write name(option=value)@design@estimator, such as innovation"
+        )
     name, options = parse_call(call)
     entry = find_sampler(name)
     if design:
@@ -63,19 +76,29 @@ def parse_label(label: "str | Label") -> Label:
             raise DeltaflError(f"{design!r} is an estimator, not a design; write {call}@@{design}")
         find_design(design)
         if entry.design is None:
-            raise DeltaflError(f"{name!r} draws in its own way; write {name!r} without the design {design!r}")
+            raise DeltaflError(
+                f"{name!r} draws in its own way; write {name!r} without the design {design!r}"
+            )
         if design == "simple-random" and entry.scores != "equal":
-            raise DeltaflError(f"simple-random draws need equal scores, {name!r} has others; write {name}@systematic")
+            raise DeltaflError(
+                f"simple-random draws need equal scores, {name!r} has others; write "
+                f"{name}@systematic"
+            )
     entry.make(options, design or None)
     estimator = find_estimator(weights or entry.estimator)
     if entry.scores == "unknown" and estimator.needs_expected:
         fitting = ", ".join(repr(e.name) for e in ESTIMATORS.values() if not e.needs_expected)
-        raise DeltaflError(f"{name!r} does not know its selection probabilities; only these can follow it: {fitting}")
+        raise DeltaflError(
+            f"{name!r} does not know its selection probabilities; only these can follow it: "
+            f"{fitting}"
+        )
     return Label(name, options, design or entry.design, estimator.name, settings)
 
 
 #: A method, and the settings after it; a file's name may have a plus, too.
-_WITH_SETTINGS = re.compile(r"(?P<method>.*?)(?P<settings>(\s*\+\s*[a-z_]+\s*(=[^+()@]+)?)*)", re.DOTALL)
+_WITH_SETTINGS = re.compile(
+    r"(?P<method>.*?)(?P<settings>(\s*\+\s*[a-z_]+\s*(=[^+()@]+)?)*)", re.DOTALL
+)
 
 
 def split_settings(label: str) -> tuple[str, dict[str, Any]]:
@@ -99,8 +122,8 @@ def needs_value(name: str, label: object) -> DeltaflError:
 def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
     """The label of a sampler that is given as a label, an instance or a class.
 
-    From then on, labels in this process and its worker processes can name a class of yours; if two classes share a
-    name, the last one counts.
+    From then on, labels in this process and its worker processes can name a class of yours; if two
+    classes share a name, the last one counts.
 
     Example:
         >>> from deltafl import PracDelta
@@ -111,27 +134,43 @@ def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
         return str(sampler)
     kind = sampler if isinstance(sampler, type) else type(sampler)
     if not issubclass(kind, Sampler):
-        raise DeltaflError(f"a sampler is a label, or a class or an instance of deltafl.Sampler; this is {sampler!r}")
+        raise DeltaflError(
+            "a sampler is a label, or a class or an instance of deltafl.Sampler; this is "
+            f"{sampler!r}"
+        )
     rows = [row for row in SAMPLERS.values() if row.kind is kind]
     if not rows:
         if kind.__name__ in SAMPLERS:
-            raise DeltaflError(f"the library has a sampler {kind.__name__!r}; give your class another name")
+            raise DeltaflError(
+                f"the library has a sampler {kind.__name__!r}; give your class another name"
+            )
         CLASSES[kind.__name__] = kind
         rows = [find_sampler(kind.__name__)]
     made: Any = rows[0].make({}) if isinstance(sampler, type) else sampler
     design = vars(made).get("design")
-    fitting = [row for row in rows if all(getattr(made, key) == value for key, value in row.fixed.items())] or rows
+    fitting = [
+        row for row in rows if all(getattr(made, key) == value for key, value in row.fixed.items())
+    ] or rows
     row = next((row for row in fitting if row.design == design), fitting[0])
     default = row.make({})
-    values = {key: getattr(made, key) for key in row.options if getattr(made, key) != getattr(default, key)}
-    options = {key: value.item() if isinstance(value, np.generic) else value for key, value in values.items()}
+    values = {
+        key: getattr(made, key)
+        for key in row.options
+        if getattr(made, key) != getattr(default, key)
+    }
+    options = {
+        key: value.item() if isinstance(value, np.generic) else value
+        for key, value in values.items()
+    }
     label = str(Label(row.name, options, design, row.estimator))
     try:
         same = make_sampler(label) == made
     except DeltaflError as error:
         raise DeltaflError(f"{made!r} has no label: {error}") from error
     if not same:
-        raise DeltaflError(f"{made!r} has no label: its options must be numbers, words, None, or tuples of them")
+        raise DeltaflError(
+            f"{made!r} has no label: its options must be numbers, words, None, or tuples of them"
+        )
     return label
 
 
@@ -141,18 +180,22 @@ def split_labels(text: str) -> list[str]:
 
 
 def base_name(label: str) -> str:
-    """The sampler's bare name: of ``pracdelta(floor=0.1)@pivotal`` and of ``pracdelta+part`` it is ``pracdelta``."""
+    """The sampler's bare name: of ``pracdelta(floor=0.1)@pivotal`` and of ``pracdelta+part`` it
+    is ``pracdelta``.
+    """
     return label.partition("+")[0].partition("@")[0].partition("(")[0]
 
 
 def file_name(label: str) -> str:
-    """A label as part of a file name: its shortest form, files without folders, ``_`` for most punctuation.
+    """A label as part of a file name: its shortest form, files without folders, ``_`` for most
+    punctuation.
 
     Example:
         >>> file_name("pracdelta(alpha=theory, floor=0)")
         'pracdelta(alpha=theory,floor=0)'
     """
-    # Others are kept as they are: older records have them, and classes of another process are not known here.
+    # Others are kept as they are: older records have them, and classes of another process are not
+    # known here.
     if ".py:" in label or ("(" in label and base_name(label) in SAMPLERS):
         label = re.sub(r"[^@]*[/\\](?=[^(@]*\.py)", "", str(parse_label(label)))
     return re.sub(r"[^\w@()=,.+-]", "_", label)
@@ -161,7 +204,8 @@ def file_name(label: str) -> str:
 def make_sampler(label: str | Label, facts: RunFacts | None = None) -> Sampler:
     """Make the sampler of a label; its estimator belongs to the plan, see ``make_plan``.
 
-    Options that are None are filled in from the facts of the run; a ``DeltaflError`` names those that do not fit it.
+    Options that are None are filled in from the facts of the run; a ``DeltaflError`` names those
+    that do not fit it.
 
     Example:
         >>> make_sampler("fedpracis@pivotal").design
@@ -173,7 +217,9 @@ def make_sampler(label: str | Label, facts: RunFacts | None = None) -> Sampler:
 
 
 def bias_of(label: str | Label) -> str | None:
-    """The part that makes a method biased (estimator, design, draws or setting); None if it is unbiased."""
+    """The part that makes a method biased (estimator, design, draws or setting); None if it is
+    unbiased.
+    """
     parsed = parse_label(label)
     if not find_estimator(parsed.estimator).unbiased:
         return f"estimator {parsed.estimator}"
@@ -189,19 +235,27 @@ def bias_of(label: str | Label) -> str | None:
 
 
 def is_unbiased(label: str | Label) -> bool:
-    """Whether the method of a label is unbiased, possibly only where every score is above 0 (``needs_scores``)."""
+    """Whether the method of a label is unbiased, possibly only where every score is above 0
+    (``needs_scores``).
+    """
     return bias_of(label) is None
 
 
 def needs_scores(sampler: Sampler, control: ControlVariate) -> bool:
-    """Whether an unbiased method is so only where every client's score R_i of this round is above 0.
+    """Whether an unbiased method is so only where every client's score R_i of this round is above
+    0.
 
-    A theoretical sampler without a floor never selects a client with R_i = 0. For ``fedis`` this causes no bias, as
-    then u_i = 0, unless a control variate needs 0 - c_i. For ``delta`` it does: R_i = 0 for u_i = ubar without noise.
+    A theoretical sampler without a floor never selects a client with R_i = 0. For ``fedis`` this
+    causes no bias, as then u_i = 0, unless a control variate needs 0 - c_i. For ``delta`` it does:
+    R_i = 0 for u_i = ubar without noise.
     """
-    return sampler.skips_zero_scores or (sampler.skips_zero_updates and not isinstance(control, NoControl))
+    return sampler.skips_zero_scores or (
+        sampler.skips_zero_updates and not isinstance(control, NoControl)
+    )
 
 
 def uses_aux(sampler: Sampler, estimator: str) -> bool:
-    """Whether a method reads the auxiliary variables ``Population.aux_mq``, in its sampler or its control variate."""
+    """Whether a method reads the auxiliary variables ``Population.aux_mq``, in its sampler or
+    its control variate.
+    """
     return sampler.uses_aux or find_estimator(estimator).control.uses_aux

@@ -1,7 +1,8 @@
 """Samplers that learn their probabilities like a bandit, with every round's replies as feedback.
 
-All reduce sum_i a_i^2 / p_i, the part of the variance that probabilities can change, with the feedback
-a_i = w_i norm(u_i) of the clients that replied, weighted by count_i / expected_i: sums are unbiased for exact designs.
+All reduce sum_i a_i^2 / p_i, the part of the variance that probabilities can change, with the
+feedback a_i = w_i norm(u_i) of the clients that replied, weighted by count_i / expected_i: sums are
+unbiased for exact designs.
 """
 
 from dataclasses import dataclass, replace
@@ -15,19 +16,30 @@ from .base import RunFacts, Scored, present_clients, replied
 
 #: Experts of the ensemble that are kept at most; the paper's number for blocks of a million rounds.
 MAX_EXPERTS = 12
-#: Feedback counts at most so many times its bound: a bound from updates that were nearly 0 must not make infinities.
+#: Feedback counts at most so many times its bound: a bound from updates that were nearly 0 must not
+#: make infinities.
 _LARGEST = 1e12
 
 
-def feedback(weight_m: FloatArray, cohort: Cohort, reports: Reports) -> tuple[IntArray, FloatArray, FloatArray]:
-    """For the clients that replied: their indices, a_i^2 = w_i^2 norm(u_i)^2, and count_i / expected_i."""
+def feedback(
+    weight_m: FloatArray, cohort: Cohort, reports: Reports
+) -> tuple[IntArray, FloatArray, FloatArray]:
+    """For the clients that replied: their indices, a_i^2 = w_i^2 norm(u_i)^2, and count_i /
+    expected_i.
+    """
     part = cohort.part(reports.responded_n)
     client_n, reports = replied(cohort, reports)
-    return client_n, weight_m[client_n] ** 2 * reports.squared_norm_n, part.count_n / part.expected_n
+    return (
+        client_n,
+        weight_m[client_n] ** 2 * reports.squared_norm_n,
+        part.count_n / part.expected_n,
+    )
 
 
 class BanditState(NamedTuple):
-    """Weights, accumulated feedback W, both float64 (m,); G^2, the bound on a_i^2, float64 (), 0 until known."""
+    """Weights, accumulated feedback W, both float64 (m,); G^2, the bound on a_i^2, float64 (), 0
+    until known.
+    """
 
     weight_m: FloatArray
     total_m: FloatArray
@@ -36,18 +48,21 @@ class BanditState(NamedTuple):
 
 @dataclass(frozen=True)
 class VarianceBandit(Scored):
-    """K-Vib (Zeng, Xu, Pan, Luo, Wang, Tang, TMLR 2025), Vrb (Borsos, Krause, Levy, COLT 2018): the regularised leader.
+    """K-Vib (Zeng, Xu, Pan, Luo, Wang, Tang, TMLR 2025), Vrb (Borsos, Krause, Levy, COLT 2018): the
+    regularised leader.
 
-    W_i = sum over past rounds of a_i^2 count_i / expected_i;  s_i = sqrt(W_i + gamma),  gamma = G^2 m / (n theta);
-    expected_i = (1 - theta) min(1, c s_i) + theta n / m, sum n (without the cap for draws with replacement).
+    W_i = sum over past rounds of a_i^2 count_i / expected_i;  s_i = sqrt(W_i + gamma),  gamma = G^2
+    m / (n theta); expected_i = (1 - theta) min(1, c s_i) + theta n / m, sum n (without the cap for
+    draws with replacement).
 
-    G^2 is the largest feedback of the first round with a reply; before, all scores are equal. Vrb is printed for one
-    draw at a time; n draws count as n of its rounds with the same p.
+    G^2 is the largest feedback of the first round with a reply; before, all scores are equal. Vrb
+    is printed for one draw at a time; n draws count as n of its rounds with the same p.
 
     Attributes:
         design: A name in ``deltafl.DESIGNS``; ``"poisson"`` is K-Vib, ``"multinomial"`` is Vrb.
         mixing: theta in [1e-12, 1]; None for min(1, (m / (n T))^(1/3)), the choice of both papers.
-        horizon: T >= 1, the rounds that theta is chosen for; None for the run's, or 500 outside a run.
+        horizon: T >= 1, the rounds that theta is chosen for; None for the run's, or 500 outside a
+            run.
     """
 
     design: str = "poisson"
@@ -62,9 +77,13 @@ class VarianceBandit(Scored):
     def init(self, population: Population) -> BanditState:
         return BanditState(population.weight_m, np.zeros(population.num_clients), np.zeros(()))
 
-    def scores(self, state: BanditState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> FloatArray:
+    def scores(
+        self, state: BanditState, available_m: BoolArray | None, n: int, oracle: Oracle | None
+    ) -> FloatArray:
         m = len(state.weight_m)
-        present, size = present_clients(np.ones(m, dtype=np.bool_) if available_m is None else available_m, n)
+        present, size = present_clients(
+            np.ones(m, dtype=np.bool_) if available_m is None else available_m, n
+        )
         theta = self.theta(m, n)
         score_k = np.sqrt(state.total_m[present] + state.bound * m / (n * theta))
         leader_k = find_design(self.design).expectation(score_k, size)
@@ -106,20 +125,23 @@ class DescentState(NamedTuple):
 
 @dataclass(frozen=True)
 class MirrorDescent(Scored):
-    """OSMD (Zhao, Wang, Liu, Zhang, Zhou, Chen and Kolar, JMLR 2025): mirror descent by an ensemble of step sizes.
+    """OSMD (Zhao, Wang, Liu, Zhang, Zhou, Chen and Kolar, JMLR 2025): mirror descent by an ensemble
+    of step sizes.
 
     In a block of T = 1, 2, 4, ... rounds, with bound abar on the a_i^2 and n draws a round:
 
-    - experts e = 1 ... E, E = ceil(log2((ln m + 4 (T - 1) ln(m / alpha)) / ln m) / 2) + 1, with step sizes
-      eta_e = 2^(e - 1) n^2 alpha^3 / (m^3 abar) sqrt(ln m / (2 T));
+    - experts e = 1 ... E, E = ceil(log2((ln m + 4 (T - 1) ln(m / alpha)) / ln m) / 2) + 1, with
+      step sizes eta_e = 2^(e - 1) n^2 alpha^3 / (m^3 abar) sqrt(ln m / (2 T));
     - p = sum_e weight_e p_e, weight_e = (1 + 1 / E) / (e (e + 1)) at first; expected_i = n p_i;
-    - loss of an expert: l_e = (1 / n) sum_S (count_i / expected_i) a_i^2 / p_e,i, with mean (1 / n) sum a_i^2 / p_e,i;
-    - its step: p_e,i <- p_e,i exp(eta_e (1 / n) (count_i / expected_i) a_i^2 / p_e,i^2), projected on
-      {p_i >= alpha / m} in the sense of relative entropy (``project``);
+    - loss of an expert: l_e = (1 / n) sum_S (count_i / expected_i) a_i^2 / p_e,i, with mean (1 / n)
+      sum a_i^2 / p_e,i;
+    - its step: p_e,i <- p_e,i exp(eta_e (1 / n) (count_i / expected_i) a_i^2 / p_e,i^2), projected
+      on {p_i >= alpha / m} in the sense of relative entropy (``project``);
     - weight_e <- weight_e exp(-g l_e) / sum, g = (alpha / m) sqrt(8 n / (T abar)).
 
-    A new block starts all experts at the last p. Two departures: abar is the largest feedback of the block before (in
-    the first block, of the same round); and g is applied in units where abar = 1, lest it change with those of updates.
+    A new block starts all experts at the last p. Two departures: abar is the largest feedback of
+    the block before (in the first block, of the same round); and g is applied in units where abar =
+    1, lest it change with those of updates.
 
     Attributes:
         design: A name in ``deltafl.DESIGNS``; ``"multinomial"`` is the paper's.
@@ -135,37 +157,60 @@ class MirrorDescent(Scored):
         m = population.num_clients
         return self._start_block(population.weight_m, np.full(m, 1 / m), 0, 0.0)
 
-    def _start_block(self, weight_m: FloatArray, p_m: FloatArray, block: int, bound: float) -> DescentState:
+    def _start_block(
+        self, weight_m: FloatArray, p_m: FloatArray, block: int, bound: float
+    ) -> DescentState:
         experts = num_experts(2**block, len(weight_m), self.mixing)
         rank_e = np.arange(1, MAX_EXPERTS + 1)
         weight_e = np.where(rank_e <= experts, (1 + 1 / experts) / (rank_e * (rank_e + 1)), 0.0)
-        expert_em, zero, step = np.tile(p_m, (MAX_EXPERTS, 1)), np.zeros(()), np.zeros((), dtype=np.int64)
+        expert_em = np.tile(p_m, (MAX_EXPERTS, 1))
+        zero = np.zeros(())
+        step = np.zeros((), dtype=np.int64)
         weight_e /= weight_e.sum()
-        return DescentState(weight_m, expert_em, weight_e, np.asarray(bound), zero, np.asarray(block), step)
+        return DescentState(
+            weight_m, expert_em, weight_e, np.asarray(bound), zero, np.asarray(block), step
+        )
 
-    def scores(self, state: DescentState, available_m: BoolArray | None, n: int, oracle: Oracle | None) -> FloatArray:
+    def scores(
+        self, state: DescentState, available_m: BoolArray | None, n: int, oracle: Oracle | None
+    ) -> FloatArray:
         return state.mixture
 
     def update(self, state: DescentState, cohort: Cohort, reports: Reports) -> DescentState:
         client_n, square_n, ratio_n = feedback(state.weight_m, cohort, reports)
         newest = float(square_n.max(initial=0.0))
-        bound, largest = float(state.bound) or newest, max(float(state.largest), newest)
+        bound = float(state.bound) or newest
+        largest = max(float(state.largest), newest)
         if bound > 0 and newest > 0:
-            share_n = ratio_n * np.minimum(square_n, _LARGEST * bound) / bound  # estimates a_i^2 in units of abar
+            share_n = (
+                ratio_n * np.minimum(square_n, _LARGEST * bound) / bound
+            )  # estimates a_i^2 in units of abar
             state = self._learn(state, client_n, share_n, int(cohort.count_n.sum()))
-        block, step = int(state.block), int(state.step) + 1
+        block = int(state.block)
+        step = int(state.step) + 1
         if step == 2**block:
             return self._start_block(state.weight_m, state.mixture, block + 1, largest or bound)
         return state._replace(largest=np.asarray(largest), step=np.asarray(step))
 
-    def _learn(self, state: DescentState, client_n: IntArray, share_n: FloatArray, draws: int) -> DescentState:
-        length, m = 2 ** int(state.block), len(state.weight_m)
-        expert_em, gain_e = state.expert_em.copy(), np.full(MAX_EXPERTS, -np.inf)
+    def _learn(
+        self, state: DescentState, client_n: IntArray, share_n: FloatArray, draws: int
+    ) -> DescentState:
+        length = 2 ** int(state.block)
+        m = len(state.weight_m)
+        expert_em = state.expert_em.copy()
+        gain_e = np.full(MAX_EXPERTS, -np.inf)
         for e in np.flatnonzero(state.weight_e):
             p_n = state.expert_em[e, client_n]
             loss = float(np.sum(share_n / p_n)) / draws
-            gain_e[e] = np.log(state.weight_e[e]) - self.mixing / m * np.sqrt(8 * draws / length) * loss
-            rate = 2.0**e * draws**2 * (self.mixing / m) ** 3 * np.sqrt(np.log(max(m, 2)) / (2 * length))
+            gain_e[e] = (
+                np.log(state.weight_e[e]) - self.mixing / m * np.sqrt(8 * draws / length) * loss
+            )
+            rate = (
+                2.0**e
+                * draws**2
+                * (self.mixing / m) ** 3
+                * np.sqrt(np.log(max(m, 2)) / (2 * length))
+            )
             logit_m = np.log(state.expert_em[e])
             logit_m[client_n] += rate * share_n / (draws * p_n**2)
             expert_em[e] = project(np.exp(logit_m - logit_m.max()), self.mixing / m)
@@ -174,9 +219,11 @@ class MirrorDescent(Scored):
 
 
 def project(score_m: FloatArray, least: float) -> FloatArray:
-    """The p nearest in relative entropy to positive scores, among those with p_i >= least and sum 1.
+    """The p nearest in relative entropy to positive scores, among those with p_i >= least and sum
+    1.
 
-    As few as possible of the smallest scores get ``least``; the others share the rest in proportion.
+    As few as possible of the smallest scores get ``least``; the others share the rest in
+    proportion.
 
     Example:
         >>> project(np.array([6.0, 2.0, 0.0]), 0.2).round(3).tolist()
@@ -196,5 +243,7 @@ def project(score_m: FloatArray, least: float) -> FloatArray:
 
 def num_experts(length: int, m: int, alpha: float) -> int:
     """E of a block, from 1 to ``MAX_EXPERTS``."""
-    number = 1 + int(np.ceil(np.log2(1 + 4 * (length - 1) * np.log(m / alpha) / np.log(max(m, 2))) / 2))
+    number = 1 + int(
+        np.ceil(np.log2(1 + 4 * (length - 1) * np.log(m / alpha) / np.log(max(m, 2))) / 2)
+    )
     return min(number, MAX_EXPERTS)

@@ -1,4 +1,6 @@
-"""Oort (Lai et al., OSDI 2021): exploit fast enough clients with large loss, explore new ones. Biased."""
+"""Oort (Lai et al., OSDI 2021): exploit fast enough clients with large loss, explore new ones.
+Biased.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -11,8 +13,11 @@ from .base import Rng, Unweighted, draw_successively, replied, with_rows
 
 #: Utilities above this quantile count as it.
 _CLIP = 0.95
-#: Rounds of the pacer's window; the share of clients that are fast enough at first, and how much it grows at once.
-_WINDOW, _FAST, _RELAX = 20, 0.3, 0.05
+#: Rounds of the pacer's window; the share of clients that are fast enough at first, and how much it
+#: grows at once.
+_WINDOW = 20
+_FAST = 0.3
+_RELAX = 0.05
 
 
 class OortState(NamedTuple):
@@ -22,33 +27,39 @@ class OortState(NamedTuple):
     utility_m: FloatArray  # U when last trained; NaN for clients that never replied
     last_m: IntArray  # the round, from 1, in which a client replied last; 0 for never
     rounds: IntArray  # (), rounds so far
-    seconds: FloatArray  # expected seconds of each client's round, (m,); one number where they are unknown
+    # expected seconds of each client's round, (m,); one number where they are unknown
+    seconds: FloatArray
     gained_r: FloatArray  # utility of the replies of the last 2 _WINDOW rounds, the oldest first
     fast: FloatArray  # (), the share of clients that are fast enough
 
 
 @dataclass(frozen=True)
 class Oort(Unweighted):
-    """Selects a shrinking share of new clients, and otherwise clients near the top of utility plus staleness.
+    """Selects a shrinking share of new clients, and otherwise clients near the top of utility plus
+    staleness.
 
-    The statistical utility of client i is U_i = n_i sqrt(mean over its examples of loss^2) when it was last trained, or
-    n_i abs(mean loss), a lower bound, where no square is reported. In round t = 1, 2, ... the share of exploration is
-    e_t = max(least_exploration, exploration decay^(t - 1)). With k = floor((1 - e_t) n):
+    The statistical utility of client i is U_i = n_i sqrt(mean over its examples of loss^2) when it
+    was last trained, or n_i abs(mean loss), a lower bound, where no square is reported. In round t
+    = 1, 2, ... the share of exploration is e_t = max(least_exploration, exploration decay^(t - 1)).
+    With k = floor((1 - e_t) n):
 
-        score_i = (min(U_i, q95) - low) / (high - low) + sqrt(0.1 ln t / L_i),   L_i the round it replied in last;
+        score_i = (min(U_i, q95) - low) / (high - low) + sqrt(0.1 ln t / L_i),  L_i the round it replied in last;
         all clients with a score of at least cut_off times the k-th largest are admitted;
         k of them are drawn one after the other without replacement, p proportional to the score;
         the other n - k places go to clients that were never trained.
 
-    Where the population knows the clients' seconds T_i, as in a simulation with ``speeds``, the score is multiplied by
-    the system utility min(1, T / T_i)^penalty, and new clients are drawn with p proportional to that. T is the quantile
-    of the T_i below which 30 % of the clients are, and 5 % more each time the utility of 20 rounds has not grown.
+    Where the population knows the clients' seconds T_i, as in a simulation with ``speeds``, the
+    score is multiplied by the system utility min(1, T / T_i)^penalty, and new clients are drawn
+    with p proportional to that. T is the quantile of the T_i below which 30 % of the clients are,
+    and 5 % more each time the utility of 20 rounds has not grown.
 
-    From the authors' code: the scaling of U (q95 the 95 % quantile of the utilities, low = 0.999 of the smallest, high
-    the largest), and T by quantiles (the paper adds seconds). Ours: if one kind of client runs out, the other fills its
-    places. Left out: their option to exclude clients selected very often.
+    From the authors' code: the scaling of U (q95 the 95 % quantile of the utilities, low = 0.999 of
+    the smallest, high the largest), and T by quantiles (the paper adds seconds). Ours: if one kind
+    of client runs out, the other fills its places. Left out: their option to exclude clients
+    selected very often.
 
-    Source: Lai, Zhu, Madhyastha and Chowdhury, OSDI 2021, algorithm 1 and section 4; the defaults are its constants.
+    Source: Lai, Zhu, Madhyastha and Chowdhury, OSDI 2021, algorithm 1 and section 4; the defaults
+    are its constants.
     """
 
     exploration: float = 0.9
@@ -75,14 +86,19 @@ class Oort(Unweighted):
 
     def init(self, population: Population) -> OortState:
         m = population.num_clients
-        last_m, rounds = np.zeros(m, dtype=np.int64), np.zeros((), dtype=np.int64)
+        last_m = np.zeros(m, dtype=np.int64)
+        rounds = np.zeros((), dtype=np.int64)
         seconds = np.ones(()) if population.seconds_m is None else population.seconds_m
-        gained_r, fast = np.zeros(2 * _WINDOW), np.array(_FAST)
-        return OortState(population.num_examples_m, np.full(m, np.nan), last_m, rounds, seconds, gained_r, fast)
+        gained_r = np.zeros(2 * _WINDOW)
+        fast = np.array(_FAST)
+        return OortState(
+            population.num_examples_m, np.full(m, np.nan), last_m, rounds, seconds, gained_r, fast
+        )
 
     def choose(self, state: OortState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
         known_k = state.last_m[present_k] > 0
-        old, new = present_k[known_k], present_k[~known_k]
+        old = present_k[known_k]
+        new = present_k[~known_k]
         exploited = min(max(self.exploited(int(state.rounds) + 1, size), size - len(new)), len(old))
         system = self.system(state)
         if (system < 1).any():
@@ -107,7 +123,8 @@ class Oort(Unweighted):
         """Scaled utility plus staleness, float64 (m,), NaN for clients that are unexplored."""
         known = np.sort(state.utility_m[state.last_m > 0])
         clip = known[min(int(_CLIP * len(known)), len(known) - 1)]
-        low, high = 0.999 * known[0], known[-1]
+        low = 0.999 * known[0]
+        high = known[-1]
         scaled_m = (np.minimum(state.utility_m, clip) - low) / max(high - low, 1e-4)
         staleness_m = np.sqrt(0.1 * np.log(float(state.rounds) + 1) / np.maximum(state.last_m, 1))
         return np.asarray(scaled_m + staleness_m)
@@ -120,7 +137,8 @@ class Oort(Unweighted):
 
     def update(self, state: OortState, cohort: Cohort, reports: Reports) -> OortState:
         client_n, reports = replied(cohort, reports)
-        square_n, rounds = reports.square_loss_n, np.asarray(state.rounds + 1)
+        square_n = reports.square_loss_n
+        rounds = np.asarray(state.rounds + 1)
         root_n = np.where(np.isnan(square_n), np.abs(reports.loss_n), np.sqrt(square_n))
         utility_m = with_rows(state.utility_m, client_n, root_n * state.size_m[client_n])
         gained_r = np.append(state.gained_r[1:], utility_m[client_n].sum())

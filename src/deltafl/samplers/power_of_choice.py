@@ -14,7 +14,8 @@ from .base import Rng, RunFacts, Sampler, WeightState, present_clients, unweight
 class PowerOfChoice(Sampler):
     """Selects, from d random candidates, the n with the largest loss of the current global model.
 
-    Candidates are drawn one after the other without replacement, in proportion to their weights (their section 3).
+    Candidates are drawn one after the other without replacement, in proportion to their weights
+    (their section 3).
     """
 
     candidates: int | None = None  # d >= n; None for 2 n, the DELTA paper's choice
@@ -32,7 +33,12 @@ class PowerOfChoice(Sampler):
         return wanted
 
     def open(
-        self, state: WeightState, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None
+        self,
+        state: WeightState,
+        available_m: BoolArray,
+        n: int,
+        rng: Rng,
+        oracle: Oracle | None = None,
     ) -> Cohort:
         present_clients(available_m, n)
         candidate_k = np.sort(_candidates(state.weight_m, available_m, self._wanted(n), n, rng))
@@ -40,7 +46,9 @@ class PowerOfChoice(Sampler):
         return unweighted_cohort(candidate_k[np.argsort(-loss_k, kind="stable")[:n]])
 
 
-def _candidates(weight_m: FloatArray, available_m: BoolArray, wanted: int, least: int, rng: Rng) -> IntArray:
+def _candidates(
+    weight_m: FloatArray, available_m: BoolArray, wanted: int, least: int, rng: Rng
+) -> IntArray:
     """Successive draws by weight among those present; plain random ones if all weigh the same.
 
     Clients of weight 0 are candidates only if there would otherwise be fewer than ``least``.

@@ -1,4 +1,6 @@
-"""The table of methods: a sampler (score), with the design and the estimator it has unless a label names others."""
+"""The table of methods: a sampler (score), with the design and the estimator it has unless a
+label names others.
+"""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -32,12 +34,23 @@ from .urns import ClusteredBySimilarity, ClusteredBySize
 NEEDS = {
     "nothing": "which clients are available",
     "sizes": "every client's number of examples",
-    "cohort": "sizes, and what earlier cohorts have sent: updates, for active-fl and oort their losses",
-    "known": "sizes, and auxiliary variables of every client before the first round, such as its shares of labels; for "
+    "cohort": (
+        "sizes, and what earlier cohorts have sent: updates, for active-fl and oort their losses"
+    ),
+    "known": "sizes, and auxiliary variables of every client before the first round, such as its "
+    "shares of labels; for "
     "balanced also what earlier cohorts have sent",
-    "census": "sizes, an answer of every client in the first round, and what earlier cohorts have sent",
-    "losses": "the losses of candidates on the current model, before the draw; for fedlecc also shares of labels",
-    "oracle": "all clients' updates of this round, before the draw (ocs and aocs: their norms): everybody trains",
+    "census": (
+        "sizes, an answer of every client in the first round, and what earlier cohorts have sent"
+    ),
+    "losses": (
+        "the losses of candidates on the current model, before the draw; for fedlecc also "
+        "shares of labels"
+    ),
+    "oracle": (
+        "all clients' updates of this round, before the draw (ocs and aocs: their norms): "
+        "everybody trains"
+    ),
     "everyone": "nothing, for it selects everyone",
 }
 
@@ -70,10 +83,14 @@ class SamplerEntry(NamedTuple):
     def options(self) -> tuple[str, ...]:
         """The names of its options."""
         kind: Any = self.kind
-        return tuple(field.name for field in fields(kind) if field.name not in {"design", *self.fixed})
+        return tuple(
+            field.name for field in fields(kind) if field.name not in {"design", *self.fixed}
+        )
 
     def make(self, options: Mapping[str, Any], design: str | None = None) -> Sampler:
-        """The sampler with some options; a ``DeltaflError`` if one is unknown, of the wrong type or out of range."""
+        """The sampler with some options; a ``DeltaflError`` if one is unknown, of the wrong type
+        or out of range.
+        """
         if "design" in options:
             raise DeltaflError(f"the design is no option; write {self.name}@{options['design']}")
         check_options(self.kind, options, self.name, {"design", *self.fixed})
@@ -87,20 +104,39 @@ class SamplerEntry(NamedTuple):
             raise DeltaflError(f"{self.name} cannot be made: {in_one_line(error)}") from error
 
 
-_HT, _MEAN, _FIXED = "horvitz-thompson", "plain-mean", "systematic"
+_HT = "horvitz-thompson"
+_MEAN = "plain-mean"
+_FIXED = "systematic"
 _OURS = "this project"
-_DELTA, _SHEN = "Wang et al. 2023 (DELTA)", "Wang et al. 2023, after Shen et al. 2022"
-_OCS, _FRABONI = "Chen, Horvath, Richtarik 2022", "Fraboni et al. 2021"
-_WEIGHT, _EQUAL = {"by_weight": True}, {"by_weight": False}
-_COMMON, _OWN = {"by_norm": True, "own_memory": False}, {"by_norm": True, "own_memory": True}
+_DELTA = "Wang et al. 2023 (DELTA)"
+_SHEN = "Wang et al. 2023, after Shen et al. 2022"
+_OCS = "Chen, Horvath, Richtarik 2022"
+_FRABONI = "Fraboni et al. 2021"
+_WEIGHT = {"by_weight": True}
+_EQUAL = {"by_weight": False}
+_COMMON = {"by_norm": True, "own_memory": False}
+_OWN = {"by_norm": True, "own_memory": True}
 _SPREAD = {"by_norm": False, "own_memory": False}
 SAMPLERS: dict[str, SamplerEntry] = {
     entry.name: entry
     for entry in (
         SamplerEntry("full", Full, None, _HT, "equal", "everyone", "-"),
-        SamplerEntry("fedavg", Fixed, "simple-random", "hajek", "equal", "nothing", "McMahan et al. 2017", _EQUAL),
-        SamplerEntry("uniform", Fixed, _FIXED, _HT, "equal", "nothing", "Horvitz, Thompson 1952", _EQUAL),
-        SamplerEntry("md", Fixed, "multinomial", _HT, "unequal", "sizes", "Li et al. 2020", _WEIGHT),
+        SamplerEntry(
+            "fedavg",
+            Fixed,
+            "simple-random",
+            "hajek",
+            "equal",
+            "nothing",
+            "McMahan et al. 2017",
+            _EQUAL,
+        ),
+        SamplerEntry(
+            "uniform", Fixed, _FIXED, _HT, "equal", "nothing", "Horvitz, Thompson 1952", _EQUAL
+        ),
+        SamplerEntry(
+            "md", Fixed, "multinomial", _HT, "unequal", "sizes", "Li et al. 2020", _WEIGHT
+        ),
         SamplerEntry("md-fixed", Fixed, _FIXED, _HT, "unequal", "sizes", "Madow 1949", _WEIGHT),
         SamplerEntry("fedis", FedIS, _FIXED, _HT, "unequal", "oracle", _DELTA),
         SamplerEntry("fedpracis", FedPracIS, _FIXED, _HT, "unequal", "cohort", _DELTA),
@@ -108,30 +144,123 @@ SAMPLERS: dict[str, SamplerEntry] = {
         SamplerEntry("pracdelta", PracDelta, _FIXED, _HT, "unequal", "cohort", _DELTA),
         SamplerEntry("cluster-is", ClusterIS, _FIXED, _HT, "unequal", "cohort", _SHEN),
         SamplerEntry("cluster-is-oracle", ClusterISOracle, _FIXED, _HT, "unequal", "oracle", _SHEN),
-        SamplerEntry("delta-centred", Centred, _FIXED, "difference", "unequal", "cohort", _OURS, _COMMON),
-        SamplerEntry("spread", Centred, "local-pivotal", "difference", "unequal", "cohort", _OURS, _SPREAD),
-        SamplerEntry("innovation", Centred, _FIXED, "innovation-damped", "unequal", "cohort", _OURS, _OWN),
-        SamplerEntry("balanced", Balanced, "cube", "regression-damped", "unequal", "known", _OURS, {"sketch": 0}),
-        SamplerEntry("census", BalancedByCensus, "anticluster", "two-phase", "unequal", "census", _OURS, {"sketch": 0}),
-        SamplerEntry("ocs", FedIS, "poisson", _HT, "unequal", "oracle", _OCS),  # fedis@poisson, see ``ocs.py``
+        SamplerEntry(
+            "delta-centred", Centred, _FIXED, "difference", "unequal", "cohort", _OURS, _COMMON
+        ),
+        SamplerEntry(
+            "spread", Centred, "local-pivotal", "difference", "unequal", "cohort", _OURS, _SPREAD
+        ),
+        SamplerEntry(
+            "innovation", Centred, _FIXED, "innovation-damped", "unequal", "cohort", _OURS, _OWN
+        ),
+        SamplerEntry(
+            "balanced",
+            Balanced,
+            "cube",
+            "regression-damped",
+            "unequal",
+            "known",
+            _OURS,
+            {"sketch": 0},
+        ),
+        SamplerEntry(
+            "census",
+            BalancedByCensus,
+            "anticluster",
+            "two-phase",
+            "unequal",
+            "census",
+            _OURS,
+            {"sketch": 0},
+        ),
+        SamplerEntry(
+            "ocs", FedIS, "poisson", _HT, "unequal", "oracle", _OCS
+        ),  # fedis@poisson, see ``ocs.py``
         SamplerEntry("aocs", ApproximateOCS, None, _HT, "unequal", "oracle", _OCS),
-        SamplerEntry("clustered-sampling-1", ClusteredBySize, None, _HT, "unequal", "sizes", _FRABONI),
-        SamplerEntry("clustered-sampling-2", ClusteredBySimilarity, None, _HT, "unequal", "cohort", _FRABONI),
-        SamplerEntry("osmd", MirrorDescent, "multinomial", _HT, "unequal", "cohort", "Zhao et al. 2025 (OSMD)"),
-        SamplerEntry("k-vib", VarianceBandit, "poisson", _HT, "unequal", "cohort", "Zeng et al. 2025 (K-Vib)"),
-        SamplerEntry("vrb", VarianceBandit, "multinomial", _HT, "unequal", "cohort", "Borsos, Krause, Levy 2018"),
-        SamplerEntry("fedvarp", Fixed, _FIXED, "difference-own", "equal", "cohort", "Jhunjhunwala et al. 2022", _EQUAL),
-        SamplerEntry("fedstale", Fixed, _FIXED, "fedstale", "equal", "cohort", "Rodio, Neglia 2024", _EQUAL),
-        SamplerEntry("fedau", FedAU, "simple-random", _HT, "equal", "cohort", "Wang, Ji 2024 (FedAU)"),
+        SamplerEntry(
+            "clustered-sampling-1", ClusteredBySize, None, _HT, "unequal", "sizes", _FRABONI
+        ),
+        SamplerEntry(
+            "clustered-sampling-2", ClusteredBySimilarity, None, _HT, "unequal", "cohort", _FRABONI
+        ),
+        SamplerEntry(
+            "osmd",
+            MirrorDescent,
+            "multinomial",
+            _HT,
+            "unequal",
+            "cohort",
+            "Zhao et al. 2025 (OSMD)",
+        ),
+        SamplerEntry(
+            "k-vib", VarianceBandit, "poisson", _HT, "unequal", "cohort", "Zeng et al. 2025 (K-Vib)"
+        ),
+        SamplerEntry(
+            "vrb",
+            VarianceBandit,
+            "multinomial",
+            _HT,
+            "unequal",
+            "cohort",
+            "Borsos, Krause, Levy 2018",
+        ),
+        SamplerEntry(
+            "fedvarp",
+            Fixed,
+            _FIXED,
+            "difference-own",
+            "equal",
+            "cohort",
+            "Jhunjhunwala et al. 2022",
+            _EQUAL,
+        ),
+        SamplerEntry(
+            "fedstale", Fixed, _FIXED, "fedstale", "equal", "cohort", "Rodio, Neglia 2024", _EQUAL
+        ),
+        SamplerEntry(
+            "fedau", FedAU, "simple-random", _HT, "equal", "cohort", "Wang, Ji 2024 (FedAU)"
+        ),
         SamplerEntry("mifa", NewFirst, None, "fedvarp", "unknown", "cohort", "Gu et al. 2021"),
-        SamplerEntry("power-of-choice", PowerOfChoice, None, _MEAN, "unknown", "losses", "Cho, Wang, Joshi 2022"),
+        SamplerEntry(
+            "power-of-choice",
+            PowerOfChoice,
+            None,
+            _MEAN,
+            "unknown",
+            "losses",
+            "Cho, Wang, Joshi 2022",
+        ),
         SamplerEntry("active-fl", ActiveFL, None, _MEAN, "unknown", "cohort", "Goetz et al. 2019"),
         SamplerEntry("divfl", DivFL, None, _MEAN, "unknown", "cohort", "Balakrishnan et al. 2022"),
         SamplerEntry("oort", Oort, None, _MEAN, "unknown", "cohort", "Lai et al. 2021"),
         SamplerEntry("hics-fl", HicsFL, None, _MEAN, "unknown", "cohort", "Chen, Vikalo 2024"),
-        SamplerEntry("fed-cbs", FedCBS, None, "weighted-mean", "unknown", "known", "Zhang et al. 2023 (Fed-CBS)"),
-        SamplerEntry("fedentopt", FedEntOpt, None, "weighted-mean", "unknown", "known", "Lutz et al. 2024 (FedEntOpt)"),
-        SamplerEntry("fedlecc", FedLECC, None, "weighted-mean", "unknown", "losses", "Jimenez-Gutierrez et al. 2026"),
+        SamplerEntry(
+            "fed-cbs",
+            FedCBS,
+            None,
+            "weighted-mean",
+            "unknown",
+            "known",
+            "Zhang et al. 2023 (Fed-CBS)",
+        ),
+        SamplerEntry(
+            "fedentopt",
+            FedEntOpt,
+            None,
+            "weighted-mean",
+            "unknown",
+            "known",
+            "Lutz et al. 2024 (FedEntOpt)",
+        ),
+        SamplerEntry(
+            "fedlecc",
+            FedLECC,
+            None,
+            "weighted-mean",
+            "unknown",
+            "losses",
+            "Jimenez-Gutierrez et al. 2026",
+        ),
     )
 }
 
@@ -140,7 +269,9 @@ CLASSES: dict[str, type[Sampler]] = {}
 
 
 def find_sampler(name: str) -> SamplerEntry:
-    """The row of a sampler: from the table, for a class in a file (``FILE.py:CLASS``), or for one of this process."""
+    """The row of a sampler: from the table, for a class in a file (``FILE.py:CLASS``), or for
+    one of this process.
+    """
     if ".py:" in name:
         return _own_entry(name, load_class(name, Sampler))  # type: ignore[type-abstract]
     if name in CLASSES:
@@ -148,7 +279,10 @@ def find_sampler(name: str) -> SamplerEntry:
     if name.endswith(".py"):
         raise DeltaflError(f"{name!r} names no class; write {name}:CLASS")
     if "+" in name:
-        last = "write settings last and with underscores, such as uniform@pivotal+local_lr=0.1+average=0.5"
+        last = (
+            "write settings last and with underscores, such as "
+            "uniform@pivotal+local_lr=0.1+average=0.5"
+        )
         raise DeltaflError(f"cannot read the settings in {name!r}; {last}")
     if name not in SAMPLERS:
         raise unknown_name("sampler", name, SAMPLERS)
@@ -156,22 +290,37 @@ def find_sampler(name: str) -> SamplerEntry:
 
 
 def _own_entry(name: str, kind: type[Sampler]) -> SamplerEntry:
-    """The row of a user's class: its own default design, and weights by Horvitz and Thompson if it is unbiased."""
+    """The row of a user's class: its own default design, and weights by Horvitz and Thompson if
+    it is unbiased.
+    """
     if "__dataclass_fields__" not in vars(kind):
         raise DeltaflError(f"{name} is no dataclass; write @dataclass(frozen=True) above it")
     if missing := ", ".join(sorted(kind.__abstractmethods__)):
-        raise DeltaflError(f"{name} does not define {missing}, as a sampler must; docs/add-a-method.md shows how")
+        raise DeltaflError(
+            f"{name} does not define {missing}, as a sampler must; docs/add-a-method.md shows how"
+        )
     try:
         sampler = kind()
         estimator = _HT if sampler.unbiased else "plain-mean"
     except OWN_ERRORS as error:
-        raise DeltaflError(f"{name} cannot be made: {in_one_line(error)}; give every option a default") from error
+        raise DeltaflError(
+            f"{name} cannot be made: {in_one_line(error)}; give every option a default"
+        ) from error
     arguments = ("state", "available_m", "n", "rng", "oracle")
     try:
         signature(sampler.open).bind(*arguments)
     except TypeError:
         raise DeltaflError(
-            f"{name}.open takes {signature(sampler.open)}; write open(self, {', '.join(arguments)}=None)"
+            f"{name}.open takes {signature(sampler.open)}; write open(self, "
+            f"{', '.join(arguments)}=None)"
         ) from None
     design = vars(sampler).get("design")
-    return SamplerEntry(name, kind, design, estimator, "unequal", "oracle" if sampler.needs_oracle else "cohort", "-")
+    return SamplerEntry(
+        name,
+        kind,
+        design,
+        estimator,
+        "unequal",
+        "oracle" if sampler.needs_oracle else "cohort",
+        "-",
+    )

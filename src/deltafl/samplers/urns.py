@@ -1,9 +1,11 @@
-"""Clustered sampling (Fraboni, Vidal, Kameni and Lorenzi, ICML 2021): n urns of clients, and one draw from each.
+"""Clustered sampling (Fraboni, Vidal, Kameni and Lorenzi, ICML 2021): n urns of clients, and one
+draw from each.
 
-Urn k holds client i with probability r_ki: sum_i r_ki = 1, and sum_k r_ki = n w_i, so client i is drawn n w_i times on
-average, as in ``md``, with a variance that is never larger; the coefficient w_i count_i / expected_i is count_i / n.
-The cohort's kind is ``"replacement"``, whose estimate of the variance is conservative here: its mean is too large by
-sum_k norm(mean of urn k - mean of all)^2 / (n (n - 1)).
+Urn k holds client i with probability r_ki: sum_i r_ki = 1, and sum_k r_ki = n w_i, so client i is
+drawn n w_i times on average, as in ``md``, with a variance that is never larger; the coefficient
+w_i count_i / expected_i is count_i / n. The cohort's kind is ``"replacement"``, whose estimate of
+the variance is conservative here: its mean is too large by sum_k norm(mean of urn k - mean of
+all)^2 / (n (n - 1)).
 """
 
 from dataclasses import dataclass
@@ -22,7 +24,9 @@ _SLIVER = 1e-12
 
 
 class TreeState(NamedTuple):
-    """Weights, float64 (m,); last sketches, float64 (m, q), 0 until seen; Ward's merges, int64 (m - 1, 2)."""
+    """Weights, float64 (m,); last sketches, float64 (m, q), 0 until seen; Ward's merges, int64
+    (m - 1, 2).
+    """
 
     weight_m: FloatArray
     sketch_mq: FloatArray
@@ -47,7 +51,8 @@ def urns_by_size(weight_k: FloatArray, n: int) -> FloatArray:
     """
     order = np.argsort(-weight_k, kind="stable")
     urn_nk = np.empty((n, len(weight_k)))
-    mass_k, begin_n = n * weight_k[order] / weight_k.sum(), np.arange(n, dtype=np.float64)
+    mass_k = n * weight_k[order] / weight_k.sum()
+    begin_n = np.arange(n, dtype=np.float64)
     urn_nk[:, order] = _lay(mass_k, begin_n, begin_n + 1)
     return urn_nk
 
@@ -55,7 +60,8 @@ def urns_by_size(weight_k: FloatArray, n: int) -> FloatArray:
 def urns_by_cluster(weight_m: FloatArray, n: int, merge_k2: IntArray) -> FloatArray:
     """The urns of algorithm 2, r, float64 (n, m): rows sum to 1, columns to n w_i / sum w.
 
-    ``merge_k2``, (m - 1, 2), are the nodes that are merged one after the other into node m, m + 1, ...
+    ``merge_k2``, (m - 1, 2), are the nodes that are merged one after the other into node m, m + 1,
+    ...
     """
     m = len(weight_m)
     mass_m = n * weight_m / weight_m.sum()
@@ -66,7 +72,8 @@ def urns_by_cluster(weight_m: FloatArray, n: int, merge_k2: IntArray) -> FloatAr
     cluster_m = cut_by_mass(rest_m, merge_k2)
     mass_c = np.bincount(cluster_m, weights=rest_m)
     order = np.argsort(mass_c, kind="stable")
-    loose, kept = order[: len(order) - left], order[len(order) - left :]
+    loose = order[: len(order) - left]
+    kept = order[len(order) - left :]
     urn_nm = np.where(cluster_m == kept[:, None], rest_m, 0.0)
     # The clients of loose clusters, lightest cluster first, fill the gaps, lightest urn first.
     rank_c = np.argsort(order)
@@ -79,7 +86,9 @@ def urns_by_cluster(weight_m: FloatArray, n: int, merge_k2: IntArray) -> FloatAr
 
 
 def cut_by_mass(mass_m: FloatArray, merge_k2: IntArray) -> IntArray:
-    """The largest clusters of a tree whose mass is at most 1: int64 (m,), the cluster of each client, 0, 1, ..."""
+    """The largest clusters of a tree whose mass is at most 1: int64 (m,), the cluster of each
+    client, 0, 1, ...
+    """
     m = len(mass_m)
     mass = np.concatenate([mass_m, np.zeros(len(merge_k2))])
     for k, (left, right) in enumerate(merge_k2):
@@ -93,24 +102,35 @@ def cut_by_mass(mass_m: FloatArray, merge_k2: IntArray) -> IntArray:
 
 @dataclass(frozen=True)
 class ClusteredBySize(Sampler):
-    """Algorithm 1: fill one urn after the other with clients by decreasing weight; the excess goes into the next."""
+    """Algorithm 1: fill one urn after the other with clients by decreasing weight; the excess
+    goes into the next.
+    """
 
     unbiased: ClassVar[bool] = True
 
-    def open(self, state: State, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None) -> Cohort:
+    def open(
+        self, state: State, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None
+    ) -> Cohort:
         _, size = present_clients(available_m, n)
         weight_m = np.where(available_m, state.weight_m, 0.0)
         if weight_m.sum() <= 0:
-            raise DeltaflError("clustered sampling draws by weight, and those available have weight 0; use 'uniform'")
+            raise DeltaflError(
+                "clustered sampling draws by weight, and those available have weight 0; use "
+                "'uniform'"
+            )
         urn_nm = self.urns(state, weight_m, available_m, size)
         drawn = []
         for urn_m in urn_nm:
             member = np.flatnonzero(urn_m)
             drawn.append(member[draw_cohort(urn_m[member], 1, "multinomial", rng).client_n])
         client_n, count_n = np.unique(np.concatenate(drawn), return_counts=True)
-        return Cohort(client_n, count_n.astype(np.int64), urn_nm.sum(axis=0)[client_n], "replacement")
+        return Cohort(
+            client_n, count_n.astype(np.int64), urn_nm.sum(axis=0)[client_n], "replacement"
+        )
 
-    def urns(self, state: State, weight_m: FloatArray, available_m: BoolArray, n: int) -> FloatArray:
+    def urns(
+        self, state: State, weight_m: FloatArray, available_m: BoolArray, n: int
+    ) -> FloatArray:
         """The urns, float64 (n, m); unavailable clients have weight 0."""
         urn_nm = np.zeros((n, len(weight_m)))
         urn_nm[:, available_m] = urns_by_size(weight_m[available_m], n)
@@ -121,15 +141,17 @@ class ClusteredBySize(Sampler):
 class ClusteredBySimilarity(ClusteredBySize):
     """Algorithm 2: similar clients share an urn.
 
-    Ward's tree of the last updates seen is cut into the largest clusters of mass sum n w_i <= 1. The n heaviest become
-    urns, and the clients of the others fill them up, starting with the lightest cluster and the lightest urn. Ours:
-    the update of a client never seen is zero, at an angle of 0 to other zeros and at a right angle to the rest; updates
-    are sketches (``sketch.py``) of u_i - c_i; Ward's criterion is applied to the distances, ``l2`` not squared; a
-    client with n w_i >= 1 first gets floor(n w_i) urns of its own; clients that fill urns come in the order of their
-    indices.
+    Ward's tree of the last updates seen is cut into the largest clusters of mass sum n w_i <= 1.
+    The n heaviest become urns, and the clients of the others fill them up, starting with the
+    lightest cluster and the lightest urn. Ours: the update of a client never seen is zero, at an
+    angle of 0 to other zeros and at a right angle to the rest; updates are sketches (``sketch.py``)
+    of u_i - c_i; Ward's criterion is applied to the distances, ``l2`` not squared; a client with n
+    w_i >= 1 first gets floor(n w_i) urns of its own; clients that fill urns come in the order of
+    their indices.
 
     Attributes:
-        similarity: ``"arccos"``, the angle between two updates (the paper's main choice), or ``"l2"``, their distance.
+        similarity: ``"arccos"``, the angle between two updates (the paper's main choice), or
+            ``"l2"``, their distance.
         sketch_size: q from 1 to 128, length of the sketch kept of each client's last update.
     """
 
@@ -149,7 +171,9 @@ class ClusteredBySimilarity(ClusteredBySize):
         sketch_mq = np.zeros((population.num_clients, self.sketch_size))
         return TreeState(population.weight_m, sketch_mq, ward_tree(sketch_mq, self.similarity))
 
-    def urns(self, state: TreeState, weight_m: FloatArray, available_m: BoolArray, n: int) -> FloatArray:
+    def urns(
+        self, state: TreeState, weight_m: FloatArray, available_m: BoolArray, n: int
+    ) -> FloatArray:
         return urns_by_cluster(weight_m, n, state.merge_k2)
 
     def update(self, state: TreeState, cohort: Cohort, reports: Reports) -> TreeState:

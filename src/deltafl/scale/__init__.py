@@ -1,1 +1,3 @@
-"""What keeps a million clients cheap: sum trees, persistent arrays, rows in files, the memory budget."""
+"""What keeps a million clients cheap: sum trees, persistent arrays, rows in files, the memory
+budget.
+"""

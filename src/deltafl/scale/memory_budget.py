@@ -1,4 +1,6 @@
-"""The memory that one update per client takes (``rows.py``), estimated before a run; what does not fit is refused."""
+"""The memory that one update per client takes (``rows.py``), estimated before a run; what does
+not fit is refused.
+"""
 
 import shutil
 from pathlib import Path
@@ -7,7 +9,8 @@ from typing import NamedTuple
 from ..errors import DeltaflError
 from .rows import DTYPES, RowFormat
 
-#: Copies of what a checkpoint holds while it is written: the rows, the tensor, its bytes, the file's bytes.
+#: Copies of what a checkpoint holds while it is written: the rows, the tensor, its bytes, the
+#: file's bytes.
 COPIES = 4
 
 
@@ -18,8 +21,12 @@ class MemorySize(NamedTuple):
     disk: int
 
 
-def memory_size(format: RowFormat, shape: tuple[int, int], rows_a_checkpoint: int | None) -> MemorySize:
-    """An estimate from above; ``shape`` is (m, d), and None rows a checkpoint: there are no checkpoints."""
+def memory_size(
+    format: RowFormat, shape: tuple[int, int], rows_a_checkpoint: int | None
+) -> MemorySize:
+    """An estimate from above; ``shape`` is (m, d), and None rows a checkpoint: there are no
+    checkpoints.
+    """
     row = shape[1] * DTYPES[format.dtype].itemsize
     if format.folder is None:
         copies, files = (1, 0) if rows_a_checkpoint is None else (COPIES, 2)
@@ -38,24 +45,35 @@ def require_room(
 ) -> None:
     """Raise a ``DeltaflError`` if a memory needs more RAM, or more of the disk, than is free.
 
-    ``fewer_rows`` and ``setting`` are the host's words: what makes fewer rows change between two checkpoints, and where
-    checkpoints go. ``held`` bytes of the RAM are taken already.
+    ``fewer_rows`` and ``setting`` are the host's words: what makes fewer rows change between two
+    checkpoints, and where checkpoints go. ``held`` bytes of the RAM are taken already.
     """
-    start, cure = "the memory of one update per client takes up to", "an estimator that keeps one model: 'difference'"
-    cure = f"or {cure}" if format.dtype == "bfloat16" else f"memory_dtype bfloat16 (half), or {cure}"
+    start = "the memory of one update per client takes up to"
+    cure = "an estimator that keeps one model: 'difference'"
+    cure = (
+        f"or {cure}" if format.dtype == "bfloat16" else f"memory_dtype bfloat16 (half), or {cure}"
+    )
     ram = free_ram()
     if ram is not None and size.ram - held > ram:
         change = fewer_rows if format.folder else "memory_path (a folder on a disk)"
-        raise DeltaflError(f"{start} {human(size.ram)} of RAM and {human(ram)} are free: set {change}, {cure}")
+        raise DeltaflError(
+            f"{start} {human(size.ram)} of RAM and {human(ram)} are free: set {change}, {cure}"
+        )
     place = Path(format.folder) if format.folder else checkpoints
     if place is None:
         return
-    there = next(folder for folder in (place.absolute(), *place.absolute().parents) if folder.is_dir())
-    allocated = sum(512 * file.stat().st_blocks for file in place.glob("rows*.bin"))  # they may be sparse
+    there = next(
+        folder for folder in (place.absolute(), *place.absolute().parents) if folder.is_dir()
+    )
+    allocated = sum(
+        512 * file.stat().st_blocks for file in place.glob("rows*.bin")
+    )  # they may be sparse
     disk = shutil.disk_usage(there).free + allocated
     if size.disk > disk:
         change = f"choose another {'memory_path' if format.folder else setting}"
-        raise DeltaflError(f"{start} {human(size.disk)} in {place} and {human(disk)} are free: {change}, {cure}")
+        raise DeltaflError(
+            f"{start} {human(size.disk)} in {place} and {human(disk)} are free: {change}, {cure}"
+        )
 
 
 def free_ram() -> int | None:
@@ -64,12 +82,16 @@ def free_ram() -> int | None:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+    return next(
+        (1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None
+    )
 
 
 def human(number: int) -> str:
     """Bytes as a person writes them: 1.2 GB."""
-    value, unit = float(number), 0
+    value = float(number)
+    unit = 0
     while value >= 999.5 and unit < 4:
-        value, unit = value / 1000, unit + 1
+        value = value / 1000
+        unit = unit + 1
     return f"{value:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[unit]}"

@@ -1,7 +1,8 @@
 """States as named arrays.
 
-A state is nested NamedTuples of arrays: ``named_arrays`` names the arrays, ``from_named_arrays`` puts them back.
-Checkpoints, Flower's saved states and the files of ``save_state`` hold such arrays in the safetensors format.
+A state is nested NamedTuples of arrays: ``named_arrays`` names the arrays, ``from_named_arrays``
+puts them back. Checkpoints, Flower's saved states and the files of ``save_state`` hold such arrays
+in the safetensors format.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,10 +20,13 @@ from .tree import SumTree
 _INNER = ".inner"
 
 
-def named_arrays(state: Any, prefix: str = "state", shared: bool = False) -> Iterator[tuple[str, Array]]:
+def named_arrays(
+    state: Any, prefix: str = "state", shared: bool = False
+) -> Iterator[tuple[str, Array]]:
     """The arrays of nested NamedTuples with their dotted names, in order.
 
-    ``shared``: they share memory with the state, and the sums of trees follow: for files that are written at once.
+    ``shared``: they share memory with the state, and the sums of trees follow: for files that are
+    written at once.
     """
     if hasattr(state, "_fields") or isinstance(state, MappedRows):
         parts = state.journal() if isinstance(state, MappedRows) else state._asdict()
@@ -39,10 +43,12 @@ def named_arrays(state: Any, prefix: str = "state", shared: bool = False) -> Ite
 def from_named_arrays(
     template: Any, arrays: Mapping[str, Array], prefix: str = "state", any_shape: bool = False
 ) -> Any:
-    """Put arrays, which belong to the state from now on, into the form of a template, a state of the same settings.
+    """Put arrays, which belong to the state from now on, into the form of a template, a state of
+    the same settings.
 
-    A field with a default keeps it if there is no array for it; one of shape (0,) takes any. If an array is missing, or
-    has another shape, the arrays belong to other settings: that is a ``DeltaflError``.
+    A field with a default keeps it if there is no array for it; one of shape (0,) takes any. If an
+    array is missing, or has another shape, the arrays belong to other settings: that is a
+    ``DeltaflError``.
     """
     if hasattr(template, "_fields"):
         parts = {}
@@ -55,8 +61,12 @@ def from_named_arrays(
     if isinstance(template, MappedRows) and f"{prefix}.written" in arrays:
         return template.restored({name: arrays[f"{prefix}.{name}"] for name in template.journal()})
     array = arrays.get(prefix)
-    if array is None or not (any_shape or array.shape == np.shape(template) or np.shape(template) == (0,)):
-        raise DeltaflError(f"the saved state does not fit these settings ({prefix} differs); start anew elsewhere")
+    if array is None or not (
+        any_shape or array.shape == np.shape(template) or np.shape(template) == (0,)
+    ):
+        raise DeltaflError(
+            f"the saved state does not fit these settings ({prefix} differs); start anew elsewhere"
+        )
     if isinstance(template, SumTree):
         return SumTree(array, arrays.get(prefix + _INNER))
     if isinstance(template, PersistentArray):
@@ -65,7 +75,9 @@ def from_named_arrays(
 
 
 def bytes_in_ram(state: Any) -> int:
-    """Bytes of the arrays of a state; rows that clients share, such as those without an update, count once."""
+    """Bytes of the arrays of a state; rows that clients share, such as those without an update,
+    count once.
+    """
     arrays = dict[int, int]()
 
     def look(part: Any) -> None:

@@ -1,10 +1,11 @@
 """Immutable arrays of which a round replaces n of m entries, in O(n) and not O(m).
 
-States of rounds are values: a round may be opened again from an older one. The newest version holds the buffer, each
-older one only what differs from the next newer; reading an older version brings the buffer back to it and turns the
-differences around (Baker, "Shallow binding makes functional arrays fast", SIGPLAN Notices 1991). Where an older version
-stays in use, the newest takes a buffer of its own after as many changes as there are entries: O(1) a change on average.
-Versions of one array share their buffer, so that they must not be read in two threads at once.
+States of rounds are values: a round may be opened again from an older one. The newest version holds
+the buffer, each older one only what differs from the next newer; reading an older version brings
+the buffer back to it and turns the differences around (Baker, "Shallow binding makes functional
+arrays fast", SIGPLAN Notices 1991). Where an older version stays in use, the newest takes a buffer
+of its own after as many changes as there are entries: O(1) a change on average. Versions of one
+array share their buffer, so that they must not be read in two threads at once.
 """
 
 from collections.abc import Callable
@@ -19,11 +20,15 @@ from ..types import Array, IntArray
 
 
 class Buffer:
-    """The entries of the newest version, and how many were changed since an older one may be in use."""
+    """The entries of the newest version, and how many were changed since an older one may be in
+    use.
+    """
 
     def __init__(self, array_m: Array) -> None:
-        self.array_m, self.changes = array_m, 0
-        #: The version before the newest; None once it is gone. Whoever holds an older one holds this one too.
+        self.array_m = array_m
+        self.changes = 0
+        #: The version before the newest; None once it is gone. Whoever holds an older one holds
+        #: this one too.
         self.before: Callable[[], object] = lambda: None
 
     def write(self, index_k: IntArray, value_k: Array) -> None:
@@ -36,35 +41,41 @@ class Buffer:
 
 
 class PersistentArray(NDArrayOperatorsMixin):
-    """A one-dimensional array that is never changed: ``replaced`` makes another one, in O(k) for k entries.
+    """A one-dimensional array that is never changed: ``replaced`` makes another one, in O(k) for k
+    entries.
 
-    In arithmetic and NumPy functions it is the array it stands for; those read all of it. What is read is a copy. The
-    array that it is made of belongs to it from now on.
+    In arithmetic and NumPy functions it is the array it stands for; those read all of it. What is
+    read is a copy. The array that it is made of belongs to it from now on.
     """
 
     def __init__(self, array_m: Array) -> None:
         self._buffer: Any = Buffer(array_m)
-        #: None for the version that the buffer is at; else (places, entries there, the next version on the way).
+        #: None for the version that the buffer is at; else (places, entries there, the next version
+        #: on the way).
         self._difference: tuple[IntArray, Array, Self] | None = None
 
     def replaced(self, index_k: IntArray, value_k: npt.ArrayLike) -> Self:
         """The array with other entries at k distinct places."""
         index_k = np.array(index_k, dtype=np.int64)
-        buffer, newer = self.current(), object.__new__(type(self))
+        buffer = self.current()
+        newer = object.__new__(type(self))
         newer._difference = None
         if buffer.before() is None:
             buffer.changes = 0
         if buffer.changes + len(index_k) > len(self):
             newer._buffer = buffer.copy()
         else:
-            newer._buffer, buffer.before = buffer, ref(self)
+            newer._buffer = buffer
+            buffer.before = ref(self)
             self._difference = (index_k, buffer.array_m[index_k], newer)
         newer._buffer.changes += len(index_k)
         newer._buffer.write(index_k, np.asarray(value_k, dtype=self.dtype))
         return newer
 
     def plus_one(self, index_k: IntArray) -> Self:
-        """The array with k distinct entries raised by one; of a wider type where one would overflow."""
+        """The array with k distinct entries raised by one; of a wider type where one would
+        overflow.
+        """
         value_k = self[index_k].astype(np.int64) + 1
         if value_k.max(initial=0) > np.iinfo(self.dtype).max:
             wider = np.promote_types(self.dtype, np.min_scalar_type(-int(value_k.max()) - 1))
@@ -73,7 +84,8 @@ class PersistentArray(NDArrayOperatorsMixin):
 
     def current(self) -> Any:
         """The buffer, brought back to this version. Others must not write into it."""
-        path, version = [], self
+        path = []
+        version = self
         while version._difference is not None:
             path.append(version)
             version = version._difference[2]
@@ -112,7 +124,9 @@ class PersistentArray(NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if any(isinstance(out, PersistentArray) for out in kwargs.get("out", ())):
             raise TypeError("a version of an array is never changed; use replaced(places, entries)")
-        plain = (np.asarray(value) if isinstance(value, PersistentArray) else value for value in inputs)
+        plain = (
+            np.asarray(value) if isinstance(value, PersistentArray) else value for value in inputs
+        )
         return getattr(ufunc, method)(*plain, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:

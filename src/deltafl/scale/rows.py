@@ -1,9 +1,10 @@
-"""The memory of one update per client: m rows of d numbers, in RAM (a tuple of rows) or in a file, float32 or bfloat16.
+"""The memory of one update per client: m rows of d numbers, in RAM (a tuple of rows) or in a file,
+float32 or bfloat16.
 
-Rows that change are kept in RAM, and a checkpoint holds them. Only when it is valid are they written into the file
-(``settled``), which ends the life of older states. So after kill -9 at any moment, loading the checkpoint and writing
-its rows again gives the state bit for bit. The round that is noted beside the rows (``note_round``) shows
-whether they belong to a checkpoint.
+Rows that change are kept in RAM, and a checkpoint holds them. Only when it is valid are they
+written into the file (``settled``), which ends the life of older states. So after kill -9 at any
+moment, loading the checkpoint and writing its rows again gives the state bit for bit. The round
+that is noted beside the rows (``note_round``) shows whether they belong to a checkpoint.
 """
 
 import json
@@ -25,13 +26,16 @@ from ..types import FloatArray, IntArray, Params
 
 #: float32 (d,), or uint16 (d,): the bits of bfloat16.
 Row = npt.NDArray[Any]
-DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(np.uint16)}
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(np.uint16),
+}
 
 #: A running sum is lost where rounding may be more than this share of its largest entry.
 LOST = 2.0**-20
 
-#: OpenBLAS gives the product of longer vectors to several threads: its bits depend on their number, and on a busy
-#: machine they wait for each other.
+#: OpenBLAS gives the product of longer vectors to several threads: its bits depend on their number,
+#: and on a busy machine they wait for each other.
 ONE_THREAD = 10_000
 
 
@@ -54,7 +58,9 @@ class RowFormat:
 
 
 def to_bfloat16(value_d: Params) -> npt.NDArray[np.uint16]:
-    """float32 without its lower 16 bits, rounded to nearest, ties to even; values below 3.38e38 stay finite."""
+    """float32 without its lower 16 bits, rounded to nearest, ties to even; values below 3.38e38
+    stay finite.
+    """
     bits_d = np.ascontiguousarray(value_d, dtype=np.float32).view(np.uint32)
     return np.asarray(((bits_d + (0x7FFF + ((bits_d >> 16) & 1))) >> 16).astype(np.uint16))
 
@@ -67,8 +73,8 @@ def from_bfloat16(bits_d: npt.NDArray[np.uint16]) -> Params:
 class MappedRows:
     """Rows in a file, and those that ``changed`` since it was written. Immutable, but for the file.
 
-    ``written`` says which file holds the others, counted from 1; 0 if none does: then they are zero. ``crc_m`` are the
-    CRC-32 of the rows in the file.
+    ``written`` says which file holds the others, counted from 1; 0 if none does: then they are
+    zero. ``crc_m`` are the CRC-32 of the rows in the file.
     """
 
     def __init__(
@@ -79,11 +85,16 @@ class MappedRows:
         written: int = 0,
         crc_m: Row | None = None,
     ) -> None:
-        self.format, self.shape, self.changed, self.written = format, shape, dict(changed or {}), written
+        self.format = format
+        self.shape = shape
+        self.changed = dict(changed or {})
+        self.written = written
         self.dtype = DTYPES[format.dtype]
         self._zero_crc = zlib.crc32(bytes(shape[1] * self.dtype.itemsize))
         self.crc_m = np.full(shape[0], self._zero_crc, np.uint32) if crc_m is None else crc_m
-        self.path = Path(str(format.folder)) / ("rows.bin" if written < 2 else f"rows-{written}.bin")
+        self.path = Path(str(format.folder)) / (
+            "rows.bin" if written < 2 else f"rows-{written}.bin"
+        )
         self.num_bytes = shape[0] * shape[1] * self.dtype.itemsize
 
     @cached_property
@@ -101,7 +112,8 @@ class MappedRows:
         stored_d: Row = self._file[client]
         if zlib.crc32(stored_d.data) != self.crc_m[client]:
             raise DeltaflError(
-                f"the update of client {client} in {self.path} is not as it was written: put copies of this file and "
+                f"the update of client {client} in {self.path} is not as it was written: put "
+                "copies of this file and "
                 "of the run's folder back that were made at the same time, or start anew"
             )
         return stored_d
@@ -111,25 +123,39 @@ class MappedRows:
 
     def replaced(self, rows: Mapping[int, Row]) -> "MappedRows":
         """The same with other rows of some clients."""
-        return MappedRows(self.format, self.shape, {**self.changed, **rows}, self.written, self.crc_m)
+        return MappedRows(
+            self.format, self.shape, {**self.changed, **rows}, self.written, self.crc_m
+        )
 
     def resized(self, num_clients: int) -> "MappedRows":
-        """With rows of zeros for clients who join; the last checkpoint does not look at the file beyond its own."""
+        """With rows of zeros for clients who join; the last checkpoint does not look at the file
+        beyond its own.
+        """
         crc_m = np.append(self.crc_m, np.full(num_clients - len(self), self._zero_crc, np.uint32))
-        rows = MappedRows(self.format, (num_clients, self.shape[1]), self.changed, self.written, crc_m)
+        rows = MappedRows(
+            self.format, (num_clients, self.shape[1]), self.changed, self.written, crc_m
+        )
         if self.written:
             os.truncate(self.path, max(rows.num_bytes, self.path.stat().st_size))
         return rows
 
     def kept(self, kept_k: IntArray) -> "MappedRows":
-        """The rows of some clients alone, in this order, in a new file: the last checkpoint needs the old one."""
-        crc_k = np.array([zlib.crc32(self[client].data) for client in kept_k.tolist()], dtype=np.uint32)
-        rows = MappedRows(self.format, (len(kept_k), self.shape[1]), written=self.written + 1, crc_m=crc_k)
+        """The rows of some clients alone, in this order, in a new file: the last checkpoint
+        needs the old one.
+        """
+        crc_k = np.array(
+            [zlib.crc32(self[client].data) for client in kept_k.tolist()], dtype=np.uint32
+        )
+        rows = MappedRows(
+            self.format, (len(kept_k), self.shape[1]), written=self.written + 1, crc_m=crc_k
+        )
         rows._write(enumerate(self[client] for client in kept_k.tolist()), new=True)
         return rows
 
     def _write(self, rows: Iterable[tuple[int, Row]], new: bool) -> None:
-        """Write rows to the disk, not through the mapping: a full disk would end the process there."""
+        """Write rows to the disk, not through the mapping: a full disk would end the process
+        there.
+        """
         with writing(self.path):
             private_folder(self.path.parent)
             with open(self.path, "wb" if new else "r+b", opener=private_opener) as file:
@@ -143,26 +169,40 @@ class MappedRows:
             sync_folder(self.path.parent)
 
     def journal(self) -> dict[str, npt.NDArray[Any]]:
-        """What a checkpoint holds: the changed rows with their clients, and which file holds the others."""
+        """What a checkpoint holds: the changed rows with their clients, and which file holds the
+        others.
+        """
         clients = sorted(self.changed)
         row_kd = np.zeros((len(clients), self.shape[1]), dtype=self.dtype)
         for place, client in enumerate(clients):
             row_kd[place] = self.changed[client]
         written = np.array(self.written, np.int64)
-        return {"client_k": np.array(clients, np.int64), "row_kd": row_kd, "written": written, "crc_m": self.crc_m}
+        return {
+            "client_k": np.array(clients, np.int64),
+            "row_kd": row_kd,
+            "written": written,
+            "crc_m": self.crc_m,
+        }
 
     def restored(self, journal: Mapping[str, npt.NDArray[Any]]) -> "MappedRows":
-        """The rows of a checkpoint; a ``DeltaflError`` if the file that they go with is not there, or is too short."""
+        """The rows of a checkpoint; a ``DeltaflError`` if the file that they go with is not
+        there, or is too short.
+        """
         changed = dict(zip(journal["client_k"].tolist(), journal["row_kd"], strict=True))
-        rows = MappedRows(self.format, self.shape, changed, int(journal["written"]), journal["crc_m"])
+        rows = MappedRows(
+            self.format, self.shape, changed, int(journal["written"]), journal["crc_m"]
+        )
         if rows.written and (not rows.path.is_file() or rows.path.stat().st_size < rows.num_bytes):
             raise DeltaflError(
-                f"the clients' updates are not in {rows.path}, or not all of them; put the file back, or start anew"
+                f"the clients' updates are not in {rows.path}, or not all of them; put the file "
+                "back, or start anew"
             )
         return rows
 
     def settled(self) -> "MappedRows":
-        """The same with the changed rows in the file, and older files deleted: once a checkpoint holds them."""
+        """The same with the changed rows in the file, and older files deleted: once a checkpoint
+        holds them.
+        """
         if self.written:
             for other in set(row_files(self.path.parent)) - {self.path}:
                 other.unlink()
@@ -175,13 +215,21 @@ class MappedRows:
 
 
 def is_own_folder(folder: Path, within: Path) -> bool:
-    """Whether a folder is named as one that a run makes in another: what a file names is followed nowhere else."""
-    return folder.parent == within and bool(re.fullmatch(r".+-[0-9a-f]{8}", folder.name)) and not folder.is_symlink()
+    """Whether a folder is named as one that a run makes in another: what a file names is
+    followed nowhere else.
+    """
+    return (
+        folder.parent == within
+        and bool(re.fullmatch(r".+-[0-9a-f]{8}", folder.name))
+        and not folder.is_symlink()
+    )
 
 
 def row_files(folder: Path) -> list[Path]:
     """The files of rows in a folder, which only their owner makes there."""
-    return [path for path in folder.glob("rows*.bin") if re.fullmatch(r"rows(-\d+)?\.bin", path.name)]
+    return [
+        path for path in folder.glob("rows*.bin") if re.fullmatch(r"rows(-\d+)?\.bin", path.name)
+    ]
 
 
 #: A tuple, one (m, d) array, as it is after a resume, or a file.
@@ -202,17 +250,24 @@ def row_values(stored_d: Row) -> Params:
 
 
 def changes(before: Rows, after: Rows, client_n: IntArray, num_params: int) -> Iterator[FloatArray]:
-    """By how much the row of each of some clients changed, float64 (d,), one after the other in the same memory."""
+    """By how much the row of each of some clients changed, float64 (d,), one after the other in
+    the same memory.
+    """
     change_d = np.empty(num_params)
     for client in client_n.tolist():
-        new_d, old_d = row_values(after[client]), row_values(before[client])
+        new_d = row_values(after[client])
+        old_d = row_values(before[client])
         yield np.subtract(new_d, old_d, out=change_d, dtype=np.float64)
 
 
 def replace_rows(rows: Rows, client_n: IntArray, update_nd: Params) -> Rows:
-    """The rows with those of some clients replaced, in the format that they have; the others are shared."""
+    """The rows with those of some clients replaced, in the format that they have; the others are
+    shared.
+    """
     narrow = rows.dtype if isinstance(rows, MappedRows) else rows[0].dtype
-    new_n = [to_bfloat16(update_d) if narrow == np.uint16 else update_d.copy() for update_d in update_nd]
+    new_n = [
+        to_bfloat16(update_d) if narrow == np.uint16 else update_d.copy() for update_d in update_nd
+    ]
     if isinstance(rows, MappedRows):
         return rows.replaced(dict(zip(client_n.tolist(), new_n, strict=True)))
     listed = list(rows)
@@ -222,10 +277,12 @@ def replace_rows(rows: Rows, client_n: IntArray, update_nd: Params) -> Rows:
 
 
 class RunningSum(NamedTuple):
-    """sum_j w_j c_j, followed by differences (n d operations a round, not m d), and a bound of its rounding errors.
+    """sum_j w_j c_j, followed by differences (n d operations a round, not m d), and a bound of its
+    rounding errors.
 
-    To replace c_i by c_i', add w_i (c_i' - c_i). Where one c_i was enormous for a while, such as 1e18 from a broken
-    client, the other clients' part is rounded away, and without the bound the estimate would keep that bias for ever.
+    To replace c_i by c_i', add w_i (c_i' - c_i). Where one c_i was enormous for a while, such as
+    1e18 from a broken client, the other clients' part is rounded away, and without the bound the
+    estimate would keep that bias for ever.
     """
 
     total_d: FloatArray
@@ -233,12 +290,15 @@ class RunningSum(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it must be recomputed: its error may exceed a millionth of the sum's largest entry."""
+        """Whether it must be recomputed: its error may exceed a millionth of the sum's largest
+        entry.
+        """
         return float(self.rounding) > LOST * _largest(self.total_d)
 
     def plus(self, coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]]) -> "RunningSum":
         """With sum_i coef_i row_i added."""
-        added_d, size = np.zeros_like(self.total_d), _largest(self.total_d)
+        added_d = np.zeros_like(self.total_d)
+        size = _largest(self.total_d)
         product_d = np.empty_like(self.total_d)
         for coef, row_d in zip(coef_n, rows, strict=True):
             added_d += np.multiply(row_d, coef, out=product_d, dtype=np.float64)
@@ -248,16 +308,23 @@ class RunningSum(NamedTuple):
         return RunningSum(self.total_d + added_d, np.asarray(rounding))
 
 
-def weighted_sum(coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]], num_params: int) -> FloatArray:
-    """sum_i coef_i row_i in float64, one row after the other: the same bits whatever BLAS or thread count."""
-    total_d, product_d = np.zeros(num_params), np.empty(num_params)
+def weighted_sum(
+    coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]], num_params: int
+) -> FloatArray:
+    """sum_i coef_i row_i in float64, one row after the other: the same bits whatever BLAS or
+    thread count.
+    """
+    total_d = np.zeros(num_params)
+    product_d = np.empty(num_params)
     for coef, row_d in zip(coef_n, rows, strict=True):
         total_d += np.multiply(row_d, coef, out=product_d, dtype=np.float64)
     return total_d
 
 
 def inner(left_d: FloatArray, right_d: FloatArray) -> Any:
-    """<left, right> along the last axis of float64 arrays: the same bits whatever thread count, or number of rows."""
+    """<left, right> along the last axis of float64 arrays: the same bits whatever thread count,
+    or number of rows.
+    """
     total = np.zeros(left_d.shape[:-1])
     for first in range(0, left_d.shape[-1], ONE_THREAD):
         part = slice(first, first + ONE_THREAD)
@@ -271,7 +338,9 @@ def _largest(value_d: np.ndarray[Any, Any]) -> float:
 
 
 def settled(state: Any) -> Any:
-    """The state with its changed rows in their files (``rows.py``): for states that a checkpoint holds."""
+    """The state with its changed rows in their files (``rows.py``): for states that a checkpoint
+    holds.
+    """
     if hasattr(state, "_fields"):
         return type(state)(*(settled(part) for part in state))
     return state.settled() if isinstance(state, MappedRows) else state
@@ -285,7 +354,9 @@ class Note(NamedTuple):
 
 
 def note_round(folder: Path, round: int, owner: str) -> None:
-    """Note which round's state the rows in a folder belong to, once all of them are there; nothing without a folder."""
+    """Note which round's state the rows in a folder belong to, once all of them are there;
+    nothing without a folder.
+    """
     if folder.is_dir():
         write_atomically(folder / "round", json.dumps(Note(round, owner)) + "\n", private=True)
 
@@ -297,4 +368,6 @@ def noted(folder: Path) -> Note | None:
     match read_json(folder / "round"):
         case [int(round), str(owner)]:
             return Note(round, owner)
-    raise DeltaflError(f"{folder / 'round'} does not say to which round the rows beside it belong; put a copy back")
+    raise DeltaflError(
+        f"{folder / 'round'} does not say to which round the rows beside it belong; put a copy back"
+    )

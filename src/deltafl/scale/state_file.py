@@ -22,39 +22,58 @@ from ..types import Array, Population
 from .named_arrays import from_named_arrays, named_arrays
 
 #: The text that marks a state's file.
-_MARK, _VERSION, _SEAL = "deltafl-state", "3", "crc32"
+_MARK = "deltafl-state"
+_VERSION = "3"
+_SEAL = "crc32"
 
 
 def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> None:
-    """Write a state into one file, which is never seen half written and may be the one it was loaded from.
+    """Write a state into one file, which is never seen half written and may be the one it was
+    loaded from.
 
-    It names the clients and the plan that the state belongs to, for with others it would be wrong without a sign. Plans
-    of other clients, or with updates in a file of their own (``Plan.memory``), are refused by a ``DeltaflError``.
+    It names the clients and the plan that the state belongs to, for with others it would be wrong
+    without a sign. Plans of other clients, or with updates in a file of their own
+    (``Plan.memory``), are refused by a ``DeltaflError``.
     """
     if not isinstance(state, RoundState):
-        raise DeltaflError(f"state is of type {type(state).__name__}; write save_state(path, state, plan)")
+        raise DeltaflError(
+            f"state is of type {type(state).__name__}; write save_state(path, state, plan)"
+        )
     clients_of(plan, state)
     if plan.memory.folder is not None:
-        raise DeltaflError("this plan keeps rows in a file of their own, which a state file cannot hold")
-    write_sealed(Path(path), dict(named_arrays(state, shared=True)), {_MARK: _VERSION, **owner(plan)})
+        raise DeltaflError(
+            "this plan keeps rows in a file of their own, which a state file cannot hold"
+        )
+    write_sealed(
+        Path(path), dict(named_arrays(state, shared=True)), {_MARK: _VERSION, **owner(plan)}
+    )
 
 
 def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
-    """Map a saved state into memory; rounds that follow are bit for bit those that would have followed the saved one.
+    """Map a saved state into memory; rounds that follow are bit for bit those that would have
+    followed the saved one.
 
-    ``plan`` is the one it was saved with, but for the cohort's size and ``response_floor``, on which no state depends.
-    To go on with another plan, load with the old one and go on with the new. Files of other clients or another plan, or
-    that are no such files, are refused by a ``DeltaflError``.
+    ``plan`` is the one it was saved with, but for the cohort's size and ``response_floor``, on
+    which no state depends. To go on with another plan, load with the old one and go on with the
+    new. Files of other clients or another plan, or that are no such files, are refused by a
+    ``DeltaflError``.
     """
     arrays, texts = read_sealed(Path(path), "put a copy back, or write it anew with save_state")
     if texts.get(_MARK) != _VERSION:
-        raise DeltaflError(f"{path} does not say which clients and plan its state belongs to; write it with save_state")
+        raise DeltaflError(
+            f"{path} does not say which clients and plan its state belongs to; write it with "
+            "save_state"
+        )
     for name, value in {**dict.fromkeys(_OPTIONAL), **owner(plan)}.items():
         if texts.get(name) != value:
             other = f"a plan with {name} = {texts.get(name)}, and this plan has {value}"
-            raise DeltaflError(f"the state in {path} belongs to {other}; load it with the plan it was saved with")
+            raise DeltaflError(
+                f"the state in {path} belongs to {other}; load it with the plan it was saved with"
+            )
     template_plan = plan
-    if all(type(part).__module__.startswith("deltafl.") for part in (plan.sampler, plan.rule.control)):
+    if all(
+        type(part).__module__.startswith("deltafl.") for part in (plan.sampler, plan.rule.control)
+    ):
         # The form of the state is that of one client: m numbers need not be made.
         aux_mq = plan.population.aux_mq
         one = Population.from_sizes([1], aux=None if aux_mq is None else aux_mq[:1])
@@ -71,11 +90,17 @@ def write_sealed(path: Path, arrays: Mapping[str, Array], texts: Mapping[str, st
 
 
 def read_sealed(path: Path, cure: str) -> tuple[dict[str, Array], dict[str, str]]:
-    """Arrays and texts of such a file; a ``DeltaflError`` that ends in ``cure`` if it is not as it was written."""
+    """Arrays and texts of such a file; a ``DeltaflError`` that ends in ``cure`` if it is not as
+    it was written.
+    """
     arrays, texts = read_tensors(path, cure)
     checksum = texts.pop(_SEAL, None)
     if checksum != _seal(arrays, texts):
-        why = "has no checksum, so that another version wrote it" if checksum is None else "is not as it was written"
+        why = (
+            "has no checksum, so that another version wrote it"
+            if checksum is None
+            else "is not as it was written"
+        )
         raise DeltaflError(f"{path} {why}; {cure}")
     return arrays, texts
 
@@ -93,8 +118,11 @@ _OPTIONAL = ("scaffold", "average", "clip", "dp")
 
 
 def owner(plan: Plan) -> dict[str, str]:
-    """What a state belongs to, as texts: checksums of the clients, and the settings that it depends on."""
-    population, aux_mq = plan.population, plan.population.aux_mq
+    """What a state belongs to, as texts: checksums of the clients, and the settings that it
+    depends on.
+    """
+    population = plan.population
+    aux_mq = plan.population.aux_mq
     optional = zip(_OPTIONAL, (plan.scaffold, float(plan.average), plan.clip, plan.dp), strict=True)
     return {
         "clients": str(population.num_clients),
@@ -113,16 +141,22 @@ def owner(plan: Plan) -> dict[str, str]:
 
 
 def written(part: object) -> str:
-    """How a sampler or an optimizer is written; only its type where the text would hold an address in memory."""
+    """How a sampler or an optimizer is written; only its type where the text would hold an
+    address in memory.
+    """
     return _without_addresses(repr(part)) if is_dataclass(part) else type(part).__name__
 
 
 def _without_addresses(text: str) -> str:
-    """A text without the addresses of functions and objects, which differ from process to process."""
+    """A text without the addresses of functions and objects, which differ from process to
+    process.
+    """
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 def _checksum(array: Array, dtype: Any) -> str:
-    """Shape and CRC-32: against mistakes, not against forgers, and several times as fast as BLAKE2."""
+    """Shape and CRC-32: against mistakes, not against forgers, and several times as fast as
+    BLAKE2.
+    """
     plain = np.ascontiguousarray(array, dtype=dtype)
     return f"{'x'.join(map(str, plain.shape))}:{zlib.crc32(plain.data):08x}"

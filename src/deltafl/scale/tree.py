@@ -1,8 +1,9 @@
-"""A sum tree: m scores with the sums of ever larger blocks, so that drawing and changing n of them costs O(n log m).
+"""A sum tree: m scores with the sums of ever larger blocks, so that drawing and changing n of them
+costs O(n log m).
 
-Level 0 are the scores in the clients' order; a node of level l + 1 is the sum of ``WIDTH`` nodes of level l. A node
-that is touched is summed anew from its children, in float64: nothing drifts, and the sums are a function of the scores,
-bit for bit.
+Level 0 are the scores in the clients' order; a node of level l + 1 is the sum of ``WIDTH`` nodes of
+level l. A node that is touched is summed anew from its children, in float64: nothing drifts, and
+the sums are a function of the scores, bit for bit.
 """
 
 from itertools import pairwise
@@ -22,9 +23,11 @@ _NOBODY = np.zeros(0, dtype=np.int64)
 
 
 class Mass(NamedTuple):
-    """What each client weighs in a search: slope score_i + base; 0 for ``without_c``, sorted, whose scores must be 0.
+    """What each client weighs in a search: slope score_i + base; 0 for ``without_c``, sorted, whose
+    scores must be 0.
 
-    The number of clients below a node is known, so that a floor or a scaling takes no numbers of its own.
+    The number of clients below a node is known, so that a floor or a scaling takes no numbers of
+    its own.
     """
 
     slope: float
@@ -33,7 +36,9 @@ class Mass(NamedTuple):
 
 
 class TreeBuffer(Buffer):
-    """The scores, and the sums of all levels in a row, each level filled up with zeros to whole blocks."""
+    """The scores, and the sums of all levels in a row, each level filled up with zeros to whole
+    blocks.
+    """
 
     def __init__(self, array_m: Array, inner: FloatArray | None = None) -> None:
         super().__init__(array_m)
@@ -61,7 +66,9 @@ class TreeBuffer(Buffer):
             self._add_up(level, node_k)
 
     def children(self, level: int, node_k: IntArray) -> tuple[IntArray, Array]:
-        """The children of nodes of a level, (k, WIDTH) indices and values one level below; 0 past the end."""
+        """The children of nodes of a level, (k, WIDTH) indices and values one level below; 0
+        past the end.
+        """
         below = self.levels[level - 1]
         child_kb = node_k[:, None] * WIDTH + np.arange(WIDTH)
         value_kb = below.take(child_kb, mode="clip")
@@ -75,9 +82,11 @@ class TreeBuffer(Buffer):
 
 
 class SumTree(PersistentArray):
-    """Finite scores >= 0 of m clients, float32 or float64, as a ``PersistentArray`` with their sums.
+    """Finite scores >= 0 of m clients, float32 or float64, as a ``PersistentArray`` with their
+    sums.
 
-    Both belong to this object from now on; ``inner`` are the sums of a tree that is read from a file.
+    Both belong to this object from now on; ``inner`` are the sums of a tree that is read from a
+    file.
     """
 
     def __init__(self, score_m: Array, inner: FloatArray | None = None) -> None:
@@ -90,7 +99,9 @@ class SumTree(PersistentArray):
         return float(self.current().levels[-1][0])
 
     def at_least(self, least: float) -> IntArray:
-        """The clients with score >= least > 0, in increasing order; O(k log m), k <= total / least."""
+        """The clients with score >= least > 0, in increasing order; O(k log m), k <= total /
+        least.
+        """
         buffer = self.current()
         node_k = np.zeros(1, dtype=np.int64)
         for level in range(len(buffer.levels) - 1, 0, -1):
@@ -99,19 +110,23 @@ class SumTree(PersistentArray):
         return node_k
 
     def find(self, position_k: FloatArray, mass: Mass) -> tuple[IntArray, FloatArray]:
-        """Lay the clients end to end, each as long as its mass: who lies at k positions, and how far into them?
+        """Lay the clients end to end, each as long as its mass: who lies at k positions, and how
+        far into them?
 
-        Positions are >= 0 and below the sum of the masses, which are not all 0; rounding beyond it gives the last
-        client with mass.
+        Positions are >= 0 and below the sum of the masses, which are not all 0; rounding beyond it
+        gives the last client with mass.
         """
         buffer = self.current()
-        left_k, row_k = np.array(position_k, dtype=np.float64), np.arange(len(position_k))
+        left_k = np.array(position_k, dtype=np.float64)
+        row_k = np.arange(len(position_k))
         node_k = np.zeros(len(position_k), dtype=np.int64)
         for level in range(len(buffer.levels) - 1, 0, -1):
             child_kb, value_kb = buffer.children(level, node_k)
             end_kb = mass.slope * np.cumsum(value_kb, axis=1, dtype=np.float64)
             if mass.base:
-                end_kb += mass.base * _heads(child_kb, WIDTH ** (level - 1), len(self), mass.without_c)
+                end_kb += mass.base * _heads(
+                    child_kb, WIDTH ** (level - 1), len(self), mass.without_c
+                )
             left_k = np.minimum(left_k, np.nextafter(end_kb[:, -1], 0.0))
             place_k = (end_kb <= left_k[:, None]).sum(axis=1)
             left_k = left_k - np.where(place_k > 0, end_kb[row_k, place_k - 1], 0.0)
@@ -120,8 +135,16 @@ class SumTree(PersistentArray):
 
 
 def _heads(child_kb: IntArray, span: int, m: int, without_c: IntArray) -> Any:
-    """How many clients with mass there are below each row's children, from the first up to each of them."""
-    start_k1, end_kb = child_kb[:, :1] * span, np.minimum((child_kb + 1) * span, m)
+    """How many clients with mass there are below each row's children, from the first up to each
+    of them.
+    """
+    start_k1 = child_kb[:, :1] * span
+    end_kb = np.minimum((child_kb + 1) * span, m)
     if len(without_c) == 0:
         return end_kb - start_k1
-    return end_kb - start_k1 - np.searchsorted(without_c, end_kb) + np.searchsorted(without_c, start_k1)
+    return (
+        end_kb
+        - start_k1
+        - np.searchsorted(without_c, end_kb)
+        + np.searchsorted(without_c, start_k1)
+    )

@@ -1,21 +1,25 @@
-"""Clipping by the median: bounds what clients that lie can do to the model and to the samplers' scores.
+"""Clipping by the median: bounds what clients that lie can do to the model and to the samplers'
+scores.
 
-With ``Plan(clip="median")``, R = 1.5 times the median norm of every client's last update, as it was sent: one vote a
-client. Whatever u_i a client sends, it counts as
+With ``Plan(clip="median")``, R = 1.5 times the median norm of every client's last update, as it was
+sent: one vote a client. Whatever u_i a client sends, it counts as
 
-    u'_i = u_i min(1, R / norm(u_i)),    c_i + (u'_i - c_i) min(1, (3 / n) R / (coef_i norm(u'_i - c_i)))
+    u'_i = u_i min(1, R / norm(u_i)),  c_i + (u'_i - c_i) min(1, (3 / n) R / (coef_i norm(u'_i - c_i)))
 
-with c_i the control variate and coef_i the coefficient of one draw if all reply. So no client moves the estimate by
-more than 3 R / n for each time it was drawn, however rarely it was selected or has replied; by R at most where
-coefficients sum to 1 and the others are silent. R, c_i and coef_i are known before the draw: the estimate is unbiased
-for the sum of the clipped updates, and **biased** for that of the updates. Where no norm is known yet, in the first
-round, the median is that of its replies. Medians are lower medians, so that one of two clients cannot raise them; where
-more than half of the last updates are 0, R is 0 and the model stays.
+with c_i the control variate and coef_i the coefficient of one draw if all reply. So no client moves
+the estimate by more than 3 R / n for each time it was drawn, however rarely it was selected or has
+replied; by R at most where coefficients sum to 1 and the others are silent. R, c_i and coef_i are
+known before the draw: the estimate is unbiased for the sum of the clipped updates, and **biased**
+for that of the updates. Where no norm is known yet, in the first round, the median is that of its
+replies. Medians are lower medians, so that one of two clients cannot raise them; where more than
+half of the last updates are 0, R is 0 and the model stays.
 
-Samplers learn from the clipped updates. What a client reports, or what is measured on it, counts at most 1.5 times the
-median of the round's replies: sending alternating signs or reporting a large loss does not get a client selected more.
+Samplers learn from the clipped updates. What a client reports, or what is measured on it, counts at
+most 1.5 times the median of the round's replies: sending alternating signs or reporting a large
+loss does not get a client selected more.
 
-It bounds the harm of fewer than half of the clients; many small lies in one direction, such as a backdoor's, pass.
+It bounds the harm of fewer than half of the clients; many small lies in one direction, such as a
+backdoor's, pass.
 """
 
 from typing import NamedTuple
@@ -25,9 +29,13 @@ import numpy as np
 from ..types import FloatArray, IntArray, Nothing, Params, Reports
 from .norms import squared_norms
 
-#: R over the median norm; the largest share of a step over the equal share 1 / n; scores over their median.
-RADIUS, SHARE, SCORE = 1.5, 3.0, 1.5
-#: Columns of reports that scores are made of, and the power of the update's or the loss's scale that they grow with.
+#: R over the median norm; the largest share of a step over the equal share 1 / n; scores over their
+#: median.
+RADIUS = 1.5
+SHARE = 3.0
+SCORE = 1.5
+#: Columns of reports that scores are made of, and the power of the update's or the loss's scale
+#: that they grow with.
 _SCORED = {
     "loss_n": 1,
     "num_steps_n": 1,
@@ -40,7 +48,9 @@ _SCORED = {
 
 
 class KnownNorms(NamedTuple):
-    """The norm of each client's last update as it was sent, float64 (m,); NaN until there is one."""
+    """The norm of each client's last update as it was sent, float64 (m,); NaN until there is
+    one.
+    """
 
     norm_m: FloatArray
 
@@ -62,7 +72,8 @@ class Clipping:
     Attributes:
         norm_n: The norms of the cohort's updates as they were sent; NaN without a usable reply.
         radius: R; NaN until a norm is known.
-        factor_n: What an update was multiplied with, or its distance from c_i if that is less; 1 if it was not clipped.
+        factor_n: What an update was multiplied with, or its distance from c_i if that is less; 1 if
+            it was not clipped.
     """
 
     def __init__(self, norms: KnownNorms, coef_n: FloatArray, n: int) -> None:
@@ -98,7 +109,8 @@ def _factor(most: FloatArray | float, length_k: FloatArray) -> FloatArray:
 
 def capped(reports: Reports) -> Reports:
     """Reports in which no number that scores are made of is far above the median of the replies."""
-    here, columns = reports.responded_n, {}
+    here = reports.responded_n
+    columns = {}
     for name, power in _SCORED.items():
         column_n = getattr(reports, name)
         middle = lower_median(column_n[here].astype(np.float64))

@@ -11,8 +11,12 @@ from ..types import FloatArray, Params, Reports
 _BLOCK = 2**16
 
 
-def squared_norms(update_kd: Params | FloatArray, weight_k: FloatArray | None = None) -> tuple[FloatArray, FloatArray]:
-    """norm(u_i)^2 and norm(u_i - mean)^2 of updates or their sketches; the mean is plain, or weighted."""
+def squared_norms(
+    update_kd: Params | FloatArray, weight_k: FloatArray | None = None
+) -> tuple[FloatArray, FloatArray]:
+    """norm(u_i)^2 and norm(u_i - mean)^2 of updates or their sketches; the mean is plain, or
+    weighted.
+    """
     squared_norm_k, squared_deviation_k = np.zeros((2, len(update_kd)))
     if len(update_kd) == 0:
         return squared_norm_k, squared_deviation_k
@@ -20,7 +24,8 @@ def squared_norms(update_kd: Params | FloatArray, weight_k: FloatArray | None = 
     d = update_kd.shape[1]
     rows = max(1, _BLOCK // max(1, min(d, ONE_THREAD)))
     for first, start in product(range(0, len(update_kd), rows), range(0, d, ONE_THREAD)):
-        block, part = slice(first, first + rows), slice(start, start + ONE_THREAD)
+        block = slice(first, first + rows)
+        part = slice(start, start + ONE_THREAD)
         wide_bp = update_kd[block, part].astype(np.float64)
         squared_norm_k[block] += inner(wide_bp, wide_bp)
         np.subtract(wide_bp, mean_d[part], out=wide_bp)
@@ -28,9 +33,15 @@ def squared_norms(update_kd: Params | FloatArray, weight_k: FloatArray | None = 
     return squared_norm_k, squared_deviation_k
 
 
-def measure(update_nd: Params | FloatArray, reports: Reports, weight_n: FloatArray | None = None) -> Reports:
-    """Fill ``squared_norms`` of the clients that responded into reports; the other rows are ignored."""
+def measure(
+    update_nd: Params | FloatArray, reports: Reports, weight_n: FloatArray | None = None
+) -> Reports:
+    """Fill ``squared_norms`` of the clients that responded into reports; the other rows are
+    ignored.
+    """
     here = reports.responded_n
     norm_n, deviation_n = np.zeros((2, len(here)))
-    norm_n[here], deviation_n[here] = squared_norms(update_nd[here], None if weight_n is None else weight_n[here])
+    norm_n[here], deviation_n[here] = squared_norms(
+        update_nd[here], None if weight_n is None else weight_n[here]
+    )
     return reports._replace(squared_norm_n=norm_n, squared_deviation_n=deviation_n)

@@ -1,6 +1,8 @@
-"""Server optimizers: how the global model moves along D, the estimate of the full-participation update.
+"""Server optimizers: how the global model moves along D, the estimate of the full-participation
+update.
 
-D already points downhill (it is a mean of x_K - x_0), so every rule *adds*. State in float64, parameters in float32.
+D already points downhill (it is a mean of x_K - x_0), so every rule *adds*. State in float64,
+parameters in float32.
 """
 
 from dataclasses import dataclass
@@ -36,7 +38,9 @@ class _Rule(WithRanges):
 
 @dataclass(frozen=True)
 class Sgd(_Rule):
-    """x <- x + lr D; lr = 1 replaces the model by the (estimated) weighted mean of the local ones."""
+    """x <- x + lr D; lr = 1 replaces the model by the (estimated) weighted mean of the local
+    ones.
+    """
 
     lr: float = 1.0
     ranges: ClassVar = {"lr": "[0, inf)"}
@@ -50,23 +54,28 @@ class Sgd(_Rule):
 
 @dataclass(frozen=True)
 class FedExP(Sgd):
-    """x <- x + lr eta D, eta = max(1, N / (2 (norm(D)^2 + epsilon))): FedExP (Jhunjhunwala, Wang and Joshi, ICLR 2023).
+    """x <- x + lr eta D, eta = max(1, N / (2 (norm(D)^2 + epsilon))): FedExP (Jhunjhunwala, Wang
+    and Joshi, ICLR 2023).
 
-    N = sum_S coef_i norm(u_i)^2, with the coefficients of D: an estimate of sum_i w_i norm(u_i)^2, unbiased where D is.
-    For the plain mean of n replies eta is the paper's max(1, sum_S norm(u_i)^2 / (2 n (norm(D)^2 + epsilon))), of all
-    clients or of a cohort. Updates that are alike give eta = 1, updates that cancel a longer step. As eta depends on
-    the draw, eta D is biased even where D is not. Models swing to and fro: the one to use is the mean of the last two,
-    as in the paper (``Plan.model``, ``average.py``); clients go on from the last.
+    N = sum_S coef_i norm(u_i)^2, with the coefficients of D: an estimate of sum_i w_i norm(u_i)^2,
+    unbiased where D is. For the plain mean of n replies eta is the paper's max(1, sum_S norm(u_i)^2
+    / (2 n (norm(D)^2 + epsilon))), of all clients or of a cohort. Updates that are alike give eta =
+    1, updates that cancel a longer step. As eta depends on the draw, eta D is biased even where D
+    is not. Models swing to and fro: the one to use is the mean of the last two, as in the paper
+    (``Plan.model``, ``average.py``); clients go on from the last.
 
     Attributes:
         lr: Multiplies eta, >= 0.
-        epsilon: > 0, in squared update units; 0.001 and 0.1 in the paper's code; much shorter D get eta = 1.
+        epsilon: > 0, in squared update units; 0.001 and 0.1 in the paper's code; much shorter D get
+            eta = 1.
     """
 
     epsilon: float = 1e-3
     ranges: ClassVar = {"lr": "[0, inf)", "epsilon": "(0, inf)"}
 
-    def extrapolate(self, params_d: Params, delta_d: FloatArray, mean_square: float, state: Any) -> tuple[Params, Any]:
+    def extrapolate(
+        self, params_d: Params, delta_d: FloatArray, mean_square: float, state: Any
+    ) -> tuple[Params, Any]:
         """The step with N, which D does not show; ``step`` alone is that of eta = 1."""
         eta = max(1.0, mean_square / (2 * (float(inner(delta_d, delta_d)) + self.epsilon)))
         return self.step(params_d, eta * delta_d, state)
@@ -82,7 +91,8 @@ class MomentumState(NamedTuple):
 class Momentum(_Rule):
     """*Server momentum*: v <- beta v + D; x <- x + lr v (FedAvgM, Hsu et al. 2019); beta in [0, 1).
 
-    Nothing is damped: on a constant D the steps grow towards lr D / (1 - beta). Other momenta: docs/backbones.md.
+    Nothing is damped: on a constant D the steps grow towards lr D / (1 - beta). Other momenta:
+    docs/backbones.md.
     """
 
     lr: float = 1.0
@@ -92,7 +102,9 @@ class Momentum(_Rule):
     def init(self, num_params: int) -> MomentumState:
         return MomentumState(np.zeros(num_params))
 
-    def _change(self, delta_d: FloatArray, state: MomentumState) -> tuple[FloatArray, MomentumState]:
+    def _change(
+        self, delta_d: FloatArray, state: MomentumState
+    ) -> tuple[FloatArray, MomentumState]:
         velocity_d = self.beta * state.velocity_d + delta_d
         return self.lr * velocity_d, MomentumState(velocity_d)
 
@@ -108,7 +120,8 @@ class AdaptiveState(NamedTuple):
 class Adaptive(_Rule):
     """FedAdagrad, FedAdam and FedYogi (Reddi et al. 2021, algorithm 2: no bias correction).
 
-    x <- x + lr a / (sqrt(v) + tau) with a <- beta1 a + (1 - beta1) D, v_0 = tau^2, tau > 0, both betas in [0, 1), and
+    x <- x + lr a / (sqrt(v) + tau) with a <- beta1 a + (1 - beta1) D, v_0 = tau^2, tau > 0, both
+    betas in [0, 1), and
 
     - rule ``"adagrad"``, with beta1 = 0: v <- v + D^2
     - rule ``"adam"``: v <- beta2 v + (1 - beta2) D^2
@@ -130,10 +143,13 @@ class Adaptive(_Rule):
     def init(self, num_params: int) -> AdaptiveState:
         return AdaptiveState(np.zeros(num_params), np.full(num_params, self.tau**2))
 
-    def _change(self, delta_d: FloatArray, state: AdaptiveState) -> tuple[FloatArray, AdaptiveState]:
+    def _change(
+        self, delta_d: FloatArray, state: AdaptiveState
+    ) -> tuple[FloatArray, AdaptiveState]:
         beta1 = 0.0 if self.rule == "adagrad" else self.beta1
         mean_d = beta1 * state.mean_d + (1 - beta1) * delta_d
-        square_d, new_d = state.square_d, delta_d**2
+        square_d = state.square_d
+        new_d = delta_d**2
         if self.rule == "adagrad":
             square_d = square_d + new_d
         elif self.rule == "adam":
@@ -143,15 +159,27 @@ class Adaptive(_Rule):
         return self.lr * mean_d / (np.sqrt(square_d) + self.tau), AdaptiveState(mean_d, square_d)
 
 
-#: Name -> learning rate used when none is given (1 for a plain mean; the paper's 0.01 for the adaptive rules).
-SERVER_OPTIMIZERS = {"sgd": 1.0, "fedexp": 1.0, "momentum": 1.0, "adagrad": 0.01, "adam": 0.01, "yogi": 0.01}
+#: Name -> learning rate used when none is given (1 for a plain mean; the paper's 0.01 for the
+#: adaptive rules).
+SERVER_OPTIMIZERS = {
+    "sgd": 1.0,
+    "fedexp": 1.0,
+    "momentum": 1.0,
+    "adagrad": 0.01,
+    "adam": 0.01,
+    "yogi": 0.01,
+}
 
 
-def make_server_optimizer(name: str, lr: float | None = None, momentum: float | None = None) -> ServerOptimizer:
-    """The server optimizer of a name in ``SERVER_OPTIMIZERS``, with its own rate and beta where these are None.
+def make_server_optimizer(
+    name: str, lr: float | None = None, momentum: float | None = None
+) -> ServerOptimizer:
+    """The server optimizer of a name in ``SERVER_OPTIMIZERS``, with its own rate and beta where
+    these are None.
 
     Raises:
-        DeltaflError: If the name is unknown, a number is out of range, or ``momentum`` is given to another optimizer.
+        DeltaflError: If the name is unknown, a number is out of range, or ``momentum`` is given to
+            another optimizer.
     """
     if name not in SERVER_OPTIMIZERS:
         raise unknown_name("server optimizer", name, SERVER_OPTIMIZERS)

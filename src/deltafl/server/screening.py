@@ -9,7 +9,16 @@ import numpy.typing as npt
 from ..arrays import LARGEST_ENTRY, as_array
 from ..errors import DeltaflError
 from ..samplers.base import Sampler
-from ..types import NO_REPLY, BoolArray, Cohort, FloatArray, IntArray, Params, RejectedReply, Reports
+from ..types import (
+    NO_REPLY,
+    BoolArray,
+    Cohort,
+    FloatArray,
+    IntArray,
+    Params,
+    RejectedReply,
+    Reports,
+)
 
 #: How to write the update of a model.
 FLAT_UPDATE = "deltafl.flatten(local_model) - state.params_d"
@@ -20,7 +29,9 @@ Updates = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
 class ScreenedReplies(NamedTuple):
     """The usable part of what came back."""
 
-    update_nd: Params  #: without the drift that clients were sent; zero in rows without a usable reply
+    update_nd: (
+        Params  #: without the drift that clients were sent; zero in rows without a usable reply
+    )
     reports: Reports  #: with ``responded_n`` False for missing and rejected replies
     rejected: list[RejectedReply]
 
@@ -33,15 +44,18 @@ def screen_replies(
     drifts: Params | None = None,
     sampler: Sampler | None = None,
 ) -> ScreenedReplies:
-    """Check every reply, one per client of the cohort, for length, finiteness and range; then subtract the drifts.
+    """Check every reply, one per client of the cohort, for length, finiteness and range; then
+    subtract the drifts.
 
-    Drifts are (d,), the same for all, or (n, d). Replies without a loss are rejected if the sampler has ``needs_loss``.
-    Wrong numbers of rows are the host's fault.
+    Drifts are (d,), the same for all, or (n, d). Replies without a loss are rejected if the sampler
+    has ``needs_loss``. Wrong numbers of rows are the host's fault.
     """
     n = len(cohort.client_n)
     reports = Reports.make(n) if reports is None else reports
     if len(updates) != n or any(len(column) != n for column in reports):
-        raise DeltaflError(f"the cohort has {n} clients; updates and reports must have {n} rows in the same order")
+        raise DeltaflError(
+            f"the cohort has {n} clients; updates and reports must have {n} rows in the same order"
+        )
     update_nd = np.empty((n, num_params), dtype=np.float32)
     responded_n = reports.responded_n.copy()
     faults = _report_faults(reports, sampler)
@@ -64,8 +78,14 @@ def screen_replies(
 
 
 def _sound_rows(updates: Updates, n: int, num_params: int) -> BoolArray:
-    """Which rows of a plain table are sound; none of anything else, of which each is looked at alone."""
-    if type(updates) is not np.ndarray or updates.dtype.kind != "f" or updates.shape != (n, num_params):
+    """Which rows of a plain table are sound; none of anything else, of which each is looked at
+    alone.
+    """
+    if (
+        type(updates) is not np.ndarray
+        or updates.dtype.kind != "f"
+        or updates.shape != (n, num_params)
+    ):
         return np.zeros(n, dtype=np.bool_)
     with np.errstate(over="ignore", invalid="ignore"):
         narrow_nd = updates.astype(np.float32, copy=False)
@@ -82,7 +102,12 @@ def _update_fault(update: npt.ArrayLike | None, num_params: int) -> str | None:
             if given_d.dtype.kind == "c" or np.ma.isMaskedArray(update):
                 return "update has complex or masked numbers, of which a part would be lost"
             update_d = given_d.astype(np.float32, copy=False)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: whatever a tensor may raise
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        RuntimeError,
+    ):  # the last: whatever a tensor may raise
         return f"update is not one list of numbers: write {FLAT_UPDATE}"
     if update_d.shape != (num_params,):
         hint = "" if update_d.ndim == 1 else f": write {FLAT_UPDATE}"
@@ -94,9 +119,12 @@ def _update_fault(update: npt.ArrayLike | None, num_params: int) -> str | None:
 
 
 def _report_faults(reports: Reports, sampler: Sampler | None) -> dict[int, str]:
-    loss_n, square_n, has_loss_n = reports.loss_n, reports.square_loss_n, reports.has_loss_n
+    loss_n = reports.loss_n
+    square_n = reports.square_loss_n
+    has_loss_n = reports.has_loss_n
     with np.errstate(over="ignore", invalid="ignore"):
-        # A mean of squares is at least the square of the mean (Jensen), up to rounding, of half precision at worst.
+        # A mean of squares is at least the square of the mean (Jensen), up to rounding, of half
+        # precision at worst.
         low_n = np.maximum(0.99 * np.where(has_loss_n, np.square(loss_n), 0.0) - 1e-7, 0.0)
         given_n = np.where(np.isnan(square_n), low_n, square_n)  # NaN: none was reported
     bounds: dict[str, tuple[FloatArray | IntArray, FloatArray | float, float]] = {
@@ -111,13 +139,18 @@ def _report_faults(reports: Reports, sampler: Sampler | None) -> dict[int, str]:
         for i in np.flatnonzero(~((column_n >= least_n) & (column_n <= high))).tolist():
             faults.setdefault(i, f"{name} is {column_n[i]}, expected {least_n[i]:g} to {high:g}")
     if sampler is not None and sampler.needs_loss:
-        fault = f"the reply has no loss, which {type(sampler).__name__} learns from; report one with each update"
+        fault = (
+            f"the reply has no loss, which {type(sampler).__name__} learns from; report one "
+            "with each update"
+        )
         faults = dict.fromkeys(np.flatnonzero(~has_loss_n).tolist(), fault) | faults
     return faults
 
 
 def _neutral(reports: Reports, responded_n: BoolArray) -> Reports:
-    """Reports with neutral values in rows without a reply, and NaN for the loss of a reply that has none."""
+    """Reports with neutral values in rows without a reply, and NaN for the loss of a reply that
+    has none.
+    """
     has_loss_n = responded_n & reports.has_loss_n
     return reports._replace(
         responded_n=responded_n,

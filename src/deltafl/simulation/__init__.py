@@ -12,7 +12,16 @@ if TYPE_CHECKING:
     from .directory import RunDirectory, environment, new_folder, refusals
     from .divergence import DivergedError
     from .export import export_model
-    from .record import Job, RunRecord, RunStore, read_record, record_of, require_same, what_is_run, write_record
+    from .record import (
+        Job,
+        RunRecord,
+        RunStore,
+        read_record,
+        record_of,
+        require_same,
+        what_is_run,
+        write_record,
+    )
     from .run import run_experiment, run_single
     from .settings import CompareSettings, RunSettings, make_settings
     from .setup import engine_of, plan_of, subject_of, task_of
@@ -39,23 +48,70 @@ _MODULES = {
         "directory": "RunDirectory environment new_folder refusals",
         "divergence": "DivergedError",
         "export": "export_model",
-        "record": "Job RunRecord RunStore read_record record_of require_same what_is_run write_record",
+        "record": (
+            "Job RunRecord RunStore read_record record_of require_same what_is_run write_record"
+        ),
         "run": "run_experiment run_single",
         "settings": "CompareSettings RunSettings make_settings",
         "setup": "engine_of plan_of subject_of task_of",
         "sweep": "OnProgress Progress count_processes require_devices run_jobs",
         "tracking": "tracker",
-        "tune": "NEVER Doubling Grid Score Search Trial TuneSettings mean_score rounds_to_threshold tune_rates",
+        "tune": (
+            "NEVER Doubling Grid Score Search Trial TuneSettings mean_score "
+            "rounds_to_threshold tune_rates"
+        ),
     }.items()
     for name in names.split()
 }
 
-__all__ = ["NEVER", "CompareSettings", "DivergedError", "Doubling", "Grid", "Job", "OnProgress", "Progress"]
-__all__ += ["RoundDone", "RunDirectory", "RunRecord", "RunSettings", "RunStore", "Score", "Search", "Trial"]
-__all__ += ["TuneSettings", "count_processes", "engine_of", "environment", "export_model", "joined", "make_settings"]
-__all__ += ["mean_score", "new_folder", "plan_of", "read_record", "record_of", "refusals", "require_devices"]
+__all__ = [
+    "NEVER",
+    "CompareSettings",
+    "DivergedError",
+    "Doubling",
+    "Grid",
+    "Job",
+    "OnProgress",
+    "Progress",
+]
+__all__ += [
+    "RoundDone",
+    "RunDirectory",
+    "RunRecord",
+    "RunSettings",
+    "RunStore",
+    "Score",
+    "Search",
+    "Trial",
+]
+__all__ += [
+    "TuneSettings",
+    "count_processes",
+    "engine_of",
+    "environment",
+    "export_model",
+    "joined",
+    "make_settings",
+]
+__all__ += [
+    "mean_score",
+    "new_folder",
+    "plan_of",
+    "read_record",
+    "record_of",
+    "refusals",
+    "require_devices",
+]
 __all__ += ["require_same", "rounds_to_threshold", "run_comparison", "run_experiment", "run_jobs"]
-__all__ += ["run_single", "subject_of", "task_of", "tracker", "tune_rates", "what_is_run", "write_record"]
+__all__ += [
+    "run_single",
+    "subject_of",
+    "task_of",
+    "tracker",
+    "tune_rates",
+    "what_is_run",
+    "write_record",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,6 @@
-"""The callback ``on_round`` of runs and comparisons, for trackers, plots and early warnings of your own."""
+"""The callback ``on_round`` of runs and comparisons, for trackers, plots and early warnings of
+your own.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +15,9 @@ class RoundDone(NamedTuple):
     seed: int
     round: int  #: rounds played, from 1
     rounds: int  #: rounds in all
-    accuracy: float | None  #: None if the model was not evaluated after this round, or the task has no accuracy
+    accuracy: (
+        float | None
+    )  #: None if the model was not evaluated after this round, or the task has no accuracy
     loss: float | None  #: test loss; None likewise
     seconds: float  #: wall clock of this round, evaluation excluded
     bytes: float  #: bytes down + up of this round
@@ -32,8 +36,10 @@ def guarded(on_round: OnRound) -> OnRound:
         except OWN_ERRORS as error:
             name = getattr(on_round, "__name__", type(on_round).__name__)
             raise DeltaflError(
-                f"the callback {name} failed in round {done.round} of {done.sampler}, seed {done.seed}: "
-                f"{in_one_line(error)}; mend it and give the same call again: the runs go on where they are"
+                f"the callback {name} failed in round {done.round} of {done.sampler}, seed "
+                f"{done.seed}: "
+                f"{in_one_line(error)}; mend it and give the same call again: the runs go on where "
+                "they are"
             ) from error
 
     return call

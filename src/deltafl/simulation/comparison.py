@@ -1,8 +1,9 @@
-"""Comparing samplers on one task, seed by seed, under the same split, initial model and minibatches.
+"""Comparing samplers on one task, seed by seed, under the same split, initial model and
+minibatches.
 
-The folder has settings and environment, a run directory for each run, ``summary.json`` (docs/summary-schema.md), three
-pictures and ``report.html``. It grows: with more samplers, seeds or rounds, what is missing is played. Several folders
-are joined.
+The folder has settings and environment, a run directory for each run, ``summary.json``
+(docs/summary-schema.md), three pictures and ``report.html``. It grows: with more samplers, seeds or
+rounds, what is missing is played. Several folders are joined.
 """
 
 import io
@@ -31,11 +32,27 @@ from ..samplers import base_name
 from ..samplers.table import CLASSES
 from ..tasks.own import OBJECTS, is_table, short_name
 from .callback import OnRound, guarded
-from .directory import RunDirectory, environment, locked, recorded_settings, write_header, write_settings
+from .directory import (
+    RunDirectory,
+    environment,
+    locked,
+    recorded_settings,
+    write_header,
+    write_settings,
+)
 from .own_code import note_code, require_one_code, require_same_code
 from .processes import result
 from .record import Job, read_run
-from .settings import FREE_ON_RESUME, OF_TABLES, UNION, CompareSettings, RunSettings, differing, grown, make_settings
+from .settings import (
+    FREE_ON_RESUME,
+    OF_TABLES,
+    UNION,
+    CompareSettings,
+    RunSettings,
+    differing,
+    grown,
+    make_settings,
+)
 from .sweep import OnProgress, Player, engine_for, play_jobs, require_simulator, side_by_side
 
 if TYPE_CHECKING:
@@ -50,7 +67,8 @@ _FOR_THE_END = ("scipy.special", "matplotlib.backends.backend_agg", "bokeh.plott
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
-    """Finished runs of several samplers; printed, or shown by a notebook, it is their table with remarks.
+    """Finished runs of several samplers; printed, or shown by a notebook, it is their table with
+    remarks.
 
     Attributes:
         folders: Where the runs are recorded.
@@ -68,50 +86,88 @@ class Comparison:
         return self.folders[0]
 
     def summary(self) -> "pd.DataFrame":
-        """One row a sampler: the columns are those of the table, with intervals as ``_low`` and ``_high``."""
+        """One row a sampler: the columns are those of the table, with intervals as ``_low`` and
+        ``_high``.
+        """
         import pandas as pd
 
         def row(entry: SamplerSummary) -> dict[str, Any]:
-            metric, gap, reached = self.numbers.metric, entry.gap_closed, entry.to_threshold
-            value, speedup = entry.top5 if metric == "accuracy" else entry.final, reached and reached.speedup
-            found = {"sampler": entry.sampler, "seeds": len(entry.seeds), metric: value.mean, f"{metric}_sd": value.sd}
-            found |= {"gap_closed": gap and gap.value, "gap_low": gap and gap.low, "gap_high": gap and gap.high}
+            metric = self.numbers.metric
+            gap = entry.gap_closed
+            reached = entry.to_threshold
+            value = entry.top5 if metric == "accuracy" else entry.final
+            speedup = reached and reached.speedup
+            found = {
+                "sampler": entry.sampler,
+                "seeds": len(entry.seeds),
+                metric: value.mean,
+                f"{metric}_sd": value.sd,
+            }
+            found |= {
+                "gap_closed": gap and gap.value,
+                "gap_low": gap and gap.low,
+                "gap_high": gap and gap.high,
+            }
             if (fair := entry.fairness) is not None:
                 found |= {"client_mean": fair.mean.mean, "client_sd": fair.sd.mean}
-                found |= {"worst_tenth": fair.worst_tenth.mean, "worst_tenth_sd": fair.worst_tenth.sd}
+                found |= {
+                    "worst_tenth": fair.worst_tenth.mean,
+                    "worst_tenth_sd": fair.worst_tenth.sd,
+                }
             found |= {"rounds_to_threshold": reached and reached.rounds and reached.rounds.mean}
-            found |= {"reached": reached and reached.num_reached, "speedup": speedup and speedup.ratio}
-            found |= {"speedup_low": speedup and speedup.low, "speedup_high": speedup and speedup.high}
+            found |= {
+                "reached": reached and reached.num_reached,
+                "speedup": speedup and speedup.ratio,
+            }
+            found |= {
+                "speedup_low": speedup and speedup.low,
+                "speedup_high": speedup and speedup.high,
+            }
             if entry.total_clock is not None:
-                found |= {"clock_to_threshold": reached and reached.clock, "clock": entry.total_clock}
-            return found | {"seconds": entry.total_seconds, "bytes": entry.total_bytes, "diverged": entry.num_diverged}
+                found |= {
+                    "clock_to_threshold": reached and reached.clock,
+                    "clock": entry.total_clock,
+                }
+            return found | {
+                "seconds": entry.total_seconds,
+                "bytes": entry.total_bytes,
+                "diverged": entry.num_diverged,
+            }
 
         exact = {"sampler", "seeds", "reached", "diverged"}
         table = pd.DataFrame(map(row, self.numbers.samplers))
-        return table.astype({name: float for name in table.columns if name not in exact}).set_index("sampler")
+        return table.astype({name: float for name in table.columns if name not in exact}).set_index(
+            "sampler"
+        )
 
     def runs(self) -> "pd.DataFrame":
-        """One row for each sampler, seed and evaluation; seconds, bytes and clock are of all rounds up to there."""
+        """One row for each sampler, seed and evaluation; seconds, bytes and clock are of all
+        rounds up to there.
+        """
         import pandas as pd
 
         columns = ["round", "accuracy", "loss", "seconds", "bytes"]
         columns += [] if self.curves[0].clock_r is None else ["clock"]
         parts = [
             pd.DataFrame(
-                {"sampler": run.sampler, "seed": run.seed} | {key: getattr(run, f"{key}_r") for key in columns}
+                {"sampler": run.sampler, "seed": run.seed}
+                | {key: getattr(run, f"{key}_r") for key in columns}
             )
             for run in self.curves
         ]
         return pd.concat(parts, ignore_index=True)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
-        """The curves of the metric over rounds: mean over seeds, and a band from the lowest to the highest.
+        """The curves of the metric over rounds: mean over seeds, and a band from the lowest to the
+        highest.
 
         Args:
-            path: Where the figure is saved too: a name that ends in ``.png``, ``.pdf``, ``.svg`` or what else
-                Matplotlib writes.
+            path: Where the figure is saved too: a name that ends in ``.png``, ``.pdf``, ``.svg`` or
+                what else Matplotlib writes.
         """
-        figure = draw_curves(self.curves, self.numbers, self.numbers.metric, None if path is None else Path(path))
+        figure = draw_curves(
+            self.curves, self.numbers, self.numbers.metric, None if path is None else Path(path)
+        )
         assert figure is not None, "a comparison has its metric"
         figure._repr_png_ = partial(small_png, figure)  # type: ignore[attr-defined]  # what a notebook shows
         return figure
@@ -127,7 +183,9 @@ class Comparison:
         write_report(parts, Path(path), f"deltafl: {name}")
 
     def write(self, folder: Path, report: bool = True) -> Summary:
-        """Write ``summary.json``, the pictures and ``report.html`` into a folder, and return the summary."""
+        """Write ``summary.json``, the pictures and ``report.html`` into a folder, and return the
+        summary.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         write_summary(self.numbers, folder / "summary.json")
         try:
@@ -143,7 +201,10 @@ class Comparison:
         return self._printed().export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
     def __repr__(self) -> str:
-        return f"{self._printed().export_text().rstrip()}\n\nResults: {', '.join(map(str, self.folders))}"
+        return (
+            f"{self._printed().export_text().rstrip()}\n\nResults: "
+            f"{', '.join(map(str, self.folders))}"
+        )
 
     def _printed(self) -> Console:
         """A console that has printed the table."""
@@ -153,7 +214,8 @@ class Comparison:
 
 
 def command_of(settings: CompareSettings) -> str:
-    """The command of a comparison, without the task's defaults; empty if it needs objects of a Python process.
+    """The command of a comparison, without the task's defaults; empty if it needs objects of a
+    Python process.
 
     Rates of single samplers are in ``config.toml``, beside the summary.
     """
@@ -162,7 +224,9 @@ def command_of(settings: CompareSettings) -> str:
     given = settings.model_dump(mode="json", exclude_none=True, exclude={"rates", *FREE_ON_RESUME})
     named = {"task", *UNION, *(OF_TABLES if is_table(settings.task) else ())}
     try:
-        usual = make_settings(CompareSettings, {key: given.get(key) for key in named}).model_dump(mode="json")
+        usual = make_settings(CompareSettings, {key: given.get(key) for key in named}).model_dump(
+            mode="json"
+        )
     except DeltaflError:  # objects of another process
         return ""
     shown = {key: value for key, value in given.items() if key in named or value != usual[key]}
@@ -179,46 +243,66 @@ def joined(folders: Sequence[Path]) -> Comparison:
     """Join what finished comparisons, or single runs, have recorded; samplers and seeds may differ.
 
     Args:
-        folders: What ``deltafl compare --out`` and ``deltafl run --out`` have written; a run in two counts once.
+        folders: What ``deltafl compare --out`` and ``deltafl run --out`` have written; a run in two
+            counts once.
 
     Raises:
-        DeltaflError: If a folder holds no run, or unfinished ones; if tasks, settings or data differ, or two runs of
-            one sampler and seed.
+        DeltaflError: If a folder holds no run, or unfinished ones; if tasks, settings or data
+            differ, or two runs of one sampler and seed.
     """
     together = [_opened(folder) for folder in folders]
     settings = together[0][0]
     for folder, (other, _) in zip(folders, together, strict=True):
         for key, first, now in differing(settings, other):
             raise DeltaflError(
-                f"{folders[0]} has {key} = {first} and {folder} has {key} = {now}: only runs of the same task and "
+                f"{folders[0]} has {key} = {first} and {folder} has {key} = {now}: only runs of "
+                "the same task and "
                 "settings can be joined; leave one of them out"
             )
         if other.threshold != settings.threshold:
             raise DeltaflError(
-                f"{folders[0]} has threshold = {settings.threshold} and {folder} has threshold = {other.threshold}: "
+                f"{folders[0]} has threshold = {settings.threshold} and {folder} has threshold = "
+                f"{other.threshold}: "
                 "give one of them the other's with --resume --threshold, which plays nothing again"
             )
         settings = grown(settings, other)
     require_one_code(folders)
-    found, checksums = dict[tuple[str, int], RunDirectory](), dict[int, str]()
+    found = dict[tuple[str, int], RunDirectory]()
+    checksums = dict[int, str]()
     for directory, run in (place for _, places in together for place in places):
         first = found.setdefault((run.sampler, run.seed), directory)
         checksum = directory.environment().get("data_crc32")
         if checksum is not None and checksums.setdefault(run.seed, checksum) != checksum:
-            raise DeltaflError(f"{directory.path} has other data than another run of seed {run.seed}; leave it out")
+            raise DeltaflError(
+                f"{directory.path} has other data than another run of seed {run.seed}; leave it out"
+            )
         both = (place.lines("rounds.jsonl") for place in (first, directory))
         if first is not directory and any(one != other for one, other in zip_longest(*both)):
-            raise DeltaflError(f"{first.path} and {directory.path} are the same run and differ; leave one of them out")
-    keys = [(sampler, seed) for sampler in settings.samplers for seed in settings.seeds if (sampler, seed) in found]
+            raise DeltaflError(
+                f"{first.path} and {directory.path} are the same run and differ; leave one of them "
+                "out"
+            )
+    keys = [
+        (sampler, seed)
+        for sampler in settings.samplers
+        for seed in settings.seeds
+        if (sampler, seed) in found
+    ]
     names = dict.fromkeys(str(found[key].environment().get("data", "unknown")) for key in keys)
     runs = [read_run(found[key], settings.run(*key)) for key in keys]
-    given, facts = settings.model_dump(mode="json", exclude_none=True), {**environment(), "data": "; ".join(names)}
-    return Comparison(tuple(folders), summarise(runs, settings.threshold, settings=given, environment=facts), runs)
+    given = settings.model_dump(mode="json", exclude_none=True)
+    facts = {**environment(), "data": "; ".join(names)}
+    return Comparison(
+        tuple(folders), summarise(runs, settings.threshold, settings=given, environment=facts), runs
+    )
 
 
 def _opened(folder: Path) -> tuple[CompareSettings, list[tuple[RunDirectory, RunSettings]]]:
-    """The settings of a finished comparison, or of a run as a comparison of one, and where its runs are."""
-    recorded, cure = recorded_settings(folder) or {}, "put it right, or leave the folder out"
+    """The settings of a finished comparison, or of a run as a comparison of one, and where its
+    runs are.
+    """
+    recorded = recorded_settings(folder) or {}
+    cure = "put it right, or leave the folder out"
     where = f"{folder / 'config.toml'} has impossible settings"
     if "sampler" in recorded:
         run = checked(RunSettings, recorded, where, cure)
@@ -227,17 +311,30 @@ def _opened(folder: Path) -> tuple[CompareSettings, list[tuple[RunDirectory, Run
         places = [(RunDirectory(folder), run)]
     elif "samplers" in recorded:
         settings = checked(CompareSettings, recorded, where, cure)
-        places = [(RunDirectory(folder / "runs" / job.key), job.settings) for job in _jobs(settings)]
+        places = [
+            (RunDirectory(folder / "runs" / job.key), job.settings) for job in _jobs(settings)
+        ]
     else:
-        raise DeltaflError(f"{folder} holds neither a comparison nor a run; name what was --out of one of them")
-    for place in (directory.path for directory, run in places if not directory.is_finished(run.rounds or 0)):
-        command = f"deltafl {'run' if 'sampler' in recorded else 'compare'} --resume --out {shlex.quote(str(folder))}"
+        raise DeltaflError(
+            f"{folder} holds neither a comparison nor a run; name what was --out of one of them"
+        )
+    for place in (
+        directory.path for directory, run in places if not directory.is_finished(run.rounds or 0)
+    ):
+        command = (
+            f"deltafl {'run' if 'sampler' in recorded else 'compare'} --resume --out "
+            f"{shlex.quote(str(folder))}"
+        )
         raise DeltaflError(f"{place} is not finished; go on with: {command}")
     return settings, places
 
 
 def _jobs(settings: CompareSettings) -> list[Job]:
-    return [Job("", settings.run(sampler, seed)) for seed in settings.seeds for sampler in settings.samplers]
+    return [
+        Job("", settings.run(sampler, seed))
+        for seed in settings.seeds
+        for sampler in settings.samplers
+    ]
 
 
 def run_comparison(
@@ -258,9 +355,10 @@ def play_comparison(
     """Play the runs that are not finished yet; returns all that the folder has.
 
     Args:
-        settings: Resolved settings. Samplers, seeds and rounds may be more than are recorded in ``out``, which stay:
-            what is missing is played, and summary and pictures have all of it.
-        out: The comparison's directory; runs that are recorded there continue from their checkpoints.
+        settings: Resolved settings. Samplers, seeds and rounds may be more than are recorded in
+            ``out``, which stay: what is missing is played, and summary and pictures have all of it.
+        out: The comparison's directory; runs that are recorded there continue from their
+            checkpoints.
         on_progress: Called about once a second.
         processes: Runs side by side, >= 1; with more than 1, this process does not load torch.
         on_round: Called here for each round of each run; with more processes up to a second later.
@@ -274,11 +372,14 @@ def play_comparison(
         before = None if recorded is None else make_settings(CompareSettings, recorded)
         if before is None and (found := [name for name in WRITTEN if (out / name).exists()]):
             raise DeltaflError(
-                f"{out / found[0]} would be replaced and is of no comparison there; choose another --out"
+                f"{out / found[0]} would be replaced and is of no comparison there; choose another "
+                "--out"
             )
         settings = settings if before is None else grown(before, settings)
         require_same_code(out, settings)
-        if settings.rates and (others := [label for label in settings.samplers if label not in settings.rates]):
+        if settings.rates and (
+            others := [label for label in settings.samplers if label not in settings.rates]
+        ):
             logging.getLogger("deltafl").warning(
                 "rates has none for %s: the settings' rates are used", ", ".join(others)
             )
@@ -301,7 +402,9 @@ def play_comparison(
         return joined([out])
 
 
-def check_comparison(settings: CompareSettings, out: Path, before: CompareSettings | None) -> dict[str, str]:
+def check_comparison(
+    settings: CompareSettings, out: Path, before: CompareSettings | None
+) -> dict[str, str]:
     """Refuse what cannot be played before anything is written; returns the names of the data."""
     from .run import require_same_sampler
     from .setup import check_memory, data_of, plan_of, task_of
@@ -323,7 +426,8 @@ def check_comparison(settings: CompareSettings, out: Path, before: CompareSettin
         clients = task_of(settings.run(settings.samplers[0], seed)).num_clients
         if clients != task.num_clients:
             raise DeltaflError(
-                f"{task.name} has {task.num_clients} clients with seed {first} and {clients} with seed {seed}; "
+                f"{task.name} has {task.num_clients} clients with seed {first} and {clients} with "
+                f"seed {seed}; "
                 "make as many with every seed, or leave this seed out"
             )
     return data

@@ -5,20 +5,21 @@
     DIR.lock                 while a process plays the run
     DIR/config.toml          every setting that was used
     DIR/environment.json     versions and hardware, and the name of the data
-    DIR/rounds.jsonl         one line a round: cohort, estimate, evaluation; the same bytes for the same settings
+    DIR/rounds.jsonl  one line a round: cohort, estimate, evaluation; the same bytes for the same settings
     DIR/timings.jsonl        one line a round: wall clock
-    DIR/checkpoint.json      the last checkpoint: its tensors, the lengths of the two files above at that moment, the
+    DIR/checkpoint.json  the last checkpoint: its tensors, the lengths of the two files above at that moment, the
                              settings, and checksums of all of them
     DIR/checkpoint-N.safetensors
-    DIR/clients.json         at the end of the run: each client's size, and its accuracy with each of the last models
+    DIR/clients.json  at the end of the run: each client's size, and its accuracy with each of the last models
     DIR/census.safetensors   every client's answer, if the run began with a census
-    DIR/doubtful-N.safetensors    the model of a run with a suspect end (server/watch.py); its last checkpoint is older
-    DIR/memory.json          with ``memory_path``: the folder of this run's memory of one update per client
+    DIR/doubtful-N.safetensors  the model of a run with a suspect end (server/watch.py); its last checkpoint is older
+    DIR/memory.json   with ``memory_path``: the folder of this run's memory of one update per client
 
-A checkpoint is written beside the last one and becomes valid when ``checkpoint.json`` is renamed. Lines after it belong
-to rounds that the next start plays again: they are cut off, so nothing is recorded twice or half. All that it counts on
-is on the disk by then (fsync); what does not fit it, because it is damaged, edited or of another run, is refused.
-Checkpoints and memories are for their owner alone (0600).
+A checkpoint is written beside the last one and becomes valid when ``checkpoint.json`` is renamed.
+Lines after it belong to rounds that the next start plays again: they are cut off, so nothing is
+recorded twice or half. All that it counts on is on the disk by then (fsync); what does not fit it,
+because it is damaged, edited or of another run, is refused. Checkpoints and memories are for their
+owner alone (0600).
 """
 
 import json
@@ -60,7 +61,15 @@ from ..scale.named_arrays import from_named_arrays, named_arrays
 from ..scale.rows import note_round, noted, row_files, settled
 from ..tasks.own import short_name
 from ..types import FloatArray, Params
-from .checkpoint import CURE, FILE, Checkpoint, measured, memory_folder, read_checkpoint, require_memory
+from .checkpoint import (
+    CURE,
+    FILE,
+    Checkpoint,
+    measured,
+    memory_folder,
+    read_checkpoint,
+    require_memory,
+)
 from .distributed import ALONE, ProcessGroup
 from .divergence import DivergedError
 from .own_code import code_of, objects_of
@@ -68,7 +77,8 @@ from .settings import RunSettings, Settings, differing
 
 LINE_FILES = ("rounds.jsonl", "timings.jsonl")
 #: Files that stay as they are when the run has begun.
-CENSUS, CLIENTS = "census.safetensors", "clients.json"
+CENSUS = "census.safetensors"
+CLIENTS = "clients.json"
 _FIXED = ("environment.json", "engine.json", CENSUS)
 #: Checkpoints and models that looked wrong.
 _TENSORS = re.compile(r"(checkpoint|doubtful)-\d+\.safetensors")
@@ -76,7 +86,9 @@ _TENSORS = re.compile(r"(checkpoint|doubtful)-\d+\.safetensors")
 
 @contextmanager
 def locked(folder: Path, seconds: float = 0) -> Iterator[None]:
-    """Wait some seconds for other processes, then keep them from playing in a folder; one that is killed lets go."""
+    """Wait some seconds for other processes, then keep them from playing in a folder; one that
+    is killed lets go.
+    """
     place = folder.resolve()
     if place.is_file():
         raise DeltaflError(f"{folder} is a file; choose another --out")
@@ -138,7 +150,9 @@ def new_folder(command: str, task: str) -> Path:
 
 
 def write_header(path: Path, settings: Settings, data: Mapping[str, str] | None = None) -> None:
-    """Write environment, with ``Task.data``, and then the settings, which say that something was started here."""
+    """Write environment, with ``Task.data``, and then the settings, which say that something was
+    started here.
+    """
     path.mkdir(parents=True, exist_ok=True)
     given = settings.model_dump()
     own = {"objects": objects_of(given), "code": code_of(given)}
@@ -159,14 +173,18 @@ def recorded_settings(path: Path) -> dict[str, Any] | None:
 
 
 class RunDirectory:
-    """Writes and reads the files of one run in a folder. A damaged file is a ``DeltaflError`` with its name."""
+    """Writes and reads the files of one run in a folder. A damaged file is a ``DeltaflError``
+    with its name.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._memory: Path | None = None  # see memory_folder
 
     def start(self, settings: Settings, data: Mapping[str, str] | None = None) -> None:
-        """Write what is known before the first round, unless the folder holds rounds: nothing is erased."""
+        """Write what is known before the first round, unless the folder holds rounds: nothing is
+        erased.
+        """
         cure = "whose config.toml is missing; put that back, or choose another folder"
         for name in (*LINE_FILES, FILE):
             if (self.path / name).exists() and (self.path / name).stat().st_size > 0:
@@ -188,10 +206,14 @@ class RunDirectory:
                 file.write(json.dumps(plain_json(line), allow_nan=False) + "\n")
         mark = read_checkpoint(self.path) if {"diverged", "doubt"} & round_line.keys() else None
         if mark is not None:  # the run ends without another checkpoint
-            mark._replace(ended={name: measured(self.path / name, sync=True) for name in LINE_FILES}).write(self.path)
+            mark._replace(
+                ended={name: measured(self.path / name, sync=True) for name in LINE_FILES}
+            ).write(self.path)
 
     def lines(self, name: str) -> Iterator[dict[str, Any]]:
-        """The lines of ``rounds.jsonl`` or ``timings.jsonl``, one by one; an error if they are not as written."""
+        """The lines of ``rounds.jsonl`` or ``timings.jsonl``, one by one; an error if they are
+        not as written.
+        """
         place = self._whole(name)
         with reading(place), place.open("rb") as file:
             for number, text in enumerate(file, start=1):
@@ -205,8 +227,11 @@ class RunDirectory:
         return self.path / name
 
     def last_line(self) -> dict[str, Any]:
-        """The last line of ``rounds.jsonl``; empty if there is none, or it was cut off as it was written."""
-        ends, mark = list[tuple[int, bytes]](), read_checkpoint(self.path)
+        """The last line of ``rounds.jsonl``; empty if there is none, or it was cut off as it was
+        written.
+        """
+        ends = list[tuple[int, bytes]]()
+        mark = read_checkpoint(self.path)
         try:
             for name in LINE_FILES:
                 with (self.path / name).open("rb") as file:
@@ -216,22 +241,38 @@ class RunDirectory:
             if mark is not None and mark.ended and not mark.is_whole(self.path / LINE_FILES[0]):
                 return {}
             return dict(parsed(ends[0][1], "the last line"))
-        except (OSError, ValueError, TypeError):  # not there, or cut off within a line: it goes on from its checkpoint
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+        ):  # not there, or cut off within a line: it goes on from its checkpoint
             return {}
 
     def ending(self) -> str | None:
-        """How the run ended, if it diverged or looked wrong when it was over, as a sentence without its full stop."""
+        """How the run ended, if it diverged or looked wrong when it was over, as a sentence
+        without its full stop.
+        """
         last = self.last_line()
         if "diverged" in last:
             return str(DivergedError(last["round"], **last["diverged"]))
         if "doubt" not in last:
             return None
-        ended = f"has a suspect end after {last['round']} rounds: {last['doubt']['why']}; the last good state"
-        return f"{ended}, of round {last['doubt']['kept']}, is kept, and the model as it ended beside it"
+        ended = (
+            f"has a suspect end after {last['round']} rounds: {last['doubt']['why']}; the "
+            "last "
+            "good state"
+        )
+        return (
+            f"{ended}, of round {last['doubt']['kept']}, is kept, and the model as it ended "
+            "beside it"
+        )
 
     def is_finished(self, rounds: int) -> bool:
-        """Whether the run has played all of its rounds, or has ended before: it diverged, or reached its threshold."""
-        mark, last = read_checkpoint(self.path), self.last_line()
+        """Whether the run has played all of its rounds, or has ended before: it diverged, or
+        reached its threshold.
+        """
+        mark = read_checkpoint(self.path)
+        last = self.last_line()
         if mark is None or mark.round >= rounds or "diverged" in last:
             return mark is not None
         is_over = "stopped" in last or last.get("round", 0) >= rounds
@@ -248,7 +289,8 @@ class RunDirectory:
         before = self.environment().get("data_crc32", after)
         if before != after:
             raise DeltaflError(
-                f"the data of {self.path} are not those it began with (checksum {before}, now {after}): put the old "
+                f"the data of {self.path} are not those it began with (checksum {before}, now "
+                f"{after}): put the old "
                 "ones back, or run it again in another folder"
             )
 
@@ -260,10 +302,15 @@ class RunDirectory:
         there = [name for name in (*LINE_FILES, *_FIXED) if (self.path / name).exists()]
         mark = before._replace(
             round=state.round,
-            files={name: measured(self.path / name, before.files.get(name, (0, 0)), sync=True) for name in there},
+            files={
+                name: measured(self.path / name, before.files.get(name, (0, 0)), sync=True)
+                for name in there
+            },
             memory=noted(self._memory) if self._memory else None,
         )
-        mark = mark._replace(crc32=write_tensors(self.path / mark.tensors, dict(named_arrays(state)), private=True))
+        mark = mark._replace(
+            crc32=write_tensors(self.path / mark.tensors, dict(named_arrays(state)), private=True)
+        )
         mark.write(self.path)
         for old in self.path.iterdir():
             if _TENSORS.fullmatch(old.name.removesuffix(".part")) and old.name != mark.tensors:
@@ -284,26 +331,34 @@ class RunDirectory:
         """Write other settings than the run began with: it goes on with more rounds."""
         mark = read_checkpoint(self.path)
         if mark is not None:
-            mark._replace(settings=settings.model_dump(mode="json", exclude_none=True)).write(self.path)
+            mark._replace(settings=settings.model_dump(mode="json", exclude_none=True)).write(
+                self.path
+            )
         write_settings(self.path, settings)
 
     def require_settings(self, now: RunSettings, rounds: int | None = None) -> None:
-        """Refuse settings that are not those of the checkpoint: then ``config.toml`` was edited, or is another run's.
+        """Refuse settings that are not those of the checkpoint: then ``config.toml`` was edited, or
+        is another run's.
 
         ``rounds``, if it is given, is what ``config.toml`` says, from where the run may grow.
         """
         mark = read_checkpoint(self.path)
         if mark is None:
             return
-        for key, old, new in differing(RunSettings.model_validate(mark.settings), now):  # resolved when it was written
+        for key, old, new in differing(
+            RunSettings.model_validate(mark.settings), now
+        ):  # resolved when it was written
             if key != "rounds" or rounds not in (None, old):
                 raise DeltaflError(
-                    f"{self.path / 'config.toml'} or what is asked for has {key} = {new}, and the checkpoint beside it "
+                    f"{self.path / 'config.toml'} or what is asked for has {key} = {new}, and the "
+                    "checkpoint beside it "
                     f"{old}: put {key} = {old} back, or choose another folder"
                 )
 
     def model(self) -> tuple[int, Params] | None:
-        """Round and model to use of the last checkpoint, which is only read; None if there is none."""
+        """Round and model to use of the last checkpoint, which is only read; None if there is
+        none.
+        """
         mark = read_checkpoint(self.path)
         if mark is None:
             return None
@@ -311,7 +366,8 @@ class RunDirectory:
         return mark.round, arrays.get("state.average.model_d", arrays["state.params_d"])
 
     def load(self, template: RoundState, group: ProcessGroup = ALONE) -> RoundState:
-        """The state of the last checkpoint (the template itself if there is none); later lines are cut off.
+        """The state of the last checkpoint (the template itself if there is none); later lines are
+        cut off.
 
         After an error nothing is cut off.
         """
@@ -326,7 +382,9 @@ class RunDirectory:
         write_tensors(self.path / CENSUS, {"answer_mk": answer_mk}, private=True)
 
     def census(self) -> FloatArray | None:
-        """Every client's answer; None if there is no checkpoint, so that the census is taken again."""
+        """Every client's answer; None if there is no checkpoint, so that the census is taken
+        again.
+        """
         if read_checkpoint(self.path) is None:
             return None
         answer_mk: FloatArray = read_tensors(self._whole(CENSUS), CURE)[0]["answer_mk"]
@@ -340,7 +398,8 @@ class RunDirectory:
         for name in LINE_FILES:
             if (self.path / name).is_symlink():
                 raise DeltaflError(
-                    f"{self.path / name} is a link, and rounds are added to it; put the file itself there"
+                    f"{self.path / name} is a link, and rounds are added to it; put the file "
+                    "itself there"
                 )
         if mark is None:
             return None
@@ -360,18 +419,30 @@ class RunDirectory:
             note_round(self._memory, mark.round, mark.run)
 
     def memory_folder(self, memory_path: str | None) -> Path | None:
-        """The folder of this run alone in ``memory_path``, the same after a resume; None without one."""
+        """The folder of this run alone in ``memory_path``, the same after a resume; None without
+        one.
+        """
         self._memory = None if memory_path is None else memory_folder(self.path, memory_path)
         return self._memory
 
     def delete(self) -> None:
-        """Delete the run, and what it kept in its memory's folder: the files that this library writes, no others."""
-        mark, folder = read_checkpoint(self.path), self._memory
-        if folder is not None and (note := noted(folder)) is not None and mark and note.owner == mark.run:
+        """Delete the run, and what it kept in its memory's folder: the files that this library
+        writes, no others.
+        """
+        mark = read_checkpoint(self.path)
+        folder = self._memory
+        if (
+            folder is not None
+            and (note := noted(folder)) is not None
+            and mark
+            and note.owner == mark.run
+        ):
             _delete(folder, [*row_files(folder), folder / "round"])
         own = (*LINE_FILES, *_FIXED, "config.toml", "memory.json", CLIENTS, FILE)
         names = [(file.name.removesuffix(".part"), file) for file in self.path.iterdir()]
-        _delete(self.path, [file for name, file in names if name in own or _TENSORS.fullmatch(name)])
+        _delete(
+            self.path, [file for name, file in names if name in own or _TENSORS.fullmatch(name)]
+        )
 
 
 def _delete(folder: Path, files: Iterable[Path]) -> None:
@@ -383,7 +454,9 @@ def _delete(folder: Path, files: Iterable[Path]) -> None:
 
 
 def refusals(folder: Path) -> list[tuple[str, int, int, str, bool]]:
-    """Replies refused in a run, or a comparison's runs: its folder, round, client, reason, and whether all were."""
+    """Replies refused in a run, or a comparison's runs: its folder, round, client, reason, and
+    whether all were.
+    """
     return [
         (record.parent.name, line["round"], client, reason, not line.get("num_responded"))
         for record in [*folder.glob("rounds.jsonl"), *sorted(folder.glob("runs/*/rounds.jsonl"))]

@@ -1,8 +1,10 @@
-"""One run played by several processes, on one machine or many: ``torchrun --nproc-per-node 2 -m deltafl run ...``.
+"""One run played by several processes, on one machine or many:
+``torchrun --nproc-per-node 2 -m deltafl run ...``.
 
-All make the same seeded draw from the same state, train their share of the cohort, and close the round together: one
-sum over all processes; or the updates are gathered, where an estimator or the draw needs them (docs/distributed.md).
-Only the first process reads and writes the run's folder: the others need none.
+All make the same seeded draw from the same state, train their share of the cohort, and close the
+round together: one sum over all processes; or the updates are gathered, where an estimator or the
+draw needs them (docs/distributed.md). Only the first process reads and writes the run's folder: the
+others need none.
 """
 
 import os
@@ -66,15 +68,21 @@ class _TorchProcessGroup(ProcessGroup):
         import torch.distributed as dist
         from torch.distributed.rendezvous import rendezvous
 
-        self._torch, self._dist, self._device = torch, dist, torch.device("cpu")
+        self._torch = torch
+        self._dist = dist
+        self._device = torch.device("cpu")
         try:
             store, self.rank, self.count = next(rendezvous("env://", timeout=PATIENCE))
             self._notes = dist.distributed_c10d.PrefixStore("deltafl", store)
             gpus = torch.cuda.is_available() and dist.is_nccl_available()
             backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
-            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.count, timeout=PATIENCE)
+            dist.init_process_group(
+                backend, store=store, rank=self.rank, world_size=self.count, timeout=PATIENCE
+            )
         except (RuntimeError, ValueError, KeyError) as error:
-            raise DeltaflError(f"the processes of this run did not find each other ({error}); use torchrun") from error
+            raise DeltaflError(
+                f"the processes of this run did not find each other ({error}); use torchrun"
+            ) from error
 
     def from_first(self, make: Callable[[], T]) -> T:
         message: list[Any] = [None, None]
@@ -83,7 +91,8 @@ class _TorchProcessGroup(ProcessGroup):
             try:
                 message[0] = make()
             except DeltaflError as error:
-                failure, message[1] = error, str(error)
+                failure = error
+                message[1] = str(error)
         self._communicate(lambda: self._dist.broadcast_object_list(message, src=0))
         made, sentence = message
         if sentence is not None:
@@ -111,7 +120,11 @@ class _TorchProcessGroup(ProcessGroup):
     def leave(self, error: BaseException | None) -> None:
         """End this process's part; an error is sent to the others as the reason why they stop."""
         if error is not None:
-            reason = str(error) if isinstance(error, DeltaflError) else f"{type(error).__name__} {error}".strip()
+            reason = (
+                str(error)
+                if isinstance(error, DeltaflError)
+                else f"{type(error).__name__} {error}".strip()
+            )
             with suppress(RuntimeError):  # the process that keeps the store is gone
                 self._notes.set(_FAILURE, f"process {self.rank} failed: {reason}")
         self._dist.destroy_process_group()
@@ -137,7 +150,10 @@ def _world_size() -> int:
 def refuse_processes(command: str) -> None:
     """Refuse a command that several processes cannot do together."""
     if _world_size() > 1:
-        raise DeltaflError(f"several processes cannot do 'deltafl {command}' together; start it once, without torchrun")
+        raise DeltaflError(
+            f"several processes cannot do 'deltafl {command}' together; start it once, without "
+            "torchrun"
+        )
 
 
 @contextmanager
@@ -156,7 +172,8 @@ def joined_processes() -> Iterator[ProcessGroup]:
 
 
 def divided(costs: Sequence[float], count: int) -> list[list[int]]:
-    """Places of jobs for each of ``count`` processes, balanced: the longest first, each to who has least to do.
+    """Places of jobs for each of ``count`` processes, balanced: the longest first, each to who has
+    least to do.
 
     At most 4/3 of the best longest share (Graham 1969). Ties go to the first.
     """

@@ -1,4 +1,6 @@
-"""How a run ends that has lost its model (``server/watch.py`` notices it): the error, and its likely cause."""
+"""How a run ends that has lost its model (``server/watch.py`` notices it): the error, and its
+likely cause.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -28,7 +30,9 @@ class DivergedError(DeltaflError):
 
     def __init__(self, round: int, kept: int, why: str) -> None:
         super().__init__(f"diverged in round {round}: {why}; the state of round {kept} is kept")
-        self.round, self.kept, self.why = round, kept, why
+        self.round = round
+        self.kept = kept
+        self.why = why
 
 
 def likely_cause(infos: Sequence[RoundInfo], settings: RunSettings, plan: Plan) -> str:
@@ -39,23 +43,35 @@ def likely_cause(infos: Sequence[RoundInfo], settings: RunSettings, plan: Plan) 
     refused = sum(len(info.rejected) for info in infos)
     if refused:
         selected = sum(info.num_selected for info in infos)
-        return f"{refused} of the last {selected} replies were refused, so local training itself overflows: {cure}"
+        return (
+            f"{refused} of the last {selected} replies were refused, so local training itself "
+            f"overflows: {cure}"
+        )
     # The round whose estimate grew most.
     pairs = [pair for pair in pairwise(infos) if pair[0].estimate_norm > 0]
-    worst = max(pairs, key=lambda pair: pair[1].estimate_norm / pair[0].estimate_norm)[1] if pairs else infos[-1]
+    worst = (
+        max(pairs, key=lambda pair: pair[1].estimate_norm / pair[0].estimate_norm)[1]
+        if pairs
+        else infos[-1]
+    )
     shares = worst.largest_weight * max(worst.num_responded, 1)
     if shares >= LARGE_WEIGHT:
         return (
-            f"one reply counted {worst.largest_weight:.2g}, {shares:.2g} times an equal share, in round "
+            f"one reply counted {worst.largest_weight:.2g}, {shares:.2g} times an equal share, in "
+            "round "
             f"{worst.round + 1}: raise floor, draw by size (md-fixed), or {cure}"
         )
-    control, age = plan.rule.control, plan.population.num_clients / max(worst.num_selected, 1)
-    residuals = [info.residual for info in infos if np.isfinite(info.residual)]  # NaN where nobody replied
+    control = plan.rule.control
+    age = plan.population.num_clients / max(worst.num_selected, 1)
+    residuals = [
+        info.residual for info in infos if np.isfinite(info.residual)
+    ]  # NaN where nobody replied
     left = float(np.median(residuals)) if residuals else 0.0
     if control.remembers and left > HARMFUL and infos[-1].round >= age:
         damp = "" if isinstance(control, LearnedCoefficient) else "use a damped estimator, "
         return (
-            f"the memory is stale: a client is selected every {age:.3g} rounds on average, and residuals are "
+            f"the memory is stale: a client is selected every {age:.3g} rounds on average, and "
+            "residuals are "
             f"{left:.2g} times the updates (squared norms): {damp}select more clients, or {cure}"
         )
     return f"local training goes too far in one round: {cure}, or take fewer local steps"

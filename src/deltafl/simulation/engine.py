@@ -1,7 +1,8 @@
 """The engine: local training and evaluation of one task, in one process or several.
 
-Every result is a pure function of (global model, round, client): the same bits with any number of workers, in any
-cohort, and after a resume. With ``engine = "batched"`` and on GPUs, last bits also depend on the cohort.
+Every result is a pure function of (global model, round, client): the same bits with any number of
+workers, in any cohort, and after a resume. With ``engine = "batched"`` and on GPUs, last bits also
+depend on the cohort.
 """
 
 import math
@@ -23,7 +24,9 @@ from .training.serial import LocalResult, LocalWork
 
 
 class Training(NamedTuple):
-    """What a cohort returns, as ``close_round`` takes it: a row for each client's ``serial.LocalResult``."""
+    """What a cohort returns, as ``close_round`` takes it: a row for each client's
+    ``serial.LocalResult``.
+    """
 
     update_nd: Params
     reports: Reports
@@ -32,7 +35,8 @@ class Training(NamedTuple):
 class Evaluation(NamedTuple):
     """The global model on the pooled test set; accuracies are NaN where unknown.
 
-    ``client_accuracy`` is the plain mean over the clients that own test examples, whatever their weights.
+    ``client_accuracy`` is the plain mean over the clients that own test examples, whatever their
+    weights.
     """
 
     loss: float
@@ -43,8 +47,8 @@ class Evaluation(NamedTuple):
 class Engine:
     """Trains and evaluates one task.
 
-    ``seed`` fixes initial model, minibatches, noise and random layers. Engines may share ``workers``, which are not
-    closed here; ``kept`` is the route of the run so far.
+    ``seed`` fixes initial model, minibatches, noise and random layers. Engines may share
+    ``workers``, which are not closed here; ``kept`` is the route of the run so far.
     """
 
     def __init__(
@@ -56,14 +60,21 @@ class Engine:
         how: Computation | None = None,
         kept: Route | None = None,
     ) -> None:
-        self.task, self.work = task, work
+        self.task = task
+        self.work = work
         self.workers = workers or Workers(1)
         model = new_model(task.make_model, seed)
-        random_d: Params = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy().astype(np.float32)
+        random_d: Params = (
+            torch.nn.utils.parameters_to_vector(model.parameters())
+            .detach()
+            .numpy()
+            .astype(np.float32)
+        )
         given_d = random_d if task.initial_params is None else task.initial_params
         if given_d.shape != random_d.shape:
             raise DeltaflError(
-                f"task {task.name!r}: initial_params has shape {given_d.shape}, its model needs {random_d.shape}"
+                f"task {task.name!r}: initial_params has shape {given_d.shape}, its model needs "
+                f"{random_d.shape}"
             )
         self._initial_d: Params = given_d.astype(np.float32)
         self.num_params: int = len(random_d)
@@ -73,30 +84,50 @@ class Engine:
             self._runner.share()
 
     def initial_params(self) -> Params:
-        """The global model before the first round: the task's own, or a random one from the seed."""
+        """The global model before the first round: the task's own, or a random one from the
+        seed.
+        """
         return self._initial_d.copy()
 
     def train(
-        self, params_d: Params, round: int, client_n: IntArray, drifts: Params | None = None, squares: bool = False
+        self,
+        params_d: Params,
+        round: int,
+        client_n: IntArray,
+        drifts: Params | None = None,
+        squares: bool = False,
     ) -> Training:
         """Train the given clients from the global model; round and client determine all randomness.
 
-        ``drifts`` is (d,), the same for all clients, or (n, d), see ``Plan.drifts``; ``squares``: measure mean squared
-        losses, too.
+        ``drifts`` is (d,), the same for all clients, or (n, d), see ``Plan.drifts``; ``squares``:
+        measure mean squared losses, too.
         """
-        clients, cost_n = client_n.tolist(), self.costs(client_n)
+        clients = client_n.tolist()
+        cost_n = self.costs(client_n)
         size = max(1, min(self._runner.group_size, -(-len(clients) // self.workers.width)))
-        order = sorted(range(len(clients)), key=lambda place: -cost_n[place])  # similar costs are trained at once
+        order = sorted(
+            range(len(clients)), key=lambda place: -cost_n[place]
+        )  # similar costs are trained at once
         groups = [order[first : first + size] for first in range(0, len(order), size)]
         own_nd = drifts if drifts is not None and drifts.ndim == 2 else None
         sent = Broadcast(params_d, drifts if own_nd is None else None)
         jobs = [
-            (round, [clients[place] for place in group], squares, None if own_nd is None else own_nd[group])
+            (
+                round,
+                [clients[place] for place in group],
+                squares,
+                None if own_nd is None else own_nd[group],
+            )
             for group in groups
         ]
         costs = [sum(cost_n[place] for place in group) for group in groups]
-        trained: list[list[LocalResult]] = self.workers.map(self._runner, "train", sent, jobs, costs)
-        results = [result for _, result in sorted(zip(order, chain(*trained), strict=True), key=itemgetter(0))]
+        trained: list[list[LocalResult]] = self.workers.map(
+            self._runner, "train", sent, jobs, costs
+        )
+        results = [
+            result
+            for _, result in sorted(zip(order, chain(*trained), strict=True), key=itemgetter(0))
+        ]
         return Training(
             np.array([r.update_d for r in results], dtype=np.float32).reshape(-1, self.num_params),
             Reports.make(
@@ -111,7 +142,9 @@ class Engine:
     def losses(self, params_d: Params, client_k: IntArray) -> FloatArray:
         """Mean loss of the global model on each client's own training data, float64 (k,)."""
         jobs = [(client,) for client in client_k.tolist()]
-        found = self.workers.map(self._runner, "loss", Broadcast(params_d, None), jobs, self.costs(client_k))
+        found = self.workers.map(
+            self._runner, "loss", Broadcast(params_d, None), jobs, self.costs(client_k)
+        )
         return np.array(found, dtype=np.float64)
 
     def evaluate(self, params_d: Params) -> Evaluation:
@@ -119,17 +152,21 @@ class Engine:
         return self.evaluate_clients(params_d)[0]
 
     def evaluate_clients(self, params_d: Params) -> tuple[Evaluation, FloatArray | None]:
-        """The evaluation, and each client's accuracy, float64 (m,); None for a task with neither owners nor classes.
+        """The evaluation, and each client's accuracy, float64 (m,); None for a task with neither
+        owners nor classes.
 
-        Where test examples have owners it is the share that is right of the client's own. Elsewhere it is
+        Where test examples have owners it is the share that is right of the client's own. Elsewhere
+        it is
 
-            accuracy_i = sum_c share_ic accuracy_c / sum_c share_ic,    sums over the classes in the test set,
+            accuracy_i = sum_c share_ic accuracy_c / sum_c share_ic,  sums over the classes in the test set,
 
-        with share_ic the share of class c in the client's training data and accuracy_c the share that is right of the
-        test examples of class c: the expectation if the test set were split as the training data are, without the noise
-        of small splits. NaN for a client with no test example, or none of its classes.
+        with share_ic the share of class c in the client's training data and accuracy_c the share
+        that is right of the test examples of class c: the expectation if the test set were split as
+        the training data are, without the noise of small splits. NaN for a client with no test
+        example, or none of its classes.
         """
-        task, (loss, hit_e) = self.task, self._test(params_d)
+        task = self.task
+        (loss, hit_e) = self._test(params_d)
         if task.metric == "loss":
             return Evaluation(loss, math.nan), None
         if task.test_clients is not None:
@@ -143,7 +180,9 @@ class Engine:
             return pooled, None
         accuracy_c = _shares(hit_e, task.dataset.test_y, task.dataset.num_classes)
         with np.errstate(invalid="ignore"):
-            return pooled, self._share_mc @ np.nan_to_num(accuracy_c) / (self._share_mc @ ~np.isnan(accuracy_c))
+            return pooled, self._share_mc @ np.nan_to_num(accuracy_c) / (
+                self._share_mc @ ~np.isnan(accuracy_c)
+            )
 
     @cached_property
     def _share_mc(self) -> FloatArray:
@@ -153,14 +192,20 @@ class Engine:
         """The loss on the pooled test set, and which of its examples are right."""
         num_examples = len(self.task.dataset.test_x)
         jobs = [(start,) for start in range(0, num_examples, self._runner.evaluation_batch)]
-        found = self.workers.map(self._runner, "test", Broadcast(params_d, None), jobs, [1.0] * len(jobs))
+        found = self.workers.map(
+            self._runner, "test", Broadcast(params_d, None), jobs, [1.0] * len(jobs)
+        )
         loss = float(np.array([loss for loss, _ in found]).sum()) / num_examples
         return loss, np.concatenate([hits for _, hits in found])
 
     def costs(self, client_n: IntArray) -> list[float]:
         """Examples that each client's local work visits, by which work is balanced."""
-        sizes, steps = [len(self.task.client_rows[client]) for client in client_n.tolist()], self.work.steps
-        return [float(size if steps is None else steps * self.work.minibatch_size(size)) for size in sizes]
+        sizes = [len(self.task.client_rows[client]) for client in client_n.tolist()]
+        steps = self.work.steps
+        return [
+            float(size if steps is None else steps * self.work.minibatch_size(size))
+            for size in sizes
+        ]
 
 
 def _shares(hit_e: BoolArray, group_e: IntArray, number: int) -> FloatArray:

@@ -1,4 +1,6 @@
-"""The model of a run as a file for PyTorch: the state dict of the task's module, with its buffers."""
+"""The model of a run as a file for PyTorch: the state dict of the task's module, with its
+buffers.
+"""
 
 import io
 from pathlib import Path
@@ -15,11 +17,14 @@ def export_model(folder: Path, to: Path) -> int:
     """Write the model of a run's last checkpoint; returns the checkpoint's round.
 
     Args:
-        folder: The folder of a run, or of one run of a comparison; it may be unfinished, and is not changed.
-        to: ``FILE.safetensors``, or ``FILE.pt`` for ``torch.load``; a file that is there is replaced.
+        folder: The folder of a run, or of one run of a comparison; it may be unfinished, and is not
+            changed.
+        to: ``FILE.safetensors``, or ``FILE.pt`` for ``torch.load``; a file that is there is
+            replaced.
 
     Raises:
-        DeltaflError: If the folder holds no run with a checkpoint, or the file's name ends in something else.
+        DeltaflError: If the folder holds no run with a checkpoint, or the file's name ends in
+            something else.
 
     Example::
 
@@ -31,9 +36,12 @@ def export_model(folder: Path, to: Path) -> int:
     runs = sorted(path.parent for path in folder.glob("**/runs/*/config.toml"))
     if runs:
         raise DeltaflError(f"{folder} holds {len(runs)} runs; name one of them, such as {runs[0]}")
-    recorded, found = recorded_settings(folder), RunDirectory(folder).model()
+    recorded = recorded_settings(folder)
+    found = RunDirectory(folder).model()
     if recorded is None or found is None:
-        raise DeltaflError(f"{folder} holds no run with a checkpoint; name the folder of one, its --out")
+        raise DeltaflError(
+            f"{folder} holds no run with a checkpoint; name the folder of one, its --out"
+        )
     require("torch", "sim")
     from .runner import new_model
     from .setup import task_of
@@ -49,5 +57,7 @@ def export_model(folder: Path, to: Path) -> int:
         torch.save(tensors, buffer)
         write_atomically(to, buffer.getvalue())
     else:
-        write_tensors(to, {name: tensor.numpy() for name, tensor in tensors.items()}, {"format": "pt"})
+        write_tensors(
+            to, {name: tensor.numpy() for name, tensor in tensors.items()}, {"format": "pt"}
+        )
     return found[0]

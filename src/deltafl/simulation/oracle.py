@@ -1,8 +1,10 @@
-"""The simulator as the oracle of theoretical samplers, and the bytes that a real federation would have moved.
+"""The simulator as the oracle of theoretical samplers, and the bytes that a real federation would
+have moved.
 
-Updates of all m clients that take more than ``TABLE_BYTES`` lie in a memory-mapped file, and a block of clients is
-trained at a time. A second pass measures norm(u_i - ubar)^2, ubar = sum w_i u_i, of which norm(u_i)^2 - 2 <u_i, ubar> +
-norm(ubar)^2 would keep few digits where updates are alike.
+Updates of all m clients that take more than ``TABLE_BYTES`` lie in a memory-mapped file, and a
+block of clients is trained at a time. A second pass measures norm(u_i - ubar)^2, ubar = sum w_i
+u_i, of which norm(u_i)^2 - 2 <u_i, ubar> + norm(ubar)^2 would keep few digits where updates are
+alike.
 """
 
 import os
@@ -39,16 +41,25 @@ class Traffic(NamedTuple):
 
 
 class SimulatedOracle:
-    """Knows every client's update and loss of one round by training all clients once, and counts the traffic.
+    """Knows every client's update and loss of one round by training all clients once, and counts
+    the traffic.
 
     A table of all updates that is too large for RAM goes into ``folder``.
     """
 
-    def __init__(self, engine: Engine, plan: Plan, state: RoundState, folder: Path | None = None) -> None:
+    def __init__(
+        self, engine: Engine, plan: Plan, state: RoundState, folder: Path | None = None
+    ) -> None:
         self.client_seconds = 0.0
-        self._engine, self._plan, self._state, self._folder = engine, plan, state, folder
-        self._sent, self._squares = broadcast(plan, state), plan.sampler.uses_square_loss
-        self._download = sum(BYTES_PER_PARAMETER * len(vector_d) for vector_d in self._sent if vector_d is not None)
+        self._engine = engine
+        self._plan = plan
+        self._state = state
+        self._folder = folder
+        self._sent = broadcast(plan, state)
+        self._squares = plan.sampler.uses_square_loss
+        self._download = sum(
+            BYTES_PER_PARAMETER * len(vector_d) for vector_d in self._sent if vector_d is not None
+        )
         self._statistics = BYTES_OF_STATISTICS + (8 if self._squares else 0)
         self._asked = Traffic(0, 0)
         self._table: Training | None = None
@@ -60,22 +71,34 @@ class SimulatedOracle:
         return self._plan.drifts(self._state, client_n)
 
     def reports(self) -> Reports:
-        """The screened reports of all m clients; each downloads the model and sends its statistics and its norm."""
+        """The screened reports of all m clients; each downloads the model and sends its
+        statistics and its norm.
+        """
         if self._table is not None:
             return self._reports
-        m, d = self._plan.population.num_clients, self._engine.num_params
+        m = self._plan.population.num_clients
+        d = self._engine.num_params
         self._count(m, self._statistics + 8)
         in_ram = m * d * BYTES_PER_PARAMETER <= TABLE_BYTES
-        update_md = np.empty((m, d), dtype=np.float32) if in_ram else mapped_table(m, d, self._folder)
-        block, weight_m = m if in_ram else self._plan.n, self._plan.population.weight_m
-        total_d, raw, screened = np.zeros(d), [], []
+        update_md = (
+            np.empty((m, d), dtype=np.float32) if in_ram else mapped_table(m, d, self._folder)
+        )
+        block = m if in_ram else self._plan.n
+        weight_m = self._plan.population.weight_m
+        total_d = np.zeros(d)
+        raw = []
+        screened = []
         for first in range(0, m, block):
             client_k = np.arange(first, min(first + block, m))
             training = self.train(client_k)
             update_md[client_k] = training.update_nd
             raw.append(training.reports)
-            cohort = Cohort(client_k, np.ones(len(client_k), dtype=np.int64), np.ones(len(client_k)))
-            replies = screen_replies(cohort, training.update_nd, training.reports, d, self.drifts(client_k))
+            cohort = Cohort(
+                client_k, np.ones(len(client_k), dtype=np.int64), np.ones(len(client_k))
+            )
+            replies = screen_replies(
+                cohort, training.update_nd, training.reports, d, self.drifts(client_k)
+            )
             screened.append(measure(replies.update_nd, replies.reports))
             for i in np.flatnonzero(replies.reports.responded_n):
                 total_d += weight_m[client_k[i]] * replies.update_nd[i].astype(np.float64)
@@ -88,12 +111,18 @@ class SimulatedOracle:
         mean_d = total_d / weight_m[usable_m][:, None].sum(axis=0) if usable_m.any() else total_d
         for client in np.flatnonzero(usable_m):
             drifts = self.drifts(np.array([client]))
-            update_d = update_md[client] if drifts is None else update_md[client] - drifts.reshape(d)
-            self._reports.squared_deviation_n[client] = np.sum((update_d.astype(np.float64) - mean_d) ** 2)
+            update_d = (
+                update_md[client] if drifts is None else update_md[client] - drifts.reshape(d)
+            )
+            self._reports.squared_deviation_n[client] = np.sum(
+                (update_d.astype(np.float64) - mean_d) ** 2
+            )
         return self._reports
 
     def losses(self, client_k: IntArray) -> FloatArray:
-        """Evaluate the global model at the clients, once each; each downloads it and sends one number."""
+        """Evaluate the global model at the clients, once each; each downloads it and sends one
+        number.
+        """
         self._count(len(client_k), 8)
         new_k = client_k[np.isnan(self._loss_m[client_k])]
         with self._timed():
@@ -107,7 +136,9 @@ class SimulatedOracle:
             return Training(self._table.update_nd[client_n], self._table.reports.part(client_n))
         drifts = self.drifts(client_n)
         with self._timed():
-            return self._engine.train(self._sent.params_d, self._state.round, client_n, drifts, self._squares)
+            return self._engine.train(
+                self._sent.params_d, self._state.round, client_n, drifts, self._squares
+            )
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -121,21 +152,33 @@ class SimulatedOracle:
         self._asked = Traffic(down + clients * self._download, up + clients * bytes_up)
 
     def traffic(self, num_selected: int, num_responded: int) -> Traffic:
-        """What the round moves with such a cohort, whose clients have the model already if the sampler asked them."""
+        """What the round moves with such a cohort, whose clients have the model already if the
+        sampler asked them.
+        """
         reply = BYTES_PER_PARAMETER * self._engine.num_params + self._statistics
-        return Traffic(self._asked.down or num_selected * self._download, self._asked.up + num_responded * reply)
+        return Traffic(
+            self._asked.down or num_selected * self._download,
+            self._asked.up + num_responded * reply,
+        )
 
 
 def mapped_table(m: int, d: int, folder: Path | None = None) -> Params:
-    """Zeros, float32 (m, d), in a file that has no name and leaves no trace; an error if the disk is too full."""
+    """Zeros, float32 (m, d), in a file that has no name and leaves no trace; an error if the
+    disk is too full.
+    """
     where = Path(tempfile.gettempdir()) if folder is None else folder
-    needed, free = m * d * BYTES_PER_PARAMETER, shutil.disk_usage(where).free
+    needed = m * d * BYTES_PER_PARAMETER
+    free = shutil.disk_usage(where).free
     if needed > free:
         raise DeltaflError(
-            f"the updates of all {m} clients take {human(needed)} a round and {human(free)} are free in {where}: "
-            "free some space there, or choose a sampler that does not use all updates, such as 'pracdelta'"
+            f"the updates of all {m} clients take {human(needed)} a round and {human(free)} are "
+            f"free in {where}: "
+            "free some space there, or choose a sampler that does not use all updates, such as "
+            "'pracdelta'"
         )
     with writing(where), tempfile.TemporaryFile(dir=where) as file:  # the mapping keeps it
-        if hasattr(os, "posix_fallocate"):  # else a disk that fills up would end the process at a later write
+        if hasattr(
+            os, "posix_fallocate"
+        ):  # else a disk that fills up would end the process at a later write
             os.posix_fallocate(file.fileno(), 0, needed)
         return np.memmap(file, dtype=np.float32, mode="w+", shape=(m, d))

@@ -23,14 +23,17 @@ from .settings import Settings
 def objects_of(settings: Mapping[str, Any]) -> list[str]:
     """The objects of this process that settings name: only this process can go on with them."""
     classes = dict.fromkeys(map(base_name, _labels(settings)))
-    return [name for name in classes if name in CLASSES] + [name for name in [settings.get("task")] if name in OBJECTS]
+    return [name for name in classes if name in CLASSES] + [
+        name for name in [settings.get("task")] if name in OBJECTS
+    ]
 
 
 def code_of(settings: Mapping[str, Any]) -> dict[str, str]:
-    """CRC-32 of the user's own classes and functions that settings name, such as ``{"mine.py:ByLoss": "1f2e3d4c"}``.
+    """CRC-32 of the user's own classes and functions that settings name, such as
+    ``{"mine.py:ByLoss": "1f2e3d4c"}``.
 
-    It is that of their source and of what it uses of the same file, without comments and layout. A name whose source is
-    not found is left out.
+    It is that of their source and of what it uses of the same file, without comments and layout. A
+    name whose source is not found is left out.
     """
     named = [*_labels(settings), settings.get("task", "")]
     files = chain.from_iterable(re.findall(r"[^@(]*\.py(?::\w+)?", text) for text in named)
@@ -39,10 +42,13 @@ def code_of(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def require_same_code(folder: Path, settings: Settings) -> None:
-    """Refuse to go on in a folder with other code of the user's own than it has been played with."""
+    """Refuse to go on in a folder with other code of the user's own than it has been played
+    with.
+    """
     for name in _different(code_of(settings.model_dump()), _recorded(folder).get("code", {})):
         raise DeltaflError(
-            f"the code of {name}, or what it uses of the same file, is not the one that {folder} was played with: "
+            f"the code of {name}, or what it uses of the same file, is not the one that {folder} "
+            "was played with: "
             "undo the change, or choose another --out"
         )
 
@@ -51,7 +57,10 @@ def require_one_code(folders: Sequence[Path]) -> None:
     """Refuse to join folders that were played with different code of one name."""
     for first, second in combinations(folders, 2):
         for name in _different(*(_recorded(folder).get("code", {}) for folder in (first, second))):
-            raise DeltaflError(f"{first} and {second} were played with different code of {name}; leave one of them out")
+            raise DeltaflError(
+                f"{first} and {second} were played with different code of {name}; leave one of "
+                "them out"
+            )
 
 
 def _different(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
@@ -63,7 +72,9 @@ def note_code(folder: Path, settings: Settings) -> None:
     known = _recorded(folder)
     code = {**code_of(settings.model_dump()), **known.get("code", {})}
     if code != known.get("code", {}):
-        write_atomically(folder / "environment.json", json.dumps({**known, "code": code}, indent=1) + "\n")
+        write_atomically(
+            folder / "environment.json", json.dumps({**known, "code": code}, indent=1) + "\n"
+        )
 
 
 def _recorded(folder: Path) -> dict[str, Any]:
@@ -82,7 +93,8 @@ def _checksum(name: str) -> str | None:
         body = ast.parse(text).body
     except (OSError, TypeError, ValueError, SyntaxError):
         return None
-    names, used = {top}, list[ast.stmt]()
+    names = {top}
+    used = list[ast.stmt]()
     while grows := [part for part in body if part not in used and names & _defined(part)]:
         used += grows
         names |= set[str]().union(*map(_needed, grows))
@@ -93,13 +105,19 @@ def _checksum(name: str) -> str | None:
 def _needed(part: ast.stmt) -> set[str]:
     """The names that a statement of a file reads and does not bind itself."""
     nodes = [*ast.walk(part)]
-    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    read = {
+        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
     arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}
     return read - arguments - _stored(part)
 
 
 def _stored(part: ast.stmt) -> set[str]:
-    return {node.id for node in ast.walk(part) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return {
+        node.id
+        for node in ast.walk(part)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
 
 
 def _defined(part: ast.stmt) -> set[str]:
@@ -112,7 +130,9 @@ def _defined(part: ast.stmt) -> set[str]:
 
 
 def _source(name: str) -> tuple[str, str]:
-    """The text of the file or notebook cell that defines what a name stands for, and its name there."""
+    """The text of the file or notebook cell that defines what a name stands for, and its name
+    there.
+    """
     if name not in {*CLASSES, *OBJECTS}:
         file, top = split_name(name)
         return file.read_text(encoding="utf-8"), top

@@ -1,4 +1,6 @@
-"""Processes that call functions for this one: they use one thread each, show their log here, and end with this one."""
+"""Processes that call functions for this one: they use one thread each, show their log here, and
+end with this one.
+"""
 
 import logging
 import logging.handlers
@@ -25,18 +27,22 @@ from ..tasks.own import OBJECTS
 from ..tasks.registry import added_tasks, import_tasks, register, task_modules
 
 _DIED = (
-    "a process of this run died; if it was killed, memory may have run out: use fewer processes and give the same "
+    "a process of this run died; if it was killed, memory may have run out: use fewer processes "
+    "and give the same "
     "command again. In a script of your own, start below: if __name__ == '__main__':"
 )
 _PATIENCE_SECONDS = 60.0
 _WAITS = (
-    "a worker process has not answered for %g seconds; if it does not go on, see whether it was stopped (T in ps), "
+    "a worker process has not answered for %g seconds; if it does not go on, see whether it was "
+    "stopped (T in ps), "
     "and send it SIGCONT, or end this run, which goes on from its checkpoint with the same command"
 )
 
 
 class Failure(NamedTuple):
-    """An error that is no ``DeltaflError``: traceback, error in one line, and the files and lines it came through."""
+    """An error that is no ``DeltaflError``: traceback, error in one line, and the files and
+    lines it came through.
+    """
 
     text: str
     summary: str
@@ -64,25 +70,37 @@ class Processes(AbstractContextManager["Processes"]):
 
     After an error or Ctrl-C, calls under way are ended at once.
 
-    Each first calls ``start`` with the arguments; torch tensors in shared memory are passed without a copy.
+    Each first calls ``start`` with the arguments; torch tensors in shared memory are passed without
+    a copy.
     """
 
-    def __init__(self, count: int, start: Callable[..., None] | None = None, *arguments: Any) -> None:
-        for library in ("OMP", "OPENBLAS", "MKL"):  # the processes inherit it: more threads would only wait for cores
+    def __init__(
+        self, count: int, start: Callable[..., None] | None = None, *arguments: Any
+    ) -> None:
+        for library in (
+            "OMP",
+            "OPENBLAS",
+            "MKL",
+        ):  # the processes inherit it: more threads would only wait for cores
             os.environ.setdefault(f"{library}_NUM_THREADS", "1")
-        # A server that has imported torch, but has not used it, forks processes that are ready at once.
+        # A server that has imported torch, but has not used it, forks processes that are ready at
+        # once.
         context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
         if sys.platform == "linux":
             context.set_forkserver_preload(["deltafl.simulation.run"])
             resource_tracker.ensure_running()  # it lets Ctrl-C through again
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is this process's to handle
+            before = signal.pthread_sigmask(
+                signal.SIG_BLOCK, {signal.SIGINT}
+            )  # Ctrl-C is this process's to handle
             forkserver.ensure_running()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        messages, self._sent = context.Queue(), context.Queue()
+        messages = context.Queue()
+        self._sent = context.Queue()
         self.count = count
         self._listener = logging.handlers.QueueListener(messages, _Forward())
         self._listener.start()
-        # A runner's functions may be those of a script, which its processes import; others receive what they need.
+        # A runner's functions may be those of a script, which its processes import; others receive
+        # what they need.
         self._imports_main = start is not None
         objects = b"" if self._imports_main else _packed()
         values = messages, self._sent, objects, task_modules(), start, arguments
@@ -96,7 +114,9 @@ class Processes(AbstractContextManager["Processes"]):
         self._listener.stop()
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Call a function of a module in one of the processes; ``result`` gives what it returned or raised."""
+        """Call a function of a module in one of the processes; ``result`` gives what it returned
+        or raised.
+        """
         try:
             with _interrupts_wait(), nullcontext() if self._imports_main else _without_main():
                 return self._pool.submit(_attempt, function, *arguments)
@@ -128,14 +148,17 @@ def _packed() -> bytes:
     except Exception as error:
         names = ", ".join(chain(*objects))
         raise DeltaflError(
-            f"one of {names} cannot be sent to other processes ({in_one_line(error)}); write processes=1"
+            f"one of {names} cannot be sent to other processes ({in_one_line(error)}); write "
+            "processes=1"
         ) from error
     return packed
 
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Ctrl-C counts once the block is left, so that a process which starts in it is known and can be ended."""
+    """Ctrl-C counts once the block is left, so that a process which starts in it is known and
+    can be ended.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -151,7 +174,9 @@ def _interrupts_wait() -> Iterator[None]:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Processes that start here do not import the script again, which so needs no ``if __name__ == "__main__"``."""
+    """Processes that start here do not import the script again, which so needs no
+    ``if __name__ == "__main__"``.
+    """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -166,7 +191,9 @@ def send(value: object) -> None:
 
 
 def result(future: Future[Any]) -> Any:
-    """What a call returned; a ``DeltaflError`` if it raised one or its process died, else a ``JobError``."""
+    """What a call returned; a ``DeltaflError`` if it raised one or its process died, else a
+    ``JobError``.
+    """
     if wait([future], _PATIENCE_SECONDS).not_done:
         logging.getLogger(__name__).warning(_WAITS, _PATIENCE_SECONDS)
     try:
@@ -205,7 +232,9 @@ def _begin(
     start: Callable[..., None] | None,
     arguments: tuple[Any, ...],
 ) -> None:
-    """In a new process: send its log to the parent, end with it even if it is killed, and know its tasks."""
+    """In a new process: send its log to the parent, end with it even if it is killed, and know
+    its tasks.
+    """
     _to_parent[:] = [sent]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

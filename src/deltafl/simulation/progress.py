@@ -12,9 +12,17 @@ if TYPE_CHECKING:
 
 @contextmanager
 def bars() -> Iterator["Bars"]:
-    """Bars that appear with the first round, so that after a mistake only its sentence is printed."""
+    """Bars that appear with the first round, so that after a mistake only its sentence is
+    printed.
+    """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     shown = Progress(
         TextColumn("{task.description:<18}"),
@@ -33,7 +41,9 @@ def bars() -> Iterator["Bars"]:
 
 @contextmanager
 def sweep_progress() -> Iterator["OnProgress"]:
-    """A bar for the rounds of many runs, with the names of those that are being played; a line in a notebook."""
+    """A bar for the rounds of many runs, with the names of those that are being played; a line
+    in a notebook.
+    """
     from rich.console import Console
 
     if Console().is_jupyter:
@@ -44,7 +54,12 @@ def sweep_progress() -> Iterator["OnProgress"]:
 
         def on_progress(progress: "Progress") -> None:
             shown.start()
-            shown.update(bar, completed=progress.rounds_done, total=progress.rounds_total, shown=_text(progress))
+            shown.update(
+                bar,
+                completed=progress.rounds_done,
+                total=progress.rounds_total,
+                shown=_text(progress),
+            )
 
         yield on_progress
 

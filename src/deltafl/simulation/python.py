@@ -20,7 +20,8 @@ from .settings import AnySettings, CompareSettings, make_settings, refuse_ignore
 from .sweep import count_processes, require_simulator
 from .tune import TuneSettings, tune_rates
 
-#: A task's name or file, a ``Task``, a function that makes one, a data frame, or a Hugging Face data set.
+#: A task's name or file, a ``Task``, a function that makes one, a data frame, or a Hugging Face
+#: data set.
 AnyTask = str | os.PathLike[str] | Task | Callable[..., Task] | Any
 AnySampler = str | Sampler | type[Sampler]
 
@@ -37,22 +38,28 @@ def compare(
     on_round: OnRound | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Compare samplers on one task, seed by seed, under the same split, initial model and minibatches.
+    """Compare samplers on one task, seed by seed, under the same split, initial model and
+    minibatches.
 
     Args:
-        task: A name of ``deltafl tasks``; a table's path; ``"FILE.py:FUNCTION"``; a ``deltafl.tasks.Task``; a function
-            ``make_task(seed)`` or ``make_task()`` that returns one; a data frame or a Hugging Face data set, with
-            ``label=`` and ``column=`` (who holds a row) or ``partition=``.
-        samplers: Labels, instances such as ``ByLoss(power=2)``, or classes; seven of the library's if left out.
+        task: A name of ``deltafl tasks``; a table's path; ``"FILE.py:FUNCTION"``; a
+            ``deltafl.tasks.Task``; a function ``make_task(seed)`` or ``make_task()`` that returns
+            one; a data frame or a Hugging Face data set, with ``label=`` and ``column=`` (who holds
+            a row) or ``partition=``.
+        samplers: Labels, instances such as ``ByLoss(power=2)``, or classes; seven of the library's
+            if left out.
         seeds: A number of seeds 0, 1, ..., or a list of them; 5 if left out.
-        out: The folder of the results; a new one below ``runs/`` if left out. The same call with the same folder goes
-            on where it was interrupted, and with more samplers, seeds or rounds it runs what is missing.
+        out: The folder of the results; a new one below ``runs/`` if left out. The same call with
+            the same folder goes on where it was interrupted, and with more samplers, seeds or
+            rounds it runs what is missing.
         processes: Runs side by side; as many as there are cores if left out, 1 on a GPU.
         progress: Whether a bar is shown.
         report: Whether ``report.html`` is written into the folder.
-        on_round: Called here with a ``deltafl.simulation.RoundDone`` for each round of each run; with several processes
-            up to a second later and in batches, those of one run in their order.
-        settings: The settings of ``deltafl compare``: ``rounds=50``, ``sample=10``, ``local_lr=0.1``, ...
+        on_round: Called here with a ``deltafl.simulation.RoundDone`` for each round of each run;
+            with several processes up to a second later and in batches, those of one run in their
+            order.
+        settings: The settings of ``deltafl compare``: ``rounds=50``, ``sample=10``,
+            ``local_lr=0.1``, ...
 
     Raises:
         DeltaflError: If something cannot be played, in one sentence; or if ``on_round`` raises.
@@ -81,16 +88,19 @@ def tune(
     progress: bool = True,
     **settings: Any,
 ) -> dict[str, dict[str, float]]:
-    """Find the learning rates of each sampler, on seeds and a validation part that no comparison judges by.
+    """Find the learning rates of each sampler, on seeds and a validation part that no comparison
+    judges by.
 
     Args:
         task: As in ``compare``.
         samplers: As in ``compare``.
-        out: The folder of the tuning runs; a new one below ``runs/`` if left out. None is played twice there.
+        out: The folder of the tuning runs; a new one below ``runs/`` if left out. None is played
+            twice there.
         processes: As in ``compare``.
         progress: Whether a bar is shown.
-        settings: The settings of ``deltafl tune``: ``local_rates=[0.1, 0.2, 0.4]``, ``server_rates=[0.5, 1, 2]``,
-            ``tuning_seeds=3``, ``validation=0.2``, and those of ``compare``.
+        settings: The settings of ``deltafl tune``: ``local_rates=[0.1, 0.2, 0.4]``,
+            ``server_rates=[0.5, 1, 2]``, ``tuning_seeds=3``, ``validation=0.2``, and those of
+            ``compare``.
 
     Returns:
         The rates by label, for ``compare``.
@@ -109,7 +119,11 @@ def tune(
 
 
 def _resolved(
-    kind: type[AnySettings], task: AnyTask, samplers: Any, processes: int | None, settings: dict[str, Any]
+    kind: type[AnySettings],
+    task: AnyTask,
+    samplers: Any,
+    processes: int | None,
+    settings: dict[str, Any],
 ) -> tuple[AnySettings, int]:
     """The settings of a call, and how many runs are played side by side."""
     require_simulator()
@@ -121,13 +135,16 @@ def _resolved(
 
 
 def load(*folders: str | os.PathLike[str]) -> Comparison:
-    """The comparison of finished folders, of ``deltafl.compare``, ``deltafl compare`` or ``deltafl run``.
+    """The comparison of finished folders, of ``deltafl.compare``, ``deltafl compare`` or
+    ``deltafl run``.
 
     Args:
-        folders: One, or several that are joined: they share task and settings; samplers and seeds may differ.
+        folders: One, or several that are joined: they share task and settings; samplers and seeds
+            may differ.
 
     Raises:
-        DeltaflError: If a folder holds no finished runs, or two of them differ in more than samplers and seeds.
+        DeltaflError: If a folder holds no finished runs, or two of them differ in more than
+            samplers and seeds.
     """
     if not folders:
         raise DeltaflError("load needs a folder: deltafl.load('runs/compare-digits-...')")
@@ -149,7 +166,9 @@ def _labels(samplers: "AnySampler | Iterable[AnySampler]") -> list[str]:
     for sampler in listed:
         kind = sampler if isinstance(sampler, type) else type(sampler)
         if classes.setdefault(kind.__name__, kind) is not kind:
-            raise DeltaflError(f"two different classes are called {kind.__name__!r}; give one of them another name")
+            raise DeltaflError(
+                f"two different classes are called {kind.__name__!r}; give one of them another name"
+            )
     return [label_of(sampler) for sampler in listed]
 
 
@@ -165,7 +184,8 @@ def _task_name(task: AnyTask) -> str:
         name = "frame" if hasattr(task, "columns") else "dataset"
     else:
         raise DeltaflError(
-            f"task is {type(task).__name__}; it must be a name, a file, a deltafl.tasks.Task, a function that makes "
+            f"task is {type(task).__name__}; it must be a name, a file, a deltafl.tasks.Task, a "
+            "function that makes "
             "one, a data frame, or a Hugging Face data set"
         )
     name = re.sub(r"[^\w.+-]", "", name)

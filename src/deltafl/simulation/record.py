@@ -2,7 +2,7 @@
 
 ::
 
-    DIR/runs/PART/SAMPLER-seedN.json     the record of one run: settings, curve and draws, about ten kilobytes
+    DIR/runs/PART/SAMPLER-seedN.json  the record of one run: settings, curve and draws, about ten kilobytes
     DIR/runs/PART.jsonl.gz               many, one a line; a loose record wins over a packed one
     DIR/unfinished/PART/SAMPLER-seedN/   the folder of a run that is not finished (``sweep.py``)
 
@@ -34,7 +34,8 @@ UNFINISHED = "unfinished"
 _CURVES = ("accuracy", "loss", "seconds", "cpu_seconds", "bytes")
 #: Curves that older records lack, or that a run may be without.
 _MORE = ("client_accuracy", "clock", "client_seconds", "bytes_up")
-#: Settings that say where and how a run is computed, not what; they are not compared and not recorded.
+#: Settings that say where and how a run is computed, not what; they are not compared and not
+#: recorded.
 _HOW = FREE_ON_RESUME | {"memory_path", "device"}
 
 #: A column of numbers; null where one does not exist.
@@ -54,12 +55,16 @@ class Job(NamedTuple):
 
 
 class RunRecord(BaseModel):
-    """One finished run: an ``analysis.Run`` as plain lists, which are empty where nothing was recorded."""
+    """One finished run: an ``analysis.Run`` as plain lists, which are empty where nothing was
+    recorded.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     part: str
-    settings: dict[str, Any]  #: those that decide the result (``what_is_run``), sampler and seed included
+    settings: dict[
+        str, Any
+    ]  #: those that decide the result (``what_is_run``), sampler and seed included
     data: str
     metric: Metric
     environment: dict[str, Any]
@@ -98,9 +103,14 @@ class RunRecord(BaseModel):
 
     def run(self) -> Run:
         """The run as a row of the run table."""
-        same: dict[str, Any] = {name: getattr(self, name) for name in Run._fields if hasattr(self, name)}
+        same: dict[str, Any] = {
+            name: getattr(self, name) for name in Run._fields if hasattr(self, name)
+        }
         same |= {f"{name}_r": _floats(getattr(self, name)) for name in _CURVES}
-        same |= {f"{name}_r": _floats(getattr(self, name)) if getattr(self, name) else None for name in _MORE}
+        same |= {
+            f"{name}_r": _floats(getattr(self, name)) if getattr(self, name) else None
+            for name in _MORE
+        }
         same |= {
             "round_r": np.array(self.round, dtype=np.int64),
             "draws_m": np.array(self.draws, dtype=np.int64),
@@ -109,10 +119,14 @@ class RunRecord(BaseModel):
         return Run(**same)
 
 
-def note_clients(folder: Path, num_examples_m: IntArray, round: int, accuracy_m: FloatArray | None, since: int) -> None:
-    """Write each client's size, and perhaps its accuracy after this round beside those noted from ``since`` on.
+def note_clients(
+    folder: Path, num_examples_m: IntArray, round: int, accuracy_m: FloatArray | None, since: int
+) -> None:
+    """Write each client's size, and perhaps its accuracy after this round beside those noted from
+    ``since`` on.
 
-    It is written before the round becomes a checkpoint, so that a round which is played again is noted again.
+    It is written before the round becomes a checkpoint, so that a round which is played again is
+    noted again.
     """
     known: dict[str, Any] = {"num_examples": num_examples_m.tolist()}
     if accuracy_m is not None:
@@ -123,7 +137,9 @@ def note_clients(folder: Path, num_examples_m: IntArray, round: int, accuracy_m:
 
 
 def _noted_clients(folder: Path) -> tuple[FloatArray | None, dict[int, Column]]:
-    """Sizes, and accuracies by round, as ``note_clients`` wrote them; none of a run that has not come so far."""
+    """Sizes, and accuracies by round, as ``note_clients`` wrote them; none of a run that has not
+    come so far.
+    """
     found = read_json(folder / CLIENTS) if (folder / CLIENTS).exists() else {}
     size_m = _floats(found["num_examples"]) if "num_examples" in found else None
     return size_m, dict(zip(found.get("rounds", ()), found.get("accuracy", ()), strict=False))
@@ -135,7 +151,9 @@ def what_is_run(settings: RunSettings) -> dict[str, Any]:
 
 
 def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
-    """The curves of a run in its folder; an error if that does not hold every round once, which two processes leave."""
+    """The curves of a run in its folder; an error if that does not hold every round once, which
+    two processes leave.
+    """
     directory.require_settings(settings)
     lines, timings = (list(directory.lines(name)) for name in LINE_FILES)
     rounds, timed = ([line["round"] for line in each] for each in (lines, timings))
@@ -150,7 +168,9 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     def tested(name: str) -> FloatArray:
         return _floats([line["test"].get(name) for line in evaluated])
 
-    client_seconds = [timing.get("client_seconds") for timing in timings]  # runs of earlier versions lack it
+    client_seconds = [
+        timing.get("client_seconds") for timing in timings
+    ]  # runs of earlier versions lack it
     clocks = [line["clock"] for line in evaluated if "clock" in line]
     client_accuracy_r = tested("client_accuracy")
     drawn_n, count_n = (
@@ -194,7 +214,11 @@ def record_of(job: Job, directory: RunDirectory, task: Task) -> RunRecord:
     curves = {name: getattr(run, f"{name}_r") for name in ("round", *_CURVES, *_MORE)}
     route = noted_route(directory.path)
     device = {} if route is None or route.hardware == "cpu" else {"device": route.hardware}
-    versions = {key: value for key, value in directory.environment().items() if key not in {"command", *task.data}}
+    versions = {
+        key: value
+        for key, value in directory.environment().items()
+        if key not in {"command", *task.data}
+    }
     return RunRecord(
         part=job.part,
         settings=what_is_run(job.settings),
@@ -220,7 +244,9 @@ def write_record(record: RunRecord, path: Path) -> None:
 
 def read_record(path: Path) -> RunRecord:
     """Read what ``write_record`` wrote."""
-    return checked(RunRecord, read_json(path), f"{path} is not the record of a run", "delete it to run again")
+    return checked(
+        RunRecord, read_json(path), f"{path} is not the record of a run", "delete it to run again"
+    )
 
 
 class RunStore:
@@ -234,9 +260,16 @@ class RunStore:
         return self.folder / "runs" / f"{job.key}.json"
 
     def get(self, job: Job) -> RunRecord | None:
-        """The record of a job; None if it is not finished. A record or run of other settings there is an error."""
-        path, unfinished = self.path(job), self.folder / UNFINISHED / job.key
-        record = read_record(path) if path.exists() else _read_packed(self._packed_file(job.part)).get(job.key)
+        """The record of a job; None if it is not finished. A record or run of other settings
+        there is an error.
+        """
+        path = self.path(job)
+        unfinished = self.folder / UNFINISHED / job.key
+        record = (
+            read_record(path)
+            if path.exists()
+            else _read_packed(self._packed_file(job.part)).get(job.key)
+        )
         if record is not None:
             require_same(record.settings, job, path)
         elif (begun := recorded_settings(unfinished)) is not None:
@@ -248,7 +281,9 @@ class RunStore:
         return [record for _, record in sorted(self._part(part).items())]
 
     def pack(self, part: str) -> None:
-        """Move the loose records of a part into its packed file; the same records give the same bytes."""
+        """Move the loose records of a part into its packed file; the same records give the same
+        bytes.
+        """
         with self.lock():
             loose = list((self.folder / "runs" / part).glob("*.json"))
             if not loose:
@@ -293,24 +328,40 @@ def _lines_of(path: Path, stamp: tuple[int, int]) -> dict[str, RunRecord]:
         values = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     except (OSError, EOFError, ValueError, RecursionError) as error:
         raise DeltaflError(f"{path} cannot be read: {error}; {cure}") from None
-    found = [checked(RunRecord, value, f"{path} does not hold records of runs", cure) for value in values]
+    found = [
+        checked(RunRecord, value, f"{path} does not hold records of runs", cure) for value in values
+    ]
     return {record.key: record for record in found}
 
 
 def require_same(recorded: dict[str, Any], job: Job, place: Path) -> None:
-    """Refuse recorded settings that differ from the job's; a setting that is not recorded had its default."""
+    """Refuse recorded settings that differ from the job's; a setting that is not recorded had
+    its default.
+    """
     cure = "delete it to run it again"
     before = checked(RunSettings, recorded, f"{place} has impossible settings", cure)
     for key, old, new in differing(before, job.settings):
         if key not in _HOW:
-            raise DeltaflError(f"{place} was run with {key} = {old}, not {new}: choose another --out, or {cure}")
+            raise DeltaflError(
+                f"{place} was run with {key} = {old}, not {new}: choose another --out, or {cure}"
+            )
 
 
 def _line(record: RunRecord) -> str:
     fields = record.model_dump(mode="json")
-    for name in ("accuracy", "client_accuracy", "clock", "loss", "seconds", "cpu_seconds", "client_seconds"):
+    for name in (
+        "accuracy",
+        "client_accuracy",
+        "clock",
+        "loss",
+        "seconds",
+        "cpu_seconds",
+        "client_seconds",
+    ):
         fields[name] = _rounded(fields[name], 6)
-    fields["fairness"] = record.fairness and {name: round(number, 4) for name, number in record.fairness}
+    fields["fairness"] = record.fairness and {
+        name: round(number, 4) for name, number in record.fairness
+    }
     fields["probes"] = {name: _rounded(column, 5) for name, column in fields["probes"].items()}
     return json.dumps(fields, separators=(",", ":")) + "\n"
 

@@ -1,7 +1,7 @@
 """One run: the rounds of one sampler on one task with one seed, recorded and resumable.
 
-The simulator is a host of ``open_round`` and ``close_round`` (see ``round.py``): it trains the cohort, and for the
-theoretical samplers it acts as the oracle, which trains all clients.
+The simulator is a host of ``open_round`` and ``close_round`` (see ``round.py``): it trains the
+cohort, and for the theoretical samplers it acts as the oracle, which trains all clients.
 """
 
 import logging
@@ -45,33 +45,45 @@ from .world import World
 _NO_TIME = {"seconds": 0.0, "cpu_seconds": 0.0, "client_seconds": 0.0}
 
 
-def run_single(settings: RunSettings, folder: Path, on_round: OnRound, group: ProcessGroup = ALONE) -> dict[str, Any]:
-    """``deltafl run``: one run in its own folder, started or continued; returns the last line of ``rounds.jsonl``.
+def run_single(
+    settings: RunSettings, folder: Path, on_round: OnRound, group: ProcessGroup = ALONE
+) -> dict[str, Any]:
+    """``deltafl run``: one run in its own folder, started or continued; returns the last line of
+    ``rounds.jsonl``.
 
     Args:
         settings: Resolved settings.
         folder: The run's folder.
-        on_round: Called with a ``RoundDone`` after every round that is played; those after the last checkpoint are
-            played again, and reported again, when a run goes on.
+        on_round: Called with a ``RoundDone`` after every round that is played; those after the last
+            checkpoint are played again, and reported again, when a run goes on.
         group: The processes that share the run.
 
     Raises:
         DeltaflError: If another process is playing in the folder, or the run is impossible.
     """
     if group.count > 1 and settings.memory_path is not None:
-        raise DeltaflError("memory_path is for one process and this run has several; leave it out, or start one")
+        raise DeltaflError(
+            "memory_path is for one process and this run has several; leave it out, or start one"
+        )
     group.use(settings.device)
     directory = RunDirectory(folder)
     with ExitStack() as stack:
         group.from_first(lambda: stack.enter_context(locked(folder)))
         workers = stack.enter_context(Workers(settings.workers, group))
         engine = engine_of(settings, workers, kept_route(folder))
-        plan_of(settings, engine.task.population(settings.weights), engine.task)  # refused before anything is written
+        plan_of(
+            settings, engine.task.population(settings.weights), engine.task
+        )  # refused before anything is written
         check_memory(settings, engine, folder if group.is_first else None, divided=group.count > 1)
         if group.count > 1:
-            checksums = {data["data_crc32"] for data in group.gathered(data_of(settings, engine.task))}
+            checksums = {
+                data["data_crc32"] for data in group.gathered(data_of(settings, engine.task))
+            }
             if len(checksums) > 1:
-                what = f"the processes of this run have different data (checksums {', '.join(sorted(checksums))})"
+                what = (
+                    "the processes of this run have different data (checksums "
+                    f"{', '.join(sorted(checksums))})"
+                )
                 raise DeltaflError(f"{what}; give every machine the same copy")
         group.from_first(lambda: begin(directory, settings, engine.task))
         run_experiment(settings, engine, directory, guarded(on_round), group)
@@ -83,7 +95,8 @@ def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
 
     More rounds than before, and another threshold, are written down: the run goes on.
     """
-    recorded, data = recorded_settings(directory.path), data_of(settings, task)
+    recorded = recorded_settings(directory.path)
+    data = data_of(settings, task)
     if recorded is None:
         directory.start(settings, data)
         return
@@ -99,29 +112,38 @@ def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
 
 
 def require_same_sampler(before: RunSettings, now: RunSettings, task: Task) -> None:
-    """Refuse to go on with more rounds if the options of the sampler depend on how many there are."""
+    """Refuse to go on with more rounds if the options of the sampler depend on how many there
+    are.
+    """
     population = task.population(now.weights)
     if plan_of(before, population, task).sampler != plan_of(now, population, task).sampler:
         raise DeltaflError(
-            f"the options of {now.sampler} depend on the number of rounds, and it began with {before.rounds}: to play "
+            f"the options of {now.sampler} depend on the number of rounds, and it began with "
+            f"{before.rounds}: to play "
             f"{now.rounds}, choose another --out"
         )
 
 
 def run_experiment(
-    settings: RunSettings, engine: Engine, directory: RunDirectory, on_round: OnRound, group: ProcessGroup = ALONE
+    settings: RunSettings,
+    engine: Engine,
+    directory: RunDirectory,
+    on_round: OnRound,
+    group: ProcessGroup = ALONE,
 ) -> RoundState:
     """Play the rounds that are not recorded yet.
 
-    Interrupt it at any moment: the next call goes on from the last checkpoint and ends in the same state and the same
-    ``rounds.jsonl``, bit for bit. No state becomes a checkpoint while the model looks wrong, not even the last one:
-    such a run has ``doubt`` in its last line and keeps its last good checkpoint, and its model beside it.
+    Interrupt it at any moment: the next call goes on from the last checkpoint and ends in the same
+    state and the same ``rounds.jsonl``, bit for bit. No state becomes a checkpoint while the model
+    looks wrong, not even the last one: such a run has ``doubt`` in its last line and keeps its last
+    good checkpoint, and its model beside it.
 
-    ``engine`` is ``engine_of(settings)``, shared by runs that differ in their sampler alone; ``directory`` is started.
+    ``engine`` is ``engine_of(settings)``, shared by runs that differ in their sampler alone;
+    ``directory`` is started.
 
     Raises:
-        DivergedError: If the model is lost (``divergence.py``). The last line of ``rounds.jsonl`` has the reason, the
-            checkpoint before it stays, and the run is not played again.
+        DivergedError: If the model is lost (``divergence.py``). The last line of ``rounds.jsonl``
+            has the reason, the checkpoint before it stays, and the run is not played again.
     """
     memory = directory.memory_folder(settings.memory_path)
     last = group.from_first(directory.last_line)
@@ -148,9 +170,13 @@ def run_experiment(
             directory.append(first, {"round": 0, **(_NO_TIME if initial.round else timing)})
             state = directory.save(state)
     clock = last.get("clock", 0.0)
-    player = _RoundPlayer(settings, engine, directory, group, plan, world, cast(Watch, watch), state.round, clock)
+    player = _RoundPlayer(
+        settings, engine, directory, group, plan, world, cast(Watch, watch), state.round, clock
+    )
     if state.round < initial.round:  # the census is the first round
-        state, done = player.end_census(state._replace(round=1, params_d=initial.params_d), line, timing)
+        state, done = player.end_census(
+            state._replace(round=1, params_d=initial.params_d), line, timing
+        )
         last = done.line
         on_round(done)
     while state.round < total and "stopped" not in last:
@@ -165,59 +191,84 @@ def _with_census(
 ) -> tuple[Plan, dict[str, Any], dict[str, float]]:
     """The plan with the answers of all clients, if its sampler asks for them.
 
-    If they send their updates, it is the first round, else round 0. Also what the lines of this round in
-    ``rounds.jsonl`` and ``timings.jsonl`` hold of it.
+    If they send their updates, it is the first round, else round 0. Also what the lines of this
+    round in ``rounds.jsonl`` and ``timings.jsonl`` hold of it.
     """
     if plan.census is None:
         return plan, {}, _NO_TIME
     kept = group.from_first(directory.census)
-    began, began_cpu = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
+    began_cpu = time.process_time()
     answer_mk = take_census(plan, engine, engine.initial_params()) if kept is None else kept
     client_seconds = time.perf_counter() - began
     if kept is None and group.is_first:
         directory.save_census(answer_mk)
     plan = plan.with_census(answer_mk)
-    m, answers = len(answer_mk), int(np.isfinite(answer_mk).all(axis=1).sum())
+    m = len(answer_mk)
+    answers = int(np.isfinite(answer_mk).all(axis=1).sum())
     line = {
         "answers": answers,
         "bytes_down": m * engine.num_params * BYTES_PER_PARAMETER,
         "bytes_up": answers * 8 * answer_mk.shape[1],
     }
-    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
-    return plan, line, {"seconds": seconds, "cpu_seconds": cpu_seconds, "client_seconds": client_seconds}
+    seconds = time.perf_counter() - began
+    cpu_seconds = time.process_time() - began_cpu
+    return (
+        plan,
+        line,
+        {"seconds": seconds, "cpu_seconds": cpu_seconds, "client_seconds": client_seconds},
+    )
 
 
 def take_census(plan: Plan, engine: Engine, params_d: Params) -> FloatArray:
-    """Every client's answer after its usual local work on a model, float64 (m, size); NaN where there is none."""
-    census, m = plan.census, plan.population.num_clients
+    """Every client's answer after its usual local work on a model, float64 (m, size); NaN where
+    there is none.
+    """
+    census = plan.census
+    m = plan.population.num_clients
     assert census is not None
     tensors = output_layer([param.shape for param in engine.task.make_model().parameters()])
     answers = []
     for first in range(0, m, plan.n):  # no more updates are in RAM than in any other round
         client_k = np.arange(first, min(first + plan.n, m))
-        for client, update_d in zip(client_k.tolist(), engine.train(params_d, 0, client_k).update_nd, strict=True):
-            answers.append(census.answer(update_d, tensors, plan.seed, stream(plan.seed, "census", 0, client)))
+        for client, update_d in zip(
+            client_k.tolist(), engine.train(params_d, 0, client_k).update_nd, strict=True
+        ):
+            answers.append(
+                census.answer(update_d, tensors, plan.seed, stream(plan.seed, "census", 0, client))
+            )
     return np.array(answers)
 
 
 def _watch_of(task: Task, lines: Iterable[dict[str, Any]]) -> tuple[Watch | None, dict[str, Any]]:
-    """The watch over a run that has these lines, and the last of them; None and nothing without any."""
+    """The watch over a run that has these lines, and the last of them; None and nothing without
+    any.
+    """
     watch: Watch | None = None
     line: dict[str, Any] = {}
     for line in lines:
         test = line.get("test", {"loss": None, "accuracy": None})
-        loss, accuracy = test["loss"], nan if test["accuracy"] is None else test["accuracy"]
+        loss = test["loss"]
+        accuracy = nan if test["accuracy"] is None else test["accuracy"]
         if watch is None:
-            watch = Watch(nan if loss is None else loss, task.metric == "accuracy", task.chance, accuracy)
+            watch = Watch(
+                nan if loss is None else loss, task.metric == "accuracy", task.chance, accuracy
+            )
             continue
-        stored = {key: nan if line.get(key) is None else line[key] for key in RoundInfo._fields if key in line}
+        stored = {
+            key: nan if line.get(key) is None else line[key]
+            for key in RoundInfo._fields
+            if key in line
+        }
         watch.see(RoundInfo(**{**stored, "round": line["round"] - 1}), True, loss, accuracy)
     return watch, line
 
 
 @dataclass
 class _RoundPlayer:
-    """Plays and records rounds; ``kept`` is the round of the last checkpoint, ``clock`` the virtual seconds so far."""
+    """Plays and records rounds; ``kept`` is the round of the last checkpoint, ``clock`` the
+    virtual seconds so far.
+    """
 
     settings: RunSettings
     engine: Engine
@@ -231,24 +282,34 @@ class _RoundPlayer:
 
     def play(self, opened: RoundState) -> tuple[RoundState, RoundDone]:
         """One round; the next state, and what callbacks are given."""
-        settings, plan, engine, group = self.settings, self.plan, self.engine, self.group
-        began, began_cpu = time.perf_counter(), time.process_time()
-        oracle = SimulatedOracle(engine, plan, opened, self.directory.path if group.is_first else None)
+        settings = self.settings
+        plan = self.plan
+        engine = self.engine
+        group = self.group
+        began = time.perf_counter()
+        began_cpu = time.process_time()
+        oracle = SimulatedOracle(
+            engine, plan, opened, self.directory.path if group.is_first else None
+        )
         available_m, clock = self.world.available(opened.round, self.clock)
         cohort = open_round(plan, opened, available_m, oracle)
         waited = self.world.wait(opened.round, cohort.client_n)
         self.clock = clock + waited.seconds
         training, state, info = self._closed(opened, cohort, oracle, waited.responded_n)
-        trained, trained_cpu, client_seconds = time.perf_counter(), time.process_time(), oracle.client_seconds
+        trained = time.perf_counter()
+        trained_cpu = time.process_time()
+        client_seconds = oracle.client_seconds
         traffic = oracle.traffic(len(cohort.client_n), info.num_responded)
         line: dict[str, Any] = {"bytes_down": traffic.down, "bytes_up": traffic.up}
         if available_m is not None:
             line["available"] = int(available_m.sum())
-        seconds, cpu_seconds = trained - began, trained_cpu - began_cpu
+        seconds = trained - began
+        cpu_seconds = trained_cpu - began_cpu
         timing = {"seconds": seconds, "cpu_seconds": cpu_seconds, "client_seconds": client_seconds}
 
         def probe() -> dict[str, Any]:
-            lr, every = filled_in(settings.local_lr), settings.probe_every
+            lr = filled_in(settings.local_lr)
+            every = settings.probe_every
             if every is None:
                 return {}
             found = probe_selected(training, lr)
@@ -261,9 +322,13 @@ class _RoundPlayer:
     def end_census(
         self, state: RoundState, line: dict[str, Any], timing: dict[str, float]
     ) -> tuple[RoundState, RoundDone]:
-        """The same for a census that was the first round: all clients have trained, and the model has moved."""
-        weight_m, code_mc = self.plan.population.weight_m, np.asarray(self.plan.population.code_mc)
-        weight_k, step_d = weight_m[code_mc.any(axis=1)], state.params_d - self.engine.initial_params()
+        """The same for a census that was the first round: all clients have trained, and the
+        model has moved.
+        """
+        weight_m = self.plan.population.weight_m
+        code_mc = np.asarray(self.plan.population.code_mc)
+        weight_k = weight_m[code_mc.any(axis=1)]
+        step_d = state.params_d - self.engine.initial_params()
         info = RoundInfo(
             round=0,
             num_selected=len(weight_m),
@@ -292,7 +357,11 @@ class _RoundPlayer:
         probe: Callable[[], dict[str, Any]],
     ) -> tuple[RoundState, RoundDone]:
         """Evaluate the model, record the round, and make a checkpoint, where these are due."""
-        settings, plan, engine, watch, group = self.settings, self.plan, self.engine, self.watch, self.group
+        settings = self.settings
+        plan = self.plan
+        engine = self.engine
+        watch = self.watch
+        group = self.group
         trained = time.perf_counter()
         is_last = state.round == filled_in(settings.rounds)
         is_due = is_last or state.round % settings.evaluate_every == 0 or watch.suspects(info)
@@ -344,24 +413,42 @@ class _RoundPlayer:
         )
         return self._saved(state, is_last), done
 
-    def _record(self, line: dict[str, Any], timing: dict[str, Any], accuracy_m: FloatArray | None) -> None:
-        """Note the clients' accuracies if the model is one of the last, then write the lines of the round."""
-        round, late = line["round"], late_after(filled_in(self.settings.rounds)) + 1
-        since = round if {"stopped", "diverged"} & line.keys() else late  # where a run was ended, its last model counts
+    def _record(
+        self, line: dict[str, Any], timing: dict[str, Any], accuracy_m: FloatArray | None
+    ) -> None:
+        """Note the clients' accuracies if the model is one of the last, then write the lines of
+        the round.
+        """
+        round = line["round"]
+        late = late_after(filled_in(self.settings.rounds)) + 1
+        since = (
+            round if {"stopped", "diverged"} & line.keys() else late
+        )  # where a run was ended, its last model counts
         if "test" in line and round >= since:
-            note_clients(self.directory.path, self.plan.population.num_examples_m, round, accuracy_m, since)
+            note_clients(
+                self.directory.path, self.plan.population.num_examples_m, round, accuracy_m, since
+            )
         self.directory.append(line, timing)
 
     def _closed(
         self, opened: RoundState, cohort: Cohort, oracle: SimulatedOracle, responded_n: BoolArray
     ) -> tuple[Training, RoundState, RoundInfo]:
-        """Train the cohort and close the round with those that replied in time; in several processes with a share."""
-        plan, group = self.plan, self.group
-        if group.count == 1 or self.settings.probe_every is not None or not plan.rule.control.learns_from_sums:
+        """Train the cohort and close the round with those that replied in time; in several
+        processes with a share.
+        """
+        plan = self.plan
+        group = self.group
+        if (
+            group.count == 1
+            or self.settings.probe_every is not None
+            or not plan.rule.control.learns_from_sums
+        ):
             training = oracle.train(cohort.client_n)
             reports = training.reports._replace(responded_n=responded_n)
             return training, *close_round(plan, opened, cohort, training.update_nd, reports)
-        place_k = np.array(divided(self.engine.costs(cohort.client_n), group.count)[group.rank], dtype=np.int64)
+        place_k = np.array(
+            divided(self.engine.costs(cohort.client_n), group.count)[group.rank], dtype=np.int64
+        )
         with self.engine.workers.apart():
             training = oracle.train(cohort.client_n[place_k])
         accumulator = Accumulator(plan, opened, cohort)
@@ -374,11 +461,15 @@ class _RoundPlayer:
         return training, state, info
 
     def _stopped(self, test: Evaluation) -> dict[str, float]:
-        """What goes into the line if the run ends with this evaluation, which reaches the threshold."""
+        """What goes into the line if the run ends with this evaluation, which reaches the
+        threshold.
+        """
         if not self.settings.stop_at_threshold:
             return {}
         goal = filled_in(self.settings.threshold)
-        reached = test.accuracy >= goal if self.engine.task.metric == "accuracy" else test.loss <= goal
+        reached = (
+            test.accuracy >= goal if self.engine.task.metric == "accuracy" else test.loss <= goal
+        )
         return {"stopped": goal} if reached else {}
 
     def _saved(self, state: RoundState, is_last: bool) -> RoundState:

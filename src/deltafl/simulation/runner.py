@@ -1,6 +1,8 @@
-"""What a process that trains holds of a task, its jobs, and the processes that do them side by side.
+"""What a process that trains holds of a task, its jobs, and the processes that do them side by
+side.
 
-The jobs train clients and evaluate models. They are pure functions, so it does not matter which process runs which.
+The jobs train clients and evaluate models. They are pure functions, so it does not matter which
+process runs which.
 """
 
 import logging
@@ -39,8 +41,8 @@ from .training.serial import LocalResult, LocalWork, losses_of, train_serial
 
 _log = logging.getLogger(__name__)
 
-#: Examples in one pass of an evaluation, and numbers in them for dense models on a CPU: fixed, so that sums do not
-#: depend on the number of workers.
+#: Examples in one pass of an evaluation, and numbers in them for dense models on a CPU: fixed, so
+#: that sums do not depend on the number of workers.
 _EVALUATION_BATCH = 500
 _EVALUATION_NUMBERS = 2**18
 #: Numbers of all layers in one pass on a GPU: 2 GiB.
@@ -48,32 +50,45 @@ _DEVICE_NUMBERS = 2**29
 
 
 class ClientRunner:
-    """Trains clients and evaluates models; ``model`` is the task's with any parameters, and is not kept.
+    """Trains clients and evaluates models; ``model`` is the task's with any parameters, and is not
+    kept.
 
     Attributes:
         group_size: Clients that one call of ``train`` trains best.
         evaluation_batch: Test examples that one call of ``test`` evaluates.
     """
 
-    def __init__(self, task: Task, work: LocalWork, seed: int, model: torch.nn.Module, route: Route) -> None:
+    def __init__(
+        self, task: Task, work: LocalWork, seed: int, model: torch.nn.Module, route: Route
+    ) -> None:
         data = task.dataset
         # Copied only where they are read-only or not contiguous.
         self._stored = [
             torch.from_numpy(np.require(part, requirements=["C", "W"]))
             for part in (data.train_x, data.train_y, data.test_x, data.test_y)
         ]
-        self._client_rows, self._noise_m = task.client_rows, task.gradient_noise_m
-        self._make_model, self._loss, self._augment = task.make_model, task.loss, task.augment
+        self._client_rows = task.client_rows
+        self._noise_m = task.gradient_noise_m
+        self._make_model = task.make_model
+        self._loss = task.loss
+        self._augment = task.augment
         # All clients report mean squared losses or none does: a sampler compares them.
         self._knows_squares = losses_of(task.loss, self._stored[1]) is not None
-        self._counts_hits, self._input_scale, self._tokens = task.metric == "accuracy", task.input_scale, task.tokens
-        self._work, self._seed, self._route = work, seed, route
+        self._counts_hits = task.metric == "accuracy"
+        self._input_scale = task.input_scale
+        self._tokens = task.tokens
+        self._work = work
+        self._seed = seed
+        self._route = route
         self._model: torch.nn.Module | None = None
         self._device = torch.device(route.device)
-        self.group_size, self.evaluation_batch = 1, _EVALUATION_BATCH
+        self.group_size = 1
+        self.evaluation_batch = _EVALUATION_BATCH
         self._width = largest_batch(task.client_rows, work.batch_size)
         if self._device.type != "cpu":
-            self.evaluation_batch = max(_EVALUATION_BATCH, _DEVICE_NUMBERS // numbers_per_example(model, task))
+            self.evaluation_batch = max(
+                _EVALUATION_BATCH, _DEVICE_NUMBERS // numbers_per_example(model, task)
+            )
         reason = incompatibility(model, example_of(task)) if route.path == "loop" else None
         self._fast = reason is None
         if reason is not None:
@@ -84,7 +99,11 @@ class ClientRunner:
                 self._width = padded_width(task.client_rows, work.batch_size)
                 numbers = math.prod(data.test_x.shape[1:])
                 self.evaluation_batch = max(_EVALUATION_BATCH, _EVALUATION_NUMBERS // numbers)
-            self.group_size = dense_size if dense_size > 1 else cohort_size(model, task, self._width, self._device)
+            self.group_size = (
+                dense_size
+                if dense_size > 1
+                else cohort_size(model, task, self._width, self._device)
+            )
 
     def share(self) -> None:
         """Move the examples into memory that worker processes see without a copy."""
@@ -92,9 +111,16 @@ class ClientRunner:
             tensor.share_memory_()  # type: ignore[no-untyped-call]
 
     def train(
-        self, sent: Broadcast, round: int, clients: Sequence[int], squares: bool, drift_nd: Params | None
+        self,
+        sent: Broadcast,
+        round: int,
+        clients: Sequence[int],
+        squares: bool,
+        drift_nd: Params | None,
     ) -> list[LocalResult]:
-        """The local training of some clients in one round; with ``drift_nd``, each has a drift of its own."""
+        """The local training of some clients in one round; with ``drift_nd``, each has a drift
+        of its own.
+        """
         self._build()
         jobs = [self._job(round, client) for client in clients]
         squares = squares and self._knows_squares
@@ -103,24 +129,34 @@ class ClientRunner:
                 drift = sent.drift_d if drift_nd is None else drift_nd
                 return self._batched.train(jobs, sent.params_d, drift, squares)
             results = []
-            for i, (client, (rows, rng, noise, augment)) in enumerate(zip(clients, jobs, strict=True)):
+            for i, (client, (rows, rng, noise, augment)) in enumerate(
+                zip(clients, jobs, strict=True)
+            ):
                 drift_d = sent.drift_d if drift_nd is None else drift_nd[i]
                 x, y = self._examples(rows)
                 with seeded(stream(self._seed, "dropout", round, client), self._device):
-                    trained = self._trainer(x, y, sent.params_d, self._work, rng, noise, drift_d, augment, squares)
+                    trained = self._trainer(
+                        x, y, sent.params_d, self._work, rng, noise, drift_d, augment, squares
+                    )
                 results.append(trained)
             return results
 
     def _job(self, round: int, client: int) -> LocalJob:
         fixed = self._work.fixed_order
-        job = LocalJob(self._rows(client), stream(self._seed, "batches", 0 if fixed else round, client))
+        job = LocalJob(
+            self._rows(client), stream(self._seed, "batches", 0 if fixed else round, client)
+        )
         if self._noise_m is not None and self._noise_m[client] > 0:
-            # Without a fixed order, noise goes on where the minibatches ended: recorded runs have these bits.
+            # Without a fixed order, noise goes on where the minibatches ended: recorded runs have
+            # these bits.
             noise_rng = stream(self._seed, "noise", round, client) if fixed else job.rng
             deviation = np.float32(self._noise_m[client])
-            job = job._replace(noise=lambda size: deviation * noise_rng.standard_normal(size).astype(np.float32))
+            job = job._replace(
+                noise=lambda size: deviation * noise_rng.standard_normal(size).astype(np.float32)
+            )
         if self._augment is not None:
-            augment, augment_rng = self._augment, stream(self._seed, "augment", round, client)
+            augment = self._augment
+            augment_rng = stream(self._seed, "augment", round, client)
             # Inputs are varied on the CPU.
             job = job._replace(augment=lambda x: augment(x.cpu(), augment_rng).to(self._device))
         return job
@@ -129,31 +165,44 @@ class ClientRunner:
         """Mean loss of the model on the client's data."""
         self._build()
         x, y = self._examples(self._rows(client))
-        total, size = 0.0, self.evaluation_batch
+        total = 0.0
+        size = self.evaluation_batch
         for x_batch, y_batch in zip(torch.split(x, size), torch.split(y, size), strict=True):
             total += self._score(sent.params_d, x_batch, y_batch)[0]
         return total / len(x)
 
     def test(self, sent: Broadcast, start: int) -> tuple[float, BoolArray]:
-        """Sum of the losses, and which predictions are right, of ``evaluation_batch`` test examples."""
+        """Sum of the losses, and which predictions are right, of ``evaluation_batch`` test
+        examples.
+        """
         self._build()
         x, y = (part[start : start + self.evaluation_batch] for part in self._data[2:])
         return self._score(sent.params_d, self._inputs(x), y)
 
     def _score(self, params_d: Params, x: torch.Tensor, y: torch.Tensor) -> tuple[float, BoolArray]:
         model = self._build()
-        torch.nn.utils.vector_to_parameters(torch.tensor(params_d, device=self._device), model.parameters())
+        torch.nn.utils.vector_to_parameters(
+            torch.tensor(params_d, device=self._device), model.parameters()
+        )
         with torch.no_grad(), exact_products(self._device):
             output = self._forward(x)
             loss = self._loss(output, y).item() * len(x)
-            hits = output.argmax(dim=1) == y if self._counts_hits else torch.zeros(len(x), dtype=torch.bool)
+            hits = (
+                output.argmax(dim=1) == y
+                if self._counts_hits
+                else torch.zeros(len(x), dtype=torch.bool)
+            )
         return loss, hits.cpu().numpy()
 
     def _rows(self, client: int) -> npt.NDArray[np.int64]:
         return np.asarray(self._client_rows[client], dtype=np.int64)
 
-    def _examples(self, rows: npt.NDArray[np.int64] | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x, y = (part.index_select(0, torch.as_tensor(rows).to(self._device)) for part in self._data[:2])
+    def _examples(
+        self, rows: npt.NDArray[np.int64] | torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = (
+            part.index_select(0, torch.as_tensor(rows).to(self._device)) for part in self._data[:2]
+        )
         return self._inputs(x), y
 
     def _inputs(self, stored: torch.Tensor) -> torch.Tensor:
@@ -210,15 +259,20 @@ Job = tuple[Any, ...]
 
 
 class Workers(AbstractContextManager["Workers"]):
-    """Processes for local training; ``Workers(1)`` is this process itself. Use it in a ``with`` statement.
+    """Processes for local training; ``Workers(1)`` is this process itself. Use it in a ``with``
+    statement.
 
-    Each process of ``group`` (``distributed.py``) does its share of the jobs, and all get all results.
+    Each process of ``group`` (``distributed.py``) does its share of the jobs, and all get all
+    results.
     """
 
     def __init__(self, count: int, group: ProcessGroup = ALONE) -> None:
         if count < 1:
-            raise DeltaflError(f"workers is {count}; write a whole number >= 1, best the number of cores")
-        self.count, self._group = count, group
+            raise DeltaflError(
+                f"workers is {count}; write a whole number >= 1, best the number of cores"
+            )
+        self.count = count
+        self._group = group
         self._pool: Processes | None = None
         self._runner: object = None
 
@@ -234,41 +288,63 @@ class Workers(AbstractContextManager["Workers"]):
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """In the block, jobs are this process's own share already, and are not divided among the processes."""
-        group, self._group = self._group, ALONE
+        """In the block, jobs are this process's own share already, and are not divided among the
+        processes.
+        """
+        group = self._group
+        self._group = ALONE
         try:
             yield
         finally:
             self._group = group
 
     def map(
-        self, runner: object, method: str, sent: Broadcast, jobs: Sequence[Job], costs: Sequence[float]
+        self,
+        runner: object,
+        method: str,
+        sent: Broadcast,
+        jobs: Sequence[Job],
+        costs: Sequence[float],
     ) -> list[Any]:
-        """``[runner.method(sent, *job) for job in jobs]``, side by side, the jobs of the highest costs first.
+        """``[runner.method(sent, *job) for job in jobs]``, side by side, the jobs of the highest
+        costs first.
 
-        The runner goes to the processes when it is a new one; its torch tensors should be in shared memory then.
+        The runner goes to the processes when it is a new one; its torch tensors should be in shared
+        memory then.
         """
         is_alone = self._group.count == 1
-        mine = list(range(len(jobs))) if is_alone else divided(costs, self._group.count)[self._group.rank]
+        mine = (
+            list(range(len(jobs)))
+            if is_alone
+            else divided(costs, self._group.count)[self._group.rank]
+        )
         if self.count == 1:
             with one_thread():
                 found = [getattr(runner, method)(sent, *jobs[place]) for place in mine]
         else:
-            pool, drifts = self._loaded_pool(runner, sent), sent.drift_d is not None
+            pool = self._loaded_pool(runner, sent)
+            drifts = sent.drift_d is not None
             order = sorted(mine, key=lambda place: -costs[place])
             futures = {place: pool.submit(_do, method, drifts, jobs[place]) for place in order}
             found = [result(futures[place]) for place in mine]
         if is_alone:
             return found
-        results = dict(chain.from_iterable(self._group.gathered(list(zip(mine, found, strict=True)))))
+        results = dict(
+            chain.from_iterable(self._group.gathered(list(zip(mine, found, strict=True))))
+        )
         return [results[place] for place in range(len(jobs))]
 
     def _loaded_pool(self, runner: object, sent: Broadcast) -> Processes:
-        """Processes that have the runner, and what is sent in shared memory, which none reads between two maps."""
+        """Processes that have the runner, and what is sent in shared memory, which none reads
+        between two maps.
+        """
         if self._pool is None or runner is not self._runner:
             self.__exit__(None)
-            self._shared_2d = torch.empty(2, len(sent.params_d), dtype=torch.float32).share_memory_()  # type: ignore[no-untyped-call]
-            self._pool, self._runner = Processes(self.count, _load, runner, self._shared_2d), runner
+            self._shared_2d = torch.empty(
+                2, len(sent.params_d), dtype=torch.float32
+            ).share_memory_()  # type: ignore[no-untyped-call]
+            self._pool = Processes(self.count, _load, runner, self._shared_2d)
+            self._runner = runner
         for shared_d, vector_d in zip(self._shared_2d, sent, strict=True):
             if vector_d is not None:
                 shared_d.copy_(torch.from_numpy(vector_d))
@@ -277,7 +353,9 @@ class Workers(AbstractContextManager["Workers"]):
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch with one thread, as the workers do: sums of several threads would differ in their last bits."""
+    """Run torch with one thread, as the workers do: sums of several threads would differ in
+    their last bits.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,7 +1,8 @@
-"""Settings: every option of a run, typed and checked; from the command line, from TOML, or from Python.
+"""Settings: every option of a run, typed and checked; from the command line, from TOML, or from
+Python.
 
-What is left out is filled from the task's own defaults by ``resolve``, so that a record holds every value used.
-All mistakes end in one sentence (``DeltaflError``) before anything is written.
+What is left out is filled from the task's own defaults by ``resolve``, so that a record holds every
+value used. All mistakes end in one sentence (``DeltaflError``) before anything is written.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -34,10 +35,13 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 # On the command line these are "8,2" and "uniform,pracdelta".
 CommaSeparated = BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)
 Numbers = Annotated[tuple[float, float], CommaSeparated]
-Labels = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(split_labels(v)) if isinstance(v, str) else v)]
+Labels = Annotated[
+    tuple[str, ...], BeforeValidator(lambda v: tuple(split_labels(v)) if isinstance(v, str) else v)
+]
 Seed = Annotated[int, Field(ge=0)]
 
-#: In a field: not in ``--help``, as nobody has measured it; ``deltafl settings`` shows it, ``--set`` and files take it.
+#: In a field: not in ``--help``, as nobody has measured it; ``deltafl settings`` shows it,
+#: ``--set`` and files take it.
 UNMEASURED: dict[str, JsonValue] = {"hidden": True}
 
 #: Settings that may differ when a run is continued: they do not change its result.
@@ -50,25 +54,57 @@ UNION = {"samplers", "seeds"}
 OF_TABLES = ("label", "column", "task_type", "partition", "clients", "alpha")
 
 #: Settings of the server alone: how clients train does not depend on them.
-OF_SERVER = ("average", "server_optimizer", "server_lr", "server_momentum", "norm_guard", "clip", "sample", "scaffold")
+OF_SERVER = (
+    "average",
+    "server_optimizer",
+    "server_lr",
+    "server_momentum",
+    "norm_guard",
+    "clip",
+    "sample",
+    "scaffold",
+)
 
 #: Settings that a sampler may have of its own: ``uniform+average=0.5``.
-OF_LABELS = (*OF_SERVER, "local_lr", "local_epochs", "batch_size", "local_momentum", "mime", "proximal", "fixed_order")
+OF_LABELS = (
+    *OF_SERVER,
+    "local_lr",
+    "local_epochs",
+    "batch_size",
+    "local_momentum",
+    "mime",
+    "proximal",
+    "fixed_order",
+)
 
 #: Settings that a task fills in, and the names of its defaults.
 TASK_DEFAULTS = {"clients": "num_clients", "sample": "sample_size"} | {
     name: name
-    for name in ("rounds", "local_epochs", "local_steps", "batch_size", "local_lr", "partition", "alpha", "threshold")
+    for name in (
+        "rounds",
+        "local_epochs",
+        "local_steps",
+        "batch_size",
+        "local_lr",
+        "partition",
+        "alpha",
+        "threshold",
+    )
 }
 
 
 class Settings(BaseModel):
-    """What ``deltafl run`` and ``deltafl compare`` have in common. None means: the task's default."""
+    """What ``deltafl run`` and ``deltafl compare`` have in common. None means: the task's
+    default.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     task: str = Field(
-        "digits", description="what is learnt; see `deltafl tasks`; FILE.py:FUNCTION or table.csv: docs/own-data.md"
+        "digits",
+        description=(
+            "what is learnt; see `deltafl tasks`; FILE.py:FUNCTION or table.csv: docs/own-data.md"
+        ),
     )
     clients: Count | None = Field(None, description="number of clients m")
     sample: Count | None = Field(None, description="clients selected per round, n")
@@ -77,77 +113,121 @@ class Settings(BaseModel):
     local_steps: Count | None = Field(None, description="minibatch steps per round, not epochs")
     batch_size: Count | None = Field(None, description="examples per minibatch")
     local_lr: Positive | None = Field(None, description="local learning rate")
-    local_momentum: Memory = Field(0.0, description="local momentum gamma, new in every round of a client")
+    local_momentum: Memory = Field(
+        0.0, description="local momentum gamma, new in every round of a client"
+    )
     mime: Memory = Field(0.0, description="beta of the momentum that all clients apply (FedMIME)")
     scaffold: bool = Field(False, description="correct clients' local steps (SCAFFOLD)")
     proximal: NotNegative = Field(0.0, description="proximal term mu (FedProx)")
-    fixed_order: bool = Field(False, description="same minibatches in every round; needs a whole pass")
+    fixed_order: bool = Field(
+        False, description="same minibatches in every round; needs a whole pass"
+    )
     server_optimizer: str = Field("sgd", description="sgd, fedexp, momentum, adagrad, adam or yogi")
     server_lr: Positive | None = Field(None, description="server learning rate")
     server_momentum: Memory | None = Field(None, description="gamma of momentum; 0.9 if not set")
-    average: Memory = Field(0.0, description="evaluate a running average of the models with this memory")
+    average: Memory = Field(
+        0.0, description="evaluate a running average of the models with this memory"
+    )
     partition: str | None = Field(None, description="how clients share examples")
     alpha: Positive | None = Field(None, description="of Dirichlet partitions")
     column: str | None = Field(None, description="column of the owner: natural partition, tables")
-    label: str | None = Field(None, description="column of the label, for tables; 'label' if not set")
+    label: str | None = Field(
+        None, description="column of the label, for tables; 'label' if not set"
+    )
     task_type: Literal["classification", "regression"] | None = Field(
         None, description="what a table's label is; words and up to 20 whole numbers are classes"
     )
-    weights: Literal["data", "uniform"] = Field("data", description="target: w_i = n_i / N, or 1 / m")
+    weights: Literal["data", "uniform"] = Field(
+        "data", description="target: w_i = n_i / N, or 1 / m"
+    )
     norm_guard: Annotated[Finite, Field(gt=1)] | None = Field(
         None, description="limit each step to this many medians of the last 20 step norms; biased"
     )
-    clip: Literal["median"] | None = Field(None, description="clip long updates of hostile clients; biased")
-    memory_dtype: Literal["float32", "bfloat16"] = Field("float32", description="of one update per client, where kept")
-    memory_path: str | None = Field(None, description="folder on a disk for them; in RAM if not set")
+    clip: Literal["median"] | None = Field(
+        None, description="clip long updates of hostile clients; biased"
+    )
+    memory_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of one update per client, where kept"
+    )
+    memory_path: str | None = Field(
+        None, description="folder on a disk for them; in RAM if not set"
+    )
     threshold: Finite | None = Field(None, description="accuracy (or loss) that counts as reached")
     stop_at_threshold: bool = Field(False, description="end a run that reaches the threshold")
     evaluate_every: Count = Field(1, description="rounds between two evaluations")
-    test_examples: Count | None = Field(None, description="test examples to evaluate on; all if not set")
+    test_examples: Count | None = Field(
+        None, description="test examples to evaluate on; all if not set"
+    )
     validation: Share | None = Field(None, description="judge by this share of training examples")
     public: Count | None = Field(None, description="public examples per class, for twins")
     availability: str = Field("always", description="who is there; docs/world.md")
     speeds: str | None = Field(None, description="how fast clients are; no clock if not set")
     dropout: Memory = Field(0.0, description="share that never replies")
     deadline: Positive | None = Field(None, description="seconds until a round is closed")
-    over_select: Annotated[Finite, Field(ge=1, le=100)] = Field(1.0, description="ask n times this, keep the first n")
+    over_select: Annotated[Finite, Field(ge=1, le=100)] = Field(
+        1.0, description="ask n times this, keep the first n"
+    )
     device: Annotated[str, Field(pattern=r"^(cpu|cuda|cuda:\d+|auto)$")] = Field(
-        "cpu", description="where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)"
+        "cpu",
+        description="where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)",
     )
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of products in training; not yet measured on a GPU", json_schema_extra=UNMEASURED
+        "float32",
+        description="of products in training; not yet measured on a GPU",
+        json_schema_extra=UNMEASURED,
     )
     engine: Literal["auto", "loop", "batched"] = Field(
         "auto",
         description="one client after the other, or all at once; not yet measured on a GPU",
         json_schema_extra=UNMEASURED,
     )
-    data_dir: str | None = Field(None, description="folder with data sets; DELTAFL_DATA does the same")
+    data_dir: str | None = Field(
+        None, description="folder with data sets; DELTAFL_DATA does the same"
+    )
     noise: NotNegative = Field(20.0, description="nu (synthetic task only)")
     truth: Numbers = Field((8.0, 2.0), description="(synthetic task only)")
     checkpoint_every: Count = Field(10, description="rounds between two checkpoints")
-    probe_every: Count | None = Field(None, description="measure all clients every N rounds; never if not set")
+    probe_every: Count | None = Field(
+        None, description="measure all clients every N rounds; never if not set"
+    )
 
     def resolve(self) -> Self:
-        """Fill in the task's defaults; a ``DeltaflError`` for unknown names and what does not go together."""
+        """Fill in the task's defaults; a ``DeltaflError`` for unknown names and what does not go
+        together.
+        """
         spec = self._spec()
         if self.local_epochs is not None and self.local_steps is not None:
-            raise DeltaflError("local_epochs and local_steps are both set; two ways to say one thing, keep one")
+            raise DeltaflError(
+                "local_epochs and local_steps are both set; two ways to say one thing, keep one"
+            )
         own_work = self.local_epochs is not None or self.local_steps is not None
         own = {"local_epochs", "local_steps"} if own_work else set()
         partition = PARTITIONS.get(self.partition or spec.partition or "")
-        if partition is not None and partition.uses_column and (self.partition is not None or spec.all_owners):
+        if (
+            partition is not None
+            and partition.uses_column
+            and (self.partition is not None or spec.all_owners)
+        ):
             own.add("clients")  # all owners, however many there are
         if is_own(self.task):
-            own |= {"clients"} if partition is not None and partition.uses_alpha else {"clients", "alpha"}
+            own |= (
+                {"clients"}
+                if partition is not None and partition.uses_alpha
+                else {"clients", "alpha"}
+            )
         missing = {
             key: getattr(spec, name)
             for key, name in TASK_DEFAULTS.items()
             if getattr(self, key) is None and key not in own
         }
-        if spec.metric == "loss" and "samplers" in type(self).model_fields.keys() - self.model_fields_set:
+        if (
+            spec.metric == "loss"
+            and "samplers" in type(self).model_fields.keys() - self.model_fields_set
+        ):
             default = type(self).model_fields["samplers"].default
-            missing["samplers"] = tuple(label for label in default if label != "balanced")  # which needs labels
+            missing["samplers"] = tuple(
+                label for label in default if label != "balanced"
+            )  # which needs labels
         resolved = self.model_copy(update=missing | self._missing_momentum())
         resolved._check(spec)
         return resolved
@@ -161,13 +241,16 @@ class Settings(BaseModel):
         """The task's defaults; an own task is made once to know its clients and its metric."""
         for setting in ("label", "task_type"):
             if getattr(self, setting) is not None and not is_table(self.task):
-                raise DeltaflError(f"{setting} is a setting of tables, not of the task {self.task!r}: leave it out")
+                raise DeltaflError(
+                    f"{setting} is a setting of tables, not of the task {self.task!r}: leave it out"
+                )
         if not is_own(self.task):
             return registered_spec(self.task)
         for setting in OF_TABLES:
             if getattr(self, setting) is not None and not is_table(self.task):
                 raise DeltaflError(
-                    f"{setting} is not a setting of {self.task}: a task of your own says itself who holds what; "
+                    f"{setting} is not a setting of {self.task}: a task of your own says itself "
+                    "who holds what; "
                     "leave it out"
                 )
         return own_spec(self.task, self.own_task())
@@ -186,7 +269,8 @@ class Settings(BaseModel):
             raise DeltaflError(f"cannot sample {self.sample} of {clients} clients; lower 'sample'")
         if self.threshold is not None and spec.metric == "accuracy" and not 0 < self.threshold <= 1:
             raise DeltaflError(
-                f"threshold is {self.threshold:g}; accuracy is a share between 0 and 1, write 0.7 for 70 %"
+                f"threshold is {self.threshold:g}; accuracy is a share between 0 and 1, write 0.7 "
+                "for 70 %"
             )
         needs_clock = self.deadline is not None or self.over_select > 1
         needs_clock |= isinstance(find_availability(self.availability), Trace)
@@ -194,10 +278,14 @@ class Settings(BaseModel):
             what = "a deadline, over_select and a trace of availability"
             raise DeltaflError(f"{what} need a clock: write speeds = 'lognormal', or a file")
         if self.stop_at_threshold and self.threshold is None:
-            raise DeltaflError("stop_at_threshold needs a threshold: set one, such as threshold = 0.7")
+            raise DeltaflError(
+                "stop_at_threshold needs a threshold: set one, such as threshold = 0.7"
+            )
 
     def run_facts(self, population: Population, num_classes: int | None = None) -> RunFacts:
-        """What the options of samplers may take from the run; ``num_classes``: 0 for regression, None if unknown."""
+        """What the options of samplers may take from the run; ``num_classes``: 0 for regression,
+        None if unknown.
+        """
         mean_examples = float(population.num_examples_m.mean())
         batches = ceil(mean_examples / (self.batch_size or mean_examples))
         return RunFacts(
@@ -214,7 +302,9 @@ class RunSettings(Settings):
     """One run: one sampler, one seed."""
 
     workers: Count = Field(1, description="processes that train clients")
-    sampler: str = Field("census", description="name@design@estimator+setting; see `deltafl samplers`")
+    sampler: str = Field(
+        "census", description="name@design@estimator+setting; see `deltafl samplers`"
+    )
     seed: Seed = Field(0, description="fixes split, initial model, draws and minibatches")
 
     def own_task(self, seed: int = 0) -> Task:
@@ -226,20 +316,24 @@ class RunSettings(Settings):
 
     def resolve(self) -> Self:
         """Take the settings in the label, then fill in the task's defaults."""
-        own = own_settings(self.sampler, (*OF_LABELS, "public"))  # which would give runs of a comparison other data
+        own = own_settings(
+            self.sampler, (*OF_LABELS, "public")
+        )  # which would give runs of a comparison other data
         return super(RunSettings, type(self)(**self.model_dump() | own) if own else self).resolve()
 
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
         if len(labels := split_labels(self.sampler)) > 1:
             raise DeltaflError(
-                f"a run has one sampler, not {len(labels)}; write: deltafl compare --samplers {self.sampler}"
+                f"a run has one sampler, not {len(labels)}; write: deltafl compare --samplers "
+                f"{self.sampler}"
             )
         parse_label(self.sampler)
         how = (self.device, self.precision, self.engine)
         if self.workers > 1 and how not in (("cpu", "float32", "auto"), ("cpu", "float32", "loop")):
             raise DeltaflError(
-                f"workers is {self.workers}, but with device, precision and engine {', '.join(map(repr, how))} one "
+                f"workers is {self.workers}, but with device, precision and engine "
+                f"{', '.join(map(repr, how))} one "
                 "process trains the whole cohort; write workers = 1"
             )
 
@@ -270,9 +364,14 @@ class CompareSettings(Settings):
         description="labels, comma separated; own settings: uniform+average=0.5",
     )
     seeds: Annotated[tuple[Seed, ...], BeforeValidator(listed)] = Field(
-        5, min_length=1, validate_default=True, description="number of seeds, which are 0, 1, ..., or a list: 3,5,8"
+        5,
+        min_length=1,
+        validate_default=True,
+        description="number of seeds, which are 0, 1, ..., or a list: 3,5,8",
     )
-    rates: dict[str, Rates] | None = Field(None, description="by label, where they are not those of all samplers")
+    rates: dict[str, Rates] | None = Field(
+        None, description="by label, where they are not those of all samplers"
+    )
 
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
@@ -281,19 +380,28 @@ class CompareSettings(Settings):
             if own_settings(label):
                 self.run(label, self.seeds[0])._check(spec)
         if len(set(self.samplers)) < len(self.samplers):
-            raise DeltaflError(f"a sampler is named twice in {', '.join(self.samplers)}; name each once")
+            raise DeltaflError(
+                f"a sampler is named twice in {', '.join(self.samplers)}; name each once"
+            )
         if len(set(self.seeds)) < len(self.seeds):
-            raise DeltaflError(f"a seed is named twice in {', '.join(map(str, self.seeds))}; name each once")
+            raise DeltaflError(
+                f"a seed is named twice in {', '.join(map(str, self.seeds))}; name each once"
+            )
 
     def rates_of(self, samplers: Container[str]) -> dict[str, Rates]:
         """``rates`` of those of the samplers that are compared."""
-        return {label: own for label, own in (self.rates or {}).items() if label in samplers and label in self.samplers}
+        return {
+            label: own
+            for label, own in (self.rates or {}).items()
+            if label in samplers and label in self.samplers
+        }
 
     def run(self, sampler: str, seed: int) -> RunSettings:
         """The settings of one run of the comparison."""
         own: dict[Any, float] = self.rates_of([sampler]).get(sampler, {})
         common = self.model_dump(include={*Settings.model_fields})
-        # Of ``full`` and ``uniform`` beside a method with corrected steps nothing is known of single clients: none are.
+        # Of ``full`` and ``uniform`` beside a method with corrected steps nothing is known of
+        # single clients: none are.
         common["scaffold"] = self.scaffold and _control_of(sampler).knows_clients
         run = RunSettings(**{**common, **own, **own_settings(sampler)}, sampler=sampler, seed=seed)
         return run.model_copy(update=run._missing_momentum())
@@ -302,18 +410,34 @@ class CompareSettings(Settings):
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
-def make_settings(kind: type[AnySettings], given: Mapping[str, Any], config: Path | None = None) -> AnySettings:
-    """Settings from a TOML file and options; options win. Resolved and checked; every mistake is a ``DeltaflError``."""
+def make_settings(
+    kind: type[AnySettings], given: Mapping[str, Any], config: Path | None = None
+) -> AnySettings:
+    """Settings from a TOML file and options; options win. Resolved and checked; every mistake is
+    a ``DeltaflError``.
+    """
     values = {**(read_toml(config) if config else {}), **given}
     for key, value in values.items():
         if key not in kind.model_fields:
             for sampler in (name for name, entry in SAMPLERS.items() if key in entry.options):
-                raise DeltaflError(f"{key} is an option of samplers; write it in the label: {sampler}({key}={value})")
+                raise DeltaflError(
+                    f"{key} is an option of samplers; write it in the label: "
+                    f"{sampler}({key}={value})"
+                )
             raise unknown_name("setting", key, kind.model_fields)
-        if isinstance(value, bool) and kind.model_fields[key].annotation is not bool and key != "seeds":
-            raise DeltaflError(f"{key} is {value}; only switches, such as scaffold, are true or false: write a value")
+        if (
+            isinstance(value, bool)
+            and kind.model_fields[key].annotation is not bool
+            and key != "seeds"
+        ):
+            raise DeltaflError(
+                f"{key} is {value}; only switches, such as scaffold, are true or false: write a "
+                "value"
+            )
         if isinstance(value, str) and value.encode(errors="ignore").decode() != value:
-            raise DeltaflError(f"{key} is {value!r}, which is not text in UTF-8; rename what it names")
+            raise DeltaflError(
+                f"{key} is {value!r}, which is not text in UTF-8; rename what it names"
+            )
     try:
         return kind.model_validate(values).resolve()
     except ValidationError as error:
@@ -336,16 +460,29 @@ def _control_of(label: str) -> ControlVariate:
 
 
 def refuse_ignored(settings: Settings, given: Mapping[str, Any]) -> None:
-    """Refuse settings that task, partition and method do not look at; a file of settings may serve several of them."""
-    is_synthetic, partition = settings.task == "synthetic", PARTITIONS.get(settings.partition or "")
+    """Refuse settings that task, partition and method do not look at; a file of settings may
+    serve several of them.
+    """
+    is_synthetic = settings.task == "synthetic"
+    partition = PARTITIONS.get(settings.partition or "")
     has_alpha = partition is not None and partition.uses_alpha
     has_column = is_own(settings.task) or (partition is not None and partition.uses_column)
     labels = getattr(settings, "samplers", None) or [getattr(settings, "sampler", "full")]
     controls = [_control_of(label) for label in labels]
-    has_files = not is_own(settings.task) and not {"files", "archive"}.isdisjoint(known_tasks()[settings.task].needs)
+    has_files = not is_own(settings.task) and not {"files", "archive"}.isdisjoint(
+        known_tasks()[settings.task].needs
+    )
     for key, is_used, who in (
-        ("memory_path", any(c.remembers for c in controls), "only methods that remember one update per client have it"),
-        ("scaffold", any(c.knows_clients for c in controls), "only methods that know something of each client have it"),
+        (
+            "memory_path",
+            any(c.remembers for c in controls),
+            "only methods that remember one update per client have it",
+        ),
+        (
+            "scaffold",
+            any(c.knows_clients for c in controls),
+            "only methods that know something of each client have it",
+        ),
         ("data_dir", has_files, "only tasks with files of data have it"),
         ("noise", is_synthetic, "only the task 'synthetic' has it"),
         ("truth", is_synthetic, "only the task 'synthetic' has it"),
@@ -357,34 +494,50 @@ def refuse_ignored(settings: Settings, given: Mapping[str, Any]) -> None:
 
 
 def differing(before: AnySettings, now: AnySettings) -> Iterator[tuple[str, Any, Any]]:
-    """The settings that change what is played and differ, with both values; which samplers and seeds does not count."""
+    """The settings that change what is played and differ, with both values; which samplers and
+    seeds does not count.
+    """
     free = FREE_ON_RESUME | UNION
     if not (before.stop_at_threshold or now.stop_at_threshold):
         free |= {"threshold"}  # it marks a place on the curve and ends no run
     for key in type(now).model_fields:
-        old, new = getattr(before, key), getattr(now, key)
-        if isinstance(before, CompareSettings) and isinstance(now, CompareSettings) and key == "rates":
-            old, new = before.rates_of(now.samplers), now.rates_of(before.samplers)
+        old = getattr(before, key)
+        new = getattr(now, key)
+        if (
+            isinstance(before, CompareSettings)
+            and isinstance(now, CompareSettings)
+            and key == "rates"
+        ):
+            old = before.rates_of(now.samplers)
+            new = now.rates_of(before.samplers)
         if key not in free and old != new:
             yield key, old, new
 
 
 def grown(before: AnySettings, now: AnySettings) -> AnySettings:
-    """The settings of what began with ``before`` and goes on with ``now``: samplers and seeds of both, more rounds.
+    """The settings of what began with ``before`` and goes on with ``now``: samplers and seeds of
+    both, more rounds.
 
-    Other settings that change results, fewer rounds, and more that differ from those played at once are refused.
+    Other settings that change results, fewer rounds, and more that differ from those played at once
+    are refused.
     """
     for key, old, new in differing(before, now):
         if key != "rounds" or new < old:
             raise DeltaflError(
-                f"the run was started with {key} = {old}, not {new}; leave the option out, or choose another --out"
+                f"the run was started with {key} = {old}, not {new}; leave the option out, or "
+                "choose another --out"
             )
         if old % now.evaluate_every:
             raise DeltaflError(
-                f"the run ended with an evaluation after {old} rounds, not one of every {now.evaluate_every}: to play "
+                f"the run ended with an evaluation after {old} rounds, not one of every "
+                f"{now.evaluate_every}: to play "
                 f"{new} rounds, choose another --out"
             )
-    both = {key: getattr(before, key) + getattr(now, key) for key in UNION if key in type(now).model_fields}
+    both = {
+        key: getattr(before, key) + getattr(now, key)
+        for key in UNION
+        if key in type(now).model_fields
+    }
     union: dict[str, Any] = {key: tuple(dict.fromkeys(values)) for key, values in both.items()}
     if isinstance(before, CompareSettings) and isinstance(now, CompareSettings):
         union["rates"] = {**before.rates_of(before.samplers), **now.rates_of(now.samplers)} or None

@@ -1,4 +1,6 @@
-"""From settings to what a run is made of: its task, its engine and its plan, and whether they fit into memory."""
+"""From settings to what a run is made of: its task, its engine and its plan, and whether they
+fit into memory.
+"""
 
 import logging
 import zlib
@@ -38,12 +40,15 @@ from .world import Measured, Trace, World, find_availability, find_speeds
 T = TypeVar("T")
 
 #: How often the float32 updates of a cohort are in RAM at once, measured.
-COPIES_OF_DRAWN, COPIES_OF_CERTAIN, COPIES_OF_PROBED = 7, 5, 7
+COPIES_OF_DRAWN = 7
+COPIES_OF_CERTAIN = 5
+COPIES_OF_PROBED = 7
 #: The same of the answers to a census.
 COPIES_OF_ANSWERS = 5
-#: A twin takes this share of the client's steps, each on so many examples. Larger minibatches are better than more
-#: steps, for a twin's noise is not its client's (on digits and FashionMNIST).
-TWIN_STEPS, TWIN_BATCH = 0.5, 64
+#: A twin takes this share of the client's steps, each on so many examples. Larger minibatches are
+#: better than more steps, for a twin's noise is not its client's (on digits and FashionMNIST).
+TWIN_STEPS = 0.5
+TWIN_BATCH = 64
 
 
 def task_of(settings: RunSettings) -> Task:
@@ -72,12 +77,22 @@ def task_of(settings: RunSettings) -> Task:
     return task if count is None else with_fewer_tests(task, count)
 
 
-def engine_of(settings: RunSettings, workers: Workers | None = None, route: Route | None = None) -> Engine:
+def engine_of(
+    settings: RunSettings, workers: Workers | None = None, route: Route | None = None
+) -> Engine:
     """The engine that trains the clients of a run's task, in this process or in workers.
 
-    ``route`` is how the run was trained before it was interrupted; chosen by the settings if left out.
+    ``route`` is how the run was trained before it was interrupted; chosen by the settings if left
+    out.
     """
-    return Engine(task_of(settings), work_of(settings), settings.seed, workers, computation_of(settings), route)
+    return Engine(
+        task_of(settings),
+        work_of(settings),
+        settings.seed,
+        workers,
+        computation_of(settings),
+        route,
+    )
 
 
 def work_of(settings: RunSettings) -> LocalWork:
@@ -95,7 +110,9 @@ def work_of(settings: RunSettings) -> LocalWork:
 
 
 def data_of(settings: RunSettings, task: Task) -> dict[str, str]:
-    """The data in a run's record: the task's, in their checksum also the tables of its world, which are checked."""
+    """The data in a run's record: the task's, in their checksum also the tables of its world,
+    which are checked.
+    """
     World(settings, task.population(settings.weights), work_of(settings), num_bytes=0)
     checksum = int(task.data["data_crc32"], 16)
     for part in (find_availability(settings.availability), find_speeds(settings.speeds)):
@@ -111,20 +128,27 @@ def computation_of(settings: RunSettings) -> Computation:
 
 
 def plan_of(
-    settings: RunSettings, population: Population, task: Task | None = None, folder: Path | None = None
+    settings: RunSettings,
+    population: Population,
+    task: Task | None = None,
+    folder: Path | None = None,
 ) -> Plan:
-    """Population, sampler, estimator and server optimizer of a run; a ``DeltaflError`` if they do not fit together.
+    """Population, sampler, estimator and server optimizer of a run; a ``DeltaflError`` if they do
+    not fit together.
 
     Args:
         settings: Resolved settings.
         population: The task's clients.
-        task: For samplers that look at labels; they take it for one of 10 classes if it is left out.
+        task: For samplers that look at labels; they take it for one of 10 classes if it is left
+            out.
         folder: Where the memory of one update per client goes; RAM if it is left out.
     """
-    name, label = settings.sampler, parse_label(settings.sampler)
+    name = settings.sampler
+    label = parse_label(settings.sampler)
     if label.estimator in REMOTE_ESTIMATORS:
         raise DeltaflError(
-            f"{label.estimator!r} is for clients that keep their last update, which simulated ones do not: "
+            f"{label.estimator!r} is for clients that keep their last update, which simulated ones "
+            "do not: "
             f"write {label.estimator.removesuffix('-remote')!r}"
         )
     rule = find_estimator(label.estimator)
@@ -135,7 +159,9 @@ def plan_of(
         population,
         min(ceil(settings.over_select * filled_in(settings.sample)), population.num_clients),
         settings.run_facts(population, None if task is None else task.dataset.num_classes),
-        server_optimizer=make_server_optimizer(settings.server_optimizer, settings.server_lr, settings.server_momentum),
+        server_optimizer=make_server_optimizer(
+            settings.server_optimizer, settings.server_lr, settings.server_momentum
+        ),
         estimator=rule,
         seed=settings.seed,
         mime=settings.mime,
@@ -150,12 +176,19 @@ def plan_of(
         shape = tuple(list(task.make_model().parameters())[-1].shape)
         if shape != (size,):
             raise DeltaflError(
-                f"{name} looks at the bias of an output layer of {size} classes, but the last parameters of the model "
-                f"of {task.name!r} have shape {shape}; set 'classes', or end the model in a linear layer with a bias"
+                f"{name} looks at the bias of an output layer of {size} classes, but the last "
+                "parameters of the model "
+                f"of {task.name!r} have shape {shape}; set 'classes', or end the model in a linear "
+                "layer with a bias"
             )
-    if population.aux_mq is None and plan.census is None and uses_aux(plan.sampler, label.estimator):
+    if (
+        population.aux_mq is None
+        and plan.census is None
+        and uses_aux(plan.sampler, label.estimator)
+    ):
         raise DeltaflError(
-            f"{name} needs auxiliary variables, the clients' shares of labels, and this task has no labels; choose a "
+            f"{name} needs auxiliary variables, the clients' shares of labels, and this task has "
+            "no labels; choose a "
             "task with classes, or a sampler without them, such as 'innovation'"
         )
     return plan
@@ -167,28 +200,40 @@ def _with_twins(rule: Estimator, task: Task, settings: RunSettings) -> Estimator
     if not (isinstance(control, LearnedCoefficient) and isinstance(control.control, Twin)):
         return rule
     if not task.public_rows:
-        raise DeltaflError("twins are trained on public examples and this run has none; set 'public', such as 10")
+        raise DeltaflError(
+            "twins are trained on public examples and this run has none; set 'public', such as 10"
+        )
     simulate = twin_simulation(task, work_of(settings), settings.seed, computation_of(settings))
     twin = replace(control.control, simulate=simulate)
     return rule._replace(control=replace(control, control=twin))
 
 
 def twin_simulation(task: Task, work: LocalWork, seed: int, how: Computation) -> Simulate:
-    """Trains a stand-in for each client of a task on public examples in the shares of the client's labels.
+    """Trains a stand-in for each client of a task on public examples in the shares of the client's
+    labels.
 
-    They are the clients of a second task, trained by an engine of their own in one process, with the task's local work
-    but for ``TWIN_STEPS`` and ``TWIN_BATCH``, augmentation and gradient noise.
+    They are the clients of a second task, trained by an engine of their own in one process, with
+    the task's local work but for ``TWIN_STEPS`` and ``TWIN_BATCH``, augmentation and gradient
+    noise.
     """
 
     @cache
     def engine() -> Engine:
         rows = [
-            stand_in_rows(share_c, TWIN_BATCH * max(1, round(TWIN_STEPS * work.num_steps(len(own)))), task.public_rows)
+            stand_in_rows(
+                share_c,
+                TWIN_BATCH * max(1, round(TWIN_STEPS * work.num_steps(len(own)))),
+                task.public_rows,
+            )
             for share_c, own in zip(task.label_shares(), task.client_rows, strict=True)
         ]
         stand_ins = replace(task, client_rows=rows, augment=None, gradient_noise_m=None)
-        own_seed = int(stream(seed, "public", 1).integers(2**31))  # minibatches independent of the clients' own
-        return Engine(stand_ins, replace(work, epochs=1, steps=None, batch_size=TWIN_BATCH), own_seed, how=how)
+        own_seed = int(
+            stream(seed, "public", 1).integers(2**31)
+        )  # minibatches independent of the clients' own
+        return Engine(
+            stand_ins, replace(work, epochs=1, steps=None, batch_size=TWIN_BATCH), own_seed, how=how
+        )
 
     def simulate(params_d: Params, population: Population, round: int) -> Params:
         return engine().train(params_d, round, np.arange(population.num_clients)).update_nd
@@ -197,19 +242,29 @@ def twin_simulation(task: Task, work: LocalWork, seed: int, how: Computation) ->
 
 
 def stand_in_rows(share_c: FloatArray, size: int, public_rows: Sequence[IntArray]) -> IntArray:
-    """``size`` public rows in the shares of the classes, up to one example of each; rows repeat if need be."""
+    """``size`` public rows in the shares of the classes, up to one example of each; rows repeat
+    if need be.
+    """
     label_e = np.searchsorted(np.cumsum(share_c) / share_c.sum(), (np.arange(size) + 0.5) / size)
     count_c = np.bincount(label_e, minlength=len(share_c))
-    return np.concatenate([np.resize(rows, count) for rows, count in zip(public_rows, count_c, strict=True)])
+    return np.concatenate(
+        [np.resize(rows, count) for rows, count in zip(public_rows, count_c, strict=True)]
+    )
 
 
-def check_memory(settings: RunSettings, engine: Engine, out: Path | None, divided: bool = False) -> None:
-    """Refuse rounds and memories that do not fit into RAM, or on the disk of ``out``; None where nothing is written.
+def check_memory(
+    settings: RunSettings, engine: Engine, out: Path | None, divided: bool = False
+) -> None:
+    """Refuse rounds and memories that do not fit into RAM, or on the disk of ``out``; None where
+    nothing is written.
 
     ``divided``: several processes share a round.
     """
-    m, label, ram = engine.task.num_clients, parse_label(settings.sampler), None if divided else free_ram()
-    full, sample = label.name == "full", filled_in(settings.sample)
+    m = engine.task.num_clients
+    label = parse_label(settings.sampler)
+    ram = None if divided else free_ram()
+    full = label.name == "full"
+    sample = filled_in(settings.sample)
     selected = m if full else sample
     copies = COPIES_OF_CERTAIN if selected == m else COPIES_OF_DRAWN
     cure = "choose a sampler that selects fewer, such as 'uniform'" if full else "lower 'sample'"
@@ -217,7 +272,8 @@ def check_memory(settings: RunSettings, engine: Engine, out: Path | None, divide
     needs = [("a round", selected, copies * selected * model, cure)]
     if settings.probe_every is not None:
         needs.append(("a probe", m, COPIES_OF_PROBED * m * model, "leave out 'probe_every'"))
-    control, census = find_estimator(label.estimator).control, make_sampler(label).census
+    control = find_estimator(label.estimator).control
+    census = make_sampler(label).census
     if census is not None:
         cure = f"write '{label.name}@@regression-damped', which asks for 129 numbers"
         length = census.for_control(control).length(engine.num_params)
@@ -225,16 +281,26 @@ def check_memory(settings: RunSettings, engine: Engine, out: Path | None, divide
     for what, clients, needed, instead in needs:
         if ram is not None and needed > ram:
             raise DeltaflError(
-                f"{what} of {clients:,} clients with {engine.num_params:,} parameters takes about {human(needed)} of "
+                f"{what} of {clients:,} clients with {engine.num_params:,} parameters takes about "
+                f"{human(needed)} of "
                 f"RAM and {human(ram)} are free: {instead}, or take a smaller model"
             )
     if control.remembers:
         rows = RowFormat(settings.memory_dtype, settings.memory_path)
         size = memory_size(rows, (m, engine.num_params), sample * settings.checkpoint_every)
         if out is not None:
-            disk = f", checkpoints included, and {human(size.disk)} in {rows.folder or out}" if size.disk else ""
-            numbers = f"{m:,} x {engine.num_params:,} numbers ({rows.dtype}): at most {human(size.ram)} of RAM{disk}"
-            logging.getLogger("deltafl").info(f"{settings.sampler} remembers one update per client, {numbers}")
+            disk = (
+                f", checkpoints included, and {human(size.disk)} in {rows.folder or out}"
+                if size.disk
+                else ""
+            )
+            numbers = (
+                f"{m:,} x {engine.num_params:,} numbers ({rows.dtype}): at most "
+                f"{human(size.ram)} of RAM{disk}"
+            )
+            logging.getLogger("deltafl").info(
+                f"{settings.sampler} remembers one update per client, {numbers}"
+            )
         require_room(size, rows, out)
 
 
@@ -248,12 +314,15 @@ def subject_of(settings: RunSettings) -> Subject:
     """One round of a task for the audit: every client trained once from the initial model."""
     engine = engine_of(settings)
     population = engine.task.population(settings.weights)
-    params_d, client_m = engine.initial_params(), np.arange(population.num_clients)
+    params_d = engine.initial_params()
+    client_m = np.arange(population.num_clients)
     update_md, reports = engine.train(params_d, 0, client_m)
     losses_m = engine.losses(params_d, client_m)
     return Subject(
         population=population,
-        known=KnownUpdates(update_md, population.weight_m, reports.step_variance_n, losses_m, reports.num_steps_n),
+        known=KnownUpdates(
+            update_md, population.weight_m, reports.step_variance_n, losses_m, reports.num_steps_n
+        ),
         n=plan_of(settings, population).n,
         num_classes=engine.task.dataset.num_classes,
     )

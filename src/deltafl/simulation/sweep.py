@@ -1,7 +1,8 @@
 """Playing many runs: side by side in processes of one thread each, resumable, nothing played twice.
 
-A finished run has a record (``record.py``) and is skipped; others continue from the checkpoint in their folder. With
-``keep_folders``, as ``deltafl compare`` has it, there are no records, and the folders stay in ``DIR/runs/``.
+A finished run has a record (``record.py``) and is skipped; others continue from the checkpoint in
+their folder. With ``keep_folders``, as ``deltafl compare`` has it, there are no records, and the
+folders stay in ``DIR/runs/``.
 """
 
 import os
@@ -25,12 +26,15 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 _POLL_SECONDS = 1.0
-#: How long a process of a killed sweep may go on writing its run, on a machine without free memory for instance.
+#: How long a process of a killed sweep may go on writing its run, on a machine without free memory
+#: for instance.
 _ORPHAN_SECONDS = 60.0
 
 
 class Progress(NamedTuple):
-    """How far a sweep is: rounds played and rounds in all, runs done and in all, and the runs being played."""
+    """How far a sweep is: rounds played and rounds in all, runs done and in all, and the runs
+    being played.
+    """
 
     rounds_done: int
     rounds_total: int
@@ -71,7 +75,9 @@ class Player(NamedTuple):
             with suppress(DivergedError):  # the last line has the reason
                 run_experiment(job.settings, engine, directory, on_round)
             if not self.keep_folders:
-                write_record(record_of(job, directory, engine.task), RunStore(self.folder).path(job))
+                write_record(
+                    record_of(job, directory, engine.task), RunStore(self.folder).path(job)
+                )
                 directory.delete()
         if not self.keep_folders:
             with suppress(OSError):  # other runs of the part are unfinished
@@ -85,16 +91,19 @@ def _play_and_send(player: Player, job: Job) -> None:
 
 
 def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnProgress) -> None:
-    """Play those of the jobs that are not finished yet, in their order. Results do not depend on the processes.
+    """Play those of the jobs that are not finished yet, in their order. Results do not depend on
+    the processes.
 
     Args:
         jobs: What to play.
         folder: Where the records are and go.
-        processes: Runs side by side, >= 1; as many as there are cores is best. With 1 they are played in this process.
+        processes: Runs side by side, >= 1; as many as there are cores is best. With 1 they are
+            played in this process.
         on_progress: Called about once a second.
 
     Raises:
-        DeltaflError: If what is in the folder has other settings, a run fails, or another process plays there.
+        DeltaflError: If what is in the folder has other settings, a run fails, or another process
+            plays there.
     """
     require_simulator()
     with locked(folder), side_by_side(min(processes, len(jobs))) as pool:
@@ -132,9 +141,11 @@ def play_jobs(
     on_progress: OnProgress,
     on_round: OnRound = lambda _: None,
 ) -> None:
-    """Play unfinished jobs in their order; one that fails ends the sweep, and what is finished stays finished.
+    """Play unfinished jobs in their order; one that fails ends the sweep, and what is finished
+    stays finished.
 
-    ``on_round`` is called here for each round; with a pool up to a second later, a run's rounds in their order.
+    ``on_round`` is called here for each round; with a pool up to a second later, a run's rounds in
+    their order.
     """
     waiting = [job for job in jobs if not player.is_done(job)]
     planned = {job.key: job.settings.rounds or 0 for job in jobs}
@@ -146,7 +157,10 @@ def play_jobs(
         if running and time.monotonic() - reported < _POLL_SECONDS:
             return
         reported = time.monotonic()
-        played = [planned[job.key] if job.key in done else rounds_played(player.place(job)) for job in jobs]
+        played = [
+            planned[job.key] if job.key in done else rounds_played(player.place(job))
+            for job in jobs
+        ]
         on_progress(Progress(sum(played), sum(planned.values()), len(done), len(jobs), running))
 
     report()
@@ -161,7 +175,8 @@ def play_jobs(
             done.add(job.key)
             report()
         return
-    running, received = dict[Future[Any], Job](), set[str]()
+    running = dict[Future[Any], Job]()
+    received = set[str]()
 
     def receive(keys: Sequence[str] = ()) -> None:
         """Pass on the rounds that have come, and wait for all of those jobs."""
@@ -193,7 +208,9 @@ def rounds_played(path: Path) -> int:
 
 
 def require_devices(names: Iterable[str]) -> None:
-    """Refuse, before anything is written, devices that this machine or this PyTorch does not have."""
+    """Refuse, before anything is written, devices that this machine or this PyTorch does not
+    have.
+    """
     from .training.route import find_device
 
     for name in dict.fromkeys(names):
@@ -208,7 +225,9 @@ def _engine_of(settings: RunSettings, route: Any) -> "Engine":
 
 
 def engine_for(settings: RunSettings, place: Path) -> "Engine":
-    """The engine of a run, made once in a process for all samplers; its route is that of an unfinished run's folder."""
+    """The engine of a run, made once in a process for all samplers; its route is that of an
+    unfinished run's folder.
+    """
     from .training.route import kept_route
 
     plain = {name: RunSettings.model_fields[name].default for name in OF_SERVER}

@@ -1,4 +1,6 @@
-"""Trackers: callbacks ``on_round`` that write every round to TensorBoard or MLflow, one run a sampler and seed."""
+"""Trackers: callbacks ``on_round`` that write every round to TensorBoard or MLflow, one run a
+sampler and seed.
+"""
 
 import hashlib
 import os
@@ -15,12 +17,14 @@ from .record import run_key
 
 
 class Tracker(AbstractContextManager["Tracker"]):
-    """An ``on_round`` that writes to a tracker; use it in a ``with`` block, whose end writes what is still buffered.
+    """An ``on_round`` that writes to a tracker; use it in a ``with`` block, whose end writes what
+    is still buffered.
 
     Rounds that are played again after an interruption are written once.
 
     Args:
-        folder: The folder of the comparison or run (its ``out``), where a tracker keeps its files, too.
+        folder: The folder of the comparison or run (its ``out``), where a tracker keeps its files,
+            too.
     """
 
     package: str  #: what is imported, and the extra that installs it
@@ -48,7 +52,9 @@ class Tracker(AbstractContextManager["Tracker"]):
 
     @abstractmethod
     def end(self, run: Any, finished: bool) -> None:
-        """Close a run: after its last round, or where the work was interrupted or the model diverged."""
+        """Close a run: after its last round, or where the work was interrupted or the model
+        diverged.
+        """
 
     def __exit__(self, *_: object) -> None:
         while self._open:
@@ -57,14 +63,18 @@ class Tracker(AbstractContextManager["Tracker"]):
 
 
 def numbers(done: RoundDone) -> dict[str, float]:
-    """What trackers show of a round: ``test/accuracy``, ``test/loss``, and what ``rounds.jsonl`` has, ``round/...``."""
+    """What trackers show of a round: ``test/accuracy``, ``test/loss``, and what ``rounds.jsonl``
+    has, ``round/...``.
+    """
     shown = {f"round/{key}": value for key, value in done.line.items() if key != "round"}
     shown |= {"round/seconds": done.seconds, "test/accuracy": done.accuracy, "test/loss": done.loss}
     return {key: float(value) for key, value in shown.items() if isinstance(value, int | float)}
 
 
 class TensorBoard(Tracker):
-    """Writes event files into ``FOLDER/tensorboard``; look at them with ``tensorboard --logdir FOLDER``."""
+    """Writes event files into ``FOLDER/tensorboard``; look at them with
+    ``tensorboard --logdir FOLDER``.
+    """
 
     package = "tensorboard"
 
@@ -83,29 +93,38 @@ class TensorBoard(Tracker):
 
 
 class MLflow(Tracker):
-    """Writes to the store that ``MLFLOW_TRACKING_URI`` names, or else into the folder ``FOLDER/mlruns``.
+    """Writes to the store that ``MLFLOW_TRACKING_URI`` names, or else into the folder
+    ``FOLDER/mlruns``.
 
-    The experiment is ``MLFLOW_EXPERIMENT_NAME``, or else the folder's name; the settings are parameters of the runs.
+    The experiment is ``MLFLOW_EXPERIMENT_NAME``, or else the folder's name; the settings are
+    parameters of the runs.
     """
 
     package = "mlflow"
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         super().__init__(folder)
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves this machine unasked
+        os.environ.setdefault(
+            "MLFLOW_DISABLE_TELEMETRY", "true"
+        )  # nothing leaves this machine unasked
         store = os.environ.get("MLFLOW_TRACKING_URI", "")
         if not store:
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # the only store that needs no database
+            os.environ.setdefault(
+                "MLFLOW_ALLOW_FILE_STORE", "true"
+            )  # the only store that needs no database
             store = (self.folder / "mlruns").resolve().as_uri()
         from mlflow import MlflowClient
 
         try:
             self._client = MlflowClient(store)
         except OWN_ERRORS as error:
-            raise DeltaflError(f"MLflow cannot use {store}: {in_one_line(error)}; set MLFLOW_TRACKING_URI") from error
+            raise DeltaflError(
+                f"MLflow cannot use {store}: {in_one_line(error)}; set MLFLOW_TRACKING_URI"
+            ) from error
 
     def begin(self, key: str, done: RoundDone) -> Any:
-        client, folder = self._client, self.folder.resolve()
+        client = self._client
+        folder = self.folder.resolve()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or folder.name
         found = client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else client.create_experiment(name)
@@ -114,9 +133,14 @@ class MLflow(Tracker):
         if before:
             run_id = before[0].info.run_id
             client.update_run(run_id, "RUNNING")
-            return run_id, max((point.step for point in client.get_metric_history(run_id, "round/seconds")), default=0)
+            return run_id, max(
+                (point.step for point in client.get_metric_history(run_id, "round/seconds")),
+                default=0,
+            )
         shown = f"{done.sampler}, seed {done.seed}"
-        run_id = client.create_run(experiment, run_name=shown, tags={"deltafl_run": mark}).info.run_id
+        run_id = client.create_run(
+            experiment, run_name=shown, tags={"deltafl_run": mark}
+        ).info.run_id
         settings = {**(recorded_settings(folder) or {}), "sampler": done.sampler, "seed": done.seed}
         for setting in sorted(settings.keys() - {"samplers", "seeds"}):
             client.log_param(run_id, setting, settings[setting])
@@ -128,7 +152,9 @@ class MLflow(Tracker):
         run_id, written = run
         if round > written:
             now = int(1000 * time.time())
-            self._client.log_batch(run_id, [Metric(tag, number, now, round) for tag, number in value.items()])
+            self._client.log_batch(
+                run_id, [Metric(tag, number, now, round) for tag, number in value.items()]
+            )
 
     def end(self, run: Any, finished: bool) -> None:
         self._client.set_terminated(run[0], "FINISHED" if finished else "FAILED")

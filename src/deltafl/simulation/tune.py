@@ -1,13 +1,15 @@
-"""Learning rates of every sampler, found on seeds and examples that the comparison does not judge by.
+"""Learning rates of every sampler, found on seeds and examples that the comparison does not judge
+by.
 
-All samplers search one grid, each rate twice the one before. The best rate has the fewest rounds to the threshold,
-averaged over the tuning seeds (``Score``). Where that of any sampler is at an edge, the grid grows there, for all.
+All samplers search one grid, each rate twice the one before. The best rate has the fewest rounds to
+the threshold, averaged over the tuning seeds (``Score``). Where that of any sampler is at an edge,
+the grid grows there, for all.
 
 ::
 
     DIR/config.toml, environment.json
     DIR/runs/local_lr-0.1/SAMPLER-seed1000.json    the record of a tuning run
-    DIR/rates.toml                                 the rates found: deltafl compare --config DIR/rates.toml
+    DIR/rates.toml                          the rates found: deltafl compare --config DIR/rates.toml
     DIR/comparison/                                the comparison with them
 """
 
@@ -29,7 +31,16 @@ from .comparison import check_comparison
 from .directory import recorded_settings, write_header, write_settings
 from .own_code import note_code, require_same_code
 from .record import Job, RunStore
-from .settings import CommaSeparated, CompareSettings, Positive, Seed, Share, grown, listed, make_settings
+from .settings import (
+    CommaSeparated,
+    CompareSettings,
+    Positive,
+    Seed,
+    Share,
+    grown,
+    listed,
+    make_settings,
+)
 from .sweep import OnProgress, require_simulator, run_jobs
 
 NEVER = 2  # a tuning run that never reaches the threshold counts as so many times its rounds
@@ -47,14 +58,17 @@ def _from_1000(seeds: Any) -> Any:
 
 
 #: A first grid of rates; on the command line "0.1,0.2,0.4".
-Doubling = Annotated[tuple[Positive, ...], CommaSeparated, AfterValidator(_doubling), Field(min_length=1)]
+Doubling = Annotated[
+    tuple[Positive, ...], CommaSeparated, AfterValidator(_doubling), Field(min_length=1)
+]
 
 
 class Score(NamedTuple):
     """How good a rate is; less is better.
 
     Attributes:
-        rounds: To the threshold, ``NEVER`` times those of the run if it never got there, or diverged; 0 without one.
+        rounds: To the threshold, ``NEVER`` times those of the run if it never got there, or
+            diverged; 0 without one.
         area: The mean of the metric over the rounds, of an accuracy its negative; it decides ties.
     """
 
@@ -66,7 +80,9 @@ class Search(NamedTuple):
     """How far the search for a rate is."""
 
     rates: tuple[float, ...]  # the grid as it is now, increasing
-    finalists: tuple[float, ...]  # what all tuning seeds play; empty while runs of the first seed are missing
+    finalists: tuple[
+        float, ...
+    ]  # what all tuning seeds play; empty while runs of the first seed are missing
     best: float | None = None  # the chosen rate; None while runs of the grid are missing
     edge: Literal["", "low", "high"] = ""  # of the grid, where the chosen rate still is
     score: Score | None = None
@@ -90,7 +106,8 @@ class Grid(NamedTuple):
     Attributes:
         rates: The first grid, each rate twice the one before.
         extensions: How often it may grow on each side.
-        finalists: How many rates of a sampler the seeds after the first play, the best on the first; None for all.
+        finalists: How many rates of a sampler the seeds after the first play, the best on the
+            first; None for all.
     """
 
     rates: tuple[float, ...]
@@ -100,7 +117,9 @@ class Grid(NamedTuple):
 
     def search(self, labels: Iterable[str], score_of: ScoreOf) -> dict[str, Search]:
         """The search with the finished runs."""
-        rates, up, down = self.rates, self.extensions, self.extensions
+        rates = self.rates
+        up = self.extensions
+        down = self.extensions
         found = {label: Search((), ()) for label in labels}
         while True:
             for label, before in found.items():
@@ -109,18 +128,23 @@ class Grid(NamedTuple):
                     known = _scores(label, rates, self.seeds[:1], score_of)
                     best = sorted(known, key=lambda rate: known[rate])[: self.finalists]
                     finalists = tuple(sorted({*before.finalists, *best})) if known else ()
-                known, search = _scores(label, finalists, self.seeds, score_of), Search(rates, finalists)
+                known = _scores(label, finalists, self.seeds, score_of)
+                search = Search(rates, finalists)
                 if known:
                     chosen = min(finalists, key=lambda rate: known[rate])
-                    edge: Any = "high" if chosen == rates[-1] else "low" if chosen == rates[0] else ""
+                    edge: Any = (
+                        "high" if chosen == rates[-1] else "low" if chosen == rates[0] else ""
+                    )
                     search = Search(rates, finalists, chosen, edge, known[chosen])
                 found[label] = search
             edges = {search.edge for search in found.values()}
-            grows_up, grows_down = "high" in edges and up > 0, "low" in edges and down > 0
+            grows_up = "high" in edges and up > 0
+            grows_down = "low" in edges and down > 0
             if not (grows_up or grows_down):
                 return found
             rates = (rates[0] / 2,) * grows_down + rates + (2 * rates[-1],) * grows_up
-            up, down = up - grows_up, down - grows_down
+            up = up - grows_up
+            down = down - grows_down
 
     def trials(self, found: Mapping[str, Search]) -> list[Trial]:
         """The tuning runs of the grid as it is now, finished ones included, seed by seed."""
@@ -132,10 +156,14 @@ class Grid(NamedTuple):
         ]
 
 
-def _scores(label: str, rates: Sequence[float], seeds: Sequence[int], score_of: ScoreOf) -> dict[float, Score]:
+def _scores(
+    label: str, rates: Sequence[float], seeds: Sequence[int], score_of: ScoreOf
+) -> dict[float, Score]:
     """The mean scores of rates; none while a run is missing."""
     found = {rate: [score_of(Trial(label, rate, seed)) for seed in seeds] for rate in rates}
-    known = {rate: [score for score in scores if score is not None] for rate, scores in found.items()}
+    known = {
+        rate: [score for score in scores if score is not None] for rate, scores in found.items()
+    }
     return {rate: mean_score(scores) for rate, scores in known.items()} if known == found else {}
 
 
@@ -145,7 +173,9 @@ def mean_score(scores: Sequence[Score]) -> Score:
 
 
 def rounds_to_threshold(run: Run, threshold: float, smoothed: bool = False) -> float | None:
-    """Rounds to the threshold, that of a census included; None for never, and for a run that diverged at any time."""
+    """Rounds to the threshold, that of a census included; None for never, and for a run that
+    diverged at any time.
+    """
     at = None if run.diverged is not None else reach(run, threshold, smoothed)
     return None if at is None else float(rounds_until(run, at))
 
@@ -154,56 +184,84 @@ class TuneSettings(CompareSettings):
     """A comparison whose learning rates are tuned first."""
 
     validation: Share = Field(0.2, description="share of training examples that tuning judges by")
-    local_rates: Doubling | None = Field(None, description="first grid; if not set: task's rate / 4 to 4 times it")
-    server_rates: Doubling | None = Field(None, description="first grid of server rates; not tuned if not set")
+    local_rates: Doubling | None = Field(
+        None, description="first grid; if not set: task's rate / 4 to 4 times it"
+    )
+    server_rates: Doubling | None = Field(
+        None, description="first grid of server rates; not tuned if not set"
+    )
     tuning_seeds: Annotated[tuple[Seed, ...], BeforeValidator(_from_1000)] = Field(
         3,
         min_length=1,
         validate_default=True,
         description="number of seeds, which are 1000, 1001, ..., or a list",
     )
-    extensions: Annotated[int, Field(ge=0)] = Field(3, description="how often a grid may grow on each side")
+    extensions: Annotated[int, Field(ge=0)] = Field(
+        3, description="how often a grid may grow on each side"
+    )
 
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
         if clash := set(self.tuning_seeds) & set(self.seeds):
-            raise DeltaflError(f"tuning_seeds {sorted(clash)} are seeds of the comparison too; choose others")
+            raise DeltaflError(
+                f"tuning_seeds {sorted(clash)} are seeds of the comparison too; choose others"
+            )
         if self.rates is not None:
-            raise DeltaflError("rates are what tuning finds; leave them out, or write: deltafl compare")
+            raise DeltaflError(
+                "rates are what tuning finds; leave them out, or write: deltafl compare"
+            )
 
     def grids(self) -> dict[str, Grid]:
-        """The grids by the setting that they are of; the second is searched with the rates of the first."""
+        """The grids by the setting that they are of; the second is searched with the rates of
+        the first.
+        """
         near = tuple((self.local_lr or 1) * 2.0**k for k in range(-2, 3))
         rates = {"local_lr": self.local_rates or near, "server_lr": self.server_rates}
-        return {name: Grid(grid, self.extensions, self.tuning_seeds) for name, grid in rates.items() if grid}
+        return {
+            name: Grid(grid, self.extensions, self.tuning_seeds)
+            for name, grid in rates.items()
+            if grid
+        }
 
     def trial(self, trial: Trial, name: str, rates: Mapping[str, Mapping[str, float]]) -> Job:
         """A tuning run, with the rates of its sampler that are known, and its own."""
         own = {**rates[trial.label], name: trial.rate, "stop_at_threshold": False}
-        return Job(f"{name}-{trial.rate:g}", self.run(trial.label, trial.seed).model_copy(update=own))
+        return Job(
+            f"{name}-{trial.rate:g}", self.run(trial.label, trial.seed).model_copy(update=own)
+        )
 
     def score(self, run: Run) -> Score:
         """The score of a tuning run."""
-        rounds, area = self.rounds or 1, area_under(run, self.rounds or 1)
+        rounds = self.rounds or 1
+        area = area_under(run, self.rounds or 1)
         reached = 0.0 if self.threshold is None else rounds_to_threshold(run, self.threshold)
         lost = reached is None or run.diverged is not None
         worst = area if np.isfinite(area) else np.inf
-        return Score(NEVER * rounds if lost else reached or 0.0, -area if run.metric == "accuracy" else worst)
+        return Score(
+            NEVER * rounds if lost else reached or 0.0, -area if run.metric == "accuracy" else worst
+        )
 
     def comparison(self, rates: Mapping[str, Mapping[str, float]]) -> CompareSettings:
         """The comparison with these rates, on the test set."""
-        own = {*TuneSettings.model_fields} - {*CompareSettings.model_fields} | {"validation", "rates"}
+        own = {*TuneSettings.model_fields} - {*CompareSettings.model_fields} | {
+            "validation",
+            "rates",
+        }
         return CompareSettings(**self.model_dump(exclude=own), rates=rates)
 
 
 class Tuned(NamedTuple):
-    """The rates found by sampler, as a comparison takes them, and the searches by setting and sampler."""
+    """The rates found by sampler, as a comparison takes them, and the searches by setting and
+    sampler.
+    """
 
     rates: dict[str, dict[str, float]]
     searches: dict[str, dict[str, Search]]
 
 
-def tune_rates(settings: TuneSettings, out: Path, on_progress: OnProgress, processes: int = 1) -> Tuned:
+def tune_rates(
+    settings: TuneSettings, out: Path, on_progress: OnProgress, processes: int = 1
+) -> Tuned:
     """Search the rates; tuning runs that are recorded are not played again.
 
     Args:
@@ -221,7 +279,8 @@ def tune_rates(settings: TuneSettings, out: Path, on_progress: OnProgress, proce
     if before is not None:
         if before.rounds != settings.rounds:
             raise DeltaflError(
-                f"the tuning runs in {out} have rounds = {before.rounds}, not {settings.rounds}: choose another --out"
+                f"the tuning runs in {out} have rounds = {before.rounds}, not {settings.rounds}: "
+                "choose another --out"
             )
         settings = grown(before, settings)
     require_same_code(out, settings)
@@ -231,12 +290,16 @@ def tune_rates(settings: TuneSettings, out: Path, on_progress: OnProgress, proce
     else:
         write_settings(out, settings)
         note_code(out, settings)
-    tuned, store, jobs = Tuned({label: {} for label in settings.samplers}, {}), RunStore(out), dict[str, Job]()
+    tuned = Tuned({label: {} for label in settings.samplers}, {})
+    store = RunStore(out)
+    jobs = dict[str, Job]()
     for name, grid in settings.grids().items():
         known = dict[Trial, Score]()
         while True:
             found = tuned.searches[name] = grid.search(settings.samplers, known.get)
-            trials = {trial: settings.trial(trial, name, tuned.rates) for trial in grid.trials(found)}
+            trials = {
+                trial: settings.trial(trial, name, tuned.rates) for trial in grid.trials(found)
+            }
             jobs |= {job.key: job for job in trials.values()}
             new = trials.keys() - known.keys()
             if not new:
@@ -244,7 +307,11 @@ def tune_rates(settings: TuneSettings, out: Path, on_progress: OnProgress, proce
             if any(store.get(trials[trial]) is None for trial in new):
                 run_jobs([*jobs.values()], out, processes, on_progress)
             records = {trial: store.get(trials[trial]) for trial in new}
-            known |= {trial: settings.score(record.run()) for trial, record in records.items() if record is not None}
+            known |= {
+                trial: settings.score(record.run())
+                for trial, record in records.items()
+                if record is not None
+            }
         for label, search in found.items():
             tuned.rates[label][name] = search.best or 0.0
     write_atomically(out / "rates.toml", tomli_w.dumps({"rates": tuned.rates}))

@@ -1,7 +1,18 @@
-"""Data sets, partitions and models: what is learnt, and who holds which part of it. Importing it loads no PyTorch."""
+"""Data sets, partitions and models: what is learnt, and who holds which part of it. Importing it
+loads no PyTorch.
+"""
 
 from .base import Dataset, Task
-from .files import FileStatus, cache_folder, cached_images, check, data_folders, fetch, idx_dataset, read_arrays
+from .files import (
+    FileStatus,
+    cache_folder,
+    cached_images,
+    check,
+    data_folders,
+    fetch,
+    idx_dataset,
+    read_arrays,
+)
 from .leaf import encode_text
 from .models import (
     celeba_cnn,
@@ -20,8 +31,42 @@ from .partitions import PARTITIONS, hold_out_by_owner, make_partition
 from .registry import TaskSpec, find_task, import_tasks, known_tasks, make_task, register
 from .tables import from_huggingface, table_task
 
-__all__ = ["PARTITIONS", "Dataset", "FileStatus", "Task", "TaskSpec", "cache_folder", "cached_images", "celeba_cnn"]
-__all__ += ["check", "check_task", "crop_and_flip", "cross_entropy", "data_folders", "encode_text", "femnist_cnn"]
-__all__ += ["fetch", "find_task", "from_huggingface", "hold_out_by_owner", "idx_dataset", "import_tasks", "known_tasks"]
-__all__ += ["load_own", "make_partition", "make_task", "mlp", "next_token_lstm", "read_arrays", "register", "resnet"]
+__all__ = [
+    "PARTITIONS",
+    "Dataset",
+    "FileStatus",
+    "Task",
+    "TaskSpec",
+    "cache_folder",
+    "cached_images",
+    "celeba_cnn",
+]
+__all__ += [
+    "check",
+    "check_task",
+    "crop_and_flip",
+    "cross_entropy",
+    "data_folders",
+    "encode_text",
+    "femnist_cnn",
+]
+__all__ += [
+    "fetch",
+    "find_task",
+    "from_huggingface",
+    "hold_out_by_owner",
+    "idx_dataset",
+    "import_tasks",
+    "known_tasks",
+]
+__all__ += [
+    "load_own",
+    "make_partition",
+    "make_task",
+    "mlp",
+    "next_token_lstm",
+    "read_arrays",
+    "register",
+    "resnet",
+]
 __all__ += ["softmax_regression", "squared_error", "table_task", "two_layer_cnn"]

@@ -27,8 +27,10 @@ class Dataset:
     """Examples as they are stored, before they are split over clients.
 
     Attributes:
-        name: The name of the data that were read, which says so where their content is not the published one.
-        train_x: uint8 or float32, (N, ...); images are (N, channels, height, width). Tokens are uint8 or int64.
+        name: The name of the data that were read, which says so where their content is not the
+            published one.
+        train_x: uint8 or float32, (N, ...); images are (N, channels, height, width). Tokens are
+            uint8 or int64.
         train_y: (N,) int64 class labels, or float32 targets.
         test_x: The pooled test set.
         test_y: Its labels.
@@ -59,13 +61,17 @@ class Task:
         loss: ``loss(output, y)``: mean loss of a minibatch, a scalar tensor.
         metric: ``"accuracy"``, the share of right classes, or ``"loss"``, the mean loss.
         input_scale: Stored uint8 inputs become float32 by this factor, unless they are tokens.
-        gradient_noise_m: Standard deviation of the noise a client adds to its gradients (synthetic task), or None.
+        gradient_noise_m: Standard deviation of the noise a client adds to its gradients (synthetic
+            task), or None.
         initial_params: Fixed starting point, or None for the model's own random one.
-        augment: ``augment(x, rng)``: a random variation of a minibatch's inputs in local training; None for none.
-        test_clients: int64 (N_test,), the client that each test example belongs to, -1 for none. With it, the clients'
-            mean accuracy on their own test examples is evaluated too.
-        tokens: Whether inputs are whole numbers, such as characters, which reach the model as int64.
-        public_rows: Of each class the rows of ``dataset.train_*`` that no client holds and the server may use.
+        augment: ``augment(x, rng)``: a random variation of a minibatch's inputs in local training;
+            None for none.
+        test_clients: int64 (N_test,), the client that each test example belongs to, -1 for none.
+            With it, the clients' mean accuracy on their own test examples is evaluated too.
+        tokens: Whether inputs are whole numbers, such as characters, which reach the model as
+            int64.
+        public_rows: Of each class the rows of ``dataset.train_*`` that no client holds and the
+            server may use.
     """
 
     name: str
@@ -91,24 +97,34 @@ class Task:
         return len(self.client_rows)
 
     def population(self, weights: str) -> Population:
-        """The clients with weights ``"data"`` or ``"uniform"``; their shares of labels are the auxiliary variables."""
+        """The clients with weights ``"data"`` or ``"uniform"``; their shares of labels are the
+        auxiliary variables.
+        """
         sizes = [len(rows) for rows in self.client_rows]
-        return Population.from_sizes(sizes, weights, self.label_shares() if self.dataset.num_classes > 0 else None)
+        return Population.from_sizes(
+            sizes, weights, self.label_shares() if self.dataset.num_classes > 0 else None
+        )
 
     @cached_property
     def data(self) -> dict[str, str]:
-        """The data in a run's record: their name, and a CRC-32 of the examples and of who holds them."""
+        """The data in a run's record: their name, and a CRC-32 of the examples and of who holds
+        them.
+        """
         checksum = 0
         data = self.dataset
         for part in (data.train_x, data.train_y, data.test_x, data.test_y, *self.client_rows):
             array = np.ascontiguousarray(part)
             content = array.reshape(-1).view(np.uint8).data
-            checksum = zlib.crc32(content, zlib.crc32(f"{array.dtype} {array.shape}".encode(), checksum))
+            checksum = zlib.crc32(
+                content, zlib.crc32(f"{array.dtype} {array.shape}".encode(), checksum)
+            )
         return {"data": data.name, "data_crc32": f"{checksum:08x}"}
 
     @property
     def chance(self) -> float:
-        """Accuracy of the best constant prediction: the share of the commonest test label; NaN without classes."""
+        """Accuracy of the best constant prediction: the share of the commonest test label; NaN
+        without classes.
+        """
         if self.metric != "accuracy" or self.dataset.num_classes < 1:
             return float("nan")
         label_e = self.dataset.test_y.ravel()
@@ -117,32 +133,50 @@ class Task:
     def label_shares(self) -> npt.NDArray[np.float64]:
         """The share of each class among the labels of each client, float64 (m, classes)."""
         labels = [self.dataset.train_y[np.asarray(rows)].ravel() for rows in self.client_rows]
-        count_mc = np.stack([np.bincount(label_e, minlength=self.dataset.num_classes) for label_e in labels])
+        count_mc = np.stack(
+            [np.bincount(label_e, minlength=self.dataset.num_classes) for label_e in labels]
+        )
         share_mc: npt.NDArray[np.float64] = count_mc / count_mc.sum(axis=1, keepdims=True)
         return share_mc
 
 
 def with_fewer_tests(task: Task, count: int) -> Task:
-    """The task with ``count`` of its test examples, evenly spaced in their order, for quick runs."""
+    """The task with ``count`` of its test examples, evenly spaced in their order, for quick
+    runs.
+    """
     data = task.dataset
     if count > len(data.test_x):
-        raise DeltaflError(f"test_examples is {count}; {data.name} has {len(data.test_x)} test examples")
+        raise DeltaflError(
+            f"test_examples is {count}; {data.name} has {len(data.test_x)} test examples"
+        )
     row_e = np.arange(count) * len(data.test_x) // count
     owners = {name: owner_e[row_e] for name, owner_e in data.test_columns.items()}
     fewer = replace(data, test_x=data.test_x[row_e], test_y=data.test_y[row_e], test_columns=owners)
-    return replace(task, dataset=fewer, test_clients=None if task.test_clients is None else task.test_clients[row_e])
+    return replace(
+        task,
+        dataset=fewer,
+        test_clients=None if task.test_clients is None else task.test_clients[row_e],
+    )
 
 
 def with_public(task: Task, count: int, seed: int) -> Task:
-    """The task with ``count`` training examples of each class in public, drawn by ``seed``: no client holds them.
+    """The task with ``count`` training examples of each class in public, drawn by ``seed``: no
+    client holds them.
 
-    Every client keeps one example at least. A task without classes, or with too few examples, is a ``DeltaflError``.
+    Every client keeps one example at least. A task without classes, or with too few examples, is a
+    ``DeltaflError``.
     """
     data = task.dataset
     if data.num_classes < 1 or data.train_y.ndim != 1:
-        raise DeltaflError(f"public is {count}: examples of each class, and {task.name} has no classes; leave it out")
-    rng, held_e = stream(seed, "public"), np.unique(np.concatenate(task.client_rows))
-    row_e = rng.permutation(np.setdiff1d(held_e, [rng.choice(np.asarray(rows)) for rows in task.client_rows]))
+        raise DeltaflError(
+            f"public is {count}: examples of each class, and {task.name} has no classes; leave it "
+            "out"
+        )
+    rng = stream(seed, "public")
+    held_e = np.unique(np.concatenate(task.client_rows))
+    row_e = rng.permutation(
+        np.setdiff1d(held_e, [rng.choice(np.asarray(rows)) for rows in task.client_rows])
+    )
     of_class = [row_e[data.train_y[row_e] == label] for label in range(data.num_classes)]
     for label in np.unique(data.train_y[held_e]):
         if len(of_class[label]) < count:
@@ -156,17 +190,22 @@ def with_public(task: Task, count: int, seed: int) -> Task:
 
 
 def with_validation(task: Task, share: float, seed: int) -> Task:
-    """The task with a validation part for its test set: a share of each client's training examples, drawn by ``seed``.
+    """The task with a validation part for its test set: a share of each client's training examples,
+    drawn by ``seed``.
 
-    Where the share is no whole number it is rounded at random, so that small clients give some, too; every client keeps
-    one example at least. A row that several clients hold is given by all of them or by none.
+    Where the share is no whole number it is rounded at random, so that small clients give some,
+    too; every client keeps one example at least. A row that several clients hold is given by all of
+    them or by none.
 
     Raises:
         DeltaflError: If there is nothing to hold out, or a client would be left without examples.
     """
-    data, held, owners = task.dataset, list[IntArray](), list[IntArray]()
+    data = task.dataset
+    held = list[IntArray]()
+    owners = list[IntArray]()
     for client, rows in enumerate(task.client_rows):
-        rng, row_n = stream(seed, "validation", client=client), np.asarray(rows, dtype=np.int64)
+        rng = stream(seed, "validation", client=client)
+        row_n = np.asarray(rows, dtype=np.int64)
         count = min(int(share * len(row_n) + rng.random()), len(row_n) - 1)
         held.append(rng.permutation(row_n)[:count])
         owners.append(np.full(count, client))
@@ -176,10 +215,12 @@ def with_validation(task: Task, share: float, seed: int) -> Task:
     kept = [np.asarray(rows)[stays_e[rows]] for rows in task.client_rows]
     if len(row_e) == 0 or not all(map(len, kept)):
         raise DeltaflError(
-            f"{data.name} has too few examples a client to hold out {share:g} of them for validation; raise "
+            f"{data.name} has too few examples a client to hold out {share:g} of them for "
+            "validation; raise "
             "'validation', or choose a task with larger clients"
         )
-    x, y = data.train_x[row_e], data.train_y[row_e]
+    x = data.train_x[row_e]
+    y = data.train_y[row_e]
     owner_e = None if task.test_clients is None else np.concatenate(owners)[first_e]
     columns = {name: column[row_e] for name, column in data.columns.items()}
     parts = replace(data, test_x=x, test_y=y, test_columns=columns)

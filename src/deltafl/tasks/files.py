@@ -1,7 +1,9 @@
-"""The files of data sets: found, fetched, checked; and the readers of digits, MNIST, FashionMNIST and CIFAR-10.
+"""The files of data sets: found, fetched, checked; and the readers of digits, MNIST, FashionMNIST
+and CIFAR-10.
 
-Files are looked for in ``data_dir/NAME`` and ``data_dir``, in the same two folders of the environment variable
-``DELTAFL_DATA``, where operating systems install them, and in the user's cache, which ``deltafl data fetch`` fills.
+Files are looked for in ``data_dir/NAME`` and ``data_dir``, in the same two folders of the
+environment variable ``DELTAFL_DATA``, where operating systems install them, and in the user's
+cache, which ``deltafl data fetch`` fills.
 """
 
 import gzip
@@ -32,14 +34,16 @@ TRAIN_LABELS = "train-labels-idx1-ubyte"
 TEST_IMAGES = "t10k-images-idx3-ubyte"
 TEST_LABELS = "t10k-labels-idx1-ubyte"
 
-#: ``digits``: the first 1,500 examples, in scikit-learn's order, are for training and the last 297 for the test.
+#: ``digits``: the first 1,500 examples, in scikit-learn's order, are for training and the last 297
+#: for the test.
 DIGITS_TRAIN = 1500
 DIGITS_FILE = "sklearn/datasets/data/digits.csv.gz"
 
 #: An IDX file of unsigned bytes starts with these, the number of its axes and their lengths.
 IDX_BYTES = bytes([0, 0, 8])
 
-#: The files of CIFAR-10; the last one is the test set. An image is a label and 3,072 bytes: red, green, blue planes.
+#: The files of CIFAR-10; the last one is the test set. An image is a label and 3,072 bytes: red,
+#: green, blue planes.
 CIFAR_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
 CIFAR_ROW = 1 + 3 * 32 * 32
@@ -57,7 +61,8 @@ class Source:
 
     url: str  #: address of the folder with its files; ends with a slash
     checksums: Mapping[str, str]  #: the SHA-256 of each file in hexadecimal, or ``md5:...``
-    gzipped: bool = True  #: whether the server has NAME.gz for each file; the checksum is that of the unpacked content
+    #: whether the server has NAME.gz for each file; the checksum is that of the unpacked content
+    gzipped: bool = True
     system_folders: tuple[Path, ...] = ()  #: where operating systems install it
 
 
@@ -90,7 +95,9 @@ SOURCES: dict[str, Source] = {
 
 
 class FileStatus(NamedTuple):
-    """The result of ``check`` for one file: its name without ``.gz``, where it is, and whether its content is right."""
+    """The result of ``check`` for one file: its name without ``.gz``, where it is, and whether
+    its content is right.
+    """
 
     file: str
     path: Path | None
@@ -98,18 +105,27 @@ class FileStatus(NamedTuple):
 
 
 def cache_folder() -> Path:
-    """The user's cache, ``$XDG_CACHE_HOME/deltafl`` or ``~/.cache/deltafl``: where ``deltafl data fetch`` writes."""
+    """The user's cache, ``$XDG_CACHE_HOME/deltafl`` or ``~/.cache/deltafl``: where
+    ``deltafl data fetch`` writes.
+    """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deltafl"
 
 
 def data_folders(name: str, data_dir: Path | None) -> list[Path]:
-    """The folders where a data set is looked for, best first; a given one that is not there is a ``DeltaflError``."""
+    """The folders where a data set is looked for, best first; a given one that is not there is a
+    ``DeltaflError``.
+    """
     folders: list[Path] = []
-    for label, path in {"data_dir": data_dir, "DELTAFL_DATA": os.environ.get("DELTAFL_DATA")}.items():
+    for label, path in {
+        "data_dir": data_dir,
+        "DELTAFL_DATA": os.environ.get("DELTAFL_DATA"),
+    }.items():
         if path:
             folder = Path(path).expanduser()
             if not folder.is_dir():
-                raise DeltaflError(f"{label} is {folder}, which is not a folder: give one with data sets")
+                raise DeltaflError(
+                    f"{label} is {folder}, which is not a folder: give one with data sets"
+                )
             folders += [folder / name, folder]
     system_folders = SOURCES[name].system_folders if name in SOURCES else ()
     return [*folders, *system_folders, cache_folder() / name]
@@ -122,21 +138,27 @@ def find_file(folder: Path, name: str) -> Path | None:
 
 
 def find(name: str, data_dir: Path | None, needed: str, look: Callable[[Path], T | None]) -> T:
-    """What ``look(folder)`` finds in the first of a data set's folders where it is not None; else an error."""
+    """What ``look(folder)`` finds in the first of a data set's folders where it is not None;
+    else an error.
+    """
     folders = data_folders(name, data_dir)
     for folder in folders:
         found = look(folder)
         if found is not None:
             return found
     looked = ", ".join(map(str, folders))
-    raise DeltaflError(f"{name} needs {needed}; not found in {looked}: give its folder as data_dir or DELTAFL_DATA")
+    raise DeltaflError(
+        f"{name} needs {needed}; not found in {looked}: give its folder as data_dir or DELTAFL_DATA"
+    )
 
 
 def fetch(name: str, directory: Path | None = None, *, progress: bool = True) -> list[Path]:
-    """Download the files of a data set that are missing or wrong, to ``directory/NAME`` or the user's cache; all files.
+    """Download the files of a data set that are missing or wrong, to ``directory/NAME`` or the
+    user's cache; all files.
 
     Raises:
-        DeltaflError: If the name is unknown, a file cannot be downloaded or written, or is not the published one.
+        DeltaflError: If the name is unknown, a file cannot be downloaded or written, or is not the
+            published one.
         MissingExtraError: Without pooch.
     """
     source = _source_of(name)
@@ -152,16 +174,21 @@ def fetch(name: str, directory: Path | None = None, *, progress: bool = True) ->
     download = pooch.HTTPDownloader(progressbar=progress, chunk_size=1 << 16)
     paths = []
     for file, checksum in source.checksums.items():
-        path, url = find_file(folder, file), source.url + published[file]
+        path = find_file(folder, file)
+        url = source.url + published[file]
         if path is None or not matches(path, checksum):
             try:
                 if path is not None:
                     path.unlink()
                 path = Path(server.fetch(published[file], downloader=download))
             except RequestException as error:
-                raise DeltaflError(f"{url} cannot be downloaded ({error}); try again later") from error
+                raise DeltaflError(
+                    f"{url} cannot be downloaded ({error}); try again later"
+                ) from error
             except OSError as error:
-                raise DeltaflError(f"cannot write to {folder}: {error}; make room, or give another folder") from error
+                raise DeltaflError(
+                    f"cannot write to {folder}: {error}; make room, or give another folder"
+                ) from error
             if not matches(path, checksum):
                 path.unlink()
                 raise DeltaflError(f"{url} does not have the published content; nothing was kept")
@@ -170,12 +197,21 @@ def fetch(name: str, directory: Path | None = None, *, progress: bool = True) ->
 
 
 def check(name: str, data_dir: Path | None = None) -> list[FileStatus]:
-    """Compare the files that a task would read, those of the fullest folder, with the published content."""
+    """Compare the files that a task would read, those of the fullest folder, with the published
+    content.
+    """
     checksums = _source_of(name).checksums
-    found = ({file: find_file(folder, file) for file in checksums} for folder in data_folders(name, data_dir))
+    found = (
+        {file: find_file(folder, file) for file in checksums}
+        for folder in data_folders(name, data_dir)
+    )
     best = max(found, key=lambda paths: sum(path is not None for path in paths.values()))
     return [
-        FileStatus(file, path, "missing" if path is None else "ok" if matches(path, checksums[file]) else "corrupt")
+        FileStatus(
+            file,
+            path,
+            "missing" if path is None else "ok" if matches(path, checksums[file]) else "corrupt",
+        )
         for file, path in best.items()
     ]
 
@@ -183,7 +219,8 @@ def check(name: str, data_dir: Path | None = None) -> list[FileStatus]:
 def _source_of(name: str) -> Source:
     if name not in SOURCES:
         raise DeltaflError(
-            f"{name!r} is no data set that deltafl can fetch or check; these are {', '.join(SOURCES)} (digits comes "
+            f"{name!r} is no data set that deltafl can fetch or check; these are "
+            f"{', '.join(SOURCES)} (digits comes "
             "with scikit-learn; femnist, celeba and shakespeare you bring)"
         )
     return SOURCES[name]
@@ -194,14 +231,18 @@ def matches(path: Path, checksum: str) -> bool:
     algorithm, _, digest = checksum.rpartition(":")
     try:
         with path.open("rb") if algorithm else unpacked(path) as content:
-            return hashlib.file_digest(cast(Any, content), algorithm or "sha256").hexdigest() == digest
+            return (
+                hashlib.file_digest(cast(Any, content), algorithm or "sha256").hexdigest() == digest
+            )
     except (OSError, EOFError, zlib.error):
         return False
 
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[IO[bytes]]:
-    """A file opened for reading, unpacked if its first two bytes are those of gzip, whatever its name."""
+    """A file opened for reading, unpacked if its first two bytes are those of gzip, whatever its
+    name.
+    """
     with path.open("rb") as file:
         is_gzipped = file.read(2) == b"\x1f\x8b"
         file.seek(0)
@@ -209,22 +250,33 @@ def unpacked(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_arrays(path: Path, keys: tuple[str, ...] | None = None) -> dict[str, npt.NDArray[Any]]:
-    """Read some arrays of a NumPy archive (NPZ), or all of them; pickles and missing ones are a ``DeltaflError``."""
+    """Read some arrays of a NumPy archive (NPZ), or all of them; pickles and missing ones are a
+    ``DeltaflError``.
+    """
     try:
-        # A file opened here is closed whatever happens; NumPy leaves its own open if the archive is broken.
+        # A file opened here is closed whatever happens; NumPy leaves its own open if the archive is
+        # broken.
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise ValueError("it is a single array, as .npy files are")
             require_ram(sum(entry.file_size for entry in archive.zip.infolist()))
             return {key: np.asarray(archive[key]) for key in keys or archive.files}
-    except Exception as error:  # NumPy and zipfile raise a dozen kinds, MemoryError and RuntimeError among them
-        what = "an NPZ file of plain arrays" if keys is None else f"an archive with the arrays {', '.join(keys)}"
+    except (
+        Exception
+    ) as error:  # NumPy and zipfile raise a dozen kinds, MemoryError and RuntimeError among them
+        what = (
+            "an NPZ file of plain arrays"
+            if keys is None
+            else f"an archive with the arrays {', '.join(keys)}"
+        )
         raise DeltaflError(f"{path} is not {what}: {str(error) or type(error).__name__}") from error
 
 
 def require_ram(size: int) -> None:
-    """Raise a ``MemoryError`` if so many bytes, which a file says that it unpacks to, do not fit into free memory."""
+    """Raise a ``MemoryError`` if so many bytes, which a file says that it unpacks to, do not fit
+    into free memory.
+    """
     free = free_ram()
     if free is not None and size > free:
         raise MemoryError(f"it unpacks to {human(size)}, and {human(free)} of memory are free")
@@ -233,7 +285,9 @@ def require_ram(size: int) -> None:
 def cached_images(
     file: Path, shape: tuple[int, ...], decode: Callable[[], npt.NDArray[np.uint8]]
 ) -> npt.NDArray[np.uint8]:
-    """Decoded images, uint8, from a file in the cache, which appears whole or not at all; else by ``decode``."""
+    """Decoded images, uint8, from a file in the cache, which appears whole or not at all; else
+    by ``decode``.
+    """
     try:
         images: npt.NDArray[Any] = np.load(file, allow_pickle=False)
         if images.shape == shape and images.dtype == np.uint8:
@@ -248,12 +302,15 @@ def cached_images(
             np.save(part, images)
             part.replace(file)  # atomic
     except OSError as error:
-        logging.getLogger("deltafl").warning("decoded images cannot be kept in %s: %s", file, error.strerror)
+        logging.getLogger("deltafl").warning(
+            "decoded images cannot be kept in %s: %s", file, error.strerror
+        )
     return images
 
 
 def load_digits(data_dir: Path | None = None) -> Dataset:
-    """scikit-learn's digits, 1,500 + 297 images of 8 x 8 with values 0 to 16; nothing is looked for in ``data_dir``.
+    """scikit-learn's digits, 1,500 + 297 images of 8 x 8 with values 0 to 16; nothing is looked for
+    in ``data_dir``.
 
     They are read from scikit-learn's file: importing it takes longer than a round.
     """
@@ -262,39 +319,68 @@ def load_digits(data_dir: Path | None = None) -> Dataset:
     except PackageNotFoundError:
         raise MissingExtraError("scikit-learn", "sim") from None
     table = np.loadtxt(path, delimiter=",")
-    x, y = table[:, :-1].reshape(-1, 1, 8, 8).astype(np.uint8), table[:, -1].astype(np.int64)
-    return Dataset("digits", x[:DIGITS_TRAIN], y[:DIGITS_TRAIN], x[DIGITS_TRAIN:], y[DIGITS_TRAIN:], num_classes=10)
+    x = table[:, :-1].reshape(-1, 1, 8, 8).astype(np.uint8)
+    y = table[:, -1].astype(np.int64)
+    return Dataset(
+        "digits",
+        x[:DIGITS_TRAIN],
+        y[:DIGITS_TRAIN],
+        x[DIGITS_TRAIN:],
+        y[DIGITS_TRAIN:],
+        num_classes=10,
+    )
 
 
 def load_idx(name: str, data_dir: Path | None = None) -> Dataset:
-    """``mnist`` or ``fashion-mnist``, 60,000 + 10,000 images of 28 x 28, from the first folder with all four files."""
+    """``mnist`` or ``fashion-mnist``, 60,000 + 10,000 images of 28 x 28, from the first folder
+    with all four files.
+    """
     needed = f"{TRAIN_IMAGES}.gz and the other three files, which 'deltafl data fetch {name}' gets"
 
     def look(folder: Path) -> dict[str, Path] | None:
-        found = {file: path for file in SOURCES[name].checksums if (path := find_file(folder, file)) is not None}
+        found = {
+            file: path
+            for file in SOURCES[name].checksums
+            if (path := find_file(folder, file)) is not None
+        }
         return found if len(found) == len(SOURCES[name].checksums) else None
 
     paths = find(name, data_dir, needed, look)
-    return idx_dataset(name, {file: read_idx(path) for file, path in paths.items()}, paths[TRAIN_IMAGES].parent)
+    return idx_dataset(
+        name, {file: read_idx(path) for file, path in paths.items()}, paths[TRAIN_IMAGES].parent
+    )
 
 
 def idx_dataset(
-    name: str, arrays: Mapping[str, Bytes], origin: Path, columns: Mapping[str, IntArray] | None = None
+    name: str,
+    arrays: Mapping[str, Bytes],
+    origin: Path,
+    columns: Mapping[str, IntArray] | None = None,
 ) -> Dataset:
-    """``mnist`` or ``fashion-mnist`` of the arrays of its four IDX files, by the names of the files, from ``origin``.
+    """``mnist`` or ``fashion-mnist`` of the arrays of its four IDX files, by the names of the
+    files, from ``origin``.
 
     The data set's name says so if the content is not the published one.
     """
     for images, labels in ((TRAIN_IMAGES, TRAIN_LABELS), (TEST_IMAGES, TEST_LABELS)):
-        image, label = arrays[images], arrays[labels]
-        if image.shape != (label.size, 28, 28) or label.ndim != 1 or label.size == 0 or label.max() > 9:
+        image = arrays[images]
+        label = arrays[labels]
+        if (
+            image.shape != (label.size, 28, 28)
+            or label.ndim != 1
+            or label.size == 0
+            or label.max() > 9
+        ):
             raise DeltaflError(
-                f"{origin}: {images} has shape {image.shape} and {labels} {label.shape}; needs (N, 28, 28) and N "
+                f"{origin}: {images} has shape {image.shape} and {labels} {label.shape}; needs (N, "
+                "28, 28) and N "
                 "labels from 0 to 9"
             )
     checksums = {file: idx_sha256(array) for file, array in arrays.items()}
     return Dataset(
-        name=name if checksums == SOURCES[name].checksums else f"{name} (other content than published: {origin})",
+        name=name
+        if checksums == SOURCES[name].checksums
+        else f"{name} (other content than published: {origin})",
         train_x=arrays[TRAIN_IMAGES][:, np.newaxis],
         train_y=arrays[TRAIN_LABELS].astype(np.int64),
         test_x=arrays[TEST_IMAGES][:, np.newaxis],
@@ -318,7 +404,9 @@ def read_idx(path: Path) -> Bytes:
         shape = struct.unpack_from(f">{content[3]}I", content, 4)
         return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
     except (OSError, EOFError, zlib.error, IndexError, struct.error, ValueError) as error:
-        raise DeltaflError(f"{path} is no whole IDX file of bytes: {error}; remove it and fetch it again") from error
+        raise DeltaflError(
+            f"{path} is no whole IDX file of bytes: {error}; remove it and fetch it again"
+        ) from error
 
 
 def idx_sha256(array: Bytes) -> str:
@@ -329,7 +417,8 @@ def idx_sha256(array: Bytes) -> str:
 
 
 def load_cifar10(data_dir: Path | None = None) -> Dataset:
-    """CIFAR-10 (Krizhevsky 2009), 50,000 + 10,000 images of 32 x 32 in colour, from its ``.tar.gz``.
+    """CIFAR-10 (Krizhevsky 2009), 50,000 + 10,000 images of 32 x 32 in colour, from its
+    ``.tar.gz``.
 
     Its name says so if the content is not the published one.
     """
@@ -337,19 +426,33 @@ def load_cifar10(data_dir: Path | None = None) -> Dataset:
     path = find("cifar10", data_dir, needed, lambda folder: find_file(folder, CIFAR_ARCHIVE))
     try:
         with tarfile.open(path, "r:gz") as archive:
-            members = [member for member in archive if member.isfile() and Path(member.name).name in CIFAR_FILES]
+            members = [
+                member
+                for member in archive
+                if member.isfile() and Path(member.name).name in CIFAR_FILES
+            ]
             require_ram(sum(member.size for member in members))
-            files = {Path(member.name).name: cast(IO[bytes], archive.extractfile(member)).read() for member in members}
+            files = {
+                Path(member.name).name: cast(IO[bytes], archive.extractfile(member)).read()
+                for member in members
+            }
     except (tarfile.TarError, OSError, EOFError, zlib.error, MemoryError) as error:
         raise DeltaflError(f"{path} is not a whole tar archive: {error}") from error
     batches = []
     for name in CIFAR_FILES:
         content = np.frombuffer(files.get(name, b""), np.uint8)
         if content.size == 0 or content.size % CIFAR_ROW or content[::CIFAR_ROW].max() > 9:
-            raise DeltaflError(f"{path}: {name} is missing or broken; an image has {CIFAR_ROW} bytes, a label 0 to 9")
+            raise DeltaflError(
+                f"{path}: {name} is missing or broken; an image has {CIFAR_ROW} bytes, a label 0 "
+                "to 9"
+            )
         batches.append(content.reshape(-1, CIFAR_ROW))
-    row_e, num_tests = np.concatenate(batches), len(batches[-1])
-    x, y = row_e[:, 1:].reshape(-1, 3, 32, 32), row_e[:, 0].astype(np.int64)
+    row_e = np.concatenate(batches)
+    num_tests = len(batches[-1])
+    x = row_e[:, 1:].reshape(-1, 3, 32, 32)
+    y = row_e[:, 0].astype(np.int64)
     is_published = matches(path, SOURCES["cifar10"].checksums[CIFAR_ARCHIVE])
     title = "CIFAR-10" if is_published else f"CIFAR-10 (other content than published: {path})"
-    return Dataset(title, x[:-num_tests], y[:-num_tests], x[-num_tests:], y[-num_tests:], num_classes=10)
+    return Dataset(
+        title, x[:-num_tests], y[:-num_tests], x[-num_tests:], y[-num_tests:], num_classes=10
+    )

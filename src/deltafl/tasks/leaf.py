@@ -1,14 +1,17 @@
-"""LEAF's data sets: FEMNIST's and CelebA's images and Shakespeare's lines, by writer, celebrity and role.
+"""LEAF's data sets: FEMNIST's and CelebA's images and Shakespeare's lines, by writer, celebrity and
+role.
 
 LEAF's ``preprocess.sh`` leaves ``data/train/*.json`` and ``data/test/*.json``, each of them
-``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}``. An x is a list of 784 numbers
-from 0 (ink) to 1 (paper) in FEMNIST, the name of a picture in ``data/raw/img_align_celeba/`` in CelebA, and a string of
-80 characters in Shakespeare, whose y is the next one. A folder fits if it is the one with ``train`` and ``test``, the
-one above (LEAF's ``data/femnist``), or the whole repository.
+``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}``. An x is a
+list of 784 numbers from 0 (ink) to 1 (paper) in FEMNIST, the name of a picture in
+``data/raw/img_align_celeba/`` in CelebA, and a string of 80 characters in Shakespeare, whose y is
+the next one. A folder fits if it is the one with ``train`` and ``test``, the one above (LEAF's
+``data/femnist``), or the whole repository.
 
-FEMNIST is also read from TensorFlow Federated's ``fed_emnist_train.h5`` and ``fed_emnist_test.h5``, which hold
-``/examples/WRITER/pixels`` (n, 28, 28) from 0 to 1 and ``/examples/WRITER/label`` (n,). For Hugging Face's
-``flwrlabs/femnist`` use ``from_huggingface(..., label="character", column="writer_id", inputs="image")``.
+FEMNIST is also read from TensorFlow Federated's ``fed_emnist_train.h5`` and ``fed_emnist_test.h5``,
+which hold ``/examples/WRITER/pixels`` (n, 28, 28) from 0 to 1 and ``/examples/WRITER/label`` (n,).
+For Hugging Face's ``flwrlabs/femnist`` use
+``from_huggingface(..., label="character", column="writer_id", inputs="image")``.
 
 Source: Caldas et al., "LEAF: a benchmark for federated settings", arXiv:1812.01097.
 """
@@ -75,7 +78,10 @@ def find_leaf(name: str, needed: str, data_dir: Path | None) -> Path:
 
     def look(folder: Path) -> Path | None:
         roots = (folder / "data", folder, folder / "data" / name / "data")
-        return next((root for root in roots if all(any((root / part).glob("*.json")) for part in PARTS)), None)
+        return next(
+            (root for root in roots if all(any((root / part).glob("*.json")) for part in PARTS)),
+            None,
+        )
 
     return find(name, data_dir, needed, look)
 
@@ -83,11 +89,18 @@ def find_leaf(name: str, needed: str, data_dir: Path | None) -> Path:
 def read_shares(root: Path, part: str) -> Iterator[Share]:
     """The users of all files of a part, file after file; one file is in memory at a time."""
     for path in sorted((root / part).glob("*.json")):
-        content = checked(LeafFile, read_json(path), f"{path} is not a file of LEAF", "run its preprocess.sh again")
+        content = checked(
+            LeafFile,
+            read_json(path),
+            f"{path} is not a file of LEAF",
+            "run its preprocess.sh again",
+        )
         for user in dict.fromkeys(content.users):
             data = content.user_data.get(user)
             if data is None or len(data.x) != len(data.y):
-                raise DeltaflError(f"{path}: user {user!r} needs lists x and y of the same length in user_data")
+                raise DeltaflError(
+                    f"{path}: user {user!r} needs lists x and y of the same length in user_data"
+                )
             if data.y:
                 yield Share(path, user, data.x, data.y)
 
@@ -102,13 +115,20 @@ def _labels(share: Share, classes: int) -> IntArray:
 
 
 def _dataset(
-    title: str, column: str, parts: Iterable[Iterable[Share]], inputs_of: Callable[[Share], Array], classes: int
+    title: str,
+    column: str,
+    parts: Iterable[Iterable[Share]],
+    inputs_of: Callable[[Share], Array],
+    classes: int,
 ) -> Dataset:
-    """A data set of the shares of its two parts; owners are numbered in the order of their names, over both parts.
+    """A data set of the shares of its two parts; owners are numbered in the order of their names,
+    over both parts.
 
-    Users of the test part who hold no training examples are no clients; their examples are in the pooled test set only.
+    Users of the test part who hold no training examples are no clients; their examples are in the
+    pooled test set only.
     """
-    arrays, owners = [], []
+    arrays = []
+    owners = []
     for part, shares in zip(PARTS, parts, strict=True):
         found = [(inputs_of(share), _labels(share, classes), share.user) for share in shares]
         if not found:
@@ -120,19 +140,26 @@ def _dataset(
     owner, test_owner = np.split(number, [len(owners[0])])
     title = f"{title}, {len(np.unique(owner))} clients"
     (train_x, train_y), (test_x, test_y) = arrays
-    columns, test_columns = {column: owner}, {column: test_owner}
+    columns = {column: owner}
+    test_columns = {column: test_owner}
     return Dataset(title, train_x, train_y, test_x, test_y, classes, columns, test_columns)
 
 
 def load_femnist(data_dir: Path | None = None) -> Dataset:
-    """FEMNIST, 62 classes (0-9, A-Z, a-z), dark ink on white paper; the column of owners is ``writer``."""
+    """FEMNIST, 62 classes (0-9, A-Z, a-z), dark ink on white paper; the column of owners is
+    ``writer``.
+    """
     folders = data_folders("femnist", data_dir)
-    h5_folder = next((folder for folder in folders if all((folder / file).is_file() for file in H5_FILES)), None)
+    h5_folder = next(
+        (folder for folder in folders if all((folder / file).is_file() for file in H5_FILES)), None
+    )
     if h5_folder is not None:
-        title, parts = "FEMNIST (TensorFlow Federated's h5)", [_read_h5(h5_folder / file) for file in H5_FILES]
+        title = "FEMNIST (TensorFlow Federated's h5)"
+        parts = [_read_h5(h5_folder / file) for file in H5_FILES]
     else:
         root = find_leaf("femnist", f"{NEEDED}, or {' with '.join(H5_FILES)}", data_dir)
-        title, parts = "FEMNIST (LEAF's JSON)", [read_shares(root, part) for part in PARTS]
+        title = "FEMNIST (LEAF's JSON)"
+        parts = [read_shares(root, part) for part in PARTS]
     return _dataset(title, "writer", parts, _handwriting, FEMNIST_CLASSES)
 
 
@@ -143,18 +170,35 @@ def _read_h5(path: Path) -> Iterator[Share]:
         with h5py.File(path, "r") as file:
             for writer, group in file["examples"].items():
                 require_ram(group["pixels"].nbytes + group["label"].nbytes)
-                image, label = group["pixels"][()], group["label"][()]
+                image = group["pixels"][()]
+                label = group["label"][()]
                 yield Share(path, writer, image.reshape(len(label), -1), label)
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError, MemoryError) as error:
-        raise DeltaflError(f"{path} is not TensorFlow Federated's FEMNIST in HDF5: {error}") from error
+    except (
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RuntimeError,
+        MemoryError,
+    ) as error:
+        raise DeltaflError(
+            f"{path} is not TensorFlow Federated's FEMNIST in HDF5: {error}"
+        ) from error
 
 
 def _handwriting(share: Share) -> npt.NDArray[np.uint8]:
     """The images, uint8 (n, 1, 28, 28); levels are whole 255ths in all published files."""
     try:
         level_nd = np.asarray(share.x, dtype=np.float64)
-        good = level_nd.shape[1:] == (FEMNIST_SIDE**2,) and bool(((level_nd >= 0) & (level_nd <= 1)).all())
-    except (TypeError, ValueError, OverflowError):  # the last for whole numbers of hundreds of digits
+        good = level_nd.shape[1:] == (FEMNIST_SIDE**2,) and bool(
+            ((level_nd >= 0) & (level_nd <= 1)).all()
+        )
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+    ):  # the last for whole numbers of hundreds of digits
         good = False
     if not good:
         raise share.error(f"every x must be {FEMNIST_SIDE**2} numbers from 0 (ink) to 1 (paper)")
@@ -162,17 +206,23 @@ def _handwriting(share: Share) -> npt.NDArray[np.uint8]:
 
 
 def load_celeba(data_dir: Path | None = None) -> Dataset:
-    """CelebA (Liu et al., ICCV 2015): smiling or not, in colour; the column of owners is ``celebrity``.
+    """CelebA (Liu et al., ICCV 2015): smiling or not, in colour; the column of owners is
+    ``celebrity``.
 
-    As in LEAF, each picture is reduced to 84 x 84; that takes minutes for all of CelebA, so the result is kept in the
-    user's cache.
+    As in LEAF, each picture is reduced to 84 x 84; that takes minutes for all of CelebA, so the
+    result is kept in the user's cache.
     """
-    root = find_leaf("celeba", f"{NEEDED}, with the pictures in data/raw/img_align_celeba/", data_dir)
+    root = find_leaf(
+        "celeba", f"{NEEDED}, with the pictures in data/raw/img_align_celeba/", data_dir
+    )
     require("PIL", "sim")
     folder = root / "raw" / "img_align_celeba"
     shares = (read_shares(root, part) for part in PARTS)
-    data = _dataset("CelebA (LEAF's JSON)", "celebrity", shares, lambda share: _names(share, folder), 2)
-    train_x, test_x = _faces(folder, "train", data.train_x), _faces(folder, "test", data.test_x)
+    data = _dataset(
+        "CelebA (LEAF's JSON)", "celebrity", shares, lambda share: _names(share, folder), 2
+    )
+    train_x = _faces(folder, "train", data.train_x)
+    test_x = _faces(folder, "test", data.test_x)
     return replace(data, train_x=train_x, test_x=test_x)
 
 
@@ -200,21 +250,32 @@ def _faces(folder: Path, part: str, name_e: Array) -> npt.NDArray[np.uint8]:
                 with Image.open(folder / name, formats=["JPEG", "PNG"]) as opened:
                     face = opened.resize((CELEBA_SIDE, CELEBA_SIDE)).convert("RGB")
             except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-                raise DeltaflError(f"the picture {folder / name} cannot be decoded: {error}") from error
+                raise DeltaflError(
+                    f"the picture {folder / name} cannot be decoded: {error}"
+                ) from error
             image[number] = np.asarray(face).transpose(2, 0, 1)
         return image
 
-    return cached_images(cache_folder() / "celeba" / f"{part}_{digest.hexdigest()[:16]}.npy", shape, decode)
+    return cached_images(
+        cache_folder() / "celeba" / f"{part}_{digest.hexdigest()[:16]}.npy", shape, decode
+    )
 
 
 def load_shakespeare(data_dir: Path | None = None) -> Dataset:
-    """Shakespeare from LEAF's folder, tokens uint8 (N, 80) and the next one; the column of owners is ``role``.
+    """Shakespeare from LEAF's folder, tokens uint8 (N, 80) and the next one; the column of owners
+    is ``role``.
 
     LEAF's windows start 1 character apart, and lines are padded with spaces in front.
     """
     root = find_leaf("shakespeare", NEEDED, data_dir)
     shares = (map(_encoded, read_shares(root, part)) for part in PARTS)
-    return _dataset("Shakespeare (LEAF's JSON)", "role", shares, lambda share: np.asarray(share.x), len(LEAF_ALPHABET))
+    return _dataset(
+        "Shakespeare (LEAF's JSON)",
+        "role",
+        shares,
+        lambda share: np.asarray(share.x),
+        len(LEAF_ALPHABET),
+    )
 
 
 def _encoded(share: Share) -> Share:
@@ -224,14 +285,19 @@ def _encoded(share: Share) -> Share:
             raise share.error(f"every {name} must be a string of length {length}")
     # surrogatepass: JSON may hold half of a pair, which is in no alphabet either
     window, following = (
-        encode_text(np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32), LEAF_ALPHABET)
+        encode_text(
+            np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32),
+            LEAF_ALPHABET,
+        )
         for texts in (share.x, share.y)
     )
     return share._replace(x=window.reshape(-1, WINDOW), y=following)
 
 
 def encode_text(code_k: Array, alphabet: str) -> npt.NDArray[np.uint8]:
-    """Positions in the alphabet of characters given by their codes; a space for those that are not in it."""
+    """Positions in the alphabet of characters given by their codes; a space for those that are
+    not in it.
+    """
     table = np.full(256, alphabet.index(" "), np.uint8)
     table[[ord(letter) for letter in alphabet]] = np.arange(len(alphabet))
     encoded: npt.NDArray[np.uint8] = table[np.where(code_k < 256, code_k, ord(" "))]

@@ -1,4 +1,5 @@
-"""The models, losses and augmentation of the tasks. PyTorch is imported when a model is made, not before.
+"""The models, losses and augmentation of the tasks. PyTorch is imported when a model is made, not
+before.
 
 All of them raise ``MissingExtraError`` without PyTorch.
 """
@@ -22,7 +23,9 @@ def softmax_regression(in_features: int, classes: int) -> "torch.nn.Module":
     return mlp(in_features, (), classes)
 
 
-def one_output(model: "Callable[[int, int], torch.nn.Module]", in_features: int) -> "torch.nn.Module":
+def one_output(
+    model: "Callable[[int, int], torch.nn.Module]", in_features: int
+) -> "torch.nn.Module":
     """``model(in_features, 1)`` with outputs (B,) for regression, as targets are."""
     from .modules import nn
 
@@ -30,7 +33,9 @@ def one_output(model: "Callable[[int, int], torch.nn.Module]", in_features: int)
 
 
 def mlp(in_features: int, hidden: Sequence[int], classes: int) -> "torch.nn.Module":
-    """A chain of linear layers of widths ``hidden`` with ReLU between them; none is softmax regression."""
+    """A chain of linear layers of widths ``hidden`` with ReLU between them; none is softmax
+    regression.
+    """
     from .modules import nn
 
     widths = [in_features, *hidden]
@@ -43,16 +48,20 @@ def mlp(in_features: int, hidden: Sequence[int], classes: int) -> "torch.nn.Modu
 def two_layer_cnn(
     channels: tuple[int, int] = (16, 32), in_channels: int = 1, side: int = 28, classes: int = 10
 ) -> "torch.nn.Module":
-    """Two blocks of convolution 5 x 5 without padding, max-pooling by 2 and ReLU; then one linear layer.
+    """Two blocks of convolution 5 x 5 without padding, max-pooling by 2 and ReLU; then one linear
+    layer.
 
-    For images of ``side`` x ``side`` >= 16 pixels; the default has 18,378 parameters. The pool stands before the ReLU:
-    the two commute, so it is the same function with a quarter of the ReLU's work.
+    For images of ``side`` x ``side`` >= 16 pixels; the default has 18,378 parameters. The pool
+    stands before the ReLU: the two commute, so it is the same function with a quarter of the ReLU's
+    work.
 
     Raises:
         DeltaflError: If the image is too small.
     """
     if side < 16:
-        raise DeltaflError(f"two_layer_cnn needs images of 16 x 16 pixels or more, got {side} x {side}: use mlp")
+        raise DeltaflError(
+            f"two_layer_cnn needs images of 16 x 16 pixels or more, got {side} x {side}: use mlp"
+        )
     from .modules import nn
 
     first, second = channels
@@ -63,43 +72,58 @@ def two_layer_cnn(
 
 
 def femnist_cnn(classes: int = 62) -> "torch.nn.Module":
-    """For handwriting of 28 x 28 pixels: three blocks of convolution 3 x 3, max-pooling by 2 and ReLU; two linear.
+    """For handwriting of 28 x 28 pixels: three blocks of convolution 3 x 3, max-pooling by 2 and
+    ReLU; two linear.
 
-    The convolutions have 32, 64 and 64 filters and padding 1, the linear layers 576-128-classes with ReLU between;
-    137,598 parameters with 62 classes. As in ``two_layer_cnn``, the pool stands before the ReLU.
+    The convolutions have 32, 64 and 64 filters and padding 1, the linear layers 576-128-classes
+    with ReLU between; 137,598 parameters with 62 classes. As in ``two_layer_cnn``, the pool stands
+    before the ReLU.
     """
     from .modules import nn
 
     layers: list[nn.Module] = []
     for before, after in ((1, 32), (32, 64), (64, 64)):
         layers += [nn.Conv2d(before, after, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 3 * 3, 128), nn.ReLU(), nn.Linear(128, classes))
+    return nn.Sequential(
+        *layers, nn.Flatten(), nn.Linear(64 * 3 * 3, 128), nn.ReLU(), nn.Linear(128, classes)
+    )
 
 
 def celeba_cnn(classes: int = 2, side: int = 84) -> "torch.nn.Module":
-    """For faces of 84 x 84 pixels: four blocks of convolution 3 x 3, GroupNorm, max-pooling by 2 and ReLU; one linear.
+    """For faces of 84 x 84 pixels: four blocks of convolution 3 x 3, GroupNorm, max-pooling by 2
+    and ReLU; one linear.
 
-    The convolutions have 32 filters and padding 1, GroupNorm 8 groups of 4, the linear layer is 800-classes; 30,498
-    parameters with 2 classes. Of another ``side``, 16 pixels or more, the linear layer has 32 (side // 16)^2 inputs.
-    LEAF's model has batch normalization, whose statistics clients would have to share.
+    The convolutions have 32 filters and padding 1, GroupNorm 8 groups of 4, the linear layer is
+    800-classes; 30,498 parameters with 2 classes. Of another ``side``, 16 pixels or more, the
+    linear layer has 32 (side // 16)^2 inputs. LEAF's model has batch normalization, whose
+    statistics clients would have to share.
     """
     from .modules import nn
 
     layers: list[nn.Module] = []
     for before in (3, 32, 32, 32):
-        layers += [nn.Conv2d(before, 32, 3, padding=1), nn.GroupNorm(8, 32), nn.MaxPool2d(2), nn.ReLU()]
+        layers += [
+            nn.Conv2d(before, 32, 3, padding=1),
+            nn.GroupNorm(8, 32),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+        ]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * (side // 16) ** 2, classes))
 
 
 def resnet(
-    classes: int = 10, widths: Sequence[int] = (64, 128, 256, 512), blocks: int = 2, groups: int = 32
+    classes: int = 10,
+    widths: Sequence[int] = (64, 128, 256, 512),
+    blocks: int = 2,
+    groups: int = 32,
 ) -> "torch.nn.Module":
     """A residual network for small colour images, from random weights; the default is ResNet-18.
 
-    That has 11,173,962 parameters with 10 classes; one block in each of the ``widths`` 16, 32, 64 is ResNet-8 with
-    78,042. The first convolution is 3 x 3 and no pool follows it, as is customary for 32 x 32 pixels; each width
-    but the first halves the image. GroupNorm, whose number of ``groups`` divides the widths, stands for batch
-    normalization, whose statistics clients would have to share.
+    That has 11,173,962 parameters with 10 classes; one block in each of the ``widths`` 16, 32, 64
+    is ResNet-8 with 78,042. The first convolution is 3 x 3 and no pool follows it, as is customary
+    for 32 x 32 pixels; each width but the first halves the image. GroupNorm, whose number of
+    ``groups`` divides the widths, stands for batch normalization, whose statistics clients would
+    have to share.
 
     Raises:
         DeltaflError: If ``groups`` does not divide a width.
@@ -108,7 +132,8 @@ def resnet(
     """
     if groups < 1 or any(width % groups for width in widths):
         raise DeltaflError(
-            f"resnet has layers of {', '.join(map(str, widths))} channels, which {groups} does not divide"
+            f"resnet has layers of {', '.join(map(str, widths))} channels, which {groups} does not "
+            "divide"
         )
     from .modules import ResidualBlock, nn
 
@@ -117,14 +142,17 @@ def resnet(
     for i, (before, after) in enumerate(zip([widths[0], *widths], widths, strict=False)):
         layers += [ResidualBlock(before, after, 2 if i else 1, groups)]
         layers += [ResidualBlock(after, after, 1, groups) for _ in range(blocks - 1)]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes))
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes)
+    )
 
 
 def next_token_lstm(tokens: int, embedding: int = 8, hidden: int = 128) -> "torch.nn.Module":
-    """For text: which of ``tokens`` follows, by an embedding, an LSTM with one layer of ``hidden`` cells, one linear.
+    """For text: which of ``tokens`` follows, by an embedding, an LSTM with one layer of ``hidden``
+    cells, one linear.
 
-    8 t + 4 * 128 (8 + 128 + 2) + 129 t parameters with the default widths and t tokens: 79,561 for 65, 81,616 for 80.
-    LEAF's model has two layers of 256 cells, ten times as many parameters.
+    8 t + 4 * 128 (8 + 128 + 2) + 129 t parameters with the default widths and t tokens: 79,561 for
+    65, 81,616 for 80. LEAF's model has two layers of 256 cells, ten times as many parameters.
     """
     from .modules import NextToken
 
@@ -146,17 +174,21 @@ def squared_error(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
     """
     if output.shape != y.shape:
         raise DeltaflError(
-            f"squared_error got outputs of shape {tuple(output.shape)} and targets of shape {tuple(y.shape)}, which "
-            "must be the same: end the model with squeeze(-1), or give targets of the outputs' shape"
+            f"squared_error got outputs of shape {tuple(output.shape)} and targets of shape "
+            f"{tuple(y.shape)}, which "
+            "must be the same: end the model with squeeze(-1), or give targets of the outputs' "
+            "shape"
         )
     return (output - y).square().mean()
 
 
 def crop_and_flip(x: "torch.Tensor", rng: np.random.Generator) -> "torch.Tensor":
-    """Shift each image by up to ``PAD`` pixels along both axes, zeros coming in, and mirror half of them.
+    """Shift each image by up to ``PAD`` pixels along both axes, zeros coming in, and mirror half of
+    them.
 
-    All shifts are equally likely. ``rng`` draws three numbers an image, one image after the other, so that cutting a
-    batch in two changes nothing. Maps (B, channels, height, width) to new images of the same shape and type.
+    All shifts are equally likely. ``rng`` draws three numbers an image, one image after the other,
+    so that cutting a batch in two changes nothing. Maps (B, channels, height, width) to new images
+    of the same shape and type.
 
     Source: He et al., "Deep residual learning", CVPR 2016, section 4.2.
     """
@@ -172,5 +204,7 @@ def crop_and_flip(x: "torch.Tensor", rng: np.random.Generator) -> "torch.Tensor"
     padded = torch.nn.functional.pad(x, (PAD, PAD, PAD, PAD))
     # Indices on both sides of the channels put these last.
     image_b = torch.arange(size)[:, None, None]
-    cropped: torch.Tensor = padded[image_b, :, row_bh[:, :, None], column_bw[:, None, :]].permute(0, 3, 1, 2)
+    cropped: torch.Tensor = padded[image_b, :, row_bh[:, :, None], column_bw[:, None, :]].permute(
+        0, 3, 1, 2
+    )
     return cropped.contiguous()

@@ -1,4 +1,6 @@
-"""The models of ``toy``, ``synthetic`` and text, a block of ResNets. This file imports PyTorch: import it late."""
+"""The models of ``toy``, ``synthetic`` and text, a block of ResNets. This file imports PyTorch:
+import it late.
+"""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +17,9 @@ __all__ = ["LogSquare", "NextToken", "Quadratic", "ResidualBlock", "nn", "torch"
 
 
 class Quadratic(nn.Module):
-    """F(x, y) = a (x - p)^2 + b (y - q)^2 with parameters x and y, for rows (B, 4) of a, p, b, q; output (B,)."""
+    """F(x, y) = a (x - p)^2 + b (y - q)^2 with parameters x and y, for rows (B, 4) of a, p, b,
+    q; output (B,).
+    """
 
     def __init__(self, start: tuple[float, float]) -> None:
         super().__init__()
@@ -42,7 +46,9 @@ class LogSquare(nn.Module):
         return self._predict(self.a, self.b, x)
 
     def forward_vectorized(self, params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """The predictions (n, B) of n models with parameters A and b, each (n,), for x (n, B, 1)."""
+        """The predictions (n, B) of n models with parameters A and b, each (n,), for x (n, B,
+        1).
+        """
         a, b = params
         return self._predict(a[:, None], b[:, None], x)
 
@@ -54,7 +60,8 @@ class LogSquare(nn.Module):
 class NextToken(nn.Module):
     """Which token follows: embedding, one layer of LSTM, a linear layer on its last state.
 
-    Maps tokens int64 (B, length) to logits (B, tokens). On CPUs torch runs an LSTM in half the time of a GRU as wide.
+    Maps tokens int64 (B, length) to logits (B, tokens). On CPUs torch runs an LSTM in half the time
+    of a GRU as wide.
     """
 
     def __init__(self, tokens: int, embedding: int, hidden: int) -> None:
@@ -69,17 +76,23 @@ class NextToken(nn.Module):
         return self.head(last[0])  # type: ignore[no-any-return]
 
     def forward_vectorized(self, params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """The logits (n, tokens, B) of n models with parameters (n, ...), for tokens (n, B, length).
+        """The logits (n, tokens, B) of n models with parameters (n, ...), for tokens (n, B,
+        length).
 
-        Gates and states are written out, for ``torch.vmap`` does not know LSTMs; biases are added together as torch's.
+        Gates and states are written out, for ``torch.vmap`` does not know LSTMs; biases are added
+        together as torch's.
         """
         table, weight_in, weight_on, bias_in, bias_on, head, head_bias = params
         clients, size, length = x.shape
         # A product, for the gradient of a look-up adds up in any order on a GPU.
-        is_token = (x.reshape(clients, -1, 1) == torch.arange(table.shape[1], device=x.device)).to(table.dtype)
+        is_token = (x.reshape(clients, -1, 1) == torch.arange(table.shape[1], device=x.device)).to(
+            table.dtype
+        )
         embedded = torch.bmm(is_token, table)
         bias = (bias_in + bias_on)[:, None]
-        gates_in = torch.baddbmm(bias, embedded, weight_in.transpose(1, 2)).view(clients, size, length, -1)
+        gates_in = torch.baddbmm(bias, embedded, weight_in.transpose(1, 2)).view(
+            clients, size, length, -1
+        )
         weight_on = weight_on.transpose(1, 2).contiguous()
         state = cell = gates_in.new_zeros(clients, size, weight_on.shape[1])
         for gate in gates_in.unbind(2):
@@ -90,10 +103,11 @@ class NextToken(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """ReLU(shortcut(x) + two convolutions 3 x 3 of x), each with GroupNorm (He et al. 2016, Wu and He 2018).
+    """ReLU(shortcut(x) + two convolutions 3 x 3 of x), each with GroupNorm (He et al. 2016, Wu and
+    He 2018).
 
-    The shortcut is x itself, or a convolution 1 x 1 with GroupNorm where the shape changes. Maps (B, before, H, W) to
-    (B, after, H / stride, W / stride).
+    The shortcut is x itself, or a convolution 1 x 1 with GroupNorm where the shape changes. Maps
+    (B, before, H, W) to (B, after, H / stride, W / stride).
     """
 
     def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
@@ -107,7 +121,9 @@ class ResidualBlock(nn.Module):
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != after:
-            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(groups, after))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(groups, after)
+            )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The block's feature maps."""

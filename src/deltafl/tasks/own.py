@@ -1,4 +1,5 @@
-"""A user's own task: a function in a Python file that returns a ``Task``, or a table; made, checked and tried out.
+"""A user's own task: a function in a Python file that returns a ``Task``, or a table; made, checked
+and tried out.
 
 Every mistake is one sentence, before an experiment starts.
 """
@@ -27,31 +28,41 @@ from .tables import from_huggingface, table_task
 if TYPE_CHECKING:
     import torch
 
-#: Tasks of this process by their names in settings: what ``deltafl.compare`` was given. Processes that play runs
-#: receive them, and ``samplers.table.CLASSES``, by cloudpickle, which carries what a script or a notebook defines.
+#: Tasks of this process by their names in settings: what ``deltafl.compare`` was given. Processes
+#: that play runs receive them, and ``samplers.table.CLASSES``, by cloudpickle, which carries what a
+#: script or a notebook defines.
 OBJECTS: dict[str, Any] = {}
 DEFAULT_FUNCTION = "make_task"
-#: Clients selected per round, of those of a task without a setting for it: a tenth, at least so many.
+#: Clients selected per round, of those of a task without a setting for it: a tenth, at least so
+#: many.
 LEAST_SAMPLE = 3
 
 
 def is_own(name: str) -> bool:
-    """Whether a task's name is that of a user's file, ``FILE.py``, ``FILE.py:FUNCTION`` or a table, or of an object."""
+    """Whether a task's name is that of a user's file, ``FILE.py``, ``FILE.py:FUNCTION`` or a
+    table, or of an object.
+    """
     return name in OBJECTS or split_name(name)[0].suffix == ".py" or is_table(name)
 
 
 def is_table(name: str) -> bool:
-    """Whether a task's name is that of a table, ``.csv``, ``.npz`` or ``.parquet``, or of a table of this process."""
+    """Whether a task's name is that of a table, ``.csv``, ``.npz`` or ``.parquet``, or of a
+    table of this process.
+    """
     if name in OBJECTS:
         return not (isinstance(OBJECTS[name], Task) or callable(OBJECTS[name]))
     return Path(name).suffix.lower() in TABLE_SUFFIXES
 
 
 def registered_spec(name: str) -> TaskSpec:
-    """The registered task of this name; for a name like a file's, the error lists the files that can be a task."""
+    """The registered task of this name; for a name like a file's, the error lists the files that
+    can be a task.
+    """
     if Path(name).suffix:
         tables = ", ".join(TABLE_SUFFIXES)
-        raise DeltaflError(f"unknown task {name!r}: tables end in {tables}, a task of your own is FILE.py:FUNCTION")
+        raise DeltaflError(
+            f"unknown task {name!r}: tables end in {tables}, a task of your own is FILE.py:FUNCTION"
+        )
     return find_task(name)
 
 
@@ -63,10 +74,12 @@ def short_name(name: str) -> str:
 def load_own(name: str, seed: int, **of_table: Any) -> Task:
     """Make the task of a user's file, and try it out on two examples.
 
-    Load it before ``Workers`` are started, which inherit ``sys.path`` then. A file is imported once a process.
+    Load it before ``Workers`` are started, which inherit ``sys.path`` then. A file is imported once
+    a process.
 
-    ``name`` is ``FILE.py:FUNCTION``, ``FILE.py`` for its function ``make_task(seed)`` or ``make_task()``, or a table.
-    ``of_table`` are arguments of ``table_task``: ``label``, ``column``, ``partition``, ``clients``, ...
+    ``name`` is ``FILE.py:FUNCTION``, ``FILE.py`` for its function ``make_task(seed)`` or
+    ``make_task()``, or a table. ``of_table`` are arguments of ``table_task``: ``label``,
+    ``column``, ``partition``, ``clients``, ...
 
     Raises:
         DeltaflError: If there is no such file or function, it fails, or it returns no valid task.
@@ -75,8 +88,12 @@ def load_own(name: str, seed: int, **of_table: Any) -> Task:
     known: Any = OBJECTS.get(name)
     if is_table(name):
         table = name if known is None else known
-        make_table: Callable[..., Task] = from_huggingface if hasattr(table, "column_names") else table_task
-        task = make_table(table, seed=seed, **{key: value for key, value in of_table.items() if value is not None})
+        make_table: Callable[..., Task] = (
+            from_huggingface if hasattr(table, "column_names") else table_task
+        )
+        task = make_table(
+            table, seed=seed, **{key: value for key, value in of_table.items() if value is not None}
+        )
     elif isinstance(known, Task):
         task = known
     elif known is not None:
@@ -85,10 +102,15 @@ def load_own(name: str, seed: int, **of_table: Any) -> Task:
         path, function = split_name(name)
         make = getattr(import_file(path, "--task FILE.py:FUNCTION"), function, None)
         if not callable(make):
-            raise DeltaflError(f"{path} has no function {function!r}; write there: def {function}(seed: int) -> Task")
+            raise DeltaflError(
+                f"{path} has no function {function!r}; write there: def {function}(seed: int) -> "
+                "Task"
+            )
         task = _made(make, seed, f"{path}:{function}", path.resolve())
     if not isinstance(task, Task):
-        raise DeltaflError(f"{name} returned {type(task).__name__}; it must return a deltafl.tasks.Task")
+        raise DeltaflError(
+            f"{name} returned {type(task).__name__}; it must return a deltafl.tasks.Task"
+        )
     check_task(task, name, seed)
     return task
 
@@ -106,20 +128,31 @@ def _made(make: Callable[..., object], seed: int, name: str, path: Path | None =
 def split_name(name: str) -> tuple[Path, str]:
     """File and function, or class, of ``FILE.py:NAME``."""
     file, suffix, function = name.partition(".py:")
-    return (Path(f"{file}.py"), function or DEFAULT_FUNCTION) if suffix else (Path(name), DEFAULT_FUNCTION)
+    return (
+        (Path(f"{file}.py"), function or DEFAULT_FUNCTION)
+        if suffix
+        else (Path(name), DEFAULT_FUNCTION)
+    )
 
 
 def own_code_error(
     names: Iterable[str], description: str, places: Iterable[tuple[str, int | None]]
 ) -> DeltaflError | None:
-    """An error in a run as a sentence; None if it came through no file beside those that the settings name.
+    """An error in a run as a sentence; None if it came through no file beside those that the
+    settings name.
 
     ``names`` are those of tasks and samplers: ``FILE.py:NAME`` is one of a file.
     """
     files = [split_name(name)[0] for name in names]
     folders = {file.resolve().parent for file in files if file.suffix == ".py"}
-    own = dict.fromkeys(f"{Path(file).name} line {line}" for file, line in places if Path(file).parent in folders)
-    return DeltaflError(f"your own code failed in a run: {description} ({', '.join(own)})") if own else None
+    own = dict.fromkeys(
+        f"{Path(file).name} line {line}" for file, line in places if Path(file).parent in folders
+    )
+    return (
+        DeltaflError(f"your own code failed in a run: {description} ({', '.join(own)})")
+        if own
+        else None
+    )
 
 
 def own_spec(name: str, task: Task) -> TaskSpec:
@@ -141,7 +174,8 @@ def own_spec(name: str, task: Task) -> TaskSpec:
 
 
 def check_task(task: Task, name: str, seed: int) -> None:
-    """Check arrays, clients, model and loss of a task; the last two by one step on two examples and one on one.
+    """Check arrays, clients, model and loss of a task; the last two by one step on two examples and
+    one on one.
 
     Torch's generator is seeded by the experiment's seed for the smoke test, and restored.
 
@@ -162,7 +196,8 @@ def check_picklable(task: Task, name: str) -> None:
         pickle.dumps((task.make_model, task.loss, task.augment))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise DeltaflError(
-            f"{name}: its model, loss or augment cannot be sent to worker processes ({in_one_line(error)}); "
+            f"{name}: its model, loss or augment cannot be sent to worker processes "
+            f"({in_one_line(error)}); "
             "define it at the top of the file, or use --workers 1"
         ) from None
 
@@ -176,14 +211,23 @@ def _check_data(data: Dataset, task: Task) -> None:
     _require(isinstance(data, Dataset), "dataset", data, "a deltafl.tasks.Dataset")
     _require(task.metric in ("accuracy", "loss"), "metric", task.metric, "'accuracy' or 'loss'")
     classes: Any = data.num_classes
-    known = isinstance(classes, int | np.integer) and classes >= (2 if task.metric == "accuracy" else 0)
-    _require(known, "num_classes", classes, "a whole number: 2 or more for accuracy, 0 for regression")
+    known = isinstance(classes, int | np.integer) and classes >= (
+        2 if task.metric == "accuracy" else 0
+    )
+    _require(
+        known, "num_classes", classes, "a whole number: 2 or more for accuracy, 0 for regression"
+    )
     inputs = ("int64" if task.tokens else "float32", "uint8")
     labels = ("int64",) if classes > 0 else ("float32", "int64")
     for part, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
         _check_array(f"{part}_x", x, inputs, data.train_x)
         _check_array(f"{part}_y", y, labels, data.train_y)
-        _require(len(x) == len(y), f"the number of rows of {part}_x", len(x), f"that of {part}_y, {len(y)}")
+        _require(
+            len(x) == len(y),
+            f"the number of rows of {part}_x",
+            len(x),
+            f"that of {part}_y, {len(y)}",
+        )
         if task.metric == "accuracy":
             _require(y.ndim == 1, f"the shape of {part}_y", y.shape, "(N,) for accuracy")
         if classes > 0:  # whatever the metric, for the clients' shares of labels are counted
@@ -193,11 +237,22 @@ def _check_data(data: Dataset, task: Task) -> None:
 
 
 def _check_array(name: str, array: Any, dtypes: tuple[str, ...], train: Any) -> None:
-    good = isinstance(array, np.ndarray) and array.ndim > 0 and len(array) > 0 and str(array.dtype) in dtypes
-    what = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+    good = (
+        isinstance(array, np.ndarray)
+        and array.ndim > 0
+        and len(array) > 0
+        and str(array.dtype) in dtypes
+    )
+    what = (
+        f"{array.dtype} of shape {array.shape}"
+        if isinstance(array, np.ndarray)
+        else type(array).__name__
+    )
     if not good:
         needed = f"a NumPy array of {' or '.join(dtypes)} with one row or more"
-        raise DeltaflError(f"{name} is {what}; it must be {needed}, such as {name}.astype(np.{dtypes[0]})")
+        raise DeltaflError(
+            f"{name} is {what}; it must be {needed}, such as {name}.astype(np.{dtypes[0]})"
+        )
     if (array.shape[1:], array.dtype) != (train.shape[1:], train.dtype):
         needed = f"rows of shape {train.shape[1:]} and {train.dtype}, as those of the training set"
         raise DeltaflError(f"{name} is {what}; it must have {needed}")
@@ -210,7 +265,9 @@ def _check_clients(task: Task) -> None:
     clients: Any = task.client_rows
     some = isinstance(clients, Sequence | np.ndarray) and len(clients) > 0
     _require(some, "client_rows", clients, "a list with the rows of each client")
-    num_rows, num_tests, m = len(task.dataset.train_x), len(task.dataset.test_x), len(clients)
+    num_rows = len(task.dataset.train_x)
+    num_tests = len(task.dataset.test_x)
+    m = len(clients)
     for client, rows in enumerate(clients):
         try:
             row_n = np.asarray(rows)
@@ -218,26 +275,42 @@ def _check_clients(task: Task) -> None:
             row_n = np.array(None)
         good = row_n.ndim == 1 and row_n.size > 0 and row_n.dtype.kind in "iu"
         good = good and row_n.min() >= 0 and row_n.max() < num_rows
-        _require(good, f"client_rows[{client}]", rows, f"a list of row numbers from 0 to {num_rows - 1}, one at least")
+        _require(
+            good,
+            f"client_rows[{client}]",
+            rows,
+            f"a list of row numbers from 0 to {num_rows - 1}, one at least",
+        )
     for name, kinds, size, least, end, needed in (
         ("initial_params", "fiu", None, -inf, inf, "(d,) of finite numbers"),
         ("gradient_noise_m", "fiu", m, 0, inf, f"({m},) of standard deviations >= 0"),
-        ("test_clients", "iu", num_tests, -1, m, f"({num_tests},) of clients from 0 to {m - 1}, or -1 for nobody"),
+        (
+            "test_clients",
+            "iu",
+            num_tests,
+            -1,
+            m,
+            f"({num_tests},) of clients from 0 to {m - 1}, or -1 for nobody",
+        ),
     ):
         value = getattr(task, name)
         good = isinstance(value, np.ndarray) and value.dtype.kind in kinds and value.ndim == 1
-        good = good and size in {None, len(value)} and bool(((value >= least) & (value < end)).all())
+        good = (
+            good and size in {None, len(value)} and bool(((value >= least) & (value < end)).all())
+        )
         _require(value is None or good, name, value, f"a NumPy array {needed}")
 
 
 def _smoke_test(task: Task, seed: int) -> None:
-    """Make the model as the engine will, and take the gradient of a step on two examples, then on one.
+    """Make the model as the engine will, and take the gradient of a step on two examples, then on
+    one.
 
     Minibatches of one example occur: the last of a pass, or of a client that has no more.
     """
     from .modules import nn, torch
 
-    x, y = torch.tensor(task.dataset.train_x[:2]), torch.tensor(task.dataset.train_y[:2])
+    x = torch.tensor(task.dataset.train_x[:2])
+    y = torch.tensor(task.dataset.train_y[:2])
     if task.tokens:
         x = x.long()
     elif x.dtype == torch.uint8:
@@ -245,15 +318,24 @@ def _smoke_test(task: Task, seed: int) -> None:
     if task.augment is not None:
         augment = task.augment
         varied: Any = _tried("augment failed", lambda: augment(x, stream(seed, "augment")))
-        same = isinstance(varied, torch.Tensor) and (varied.shape, varied.dtype) == (x.shape, x.dtype)
-        _require(same, "the result of augment", varied, f"of shape {tuple(x.shape)} and type {x.dtype}, as its inputs")
+        same = isinstance(varied, torch.Tensor) and (varied.shape, varied.dtype) == (
+            x.shape,
+            x.dtype,
+        )
+        _require(
+            same,
+            "the result of augment",
+            varied,
+            f"of shape {tuple(x.shape)} and type {x.dtype}, as its inputs",
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(seed, "model").integers(2**63)))
         model: Any = _tried("make_model failed", task.make_model)
         params = list(model.parameters()) if isinstance(model, nn.Module) else []
         if not params or any(nn.parameter.is_lazy(param) for param in params):
             raise DeltaflError(
-                f"make_model made {type(model).__name__}; it must make a torch.nn.Module with parameters, none lazy"
+                f"make_model made {type(model).__name__}; it must make a torch.nn.Module with "
+                "parameters, none lazy"
             )
         _tried("the model cannot be copied, as local training does", lambda: copy.deepcopy(model))
         _check_step(task, model, x, y)
@@ -269,14 +351,20 @@ def _check_step(task: Task, model: "torch.nn.Module", x: "torch.Tensor", y: "tor
         for part in model.modules():
             if isinstance(part, nn.modules.batchnorm._NormBase):
                 part.eval()  # as in local training
-        output: Any = _tried(f"the model does not take inputs of shape {tuple(x.shape)}", lambda: model(x))
+        output: Any = _tried(
+            f"the model does not take inputs of shape {tuple(x.shape)}", lambda: model(x)
+        )
         mode = "in training" if training else "in evaluation"
         if not isinstance(output, torch.Tensor):
-            raise DeltaflError(f"the model returned {type(output).__name__} {mode}; it must return one tensor")
-        shape, needed = tuple(output.shape), (len(x), task.dataset.num_classes)
+            raise DeltaflError(
+                f"the model returned {type(output).__name__} {mode}; it must return one tensor"
+            )
+        shape = tuple(output.shape)
+        needed = (len(x), task.dataset.num_classes)
         if task.metric == "accuracy" and shape != needed:
             raise DeltaflError(
-                f"the model's output for {len(x)} examples has shape {shape} {mode}; accuracy needs {needed}"
+                f"the model's output for {len(x)} examples has shape {shape} {mode}; accuracy "
+                f"needs {needed}"
             )
         with warnings.catch_warnings():  # (B, 1) against (B,) becomes (B, B), and nothing is learnt
             warnings.filterwarnings("error", message="Using a target size")
@@ -288,7 +376,8 @@ def _check_step(task: Task, model: "torch.nn.Module", x: "torch.Tensor", y: "tor
         _tried("the gradient of the loss failed", loss.backward)
     if all(param.grad is None for param in model.parameters()):
         raise DeltaflError(
-            "the loss has no gradient by the model's parameters; compute it from the model's output by torch alone, "
+            "the loss has no gradient by the model's parameters; compute it from the model's "
+            "output by torch alone, "
             "without detach, item or no_grad, and leave a parameter of the model trainable"
         )
 

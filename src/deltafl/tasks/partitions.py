@@ -1,8 +1,9 @@
-"""Who holds which example: the partitions, and test sets that are cut from the examples of each owner.
+"""Who holds which example: the partitions, and test sets that are cut from the examples of each
+owner.
 
-No example belongs to two clients, no client is empty, and the rows of a client are sorted. Every example belongs to a
-client, except for N mod m of them with ``hsu2019``, whose clients are equal, and for owners that are not drawn. The
-suffix ``_e`` stands for examples, ``_c`` for classes.
+No example belongs to two clients, no client is empty, and the rows of a client are sorted. Every
+example belongs to a client, except for N mod m of them with ``hsu2019``, whose clients are equal,
+and for owners that are not drawn. The suffix ``_e`` stands for examples, ``_c`` for classes.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,8 @@ from .base import Dataset
 SMALL_SHARE = 0.1
 
 #: Of each owner's examples the 5th, 15th, 25th, ... are for the test.
-TEST_EVERY, TEST_FIRST = 10, 4
+TEST_EVERY = 10
+TEST_FIRST = 4
 
 
 def iid(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
@@ -27,12 +29,16 @@ def iid(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> list[I
     return _deal(rng.permutation(len(label_e)), num_clients)
 
 
-def hsu2019(label_e: IntArray, num_clients: int, alpha: float, rng: np.random.Generator) -> list[IntArray]:
-    """Equal clients with label mixes q_i ~ Dir(alpha * prior), where prior are the classes' shares of the data.
+def hsu2019(
+    label_e: IntArray, num_clients: int, alpha: float, rng: np.random.Generator
+) -> list[IntArray]:
+    """Equal clients with label mixes q_i ~ Dir(alpha * prior), where prior are the classes' shares
+    of the data.
 
-    A client draws its N // m examples one after the other, with label ~ q_i and without replacement; when a class is
-    used up, q_i is renormalised over the others. ``alpha`` is the total concentration: over 10 balanced classes the
-    mean share of a client's largest class is about 0.94, 0.78, 0.66 for 0.1, 0.5, 1 (Hsu et al., arXiv:1909.06335).
+    A client draws its N // m examples one after the other, with label ~ q_i and without
+    replacement; when a class is used up, q_i is renormalised over the others. ``alpha`` is the
+    total concentration: over 10 balanced classes the mean share of a client's largest class is
+    about 0.94, 0.78, 0.66 for 0.1, 0.5, 1 (Hsu et al., arXiv:1909.06335).
     """
     pool_c = _pools(label_e, rng)
     left_c = np.array([len(pool) for pool in pool_c])
@@ -42,38 +48,51 @@ def hsu2019(label_e: IntArray, num_clients: int, alpha: float, rng: np.random.Ge
     for _ in range(num_clients):
         take_c = _draw_labels(left_c, rng.dirichlet(alpha * prior_c), alpha * prior_c, size, rng)
         # The pools are shuffled, so the next take examples of a pool are a random draw from it.
-        rows = [pool[left - take : left] for pool, left, take in zip(pool_c, left_c, take_c, strict=True)]
+        rows = [
+            pool[left - take : left]
+            for pool, left, take in zip(pool_c, left_c, take_c, strict=True)
+        ]
         left_c = left_c - take_c
         clients.append(np.sort(np.concatenate(rows)))
     return clients
 
 
 def _draw_labels(
-    left_c: IntArray, mix_c: FloatArray, concentration_c: FloatArray, size: int, rng: np.random.Generator
+    left_c: IntArray,
+    mix_c: FloatArray,
+    concentration_c: FloatArray,
+    size: int,
+    rng: np.random.Generator,
 ) -> IntArray:
-    """How many examples of each class one client takes; they sum to ``size`` and never exceed ``left_c``.
+    """How many examples of each class one client takes; they sum to ``size`` and never exceed
+    ``left_c``.
 
-    Rejecting a draw from an empty pool and drawing again is the same as renormalising, whenever the rejected ones are
-    drawn again; hence whole multinomials instead of a loop over examples, exact in distribution.
+    Rejecting a draw from an empty pool and drawing again is the same as renormalising, whenever the
+    rejected ones are drawn again; hence whole multinomials instead of a loop over examples, exact
+    in distribution.
     """
     take_c = np.zeros_like(left_c)
     while (missing := size - int(take_c.sum())) > 0:
         open_c = take_c < left_c
         share_c = np.where(open_c, mix_c, 0.0)
         if share_c.sum() <= 0.0:
-            # What remains of q_i was rounded to 0. A part of a Dirichlet, renormalised, is a Dirichlet too.
+            # What remains of q_i was rounded to 0. A part of a Dirichlet, renormalised, is a
+            # Dirichlet too.
             share_c[open_c] = rng.dirichlet(concentration_c[open_c])
             mix_c = share_c
         take_c = np.minimum(take_c + rng.multinomial(missing, share_c / share_c.sum()), left_c)
     return take_c
 
 
-def yurochkin2019(label_e: IntArray, num_clients: int, alpha: float, rng: np.random.Generator) -> list[IntArray]:
+def yurochkin2019(
+    label_e: IntArray, num_clients: int, alpha: float, rng: np.random.Generator
+) -> list[IntArray]:
     """Unequal clients: class k is cut into m parts with shares ~ Dir(alpha * 1_m).
 
-    A client without any example (usual with small alpha) is given one, drawn from the client that then has the most.
-    For many clients that hold many examples the labels of a client are about Dir(alpha * 1_C): over 10 classes the mean
-    share of its largest class is about 0.66, 0.38, 0.29 for alpha = 0.1, 0.5, 1 (Yurochkin et al., ICML 2019).
+    A client without any example (usual with small alpha) is given one, drawn from the client that
+    then has the most. For many clients that hold many examples the labels of a client are about
+    Dir(alpha * 1_C): over 10 classes the mean share of its largest class is about 0.66, 0.38, 0.29
+    for alpha = 0.1, 0.5, 1 (Yurochkin et al., ICML 2019).
     """
     parts: list[list[IntArray]] = [[] for _ in range(num_clients)]
     for pool in _pools(label_e, rng):
@@ -93,11 +112,14 @@ def yurochkin2019(label_e: IntArray, num_clients: int, alpha: float, rng: np.ran
 
 
 def shards(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
-    """Sort by label, cut into 2 m equal shards, deal two to each client (McMahan et al., AISTATS 2017)."""
+    """Sort by label, cut into 2 m equal shards, deal two to each client (McMahan et al., AISTATS
+    2017).
+    """
     num_shards = 2 * num_clients
     if num_shards > len(label_e):
         raise DeltaflError(
-            f"{num_clients} clients with two shards need {num_shards} examples, there are {len(label_e)}"
+            f"{num_clients} clients with two shards need {num_shards} examples, there are "
+            f"{len(label_e)}"
         )
     piece = np.array_split(np.concatenate(_pools(label_e, rng)), num_shards)
     dealt_m2 = rng.permutation(num_shards).reshape(num_clients, 2)
@@ -105,10 +127,12 @@ def shards(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> lis
 
 
 def split(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
-    """Single-label clients of two sizes: one of C labels, drawn at random, is cut into m - C + 1 small clients.
+    """Single-label clients of two sizes: one of C labels, drawn at random, is cut into m - C + 1
+    small clients.
 
-    The other C - 1 labels are one large client each; these come first. With FashionMNIST and m = 109: 9 clients with
-    6000 images and 100 clients with 60, so that about 10 % of the clients own 90 % of the data (DELTA, NeurIPS 2023).
+    The other C - 1 labels are one large client each; these come first. With FashionMNIST and m =
+    109: 9 clients with 6000 images and 100 clients with 60, so that about 10 % of the clients own
+    90 % of the data (DELTA, NeurIPS 2023).
     """
     pool_c = _pools(label_e, rng)
     num_labels = len(pool_c)
@@ -116,36 +140,47 @@ def split(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> list
     num_small = num_clients - len(pool_c)
     if not 1 <= num_small <= len(cut):
         most = len(cut) + len(pool_c)
-        raise DeltaflError(f"partition 'split' got {num_clients} clients; write {num_labels} to {most}")
+        raise DeltaflError(
+            f"partition 'split' got {num_clients} clients; write {num_labels} to {most}"
+        )
     return [np.sort(pool) for pool in pool_c] + _deal(cut, num_small)
 
 
 def quantity(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
-    """Labels at random, two sizes: the first 10 % of m >= 2 clients (at least one) share 90 % of the data."""
+    """Labels at random, two sizes: the first 10 % of m >= 2 clients (at least one) share 90 % of
+    the data.
+    """
     num_large = max(1, round(SMALL_SHARE * num_clients))
     num_small = num_clients - num_large
     owned_by_small = round(SMALL_SHARE * len(label_e))
     if num_clients < 2 or owned_by_small < num_small:
         what = f"{num_clients} clients and {len(label_e)} examples"
-        raise DeltaflError(f"partition 'quantity' got {what}; it needs 2 clients, and 10 examples for each small one")
+        raise DeltaflError(
+            f"partition 'quantity' got {what}; it needs 2 clients, and 10 examples for each small "
+            "one"
+        )
     large, small = np.split(rng.permutation(len(label_e)), [len(label_e) - owned_by_small])
     return _deal(large, num_large) + _deal(small, num_small)
 
 
 def natural(owner_e: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
-    """One client for each owner, in increasing order of their ids; of more than m owners, m are drawn at random."""
+    """One client for each owner, in increasing order of their ids; of more than m owners, m are
+    drawn at random.
+    """
     clients = rows_by_key(owner_e)
     if num_clients == len(clients):
         return clients
-    return [clients[owner] for owner in np.sort(rng.choice(len(clients), num_clients, replace=False))]
+    return [
+        clients[owner] for owner in np.sort(rng.choice(len(clients), num_clients, replace=False))
+    ]
 
 
 @dataclass(frozen=True)
 class Partition:
     """One row of ``PARTITIONS``; the suffixes of ``uses_`` are what it needs or reads.
 
-    ``make(key_e, num_clients, [alpha], rng)`` takes the labels or, for partitions by a column, the owners; ``column``
-    is the name that this column must have, None for any.
+    ``make(key_e, num_clients, [alpha], rng)`` takes the labels or, for partitions by a column, the
+    owners; ``column`` is the name that this column must have, None for any.
     """
 
     summary: str
@@ -162,11 +197,22 @@ PARTITIONS: dict[str, Partition] = {
     "hsu2019": _dirichlet("labels of a client ~ Dir(alpha * prior); equal sizes", hsu2019),
     "yurochkin2019": _dirichlet("each label cut by Dir(alpha * 1); unequal sizes", yurochkin2019),
     "dirichlet": _dirichlet("another name of yurochkin2019", yurochkin2019),
-    "shards": Partition("sorted by label, cut into equal shards, two dealt to each client", shards, uses_labels=True),
-    "split": Partition("one label a client, one of them cut into many small clients", split, uses_labels=True),
+    "shards": Partition(
+        "sorted by label, cut into equal shards, two dealt to each client", shards, uses_labels=True
+    ),
+    "split": Partition(
+        "one label a client, one of them cut into many small clients", split, uses_labels=True
+    ),
     "quantity": Partition("labels at random; 10 % of the clients own 90 % of the data", quantity),
-    "natural": Partition("one client for each owner in a column of the data set", natural, uses_column=True),
-    "writer": Partition("one client for each writer, where they are known", natural, uses_column=True, column="writer"),
+    "natural": Partition(
+        "one client for each owner in a column of the data set", natural, uses_column=True
+    ),
+    "writer": Partition(
+        "one client for each writer, where they are known",
+        natural,
+        uses_column=True,
+        column="writer",
+    ),
 }
 
 
@@ -185,27 +231,38 @@ def make_partition(
     rng: np.random.Generator,
     column: str | None = None,
 ) -> list[IntArray]:
-    """Split a data set's training examples over clients: m arrays of rows, int64, sorted, disjoint, none empty.
+    """Split a data set's training examples over clients: m arrays of rows, int64, sorted, disjoint,
+    none empty.
 
-    ``num_clients`` None takes all owners, with ``natural`` and ``writer`` alone. ``alpha``, from 1e-6 (one label a
-    client) to 1e6 (iid), is the concentration of the Dirichlet partitions. ``column`` is that of the owners, needed if
-    the data set has several.
+    ``num_clients`` None takes all owners, with ``natural`` and ``writer`` alone. ``alpha``, from
+    1e-6 (one label a client) to 1e6 (iid), is the concentration of the Dirichlet partitions.
+    ``column`` is that of the owners, needed if the data set has several.
 
     Raises:
-        DeltaflError: If the name is unknown, the data set lacks labels or the column, or the numbers are impossible.
+        DeltaflError: If the name is unknown, the data set lacks labels or the column, or the
+            numbers are impossible.
     """
     partition = find_partition(name)
     if partition.uses_labels and dataset.num_classes == 0:
-        raise DeltaflError(f"partition {name!r} needs class labels, and this task has none: choose 'iid' or 'quantity'")
-    if partition.uses_alpha and not 1e-6 <= alpha <= 1e6:  # a Dirichlet sample is rounded away there
-        raise DeltaflError(f"alpha is {alpha}; write a number from 1e-6 (one label a client) to 1e6 (iid)")
+        raise DeltaflError(
+            f"partition {name!r} needs class labels, and this task has none: choose 'iid' or "
+            "'quantity'"
+        )
+    if (
+        partition.uses_alpha and not 1e-6 <= alpha <= 1e6
+    ):  # a Dirichlet sample is rounded away there
+        raise DeltaflError(
+            f"alpha is {alpha}; write a number from 1e-6 (one label a client) to 1e6 (iid)"
+        )
     by_owner = partition.uses_column
     key_e = dataset.columns[owner_column(name, dataset, column)] if by_owner else dataset.train_y
     most, what = (len(np.unique(key_e)), "owners") if by_owner else (len(key_e), "examples")
     if num_clients is None and by_owner:
         num_clients = most
     if num_clients is None or not 1 <= num_clients <= most:
-        raise DeltaflError(f"{num_clients} clients, but there are {most} {what}: write a number from 1 to {most}")
+        raise DeltaflError(
+            f"{num_clients} clients, but there are {most} {what}: write a number from 1 to {most}"
+        )
     arguments = [alpha] if partition.uses_alpha else []
     return partition.make(key_e, num_clients, *arguments, rng)
 
@@ -218,12 +275,16 @@ def owner_column(name: str, dataset: Dataset, column: str | None) -> str:
     if found is None or found not in dataset.columns or column not in {None, found}:
         needed = f"the column {only!r}" if only else "a column of owners"
         names = ", ".join(dataset.columns) or "none"
-        raise DeltaflError(f"partition {name!r} needs {needed}, got {column!r}; {dataset.name} has {names}")
+        raise DeltaflError(
+            f"partition {name!r} needs {needed}, got {column!r}; {dataset.name} has {names}"
+        )
     return found
 
 
 def clients_of(owner_e: IntArray, client_rows: Sequence[IntArray], other_e: IntArray) -> IntArray:
-    """The client of each further example with owner ``other_e``, such as a test example; -1 where it is no client."""
+    """The client of each further example with owner ``other_e``, such as a test example; -1
+    where it is no client.
+    """
     client_of = {int(owner_e[rows[0]]): client for client, rows in enumerate(client_rows)}
     return np.array([client_of.get(int(owner), -1) for owner in other_e], dtype=np.int64)
 
@@ -233,8 +294,9 @@ def hold_out_by_owner(
 ) -> Dataset:
     """Cut a test set from the examples of each owner; deterministic, hence the same for every seed.
 
-    Owners (``owner_e``, int64 (N,)) with fewer than ``fewest`` of the training examples in ``whole`` are left out; of
-    the others the first ``most`` are used, all if None. Of these the 5th, 15th, 25th, ... are for the test.
+    Owners (``owner_e``, int64 (N,)) with fewer than ``fewest`` of the training examples in
+    ``whole`` are left out; of the others the first ``most`` are used, all if None. Of these the
+    5th, 15th, 25th, ... are for the test.
 
     Raises:
         DeltaflError: If no owner has an example for the test.
@@ -244,9 +306,12 @@ def hold_out_by_owner(
     for rows in used:
         is_test[rows[TEST_FIRST::TEST_EVERY]] = True
     if not is_test.any():
-        raise DeltaflError(f"{whole.name}: no {column} has {max(fewest, TEST_FIRST + 1)} examples or more")
+        raise DeltaflError(
+            f"{whole.name}: no {column} has {max(fewest, TEST_FIRST + 1)} examples or more"
+        )
     row_e = np.sort(np.concatenate(used))
-    train, test = row_e[~is_test[row_e]], row_e[is_test[row_e]]
+    train = row_e[~is_test[row_e]]
+    test = row_e[is_test[row_e]]
     return replace(
         whole,
         train_x=whole.train_x[train],

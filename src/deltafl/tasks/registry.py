@@ -1,7 +1,9 @@
-"""Tasks by name: the default settings of an experiment, and the function that reads or makes the data.
+"""Tasks by name: the default settings of an experiment, and the function that reads or makes the
+data.
 
-A module of your own adds tasks with ``register``. ``import_tasks("my_tasks")``, or ``DELTAFL_TASKS=my_tasks`` in the
-environment, imports it in this process and in those that it starts.
+A module of your own adds tasks with ``register``. ``import_tasks("my_tasks")``, or
+``DELTAFL_TASKS=my_tasks`` in the environment, imports it in this process and in those that it
+starts.
 """
 
 import importlib
@@ -50,17 +52,21 @@ class TaskSpec:
         local_lr: Local learning rate.
         make_model: Makes the model; can be pickled.
         summary: One line for ``deltafl tasks``.
-        needs: Packages, ``"files"`` that ``deltafl data fetch`` downloads, ``"archive"`` for files that you bring.
+        needs: Packages, ``"files"`` that ``deltafl data fetch`` downloads, ``"archive"`` for files
+            that you bring.
         rounds: Communication rounds T.
         local_epochs: Passes over the client's data, or None if ``local_steps`` is set.
         local_steps: Minibatch steps, or None if ``local_epochs`` is set.
         batch_size: Examples a minibatch; None for all.
         load: ``load(data_dir)`` reads the data set; None if ``make`` makes the whole task.
-        make: ``make(seed=..., num_clients=..., ...)`` makes a task that has its own clients; None if ``load`` is set.
+        make: ``make(seed=..., num_clients=..., ...)`` makes a task that has its own clients; None
+            if ``load`` is set.
         partition: Who holds what; None where the clients belong to the task.
         alpha: Concentration of a Dirichlet partition.
-        threshold: Value of the metric that a comparison counts the rounds to; None where there is no customary one.
-        all_owners: Whether the clients are all owners in the user's files; ``num_clients`` is then an example.
+        threshold: Value of the metric that a comparison counts the rounds to; None where there is
+            no customary one.
+        all_owners: Whether the clients are all owners in the user's files; ``num_clients`` is then
+            an example.
 
     ``metric``, ``input_scale``, ``augment`` and ``tokens`` are those of the ``Task``.
     """
@@ -101,14 +107,20 @@ def register(spec: TaskSpec) -> None:
 
 
 def import_tasks(module: str) -> None:
-    """Import a module that registers tasks when a task is first looked for, here and in processes for simulations."""
+    """Import a module that registers tasks when a task is first looked for, here and in
+    processes for simulations.
+    """
     if module not in _MODULES:
         _MODULES.append(module)
 
 
 def task_modules() -> list[str]:
-    """The modules that register tasks: those of ``DELTAFL_TASKS``, then those of ``import_tasks``."""
-    named = [name.strip() for name in os.environ.get(MODULES_VARIABLE, "").split(",") if name.strip()]
+    """The modules that register tasks: those of ``DELTAFL_TASKS``, then those of
+    ``import_tasks``.
+    """
+    named = [
+        name.strip() for name in os.environ.get(MODULES_VARIABLE, "").split(",") if name.strip()
+    ]
     return list(dict.fromkeys([*named, *_MODULES]))
 
 
@@ -155,7 +167,8 @@ def make_task(
         name: One of ``known_tasks()``.
         seed: Fixes the partition and generated data.
         num_clients: m. With partition ``natural`` or ``writer``, None means all owners.
-        partition: One of ``PARTITIONS``; not for ``toy`` and ``synthetic``, which have their own clients.
+        partition: One of ``PARTITIONS``; not for ``toy`` and ``synthetic``, which have their own
+            clients.
         alpha: Concentration of a Dirichlet partition.
         data_dir: Folder to look for files in first.
         column: Column of owners, for ``natural``.
@@ -164,7 +177,8 @@ def make_task(
         nu: Gradient noise of ``synthetic``, 20 if None.
 
     Raises:
-        DeltaflError: If a name is unknown, a setting is impossible or not for this task, or data are not found.
+        DeltaflError: If a name is unknown, a setting is impossible or not for this task, or data
+            are not found.
     """
     spec = find_task(name)
     of_data = {"partition": partition, "alpha": alpha, "column": column, "make_model": make_model}
@@ -176,7 +190,9 @@ def make_task(
     if spec.load is None:
         assert spec.make is not None, "register checks it"
         options: dict[str, Any] = {"num_clients": num_clients, **of_synthetic}
-        return spec.make(seed=seed, **{key: value for key, value in options.items() if value is not None})
+        return spec.make(
+            seed=seed, **{key: value for key, value in options.items() if value is not None}
+        )
     how = partition or spec.partition or "iid"
     by_owner = find_partition(how).uses_column
     dataset = spec.load(data_dir)
@@ -195,25 +211,36 @@ def make_task(
         input_scale=spec.input_scale,
         augment=spec.augment,
         tokens=spec.tokens,
-        test_clients=clients_of(dataset.columns[owner], rows, dataset.test_columns[owner]) if has_test_owners else None,
+        test_clients=clients_of(dataset.columns[owner], rows, dataset.test_columns[owner])
+        if has_test_owners
+        else None,
     )
 
 
 _SUMMARIES = {
     "toy": "three quadratics in two variables, from the point (1, 1)",
-    "synthetic": "y = log((A x - b)^2 / 2) learnt from clients whose gradients are noisy in different degrees",
+    "synthetic": (
+        "y = log((A x - b)^2 / 2) learnt from clients whose gradients are noisy in "
+        "different degrees"
+    ),
     "digits": "8 x 8 images of digits inside scikit-learn, nothing to download",
     "mnist": "28 x 28 images of digits",
     "fashion-mnist": "28 x 28 images of clothes",
-    "split-fashion-mnist": "28 x 28 images of clothes, one kind a client: 9 clients with 6000, 100 with 60",
-    "femnist": "FEMNIST, 28 x 28 images of digits and letters, 62 classes, by writer; LEAF's JSON or h5",
+    "split-fashion-mnist": (
+        "28 x 28 images of clothes, one kind a client: 9 clients with 6000, 100 with 60"
+    ),
+    "femnist": (
+        "FEMNIST, 28 x 28 images of digits and letters, 62 classes, by writer; LEAF's JSON or h5"
+    ),
     "cifar10": "CIFAR-10, 32 x 32 in colour, cropped and flipped at random in local training",
-    "celeba": "CelebA, 84 x 84 faces, smiling or not, by celebrity; LEAF's JSON with img_align_celeba",
+    "celeba": (
+        "CelebA, 84 x 84 faces, smiling or not, by celebrity; LEAF's JSON with img_align_celeba"
+    ),
     "shakespeare": "Shakespeare, the next character after 80, by role; LEAF's JSON",
 }
 
-# Clients, selected clients and local learning rate follow the name; LEAF's tasks have as many clients as its scripts
-# choose with --sf 0.05, and select 20 % of the writers and the celebrities.
+# Clients, selected clients and local learning rate follow the name; LEAF's tasks have as many
+# clients as its scripts choose with --sf 0.05, and select 20 % of the writers and the celebrities.
 _toy = partial(TaskSpec, local_steps=1, batch_size=None, metric="loss")
 _files = partial(TaskSpec, needs=("torch", "files"))
 _leaf = partial(TaskSpec, needs=("torch", "archive"), partition="natural", all_owners=True)
@@ -227,7 +254,16 @@ _fashion = _files(
 )
 for _spec in (
     _toy("toy", 3, 2, 0.05, make_quadratic_model, make=make_toy_task, rounds=50, threshold=1.18),
-    _toy("synthetic", 20, 10, 0.001, make_log_model, make=make_synthetic_task, rounds=2000, threshold=2.0),
+    _toy(
+        "synthetic",
+        20,
+        10,
+        0.001,
+        make_log_model,
+        make=make_synthetic_task,
+        rounds=2000,
+        threshold=2.0,
+    ),
     TaskSpec(
         *("digits", 100, 10, 0.8, partial(softmax_regression, 64, 10)),
         needs=("torch", "scikit-learn"),
@@ -248,7 +284,14 @@ for _spec in (
         threshold=0.875,  # measured with 4 seeds: fedavg needs 229 rounds (214 to 240)
     ),
     _fashion,
-    replace(_fashion, name="split-fashion-mnist", num_clients=109, sample_size=10, partition="split", alpha=0.5),
+    replace(
+        _fashion,
+        name="split-fashion-mnist",
+        num_clients=109,
+        sample_size=10,
+        partition="split",
+        alpha=0.5,
+    ),
     _leaf("femnist", 177, 35, 0.1, femnist_cnn, load=load_femnist, local_epochs=1, threshold=0.70),
     replace(
         _fashion,

@@ -1,13 +1,15 @@
 """The two tasks without data: the toy and the synthetic regression of DELTA, NeurIPS 2023.
 
-Toy (figures 3 and 5): F_1 = x^2 + y^2, F_2 = 4 (x - 1/2)^2 + y^2 / 2, F_3 = 3 x^2 + 3/2 (y - 2)^2 at (1, 1), where the
-gradients are (2, 2), (4, 1) and (6, -3): their mean is (4, 0), and plain averages of two of three go astray.
+Toy (figures 3 and 5): F_1 = x^2 + y^2, F_2 = 4 (x - 1/2)^2 + y^2 / 2, F_3 = 3 x^2 + 3/2 (y - 2)^2
+at (1, 1), where the gradients are (2, 2), (4, 1) and (6, -3): their mean is (4, 0), and plain
+averages of two of three go astray.
 
-Synthetic (figures 4, 11, 12, 13): y = log((A x - b)^2 / 2) with theta = (A, b). Client i holds 1000 samples x ~ N(0, 1)
-with the true y and adds nu s_i N(0, I) to each gradient; s_i is lognormal with mean 1 and coefficient of variation 0.5.
-The loss is the squared error. What the paper leaves open is decided here: the logarithm is singular at A x = b, so
-samples with |A x - b| < 0.1 are redrawn, and in that band the model's output is held at its value on the band's edge;
-the start is ``SYNTHETIC_START``.
+Synthetic (figures 4, 11, 12, 13): y = log((A x - b)^2 / 2) with theta = (A, b). Client i holds 1000
+samples x ~ N(0, 1) with the true y and adds nu s_i N(0, I) to each gradient; s_i is lognormal with
+mean 1 and coefficient of variation 0.5. The loss is the squared error. What the paper leaves open
+is decided here: the logarithm is singular at A x = b, so samples with |A x - b| < 0.1 are redrawn,
+and in that band the model's output is held at its value on the band's edge; the start is
+``SYNTHETIC_START``.
 """
 
 import math
@@ -38,7 +40,9 @@ SYNTHETIC_START = (1.0, 0.0)
 
 
 def make_quadratic_model() -> "torch.nn.Module":
-    """The model of the toy: parameters x and y; maps rows (B, 4) of coefficients to F_i(x, y), (B,)."""
+    """The model of the toy: parameters x and y; maps rows (B, 4) of coefficients to F_i(x, y),
+    (B,).
+    """
     from .modules import Quadratic
 
     return Quadratic(TOY_START)
@@ -50,9 +54,13 @@ def mean_output(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
 
 
 def make_toy_task(seed: int = 0, num_clients: int = len(QUADRATICS)) -> Task:
-    """The toy: three clients with one row of coefficients each, whatever the seed; the metric is the mean F_i."""
+    """The toy: three clients with one row of coefficients each, whatever the seed; the metric is
+    the mean F_i.
+    """
     if num_clients != len(QUADRATICS):
-        raise DeltaflError(f"the toy has {len(QUADRATICS)} clients, got num_clients = {num_clients}: leave it out")
+        raise DeltaflError(
+            f"the toy has {len(QUADRATICS)} clients, got num_clients = {num_clients}: leave it out"
+        )
     row = np.array(QUADRATICS, np.float32)
     zeros = np.zeros(len(row), np.float32)
     return Task(
@@ -68,14 +76,18 @@ def make_toy_task(seed: int = 0, num_clients: int = len(QUADRATICS)) -> Task:
 
 
 def make_log_model() -> "torch.nn.Module":
-    """The model of the synthetic task: parameters A and b; maps x (B, 1) to log((A x - b)^2 / 2), (B,)."""
+    """The model of the synthetic task: parameters A and b; maps x (B, 1) to log((A x - b)^2 /
+    2), (B,).
+    """
     from .modules import LogSquare
 
     return LogSquare(SYNTHETIC_START, BAND)
 
 
 def draw_client(seed: int, client: int, truth: tuple[float, float]) -> tuple[float, FloatArray]:
-    """The noise factor s_i and the samples x (1000,) of one client, whatever the number of clients."""
+    """The noise factor s_i and the samples x (1000,) of one client, whatever the number of
+    clients.
+    """
     rng = stream(seed, "data", client=client)
     log_variance = math.log(1 + NOISE_VARIATION**2)
     factor = float(rng.lognormal(-log_variance / 2, math.sqrt(log_variance)))
@@ -89,23 +101,29 @@ def draw_client(seed: int, client: int, truth: tuple[float, float]) -> tuple[flo
 def make_synthetic_task(
     seed: int, num_clients: int = 20, truth: tuple[float, float] = (8.0, 2.0), nu: float = 20.0
 ) -> Task:
-    """The synthetic task; its metric is the global loss on all samples, whose log10 the reports show.
+    """The synthetic task; its metric is the global loss on all samples, whose log10 the reports
+    show.
 
-    ``truth`` is (A, b) that makes the targets, ``nu`` the mean standard deviation of the noise on a gradient entry.
+    ``truth`` is (A, b) that makes the targets, ``nu`` the mean standard deviation of the noise on a
+    gradient entry.
 
     Raises:
         DeltaflError: If a number is out of range.
     """
     if not (num_clients >= 1 and nu >= 0 and truth[0] != 0 and np.isfinite(truth).all()):
         raise DeltaflError(
-            f"synthetic got {num_clients} clients, nu = {nu} and truth (A, b) = {truth}; it needs 1 client or more, "
+            f"synthetic got {num_clients} clients, nu = {nu} and truth (A, b) = {truth}; it needs "
+            "1 client or more, "
             "nu >= 0, and A and b finite, A not 0"
         )
     a, b = truth
     kept = sum(math.erfc((BAND + side * b) / abs(a) / math.sqrt(2)) / 2 for side in (-1, 1))
     if kept < 0.01:
-        raise DeltaflError(f"truth is {truth}: A x - b is nearly always within {BAND} of 0; write a larger A")
-    held, ram = num_clients * SAMPLES_PER_CLIENT * BYTES_PER_SAMPLE, free_ram()
+        raise DeltaflError(
+            f"truth is {truth}: A x - b is nearly always within {BAND} of 0; write a larger A"
+        )
+    held = num_clients * SAMPLES_PER_CLIENT * BYTES_PER_SAMPLE
+    ram = free_ram()
     if ram is not None and held > ram:
         room = f"take about {human(held)} of RAM and {human(ram)} are free"
         raise DeltaflError(f"{num_clients:,} synthetic clients {room}: lower 'clients'")
@@ -115,7 +133,9 @@ def make_synthetic_task(
     column = x.astype(np.float32)[:, np.newaxis]
     return Task(
         name="synthetic",
-        dataset=Dataset("synthetic", train_x=column, train_y=y, test_x=column, test_y=y, num_classes=0),
+        dataset=Dataset(
+            "synthetic", train_x=column, train_y=y, test_x=column, test_y=y, num_classes=0
+        ),
         client_rows=np.split(np.arange(len(x)), num_clients),
         make_model=make_log_model,
         loss=squared_error,

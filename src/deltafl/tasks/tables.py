@@ -1,8 +1,10 @@
-"""Your own examples as a task: a table file, a pandas data frame, or a Hugging Face ``datasets`` object.
+"""Your own examples as a task: a table file, a pandas data frame, or a Hugging Face ``datasets``
+object.
 
-A table has one row an example: columns of numbers, a label, and the client that holds it unless a partition deals
-the rows. pandas reads it; CSV files have a header, and in NPZ files every array is a column (N,), or several (N, k).
-The package ``datasets`` is not imported: whatever has ``column_names`` and gives a column by its name will do.
+A table has one row an example: columns of numbers, a label, and the client that holds it unless a
+partition deals the rows. pandas reads it; CSV files have a header, and in NPZ files every array is
+a column (N,), or several (N, k). The package ``datasets`` is not imported: whatever has
+``column_names`` and gives a column by its name will do.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -32,7 +34,8 @@ LARGEST = np.finfo(np.float32).max
 
 TaskType = Literal["classification", "regression"]
 
-#: A label of more different numbers than this may be a class or a target: ``task_type`` has to say which.
+#: A label of more different numbers than this may be a class or a target: ``task_type`` has to say
+#: which.
 MOST_CLASSES = 20
 
 #: The column that says who holds a row, unless another one is named.
@@ -58,31 +61,39 @@ def table_task(
 ) -> Task:
     """Make a task of a table: classification by cross-entropy, or regression by the squared error.
 
-    Of a client's n rows, round(test_share n) are in the test set, drawn by ``stream(seed, "partition")``; the others
-    are its own. A client always keeps one row, so that one with a single row is fine. Where a partition deals the rows,
-    round(test_share N) of all N are in the test set.
+    Of a client's n rows, round(test_share n) are in the test set, drawn by
+    ``stream(seed, "partition")``; the others are its own. A client always keeps one row, so that
+    one with a single row is fine. Where a partition deals the rows, round(test_share N) of all N
+    are in the test set.
 
     Args:
         table: A ``.csv``, ``.npz`` or ``.parquet`` file, or a data frame.
-        label: Column of the class, whole numbers or words that become 0, 1, ... in sorted order; or of the target.
-        column: Column of the client that holds the row, likewise; ``"client"`` if there is no partition either.
+        label: Column of the class, whole numbers or words that become 0, 1, ... in sorted order; or
+            of the target.
+        column: Column of the client that holds the row, likewise; ``"client"`` if there is no
+            partition either.
         seed: Fixes the test set and the partition.
-        task_type: Whether the label is a class or a number to predict. If None, words and up to 20 different whole
-            numbers are classes, and any other label is an error that asks for it.
-        partition: One of ``PARTITIONS``, which deals the rows; a column ``"client"`` is then left out.
-        clients: The number of clients of a partition. Of more owners in a column, so many are drawn.
+        task_type: Whether the label is a class or a number to predict. If None, words and up to 20
+            different whole numbers are classes, and any other label is an error that asks for it.
+        partition: One of ``PARTITIONS``, which deals the rows; a column ``"client"`` is then left
+            out.
+        clients: The number of clients of a partition. Of more owners in a column, so many are
+            drawn.
         alpha: Concentration of a Dirichlet partition.
-        model: ``model(in_features, outputs)`` makes the model; a function or a class at the top of a module.
+        model: ``model(in_features, outputs)`` makes the model; a function or a class at the top of
+            a module.
         test_share: Share of the rows in the test set, in (0, 1).
-        standardize: Subtract the mean of each feature and divide by its standard deviation, both of the training rows
-            of all clients together. A real federation would have to agree on these two numbers a feature first.
-            A target of regression is standardized by all rows, so that the loss of its mean is about 1.
+        standardize: Subtract the mean of each feature and divide by its standard deviation, both of
+            the training rows of all clients together. A real federation would have to agree on
+            these two numbers a feature first. A target of regression is standardized by all rows,
+            so that the loss of its mean is about 1.
 
     Returns:
         A task with float32 features in the order of the table.
 
     Raises:
-        DeltaflError: If the table cannot be read or used; a row is counted from 1, without the header.
+        DeltaflError: If the table cannot be read or used; a row is counted from 1, without the
+            header.
         MissingExtraError: Without pandas; for Parquet without pyarrow.
 
     Example: ``table_task(frame, "species", partition="dirichlet", alpha=0.3, clients=20)``
@@ -95,15 +106,22 @@ def table_task(
     how, owner = _who(name, frame, column, partition, clients)
     features = frame.drop(columns=[label, owner or OWNER], errors="ignore")
     if label == owner or features.empty:
-        raise DeltaflError(f"{name} needs one row and a column of numbers besides the label and the client")
+        raise DeltaflError(
+            f"{name} needs one row and a column of numbers besides the label and the client"
+        )
     owner_e = codes(frame[owner])[0] if owner else np.zeros(len(frame), np.int64)
     y, num_classes, unit = _targets(frame[label], task_type, standardize)
-    encode = "; encode words first, as pandas.get_dummies(table, columns=[{!r}]) does, or drop the column"
+    encode = (
+        "; encode words first, as pandas.get_dummies(table, columns=[{!r}]) does, or drop "
+        "the "
+        "column"
+    )
     x = np.column_stack([_numbers(features[each], encode.format(each)) for each in features])
     test = _test_rows(owner_e, seed, test_share)
     if not test.any():
         raise DeltaflError(
-            f"{name}: no client has enough rows for a test share of {test_share:g}; call table_task with a larger "
+            f"{name}: no client has enough rows for a test share of {test_share:g}; call "
+            "table_task with a larger "
             "test_share in a file of your own, or name a column of clients with more rows"
         )
     if standardize:
@@ -115,7 +133,9 @@ def table_task(
     return Task(
         name=Path(name).stem,
         dataset=dataset,
-        client_rows=make_partition(how, dataset, clients, alpha, stream(seed, "partition", round=1), owner),
+        client_rows=make_partition(
+            how, dataset, clients, alpha, stream(seed, "partition", round=1), owner
+        ),
         **_learning(num_classes, model, x.shape[1]),
     )
 
@@ -137,12 +157,13 @@ def from_huggingface(
     """Make a task of a Hugging Face ``Dataset`` or ``DatasetDict``.
 
     Args:
-        data: A ``DatasetDict`` with ``train`` and ``test``, or one with ``train`` alone, or a ``Dataset``. Without a
-            test set the 5th, 15th, 25th, ... row of each client is for the test, of all rows with a partition.
+        data: A ``DatasetDict`` with ``train`` and ``test``, or one with ``train`` alone, or a
+            ``Dataset``. Without a test set the 5th, 15th, 25th, ... row of each client is for the
+            test, of all rows with a partition.
         label: Column of the class or the target, as in ``table_task``; a ``ClassLabel`` is a class.
         column: Column of the client that holds the row. Test rows of others belong to no client.
-        inputs: Column of pictures of one size, which become uint8 (N, channels, height, width), or of lists of numbers;
-            the only other column if None.
+        inputs: Column of pictures of one size, which become uint8 (N, channels, height, width), or
+            of lists of numbers; the only other column if None.
         name: The name of the data in reports.
         make_model: Makes the model; softmax or linear regression if None.
         seed: Fixes the partition.
@@ -169,7 +190,8 @@ def from_huggingface(
     if inputs is None and len(others) != 1:
         raise DeltaflError(
             f"{name}: inputs must name one of its columns; {_listed('inputs', others)}: write "
-            f"from_huggingface(data, inputs={others[0] if others else 'image'!r}, ...); for several columns of numbers "
+            f"from_huggingface(data, inputs={others[0] if others else 'image'!r}, ...); for "
+            "several columns of numbers "
             "make a task of its data frame: table_task(data.to_pandas(), ...)"
         )
     inputs = inputs or others[0]
@@ -179,17 +201,28 @@ def from_huggingface(
         if missing is not None:
             raise _no_column(f"{where} ({type(part).__name__})", missing, columns)
     x = [_inputs(where, inputs, part[inputs]) for where, part in used.items()]
-    keys = [pd.DataFrame({key: list(part[key]) for key in (label, owner) if key}) for part in used.values()]
+    keys = [
+        pd.DataFrame({key: list(part[key]) for key in (label, owner) if key})
+        for part in used.values()
+    ]
     both = pd.concat(keys, keys=used)
     if hasattr((getattr(parts["train"], "features", None) or {}).get(label), "names"):
         task_type = task_type or "classification"
-        _require_all(both[label], (both[label] != -1).to_numpy(), "a class; -1 is an example without one: drop the row")
+        _require_all(
+            both[label],
+            (both[label] != -1).to_numpy(),
+            "a class; -1 is an example without one: drop the row",
+        )
     y_e, num_classes, unit = _targets(both[label], task_type, standardize=True)
     code_e = codes(both[owner])[0] if owner else np.zeros(len(both), np.int64)
-    (y, test_y), (owner_e, test_owner_e) = (np.split(each_e, [len(x[0])]) for each_e in (y_e, code_e))
+    (y, test_y), (owner_e, test_owner_e) = (
+        np.split(each_e, [len(x[0])]) for each_e in (y_e, code_e)
+    )
     test_x = x[1] if len(x) == 2 else x[0][:0]
     by = owner or "row"
-    dataset = Dataset(name + unit, x[0], y, test_x, test_y, num_classes, {by: owner_e}, {by: test_owner_e})
+    dataset = Dataset(
+        name + unit, x[0], y, test_x, test_y, num_classes, {by: owner_e}, {by: test_owner_e}
+    )
     if len(x) == 1:
         dataset = hold_out_by_owner(dataset, by, owner_e)
     rows = make_partition(how, dataset, clients, alpha, stream(seed, "partition", round=1), owner)
@@ -199,38 +232,54 @@ def from_huggingface(
         dataset=dataset,
         client_rows=rows,
         **(learning if make_model is None else learning | {"make_model": make_model}),
-        test_clients=clients_of(dataset.columns[by], rows, dataset.test_columns[by]) if owner else None,
+        test_clients=clients_of(dataset.columns[by], rows, dataset.test_columns[by])
+        if owner
+        else None,
     )
 
 
 def _who(
-    where: str, columns: Iterable[str], column: str | None, partition: str | None, clients: int | None
+    where: str,
+    columns: Iterable[str],
+    column: str | None,
+    partition: str | None,
+    clients: int | None,
 ) -> tuple[str, str | None]:
     """The partition, and the column of owners if it uses one."""
-    how, names = partition or "natural", list(columns)
+    how = partition or "natural"
+    names = list(columns)
     dealt = find_partition(how)
     if not dealt.uses_column:
         if column is not None:
             raise DeltaflError(
-                f"partition {how!r} deals the rows, and column {column!r} says who holds them: leave one of them out"
+                f"partition {how!r} deals the rows, and column {column!r} says who holds them: "
+                "leave one of them out"
             )
         if clients is None:
-            raise DeltaflError(f"partition {how!r} needs the number of clients: write clients=20, or --clients 20")
+            raise DeltaflError(
+                f"partition {how!r} needs the number of clients: write clients=20, or --clients 20"
+            )
         return how, None
     owner = dealt.column or column or OWNER
     if column not in {None, owner}:
-        raise DeltaflError(f"partition {how!r} uses the column {owner!r}, not {column!r}: leave one of them out")
+        raise DeltaflError(
+            f"partition {how!r} uses the column {owner!r}, not {column!r}: leave one of them out"
+        )
     if column is None and partition is None and owner not in names:
         raise DeltaflError(
-            f"{where} has no column {OWNER!r} that says who holds a row: name another one (column, --column), or let "
-            f"a partition deal the rows (partition and clients, --partition iid --clients 20); {_listed(OWNER, names)}"
+            f"{where} has no column {OWNER!r} that says who holds a row: name another one (column, "
+            "--column), or let "
+            "a partition deal the rows (partition and clients, --partition iid --clients 20); "
+            f"{_listed(OWNER, names)}"
         )
     if owner not in names:
         raise _no_column(where, owner, names)
     return how, owner
 
 
-def _no_column(where: str, name: str, columns: Iterable[str], setting: str = "column") -> DeltaflError:
+def _no_column(
+    where: str, name: str, columns: Iterable[str], setting: str = "column"
+) -> DeltaflError:
     """The error for a column that is not there; the others are listed, the nearest first."""
     names = list(columns)
     near = get_close_matches(name, names, n=1, cutoff=0.6)
@@ -241,25 +290,37 @@ def _no_column(where: str, name: str, columns: Iterable[str], setting: str = "co
 def _listed(name: str, columns: list[str]) -> str:
     """The columns, those with the nearest names first."""
     more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
-    return f"its columns are {', '.join(get_close_matches(name, columns, n=SHOWN, cutoff=0.0)) or 'none'}{more}"
+    return (
+        "its columns are "
+        f"{', '.join(get_close_matches(name, columns, n=SHOWN, cutoff=0.0)) or 'none'}{more}"
+    )
 
 
 def _targets(
     values: "pd.Series[Any]", task_type: TaskType | None, standardize: bool
 ) -> tuple[npt.NDArray[Any], int, str]:
-    """Classes 0, 1, ... and their number, or float32 targets and 0; and what to add to the name of the data."""
+    """Classes 0, 1, ... and their number, or float32 targets and 0; and what to add to the name
+    of the data.
+    """
     source = values.index[0][0]
     if task_type not in (None, *get_args(TaskType)):
-        raise DeltaflError(f"task_type is {task_type!r}; it must be {' or '.join(map(repr, get_args(TaskType)))}")
+        raise DeltaflError(
+            f"task_type is {task_type!r}; it must be {' or '.join(map(repr, get_args(TaskType)))}"
+        )
     if (task_type or _task_type(values)) == "classification":
         y, num_classes = codes(values)
         if num_classes < 2:
-            raise DeltaflError(f"{source}: column {values.name!r} holds a single class; two are needed")
+            raise DeltaflError(
+                f"{source}: column {values.name!r} holds a single class; two are needed"
+            )
         return y, num_classes, ""
     target = _numbers(values)
-    mean, scale = float(target.mean()), float(target.std())
+    mean = float(target.mean())
+    scale = float(target.std())
     if scale == 0:
-        raise DeltaflError(f"{source}: column {values.name!r} holds a single number; there is nothing to predict")
+        raise DeltaflError(
+            f"{source}: column {values.name!r} holds a single number; there is nothing to predict"
+        )
     if not standardize:
         return target.astype(np.float32), 0, ""
     unit = f", {values.name!r} standardized by mean {mean:.4g} and standard deviation {scale:.4g}"
@@ -273,32 +334,49 @@ def _task_type(values: "pd.Series[Any]") -> TaskType:
     number = pd.to_numeric(_plain(values), errors="coerce")
     if isinstance(values.dtype, pd.CategoricalDtype) or (number.isna() & values.notna()).any():
         return "classification"
-    known, count = number.dropna().to_numpy(np.float64), number.nunique()
+    known = number.dropna().to_numpy(np.float64)
+    count = number.nunique()
     fractions = known[known % 1 != 0]
     if count <= MOST_CLASSES and len(fractions) == 0:
         return "classification"
-    held = f"fractions such as {fractions[0]:g}" if len(fractions) else f"{count} different whole numbers"
+    held = (
+        f"fractions such as {fractions[0]:g}"
+        if len(fractions)
+        else f"{count} different whole numbers"
+    )
     raise DeltaflError(
-        f"{values.index[0][0]}: column {values.name!r} holds {held}: write task_type = regression (--task-type "
-        f"regression) to predict the number; up to {MOST_CLASSES} whole numbers, or words, are classes, and more are "
+        f"{values.index[0][0]}: column {values.name!r} holds {held}: write task_type = regression "
+        "(--task-type "
+        f"regression) to predict the number; up to {MOST_CLASSES} whole numbers, or words, are "
+        "classes, and more are "
         "with task_type = classification"
     )
 
 
-def _learning(num_classes: int, model: "Callable[[int, int], torch.nn.Module]", in_features: int) -> dict[str, Any]:
+def _learning(
+    num_classes: int, model: "Callable[[int, int], torch.nn.Module]", in_features: int
+) -> dict[str, Any]:
     """Model, loss and metric of a task."""
     if num_classes > 0:
         return {"make_model": partial(model, in_features, num_classes), "loss": cross_entropy}
-    return {"make_model": partial(one_output, model, in_features), "loss": squared_error, "metric": "loss"}
+    return {
+        "make_model": partial(one_output, model, in_features),
+        "loss": squared_error,
+        "metric": "loss",
+    }
 
 
 def codes(values: "pd.Series[Any]") -> tuple[IntArray, int]:
-    """Whole numbers (texts, too) or words as 0, 1, ... in sorted order; and how many different ones there are."""
+    """Whole numbers (texts, too) or words as 0, 1, ... in sorted order; and how many different
+    ones there are.
+    """
     good_e = ~values.isna().to_numpy()
     if values.dtype.kind == "f":
         good_e &= values.to_numpy(np.float64, na_value=np.nan) % 1 == 0
     elif values.dtype.kind not in "biu":
-        good_e &= values.map(lambda value: isinstance(value, str | int) and str(value).strip() != "").to_numpy(np.bool_)
+        good_e &= values.map(
+            lambda value: isinstance(value, str | int) and str(value).strip() != ""
+        ).to_numpy(np.bool_)
     _require_all(values, good_e, "a whole number or a word")
     if values.dtype.kind not in "biuf":
         values = values.astype(str).str.strip()
@@ -319,7 +397,9 @@ def _test_rows(owner: IntArray, seed: int, share: float) -> BoolArray:
 def _numbers(values: "pd.Series[Any]", cure: str = "") -> FloatArray:
     import pandas as pd
 
-    number: FloatArray = pd.to_numeric(_plain(values), errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    number: FloatArray = pd.to_numeric(_plain(values), errors="coerce").to_numpy(
+        np.float64, na_value=np.nan
+    )
     _require_all(values, values.notna().to_numpy(), "a real number")
     _require_all(values, np.abs(number) <= LARGEST, "a real number in the range of float32", cure)
     return number
@@ -337,8 +417,14 @@ def _require_all(values: "pd.Series[Any]", good_e: Any, needed: str, cure: str =
         source, row = values.index[bad]
         held = shown(values.tolist()[bad])
         if values.isna().iloc[bad]:
-            cure = "; a missing value (in CSV files an empty cell, NA, None, null, ...): fill it in, or drop the row"
-        raise DeltaflError(f"{source}: row {row + 1}, column {values.name!r} holds {held}; it must be {needed}{cure}")
+            cure = (
+                "; a missing value (in CSV files an empty cell, NA, None, null, ...): fill it "
+                "in, or drop the row"
+            )
+        raise DeltaflError(
+            f"{source}: row {row + 1}, column {values.name!r} holds {held}; it must be "
+            f"{needed}{cure}"
+        )
 
 
 def _inputs(where: str, column: str, values: Any) -> npt.NDArray[Any]:
@@ -350,7 +436,8 @@ def _inputs(where: str, column: str, values: Any) -> npt.NDArray[Any]:
         good = False
     if not good:
         raise DeltaflError(
-            f"{where}: column {column!r} needs pictures of one size and mode, or lists of numbers of one length; "
+            f"{where}: column {column!r} needs pictures of one size and mode, or lists of numbers "
+            "of one length; "
             f"data.cast_column({column!r}, datasets.Image(mode='RGB')) gives pictures one mode"
         )
     if x.ndim < 3:

@@ -1,4 +1,6 @@
-"""A cohort trained at once equals the serial reference; dense models on a CPU have the same bits in any cohort."""
+"""A cohort trained at once equals the serial reference; dense models on a CPU have the same bits
+in any cohort.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -39,7 +41,9 @@ BATCHED = Computation(engine="batched")
 
 def assert_equal_to_twins(engine: Engine, work: LocalWork) -> Training:
     clients = np.arange(engine.task.num_clients)
-    own = engine.train(engine.initial_params(), 2, clients, drift_of(engine.num_params, work), squares=True)
+    own = engine.train(
+        engine.initial_params(), 2, clients, drift_of(engine.num_params, work), squares=True
+    )
     for client, result in enumerate(results_of(own)):
         assert_near(result, twin_of(engine, work, client), 1e-4)
     return own
@@ -52,8 +56,11 @@ def test_a_batch_equals_the_serial_reference(name: str, work: LocalWork, device:
     engine = Engine(task_of(name), work, 0, how=BATCHED._replace(device=device))
     assert engine.route.path == "batched"
     own = assert_equal_to_twins(engine, work)
-    params_d, drift_d = engine.initial_params(), drift_of(engine.num_params, work)
-    np.testing.assert_equal(own, engine.train(params_d, 2, np.arange(len(SIZES)), drift_d, squares=True))
+    params_d = engine.initial_params()
+    drift_d = drift_of(engine.num_params, work)
+    np.testing.assert_equal(
+        own, engine.train(params_d, 2, np.arange(len(SIZES)), drift_d, squares=True)
+    )
     assert engine.evaluate(params_d) == pytest.approx(
         Engine(engine.task, work, 0).evaluate(params_d), nan_ok=True, rel=1e-5
     )
@@ -61,7 +68,8 @@ def test_a_batch_equals_the_serial_reference(name: str, work: LocalWork, device:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_noise_is_that_of_the_reference(device: str) -> None:
-    work, how = LocalWork(lr=0.001, steps=5, batch_size=32), BATCHED._replace(device=device)
+    work = LocalWork(lr=0.001, steps=5, batch_size=32)
+    how = BATCHED._replace(device=device)
     assert_equal_to_twins(Engine(make_synthetic_task(0, num_clients=5), work, 0, how=how), work)
     some_m = np.array([0.0, 0.1, 0.0, 0.2, 0.0, 0.3])
     some = Engine(task_of("two-layer cnn", gradient_noise_m=some_m), WORKS["epochs"], 0, how=how)
@@ -70,10 +78,14 @@ def test_noise_is_that_of_the_reference(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_augmentation_is_that_of_the_reference(device: str) -> None:
-    work, task, how = WORKS["epochs"], task_of("resnet", augment=crop_and_flip), BATCHED._replace(device=device)
+    work = WORKS["epochs"]
+    task = task_of("resnet", augment=crop_and_flip)
+    how = BATCHED._replace(device=device)
     varied = assert_equal_to_twins(Engine(task, work, 0, how=how), work)
     plain = Engine(replace(task, augment=None), work, 0, how=how)
-    assert not np.allclose(varied.update_nd, plain.train(plain.initial_params(), 2, np.arange(6)).update_nd)
+    assert not np.allclose(
+        varied.update_nd, plain.train(plain.initial_params(), 2, np.arange(6)).update_nd
+    )
 
 
 @pytest.mark.parametrize("name", ["two-layer cnn", "mlp"])
@@ -88,14 +100,19 @@ def test_a_diverging_client_leaves_the_others_alone(name: str) -> None:
     )
     finite_n = np.isfinite(own.update_nd).all(axis=1)
     assert finite_n.tolist() == [True, True, False, True, True, True]
-    np.testing.assert_allclose(own.update_nd[finite_n], whole.update_nd[finite_n], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        own.update_nd[finite_n], whole.update_nd[finite_n], rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "least", "most"), [("mlp", 5e-4, 0.01), ("two-layer cnn", 0.002, 0.3), ("four-layer cnn", 0.005, 0.3)]
+    ("name", "least", "most"),
+    [("mlp", 5e-4, 0.01), ("two-layer cnn", 0.002, 0.3), ("four-layer cnn", 0.005, 0.3)],
 )
 def test_bfloat16_is_near_and_not_equal(name: str, least: float, most: float) -> None:
-    """One step is -lr times the gradient. A rounding costs 2^-9; in a max-pool it also makes other winners."""
+    """One step is -lr times the gradient. A rounding costs 2^-9; in a max-pool it also makes
+    other winners.
+    """
     work = LocalWork(lr=0.05, steps=1, batch_size=8)
     exact = Engine(task_of(name), work, 0)
     rough = Engine(task_of(name), work, 0, how=Computation(precision="bfloat16"))
@@ -105,14 +122,19 @@ def test_bfloat16_is_near_and_not_equal(name: str, least: float, most: float) ->
     found_nd = rough.train(params_d, 0, np.arange(6)).update_nd
     assert found_nd.dtype == np.float32
     assert least < np.linalg.norm(found_nd - update_nd) / np.linalg.norm(update_nd) < most
-    assert rough.evaluate(params_d).loss == pytest.approx(exact.evaluate(params_d).loss, rel=1e-6)  # in float32
+    assert rough.evaluate(params_d).loss == pytest.approx(
+        exact.evaluate(params_d).loss, rel=1e-6
+    )  # in float32
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", [*MODELS, "serial"])
 def test_the_loop_runs_on_every_device(device: str, name: str) -> None:
-    work, noise_m = WORKS["everything"], np.linspace(0, 0.1, 6)
-    serial = {"make_model": lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.0), nn.Linear(256, CLASSES))}
+    work = WORKS["everything"]
+    noise_m = np.linspace(0, 0.1, 6)
+    serial = {
+        "make_model": lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.0), nn.Linear(256, CLASSES))
+    }
     model = {} if name in MODELS else serial
     task = task_of(name if name in MODELS else "two-layer cnn", gradient_noise_m=noise_m, **model)
     assert_equal_to_twins(Engine(task, work, 0, how=Computation(device, engine="loop")), work)
@@ -120,7 +142,9 @@ def test_the_loop_runs_on_every_device(device: str, name: str) -> None:
 
 def tanh_net(features: int, hidden: list[int], classes: int) -> nn.Module:
     last = nn.Linear(6, classes)
-    return nn.Sequential(nn.Flatten(), nn.Linear(features, 6, bias=False), nn.Tanh(), last, nn.Sigmoid())
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(features, 6, bias=False), nn.Tanh(), last, nn.Sigmoid()
+    )
 
 
 DENSE_WORKS = [
@@ -163,7 +187,11 @@ def test_dense_models_equal_the_reference_with_the_same_bits_in_any_cohort(
     params_d: Params = parameters_to_vector(model.parameters()).detach().numpy().copy()
     drift_d = drift_of(len(params_d), work)
     trainer = BatchedTrainer(
-        model, cross_entropy, work, padded_width(rows, work.batch_size), lambda own: (x[own], y[own])
+        model,
+        cross_entropy,
+        work,
+        padded_width(rows, work.batch_size),
+        lambda own: (x[own], y[own]),
     )
 
     def job_of(client: int) -> LocalJob:
@@ -171,7 +199,9 @@ def test_dense_models_equal_the_reference_with_the_same_bits_in_any_cohort(
         return LocalJob(rows[client], rng, noise_of(rng, 0.1 if client % 2 else 0.0))
 
     def trained(clients: Sequence[int]) -> list[LocalResult]:
-        return trainer.train([job_of(client) for client in clients], params_d, drift_d, squares=True)
+        return trainer.train(
+            [job_of(client) for client in clients], params_d, drift_d, squares=True
+        )
 
     everyone = trained(range(12))
     np.testing.assert_equal(trained(chosen), [everyone[client] for client in chosen])

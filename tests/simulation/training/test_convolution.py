@@ -12,10 +12,15 @@ from deltafl.simulation.training.convolution import conv2d
 
 
 def gradients_of(forward: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The output for double copies of the inputs, and the derivatives of its squared norm by them."""
+    """The output for double copies of the inputs, and the derivatives of its squared norm by
+    them.
+    """
     own = [value.double().requires_grad_() for value in inputs]
     output = forward(*own)
-    return [output, *torch.autograd.grad(output.square().sum(), own, allow_unused=True, materialize_grads=True)]
+    return [
+        output,
+        *torch.autograd.grad(output.square().sum(), own, allow_unused=True, materialize_grads=True),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +53,10 @@ def test_cohorts_are_the_same_with_products(name: str) -> None:
     params = [torch.randn((3, *param.shape), generator=rng) for param in model.parameters()]
     x = torch.randn((3, 7, *shape), generator=rng)
     found = [
-        gradients_of(lambda x, *own, products=products: vectorized_forward(model, products)(own, x), [x, *params])
+        gradients_of(
+            lambda x, *own, products=products: vectorized_forward(model, products)(own, x),
+            [x, *params],
+        )
         for products in (False, True)
     ]
     torch.testing.assert_close(found[1], found[0])

@@ -1,4 +1,6 @@
-"""One client: the serial reference against gradients by hand, the fast path against the reference."""
+"""One client: the serial reference against gradients by hand, the fast path against the
+reference.
+"""
 
 import copy
 import ctypes.util
@@ -46,14 +48,28 @@ def softmax_net() -> nn.Module:
 
 def cnn() -> nn.Module:
     first = [nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU()]
-    return nn.Sequential(*first, nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, NUM_CLASSES))
+    return nn.Sequential(
+        *first, nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, NUM_CLASSES)
+    )
 
 
 def odd_cnn() -> nn.Module:
-    """Pads, strides and overlapping pools: all that the tiled layout must agree about with the twin."""
-    first = [nn.Conv2d(1, 5, 3, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True)]
-    second = [nn.Conv2d(5, 6, 3, padding="same"), nn.ReLU(), nn.Conv2d(6, 7, 2, stride=2, dilation=2)]
-    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(63, 8), nn.ReLU(), nn.Linear(8, NUM_CLASSES))
+    """Pads, strides and overlapping pools: all that the tiled layout must agree about with the
+    twin.
+    """
+    first = [
+        nn.Conv2d(1, 5, 3, padding=1, bias=False),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True),
+    ]
+    second = [
+        nn.Conv2d(5, 6, 3, padding="same"),
+        nn.ReLU(),
+        nn.Conv2d(6, 7, 2, stride=2, dilation=2),
+    ]
+    return nn.Sequential(
+        *first, *second, nn.Flatten(), nn.Linear(63, 8), nn.ReLU(), nn.Linear(8, NUM_CLASSES)
+    )
 
 
 def group_norm_cnn() -> nn.Module:
@@ -101,10 +117,12 @@ def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def test_fast_equals_the_reference(make: Callable[[], nn.Module], work: LocalWork) -> None:
     x, y = examples(21)
     model, params_d = seeded(make)
-    fast, serial = FastTrainer(model, cross_entropy).train, functools.partial(train_serial, model, cross_entropy)
+    fast = FastTrainer(model, cross_entropy).train
+    serial = functools.partial(train_serial, model, cross_entropy)
 
     def trained(train: Callable[..., LocalResult], deviation: float) -> LocalResult:
-        rng, drift_d = stream(0, "batches"), drift_of(len(params_d), work)
+        rng = stream(0, "batches")
+        drift_d = drift_of(len(params_d), work)
         return train(x, y, params_d, work, rng, noise_of(rng, deviation), drift_d, squares=True)
 
     for deviation in (0.0, 0.1):
@@ -112,17 +130,28 @@ def test_fast_equals_the_reference(make: Callable[[], nn.Module], work: LocalWor
 
 
 def softmax_by_hand(
-    x: FloatArray, y: IntArray, start: FloatArray, work: LocalWork, rng: np.random.Generator, drift: FloatArray
+    x: FloatArray,
+    y: IntArray,
+    start: FloatArray,
+    work: LocalWork,
+    rng: np.random.Generator,
+    drift: FloatArray,
 ) -> tuple[FloatArray, float, float, float]:
-    """Softmax regression in float64 with the gradient written out; keeps all gradients for the variance.
+    """Softmax regression in float64 with the gradient written out; keeps all gradients for the
+    variance.
 
-    With mime as it is printed: x <- x - lr ((1 - beta) direction + beta v), v = -drift / (beta lr K).
+    With mime as it is printed: x <- x - lr ((1 - beta) direction + beta v), v = -drift / (beta lr
+    K).
     """
-    current, velocity, gradients, losses = start.copy(), np.zeros_like(start), [], []
+    current = start.copy()
+    velocity = np.zeros_like(start)
+    gradients = []
+    losses = []
     batches = minibatches(len(x), work, rng)
     server_momentum = -drift / (max(work.mime, 1e-9) * work.lr * len(batches))
     for rows in batches:
-        weight, bias = current[:-NUM_CLASSES].reshape(NUM_CLASSES, -1), current[-NUM_CLASSES:]
+        weight = current[:-NUM_CLASSES].reshape(NUM_CLASSES, -1)
+        bias = current[-NUM_CLASSES:]
         logits = x[rows] @ weight.T + bias
         share = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
         losses.append(-np.log(share[np.arange(len(rows)), y[rows]]))
@@ -132,16 +161,34 @@ def softmax_by_hand(
         current = current - work.lr * ((1 - work.mime) * velocity + work.mime * server_momentum)
     variance = ((1 - work.mime) * work.lr) ** 2 * np.array(gradients).var(axis=0).sum()
     square = np.mean([(loss_b**2).mean() for loss_b in losses])
-    return current - start, float(np.mean([loss_b.mean() for loss_b in losses])), float(square), float(variance)
+    return (
+        current - start,
+        float(np.mean([loss_b.mean() for loss_b in losses])),
+        float(square),
+        float(variance),
+    )
 
 
 @pytest.mark.parametrize("name", ["epochs, short last batch", "both", "mime", "everything"])
 def test_the_reference_equals_gradients_written_by_hand(name: str) -> None:
     x, y = examples(21)
     model, params_d = seeded(softmax_net)
-    work, drift_d = WORKS[name], drift_of(len(params_d), WORKS[name])
-    result = train_serial(model, cross_entropy, x, y, params_d, work, stream(0, "batches"), None, drift_d, squares=True)
-    wide_x, wide_d = x.numpy().reshape(21, -1).astype(np.float64), params_d.astype(np.float64)
+    work = WORKS[name]
+    drift_d = drift_of(len(params_d), WORKS[name])
+    result = train_serial(
+        model,
+        cross_entropy,
+        x,
+        y,
+        params_d,
+        work,
+        stream(0, "batches"),
+        None,
+        drift_d,
+        squares=True,
+    )
+    wide_x = x.numpy().reshape(21, -1).astype(np.float64)
+    wide_d = params_d.astype(np.float64)
     wide_drift_d = np.zeros(len(params_d)) if drift_d is None else drift_d.astype(np.float64)
     hand = softmax_by_hand(wide_x, y.numpy(), wide_d, work, stream(0, "batches"), wide_drift_d)
     update, loss, square, variance = hand
@@ -153,26 +200,39 @@ def test_the_reference_equals_gradients_written_by_hand(name: str) -> None:
 
 
 def test_without_momentum_the_noise_adds_its_variance_to_a_step() -> None:
-    """With one gradient for all steps (whole data, tiny lr) E step_variance = lr^2 nu^2 d (1 - 1/K)."""
+    """With one gradient for all steps (whole data, tiny lr) E step_variance = lr^2 nu^2 d (1 -
+    1/K).
+    """
     x, y = examples(20)
     model, params_d = seeded(softmax_net)
-    work, nu, d = LocalWork(lr=1e-4, steps=200, batch_size=None), 5.0, len(params_d)
+    work = LocalWork(lr=1e-4, steps=200, batch_size=None)
+    nu = 5.0
+    d = len(params_d)
     rng = stream(0, "batches")
     result = FastTrainer(model, cross_entropy).train(x, y, params_d, work, rng, noise_of(rng, nu))
     expected = work.lr**2 * nu**2 * d * (1 - 1 / 200)
-    # The sum of d (K - 1) squared normals has relative standard deviation sqrt(2 / (d (K - 1))) = 0.5 %.
+    # The sum of d (K - 1) squared normals has relative standard deviation sqrt(2 / (d (K - 1))) =
+    # 0.5 %.
     assert result.step_variance == pytest.approx(expected, rel=0.025)
 
 
 @pytest.mark.parametrize("make", [softmax_net, cnn])
-def test_a_client_does_not_depend_on_the_one_before_and_changes_nothing(make: Callable[[], nn.Module]) -> None:
+def test_a_client_does_not_depend_on_the_one_before_and_changes_nothing(
+    make: Callable[[], nn.Module],
+) -> None:
     model, params_d = seeded(make)
-    before, kept_d = copy.deepcopy(model.state_dict()), params_d.copy()
-    trainer, work = FastTrainer(model, cross_entropy), WORKS["both"]
+    before = copy.deepcopy(model.state_dict())
+    kept_d = params_d.copy()
+    trainer = FastTrainer(model, cross_entropy)
+    work = WORKS["both"]
     alone = trainer.train(*examples(21), params_d, work, stream(0, "batches"))
     trainer.train(*examples(13, seed=5), params_d + np.float32(1), work, stream(0, "batches", 3))
-    np.testing.assert_equal(alone, trainer.train(*examples(21), params_d, work, stream(0, "batches")))
-    one = train_serial(model, cross_entropy, *examples(9), params_d, WORKS["one step"], stream(0, "batches"))
+    np.testing.assert_equal(
+        alone, trainer.train(*examples(21), params_d, work, stream(0, "batches"))
+    )
+    one = train_serial(
+        model, cross_entropy, *examples(9), params_d, WORKS["one step"], stream(0, "batches")
+    )
     assert one.step_variance == 0
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     np.testing.assert_array_equal(params_d, kept_d)
@@ -181,15 +241,22 @@ def test_a_client_does_not_depend_on_the_one_before_and_changes_nothing(make: Ca
 @pytest.mark.parametrize("fast", [True, False])
 def test_training_that_diverges_raises_nothing(fast: bool) -> None:
     model, params_d = seeded(cnn)
-    train = FastTrainer(model, cross_entropy).train if fast else functools.partial(train_serial, model, cross_entropy)
-    result = train(*examples(12), params_d, LocalWork(lr=1e38, steps=30, batch_size=4), stream(0, "batches"))
+    train = (
+        FastTrainer(model, cross_entropy).train
+        if fast
+        else functools.partial(train_serial, model, cross_entropy)
+    )
+    result = train(
+        *examples(12), params_d, LocalWork(lr=1e38, steps=30, batch_size=4), stream(0, "batches")
+    )
     assert np.isnan(result.update_d).any()
     assert np.isnan(result.step_variance)
     assert result.num_steps == 30
 
 
 def tied() -> nn.Module:
-    one, two = nn.Linear(4, 4), nn.Linear(4, 4)
+    one = nn.Linear(4, 4)
+    two = nn.Linear(4, 4)
     two.weight = one.weight
     return nn.Sequential(one, two)
 
@@ -210,7 +277,11 @@ class FunctionalDropout(nn.Linear):
 @pytest.mark.parametrize(
     ("make", "shape", "word"),
     [
-        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), (1, 1, 4, 4), "batch normalization uses"),
+        (
+            lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)),
+            (1, 1, 4, 4),
+            "batch normalization uses",
+        ),
         (lambda: nn.LSTM(3, 3, num_layers=2, dropout=0.1), (1, 2, 3), "random"),
         (lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1)), (1, 3), "random"),
         (lambda: nn.Sequential(nn.Linear(3, 3, bias=False), nn.RReLU()), (1, 3), "random"),
@@ -222,8 +293,11 @@ class FunctionalDropout(nn.Linear):
         (lambda: nn.LSTM(3, 3), (1, 2, 3), "None"),
     ],
 )
-def test_what_the_fast_path_cannot_train(make: Callable[[], nn.Module], shape: tuple[int, ...], word: str) -> None:
-    model, before = make().eval(), torch.get_rng_state()
+def test_what_the_fast_path_cannot_train(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], word: str
+) -> None:
+    model = make().eval()
+    before = torch.get_rng_state()
     assert word in str(incompatibility(model, torch.zeros(shape)))
     assert torch.equal(torch.get_rng_state(), before)
     assert not model.training
@@ -231,7 +305,8 @@ def test_what_the_fast_path_cannot_train(make: Callable[[], nn.Module], shape: t
 
 def test_frozen_parameters_do_not_move() -> None:
     model, params_d = seeded(frozen)
-    work, rng = WORKS["both"], stream(0, "batches")
+    work = WORKS["both"]
+    rng = stream(0, "batches")
     update_d = train_serial(model, cross_entropy, *examples(9), params_d, work, rng).update_d
     first = next(model.parameters()).numel()
     assert not update_d[:first].any()
@@ -239,7 +314,9 @@ def test_frozen_parameters_do_not_move() -> None:
 
 
 def feature_layout(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What the model's first convolution puts out when the model is run in the layout chosen for it."""
+    """What the model's first convolution puts out when the model is run in the layout chosen for
+    it.
+    """
     seen: list[torch.Tensor] = []
     forward = choose_forward(model, x)
     first = next(part for part in model.modules() if isinstance(part, nn.Conv2d))
@@ -283,10 +360,22 @@ print(torch.backends.cpu.get_cpu_capability())
 
 
 def test_a_convolution_that_corrupts_memory_without_avx512_is_kept_out_of_channels_last() -> None:
-    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MALLOC_CHECK_": "3"}
-    if checker := ctypes.util.find_library("c_malloc_debug"):  # finds what the heap would hide until later
+    environment = os.environ | {
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MALLOC_CHECK_": "3",
+    }
+    if checker := ctypes.util.find_library(
+        "c_malloc_debug"
+    ):  # finds what the heap would hide until later
         environment["LD_PRELOAD"] = checker
-    done = subprocess.run([sys.executable, "-c", STRIDED], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", STRIDED],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "AVX512" not in done.stdout
 
@@ -294,21 +383,32 @@ def test_a_convolution_that_corrupts_memory_without_avx512_is_kept_out_of_channe
 @pytest.mark.usefixtures("capability")
 @pytest.mark.parametrize("make", [cnn, odd_cnn, group_norm_cnn])
 def test_ties_in_a_pool_give_the_gradient_to_the_same_place(make: Callable[[], nn.Module]) -> None:
-    """Images of few values have large flat parts, whose maxima are all equal, as the black borders of MNIST."""
+    """Images of few values have large flat parts, whose maxima are all equal, as the black
+    borders of MNIST.
+    """
     rng = np.random.default_rng(0)
     images = np.kron(rng.integers(0, 2, (21, 1, 3, 3)), np.ones((1, 1, 4, 4))).astype(np.float32)
-    x, (_, y) = torch.from_numpy(images), examples(21)
+    x = torch.from_numpy(images)
+    (_, y) = examples(21)
     model, params_d = seeded(make)
-    own = FastTrainer(model, cross_entropy).train(x, y, params_d, WORKS["both"], stream(0, "batches"))
-    assert_near(own, train_serial(model, cross_entropy, x, y, params_d, WORKS["both"], stream(0, "batches")))
+    own = FastTrainer(model, cross_entropy).train(
+        x, y, params_d, WORKS["both"], stream(0, "batches")
+    )
+    assert_near(
+        own, train_serial(model, cross_entropy, x, y, params_d, WORKS["both"], stream(0, "batches"))
+    )
 
 
 @given(st.integers(1, 50), st.integers(1, 60) | st.none(), st.integers(1, 4))
-def test_each_pass_visits_every_example_once(num_examples: int, batch_size: int | None, epochs: int) -> None:
+def test_each_pass_visits_every_example_once(
+    num_examples: int, batch_size: int | None, epochs: int
+) -> None:
     work = LocalWork(lr=0.1, epochs=epochs, batch_size=batch_size)
     batches = minibatches(num_examples, work, stream(0, "batches"))
     rows = np.concatenate(batches).reshape(epochs, num_examples)
-    np.testing.assert_array_equal(np.sort(rows, axis=1), np.tile(np.arange(num_examples), (epochs, 1)))
+    np.testing.assert_array_equal(
+        np.sort(rows, axis=1), np.tile(np.arange(num_examples), (epochs, 1))
+    )
     assert max(len(batch) for batch in batches) == min(batch_size or num_examples, num_examples)
 
 

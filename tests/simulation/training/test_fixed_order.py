@@ -1,4 +1,6 @@
-"""Fixed minibatch order: minibatches of round 0 in every round, on every route; and what a memory then knows."""
+"""Fixed minibatch order: minibatches of round 0 in every round, on every route; and what a
+memory then knows.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from batch_tools import CLASSES, DEVICES, SIZES, WORKS, assert_near, drift_of, results_of, task_of, twin_of
+from batch_tools import (
+    CLASSES,
+    DEVICES,
+    SIZES,
+    WORKS,
+    assert_near,
+    drift_of,
+    results_of,
+    task_of,
+    twin_of,
+)
 from conftest import Problem, Recorder, mean_estimate, mean_square, play
 from deltafl import KnownUpdates, Plan
 from deltafl.round import init_round
@@ -24,7 +36,9 @@ from deltafl.tasks.models import mlp
 from deltafl.types import FloatArray, Params
 
 EVERYONE = np.arange(len(SIZES))
-STEPS = LocalWork(lr=0.05, steps=7, batch_size=8)  # over several passes, the last one not to its end
+STEPS = LocalWork(
+    lr=0.05, steps=7, batch_size=8
+)  # over several passes, the last one not to its end
 
 
 def dropping(rate: float) -> nn.Module:
@@ -41,11 +55,16 @@ ROUTES: dict[str, tuple[str, dict[str, object], Computation, str]] = {
 }
 
 
-def engines(route: str, work: LocalWork, device: str = "cpu", **changes: object) -> tuple[Engine, Engine]:
+def engines(
+    route: str, work: LocalWork, device: str = "cpu", **changes: object
+) -> tuple[Engine, Engine]:
     """With and without a fixed order."""
     name, own, how, path = ROUTES[route]
-    task, how = task_of(name, **own, **changes), how._replace(device=device)
-    found = tuple(Engine(task, replace(work, fixed_order=fixed), 0, how=how) for fixed in (True, False))
+    task = task_of(name, **own, **changes)
+    how = how._replace(device=device)
+    found = tuple(
+        Engine(task, replace(work, fixed_order=fixed), 0, how=how) for fixed in (True, False)
+    )
     assert [engine.route.path for engine in found] == [path, path]
     return found[0], found[1]
 
@@ -54,7 +73,8 @@ def engines(route: str, work: LocalWork, device: str = "cpu", **changes: object)
 @pytest.mark.parametrize("route", ROUTES)
 def test_every_round_has_the_bits_of_round_0(route: str, work: LocalWork) -> None:
     fixed, fresh = engines(route, work)
-    params_d, drift_d = fixed.initial_params(), drift_of(fixed.num_params, work)
+    params_d = fixed.initial_params()
+    drift_d = drift_of(fixed.num_params, work)
     first, later, *fixed_later = (
         engine.train(params_d, round, EVERYONE, drift_d, squares=True)
         for engine, round in ((fresh, 0), (fresh, 5), (fixed, 0), (fixed, 5), (fixed, 9))
@@ -62,15 +82,23 @@ def test_every_round_has_the_bits_of_round_0(route: str, work: LocalWork) -> Non
     for own in fixed_later:
         np.testing.assert_equal(own, first)
     # Whole data in another order is the same up to rounding.
-    assert np.allclose(first.update_nd, later.update_nd, rtol=0, atol=1e-6) == (work.batch_size is None)
+    assert np.allclose(first.update_nd, later.update_nd, rtol=0, atol=1e-6) == (
+        work.batch_size is None
+    )
 
 
-def by_hand(task: Task, start_d: Params, client: int, lr: float, num_steps: int, size: int) -> FloatArray:
-    """Softmax regression in float64, minibatches from the seed sequence (seed 0; purpose 2, round 0, client)."""
+def by_hand(
+    task: Task, start_d: Params, client: int, lr: float, num_steps: int, size: int
+) -> FloatArray:
+    """Softmax regression in float64, minibatches from the seed sequence (seed 0; purpose 2,
+    round 0, client).
+    """
     rows = task.client_rows[client]
-    x, y = task.dataset.train_x[rows].reshape(len(rows), -1) / 255, task.dataset.train_y[rows]
+    x = task.dataset.train_x[rows].reshape(len(rows), -1) / 255
+    y = task.dataset.train_y[rows]
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(0, spawn_key=(2, 0, client))))
-    weight, bias = start_d[:-CLASSES].reshape(CLASSES, -1).astype(float), start_d[-CLASSES:].astype(float)
+    weight = start_d[:-CLASSES].reshape(CLASSES, -1).astype(float)
+    bias = start_d[-CLASSES:].astype(float)
     steps = 0
     while True:
         order = rng.permutation(len(rows))
@@ -80,22 +108,29 @@ def by_hand(task: Task, start_d: Params, client: int, lr: float, num_steps: int,
             own = order[start : start + size]
             share = np.exp(x[own] @ weight.T + bias)
             error = (share / share.sum(axis=1, keepdims=True) - np.eye(CLASSES)[y[own]]) / len(own)
-            weight, bias, steps = weight - lr * error.T @ x[own], bias - lr * error.sum(axis=0), steps + 1
+            weight = weight - lr * error.T @ x[own]
+            bias = bias - lr * error.sum(axis=0)
+            steps = steps + 1
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 def test_a_round_repeats_passes_that_are_written_by_hand(engine: str) -> None:
-    task, work = task_of("mlp", make_model=partial(mlp, 17, [], CLASSES)), replace(STEPS, fixed_order=True)
+    task = task_of("mlp", make_model=partial(mlp, 17, [], CLASSES))
+    work = replace(STEPS, fixed_order=True)
     found = Engine(task, work, 0, how=Computation(engine=engine))
     params_d = found.initial_params()
     update_nd = found.train(params_d, 7, EVERYONE).update_nd
     for client in range(len(SIZES)):
         expected = by_hand(task, params_d, client, work.lr, 7, 8)
-        np.testing.assert_allclose(update_nd[client], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+        np.testing.assert_allclose(
+            update_nd[client], expected, rtol=0, atol=1e-5 * np.abs(expected).max()
+        )
 
 
 def test_augmentation_stays_random() -> None:
-    """It is given the same minibatches in the same order in each round, and a generator of its own."""
+    """It is given the same minibatches in the same order in each round, and a generator of its
+    own.
+    """
     seen: list[tuple[bytes, float]] = []
 
     def watch(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
@@ -135,31 +170,47 @@ def _scaled(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
 
 
 def test_random_layers_stay_random() -> None:
-    engine = Engine(task_of("mlp", make_model=partial(dropping, 0.5)), replace(STEPS, fixed_order=True), 0)
+    engine = Engine(
+        task_of("mlp", make_model=partial(dropping, 0.5)), replace(STEPS, fixed_order=True), 0
+    )
     params_d = engine.initial_params()
     one, two = (engine.train(params_d, round, EVERYONE).update_nd for round in (0, 1))
     assert (np.abs(one - two).max(axis=1) > 1e-4).all()
 
 
-TINY = {"clients": 5, "sample": 2, "local_steps": 3, "batch_size": 8, "partition": "yurochkin2019", "alpha": 0.3}
+TINY = {
+    "clients": 5,
+    "sample": 2,
+    "local_steps": 3,
+    "batch_size": 8,
+    "partition": "yurochkin2019",
+    "alpha": 0.3,
+}
 
 
 def started(label: str, fixed: bool) -> tuple[Plan, Engine]:
     """A run whose model stays where it is: its server only records D."""
     settings = make_settings(RunSettings, TINY | {"sampler": label, "fixed_order": fixed})
     engine = engine_of(settings)
-    return replace(plan_of(settings, engine.task.population(settings.weights)), server_optimizer=Recorder()), engine
+    return replace(
+        plan_of(settings, engine.task.population(settings.weights)), server_optimizer=Recorder()
+    ), engine
 
 
 def problem_of(plan: Plan, engine: Engine, params_d: Params, round: int) -> Problem:
     training = engine.train(params_d, round, np.arange(5))
     known = KnownUpdates(
-        training.update_nd, plan.population.weight_m, training.reports.step_variance_n, training.reports.loss_n
+        training.update_nd,
+        plan.population.weight_m,
+        training.reports.step_variance_n,
+        training.reports.loss_n,
     )
     return Problem(plan.population, training.update_nd, known)
 
 
-@pytest.mark.parametrize("label", ["uniform", "uniform@@difference-own", "innovation@local-pivotal", "pracdelta"])
+@pytest.mark.parametrize(
+    "label", ["uniform", "uniform@@difference-own", "innovation@local-pivotal", "pracdelta"]
+)
 def test_the_target_is_the_sum_of_the_updates_with_minibatches_of_round_0(label: str) -> None:
     """E[D] = sum_i w_i u_i(x; xi_i) over all cohorts, after rounds at other models."""
     plan, engine = started(label, fixed=True)
@@ -167,16 +218,22 @@ def test_the_target_is_the_sum_of_the_updates_with_minibatches_of_round_0(label:
     params_d = engine.initial_params()
     state = init_round(plan, params_d)
     for round in range(2):
-        state = play(plan, state, [problem_of(plan, engine, params_d + np.float32(0.1 * round), round)])
+        state = play(
+            plan, state, [problem_of(plan, engine, params_d + np.float32(0.1 * round), round)]
+        )
     target = problem_of(plan, fresh, params_d, 0)
     mean_d = mean_estimate(plan, state, problem_of(plan, engine, params_d, state.round))
-    np.testing.assert_allclose(mean_d, target.ubar_d, rtol=0, atol=1e-10 * np.abs(target.update_md).max())
+    np.testing.assert_allclose(
+        mean_d, target.ubar_d, rtol=0, atol=1e-10 * np.abs(target.update_md).max()
+    )
     other = problem_of(plan, fresh, params_d, state.round)
     assert np.abs(mean_d - other.ubar_d).max() > 0.01 * np.abs(target.update_md).max()
 
 
 def test_a_memory_knows_the_minibatch_noise() -> None:
-    """While the model stays, every cohort's estimate is the target once all clients were seen; else noise is left."""
+    """While the model stays, every cohort's estimate is the target once all clients were seen;
+    else noise is left.
+    """
     error = {}
     for fixed in (True, False):
         plan, engine = started("uniform@@difference-own", fixed)

@@ -53,7 +53,12 @@ MLP = MODELS["mlp"][0]()
 
 @pytest.mark.parametrize(
     ("model", "changes", "word"),
-    [(BATCH_NORM, {}, "buffers"), (DROPOUT, {}, "random"), (MLP, {"loss": own_loss}, "loss"), (Looks(), {}, "vmap")],
+    [
+        (BATCH_NORM, {}, "buffers"),
+        (DROPOUT, {}, "random"),
+        (MLP, {"loss": own_loss}, "loss"),
+        (Looks(), {}, "vmap"),
+    ],
 )
 def test_what_cannot_be_a_batch_is_trained_one_by_one(
     model: nn.Module, changes: dict[str, object], word: str, caplog: pytest.LogCaptureFixture
@@ -66,11 +71,14 @@ def test_what_cannot_be_a_batch_is_trained_one_by_one(
         engine = Engine(task, WORKS["epochs"], 0, how=Computation(engine="batched"))
     assert engine.route.path == "loop"
     assert reason in caplog.text
-    assert engine.train(engine.initial_params(), 0, np.arange(1, 3)).reports.num_steps_n.tolist() == [10, 6]
+    assert engine.train(
+        engine.initial_params(), 0, np.arange(1, 3)
+    ).reports.num_steps_n.tolist() == [10, 6]
 
 
 def test_batches_are_as_large_as_memory_allows() -> None:
-    cpu, task = torch.device("cpu"), task_of()
+    cpu = torch.device("cpu")
+    task = task_of()
     assert cohort_size(task.make_model(), task, 32, cpu) == 256
     assert cohort_size(mlp(256, [30_000, 3_000], CLASSES), task, 32, cpu) == 1
 
@@ -81,9 +89,14 @@ def test_the_numbers_of_one_example_are_counted_with_batch_normalization_too() -
 
 
 def test_dense_cohorts_fit_into_a_cache() -> None:
-    work, logistic = WORKS["epochs"], softmax_regression(784, 10)
+    work = WORKS["epochs"]
+    logistic = softmax_regression(784, 10)
     mlp_task = task_of("mlp")
-    data = replace(mlp_task.dataset, train_x=np.zeros((4000, 784), np.float32), train_y=np.zeros(4000, np.int64))
+    data = replace(
+        mlp_task.dataset,
+        train_x=np.zeros((4000, 784), np.float32),
+        train_y=np.zeros(4000, np.int64),
+    )
     wide = replace(mlp_task, dataset=data)
     assert dense_cohort_size(MLP, mlp_task, work) > 16
     assert dense_cohort_size(make_log_model(), make_synthetic_task(0), work) > 16
@@ -109,7 +122,12 @@ def test_dense_cohorts_fit_into_a_cache() -> None:
     ],
 )
 def test_which_tasks_have_no_dense_cohorts(model: nn.Module, changes: dict[str, object]) -> None:
-    assert dense_cohort_size(model, task_of("mlp", make_model=lambda: model, **changes), WORKS["epochs"]) == 1
+    assert (
+        dense_cohort_size(
+            model, task_of("mlp", make_model=lambda: model, **changes), WORKS["epochs"]
+        )
+        == 1
+    )
 
 
 def test_the_rule_for_cpus() -> None:
@@ -128,7 +146,9 @@ def test_a_route_is_kept_beside_the_run(tmp_path: Path) -> None:
     assert kept_route(tmp_path) == route
 
 
-@pytest.mark.parametrize(("key", "value"), [("device", "gpu"), ("path", "nonsense"), ("hardware", None)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("device", "gpu"), ("path", "nonsense"), ("hardware", None)]
+)
 def test_a_damaged_note_is_an_error(tmp_path: Path, key: str, value: object) -> None:
     (tmp_path / "engine.json").write_text(json.dumps({**Route("batched")._asdict(), key: value}))
     with pytest.raises(DeltaflError, match=f"engine.json: {key}: .* should .*it is damaged"):
@@ -144,11 +164,18 @@ def test_without_a_gpu_cuda_is_an_error_and_auto_is_the_cpu(tmp_path: Path) -> N
     run(tmp_path / "auto", **given, device="auto")
     run(tmp_path / "cpu", **given)
     assert lines_of(tmp_path / "auto") == lines_of(tmp_path / "cpu")
-    assert json.loads((tmp_path / "auto" / "engine.json").read_text())["device"] == "cpu"  # a later GPU changes nothing
+    assert (
+        json.loads((tmp_path / "auto" / "engine.json").read_text())["device"] == "cpu"
+    )  # a later GPU changes nothing
 
 
 def test_what_engines_cannot_combine() -> None:
     with pytest.raises(DeltaflError, match="random layers"):
-        Engine(task_of("mlp", make_model=lambda: DROPOUT), WORKS["epochs"], 0, how=Computation(precision="bfloat16"))
+        Engine(
+            task_of("mlp", make_model=lambda: DROPOUT),
+            WORKS["epochs"],
+            0,
+            how=Computation(precision="bfloat16"),
+        )
     with pytest.raises(DeltaflError, match="engine is 'loop'; write 'float32'"):
         Engine(task_of(), WORKS["epochs"], 0, how=Computation(precision="bfloat16", engine="loop"))

@@ -1,4 +1,6 @@
-"""Mean squared losses: each path of local training against one example at a time, and samplers that use them."""
+"""Mean squared losses: each path of local training against one example at a time, and samplers
+that use them.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,7 +47,11 @@ def regression_task() -> Task:
     task = task_of("two-layer cnn", make_model=regression_net, loss=squared_error)
     data = task.dataset
     targets = (data.train_y.astype(np.float32) / 3, data.test_y.astype(np.float32) / 3)
-    return replace(task, dataset=replace(data, train_y=targets[0], test_y=targets[1], num_classes=0), metric="loss")
+    return replace(
+        task,
+        dataset=replace(data, train_y=targets[0], test_y=targets[1], num_classes=0),
+        metric="loss",
+    )
 
 
 def synthetic_task() -> Task:
@@ -66,10 +72,14 @@ ROUTES: dict[str, tuple[Callable[[], Task], str, str]] = {
 
 
 def one_at_a_time(task: Task, work: LocalWork, start_d: Params, client: int) -> float:
-    """Plain SGD; before each step every example of the minibatch goes through the model alone, in float64."""
+    """Plain SGD; before each step every example of the minibatch goes through the model alone,
+    in float64.
+    """
     model = task.make_model().eval().double()
-    current_d, rows = torch.tensor(start_d).double(), task.client_rows[client]
-    x, y = torch.tensor(task.dataset.train_x[rows]), torch.tensor(task.dataset.train_y[rows])
+    current_d = torch.tensor(start_d).double()
+    rows = task.client_rows[client]
+    x = torch.tensor(task.dataset.train_x[rows])
+    y = torch.tensor(task.dataset.train_y[rows])
     x = x.long() if task.tokens else x * task.input_scale if x.dtype == torch.uint8 else x
     x, y = (part.double() if part.is_floating_point() else part for part in (x, y))
     squares = []
@@ -84,7 +94,9 @@ def one_at_a_time(task: Task, work: LocalWork, start_d: Params, client: int) -> 
     return sum(squares) / len(squares)
 
 
-@pytest.mark.parametrize("work", [WORKS["epochs"], WORKS["whole data"]], ids=["epochs", "whole data"])
+@pytest.mark.parametrize(
+    "work", [WORKS["epochs"], WORKS["whole data"]], ids=["epochs", "whole data"]
+)
 @pytest.mark.parametrize("name", ROUTES)
 def test_each_path_measures_the_losses_of_single_examples(name: str, work: LocalWork) -> None:
     make, engine_name, path = ROUTES[name]
@@ -98,7 +110,9 @@ def test_each_path_measures_the_losses_of_single_examples(name: str, work: Local
         expected = one_at_a_time(task, work, start_d, client)
         assert training.reports.square_loss_n[client] == pytest.approx(expected, rel=1e-5)
     spread_n = training.reports.square_loss_n - training.reports.loss_n**2
-    assert (spread_n > 1e-3 * training.reports.square_loss_n).all()  # so that squares of means would fail
+    assert (
+        spread_n > 1e-3 * training.reports.square_loss_n
+    ).all()  # so that squares of means would fail
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -106,8 +120,11 @@ def test_each_path_measures_the_losses_of_single_examples(name: str, work: Local
 def test_nothing_else_depends_on_measuring(name: str, device: str) -> None:
     make, engine_name, _ = ROUTES[name]
     engine = Engine(make(), WORKS["epochs"], 0, how=Computation(device, engine=engine_name))
-    params_d, everyone = engine.initial_params(), np.arange(6)
-    plain, measured = (engine.train(params_d, ROUND, everyone, squares=squares) for squares in (False, True))
+    params_d = engine.initial_params()
+    everyone = np.arange(6)
+    plain, measured = (
+        engine.train(params_d, ROUND, everyone, squares=squares) for squares in (False, True)
+    )
     assert np.isnan(plain.reports.square_loss_n).all()
     assert np.isfinite(measured.reports.square_loss_n).all()
     np.testing.assert_array_equal(plain.update_nd, measured.update_nd)
@@ -132,8 +149,12 @@ UNKNOWN: dict[str, tuple[Callable[..., torch.Tensor], npt.NDArray[Any]]] = {
 
 @pytest.mark.parametrize("layers", [[], [nn.BatchNorm1d(17)]], ids=["fast", "serial"])
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_losses_without_known_single_losses_are_not_squared(name: str, layers: list[nn.Module]) -> None:
-    """Also those of clients whose own labels are all there, where other clients' are not: utilities are compared."""
+def test_losses_without_known_single_losses_are_not_squared(
+    name: str, layers: list[nn.Module]
+) -> None:
+    """Also those of clients whose own labels are all there, where other clients' are not:
+    utilities are compared.
+    """
     loss, y = UNKNOWN[name]
     net = partial(nn.Sequential, *layers, nn.Linear(17, CLASSES))
     task = task_of("mlp", make_model=net, loss=loss, metric="loss")
@@ -147,14 +168,23 @@ def test_losses_without_known_single_losses_are_not_squared(name: str, layers: l
 
 @pytest.mark.parametrize("task", ["digits", "toy"])
 def test_a_run_measures_squares_where_its_sampler_uses_them(task: str, tmp_path: Path) -> None:
-    """Oort's utilities are n_i sqrt(mean loss^2); the toy's loss is its model's output, so n_i |mean loss|."""
-    given = {"task": task, "sampler": "oort", "rounds": 1} | ({"local_epochs": 1} if task == "digits" else {})
-    settings, directory = make_settings(RunSettings, given), RunDirectory(tmp_path)
+    """Oort's utilities are n_i sqrt(mean loss^2); the toy's loss is its model's output, so n_i
+    |mean loss|.
+    """
+    given = {"task": task, "sampler": "oort", "rounds": 1} | (
+        {"local_epochs": 1} if task == "digits" else {}
+    )
+    settings = make_settings(RunSettings, given)
+    directory = RunDirectory(tmp_path)
     engine = engine_of(settings)
     directory.start(settings)
     state = run_experiment(settings, engine, directory, quiet)
     line = lines_of(tmp_path)[1]
     training = engine.train(engine.initial_params(), 0, np.array(line["cohort"]), squares=True)
     size_n = np.array([len(engine.task.client_rows[client]) for client in line["cohort"]])
-    measured_n = np.sqrt(training.reports.square_loss_n) if task == "digits" else np.abs(training.reports.loss_n)
+    measured_n = (
+        np.sqrt(training.reports.square_loss_n)
+        if task == "digits"
+        else np.abs(training.reports.loss_n)
+    )
     np.testing.assert_array_equal(state.sampler.utility_m[line["cohort"]], size_n * measured_n)

@@ -1,4 +1,6 @@
-"""Local training: ``serial`` is the plain loop, ``fast`` and ``batched`` do the same faster; ``route`` chooses."""
+"""Local training: ``serial`` is the plain loop, ``fast`` and ``batched`` do the same faster;
+``route`` chooses.
+"""
 
 from ...errors import MissingExtraError
 

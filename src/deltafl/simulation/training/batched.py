@@ -1,12 +1,15 @@
 """Local training of a cohort at once: each step is one vectorized pass of all its clients' models.
 
-One small model is too little work for torch's calls. Here parameters are (n, D), minibatches (n, B, ...).
+One small model is too little work for torch's calls. Here parameters are (n, D), minibatches (n, B,
+...).
 
-- On a CPU, dense models have the same bits in any cohort: minibatches are padded with examples of weight 0 to one width
-  for all clients of the task (``route.padded_width``), and parameters start at multiples of 64 bytes, so that vector
-  instructions divide every client's numbers alike. Torch must run with one thread.
-- Elsewhere last bits depend on the cohort, because libraries choose algorithms by shape; a cohort repeats its bits.
-  On a GPU examples, parameters and sums stay on the device, and results are fetched once a round.
+- On a CPU, dense models have the same bits in any cohort: minibatches are padded with examples of
+  weight 0 to one width for all clients of the task (``route.padded_width``), and parameters start
+  at multiples of 64 bytes, so that vector instructions divide every client's numbers alike. Torch
+  must run with one thread.
+- Elsewhere last bits depend on the cohort, because libraries choose algorithms by shape; a cohort
+  repeats its bits. On a GPU examples, parameters and sums stay on the device, and results are
+  fetched once a round.
 """
 
 import math
@@ -40,7 +43,8 @@ from .serial import (
 #: The examples of the given rows: inputs and targets.
 Fetch = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
-#: The forward pass of n models: parameters with a leading axis of n, inputs (n, B, ...), outputs (n, C, B) or (n, B).
+#: The forward pass of n models: parameters with a leading axis of n, inputs (n, B, ...), outputs
+#: (n, C, B) or (n, B).
 Forward = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
 
 #: Numbers of the inputs that are gathered at once: 8 MiB.
@@ -48,7 +52,9 @@ _STRETCH_NUMBERS = 2**21
 
 
 class LocalJob(NamedTuple):
-    """The local training of one client: ``rows`` are its examples, the rest is as in ``serial.train_serial``."""
+    """The local training of one client: ``rows`` are its examples, the rest is as in
+    ``serial.train_serial``.
+    """
 
     rows: IntArray
     rng: np.random.Generator
@@ -57,12 +63,16 @@ class LocalJob(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The minibatches of a cohort. Clients with many steps come first, so that the active ones are a prefix."""
+    """The minibatches of a cohort. Clients with many steps come first, so that the active ones
+    are a prefix.
+    """
 
     jobs: list[LocalJob]
     order: list[int]  # their places in the given order
     steps_n: npt.NDArray[np.int64]
-    rows_knb: torch.Tensor  # of the task's examples, int64 (K, n, B), padded with a client's first row
+    rows_knb: (
+        torch.Tensor
+    )  # of the task's examples, int64 (K, n, B), padded with a client's first row
     weight_knb: torch.Tensor  # in a step's mean, float32: 1 / size of the minibatch, 0 for padding
 
 
@@ -70,29 +80,41 @@ def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedu
     """Draw the minibatches of at least one client, and pad each to ``width`` examples."""
     steps = [work.num_steps(len(job.rows)) for job in jobs]
     order = sorted(range(len(jobs)), key=lambda i: -steps[i])
-    jobs, steps_n = [jobs[i] for i in order], np.array([steps[i] for i in order])
+    jobs = [jobs[i] for i in order]
+    steps_n = np.array([steps[i] for i in order])
     shape = (len(jobs), int(steps_n[0]), width)
-    rows_nkb, weight_nkb = np.empty(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
-    for job, rows_kb, weight_kb, num_steps in zip(jobs, rows_nkb, weight_nkb, steps_n.tolist(), strict=True):
+    rows_nkb = np.empty(shape, dtype=np.int64)
+    weight_nkb = np.zeros(shape, dtype=np.float32)
+    for job, rows_kb, weight_kb, num_steps in zip(
+        jobs, rows_nkb, weight_nkb, steps_n.tolist(), strict=True
+    ):
         num_examples = len(job.rows)
         orders, size = passes(num_examples, work, job.rng)
         whole = -(-num_examples // size) * size
-        place_pe = np.zeros((len(orders), whole), dtype=np.int64)  # of examples among the client's; 0 for padding
+        place_pe = np.zeros(
+            (len(orders), whole), dtype=np.int64
+        )  # of examples among the client's; 0 for padding
         place_pe[:, :num_examples] = orders
         rows_kb[:] = job.rows[0]
         rows_kb[:num_steps, :size] = job.rows[place_pe.reshape(-1, size)[:num_steps]]
         weight_kb[:num_steps, :size] = 1 / size
         rest = num_examples % size
         if rest > 0:  # the last minibatch of each pass
-            weight_kb[whole // size - 1 : num_steps : whole // size] = np.where(np.arange(width) < rest, 1 / rest, 0)
-    rows_knb, weight_knb = (torch.from_numpy(part.swapaxes(0, 1).copy()) for part in (rows_nkb, weight_nkb))
+            weight_kb[whole // size - 1 : num_steps : whole // size] = np.where(
+                np.arange(width) < rest, 1 / rest, 0
+            )
+    rows_knb, weight_knb = (
+        torch.from_numpy(part.swapaxes(0, 1).copy()) for part in (rows_nkb, weight_nkb)
+    )
     return Schedule(list(jobs), order, steps_n, rows_knb, weight_knb)
 
 
 class BatchedTrainer:
-    """Trains cohorts of models for which ``route.vectorized_incompatibility`` is None; pads minibatches to ``width``.
+    """Trains cohorts of models for which ``route.vectorized_incompatibility`` is None; pads
+    minibatches to ``width``.
 
-    With ``precision = "bfloat16"``, forward and backward passes are in it; parameters, losses and sums stay float32.
+    With ``precision = "bfloat16"``, forward and backward passes are in it; parameters, losses and
+    sums stay float32.
     """
 
     def __init__(
@@ -108,21 +130,43 @@ class BatchedTrainer:
         losses = losses_of(loss)
         assert losses is not None  # vectorized_incompatibility has checked
         products = device.type == "cuda" and precision == "float32"
-        self._forward, self._losses = vectorized_forward(model, products), losses
-        self._work, self._width, self._fetch, self._device = work, width, fetch, device
+        self._forward = vectorized_forward(model, products)
+        self._losses = losses
+        self._work = work
+        self._width = width
+        self._fetch = fetch
+        self._device = device
         self._dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
         self._chain: DenseChain | None = None
-        if isinstance(self._forward, DenseChain) and is_cross_entropy(loss) and device.type == "cpu":
+        if (
+            isinstance(self._forward, DenseChain)
+            and is_cross_entropy(loss)
+            and device.type == "cpu"
+        ):
             self._chain = self._forward if precision == "float32" else None
         self._shapes = [param.shape for param in model.parameters()]
 
     def train(
-        self, jobs: Sequence[LocalJob], params_d: Params, drift_d: Params | None = None, squares: bool = False
+        self,
+        jobs: Sequence[LocalJob],
+        params_d: Params,
+        drift_d: Params | None = None,
+        squares: bool = False,
     ) -> list[LocalResult]:
-        """``serial.train_serial`` for each of at least one client; ``drift_d`` is (d,) for all, or (n, d)."""
+        """``serial.train_serial`` for each of at least one client; ``drift_d`` is (d,) for all,
+        or (n, d).
+        """
         with torch.inference_mode(self._chain is not None):  # no bookkeeping for autograd
             schedule = schedule_of(jobs, self._work, self._width)
-            state = _State(len(jobs), len(schedule.rows_knb), self._shapes, params_d, self._work, squares, self._device)
+            state = _State(
+                len(jobs),
+                len(schedule.rows_knb),
+                self._shapes,
+                params_d,
+                self._work,
+                squares,
+                self._device,
+            )
             drift_nd = None
             if drift_d is not None:
                 drift_nd = torch.tensor(drift_d if drift_d.ndim == 1 else drift_d[schedule.order])
@@ -131,31 +175,41 @@ class BatchedTrainer:
             for first, some in self._stretches(schedule):
                 active = some.weight_knb.shape[1]
                 differentiate = self._differentiation(state, some)
-                losses, squares_k = [], []
+                losses = []
+                squares_k = []
                 for step in range(len(some.weight_knb)):
                     losses.append(differentiate(step))
                     if noisy:
                         noise_nd = _noise(schedule.jobs[:active], len(params_d))
                         state.gradient_nd[:active, : len(params_d)].add_(noise_nd.to(self._device))
                     squares_k.append(state.step(active, self._work, drift_nd))
-                state.note(first, some, torch.stack(losses).view(some.weight_knb.shape), torch.stack(squares_k))
+                state.note(
+                    first,
+                    some,
+                    torch.stack(losses).view(some.weight_knb.shape),
+                    torch.stack(squares_k),
+                )
             return state.results(schedule, self._work.rate)
 
     def _stretches(self, schedule: Schedule) -> Iterator[tuple[int, Stretch]]:
-        """The examples of one or more steps at a time, as many as fit into a few MiB, all with the same clients; each
-        with the number of its first step.
+        """The examples of one or more steps at a time, as many as fit into a few MiB, all with the
+        same clients; each with the number of its first step.
         """
-        all_rows_knb, all_weight_knb = schedule.rows_knb.to(self._device), schedule.weight_knb.to(self._device)
+        all_rows_knb = schedule.rows_knb.to(self._device)
+        all_weight_knb = schedule.weight_knb.to(self._device)
         active_k = np.searchsorted(-schedule.steps_n, -np.arange(len(all_rows_knb)))
-        first, most = 0, 1
+        first = 0
+        most = 1
         if self._chain is not None:
             most = max(1, _STRETCH_NUMBERS // (all_rows_knb[0].numel() * self._chain.num_inputs))
         while first < len(active_k):
             active = int(active_k[first])
             last = min(first + most, int(schedule.steps_n[active - 1]))
-            rows_knb, weight_knb = all_rows_knb[first:last, :active], all_weight_knb[first:last, :active]
+            rows_knb = all_rows_knb[first:last, :active]
+            weight_knb = all_weight_knb[first:last, :active]
             x, y = self._fetch(rows_knb.reshape(-1))
-            x, y = x.view(*rows_knb.shape, *x.shape[1:]), y.view(*rows_knb.shape, *y.shape[1:])
+            x = x.view(*rows_knb.shape, *x.shape[1:])
+            y = y.view(*rows_knb.shape, *y.shape[1:])
             for i, job in enumerate(schedule.jobs[:active]):
                 if job.augment is not None:
                     for step, size in enumerate((weight_knb[:, i] > 0).sum(dim=1).tolist()):
@@ -164,7 +218,9 @@ class BatchedTrainer:
             first = last
 
     def _differentiation(self, state: "_State", some: Stretch) -> Callable[[int], torch.Tensor]:
-        """A function of a step: it writes the gradients of sum_b weight_b loss_b, and returns loss_b, (n, B)."""
+        """A function of a step: it writes the gradients of sum_b weight_b loss_b, and returns
+        loss_b, (n, B).
+        """
         params, gradients = state.parts(some.weight_knb.shape[1])
         if self._chain is not None:
             return self._chain.differentiation(params, gradients, some)
@@ -184,7 +240,9 @@ class BatchedTrainer:
 
 
 class _State:
-    """The models of a cohort and the sums of their statistics, in rows padded to a multiple of 64 bytes."""
+    """The models of a cohort and the sums of their statistics, in rows padded to a multiple of
+    64 bytes.
+    """
 
     def __init__(
         self,
@@ -196,11 +254,15 @@ class _State:
         squares: bool,
         device: torch.device,
     ) -> None:
-        self._shapes, self._squares, self._device = shapes, squares, device
-        self._num_params, self._width = len(params_d), -(-len(params_d) // ALIGNMENT) * ALIGNMENT
+        self._shapes = shapes
+        self._squares = squares
+        self._device = device
+        self._num_params = len(params_d)
+        self._width = -(-len(params_d) // ALIGNMENT) * ALIGNMENT
         self._start_nd = self.padded(torch.tensor(params_d)).expand(n, self._width)
         self._current_nd = self._start_nd.clone(memory_format=torch.contiguous_format)
-        self.gradient_nd, self._gradient_sum_nd = torch.zeros_like(self._current_nd), torch.zeros_like(self._current_nd)
+        self.gradient_nd = torch.zeros_like(self._current_nd)
+        self._gradient_sum_nd = torch.zeros_like(self._current_nd)
         self._velocity_nd = torch.zeros(n, self._width if work.momentum > 0 else 0, device=device)
         # Each step's losses, squared losses and squared gradient norms; 0 for those who have ended.
         self._value_3kn = torch.zeros(3, num_steps, n, dtype=torch.float64, device=device)
@@ -210,12 +272,18 @@ class _State:
 
     def padded(self, vector_nd: torch.Tensor) -> torch.Tensor:
         """A copy on the device, padded with zeros."""
-        return functional.pad(vector_nd.float(), (0, self._width - self._num_params)).to(self._device)
+        return functional.pad(vector_nd.float(), (0, self._width - self._num_params)).to(
+            self._device
+        )
 
     def parts(self, active: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Views of the first clients' parameters and gradients in the shapes of the model."""
         if self._parts[0] != active:
-            self._parts = active, self._views(self._current_nd[:active]), self._views(self.gradient_nd[:active])
+            self._parts = (
+                active,
+                self._views(self._current_nd[:active]),
+                self._views(self.gradient_nd[:active]),
+            )
         return self._parts[1:]
 
     def _views(self, vector_nd: torch.Tensor) -> list[torch.Tensor]:
@@ -223,22 +291,35 @@ class _State:
         pieces = torch.split(vector_nd[:, : self._num_params], sizes, dim=1)
         return [piece.view(-1, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
-    def note(self, first: int, some: Stretch, loss_knb: torch.Tensor, square_kn: torch.Tensor) -> None:
-        """Note the losses sum_b weight_b loss_b and squared gradient norms of a stretch from step ``first`` on."""
+    def note(
+        self, first: int, some: Stretch, loss_knb: torch.Tensor, square_kn: torch.Tensor
+    ) -> None:
+        """Note the losses sum_b weight_b loss_b and squared gradient norms of a stretch from
+        step ``first`` on.
+        """
         num_steps, active = square_kn.shape
         value_3kn = self._value_3kn[:, first : first + num_steps, :active]
         weighted_knb = (loss_knb * some.weight_knb).double()
         value_3kn[0] = _sums(weighted_knb)
-        if self._squares:  # w l^2 = (w l)^2 / w, and all examples of a minibatch have the weight of its first
+        if (
+            self._squares
+        ):  # w l^2 = (w l)^2 / w, and all examples of a minibatch have the weight of its first
             value_3kn[1] = _sums(weighted_knb.square_()) / some.weight_knb[:, :, 0].double()
         value_3kn[2] = square_kn
 
     def step(self, active: int, work: LocalWork, drift_nd: torch.Tensor | None) -> torch.Tensor:
-        """Move the first clients along their gradients, whose squared norms it returns; reuses their memory."""
+        """Move the first clients along their gradients, whose squared norms it returns; reuses
+        their memory.
+        """
         gradient_nd = self.gradient_nd[:active]
         square_n = squared_norm(gradient_nd, dim=1)
         self._gradient_sum_nd[:active].add_(gradient_nd)
-        moved = (self._current_nd[:active], gradient_nd, self._start_nd[:active], self._velocity_nd[:active])
+        moved = (
+            self._current_nd[:active],
+            gradient_nd,
+            self._start_nd[:active],
+            self._velocity_nd[:active],
+        )
         take_step(*moved, work, None if drift_nd is None else drift_nd[:active])
         return square_n
 
@@ -246,10 +327,15 @@ class _State:
         """The results of all clients in the order in which they were given."""
         update_nd = (self._current_nd - self._start_nd)[:, : self._num_params].cpu().numpy()
         # One after the other, however many steps were taken at once.
-        loss_n, square_loss_n, square_n = np.add.accumulate(self._value_3kn.cpu().numpy(), axis=1)[:, -1].tolist()
-        norm_n, steps_n = squared_norm(self._gradient_sum_nd, dim=1).tolist(), schedule.steps_n.tolist()
+        loss_n, square_loss_n, square_n = np.add.accumulate(self._value_3kn.cpu().numpy(), axis=1)[
+            :, -1
+        ].tolist()
+        norm_n = squared_norm(self._gradient_sum_nd, dim=1).tolist()
+        steps_n = schedule.steps_n.tolist()
         return [
-            result_of(update_nd[i], loss_n[i], square_loss_n[i], square_n[i], norm_n[i], steps_n[i], rate)
+            result_of(
+                update_nd[i], loss_n[i], square_loss_n[i], square_n[i], norm_n[i], steps_n[i], rate
+            )
             for i in np.argsort(schedule.order)
         ]
 
@@ -265,11 +351,17 @@ def _noise(jobs: Sequence[LocalJob], num_params: int) -> torch.Tensor:
 
 def _sums(wide_knb: torch.Tensor) -> torch.Tensor:
     """Sums over examples; on a CPU by NumPy, whose order of addition recorded runs have."""
-    return torch.from_numpy(wide_knb.numpy().sum(axis=2)) if wide_knb.device.type == "cpu" else wide_knb.sum(dim=2)
+    return (
+        torch.from_numpy(wide_knb.numpy().sum(axis=2))
+        if wide_knb.device.type == "cpu"
+        else wide_knb.sum(dim=2)
+    )
 
 
 def own_form(model: nn.Module) -> Forward | None:
-    """A dense chain's vectorized form, or a module's own (``forward_vectorized``); None for others, and with hooks."""
+    """A dense chain's vectorized form, or a module's own (``forward_vectorized``); None for
+    others, and with hooks.
+    """
     own: Forward | None = getattr(model, "forward_vectorized", None)
     if own is not None:
         return None if any(map(has_hooks, model.modules())) else own
@@ -277,8 +369,8 @@ def own_form(model: nn.Module) -> Forward | None:
 
 
 def vectorized_forward(model: nn.Module, products: bool = False) -> Forward:
-    """The vectorized form of a model for which ``route.vectorized_incompatibility`` is None; with ``products``,
-    convolutions are matrix products.
+    """The vectorized form of a model for which ``route.vectorized_incompatibility`` is None; with
+    ``products``, convolutions are matrix products.
     """
     own = own_form(model)
     if own is not None:
@@ -286,7 +378,9 @@ def vectorized_forward(model: nn.Module, products: bool = False) -> Forward:
     names = [name for name, _ in model.named_parameters()]
 
     def one(params: tuple[torch.Tensor, ...], x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = torch.func.functional_call(model, dict(zip(names, params, strict=True)), (x,))
+        output: torch.Tensor = torch.func.functional_call(
+            model, dict(zip(names, params, strict=True)), (x,)
+        )
         return output
 
     def forward(params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:

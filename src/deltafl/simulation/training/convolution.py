@@ -1,7 +1,8 @@
 """Convolutions as matrix products, for cohorts on a GPU.
 
-torch.vmap makes the convolutions of n models one with n groups, for which cuDNN launches several kernels a client. The
-product of weights and patches is one kernel for all, which pays in float32; in bfloat16 the groups are as fast.
+torch.vmap makes the convolutions of n models one with n groups, for which cuDNN launches several
+kernels a client. The product of weights and patches is one kernel for all, which pays in float32;
+in bfloat16 the groups are as fast.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 
 class ConvolutionsAsProducts(TorchFunctionMode):
-    """In this context two-dimensional convolutions are matrix products, but for those with dilation or groups."""
+    """In this context two-dimensional convolutions are matrix products, but for those with
+    dilation or groups.
+    """
 
     def __torch_function__(
         self,
@@ -38,9 +41,13 @@ def conv2d(
     """``torch.nn.functional.conv2d``: (B, C, H, W) and (O, C, h, w) to (B, O, H', W')."""
     if groups != 1 or set(_pair(dilation)) != {1} or isinstance(padding, str):
         return functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    channels, (down, across), (top, left) = len(weight), _pair(stride), _pair(padding)
+    channels = len(weight)
+    (down, across) = _pair(stride)
+    (top, left) = _pair(padding)
     padded = functional.pad(x, (left, left, top, top))
-    patches = padded.unfold(2, weight.shape[2], down).unfold(3, weight.shape[3], across)  # (B, C, H', W', h, w)
+    patches = padded.unfold(2, weight.shape[2], down).unfold(
+        3, weight.shape[3], across
+    )  # (B, C, H', W', h, w)
     columns = patches.permute(1, 4, 5, 0, 2, 3).reshape(weight[0].numel(), -1)
     product = weight.flatten(1) @ columns
     if bias is not None:

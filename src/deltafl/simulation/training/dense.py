@@ -42,12 +42,14 @@ class _Dense(NamedTuple):
         """The inputs (n, F, B) with the zero features, and the outputs (n, C, B)."""
         weight = self.weight
         if self.more > 0:
-            weight, h = functional.pad(weight, (0, self.more)), functional.pad(h, (0, 0, 0, self.more))
+            weight = functional.pad(weight, (0, self.more))
+            h = functional.pad(h, (0, 0, 0, self.more))
         return h, torch.bmm(weight, h) if self.bias is None else torch.baddbmm(self.bias, weight, h)
 
 
 class DenseChain:
-    """Vectorized form of a ``Sequential`` of Flatten, linear layers, ReLU, tanh and sigmoid; make it with ``of``.
+    """Vectorized form of a ``Sequential`` of Flatten, linear layers, ReLU, tanh and sigmoid; make
+    it with ``of``.
 
     Attributes:
         num_inputs: Numbers of an example.
@@ -55,7 +57,9 @@ class DenseChain:
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._layers = layers
-        self.num_inputs = next((layer.in_features for layer in layers if isinstance(layer, nn.Linear)), 1)
+        self.num_inputs = next(
+            (layer.in_features for layer in layers if isinstance(layer, nn.Linear)), 1
+        )
 
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
@@ -68,7 +72,9 @@ class DenseChain:
         if not all(type(layer) in (nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid) for layer in layers):
             return None
         linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-        if any(map(has_hooks, (model, *model))) or any(set(part._parameters) != {"weight", "bias"} for part in linear):
+        if any(map(has_hooks, (model, *model))) or any(
+            set(part._parameters) != {"weight", "bias"} for part in linear
+        ):
             return None
         return cls(layers)
 
@@ -79,32 +85,42 @@ class DenseChain:
     def differentiation(
         self, params: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], some: Stretch
     ) -> Callable[[int], torch.Tensor]:
-        """As ``BatchedTrainer._differentiation``, for the cross-entropy; the losses are (n, 1, B)."""
+        """As ``BatchedTrainer._differentiation``, for the cross-entropy; the losses are (n, 1,
+        B).
+        """
         layers = self._bound(params)
         x_k = some.x.flatten(3).transpose(2, 3).unbind()
-        label_k, weight_k = some.y[:, :, None].unbind(), some.weight_knb[:, :, None].unbind()
+        label_k = some.y[:, :, None].unbind()
+        weight_k = some.weight_knb[:, :, None].unbind()
         minus_one = torch.full((), -1.0).expand(label_k[0].shape)
 
         def differentiate(step: int) -> torch.Tensor:
             before, after = _forward(layers, x_k[step])
-            log_share, label = functional.log_softmax(after[-1], dim=1), label_k[step]
+            log_share = functional.log_softmax(after[-1], dim=1)
+            label = label_k[step]
             loss = log_share.gather(1, label).neg_()
             delta = log_share.exp_().scatter_add_(1, label, minus_one).mul_(weight_k[step])
             place = len(gradients)
-            for layer, h, output in zip(reversed(layers), reversed(before), reversed(after), strict=True):
+            for layer, h, output in zip(
+                reversed(layers), reversed(before), reversed(after), strict=True
+            ):
                 if isinstance(layer, _Dense):
                     if layer.bias is not None:
                         place -= 1
                         torch.sum(delta, dim=2, out=gradients[place])
                     place -= 1
                     gradient = torch.bmm(delta, h.transpose(1, 2))
-                    gradients[place].copy_(gradient[:, :, : -layer.more] if layer.more > 0 else gradient)
+                    gradients[place].copy_(
+                        gradient[:, :, : -layer.more] if layer.more > 0 else gradient
+                    )
                     if place > 0:
                         delta = layer.backward(delta)
                 elif isinstance(layer, nn.ReLU):
                     delta = delta * (output > 0)
                 else:
-                    slope = 1 - output * output if isinstance(layer, nn.Tanh) else output * (1 - output)
+                    slope = (
+                        1 - output * output if isinstance(layer, nn.Tanh) else output * (1 - output)
+                    )
                     delta = delta * slope
             return loss
 
@@ -112,11 +128,13 @@ class DenseChain:
 
     def _bound(self, params: Sequence[torch.Tensor]) -> list[nn.Module | _Dense]:
         """The layers with the parameters of n models."""
-        remaining, bound = iter(params), list[nn.Module | _Dense]()
+        remaining = iter(params)
+        bound = list[nn.Module | _Dense]()
         for layer in self._layers:
             if isinstance(layer, nn.Linear):
                 weight = next(remaining)
-                # Else rounding would depend on where a client's matrix starts, and with F = 1 on the number of clients.
+                # Else rounding would depend on where a client's matrix starts, and with F = 1 on
+                # the number of clients.
                 aligned = weight[0].numel() % ALIGNMENT == 0 and weight.shape[2] > 1
                 biased = layer.bias is not None
                 bias = next(remaining)[:, :, None] if biased else None
@@ -126,9 +144,14 @@ class DenseChain:
         return bound
 
 
-def _forward(layers: Sequence[nn.Module | _Dense], h: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Inputs and outputs of every layer, (n, features, B), the fastest memory order for the products."""
-    before, after = [], []
+def _forward(
+    layers: Sequence[nn.Module | _Dense], h: torch.Tensor
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Inputs and outputs of every layer, (n, features, B), the fastest memory order for the
+    products.
+    """
+    before = []
+    after = []
     for layer in layers:
         if isinstance(layer, _Dense):
             h, output = layer(h)

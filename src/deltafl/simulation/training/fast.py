@@ -1,11 +1,15 @@
-"""Local training of one client, fast: the steps of ``serial.train_serial``, equal within float32 rounding.
+"""Local training of one client, fast: the steps of ``serial.train_serial``, equal within float32
+rounding.
 
 What makes it faster on one core (``benchmarks/local_training.py`` measures it):
 
-1. Feature maps have the layout that suits the CPU (``choose_forward``): a third of the time of a small CNN.
-2. All parameters are views into one flat vector, so a step is one subtraction: most of the gain of small models.
+1. Feature maps have the layout that suits the CPU (``choose_forward``): a third of the time of a
+   small CNN.
+2. All parameters are views into one flat vector, so a step is one subtraction: most of the gain of
+   small models.
 3. Examples are gathered once a pass, and minibatches are views; there is no data loader.
-4. glibc keeps the blocks that each step frees, instead of returning them to the system and requesting them again.
+4. glibc keeps the blocks that each step frees, instead of returning them to the system and
+   requesting them again.
 """
 
 import copy
@@ -38,11 +42,14 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class FastTrainer:
-    """Trains one client after another with one copy of a model for which ``route.incompatibility`` is None."""
+    """Trains one client after another with one copy of a model for which
+    ``route.incompatibility`` is None.
+    """
 
     def __init__(self, model: torch.nn.Module, loss: Loss, device: torch.device = CPU) -> None:
         self._model = copy.deepcopy(model).to(device)
-        self._loss, self._device = loss, device
+        self._loss = loss
+        self._device = device
         self._params = list(self._model.parameters())
         sizes = [param.numel() for param in self._params]
         self._current_d = torch.zeros(sum(sizes), device=device)
@@ -71,11 +78,15 @@ class FastTrainer:
         self._gradient_sum_d.zero_()
         self._velocity_d.zero_()
         losses = losses_of(self._loss, y) if squares else None
-        loss_sum, square_loss_sum, square_sum = 0.0, math.nan if losses is None else 0.0, 0.0
+        loss_sum = 0.0
+        square_loss_sum = math.nan if losses is None else 0.0
+        square_sum = 0.0
         if self._forward is None:
             self._forward = choose_forward(self._model, x)
         batches = minibatches(len(x), work, rng)
-        drift_step_d = None if drift_d is None else torch.tensor(drift_d, device=self._device) / len(batches)
+        drift_step_d = (
+            None if drift_d is None else torch.tensor(drift_d, device=self._device) / len(batches)
+        )
         for x_batch, y_batch in _examples(x, y, batches):
             output = self._forward(x_batch if augment is None else augment(x_batch))
             batch_loss = self._loss(output, y_batch)
@@ -88,10 +99,19 @@ class FastTrainer:
                 self._gradient_d += torch.from_numpy(noise(len(self._gradient_d))).to(self._device)
             self._gradient_sum_d += self._gradient_d
             square_sum += squared_norm(self._gradient_d).item()
-            take_step(self._current_d, self._gradient_d, self._start_d, self._velocity_d, work, drift_step_d)
+            take_step(
+                self._current_d,
+                self._gradient_d,
+                self._start_d,
+                self._velocity_d,
+                work,
+                drift_step_d,
+            )
         update_d: Params = (self._current_d - self._start_d).cpu().numpy()
         norm_of_sum = squared_norm(self._gradient_sum_d).item()
-        return result_of(update_d, loss_sum, square_loss_sum, square_sum, norm_of_sum, len(batches), work.rate)
+        return result_of(
+            update_d, loss_sum, square_loss_sum, square_sum, norm_of_sum, len(batches), work.rate
+        )
 
 
 def take_step(
@@ -113,7 +133,9 @@ def take_step(
         current.add_(drift_step)
 
 
-def _examples(x: torch.Tensor, y: torch.Tensor, batches: list[IntArray]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _examples(
+    x: torch.Tensor, y: torch.Tensor, batches: list[IntArray]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The minibatches, cut from the examples of a whole pass."""
     size = len(batches[0])
     batches_a_pass = -(-len(x) // size)
@@ -122,20 +144,25 @@ def _examples(x: torch.Tensor, y: torch.Tensor, batches: list[IntArray]) -> Iter
         yield from zip(torch.split(x[rows], size), torch.split(y[rows], size), strict=True)
 
 
-def choose_forward(model: torch.nn.Module, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+def choose_forward(
+    model: torch.nn.Module, x: torch.Tensor
+) -> Callable[[torch.Tensor], torch.Tensor]:
     """The fastest way to run a model on inputs like x; all ways give the same up to rounding.
 
-    - Chains of convolutions, max-pools and ReLUs up to a Flatten, with AVX-512: oneDNN's tiles, to and from which torch
-      would convert around each convolution. With AVX2 tiles waste most of a first layer of few channels: there the step
-      of a two-layer CNN takes 1.2 times as long as with channels last.
-    - Other models of images on a CPU: channels last, which makes torch's pooling several times faster.
+    - Chains of convolutions, max-pools and ReLUs up to a Flatten, with AVX-512: oneDNN's tiles, to
+      and from which torch would convert around each convolution. With AVX2 tiles waste most of a
+      first layer of few channels: there the step of a two-layer CNN takes 1.2 times as long as with
+      channels last.
+    - Other models of images on a CPU: channels last, which makes torch's pooling several times
+      faster.
     - Everything else: the standard layout, as for a model that calls ``view`` on feature maps.
     """
     if x.dim() != 4 or x.device.type != "cpu":
         return model
     length = _tiled_length(model) if _has_avx512() else 0
     if isinstance(model, torch.nn.Sequential) and length > 0 and not has_hooks(model):
-        features, head = model[:length], model[length:]
+        features = model[:length]
+        head = model[length:]
 
         def tiled(x: torch.Tensor) -> torch.Tensor:
             return torch.as_tensor(head(features(x.to_mkldnn()).to_dense()))
@@ -144,7 +171,8 @@ def choose_forward(model: torch.nn.Module, x: torch.Tensor) -> Callable[[torch.T
             return tiled
 
     def last(x: torch.Tensor) -> torch.Tensor:
-        # Neither ``contiguous`` nor ``to`` changes the strides of images with one channel, by which torch goes.
+        # Neither ``contiguous`` nor ``to`` changes the strides of images with one channel, by which
+        # torch goes.
         stored = x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
         return torch.as_tensor(model(stored.permute(0, 3, 1, 2)))
 
@@ -152,17 +180,22 @@ def choose_forward(model: torch.nn.Module, x: torch.Tensor) -> Callable[[torch.T
 
 
 def _has_avx512() -> bool:
-    """Whether torch and oneDNN use AVX-512: the CPU has it, and no environment variable holds it back."""
+    """Whether torch and oneDNN use AVX-512: the CPU has it, and no environment variable holds it
+    back.
+    """
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
-    return torch.backends.cpu.get_cpu_capability() == "AVX512" and not limit.startswith(("SSE", "AVX2"))
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and not limit.startswith(
+        ("SSE", "AVX2")
+    )
 
 
 def _corrupts_memory(model: torch.nn.Module) -> bool:
     """Whether a layer of the model is not safe with channels last.
 
-    Without AVX-512 (or with ONEDNN_MAX_CPU_ISA=AVX2), torch 2.13.0 (oneDNN 3.12.0) writes beyond the memory of the
-    gradient of ``Conv2d(4, 8, 1, stride=2)``, and the process dies later without a message. Seen for 1 to 6 input
-    channels and any stride above 1, not with larger kernels or padding; the rule takes in a little more.
+    Without AVX-512 (or with ONEDNN_MAX_CPU_ISA=AVX2), torch 2.13.0 (oneDNN 3.12.0) writes beyond
+    the memory of the gradient of ``Conv2d(4, 8, 1, stride=2)``, and the process dies later without
+    a message. Seen for 1 to 6 input channels and any stride above 1, not with larger kernels or
+    padding; the rule takes in a little more.
     """
     return any(
         isinstance(part, torch.nn.Conv2d)
@@ -174,21 +207,29 @@ def _corrupts_memory(model: torch.nn.Module) -> bool:
 
 
 def _tiled_length(model: torch.nn.Module) -> int:
-    """The number of layers before the first Flatten if oneDNN can run all of them in tiles, else 0."""
+    """The number of layers before the first Flatten if oneDNN can run all of them in tiles, else
+    0.
+    """
     if type(model) is not torch.nn.Sequential:
         return 0
     for index, layer in enumerate(model):
         if type(layer) is torch.nn.Flatten:
             return index if (layer.start_dim, layer.end_dim) == (1, -1) else 0
-        convolution = type(layer) is torch.nn.Conv2d and layer.padding_mode == "zeros" and layer.groups == 1
-        pool = type(layer) is torch.nn.MaxPool2d and layer.dilation == 1 and not layer.return_indices
+        convolution = (
+            type(layer) is torch.nn.Conv2d and layer.padding_mode == "zeros" and layer.groups == 1
+        )
+        pool = (
+            type(layer) is torch.nn.MaxPool2d and layer.dilation == 1 and not layer.return_indices
+        )
         relu = type(layer) is torch.nn.ReLU and not layer.inplace
         if not (convolution or pool or relu):
             return 0
     return 0
 
 
-def _runs(forward: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Module, x: torch.Tensor) -> bool:
+def _runs(
+    forward: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Module, x: torch.Tensor
+) -> bool:
     """Whether a forward and backward pass over two inputs of zeros raises no error."""
     try:
         output = forward(torch.zeros(2, *x.shape[1:]))
@@ -199,13 +240,18 @@ def _runs(forward: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Modul
 
 
 def has_hooks(part: torch.nn.Module) -> bool:
-    """Whether calling a module does more than its class does, which another form of it would leave out."""
+    """Whether calling a module does more than its class does, which another form of it would
+    leave out.
+    """
     return any(getattr(part, name) for name in _HOOKS) or "forward" in vars(part)
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed blocks up to 32 MiB, at most 1 GiB in all, for the next step's activations."""
-    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+    """Make glibc keep freed blocks up to 32 MiB, at most 1 GiB in all, for the next step's
+    activations.
+    """
+    trim_threshold = -1
+    mmap_threshold = -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(mmap_threshold, 32 * 1024**2)

@@ -1,6 +1,8 @@
-"""Device, precision and path of a run's local training: a pure function of model, task, local work and settings.
+"""Device, precision and path of a run's local training: a pure function of model, task, local work
+and settings.
 
-A run that does not follow the default for CPUs keeps its route in its folder (``engine.json``), for a resume.
+A run that does not follow the default for CPUs keeps its route in its folder (``engine.json``), for
+a resume.
 """
 
 import copy
@@ -29,15 +31,20 @@ _log = logging.getLogger(__name__)
 
 _NOTE = "engine.json"
 _DEFAULT = "the rule for CPUs"
-_LANES = 32  # examples: two vectors of 16 floats, the longest stretch that torch's loops process at once
+_LANES = (
+    32  # examples: two vectors of 16 floats, the longest stretch that torch's loops process at once
+)
 _LARGEST_COHORT = 256
 _CACHE_BYTES = 4 * 1024**2  # of the step of a dense cohort: about what stays in a core's caches
 _CPU_BYTES = 4 * 1024**3  # of the step of any other cohort
-_CALLS_WORTH = 600_000  # products of an example and a parameter that take as long as the calls of one serial step
+# products of an example and a parameter that take as long as the calls of one serial step
+_CALLS_WORTH = 600_000
 
 
 class Computation(NamedTuple):
-    """How the settings want a run to be computed: the values of ``device``, ``precision`` and ``engine``."""
+    """How the settings want a run to be computed: the values of ``device``, ``precision`` and
+    ``engine``.
+    """
 
     device: str = "cpu"
     precision: str = "float32"
@@ -45,7 +52,9 @@ class Computation(NamedTuple):
 
 
 class Route(NamedTuple):
-    """How a run is computed, as in ``engine.json``: one client after the other, or a cohort at once."""
+    """How a run is computed, as in ``engine.json``: one client after the other, or a cohort at
+    once.
+    """
 
     path: Annotated[str, Field(pattern="^(loop|batched)$")] = "loop"
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
@@ -55,19 +64,29 @@ class Route(NamedTuple):
 
 
 def choose_route(model: torch.nn.Module, task: Task, work: LocalWork, how: Computation) -> Route:
-    """The route of a run; an error if this machine lacks the device, or model and precision do not go together."""
+    """The route of a run; an error if this machine lacks the device, or model and precision do
+    not go together.
+    """
     device = find_device(how.device)
     if how.engine == "auto" and device.type == "cpu" and how.precision == "float32":
         dense = dense_cohort_size(model, task, work) > 1
-        return Route("batched" if dense else "loop", why="no GPU was found" if how.device == "auto" else _DEFAULT)
-    no_batch = "engine is 'loop'" if how.engine == "loop" else vectorized_incompatibility(model, task)
+        return Route(
+            "batched" if dense else "loop",
+            why="no GPU was found" if how.device == "auto" else _DEFAULT,
+        )
+    no_batch = (
+        "engine is 'loop'" if how.engine == "loop" else vectorized_incompatibility(model, task)
+    )
     if how.precision != "float32" and no_batch is not None:
         raise DeltaflError(
-            f"precision is {how.precision!r}, which needs the batched path, but {no_batch}; write 'float32'"
+            f"precision is {how.precision!r}, which needs the batched path, but {no_batch}; write "
+            "'float32'"
         )
     path, why = ("batched", f"engine is {how.engine!r}") if no_batch is None else ("loop", no_batch)
     route = Route(path, str(device), how.precision, why, device_name(device))
-    _log.info("local training: %s on %s in %s, because %s", path, route.hardware, route.precision, why)
+    _log.info(
+        "local training: %s on %s in %s, because %s", path, route.hardware, route.precision, why
+    )
     return route
 
 
@@ -79,10 +98,16 @@ def noted_route(folder: Path) -> Route | None:
 
 
 def kept_route(folder: Path) -> Route | None:
-    """The route to continue by; an error if this machine lacks the device, a warning if it has another."""
+    """The route to continue by; an error if this machine lacks the device, a warning if it has
+    another.
+    """
     noted = noted_route(folder)
     if noted is not None and noted.hardware != (found := device_name(find_device(noted.device))):
-        _log.warning("this run started on %s and continues on %s: last bits will differ", noted.hardware, found)
+        _log.warning(
+            "this run started on %s and continues on %s: last bits will differ",
+            noted.hardware,
+            found,
+        )
     return noted
 
 
@@ -94,24 +119,32 @@ def keep_route(route: Route, folder: Path) -> None:
 
 
 def find_device(name: str) -> torch.device:
-    """The device named ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA if there is a GPU, else the CPU."""
+    """The device named ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA if there is a GPU, else
+    the CPU.
+    """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         name = "cuda" if count else "cpu"
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise DeltaflError(f"device is {name!r}, but PyTorch {torch.__version__} finds {count} GPUs; write 'auto'")
+        raise DeltaflError(
+            f"device is {name!r}, but PyTorch {torch.__version__} finds {count} GPUs; write 'auto'"
+        )
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def device_name(device: torch.device) -> str:
     """The device for people and records, with the product name of a GPU."""
-    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+    return (
+        f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+    )
 
 
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
-    """On a GPU: float32 products without TF32, which cuDNN uses by default, and kernels that repeat their bits."""
+    """On a GPU: float32 products without TF32, which cuDNN uses by default, and kernels that
+    repeat their bits.
+    """
     if device.type != "cuda":
         yield
         return
@@ -120,22 +153,30 @@ def exact_products(device: torch.device) -> Iterator[None]:
     try:
         with (
             warnings.catch_warnings(),
-            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
+            torch.backends.cudnn.flags(
+                enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+            ),
         ):
-            # Parameters are parts of one vector, and cuDNN wants those of an LSTM in its own order: it copies them.
-            warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+            # Parameters are parts of one vector, and cuDNN wants those of an LSTM in its own order:
+            # it copies them.
+            warnings.filterwarnings(
+                "ignore", "RNN module weights are not part of single contiguous chunk"
+            )
             yield
     finally:
         torch.set_float32_matmul_precision(before)
 
 
 def incompatibility(model: torch.nn.Module, example: torch.Tensor) -> str | None:
-    """Why ``fast`` and ``batched`` cannot train a model, and ``serial`` has to; None if they can."""
+    """Why ``fast`` and ``batched`` cannot train a model, and ``serial`` has to; None if they
+    can.
+    """
     buffers = [name for name, _ in model.named_buffers()]
     params = list(model.parameters())
     if buffers:
         return (
-            f"the model has buffers ({buffers[0]}), which are not trained or averaged; batch normalization uses its "
+            f"the model has buffers ({buffers[0]}), which are not trained or averaged; batch "
+            "normalization uses its "
             "initial statistics (mean 0, variance 1 if fresh), not the batch's"
         )
     if len(list(model.named_parameters(remove_duplicate=False))) != len(params):
@@ -156,31 +197,52 @@ def _cohort_incompatibility(model: torch.nn.Module, task: Task) -> str | None:
     if reason is not None:
         return reason
     if losses_of(task.loss, torch.tensor(task.dataset.train_y)) is None:
-        return "the loss of a single example is known for cross_entropy of labels 0, 1, ... and squared_error only"
+        return (
+            "the loss of a single example is known for cross_entropy of labels 0, 1, ... and "
+            "squared_error only"
+        )
     with torch.no_grad():
         one_number = is_cross_entropy(task.loss) or model(example_of(task)).shape == (1,)
-    return None if one_number else "the squared error of a single example is known for one number per example only"
+    return (
+        None
+        if one_number
+        else "the squared error of a single example is known for one number per example only"
+    )
 
 
 def vectorized_incompatibility(model: torch.nn.Module, task: Task) -> str | None:
-    """Why a cohort of a task cannot be trained as a batch, or None if it can; tried on two clients."""
+    """Why a cohort of a task cannot be trained as a batch, or None if it can; tried on two
+    clients.
+    """
     reason = _cohort_incompatibility(model, task)
     if reason is not None:
         return reason
     x = torch.stack([torch.cat([example_of(task)] * 2)] * 2)
-    params = [param.detach().expand(2, *param.shape).clone().requires_grad_() for param in model.parameters()]
+    params = [
+        param.detach().expand(2, *param.shape).clone().requires_grad_()
+        for param in model.parameters()
+    ]
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*batching rule")
-            torch.autograd.grad(vectorized_forward(model)(params, x).sum(), params, allow_unused=True)
+            torch.autograd.grad(
+                vectorized_forward(model)(params, x).sum(), params, allow_unused=True
+            )
     except (RuntimeError, UserWarning) as error:
         return f"torch.vmap does not run the model ({' '.join(str(error).split())[:100]})"
     return None
 
 
 def dense_cohort_size(model: torch.nn.Module, task: Task, work: LocalWork) -> int:
-    """How many clients a CPU trains best at once in float32, with the same bits in any cohort; 1 for one by one."""
-    if own_form(model) is None or task.augment is not None or task.tokens or _cohort_incompatibility(model, task):
+    """How many clients a CPU trains best at once in float32, with the same bits in any cohort; 1
+    for one by one.
+    """
+    if (
+        own_form(model) is None
+        or task.augment is not None
+        or task.tokens
+        or _cohort_incompatibility(model, task)
+    ):
         return 1
     num_params = sum(param.numel() for param in model.parameters())
     width = padded_width(task.client_rows, work.batch_size)
@@ -195,7 +257,9 @@ def dense_cohort_size(model: torch.nn.Module, task: Task, work: LocalWork) -> in
 
 
 def cohort_size(model: torch.nn.Module, task: Task, width: int, device: torch.device) -> int:
-    """How many clients fit into one batch: a step takes half of a GPU's memory (not of what is free, for the bits)."""
+    """How many clients fit into one batch: a step takes half of a GPU's memory (not of what is
+    free, for the bits).
+    """
     memory = _CPU_BYTES
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory // 2
@@ -205,7 +269,9 @@ def cohort_size(model: torch.nn.Module, task: Task, width: int, device: torch.de
 
 
 def numbers_per_example(model: torch.nn.Module, task: Task, patches: bool = False) -> int:
-    """How many numbers the layers put out for one example; with ``patches``, and cut for ``convolution.conv2d``."""
+    """How many numbers the layers put out for one example; with ``patches``, and cut for
+    ``convolution.conv2d``.
+    """
     counted = [example_of(task).numel()]
 
     def count(part: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: object) -> None:
@@ -215,13 +281,17 @@ def numbers_per_example(model: torch.nn.Module, task: Task, patches: bool = Fals
                 counted.append(output[0, 0].numel() * part.weight[0].numel())
 
     with register_module_forward_hook(count), torch.no_grad():
-        copy.deepcopy(model).eval()(example_of(task))  # batch normalization refuses to train with one example
+        copy.deepcopy(model).eval()(
+            example_of(task)
+        )  # batch normalization refuses to train with one example
     return sum(counted)
 
 
 def example_of(task: Task) -> torch.Tensor:
     """The inputs of one example of a task in the model's format, all 0."""
-    return torch.zeros(1, *task.dataset.train_x.shape[1:], dtype=torch.int64 if task.tokens else torch.float32)
+    return torch.zeros(
+        1, *task.dataset.train_x.shape[1:], dtype=torch.int64 if task.tokens else torch.float32
+    )
 
 
 def largest_batch(client_rows: Sequence[IntArray], batch_size: int | None) -> int:
@@ -230,5 +300,7 @@ def largest_batch(client_rows: Sequence[IntArray], batch_size: int | None) -> in
 
 
 def padded_width(client_rows: Sequence[IntArray], batch_size: int | None) -> int:
-    """The largest minibatch rounded up to a multiple of 32: vector instructions then cut all clients' rows alike."""
+    """The largest minibatch rounded up to a multiple of 32: vector instructions then cut all
+    clients' rows alike.
+    """
     return -(-largest_batch(client_rows, batch_size) // _LANES) * _LANES

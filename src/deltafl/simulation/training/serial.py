@@ -1,7 +1,9 @@
-"""Local training of one client as a plain loop: the reference for the faster paths ``fast`` and ``batched``.
+"""Local training of one client as a plain loop: the reference for the faster paths ``fast`` and
+``batched``.
 
-The client starts from the global model x_0 and takes K steps x <- x - lr * direction(g_k), where g_k is the gradient of
-the mean loss of minibatch k. It returns u = x_K - x_0 with statistics of its steps.
+The client starts from the global model x_0 and takes K steps x <- x - lr * direction(g_k), where
+g_k is the gradient of the mean loss of minibatch k. It returns u = x_K - x_0 with statistics of its
+steps.
 """
 
 import copy
@@ -34,14 +36,19 @@ class LocalWork:
     """What every client does in a round. Exactly one of ``epochs`` and ``steps`` is set."""
 
     lr: float  #: local learning rate eta_L > 0
-    epochs: int | None = None  #: passes over the client's data, each in a new order; the last minibatch may be short
+    epochs: int | None = (
+        None  #: passes over the client's data, each in a new order; the last minibatch may be short
+    )
     steps: int | None = None  #: number of minibatch steps K, over as many passes as needed
     batch_size: int | None = 32  #: examples in a minibatch, >= 1; None for the client's whole data
-    momentum: float = 0.0  #: gamma in [0, 1): v <- gamma v + g, x <- x - lr v, with v = 0 at the start of every round
+    #: gamma in [0, 1): v <- gamma v + g, x <- x - lr v, with v = 0 at the start of every round
+    momentum: float = 0.0
     proximal: float = 0.0  #: mu >= 0: adds mu (x - x_0) to the gradient (FedProx, Li et al. 2020)
-    mime: float = 0.0  #: beta in [0, 1): x <- x - (1 - beta) lr v + drift / K, with the drift that the server sent
-    #: Whether a client's minibatches are those of round 0 in every round. Augmentation, random layers and gradient
-    #: noise stay new in each round; without them an update is a function of the model alone.
+    #: beta in [0, 1): x <- x - (1 - beta) lr v + drift / K, with the drift that the server sent
+    mime: float = 0.0
+    #: Whether a client's minibatches are those of round 0 in every round. Augmentation, random
+    #: layers and gradient noise stay new in each round; without them an update is a function of the
+    #: model alone.
     fixed_order: bool = False
 
     @property
@@ -50,7 +57,9 @@ class LocalWork:
         return (1 - self.mime) * self.lr
 
     def minibatch_size(self, num_examples: int) -> int:
-        """Examples in a minibatch of a client with so many; the last one of a pass may have fewer."""
+        """Examples in a minibatch of a client with so many; the last one of a pass may have
+        fewer.
+        """
         return min(self.batch_size or num_examples, num_examples)
 
     def num_steps(self, num_examples: int) -> int:
@@ -62,10 +71,13 @@ class LocalWork:
 class LocalResult(NamedTuple):
     """What a client returns."""
 
-    update_d: Params  #: x_K - x_0, parameters in the order of ``model.parameters()``, each flattened in C order
+    #: x_K - x_0, parameters in the order of ``model.parameters()``, each flattened in C order
+    update_d: Params
     loss: float  #: mean of the minibatch losses over the steps, measured before each step
-    square_loss: float  #: mean squared loss of single examples over the steps; NaN where not measured or not known
-    #: rate^2 ((1/K) sum_k norm(g_k)^2 - norm((1/K) sum_k g_k)^2), >= 0; g_k without the proximal term.
+    #: mean squared loss of single examples over the steps; NaN where not measured or not known
+    square_loss: float
+    #: rate^2 ((1/K) sum_k norm(g_k)^2 - norm((1/K) sum_k g_k)^2), >= 0; g_k without the proximal
+    #: term.
     step_variance: float
     num_steps: int  #: K
 
@@ -80,17 +92,23 @@ def result_of(
     rate: float,
 ) -> LocalResult:
     """The result from sums over the steps: of losses and norm(g_k)^2, and norm(sum_k g_k)^2."""
-    variance = rate * rate * (square_sum / num_steps - squared_norm_of_sum / (num_steps * num_steps))
+    variance = (
+        rate * rate * (square_sum / num_steps - squared_norm_of_sum / (num_steps * num_steps))
+    )
     return LocalResult(
         update_d=update_d,
         loss=loss_sum / num_steps,
         square_loss=square_loss_sum / num_steps,
-        step_variance=0.0 if variance < 0 or num_steps == 1 else variance,  # NaN if the training diverged
+        step_variance=0.0
+        if variance < 0 or num_steps == 1
+        else variance,  # NaN if the training diverged
         num_steps=num_steps,
     )
 
 
-def passes(num_examples: int, work: LocalWork, rng: np.random.Generator) -> tuple[list[IntArray], int]:
+def passes(
+    num_examples: int, work: LocalWork, rng: np.random.Generator
+) -> tuple[list[IntArray], int]:
     """The orders of a client's examples, one for each pass, and the size of its minibatches."""
     size = work.minibatch_size(num_examples)
     number = -(-work.num_steps(num_examples) // -(-num_examples // size))
@@ -98,9 +116,13 @@ def passes(num_examples: int, work: LocalWork, rng: np.random.Generator) -> tupl
 
 
 def minibatches(num_examples: int, work: LocalWork, rng: np.random.Generator) -> list[IntArray]:
-    """The rows of each local step; all passes are drawn from ``rng`` in order, so every path sees the same ones."""
+    """The rows of each local step; all passes are drawn from ``rng`` in order, so every path
+    sees the same ones.
+    """
     orders, size = passes(num_examples, work, rng)
-    batches = [order[start : start + size] for order in orders for start in range(0, num_examples, size)]
+    batches = [
+        order[start : start + size] for order in orders for start in range(0, num_examples, size)
+    ]
     return batches[: work.num_steps(num_examples)]
 
 
@@ -127,27 +149,35 @@ def train_serial(
         params_d: float32 (d,), the global model x_0, in the order of ``model.parameters()``.
         work: Steps, learning rate, momentum and proximal term.
         rng: Draws the minibatches of all steps, before any noise is drawn.
-        noise: Draws the noise that is added to each minibatch gradient, in the order of the steps; None for none.
-        drift_d: float32 (d,), moves the parameters by drift_d / K in each step, whatever the gradient; None for 0.
+        noise: Draws the noise that is added to each minibatch gradient, in the order of the steps;
+            None for none.
+        drift_d: float32 (d,), moves the parameters by drift_d / K in each step, whatever the
+            gradient; None for 0.
         augment: Varies the inputs of each minibatch, in the order of the steps; None for none.
         squares: Whether to measure the mean squared losses of single examples.
     """
     model = copy.deepcopy(model).train()
-    for part in model.modules():  # batch normalization uses the statistics that it was made with, as in evaluation
+    for part in (
+        model.modules()
+    ):  # batch normalization uses the statistics that it was made with, as in evaluation
         if isinstance(part, torch.nn.modules.batchnorm._NormBase):
             part.eval()
     start_d = torch.tensor(params_d, device=x.device)
-    current_d, velocity_d = start_d, torch.zeros_like(start_d)
+    current_d = start_d
+    velocity_d = torch.zeros_like(start_d)
     losses = losses_of(loss, y) if squares else None
-    loss_sum, square_loss_sum = 0.0, math.nan if losses is None else 0.0
-    square_sum, gradient_sum_d = 0.0, torch.zeros_like(start_d, dtype=torch.float64)
+    loss_sum = 0.0
+    square_loss_sum = math.nan if losses is None else 0.0
+    square_sum = 0.0
+    gradient_sum_d = torch.zeros_like(start_d, dtype=torch.float64)
     batches = minibatches(len(x), work, rng)
     drift_step_d = torch.zeros_like(start_d)
     if drift_d is not None:
         drift_step_d = torch.tensor(drift_d, device=x.device) / len(batches)
     for rows in batches:
         vector_to_parameters(current_d, model.parameters())
-        output, y_batch = model(x[rows] if augment is None else augment(x[rows])), y[rows]
+        output = model(x[rows] if augment is None else augment(x[rows]))
+        y_batch = y[rows]
         batch_loss = loss(output, y_batch)
         gradient_d = _gradient(model, batch_loss)
         if noise is not None:
@@ -161,7 +191,9 @@ def train_serial(
         current_d = current_d - work.rate * velocity_d + drift_step_d
     norm_of_sum = gradient_sum_d.square().sum().item()
     update_d: Params = (current_d - start_d).cpu().numpy()
-    return result_of(update_d, loss_sum, square_loss_sum, square_sum, norm_of_sum, len(batches), work.rate)
+    return result_of(
+        update_d, loss_sum, square_loss_sum, square_sum, norm_of_sum, len(batches), work.rate
+    )
 
 
 def _gradient(model: torch.nn.Module, batch_loss: torch.Tensor) -> torch.Tensor:
@@ -173,7 +205,9 @@ def _gradient(model: torch.nn.Module, batch_loss: torch.Tensor) -> torch.Tensor:
 
 
 def losses_of(loss: Loss, y: torch.Tensor | None = None) -> Losses | None:
-    """The loss of each example, of one client or several; None if not known for this loss (and these targets)."""
+    """The loss of each example, of one client or several; None if not known for this loss (and
+    these targets).
+    """
     if y is not None and y.dim() != 1:
         return None
     if is_cross_entropy(loss) and (y is None or (y.dtype == torch.int64 and int(y.min()) >= 0)):
