@@ -22,9 +22,11 @@ from deltafl import (
     make_sampler,
     open_round,
 )
+from deltafl.simulation.engine import Engine
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
-from deltafl.simulation.setup import engine_of
+from deltafl.simulation.setup import task_of, work_of
+from deltafl.simulation.training.route import Computation
 from deltafl.types import FloatArray
 from tools.simulation import quiet
 
@@ -131,7 +133,9 @@ def test_each_client_gets_its_own_drift_on_every_route(engine: str) -> None:
     other.
     """
     split = {"partition": "yurochkin2019", "alpha": 0.3, "local_epochs": 1, "sampler": "uniform"}
-    trainer = engine_of(make_settings(RunSettings, {**SMALL, **split, "engine": engine}))
+    settings = make_settings(RunSettings, {**SMALL, **split})
+    how = Computation(engine=engine)
+    trainer = Engine(task_of(settings), work_of(settings), settings.seed, how=how)
     params_d = trainer.initial_params()
     client_n = np.array([4, 0, 2, 5])
     drift_nd = np.random.default_rng(0).normal(size=(4, trainer.num_params)).astype(np.float32)

@@ -110,7 +110,6 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
         ({"label": 1, "task": "t.csv"}, ["label is 1; it must be text"]),
         ({"device": "gpu"}, ["device", "'gpu'", "cpu|cuda|", "auto"]),
         ({"device": "cuda", "workers": 2}, ["workers is 2", "'cuda'", "workers = 1"]),
-        ({"engine": "batched", "workers": 2}, ["workers is 2", "'batched'", "workers = 1"]),
         ({"precision": "bfloat16", "workers": 2}, ["workers is 2", "'bfloat16'", "workers = 1"]),
     ],
 )

@@ -38,6 +38,9 @@ _MORE = ("client_accuracy", "clock", "client_seconds", "bytes_up")
 #: recorded.
 _HOW = FREE_ON_RESUME | {"memory_path", "device"}
 
+#: Settings that records of earlier versions have; what they decided is decided by the task now.
+_GONE = {"engine"}
+
 #: A column of numbers; null where one does not exist.
 Column = Annotated[list[float | None], BeforeValidator(plain_json)]
 
@@ -339,7 +342,8 @@ def require_same(recorded: dict[str, Any], job: Job, place: Path) -> None:
     its default.
     """
     cure = "delete it to run it again"
-    before = checked(RunSettings, recorded, f"{place} has impossible settings", cure)
+    known = {key: value for key, value in recorded.items() if key not in _GONE}
+    before = checked(RunSettings, known, f"{place} has impossible settings", cure)
     for key, old, new in differing(before, job.settings):
         if key not in _HOW:
             raise DeltaflError(

@@ -176,11 +176,6 @@ class Settings(BaseModel):
         description="of products in training; not yet measured on a GPU",
         json_schema_extra=UNMEASURED,
     )
-    engine: Literal["auto", "loop", "batched"] = Field(
-        "auto",
-        description="one client after the other, or all at once; not yet measured on a GPU",
-        json_schema_extra=UNMEASURED,
-    )
     data_dir: str | None = Field(
         None, description="folder with data sets; DELTAFL_DATA does the same"
     )
@@ -329,12 +324,10 @@ class RunSettings(Settings):
                 f"{self.sampler}"
             )
         parse_label(self.sampler)
-        how = (self.device, self.precision, self.engine)
-        if self.workers > 1 and how not in (("cpu", "float32", "auto"), ("cpu", "float32", "loop")):
+        if self.workers > 1 and (self.device, self.precision) != ("cpu", "float32"):
             raise DeltaflError(
-                f"workers is {self.workers}, but with device, precision and engine "
-                f"{', '.join(map(repr, how))} one "
-                "process trains the whole cohort; write workers = 1"
+                f"workers is {self.workers}, but with device {self.device!r} and precision "
+                f"{self.precision!r} one process trains the whole cohort; write workers = 1"
             )
 
 

@@ -124,7 +124,7 @@ def data_of(settings: RunSettings, task: Task) -> dict[str, str]:
 
 def computation_of(settings: RunSettings) -> Computation:
     """How a run is to be computed."""
-    return Computation(settings.device, settings.precision, settings.engine)
+    return Computation(settings.device, settings.precision)
 
 
 def plan_of(
