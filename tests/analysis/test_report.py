@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from deltafl.analysis import Run, summarise
-from deltafl.analysis.headline import headline
 from deltafl.analysis.looks import ON_DARK, looks
 from deltafl.analysis.plots import client_accuracies, selections_by_size
 from deltafl.analysis.report import Part, write_report
 from deltafl.analysis.statistics import fairness_of, worst_tenth
+from deltafl.analysis.verdict import headline
 from deltafl.errors import MissingExtraError
 from deltafl.simulation.comparison import command_of
 from deltafl.simulation.settings import CompareSettings, make_settings

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from deltafl.analysis import Run, Summary, comparison_table, remarks, summarise
 from deltafl.analysis.runs import Fairness
-from deltafl.analysis.table import bias_remark, human_bytes, human_seconds
+from deltafl.analysis.text import human_bytes, human_seconds
+from deltafl.analysis.verdict import bias_remark
 from tools.runs import make_run, runs_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_sampler.py"

@@ -21,7 +21,7 @@ from deltafl import (
     open_round,
     save_state,
 )
-from deltafl.analysis.table import bias_remark
+from deltafl.analysis.verdict import bias_remark
 from deltafl.designs.inclusion import inclusion_probabilities
 from deltafl.round import Plan, RoundState
 from deltafl.server.clipping import capped

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from conftest import population_of
-from deltafl.analysis.table import remarks
+from deltafl.analysis import remarks
 from deltafl.cli.main import app
 from deltafl.io import plain_json
 from deltafl.server.watch import Watch

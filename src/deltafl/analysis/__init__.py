@@ -1,8 +1,8 @@
 """From finished runs to what a person reads: the run table, statistics, summary, tables, pictures.
 
-``Run`` (one sampler with one seed) -> ``summarise`` -> ``Summary`` -> ``write_summary`` /
-``comparison_table`` / ``remarks``; ``draw_plots`` draws the curves of the runs. The functions of
-``statistics`` state their formulas.
+``Run`` (one sampler with one seed) -> ``summarise`` -> ``Summary`` -> ``headline`` and ``remarks``,
+which ``comparison_table`` and ``write_report`` show; ``draw_plots`` draws the curves of the runs.
+The functions of ``statistics`` state their formulas.
 """
 
 from ..samplers import base_name
@@ -38,7 +38,9 @@ from .statistics import (
     t_quantile,
 )
 from .summary import Summary, read_summary, summarise, write_summary
-from .table import DIVERGED, bias_remark, comparison_table, human_bytes, human_seconds, remarks
+from .table import comparison_table
+from .text import DIVERGED, human_bytes, human_seconds
+from .verdict import bias_remark, headline, remarks
 
 __all__ = [
     "CAPTION",
@@ -52,8 +54,6 @@ __all__ = [
     "Band",
     "Evidence",
     "Interval",
-]
-__all__ += [
     "Line",
     "Look",
     "Panel",
@@ -64,17 +64,14 @@ __all__ += [
     "area_under",
     "band_of",
     "base_name",
-]
-__all__ += [
     "bias_remark",
     "comparison_table",
     "curve_band",
     "draw_panels",
     "draw_plots",
     "fieller",
+    "headline",
     "human_bytes",
-]
-__all__ += [
     "human_seconds",
     "looks",
     "mean_and_sd",
@@ -82,8 +79,6 @@ __all__ += [
     "mean_of_best",
     "panel_title",
     "ratio_of_means",
-]
-__all__ += [
     "reach",
     "read_evidence",
     "read_summary",
@@ -92,5 +87,7 @@ __all__ += [
     "small_png",
     "styled",
     "summarise",
+    "t_quantile",
+    "write_report",
+    "write_summary",
 ]
-__all__ += ["t_quantile", "write_report", "write_summary"]

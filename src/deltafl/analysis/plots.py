@@ -7,10 +7,10 @@ figure and no ``matplotlibrc`` of the user plays a part: the same runs give the 
 import io
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,11 @@ from ..types import FloatArray
 from .looks import GREY, INK, MOST_STRONG, PALE, WEAK, Look, looks
 from .runs import Run, by_sampler
 from .summary import Summary, ranked, references
+from .text import threshold_text
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
+#: Matplotlib's classes, which is an optional package and is imported where something is drawn.
+Figure = Any
+Axes = Any
 #: Dots an inch, and the width of a figure in inches.
 DPI = 150
 WIDTH = 7.2
@@ -99,47 +99,48 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
 
     Returns the files written into ``directory``, which is made if it does not exist.
     """
-    paths = [Path(directory) / name for name in PICTURES]
-    drawn = [
-        draw_curves(runs, summary, "accuracy", paths[0]),
-        draw_curves(runs, summary, "loss", paths[1]),
-    ]
-    drawn += [_draw_selections(_first_in_colour(runs, summary), paths[2])]
-    return [path for path, figure in zip(paths, drawn, strict=True) if figure is not None]
+    accuracy, loss, selected = (Path(directory) / name for name in PICTURES)
+    drawn = {
+        accuracy: draw_curves(runs, summary, "accuracy", accuracy),
+        loss: draw_curves(runs, summary, "loss", loss),
+        selected: _draw_selections(_first_in_colour(runs, summary), selected),
+    }
+    return [path for path, figure in drawn.items() if figure is not None]
 
 
 def draw_curves(
     runs: Sequence[Run], summary: Summary, metric: str, path: Path | None = None
-) -> "Figure | None":
+) -> Figure | None:
     """Draw the curves of a metric, as ``draw_panels`` does; None if no run has an accuracy."""
     groups = _first_in_colour(runs, summary)
-    look_of = looks(list(groups))
-    lines = [
-        Line(label, look_of[label], curve_band(group, metric)) for label, group in groups.items()
-    ]
-    drawn = [line for line in lines if np.isfinite(line.band.mean_r).any()]
+    drawn = []
+    note = CAPTION
+    for label, look in looks(list(groups)).items():
+        band = curve_band(groups[label], metric)
+        if np.isfinite(band.mean_r).any():
+            drawn.append(Line(label, look, band))
+    if missing := groups.keys() - {line.name for line in drawn}:
+        note += f" Never finite: {', '.join(label for label in groups if label in missing)}."
     if not drawn and metric == "accuracy":
         return None
-    missing = [line.name for line in lines if line not in drawn]
-    note = CAPTION + (f" Never finite: {', '.join(missing)}." if missing else "")
     goal = goal_of(summary) if metric == summary.metric else None
-    note += (
-        "" if goal is None else f" Dashed: {goal:g}{' %' * (metric == 'accuracy')}, the threshold."
-    )
+    if goal is not None:
+        note += f" Dashed: {threshold_text(summary).removeprefix('loss ')}, the threshold."
     panels = [Panel(panel_title("", runs), drawn, OVER["round"], METRICS[metric], goal)]
     if runs[0].clock_r is not None:
-        by_clock = [
-            line._replace(band=line.band._replace(round_r=mean_clock(groups[line.name])))
-            for line in drawn
-        ]
+        by_clock = []
+        for line in drawn:
+            band = line.band._replace(round_r=mean_clock(groups[line.name]))
+            by_clock.append(line._replace(band=band))
         panels.append(Panel("", by_clock, OVER["clock"], METRICS[metric], goal))
     return draw_panels(panels, len(panels), note, path, log_y=metric == "loss")
 
 
 def goal_of(summary: Summary) -> float | None:
     """Where the threshold lies on the axis of the metric, accuracy in percent."""
-    goal = summary.threshold
-    return 100 * goal if goal is not None and summary.metric == "accuracy" else goal
+    if summary.threshold is None:
+        return None
+    return {"accuracy": 100, "loss": 1}[summary.metric] * summary.threshold
 
 
 def mean_clock(runs: Sequence[Run]) -> FloatArray:
@@ -151,10 +152,8 @@ def _first_in_colour(runs: Sequence[Run], summary: Summary) -> dict[str, list[Ru
     """The runs by sampler: full participation and uniform sampling, then the best."""
     groups = by_sampler(runs)
     ends = references(summary)
-    order = sorted(
-        (entry.sampler for entry in ranked(summary)), key=lambda label: label not in ends
-    )
-    return {label: groups[label] for label in order}
+    order = [entry.sampler for entry in ranked(summary)]
+    return {label: groups[label] for label in sorted(order, key=lambda label: label not in ends)}
 
 
 def band_of(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> Band:
@@ -164,9 +163,7 @@ def band_of(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> Band:
     shared = curves[0][0]
     for round_r, _ in curves[1:]:
         shared = np.intersect1d(shared, round_r)
-    value_sr = np.array(
-        [value_r[np.isin(round_r, shared)] for round_r, value_r in curves], dtype=np.float64
-    )
+    value_sr = np.array([value_r[np.isin(round_r, shared)] for round_r, value_r in curves], float)
     value_sr[:, ~np.isfinite(value_sr).all(axis=0)] = np.nan
     return Band(shared, value_sr.mean(axis=0), value_sr.min(axis=0), value_sr.max(axis=0))
 
@@ -175,23 +172,20 @@ def curve_band(runs: Sequence[Run], y: str, smoothing: int = 1) -> Band:
     """Mean and range over seeds of ``accuracy`` (in percent), ``loss`` or ``log10-loss``, as a
     moving average.
     """
-    curve_of: dict[str, Callable[[Run], FloatArray]] = {
-        "accuracy": lambda run: 100 * run.accuracy_r,
-        "loss": lambda run: run.loss_r,
-        "log10-loss": lambda run: np.log10(run.loss_r),
-    }
     with np.errstate(divide="ignore", invalid="ignore"):
-        return band_of([(run.round_r, _smooth(curve_of[y](run), smoothing)) for run in runs])
+        return band_of([(run.round_r, _smooth(_curve(run, y), smoothing)) for run in runs])
+
+
+def _curve(run: Run, y: str) -> FloatArray:
+    if y == "accuracy":
+        return 100 * run.accuracy_r
+    return run.loss_r if y == "loss" else np.log10(run.loss_r)
 
 
 def _smooth(value_r: FloatArray, window: int) -> FloatArray:
     """Moving average of each evaluation and those before it; shorter at the beginning."""
-    if window == 1:
-        return value_r
-    sums = np.cumsum(np.concatenate([[0.0], value_r]))
-    end_r = np.arange(1, len(value_r) + 1)
-    begin_r = np.maximum(end_r - window, 0)
-    smooth_r: FloatArray = (sums[end_r] - sums[begin_r]) / (end_r - begin_r)
+    sum_r = np.convolve(value_r, np.ones(window))[: len(value_r)]
+    smooth_r: FloatArray = sum_r / np.minimum(np.arange(1, len(value_r) + 1), window)
     return smooth_r
 
 
@@ -203,7 +197,7 @@ def draw_panels(
     *,
     log_y: bool = False,
     log_x: bool = False,
-) -> "Figure":
+) -> Figure:
     """Draw panels with a legend and a note below them, and save them if there is a path.
 
     The first 6 lines of a panel are in colour; a name that is beyond that in one panel is grey in
@@ -217,35 +211,19 @@ def draw_panels(
     # A letter of the legend is about 0.063 inches wide, its key 0.5.
     names_a_row = max(1, int((WIDTH - 0.2) / (0.5 + 0.063 * max(map(len, names), default=0))))
     rows = math.ceil(len(panels) / columns)
-    height = (
-        (2.35 if columns > 1 else 3.35) * rows + 0.2 * math.ceil(len(names) / names_a_row) + 0.4
-    )
+    panel_height = 2.35 if columns > 1 else 3.35
+    height = panel_height * rows + 0.2 * math.ceil(len(names) / names_a_row) + 0.4
     with styled():
         from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
         figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white", layout="constrained")
         all_axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-        handles: dict[Any, Any] = {}
+        handles: dict[str, Any] = {}
         for axes, panel in zip(all_axes, panels, strict=False):
             for line in panel.lines:
                 look = line.look.weak if line.name in weak else line.look
                 handles.setdefault(line.name, _draw_line(axes, line.band, look))
-            if log_y:
-                _log_axis(axes, panel.lines)
-            if panel.goal is not None:
-                axes.axhline(
-                    panel.goal, color=GREY, linewidth=0.8, linestyle=(0, (5, 3)), zorder=1.5
-                )
-            axes.set_title(_filled(panel.caption, WIDTH / columns / 0.07))
-            axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
-            axes.grid(axis="y", color=PALE, linewidth=0.6)
-            if log_x:
-                axes.set_xscale("log")
-                axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-            else:
-                axes.set_xlim(left=0)
-                axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+            _dress(axes, panel, WIDTH / columns, log_y, log_x)
         for unused in all_axes[len(panels) :]:
             unused.set_visible(False)
         figure.legend(
@@ -266,35 +244,7 @@ def draw_panels(
     return figure
 
 
-def _filled(text: str, letters: float) -> str:
-    """Lines that are not longer: a letter of a title is about 0.07 inches wide, one of a note
-    0.0525.
-    """
-    return "\n".join(textwrap.fill(line, int(letters)) for line in text.split("\n"))
-
-
-def _log_axis(axes: "Axes", lines: Sequence[Line]) -> None:
-    from matplotlib.ticker import LogFormatter
-
-    class PlainFormatter(LogFormatter):
-        """Labels the same ticks, 0.00006 as 0.00006."""
-
-        def __call__(self, x: float, pos: int | None = None) -> str:
-            return (
-                np.format_float_positional(x, 3, fractional=False, trim="-")
-                if super().__call__(x, pos)
-                else ""
-            )
-
-    means = np.concatenate([line.band.mean_r for line in lines] or [np.empty(0)])
-    means = means[np.isfinite(means)]
-    if len(means) and means.min() > 0 and means.max() >= 3 * means.min():
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(PlainFormatter())
-        axes.yaxis.set_minor_formatter(PlainFormatter(minor_thresholds=(2, 0.4)))
-
-
-def _draw_line(axes: "Axes", band: Band, look: Look) -> Any:
+def _draw_line(axes: Axes, band: Band, look: Look) -> Any:
     x_r, mean_r, low_r, high_r = band
     if look.colour != WEAK:
         axes.fill_between(
@@ -314,17 +264,80 @@ def _draw_line(axes: "Axes", band: Band, look: Look) -> Any:
     return drawn
 
 
+def _dress(axes: Axes, panel: Panel, width: float, log_y: bool, log_x: bool) -> None:
+    """Scales, labels, goal and grid of a panel."""
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    if log_y:
+        _log_axis(axes, panel.lines)
+    if panel.goal is not None:
+        axes.axhline(panel.goal, color=GREY, linewidth=0.8, linestyle=(0, (5, 3)), zorder=1.5)
+    axes.set_title(_filled(panel.caption, width / 0.07))
+    axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
+    axes.grid(axis="y", color=PALE, linewidth=0.6)
+    if log_x:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    else:
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+
+
+def _log_axis(axes: Axes, lines: Sequence[Line]) -> None:
+    from matplotlib.ticker import LogFormatter
+
+    class PlainFormatter(LogFormatter):
+        """Labels the same ticks, 0.00006 as 0.00006."""
+
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            if not super().__call__(x, pos):
+                return ""
+            return np.format_float_positional(x, 3, fractional=False, trim="-")
+
+    means = np.concatenate([line.band.mean_r for line in lines] or [np.empty(0)])
+    means = means[np.isfinite(means)]
+    if len(means) and means.min() > 0 and means.max() >= 3 * means.min():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(PlainFormatter())
+        axes.yaxis.set_minor_formatter(PlainFormatter(minor_thresholds=(2, 0.4)))
+
+
+def _filled(text: str, letters: float) -> str:
+    """Lines that are not longer: a letter of a title is about 0.07 inches wide, one of a note
+    0.0525.
+    """
+    return "\n".join(textwrap.fill(line, int(letters)) for line in text.split("\n"))
+
+
+def _draw_selections(groups: dict[str, list[Run]], path: Path) -> Figure | None:
+    """Counts of each client, sorted within a run and averaged over seeds, one line a sampler;
+    None for full alone.
+    """
+    bands = selections(groups)
+    if not bands:
+        return None
+    look_of = looks(list(groups))
+    shares = []
+    for label in bands:
+        never = float(np.mean([run.draws_m == 0 for run in groups[label]]))
+        if never:
+            shares.append(f"{label} {100 * never:.0f} %")
+    note = f"{CAPTION} Clients never selected: {', '.join(shares)}." if shares else CAPTION
+    lines = [Line(label, look_of[label], band) for label, band in bands.items()]
+    title = panel_title("", next(iter(groups.values())))
+    panel = Panel(title, lines, SELECTED_FIRST, "times selected")
+    return draw_panels([panel], 1, note, path, log_y=True)
+
+
 def selections(groups: dict[str, list[Run]]) -> dict[str, Band]:
     """How often clients were selected, sorted within a run; without ``full``, which selects
     everyone, every time.
     """
     bands = {}
     for label, group in groups.items():
+        client_m = np.arange(1, len(group[0].draws_m) + 1)
         if base_name(label) != "full":
-            client_m = np.arange(1, len(group[0].draws_m) + 1)
-            bands[label] = band_of(
-                [(client_m, np.sort(run.draws_m)[::-1].astype(np.float64)) for run in group]
-            )
+            bands[label] = band_of([(client_m, -np.sort(-1.0 * run.draws_m)) for run in group])
     return bands
 
 
@@ -334,34 +347,34 @@ def selections_by_size(runs: Sequence[Run], groups: int = 10) -> Band | None:
 
     None if sizes were not recorded, or are all the same.
     """
+    require("pandas", "sim")
+    import pandas as pd
+
     sizes = [run.num_examples_m for run in runs if run.num_examples_m is not None]
-    if len(sizes) < len(runs) or np.ptp(size_c := np.concatenate(sizes)) == 0:
+    if len(sizes) < len(runs):
         return None
-    draws_c = np.concatenate([run.draws_m for run in runs]).astype(np.float64)
-    tenths = [
-        part for part in np.array_split(np.argsort(size_c, kind="stable"), groups) if len(part)
-    ]
-    ends = np.array([np.quantile(draws_c[part], [0.1, 0.9]) for part in tenths])
-    means = [np.array([column[part].mean() for part in tenths]) for column in (size_c, draws_c)]
-    return Band(means[0], means[1], ends[:, 0], ends[:, 1])
+    draws = [run.draws_m for run in runs]
+    clients = pd.DataFrame({"size": np.concatenate(sizes), "draws": np.concatenate(draws)})
+    if clients["size"].nunique() == 1:
+        return None
+    place = clients["size"].rank(method="first") - 1
+    parts = clients.groupby(place * groups // len(clients))
+    draws = parts["draws"]
+    return Band(parts["size"].mean(), draws.mean(), draws.quantile(0.1), draws.quantile(0.9))
 
 
 def client_accuracies(runs: Sequence[Run]) -> Band | None:
     """Accuracy of the worst q percent of the clients' best, q = 0 to 100, over seeds; None if it
     was not recorded.
     """
-    known = [
-        run.accuracy_km for run in runs if run.accuracy_km is not None and run.fairness is not None
-    ]
-    if len(known) < len(runs):
-        return None
     percent = np.linspace(0, 100, 101)
-    return band_of(
-        [
-            (percent, 100 * np.nanpercentile(row_km, percent, axis=1).mean(axis=1))
-            for row_km in known
-        ]
-    )
+    curves = []
+    for run in runs:
+        if run.accuracy_km is None or run.fairness is None:
+            return None
+        curve_kq = np.nanpercentile(run.accuracy_km, percent, axis=1)
+        curves.append((percent, 100 * curve_kq.mean(axis=1)))
+    return band_of(curves)
 
 
 def panel_title(title: str, runs: Sequence[Run]) -> str:
@@ -369,54 +382,37 @@ def panel_title(title: str, runs: Sequence[Run]) -> str:
     task = str(runs[0].settings.get("task", ""))
     is_named = task.replace("-", "") in title.lower().replace("-", "")
     setting = ["" if is_named else task, f"m = {len(runs[0].draws_m):,}"]
-    setting += [f"n = {n}"] if (n := _samples(runs)) else []
+    if n := _samples(runs):
+        setting.append(f"n = {n}")
     return "\n".join(filter(None, [title, ", ".join(filter(None, setting))]))
 
 
 def setting_text(runs: Sequence[Run]) -> str:
     """How many clients there are, how many of them are asked, and the seeds, for a title."""
     seeds = len({run.seed for run in runs})
-    asked = f", {n} selected a round" if (n := _samples(runs)) else ""
-    return f"{len(runs[0].draws_m):,} clients{asked}, {seeds} {'seed' if seeds == 1 else 'seeds'}"
+    texts = [f"{len(runs[0].draws_m):,} clients"]
+    if n := _samples(runs):
+        texts.append(f"{n} selected a round")
+    return ", ".join([*texts, "1 seed" if seeds == 1 else f"{seeds} seeds"])
 
 
 def _samples(runs: Sequence[Run]) -> str:
     """How many clients are selected a round; several numbers where runs differ in it."""
-    return ", ".join(
-        str(n) for n in dict.fromkeys(run.settings.get("sample") for run in runs) if n is not None
-    )
+    numbers = dict.fromkeys(run.settings.get("sample") for run in runs)
+    return ", ".join(str(n) for n in numbers if n is not None)
 
 
-def _draw_selections(groups: dict[str, list[Run]], path: Path) -> "Figure | None":
-    """Counts of each client, sorted within a run and averaged over seeds, one line a sampler;
-    None for full alone.
-    """
-    bands = selections(groups)
-    look_of = looks(list(groups))
-    if not bands:
-        return None
-    lines = [Line(label, look_of[label], band) for label, band in bands.items()]
-    never = {label: float(np.mean([run.draws_m == 0 for run in groups[label]])) for label in bands}
-    shares = ", ".join(
-        f"{label} {100 * share:.0f} %" for label, share in never.items() if share > 0
-    )
-    note = CAPTION + (f" Clients never selected: {shares}." if shares else "")
-    title = panel_title("", next(iter(groups.values())))
-    return draw_panels(
-        [Panel(title, lines, SELECTED_FIRST, "times selected")], 1, note, path, log_y=True
-    )
-
-
-def save(figure: "Figure", path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Write a figure as the kind of picture that the file's name ends in."""
+    kind = path.suffix.lower().removeprefix(".")
     known = figure.canvas.get_supported_filetypes()
-    if path.suffix.lower().removeprefix(".") not in known:
+    if kind not in known:
         raise DeltaflError(
             f"{path.name} names no kind of picture; end it in "
             f"{', '.join('.' + name for name in known)}"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix.lower() == ".png":
+    if kind == "png":
         path.write_bytes(small_png(figure))
     else:
         figure.savefig(path)
@@ -436,7 +432,7 @@ def styled() -> Iterator[None]:
         yield
 
 
-def small_png(figure: "Figure") -> bytes:
+def small_png(figure: Figure) -> bytes:
     """The figure in a palette of 256 colours: a third of the bytes, and no difference that is
     seen.
     """
@@ -444,12 +440,13 @@ def small_png(figure: "Figure") -> bytes:
     from PIL import Image
 
     canvas = FigureCanvasAgg(figure)
-    small = io.BytesIO()
-    canvas.draw()  # type: ignore[no-untyped-call]  # once; savefig draws to find the layout, and again
+    # Drawn once: savefig draws to find the layout, and again.
+    canvas.draw()  # type: ignore[no-untyped-call]
     drawn = np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
     image = Image.fromarray(drawn).convert("RGB")
     image = image.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     # Nothing of Matplotlib's or Pillow's versions is in the file, so that a rebuild elsewhere
     # differs in pixels only.
+    small = io.BytesIO()
     image.save(small, format="png", optimize=True)
     return small.getvalue()

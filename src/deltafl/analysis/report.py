@@ -10,21 +10,19 @@ import gzip
 import json
 import math
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from rich.text import Text
 
 from ..errors import require
 from ..io import write_atomically
-from ..samplers import SAMPLERS, base_name, is_unbiased
+from ..samplers import SAMPLERS, base_name, bias_of
 from ..samplers.table import SHORT_NEEDS
-from .headline import headline
 from .looks import MOST_STRONG, ON_DARK, WEAK, Look, looks
 from .plots import (
     CAPTION,
@@ -41,20 +39,51 @@ from .plots import (
     selections_by_size,
     setting_text,
 )
-from .runs import Run, by_sampler
+from .runs import Run, by_sampler, method_of
 from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ranked, references, value_of
-from .table import COSTS, cost_cells, plus_minus, remarks, table_row, threshold_text, without_part
-
-if TYPE_CHECKING:
-    from bokeh.models.renderers import DataRenderer
-    from bokeh.plotting import figure as Figure
+from .text import COSTS, cells_of, cost_cells, plus_minus, threshold_text
+from .verdict import headline, remarks
 
 #: The columns of one line of a figure; those that are drawn are x, y, low and high.
 Columns = dict[str, npt.NDArray[Any]]
-#: Ends of the axes of dots and bars, by column; beyond them, a number is drawn at the edge.
-_ENDS = {"gap": (-0.5, 1.25), "speedup": (0.25, 8.0)}
 _SIZES = "examples of a client"
-_ORDER = ("sampler", "gap", "speedup", "value", "area", "tail", "rounds", "bytes")
+#: The figures of a part: their headings and what is said below them.
+_BELOW = {
+    "curves": (
+        "Curves",
+        f"{CAPTION} The best {MOST_STRONG} that are switched on have colours, others are grey.",
+    ),
+    "selections": (
+        "Who was selected how often",
+        "A flat line is an even choice. Full participation, which selects all, is left out.",
+    ),
+    "clients": (
+        "Accuracy per client",
+        "On the client's own test examples; where these have no owners, the accuracies of its "
+        "classes, weighted by its shares of labels. Mean over the last evaluations.",
+    ),
+}
+
+
+class _Scale(NamedTuple):
+    """The axis of the dots of a column, and where it has lines; what is beyond is at its edge."""
+
+    place: Callable[[float], float]
+    start: float
+    end: float
+    marks: tuple[float, ...]
+
+    def percent(self, value: float) -> float:
+        first, last, at = (self.place(it) for it in (self.start, self.end, max(value, self.start)))
+        return round(100 * min((at - first) / (last - first), 1.0), 1)
+
+
+_SCALES = {
+    "gap": _Scale(float, -0.5, 1.25, (0.0, 1.0)),
+    "speedup": _Scale(math.log, 0.25, 8.0, (1.0,)),
+}
+#: The columns of the board, after the samplers.
+_COLUMNS = ("gap", "speedup", "value", "area", "tail", "rounds", "bytes")
 
 
 class Part(NamedTuple):
@@ -78,13 +107,13 @@ def write_report(parts: Sequence[Part], path: Path | str, title: str) -> None:
 
     sections = []
     items = []
+    links = ""
     for number, part in enumerate(parts):
         figures = _figures(part)
         sections.append(_section(part, number, figures))
         items.append({name: json_item(figure) for name, figure in figures.items()})
-    links = "".join(
-        f'<a href="#part-{number}">{escape(part.title)}</a>' for number, part in enumerate(parts)
-    )
+        links += f'<a href="#part-{number}">{escape(part.title)}</a>'
+    script = {"most": MOST_STRONG, "weak": WEAK, "weakDark": ON_DARK[WEAK]}
     template = Template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
     page = template.substitute(
         title=escape(title),
@@ -92,9 +121,7 @@ def write_report(parts: Sequence[Part], path: Path | str, title: str) -> None:
         sections="\n".join(sections),
         figures=_packed(json.dumps(items)),
         script=_packed(INLINE.js_raw[0]),
-        constants=json.dumps(
-            {"most": MOST_STRONG, "weak": WEAK, "weakDark": ON_DARK[WEAK], "titles": METRICS | OVER}
-        ),
+        constants=json.dumps({**script, "titles": METRICS | OVER}),
     )
     write_atomically(Path(path), page)
 
@@ -107,182 +134,44 @@ def _packed(text: str) -> str:
 def _section(part: Part, number: int, figures: Mapping[str, Any]) -> str:
     summary = part.summary
     first, *more = map(escape, headline(summary))
-    best, *words = first.split(" ")
-    if best in {escape(entry.sampler) for entry in summary.samplers}:
-        first = " ".join([f"<b>{best}</b>", *words])
     *notes, columns = map(escape, remarks(summary))
-    what = (
-        f"{part.title}: {setting_text(part.runs)}. In brackets: {100 * summary.confidence:g} % "
-        "intervals."
-    )
+    confidence = f"In brackets: {100 * summary.confidence:g} % intervals."
     blocks = [
         f'<section class="part" id="part-{number}">',
-        _note(escape(what)),
+        _note(escape(f"{part.title}: {setting_text(part.runs)}. {confidence}")),
         f"<h1>{first}</h1>",
+        *(f"<p>{sentence}</p>" for sentence in more),
     ]
-    blocks += [f"<p>{sentence}</p>" for sentence in more]
-    blocks += (
-        [_note(f"Repeat it: <code>{_command(part.command)}</code>", "note command")]
-        if part.command
-        else []
-    )
-    blocks += [_table(ranked(summary), summary), _note(columns)]
-    goal = f" Dashed: {threshold_text(summary)}." if summary.threshold is not None else ""
-    text = (
-        f"{CAPTION}{goal} The best {MOST_STRONG} that are switched on have colours, others are "
-        "grey."
-    )
-    blocks += _shown("Curves", "curves", text, _controls(part))
-    if "selections" in figures:
-        text = "A flat line is an even choice. Full participation, which selects all, is left out."
-        if figures["selections"].xaxis.axis_label == _SIZES:
+    if part.command:
+        blocks.append(_note(f"Repeat it: <code>{_command(part.command)}</code>", "note command"))
+    blocks += [_board(summary), _note(columns)]
+    for name, figure in figures.items():
+        heading, text = _BELOW[name]
+        controls = ""
+        if name == "curves":
+            controls = _controls(part)
+            text += f" Dashed: {threshold_text(summary)}." if summary.threshold else ""
+        if figure.xaxis.axis_label == _SIZES:
             text += " Clients in tenths by their size. Band: the middle 80 % of a tenth."
-        blocks += _shown("Who was selected how often", "selections", text)
-    if "clients" in figures:
-        text = (
-            "On the client's own test examples; where these have no owners, the accuracies of "
-            "its classes, "
+        blocks.append(
+            f'<h2>{heading}</h2>{controls}<p class="legend"></p>'
+            f'<figure data-figure="{name}"></figure>{_note(text)}'
         )
-        text += "weighted by its shares of labels. Mean over the last evaluations."
-        blocks += _shown("Accuracy per client", "clients", text)
-    blocks += [_details("What else the numbers show", "".join(f"<p>{note}</p>" for note in notes))]
+    blocks.append(_details("What else the numbers show", "".join(f"<p>{it}</p>" for it in notes)))
     if any(entry.costs for entry in summary.samplers):
-        lines = [
-            ("costs of a run", *COSTS),
-            *((entry.sampler, *cost_cells(entry)) for entry in summary.samplers),
-        ]
-        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines)
-        blocks += [
-            _details(
-                "What a run costs",
-                f'<table class="facts"><tr>{"</tr><tr>".join(cells)}</tr></table>',
-            )
-        ]
-    blocks += [
-        _facts("Settings", summary.settings),
-        _facts("Data and environment", summary.environment),
-    ]
+        lines = [[entry.sampler, *cost_cells(entry)] for entry in summary.samplers]
+        blocks.append(_details("What a run costs", _facts([["costs of a run", *COSTS], *lines])))
+    for title, facts in (
+        ("Settings", summary.settings),
+        ("Data and environment", summary.environment),
+    ):
+        if facts:
+            blocks.append(_details(title, _facts([[key, _value(it)] for key, it in facts.items()])))
     return "\n".join([*blocks, "</section>"]).replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _note(text: str, kind: str = "note") -> str:
     return f'<p class="{kind}">{text}</p>'
-
-
-def _shown(title: str, figure: str, text: str, controls: str = "") -> list[str]:
-    return [
-        f'<h2>{title}</h2>{controls}<p class="legend"></p><figure data-figure="{figure}"></figure>',
-        _note(text),
-    ]
-
-
-def _controls(part: Part) -> str:
-    selects = []
-    metrics = dict.fromkeys([part.summary.metric, "loss"])
-    over = [name for name in OVER if name != "clock" or part.runs[0].clock_r is not None]
-    for name, choices in (
-        ("metric", metrics),
-        ("over", over),
-        ("scale", ("linear", "log y", "log x")),
-    ):
-        texts = {value: METRICS.get(value) or OVER.get(value, value) for value in choices}
-        options = "".join(
-            f'<option value="{value}">{text}</option>' for value, text in texts.items()
-        )
-        selects.append(f'<label>{name} <select name="{name}">{options}</select></label>')
-    return f'<div class="controls">{"".join(selects)}</div>'
-
-
-def _table(order: Sequence[SamplerSummary], summary: Summary) -> str:
-    """The leaderboard, which is the legend too: a row switches its sampler on and off in all
-    figures.
-    """
-    look_of = looks([entry.sampler for entry in order])
-    names = [name for name in _ORDER if name in {"area", *table_row(order[0], summary)}]
-    strong = sorted(order, key=lambda entry: entry.sampler not in references(summary))
-    rows = "".join(
-        _row(entry, summary, look_of[entry.sampler], strong.index(entry), names) for entry in order
-    )
-    goal = threshold_text(summary)
-    texts = {
-        "value": METRICS[summary.metric],
-        "area": "mean over rounds",
-        "gap": "gap closed",
-        "speedup": "speed-up",
-    }
-    texts |= {"tail": "worst tenth, %", "rounds": f"rounds to {goal}"}
-    texts |= {} if summary.threshold is None else {"bytes": f"bytes to {goal}"}
-    heads = "".join(
-        (
-            '<th aria-sort="none"><button type="button" '
-            f'data-column="{place}">{texts.get(name, name)}</button></th>'
-        )
-        for place, name in enumerate(names)
-    )
-    table = f'<table class="board"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
-    switches = "".join(
-        f'<button type="button" data-switch="{name}">{name}</button>' for name in ("all", "none")
-    )
-    tools = (
-        '<input type="search" placeholder="filter samplers" aria-label="filter '
-        f'samplers">{switches}'
-    )
-    wide = f'<div class="wide" tabindex="0" role="region" aria-label="results">{table}</div>'
-    return f'<div class="tools">{tools}</div>{wide}'
-
-
-def _row(
-    entry: SamplerSummary, summary: Summary, look: Look, rank: int, names: Sequence[str]
-) -> str:
-    texts = table_row(entry, summary)
-    gap = entry.gap_closed
-    to = entry.to_threshold
-    speedup, rounds = (None, None) if to is None else (to.speedup, to.rounds)
-    numbers: dict[str, float | None] = {
-        "gap": None if gap is None else gap.value,
-        "speedup": None if speedup is None else speedup.ratio,
-        "value": value_of(entry, summary).mean,
-        "tail": None if entry.fairness is None else entry.fairness.worst_tenth.mean,
-        "rounds": None if rounds is None else rounds.mean,
-        "area": None if entry.area is None else entry.area.mean,
-        "bytes": entry.total_bytes if to is None else to.bytes,
-    }
-    texts["area"] = Text(plus_minus(entry.area, summary.metric == "accuracy"))
-    intervals: dict[str, GapClosed | SpeedUp | None] = {"gap": gap, "speedup": speedup}
-    dash = (
-        "none"
-        if isinstance(look.dash, str)
-        else " ".join(f"{2 * length:g}" for length in look.dash[1])
-    )
-    swatch = (
-        '<svg viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28" '
-        f'stroke-dasharray="{dash}"/></svg>'
-    )
-    label = f'<label><input type="checkbox" checked>{swatch}{escape(entry.sampler)}</label>'
-    cells = [f'<th scope="row">{label}<small>{_needs(entry.sampler)}</small></th>']
-    for name in names[1:]:
-        number = numbers[name]
-        found = intervals.get(name)
-        (text, _, more) = texts[name].plain.partition("\n")
-        value = "" if number is None else f' data-value="{number!r}"'
-        bar = (
-            ""
-            if number is None or found is None
-            else _bar(number, found.low, found.high, *_ENDS[name])
-        )
-        cells.append(
-            f'<td data-name="{name}"{value}>{bar}<span>{text} <small>{more}</small></span></td>'
-        )
-    data = f'data-rank="{rank}" data-colour="{look.colour}" data-dark="{ON_DARK[look.colour]}"'
-    return f'<tr data-sampler="{escape(entry.sampler)}" {data}>{"".join(cells)}</tr>'
-
-
-def _needs(label: str) -> str:
-    """What a method must know, in a few words, and whether it is biased."""
-    if base_name(label) not in SAMPLERS:
-        return ""
-    words = SHORT_NEEDS[SAMPLERS[base_name(label)].needs]
-    return f"knows {words}" if is_unbiased(without_part(label)) else f"biased; knows {words}"
 
 
 def _command(text: str) -> str:
@@ -292,49 +181,148 @@ def _command(text: str) -> str:
     )
 
 
-def _bar(value: float, low: float | None, high: float | None, start: float, end: float) -> str:
-    """A dot with its interval, and lines at a gap of 0 and 1, or at a ratio of 1 on a
-    logarithmic axis.
-    """
-    is_ratio = start > 0
-
-    def place(value: float) -> float:
-        first, last, at = (
-            math.log(max(it, start)) if is_ratio else it for it in (start, end, value)
-        )
-        return round(100 * min(max((at - first) / (last - first), 0.0), 1.0), 1)
-
-    line = "".join(
-        f'<u style="left:{place(mark)}%"></u>' for mark in ([1.0] if is_ratio else [0.0, 1.0])
-    )
-    if low is not None and high is not None:
-        line += f'<i style="left:{place(low)}%;width:{place(high) - place(low):.1f}%"></i>'
-    return f'<span class="bar">{line}<b style="left:{place(value)}%"></b></span>'
-
-
 def _details(title: str, body: str) -> str:
     return f"<details><summary>{title}</summary>{body}</details>"
 
 
-def _facts(title: str, facts: Mapping[str, Any]) -> str:
-    texts = {
-        key: ", ".join(map(str, value)) if isinstance(value, list) else value
-        for key, value in facts.items()
+def _facts(lines: Sequence[Sequence[str]]) -> str:
+    rows = []
+    for head, *cells in lines:
+        texts = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        rows.append(f"<tr><th>{escape(head)}</th>{texts}</tr>")
+    return f'<table class="facts">{"".join(rows)}</table>'
+
+
+def _value(found: Any) -> str:
+    return ", ".join(map(str, found)) if isinstance(found, list) else str(found)
+
+
+def _controls(part: Part) -> str:
+    over = dict(OVER)
+    if part.runs[0].clock_r is None:
+        del over["clock"]
+    choices: dict[str, dict[str, str]] = {
+        "metric": {name: METRICS[name] for name in (part.summary.metric, "loss")},
+        "over": over,
+        "scale": {name: name for name in ("linear", "log y", "log x")},
     }
-    rows = "".join(
-        f"<tr><th>{escape(key)}</th><td>{escape(str(text))}</td></tr>"
-        for key, text in texts.items()
+    selects = ""
+    for name, texts in choices.items():
+        options = "".join(
+            f'<option value="{value}">{text}</option>' for value, text in texts.items()
+        )
+        selects += f'<label>{name} <select name="{name}">{options}</select></label>'
+    return f'<div class="controls">{selects}</div>'
+
+
+def _board(summary: Summary) -> str:
+    """The leaderboard, which is the legend too: a row switches its sampler on and off in all
+    figures.
+    """
+    order = ranked(summary)
+    ends = references(summary)
+    look_of = looks([entry.sampler for entry in order])
+    strong = sorted(order, key=lambda entry: entry.sampler not in ends)
+    shown = {"area", *cells_of(order[0], summary)}
+    columns = [name for name in _COLUMNS if name in shown]
+    rows = ""
+    for entry in order:
+        rows += _row(entry, summary, look_of[entry.sampler], strong.index(entry), columns)
+    goal = threshold_text(summary)
+    texts = {
+        "gap": "gap closed",
+        "speedup": "speed-up",
+        "value": METRICS[summary.metric],
+        "area": "mean over rounds",
+        "tail": "worst tenth, %",
+        "rounds": f"rounds to {goal}",
+        "bytes": "bytes" if summary.threshold is None else f"bytes to {goal}",
+    }
+    heads = "".join(
+        f'<th aria-sort="none"><button type="button" data-column="{place}">{text}</button></th>'
+        for place, text in enumerate(["sampler", *(texts[name] for name in columns)])
     )
-    return _details(title, f'<table class="facts">{rows}</table>') if facts else ""
+    return (
+        '<div class="tools"><input type="search" placeholder="filter samplers" aria-label="filter '
+        'samplers"><button type="button" data-switch="all">all</button><button type="button" '
+        'data-switch="none">none</button></div>'
+        '<div class="wide" tabindex="0" role="region" aria-label="results"><table class="board">'
+        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
 
 
-def _figures(part: Part) -> "dict[str, Figure]":
+def _row(
+    entry: SamplerSummary, summary: Summary, look: Look, rank: int, columns: Sequence[str]
+) -> str:
+    texts = {**cells_of(entry, summary), "area": plus_minus(entry.area, summary.metric)}
+    numbers = _numbers(entry, summary)
+    differences = {"gap": entry.gap_closed, "speedup": entry.speedup}
+    bars = {name: _bar(_SCALES[name], found) for name, found in differences.items() if found}
+    swatch = (
+        '<svg viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28" '
+        f'stroke-dasharray="{" ".join(f"{2 * length:g}" for length in look.lengths) or "none"}"/>'
+        "</svg>"
+    )
+    label = f'<label><input type="checkbox" checked>{swatch}{escape(entry.sampler)}</label>'
+    cells = f'<th scope="row">{label}<small>{_needs(entry.sampler)}</small></th>'
+    for name in columns:
+        text, _, more = texts[name].partition("\n")
+        number = numbers.get(name)
+        value = "" if number is None else f' data-value="{number!r}"'
+        cells += (
+            f'<td data-name="{name}"{value}>{bars.get(name, "")}'
+            f"<span>{text} <small>{more}</small></span></td>"
+        )
+    data = f'data-rank="{rank}" data-colour="{look.colour}" data-dark="{ON_DARK[look.colour]}"'
+    return f'<tr data-sampler="{escape(entry.sampler)}" {data}>{cells}</tr>'
+
+
+def _numbers(entry: SamplerSummary, summary: Summary) -> dict[str, float | None]:
+    """The numbers by which the columns of the board are sorted."""
+    numbers = {"value": value_of(entry, summary).mean, "bytes": entry.total_bytes}
+    if entry.area is not None:
+        numbers["area"] = entry.area.mean
+    if entry.gap_closed is not None:
+        numbers["gap"] = entry.gap_closed.value
+    if entry.fairness is not None:
+        numbers["tail"] = entry.fairness.worst_tenth.mean
+    if entry.to_threshold is not None:
+        numbers["bytes"] = entry.to_threshold.bytes
+        if entry.to_threshold.rounds is not None:
+            numbers["rounds"] = entry.to_threshold.rounds.mean
+    if entry.speedup is not None:
+        numbers["speedup"] = entry.speedup.ratio
+    return numbers
+
+
+def _needs(label: str) -> str:
+    """What a method must know, in a few words, and whether it is biased."""
+    method = method_of(label)
+    if method is None or base_name(label) not in SAMPLERS:
+        return ""
+    words = f"knows {SHORT_NEEDS[SAMPLERS[base_name(label)].needs]}"
+    return words if bias_of(method) is None else f"biased; {words}"
+
+
+def _bar(scale: _Scale, found: GapClosed | SpeedUp) -> str:
+    """A dot with its interval, and lines where it would mean nothing or everything."""
+    line = "".join(f'<u style="left:{scale.percent(mark)}%"></u>' for mark in scale.marks)
+    if found.low is not None and found.high is not None:
+        left = scale.percent(found.low)
+        line += f'<i style="left:{left}%;width:{scale.percent(found.high) - left:.1f}%"></i>'
+    return f'<span class="bar">{line}<b style="left:{scale.percent(found.value)}%"></b></span>'
+
+
+def _figures(part: Part) -> dict[str, Any]:
+    """The Bokeh figures of a part: curves, and where they were recorded selections and
+    clients.
+    """
     groups = by_sampler(part.runs)
     look_of = looks([entry.sampler for entry in ranked(part.summary)])
-    curves = {label: _curve_columns(groups[label]) for label in look_of}
     metric = part.summary.metric
-    goal = goal_of(part.summary)
+    curves = {label: _curve_columns(groups[label]) for label in look_of}
     found = {"curves": _figure(curves, look_of, "rounds", METRICS[metric])}
+    goal = goal_of(part.summary)
     if goal is not None:
         from bokeh.models.annotations import Span
 
@@ -342,25 +330,24 @@ def _figures(part: Part) -> "dict[str, Figure]":
             location=goal, dimension="width", name=metric, line_dash=[6, 4], line_color="#888888"
         )
         found["curves"].add_layout(line)
-    bands = selections(groups)
-    x_label = SELECTED_FIRST
-    by_size = {
-        label: band for label in bands if (band := selections_by_size(groups[label])) is not None
-    }
-    if len(by_size) == len(bands):
-        bands = by_size
-        x_label = _SIZES
-    if asked := {label: _columns(bands[label]) for label in look_of if label in bands}:
-        found["selections"] = _figure(asked, look_of, x_label, "times selected")
-    clients = {
-        label: band for label in look_of if (band := client_accuracies(groups[label])) is not None
-    }
-    if clients:
-        lines = {label: _columns(band) for label, band in clients.items()}
-        found["clients"] = _figure(
-            lines, look_of, "clients, the worst first, %", METRICS["accuracy"]
-        )
+    selected = selections(groups)
+    by_size = {label: selections_by_size(groups[label]) for label in selected}
+    if selected and all(by_size.values()):
+        found["selections"] = _figure_of(by_size, look_of, _SIZES, "times selected")
+    elif selected:
+        found["selections"] = _figure_of(selected, look_of, SELECTED_FIRST, "times selected")
+    clients = {label: client_accuracies(groups[label]) for label in look_of}
+    if any(clients.values()):
+        x_label = "clients, the worst first, %"
+        found["clients"] = _figure_of(clients, look_of, x_label, METRICS["accuracy"])
     return found
+
+
+def _figure_of(
+    bands: Mapping[str, Band | None], look_of: Mapping[str, Look], x_label: str, y_label: str
+) -> Any:
+    lines = {label: _columns(band) for label in look_of if (band := bands.get(label))}
+    return _figure(lines, look_of, x_label, y_label)
 
 
 def _columns(band: Band) -> Columns:
@@ -371,7 +358,7 @@ def _curve_columns(runs: Sequence[Run]) -> Columns:
     """Mean and range of each metric over seeds, and where these evaluations lie in rounds,
     megabytes and seconds.
     """
-    columns: Columns = {}
+    columns = _columns(curve_band(runs, runs[0].metric))
     for metric in METRICS:
         band = curve_band(runs, metric)
         columns |= {metric: band.mean_r, f"{metric}_low": band.low_r, f"{metric}_high": band.high_r}
@@ -380,12 +367,12 @@ def _curve_columns(runs: Sequence[Run]) -> Columns:
     columns["seconds"] = band_of([(run.round_r, run.seconds_r) for run in runs]).mean_r
     if runs[0].clock_r is not None:
         columns["clock"] = mean_clock(runs)
-    return columns | _columns(curve_band(runs, runs[0].metric))
+    return columns
 
 
 def _figure(
     lines: Mapping[str, Columns], look_of: Mapping[str, Look], x_label: str, y_label: str
-) -> "Figure":
+) -> Any:
     """Lines with bands, the best on top; each has the name of its sampler, by which the page
     switches it.
     """
@@ -398,37 +385,39 @@ def _figure(
         toolbar_location=None,
         tools="",
         x_axis_label=x_label,
+        y_axis_label=y_label,
+        background_fill_color=None,
+        border_fill_color=None,
+        outline_line_color=None,
     )
-    plot.yaxis.axis_label = y_label
-    plot.background_fill_color = plot.border_fill_color = plot.outline_line_color = None
-    drawn: list[DataRenderer] = []
+    drawn: list[Any] = []
     for label in reversed([*lines]):
-        colour = look_of[label].colour
-        dash = look_of[label].dash
+        look = look_of[label]
         source = ColumnDataSource(
             {name: column.astype(np.float32) for name, column in lines[label].items()}
         )
         plot.varea(
-            "x", "low", "high", source=source, name=label, fill_color=colour, fill_alpha=0.14
+            "x", "low", "high", source=source, name=label, fill_color=look.colour, fill_alpha=0.14
         )
-        pattern = "solid" if isinstance(dash, str) else [round(2 * length) for length in dash[1]]
-        drawn += [
-            plot.line(
-                "x",
-                "y",
-                source=source,
-                name=label,
-                line_color=colour,
-                line_width=2.25,
-                line_dash=pattern,
-            )
-        ]
-    for axis in (*plot.xaxis, *plot.yaxis):
+        line = plot.line(
+            "x",
+            "y",
+            source=source,
+            name=label,
+            line_color=look.colour,
+            line_width=2.25,
+            line_dash=[round(2 * length) for length in look.lengths],
+        )
+        drawn.append(line)
+    for axis in plot.axis:
         axis.axis_label_text_font = axis.major_label_text_font = "system-ui"
         axis.axis_label_text_font_style = "normal"
         axis.minor_tick_line_color = None
-    value = "@y{0,0.[000]}"
-    spread = "@low{0,0.[000]} to @high{0,0.[000]}"
-    rows = [("sampler", "$name"), (x_label, "@x{0,0.[00]}"), (y_label, value), ("band", spread)]
-    plot.add_tools(HoverTool(renderers=drawn, tooltips=rows, line_policy="nearest"))
+    rows = {
+        "sampler": "$name",
+        x_label: "@x{0,0.[00]}",
+        y_label: "@y{0,0.[000]}",
+        "band": "@low{0,0.[000]} to @high{0,0.[000]}",
+    }
+    plot.add_tools(HoverTool(renderers=drawn, tooltips=[*rows.items()], line_policy="nearest"))
     return plot

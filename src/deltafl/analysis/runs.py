@@ -5,16 +5,16 @@ Letters: ``r`` evaluations of one run in order of time, ``m`` clients, ``s`` see
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from ..errors import DeltaflError
 from ..estimators.table import find_estimator
-from ..samplers import SAMPLERS, base_name, make_sampler, parse_label
+from ..samplers import SAMPLERS, Label, base_name, make_sampler, parse_label
 from ..types import FloatArray, IntArray
 
 Metric = Literal["accuracy", "loss"]
@@ -29,11 +29,14 @@ class Fairness(BaseModel):
     the accuracies by class, weighted by the client's shares of labels. All clients count the same.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    mean: float = Field(description="mean over clients")
-    worst_tenth: float = Field(description="mean of the tenth of the clients with the lowest")
-    sd: float = Field(description="standard deviation over clients (divisor m)")
+    mean: float
+    """mean over clients"""
+    worst_tenth: float
+    """mean of the tenth of the clients with the lowest"""
+    sd: float
+    """standard deviation over clients (divisor m)"""
 
 
 class Run(NamedTuple):
@@ -49,9 +52,8 @@ class Run(NamedTuple):
     seconds_r: FloatArray  #: wall clock of all rounds up to there, evaluation excluded
     bytes_r: FloatArray  #: bytes down + up of all rounds up to there
     draws_m: IntArray  #: how often each client was drawn in the run
-    diverged: int | None = (
-        None  #: the round in which the run diverged and was stopped; None if it did not
-    )
+    #: the round in which the run diverged and was stopped; None if it did not
+    diverged: int | None = None
     part: str = ""
     cpu_seconds_r: FloatArray | None = None  #: processor time up to there, evaluation excluded
     client_accuracy_r: FloatArray | None = None  #: mean over clients of their own test accuracy
@@ -66,9 +68,8 @@ class Run(NamedTuple):
     #: one of a run that was ended), NaN where a client has none.
     accuracy_km: FloatArray | None = None
     fairness: Fairness | None = None  #: mean, worst tenth and spread of these
-    clock_r: FloatArray | None = (
-        None  #: seconds of the virtual clock of the run's world; None without a clock
-    )
+    #: seconds of the virtual clock of the run's world; None without a clock
+    clock_r: FloatArray | None = None
     client_seconds_r: FloatArray | None = None  #: the part of ``seconds_r`` in which clients worked
     bytes_up_r: FloatArray | None = None  #: the part of ``bytes_r`` that clients sent
     server_bytes: int | None = None  #: the largest state that the server had between two rounds
@@ -98,11 +99,8 @@ class Run(NamedTuple):
     @property
     def stopped(self) -> bool:
         """Whether it ended at the threshold, before all of its rounds were played."""
-        return (
-            bool(self.settings.get("stop_at_threshold"))
-            and not self.diverged
-            and self.num_rounds < self.horizon
-        )
+        stops = bool(self.settings.get("stop_at_threshold"))
+        return stops and not self.diverged and self.num_rounds < self.horizon
 
     def probe(self, name: str) -> FloatArray:
         """A column of ``probes``; a ``DeltaflError`` if it was not measured."""
@@ -122,26 +120,6 @@ def by_sampler(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {sampler: sorted(group, key=lambda run: run.seed) for sampler, group in groups.items()}
 
 
-@cache
-def begins_with_census(label: str) -> bool:
-    """Whether the sampler of a label asks every client once before it draws."""
-    entry = SAMPLERS.get(base_name(label))
-    return entry is not None and entry.needs == "census"
-
-
-@cache
-def only_asks_first(label: str) -> bool:
-    """Whether it does so for numbers that do not move the model, so that a round is lost."""
-    if not begins_with_census(label):
-        return False
-    parsed = parse_label(label.partition("+")[0])  # what follows is settings of a run, or a part
-    census = make_sampler(parsed).census
-    return (
-        census is None
-        or not census.for_control(find_estimator(parsed.estimator).control).first_update
-    )
-
-
 def find_label(name: str, labels: Sequence[str]) -> str | None:
     """The label called ``name``, else the only one that is a variant of it (``name@...``,
     ``name(...)``), else None.
@@ -152,29 +130,30 @@ def find_label(name: str, labels: Sequence[str]) -> str | None:
     return variants[0] if len(variants) == 1 else None
 
 
-def check_runs(runs: Sequence[Run]) -> None:
-    """Reject runs that cannot be compared, as those of two tasks, or two of one sampler with the
-    same seed.
+def method_of(label: str) -> Label | None:
+    """The method of a row of a table; None if the row is called something else.
+
+    A row may have more in its name than a label has, after a "+".
     """
-    if not runs:
-        raise DeltaflError("there is no run to compare; give at least one finished run")
-    seen: set[tuple[str, int]] = set()
-    for run in runs:
-        who = f"run {run.sampler!r}, seed {run.seed}"
-        if (run.sampler, run.seed) in seen:
-            raise DeltaflError(
-                f"two runs of sampler {run.sampler!r} have seed {run.seed}; leave one out"
-            )
-        seen.add((run.sampler, run.seed))
-        if len(run.round_r) == 0:
-            raise DeltaflError(
-                f"{who}: it has no evaluation; let it finish at least one evaluated round"
-            )
-        if run.metric == "accuracy" and np.isnan(run.accuracy_r).any():
-            raise DeltaflError(
-                f"{who}: accuracy is missing (NaN) in some evaluations; use the metric 'loss'"
-            )
-    if len({(run.metric, len(run.draws_m)) for run in runs}) > 1:
-        raise DeltaflError(
-            "the runs have different metrics or numbers of clients; compare runs of one task"
-        )
+    for text in (label, label.partition("+")[0]):
+        with suppress(DeltaflError):
+            return parse_label(text)
+    return None
+
+
+@cache
+def begins_with_census(label: str) -> bool:
+    """Whether the sampler of a label asks every client once before it draws."""
+    entry = SAMPLERS.get(base_name(label))
+    return entry is not None and entry.needs == "census"
+
+
+@cache
+def only_asks_first(label: str) -> bool:
+    """Whether it does so for numbers that do not move the model, so that a round is lost."""
+    method = method_of(label)
+    if method is None or not begins_with_census(label):
+        return False
+    census = make_sampler(method).census
+    control = find_estimator(method.estimator).control
+    return census is None or not census.for_control(control).first_update

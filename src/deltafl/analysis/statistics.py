@@ -39,9 +39,11 @@ def mean_of_best(
     is their mean.
     """
     late = np.sort(value_r[is_late(round_r, count)])
+    # NumPy sorts NaN to the end, where the lowest ones would not see it.
     if np.isnan(late).any():
         return math.nan
-    return float(np.mean(late[-count:] if higher else late[:count]))
+    best = late[-count:] if higher else late[:count]
+    return float(np.mean(best))
 
 
 def is_late(round_r: IntArray, least: int = WINDOW) -> BoolArray:
@@ -61,11 +63,9 @@ def moving_average(value_r: FloatArray) -> FloatArray:
     """Mean of each evaluation and the 4 before it, (r,); NaN for the first 4, and where one of
     the five is NaN.
     """
-    average_r = np.full(len(value_r), np.nan)
-    if len(value_r) >= WINDOW:
-        average_r[WINDOW - 1 :] = np.lib.stride_tricks.sliding_window_view(value_r, WINDOW).mean(
-            axis=1
-        )
+    before_r = np.full(WINDOW - 1, np.nan)
+    window_rk = np.lib.stride_tricks.sliding_window_view(np.append(before_r, value_r), WINDOW)
+    average_r: FloatArray = window_rk.mean(axis=1)
     return average_r
 
 
@@ -76,7 +76,9 @@ def first_reach(value_r: FloatArray, threshold: float, higher: bool) -> int | No
     A tie counts as reached; NaN never does.
     """
     reached_r = value_r >= threshold if higher else value_r <= threshold
-    return int(np.argmax(reached_r)) if reached_r.any() else None
+    if not reached_r.any():
+        return None
+    return int(np.argmax(reached_r))
 
 
 def reach(run: Run, threshold: float, smoothed: bool = False) -> int | None:
@@ -98,10 +100,10 @@ def area_under(run: Run, horizon: int) -> float:
     Between evaluations and after a divergence the last value counts, before the first evaluation
     the first. A missing accuracy counts as 0, and with a missing loss there is no area (NaN).
     """
-    missing = 0.0 if run.metric == "accuracy" else math.nan
+    missing = {"accuracy": 0.0, "loss": math.nan}[run.metric]
     known_r = np.where(np.isfinite(run.value_r), run.value_r, missing)
-    last = np.searchsorted(run.round_r, np.arange(1, horizon + 1), side="right") - 1
-    return float(np.mean(known_r[np.maximum(last, 0)]))
+    last_t = np.searchsorted(run.round_r, np.arange(1, horizon + 1), side="right") - 1
+    return float(np.mean(known_r[np.maximum(last_t, 0)]))
 
 
 def side_of(low: float, high: float, no_difference: float) -> int:
@@ -117,7 +119,9 @@ def side_of(low: float, high: float, no_difference: float) -> int:
 def worst_tenth(accuracy_m: FloatArray) -> float:
     """Mean accuracy of the tenth of the clients with the lowest, at least one; NaN is left out."""
     known = np.sort(accuracy_m[np.isfinite(accuracy_m)])
-    return float(np.mean(known[: max(1, len(known) // 10)])) if len(known) else math.nan
+    if len(known) == 0:
+        return math.nan
+    return float(np.mean(known[: max(1, len(known) // 10)]))
 
 
 def fairness_of(accuracy_km: FloatArray) -> Fairness | None:
@@ -147,7 +151,10 @@ def mean_and_sd(value_s: FloatArray) -> tuple[float, float]:
     """
     if not np.isfinite(value_s).all() or len(value_s) == 0:
         return math.nan, math.nan
-    return float(np.mean(value_s)), float(np.std(value_s, ddof=1)) if len(value_s) > 1 else math.nan
+    mean = float(np.mean(value_s))
+    if len(value_s) == 1:
+        return mean, math.nan
+    return mean, float(np.std(value_s, ddof=1))
 
 
 def mean_interval(value_s: FloatArray) -> Interval:
@@ -182,9 +189,9 @@ def fieller(numerator_s: FloatArray, denominator_s: FloatArray) -> Interval:
 
     The interval holds all theta for which a paired t does not reject mean(a - theta b) = 0:
 
-        (mean a - theta mean b)^2 <= t^2 (v_aa - 2 theta v_ab + theta^2 v_bb),  v = covariance over seeds / S.
+        (mean a - theta mean b)^2 <= t^2 (v_aa - 2 theta v_ab + theta^2 v_bb),
 
-    It is bounded if and only if the interval of mean b excludes 0; otherwise ``low`` and ``high``
+    with v the covariances over seeds, divided by S. It is bounded if and only if the interval of mean b excludes 0; otherwise ``low`` and ``high``
     are None, as with fewer than two pairs.
 
     Source: Fieller, "Some problems in interval estimation", JRSS B 1954.

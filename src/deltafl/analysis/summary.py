@@ -4,6 +4,7 @@
 not exist (never reached, one seed, diverged) are null; NaN and infinity are never written.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,7 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from ..errors import DeltaflError, unknown_name
 from ..io import checked, plain_json, read_json, write_atomically
-from .runs import Fairness, Metric, Run, by_sampler, check_runs, find_label
+from ..types import FloatArray
+from .runs import Fairness, Metric, Run, by_sampler, find_label
 from .statistics import (
     CONFIDENCE,
     area_under,
@@ -32,120 +34,114 @@ JsonDict = Annotated[dict[str, JsonValue], BeforeValidator(plain_json)]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class MeanSd(_Model):
     """Mean and spread of one number over seeds."""
 
-    mean: Number = Field(description="mean over the seeds; null if one of them is not finite")
-    sd: Number = Field(description="sample standard deviation (divisor S - 1); null with one seed")
+    mean: Number
+    """mean over the seeds; null if one of them is not finite"""
+    sd: Number
+    """sample standard deviation (divisor S - 1); null with one seed"""
 
 
 class Reach(_Model):
     """When one run reached the threshold."""
 
-    round: int = Field(
-        description=(
-            "rounds completed at the first evaluation that reaches the threshold, that of "
-            "a census included"
-        )
-    )
-    seconds: float = Field(description="wall clock up to there in seconds, evaluation excluded")
-    clock: Number = Field(
-        default=None, description="seconds of the virtual clock up to there; null without a clock"
-    )
-    bytes: float = Field(description="bytes down + up until there")
+    round: int
+    """rounds completed at the first evaluation that reaches the threshold, that of a census
+    included
+    """
+    seconds: float
+    """wall clock up to there in seconds, evaluation excluded"""
+    clock: Number = None
+    """seconds of the virtual clock up to there; null without a clock"""
+    bytes: float
+    """bytes down + up until there"""
 
 
 class Gain(_Model):
     """A difference to the baseline, over paired seeds."""
 
     no_difference: ClassVar[float] = 0.0
-    value: float = Field(description="mean difference; above 0 is better")
-    low: Number = Field(
-        description="lower end of the interval of a paired t; null with fewer than 2 pairs"
-    )
-    high: Number = Field(description="upper end of the interval; null with fewer than 2 pairs")
-    num_pairs: int = Field(description="seeds that both ran")
+    value: float
+    """mean difference; above 0 is better"""
+    low: Number
+    """lower end of the interval of a paired t; null with fewer than 2 pairs"""
+    high: Number
+    """upper end of the interval; null with fewer than 2 pairs"""
+    num_pairs: int
+    """seeds that both ran"""
 
 
 class SamplerFairness(_Model):
     """The numbers of `Fairness` over seeds."""
 
-    mean: MeanSd = Field(description="mean over clients")
-    worst_tenth: MeanSd = Field(description="mean of the tenth of the clients with the lowest")
-    sd: MeanSd = Field(description="standard deviation over clients")
-    gain: Gain | None = Field(
-        description="worst tenth against the baseline; null for the baseline and without a pair"
-    )
+    mean: MeanSd
+    """mean over clients"""
+    worst_tenth: MeanSd
+    """mean of the tenth of the clients with the lowest"""
+    sd: MeanSd
+    """standard deviation over clients"""
+    gain: Gain | None
+    """worst tenth against the baseline; null for the baseline and without a pair"""
 
 
 class SeedSummary(_Model):
     """One run."""
 
-    seed: int = Field(description="the seed; runs of two samplers with one seed are a pair")
-    num_rounds: int = Field(description="rounds completed at the last evaluation")
-    final: Number = Field(description="metric at the last evaluation")
-    top5: Number = Field(
-        description="mean of the 5 best evaluations (highest accuracy, lowest loss) within the "
-        "last 4 % of the rounds, "
-        "at least the last 5 rounds; of all evaluations there if they are fewer; `final` of a run "
-        "that was ended"
-    )
-    area: Number = Field(
-        default=None,
-        description=(
-            "mean of the metric over all rounds, the area under its curve; null if the "
-            "run "
-            "was stopped"
-        ),
-    )
-    fairness: Fairness | None = Field(
-        default=None, description="accuracy per client; null if not measured"
-    )
-    total_seconds: float = Field(
-        description="wall clock of the run in seconds, evaluation excluded"
-    )
-    total_bytes: float = Field(description="bytes down + up of the run")
-    total_clock: Number = Field(
-        default=None, description="seconds of the virtual clock of the run; null without one"
-    )
-    diverged: bool = Field(
-        description="whether the run diverged and was ended, or its last test loss is not finite"
-    )
-    stopped: bool = Field(
-        default=False, description="whether it ended at the threshold, with rounds left"
-    )
-    diverged_in: int | None = Field(
-        default=None, description="the round in which it was ended so; null if it was not"
-    )
-    reach: Reach | None = Field(
-        description="when the metric reached the threshold; null if never or without one"
-    )
+    seed: int
+    """the seed; runs of two samplers with one seed are a pair"""
+    num_rounds: int
+    """rounds completed at the last evaluation"""
+    final: Number
+    """metric at the last evaluation"""
+    top5: Number
+    """mean of the 5 best evaluations (highest accuracy, lowest loss) within the last 4 % of the
+    rounds, at least the last 5 rounds; of all evaluations there if they are fewer; `final` of a
+    run that was ended
+    """
+    area: Number = None
+    """mean of the metric over all rounds, the area under its curve; null if the run was stopped"""
+    fairness: Fairness | None = None
+    """accuracy per client; null if not measured"""
+    total_seconds: float
+    """wall clock of the run in seconds, evaluation excluded"""
+    total_bytes: float
+    """bytes down + up of the run"""
+    total_clock: Number = None
+    """seconds of the virtual clock of the run; null without one"""
+    diverged: bool
+    """whether the run diverged and was ended, or its last test loss is not finite"""
+    stopped: bool = False
+    """whether it ended at the threshold, with rounds left"""
+    diverged_in: int | None = None
+    """the round in which it was ended so; null if it was not"""
+    reach: Reach | None
+    """when the metric reached the threshold; null if never or without one"""
 
 
 class SpeedUp(_Model):
     """How many times fewer rounds than the baseline, over paired seeds."""
 
     no_difference: ClassVar[float] = 1.0
-    ratio: float = Field(
-        description="mean rounds of the baseline / mean rounds of this sampler; above 1 is faster"
-    )
-    low: Number = Field(description="lower end of the interval; null with fewer than 2 pairs")
-    high: Number = Field(description="upper end of the interval; null with fewer than 2 pairs")
-    num_pairs: int = Field(
-        description="seeds with which both reached the threshold: these make the ratio"
-    )
-    num_left_out: int = Field(
-        description="seeds that both ran but one of them never reached it: not in the ratio"
-    )
-    num_lost: int = Field(
-        default=0, description="of these, seeds with which only the baseline reached it"
-    )
-    num_won: int = Field(
-        default=0, description="of these, seeds with which only this sampler reached it"
-    )
+    ratio: float
+    """mean rounds of the baseline / mean rounds of this sampler; above 1 is faster"""
+    low: Number
+    """lower end of the interval; null with fewer than 2 pairs"""
+    high: Number
+    """upper end of the interval; null with fewer than 2 pairs"""
+    num_pairs: int
+    """seeds with which both reached the threshold: these make the ratio"""
+    num_left_out: int
+    """seeds that both ran but one of them never reached it: not in the ratio"""
+    num_lost: int = 0
+    """of these, seeds with which only the baseline reached it"""
+    num_won: int = 0
+    """of these, seeds with which only this sampler reached it"""
 
     @property
     def value(self) -> float:
@@ -159,34 +155,33 @@ class GapClosed(_Model):
     """
 
     no_difference: ClassVar[float] = 0.0
-    value: float = Field(
-        description=(
-            "(A - A_uniform) / (A_full - A_uniform), A the mean of the metric over all rounds"
-        )
-    )
-    low: Number = Field(
-        description="lower end of its interval (Fieller); null where it is unbounded or of one seed"
-    )
-    high: Number = Field(description="upper end of its interval; null likewise")
-    num_seeds: int = Field(description="seeds that all three ran")
+    value: float
+    """(A - A_uniform) / (A_full - A_uniform), A the mean of the metric over all rounds"""
+    low: Number
+    """lower end of its interval (Fieller); null where it is unbounded or of one seed"""
+    high: Number
+    """upper end of its interval; null likewise"""
+    num_seeds: int
+    """seeds that all three ran"""
 
 
 class ToThreshold(_Model):
     """What it took to reach the threshold, over seeds. Means are over the seeds that reached it."""
 
-    num_reached: int = Field(description="seeds that reached the threshold")
-    num_never: int = Field(description="seeds that never did within their rounds")
-    rounds: MeanSd | None = Field(description="rounds; null if no seed reached it")
-    seconds: Number = Field(
-        description="mean wall clock in seconds, evaluation excluded; null if no seed reached it"
-    )
-    clock: Number = Field(
-        default=None, description="mean seconds of the virtual clock; null without one"
-    )
-    bytes: Number = Field(description="mean bytes down + up; null if no seed reached it")
-    speedup: SpeedUp | None = Field(
-        description="against the baseline; null for the baseline itself and without a pair"
-    )
+    num_reached: int
+    """seeds that reached the threshold"""
+    num_never: int
+    """seeds that never did within their rounds"""
+    rounds: MeanSd | None
+    """rounds; null if no seed reached it"""
+    seconds: Number
+    """mean wall clock in seconds, evaluation excluded; null if no seed reached it"""
+    clock: Number = None
+    """mean seconds of the virtual clock; null without one"""
+    bytes: Number
+    """mean bytes down + up; null if no seed reached it"""
+    speedup: SpeedUp | None
+    """against the baseline; null for the baseline itself and without a pair"""
 
 
 class Costs(_Model):
@@ -194,81 +189,77 @@ class Costs(_Model):
     is excluded.
     """
 
-    client_seconds: float = Field(
-        description="wall clock of the clients' work in seconds, side by side or not"
-    )
-    server_seconds: float = Field(
-        description="the rest of `total_seconds`: draws, estimates, steps, records"
-    )
-    bytes_down: float = Field(description="bytes that clients received")
-    bytes_up: float = Field(description="bytes that clients sent")
-    server_bytes: float = Field(
-        description="the server's largest state between two rounds: the model and all memories "
-        "that are in RAM; "
-        "closing a round takes up to 6 times its updates beside it"
-    )
+    client_seconds: float
+    """wall clock of the clients' work in seconds, side by side or not"""
+    server_seconds: float
+    """the rest of `total_seconds`: draws, estimates, steps, records"""
+    bytes_down: float
+    """bytes that clients received"""
+    bytes_up: float
+    """bytes that clients sent"""
+    server_bytes: float
+    """the server's largest state between two rounds: the model and all memories that are in RAM;
+    closing a round takes up to 6 times its updates beside it
+    """
 
 
 class SamplerSummary(_Model):
     """One sampler over its seeds."""
 
-    sampler: str = Field(description="label, perhaps with a suffix as in `fedis@multinomial`")
-    gap_closed: GapClosed | None = Field(
-        description=(
-            "null if `uniform` or `full` is missing, a loss not finite, a run stopped, or "
-            "`full` not better"
-        )
-    )
-    final: MeanSd = Field(description="metric at the last evaluation")
-    top5: MeanSd = Field(
-        description="`top5` of the runs; for accuracy this is the paper's acc_top5"
-    )
-    area: MeanSd | None = Field(default=None, description="mean of the metric over all rounds")
-    fairness: SamplerFairness | None = Field(
-        default=None, description="null if a run did not measure it"
-    )
-    to_threshold: ToThreshold | None = Field(
-        description="by the first evaluation that reaches the threshold; null without a threshold"
-    )
-    total_seconds: Number = Field(
-        description="mean wall clock of a run in seconds, evaluation excluded"
-    )
-    total_bytes: Number = Field(description="mean bytes down + up of a run")
-    total_clock: Number = Field(
-        default=None, description="mean seconds of the virtual clock of a run; null without"
-    )
-    costs: Costs | None = Field(
-        default=None, description="null if a run is of a version that did not record them"
-    )
-    num_diverged: int = Field(description="seeds that diverged: `diverged` of the runs")
-    seeds: list[SeedSummary] = Field(description="the runs, by seed")
+    sampler: str
+    """label, perhaps with a suffix as in `fedis@multinomial`"""
+    gap_closed: GapClosed | None
+    """null if `uniform` or `full` is missing, a loss not finite, a run stopped, or `full` not
+    better
+    """
+    final: MeanSd
+    """metric at the last evaluation"""
+    top5: MeanSd
+    """`top5` of the runs; for accuracy this is the paper's acc_top5"""
+    area: MeanSd | None = None
+    """mean of the metric over all rounds"""
+    fairness: SamplerFairness | None = None
+    """null if a run did not measure it"""
+    to_threshold: ToThreshold | None
+    """by the first evaluation that reaches the threshold; null without a threshold"""
+    total_seconds: Number
+    """mean wall clock of a run in seconds, evaluation excluded"""
+    total_bytes: Number
+    """mean bytes down + up of a run"""
+    total_clock: Number = None
+    """mean seconds of the virtual clock of a run; null without"""
+    costs: Costs | None = None
+    """null if a run is of a version that did not record them"""
+    num_diverged: int
+    """seeds that diverged: `diverged` of the runs"""
+    seeds: list[SeedSummary]
+    """the runs, by seed"""
+
+    @property
+    def speedup(self) -> SpeedUp | None:
+        """Against the baseline, if there is one and both reached the threshold."""
+        return None if self.to_threshold is None else self.to_threshold.speedup
 
 
 class Summary(_Model):
     """A comparison of samplers: the file `summary.json`."""
 
-    schema_version: Literal[2] = Field(
-        default=2, description="version of this schema; readers refuse another one"
-    )
-    metric: Metric = Field(
-        description="accuracy (share in [0, 1], higher is better) or loss (lower is better)"
-    )
-    threshold: Number = Field(
-        description="value of the metric to be reached, a tie counts; null: no threshold was set"
-    )
-    baseline: str | None = Field(
-        description="label of the sampler that speed-ups compare with; null: no speed-ups"
-    )
-    confidence: float = Field(
-        default=CONFIDENCE, description="level of each interval (one by one, not jointly)"
-    )
-    samplers: list[SamplerSummary] = Field(description="in the order of the runs given")
-    settings: JsonDict = Field(
-        default_factory=dict, description="settings of the experiment, as given"
-    )
-    environment: JsonDict = Field(
-        default_factory=dict, description="hardware and versions, as given"
-    )
+    schema_version: Literal[2] = 2
+    """version of this schema; readers refuse another one"""
+    metric: Metric
+    """accuracy (share in [0, 1], higher is better) or loss (lower is better)"""
+    threshold: Number
+    """value of the metric to be reached, a tie counts; null: no threshold was set"""
+    baseline: str | None
+    """label of the sampler that speed-ups compare with; null: no speed-ups"""
+    confidence: float = CONFIDENCE
+    """level of each interval (one by one, not jointly)"""
+    samplers: list[SamplerSummary]
+    """in the order of the runs given"""
+    settings: JsonDict = Field(default_factory=dict)
+    """settings of the experiment, as given"""
+    environment: JsonDict = Field(default_factory=dict)
+    """hardware and versions, as given"""
 
 
 def summarise(
@@ -296,46 +287,41 @@ def summarise(
         threshold are counted (``num_never``, ``num_left_out``); means to the threshold are over the
         runs that reach it.
     """
-    check_runs(runs)
+    _require_comparable(runs)
     metric = runs[0].metric
-    if threshold is not None and np.isnan(threshold):
-        threshold = None
-    if threshold is not None and (
-        np.isinf(threshold) or (metric == "accuracy" and not 0 <= threshold <= 1)
-    ):
-        raise DeltaflError(
-            f"threshold is {threshold}; write a share in [0, 1] for accuracy, a finite number for "
-            "loss"
-        )
+    if threshold is not None:
+        threshold = _checked_threshold(threshold, metric)
     groups = by_sampler(runs)
     seeds = {
         label: [_seed_summary(run, threshold) for run in group] for label, group in groups.items()
     }
     reference = _baseline(baseline, list(seeds))
-    base = () if reference is None else seeds[reference]
-    samplers = [
-        SamplerSummary(
+    samplers = []
+    for label, own in seeds.items():
+        base = seeds[reference] if reference not in (None, label) else []
+        entry = SamplerSummary(
             sampler=label,
             gap_closed=_gap_closed(label, groups),
-            final=_mean_sd(entry.final for entry in entries),
-            top5=_mean_sd(entry.top5 for entry in entries),
-            area=_mean_sd(entry.area for entry in entries),
-            fairness=_fairness(entries, () if label == reference else base),
-            to_threshold=None
-            if threshold is None
-            else _to_threshold(entries, () if label == reference else base),
-            total_seconds=float(np.mean([entry.total_seconds for entry in entries])),
-            total_bytes=float(np.mean([entry.total_bytes for entry in entries])),
-            total_clock=_mean_of(entry.total_clock for entry in entries),
+            final=_mean_sd(seed.final for seed in own),
+            top5=_mean_sd(seed.top5 for seed in own),
+            area=_mean_sd(seed.area for seed in own),
+            fairness=_fairness(own, base),
+            to_threshold=_to_threshold(own, base) if threshold is not None else None,
+            total_seconds=_mean_of(seed.total_seconds for seed in own),
+            total_bytes=_mean_of(seed.total_bytes for seed in own),
+            total_clock=_mean_of(seed.total_clock for seed in own),
             costs=_costs(groups[label]),
-            num_diverged=sum(entry.diverged for entry in entries),
-            seeds=entries,
+            num_diverged=sum(seed.diverged for seed in own),
+            seeds=own,
         )
-        for label, entries in seeds.items()
-    ]
-    facts = {"settings": dict(settings or {}), "environment": dict(environment or {})}
+        samplers.append(entry)
     return Summary(
-        metric=metric, threshold=threshold, baseline=reference, samplers=samplers, **facts
+        metric=metric,
+        threshold=threshold,
+        baseline=reference,
+        samplers=samplers,
+        settings=dict(settings or {}),
+        environment=dict(environment or {}),
     )
 
 
@@ -359,16 +345,23 @@ def value_of(entry: SamplerSummary, summary: Summary) -> MeanSd:
     return entry.top5 if summary.metric == "accuracy" else entry.final
 
 
+def sign_of(summary: Summary) -> float:
+    """By what the metric is multiplied so that more is better."""
+    return {"accuracy": 1.0, "loss": -1.0}[summary.metric]
+
+
 def ranked(summary: Summary) -> list[SamplerSummary]:
     """The samplers, the best first: by the gap closed where there is one, then by the metric; no
     number is last.
     """
-    sign = 1.0 if summary.metric == "accuracy" else -1.0
 
     def key(entry: SamplerSummary) -> tuple[float, float]:
         gap = entry.gap_closed
         mean = value_of(entry, summary).mean
-        return (-np.inf if gap is None else gap.value, -np.inf if mean is None else sign * mean)
+        return (
+            -np.inf if gap is None else gap.value,
+            -np.inf if mean is None else sign_of(summary) * mean,
+        )
 
     return sorted(summary.samplers, key=key, reverse=True)
 
@@ -377,6 +370,29 @@ def references(summary: Summary) -> set[str | None]:
     """The samplers between which a gap is measured: full participation and uniform sampling."""
     labels = [entry.sampler for entry in summary.samplers]
     return {find_label(name, labels) for name in ("full", "uniform")}
+
+
+def _require_comparable(runs: Sequence[Run]) -> None:
+    if not runs:
+        raise DeltaflError("there is no run to compare; give at least one finished run")
+    for (sampler, seed), number in Counter((run.sampler, run.seed) for run in runs).items():
+        if number > 1:
+            raise DeltaflError(f"two runs of sampler {sampler!r} have seed {seed}; leave one out")
+    if len({(run.metric, len(run.draws_m)) for run in runs}) > 1:
+        raise DeltaflError(
+            "the runs have different metrics or numbers of clients; compare runs of one task"
+        )
+
+
+def _checked_threshold(threshold: float, metric: Metric) -> float | None:
+    if np.isnan(threshold):
+        return None
+    if np.isinf(threshold) or (metric == "accuracy" and not 0 <= threshold <= 1):
+        raise DeltaflError(
+            f"threshold is {threshold}; write a share in [0, 1] for accuracy, a finite number for "
+            "loss"
+        )
+    return threshold
 
 
 def _baseline(given: str | None, labels: Sequence[str]) -> str | None:
@@ -389,34 +405,40 @@ def _baseline(given: str | None, labels: Sequence[str]) -> str | None:
 
 
 def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
-    at = None if threshold is None else reach(run, threshold)
     final = float(run.value_r[-1])
+    is_whole = not (run.diverged or run.stopped)
+    higher = run.metric == "accuracy"
     return SeedSummary(
         seed=run.seed,
         num_rounds=run.num_rounds,
         final=final,
-        top5=final
-        if run.diverged or run.stopped
-        else mean_of_best(run.value_r, run.round_r, run.metric == "accuracy"),
+        top5=mean_of_best(run.value_r, run.round_r, higher) if is_whole else final,
         area=None if run.stopped else area_under(run, run.horizon),
         fairness=run.fairness,
         total_seconds=float(run.seconds_r[-1]),
         total_bytes=float(run.bytes_r[-1]),
-        total_clock=None if run.clock_r is None else float(run.clock_r[-1]),
+        total_clock=_at(run.clock_r, -1),
         diverged=run.diverged is not None or not np.isfinite(run.loss_r[-1]),
         stopped=run.stopped,
         diverged_in=run.diverged,
-        reach=None if at is None else _reach(run, at),
+        reach=_reach(run, threshold),
     )
 
 
-def _reach(run: Run, at: int) -> Reach:
+def _reach(run: Run, threshold: float | None) -> Reach | None:
+    at = None if threshold is None else reach(run, threshold)
+    if at is None:
+        return None
     return Reach(
         round=rounds_until(run, at),
         seconds=float(run.seconds_r[at]),
-        clock=None if run.clock_r is None else float(run.clock_r[at]),
+        clock=_at(run.clock_r, at),
         bytes=float(run.bytes_r[at]),
     )
+
+
+def _at(value_r: FloatArray | None, place: int) -> float | None:
+    return None if value_r is None else float(value_r[place])
 
 
 def _mean_of(values: Iterable[float | None]) -> float | None:
@@ -425,22 +447,20 @@ def _mean_of(values: Iterable[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
+def _mean_sd(values: Iterable[float | None]) -> MeanSd:
+    """Of a number that was not finite, which is null in a summary, there is no mean."""
+    mean, sd = mean_and_sd(np.array([np.nan if value is None else value for value in values]))
+    return MeanSd(mean=mean, sd=sd)
+
+
 def _costs(runs: Sequence[Run]) -> Costs | None:
-    rows = [
-        (
-            run.client_seconds_r[-1],
-            run.seconds_r[-1],
-            run.bytes_up_r[-1],
-            run.bytes_r[-1],
-            run.server_bytes,
-        )
-        for run in runs
-        if run.client_seconds_r is not None
-        and run.bytes_up_r is not None
-        and run.server_bytes is not None
-    ]
-    if len(rows) < len(runs):
-        return None
+    rows = []
+    for run in runs:
+        client_r = run.client_seconds_r
+        up_r = run.bytes_up_r
+        if client_r is None or up_r is None or run.server_bytes is None:
+            return None
+        rows.append((client_r[-1], run.seconds_r[-1], up_r[-1], run.bytes_r[-1], run.server_bytes))
     client, total, up, both, state = np.mean(rows, axis=0).tolist()
     return Costs(
         client_seconds=client,
@@ -451,20 +471,16 @@ def _costs(runs: Sequence[Run]) -> Costs | None:
     )
 
 
-def _mean_sd(values: Iterable[float | None]) -> MeanSd:
-    """Of a number that was not finite, which is null in a summary, there is no mean."""
-    mean, sd = mean_and_sd(np.array([np.nan if value is None else value for value in values]))
-    return MeanSd(mean=mean, sd=sd)
-
-
 def _fairness(runs: Sequence[SeedSummary], base: Sequence[SeedSummary]) -> SamplerFairness | None:
     found = [run.fairness for run in runs if run.fairness is not None]
     if len(found) < len(runs):
         return None
-    means = {name: _mean_sd(getattr(it, name) for it in found) for name in Fairness.model_fields}
     both = [(one.fairness, two.fairness) for one, two in pairs(runs, base)]
     return SamplerFairness(
-        **means, gain=gain([(a.worst_tenth, b.worst_tenth) for a, b in both if a and b])
+        mean=_mean_sd(own.mean for own in found),
+        worst_tenth=_mean_sd(own.worst_tenth for own in found),
+        sd=_mean_sd(own.sd for own in found),
+        gain=gain([(a.worst_tenth, b.worst_tenth) for a, b in both if a and b]),
     )
 
 
@@ -490,8 +506,9 @@ def pairs(
 
 
 def gain(values: Sequence[tuple[float, float]]) -> Gain | None:
-    """The mean difference of pairs (of a sampler, of the one it is compared with); None without
-    a pair.
+    """The mean difference of pairs; None without a pair.
+
+    A pair has the number of a sampler and that of the one which it is compared with.
     """
     if not values:
         return None
@@ -504,35 +521,36 @@ def speedup(runs: Sequence[SeedSummary], base: Sequence[SeedSummary]) -> SpeedUp
     without a pair.
     """
     both = [(one.reach, two.reach) for one, two in pairs(runs, base)]
-    rounds = [(two.round, one.round) for one, two in both if one is not None and two is not None]
+    rounds = [(two.round, one.round) for one, two in both if one and two]
     if not rounds:
         return None
     ratio, low, high = ratio_of_means(*np.array(rounds, dtype=np.float64).T)
-    counts = {"num_pairs": len(rounds), "num_left_out": len(both) - len(rounds)}
-    counts |= {"num_lost": sum(one is None and two is not None for one, two in both)}
-    counts |= {"num_won": sum(one is not None and two is None for one, two in both)}
-    return SpeedUp(ratio=ratio, low=low, high=high, **counts)
+    return SpeedUp(
+        ratio=ratio,
+        low=low,
+        high=high,
+        num_pairs=len(rounds),
+        num_left_out=len(both) - len(rounds),
+        num_lost=sum(one is None and two is not None for one, two in both),
+        num_won=sum(one is not None and two is None for one, two in both),
+    )
 
 
 def _gap_closed(label: str, groups: Mapping[str, Sequence[Run]]) -> GapClosed | None:
     """Over the seeds that all three ran, and the rounds that all were to play."""
-    names = [find_label("uniform", list(groups)), label, find_label("full", list(groups))]
-    runs = [{run.seed: run for run in groups[name]} for name in names if name is not None]
+    uniform = find_label("uniform", list(groups))
+    full = find_label("full", list(groups))
+    if uniform is None or full is None:
+        return None
+    runs = [{run.seed: run for run in groups[name]} for name in (uniform, label, full)]
     seeds = sorted(set.intersection(*map(set, runs)))
-    if (
-        len(runs) < len(names)
-        or not seeds
-        or any(of_seed[seed].stopped for of_seed in runs for seed in seeds)
-    ):
+    if not seeds or any(of_seed[seed].stopped for of_seed in runs for seed in seeds):
         return None
     horizon = min(run.horizon for of_seed in runs for run in of_seed.values())
-    sign = -1.0 if runs[0][seeds[0]].metric == "accuracy" else 1.0
-    found = gap_closed(
-        *(
-            np.array([sign * area_under(of_seed[seed], horizon) for seed in seeds])
-            for of_seed in runs
-        )
-    )
-    return found and GapClosed(
-        value=found.mean, low=found.low, high=found.high, num_seeds=len(seeds)
-    )
+    area_ks = np.array([[area_under(of_seed[seed], horizon) for seed in seeds] for of_seed in runs])
+    # A cost is low where the method is good.
+    cost_ks = -area_ks if runs[0][seeds[0]].metric == "accuracy" else area_ks
+    found = gap_closed(*cost_ks)
+    if found is None:
+        return None
+    return GapClosed(value=found.mean, low=found.low, high=found.high, num_seeds=len(seeds))

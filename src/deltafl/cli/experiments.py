@@ -183,7 +183,7 @@ def run(
 
 def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup", track: "OnRound") -> None:
     """``deltafl run`` in one of the processes that play it; only the first of them prints."""
-    from ..analysis.table import bias_remark
+    from ..analysis.verdict import bias_remark
     from ..simulation.directory import RunDirectory
     from ..simulation.divergence import DivergedError
     from ..simulation.run import run_single

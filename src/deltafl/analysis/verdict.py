@@ -1,0 +1,345 @@
+"""What is said of a comparison: its result in three sentences, and remarks on its table.
+
+The terminal, the report and ``deltafl run`` say it in these words. Verdicts come from intervals.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..samplers import base_name, bias_of
+from .runs import begins_with_census, method_of, only_asks_first
+from .statistics import WINDOW, late_after
+from .summary import (
+    Gain,
+    GapClosed,
+    SeedSummary,
+    SpeedUp,
+    Summary,
+    gain,
+    pairs,
+    ranked,
+    references,
+    sign_of,
+    speedup,
+    value_of,
+)
+from .text import (
+    DASH,
+    DIVERGED,
+    MARK,
+    Difference,
+    difference_text,
+    has_clock,
+    has_fairness,
+    human_bytes,
+    human_seconds,
+    rounds_text,
+    threshold_text,
+    value_text,
+    verdict_of,
+)
+
+
+def headline(summary: Summary) -> list[str]:
+    """Which sampler was best and by how much; how sure that is; what it saves. One sentence each,
+    the first the result.
+
+    Best is whose gap closed is largest, else whose speed-up is, else whose metric is. Another
+    sampler is behind if the interval of its distance to the best, over paired seeds, excludes 0.
+    """
+    rated = [entry for entry in summary.samplers if entry.sampler not in references(summary)]
+    gaps = {entry.sampler: entry.gap_closed for entry in rated if entry.gap_closed}
+    speedups = {entry.sampler: entry.speedup for entry in rated if entry.speedup}
+    if gaps:
+        race = _Race(summary, gaps, "uniform sampling", "over all rounds")
+        claim = (
+            f"{race.best} closes {_in_line(gaps[race.best])} of the gap between {race.reference} "
+            "and full participation"
+        )
+    elif speedups:
+        race = _Race(summary, speedups, str(summary.baseline), f"to {threshold_text(summary)}")
+        claim = (
+            f"{race.best} needs {_in_line(speedups[race.best])} times fewer rounds {race.span} "
+            f"than {race.reference}"
+        )
+    else:
+        return _without_intervals(summary)
+    if race.found[race.best].low is None and _has_one_seed(summary):
+        return [
+            f"{claim}, in one seed.",
+            "One seed has no interval: another seed may change the order.",
+        ]
+    if verdict_of(race.found[race.best]) != "better":
+        return _without_a_lead(race, claim)
+    return [*_ahead_of_others(race, claim), *_savings(summary, race.best)]
+
+
+class _Race(NamedTuple):
+    """The samplers that are compared with a reference, by the area under the curve or in
+    rounds.
+    """
+
+    summary: Summary
+    found: Mapping[str, GapClosed | SpeedUp]
+    reference: str
+    span: str
+
+    @property
+    def best(self) -> str:
+        return max(self.found, key=lambda label: self.found[label].value)
+
+    def lead(self, other: str) -> Gain | SpeedUp | None:
+        """How far the best is ahead of another one over paired seeds: in the mean metric, or in
+        rounds.
+        """
+        seeds: dict[str, list[SeedSummary]] = {e.sampler: e.seeds for e in self.summary.samplers}
+        if isinstance(self.found[other], SpeedUp):
+            return speedup(seeds[self.best], seeds[other])
+        sign = sign_of(self.summary)
+        areas = [(one.area, two.area) for one, two in pairs(seeds[self.best], seeds[other])]
+        return gain([(sign * a, sign * b) for a, b in areas if a is not None and b is not None])
+
+
+def _without_intervals(summary: Summary) -> list[str]:
+    known = [entry for entry in ranked(summary) if value_of(entry, summary).mean is not None]
+    if not known:
+        return ["No sampler has a finite result.", "Every run diverged: lower the learning rate."]
+    unit = {"accuracy": " %", "loss": ""}[summary.metric]
+    return [
+        f"{known[0].sampler} ends with the best {summary.metric}: "
+        f"{value_text(known[0], summary)}{unit}.",
+        "No interval says how sure that is: add uniform and full to the samplers, with 3 seeds or "
+        "more, and there is one.",
+    ]
+
+
+def _without_a_lead(race: _Race, claim: str) -> list[str]:
+    better = [label for label, found in race.found.items() if verdict_of(found) == "better"]
+    who = f"{', '.join(better) or 'No sampler'} {'are' if len(better) > 1 else 'is'}"
+    highest = race.found[race.best]
+    why = f"has an interval that does not lie above {highest.no_difference:g}"
+    if highest.low is None:
+        why = "has no interval"
+    elif isinstance(highest, SpeedUp) and highest.num_lost and highest.low > 1:
+        why = "leaves out seeds with which its sampler never got there"
+    return [
+        f"{who} shown to be better than {race.reference}.",
+        f"The highest number {why}: {claim}. More seeds make intervals shorter.",
+    ]
+
+
+def _ahead_of_others(race: _Race, claim: str) -> list[str]:
+    leads = {label: race.lead(label) for label in race.found if label != race.best}
+    if not leads:
+        return [f"{claim}."]
+    rivals = [label for label, lead in leads.items() if verdict_of(lead) != "better"]
+    if rivals:
+        named = [f"{label} ({_lead_text(leads[label], race.summary)})" for label in rivals[:3]]
+        if len(rivals) > len(named):
+            named.append("others")
+        return [
+            f"{claim}.",
+            f"Not clearly different from it {race.span}, by paired seeds: {', '.join(named)}. "
+            "More seeds decide.",
+        ]
+    following = max(leads, key=lambda label: race.found[label].value)
+    return [
+        f"{claim}; no other sampler is ahead.",
+        f"The next is {following}: {race.best} is ahead by "
+        f"{_lead_text(leads[following], race.summary)} {race.span}, by paired seeds.",
+    ]
+
+
+def _lead_text(lead: Gain | SpeedUp | None, summary: Summary) -> str:
+    if lead is None:
+        return "no pair of seeds"
+    if isinstance(lead, SpeedUp):
+        lost = ", without seeds with which only it failed" if lead.num_lost else ""
+        return f"{_in_line(lead)} times fewer rounds{lost}"
+    factor, digits, unit = {"accuracy": (100, 1, " points"), "loss": (1, 3, "")}[summary.metric]
+    text = f"{factor * lead.value:.{digits}f}"
+    if lead.low is not None and lead.high is not None:
+        text += f" [{factor * lead.low:.{digits}f}, {factor * lead.high:.{digits}f}]"
+    return text + unit
+
+
+def _in_line(found: Difference) -> str:
+    return difference_text(found).replace("\n", " ")
+
+
+def _savings(summary: Summary, best: str) -> list[str]:
+    """Rounds and bytes to the threshold beside those of the baseline."""
+    entries = {entry.sampler: entry for entry in summary.samplers}
+    texts = []
+    for label in (best, summary.baseline):
+        reached = label and entries[label].to_threshold
+        if not reached or reached.rounds is None:
+            return []
+        rounds = rounds_text(reached).splitlines()[0]
+        first = " (the first with all clients)" if begins_with_census(str(label)) else ""
+        costs = [f"{rounds} rounds{first}", human_bytes(reached.bytes)]
+        if reached.clock is not None:
+            costs.append(f"{human_seconds(reached.clock)} s of the clock")
+        text = f"{', '.join(costs[:-1])} and {costs[-1]}"
+        if reached.num_never:
+            text += f" ({reached.num_reached} of {reached.num_reached + reached.num_never} seeds)"
+        texts.append(text)
+    return [
+        f"{best} reaches {threshold_text(summary)} after {texts[0]}, {summary.baseline} after "
+        f"{texts[1]}."
+    ]
+
+
+def remarks(summary: Summary) -> list[str]:
+    """What a reader of the table must know, result first; each entry is one or two sentences."""
+    labels = [entry.sampler for entry in summary.samplers]
+    return [
+        *_results(summary),
+        *_what_is_missing(summary),
+        *_how_runs_ended(summary),
+        *bias_remark(labels, summary.settings),
+        " ".join(_columns(summary)),
+    ]
+
+
+def _results(summary: Summary) -> list[str]:
+    """Which samplers are shown to be better or worse, by area, worst tenth and rounds."""
+    entries = {entry.sampler: entry for entry in summary.samplers}
+    gaps = {x: e.gap_closed for x, e in entries.items() if base_name(x) != "full"}
+    tails = {x: e.fairness.gain for x, e in entries.items() if e.fairness}
+    speedups = {x: e.speedup for x, e in entries.items() if e.speedup}
+    base = summary.baseline
+    sentences = []
+    for better, worse, than, found in (
+        ("Better", "Worse", "than uniform over all rounds (interval of the gap excludes 0)", gaps),
+        ("Higher", "Lower", f"worst tenth than {base} (interval excludes 0)", tails),
+        ("Fewer", "More", f"rounds than {base} (interval excludes 1)", speedups),
+    ):
+        for verdict, word in (("better", better), ("worse", worse)):
+            shown = [label for label in found if verdict_of(found[label]) == verdict]
+            if shown:
+                sentences.append(f"{word} {than}: {', '.join(shown)}.")
+    if summary.threshold is not None and base is None:
+        sentences.append("No speed-ups: neither uniform nor fedavg is among the samplers.")
+    if any(found.low is not None for found in speedups.values()):
+        if not sentences:
+            sentences.append(
+                f"No interval shows a difference to {base}; more seeds make them shorter."
+            )
+        sentences.append("Each interval is 95 % by itself, not all of them together.")
+    return sentences
+
+
+def _what_is_missing(summary: Summary) -> Iterator[str]:
+    entries = summary.samplers
+    gaps = [entry.gap_closed for entry in entries if entry.gap_closed]
+    names = {base_name(entry.sampler) for entry in entries}
+    if summary.threshold is None:
+        yield "No threshold was set: no rounds, no speed-ups."
+    if _has_one_seed(summary):
+        yield "One seed: no intervals. Another seed may change the order."
+    if not gaps and not {"full", "uniform"} <= names:
+        yield "No gap closed: it needs both full and uniform among the samplers."
+    elif not gaps and not any(run.stopped or run.diverged for e in entries for run in e.seeds):
+        yield "No gap closed: full participation is not ahead of uniform sampling here."
+    if any(gap.low is None and gap.num_seeds > 1 for gap in gaps):
+        yield (
+            "Full participation is not clearly ahead of uniform sampling, so the gap says little: "
+            "add seeds."
+        )
+
+
+def _has_one_seed(summary: Summary) -> bool:
+    return all(len(entry.seeds) == 1 for entry in summary.samplers)
+
+
+def _how_runs_ended(summary: Summary) -> Iterator[str]:
+    goal = threshold_text(summary)
+    metric = summary.metric
+    reached = {e.sampler: e.to_threshold for e in summary.samplers if e.to_threshold}
+    if reached and not any(to.num_reached for to in reached.values()):
+        yield f"No run reached {goal}."
+    elif never := _shares(summary, {label: to.num_never for label, to in reached.items()}):
+        yield (
+            f"Never reached {goal}: {never}. Rounds and bytes are means over the seeds that did."
+        )
+    if diverged := _shares(summary, {e.sampler: e.num_diverged for e in summary.samplers}):
+        yield f"{DIVERGED} Diverged: {diverged}. A stopped run keeps its last {metric}."
+    stopped = {e.sampler: sum(run.stopped for run in e.seeds) for e in summary.samplers}
+    if named := _shares(summary, stopped):
+        yield f"Stopped at {goal}: {named}, with the {metric} of then; a gap needs all rounds."
+
+
+def _shares(summary: Summary, number_of: Mapping[str, int]) -> str:
+    """The samplers with a number above 0, and of how many seeds it is."""
+    texts = []
+    for entry in summary.samplers:
+        number = number_of.get(entry.sampler, 0)
+        if number:
+            noun = "seed" if len(entry.seeds) == 1 else "seeds"
+            texts.append(f"{entry.sampler} ({number} of {len(entry.seeds)} {noun})")
+    return ", ".join(texts)
+
+
+def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
+    """One sentence if methods are biased: all by a setting, else those whose own parts are, with
+    the part.
+    """
+    who = "Biased, all of them" if len(labels) > 1 else "Biased"
+    factor = settings.get("norm_guard")
+    if factor is not None:
+        return [
+            f"{who}: norm_guard = {factor:g} shortens estimates that are longer than those before."
+        ]
+    if settings.get("clip") is not None:
+        return [f"{who}: clipped to 1.5 medians of the norms of updates."]
+    methods = {label: method_of(label) for label in labels}
+    parts = {label: bias_of(method) for label, method in methods.items() if method}
+    named = [f"{label} ({part})" for label, part in parts.items() if part is not None]
+    return [f"Biased: {', '.join(named)}."] if named else []
+
+
+def _columns(summary: Summary) -> Iterator[str]:
+    """What the columns of the table show."""
+    metric = summary.metric
+    entries = summary.samplers
+    speedups = [entry.speedup for entry in entries if entry.speedup]
+    if metric == "accuracy":
+        last = max(run.num_rounds for entry in entries for run in entry.seeds)
+        late = max(late_after(last), 0)
+        value = f"Accuracy: mean of the {WINDOW} best of the evaluations after round {late}"
+    else:
+        value = "Loss: test loss at the last evaluation"
+    yield f"{value}." if _has_one_seed(summary) else f"{value}, ± sd over seeds."
+    if has_fairness(summary):
+        yield (
+            "Worst tenth: mean accuracy of the tenth of the clients with the lowest, and the sd "
+            "over clients."
+        )
+    if any(entry.gap_closed for entry in entries):
+        yield (
+            f"Gap closed: by the mean {metric} over all rounds, 0 is uniform sampling, 1 full "
+            "participation."
+        )
+    if speedups:
+        yield (
+            f"Speed-up: mean rounds of {summary.baseline} / mean rounds of the sampler, paired "
+            "by seed."
+        )
+    if any(found.num_left_out for found in speedups):
+        yield (
+            f"{MARK}: without seeds in which one never got there; the sampler that fails is not "
+            "called better."
+        )
+    until = f"up to {threshold_text(summary)}"
+    if summary.threshold is None:
+        until = "of the whole run"
+    if has_clock(summary):
+        until += "; below them seconds of the virtual clock"
+    yield f"Bytes (down + up): {until}."
+    if any(only_asks_first(entry.sampler) for entry in entries):
+        yield (
+            "Rounds, bytes and time of a census are counted, but its round is not in the mean "
+            "over rounds."
+        )
+    yield f"{DASH}: no number."
