@@ -4,7 +4,6 @@ runs and the timings.
 
 import gzip
 import importlib
-import itertools
 import json
 import shutil
 from pathlib import Path
@@ -12,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from deltafl.errors import DeltaflError
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -26,15 +23,12 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_tables_of_the_notes_are_those_of_their_files(tables: Any, tmp_path: Path) -> None:
-    """After a new run: python benchmarks/ideas.py --notes docs/lab-notes.md."""
     shutil.copytree(ROOT / "results" / "ideas", tmp_path / "results" / "ideas")
     notes = tmp_path / "docs" / "lab-notes.md"
     notes.parent.mkdir()
     shutil.copy(DOCS / notes.name, notes)
     tables.write_tables(notes)
     assert notes.read_text() == (DOCS / "lab-notes.md").read_text()
-    with pytest.raises(DeltaflError, match="no table to write"):
-        tables.with_tables("# Notes\n", tmp_path)
 
 
 def test_differences_are_paired_with_the_default_too_and_runs_that_never_reach_are_marked(
@@ -63,19 +57,6 @@ def test_differences_are_paired_with_the_default_too_and_runs_that_never_reach_a
         tables.table({"fedvarp": [[0.1]]}, None).splitlines()[-1]
         == "| fedvarp | +0.00 | – | ≥ 1.0 | – |"
     )
-
-
-def test_the_error_of_even_draws_holds_for_unequal_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    noise_floor: Any = importlib.import_module("noise_floor")
-    rng = np.random.default_rng(0)
-    value_md = rng.exponential(size=(6, 1)) * (1 + rng.standard_normal((6, 3)))
-    total_d = value_md.sum(axis=0)
-    errors = [
-        np.sum((6 / 2 * value_md[list(pair)].sum(axis=0) - total_d) ** 2)
-        for pair in itertools.combinations(range(6), 2)
-    ]
-    assert noise_floor.error_of_even_draws(value_md, 2).sum() == pytest.approx(np.mean(errors))
 
 
 #: m / n and drift with the same product of age and drift squared, two and two.

@@ -87,7 +87,7 @@ def test_plain_labels_are_their_own_shortest_form_and_file_name(label: str) -> N
     assert str(parse_label(label)) == file_name(label) == label
 
 
-def test_file_names() -> None:
+def test_file_names(tmp_path: Path) -> None:
     assert (
         file_name("fedis@systematic@hajek") == "fedis@systematic@hajek"
     )  # as older records have it
@@ -97,11 +97,11 @@ def test_file_names() -> None:
         file_name(f"{EXAMPLE}:ByLoss(power=2)+average=0.5")
         == "own_sampler.py_ByLoss(power=2)+average=0.5"
     )
-    control = Path(__file__).parents[2] / "benchmarks" / "idea_parts.py"
-    assert (
-        file_name(f"uniform@@{control}:DeviationControl")
-        == "uniform@@idea_parts.py_DeviationControl"
+    control = tmp_path / "mine.py"
+    control.write_text(
+        "from deltafl.estimators.control_variates import NoControl\nclass Mine(NoControl): pass\n"
     )
+    assert file_name(f"uniform@@{control}:Mine") == "uniform@@mine.py_Mine"
 
 
 def test_commas_inside_parentheses_do_not_split() -> None:
