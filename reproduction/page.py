@@ -28,6 +28,7 @@ INDEX = "# Results\n"
 MAIN = ("table-2", "benchmark")
 #: Settings that the tables show, or that do not change the result.
 _SHOWN = {"sampler", "seed", "clients", "threshold", "data_dir", "workers", "checkpoint_every"}
+_SHOWN |= {"engine"}  # older records have it
 #: What an experiment that is no sweep measured, a line each of ``runs.jsonl.gz``.
 Row = dict[str, Any]
 Rows = list[Row]
@@ -224,8 +225,15 @@ def _smaller(sweep: Sweep, groups: Sequence[Group]) -> list[str]:
     lines = []
     for part, settings in sweep.comparisons.items():
         if part in parts and part in experiment.part_names("paper"):
-            pair = settings, experiment.comparison(part, "paper")
-            dumps = [each.model_dump() | {"seeds": len(each.seeds)} for each in pair]
+            pair = {sweep.scale: settings, "paper": experiment.comparison(part, "paper")}
+            dumps = [
+                {
+                    **each.model_dump(exclude={"seeds"}),
+                    "probe_every": experiment.probe_every(part, scale),
+                    "seeds": len(each.seeds),
+                }
+                for scale, each in pair.items()
+            ]
             ours, theirs = (
                 {key: "unset" if value is None else value for key, value in d.items()}
                 for d in dumps

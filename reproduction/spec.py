@@ -35,6 +35,8 @@ from deltafl.io import checked, read_toml
 from deltafl.samplers import find_sampler, parse_label
 from deltafl.simulation import CompareSettings, Job, make_settings
 
+from .probe import Probe
+
 #: Figures of the paper that another experiment shows.
 SHOWN_BY = {"figure-3": "toy", "figure-5": "toy"}
 _FILES = Path(__file__).parent / "files"
@@ -153,9 +155,8 @@ class Experiment(Frozen):
             if name not in known:
                 raise unknown_name(kind, name, known)
         merged = self._merged(part, scale) | own
-        given = {
-            key: v for key, v in merged.items() if key not in ("title", "options") and v is not None
-        }
+        other = ("title", "options", "probe_every")
+        given = {key: v for key, v in merged.items() if key not in other and v is not None}
         return make_settings(CompareSettings, given)
 
     def options(self, part: str, scale: str) -> dict[str, Any]:
@@ -164,6 +165,11 @@ class Experiment(Frozen):
         """
         options: dict[str, Any] = self._merged(part, scale)["options"]
         return options
+
+    def probe_every(self, part: str, scale: str) -> int | None:
+        """The rounds between two probes of all clients; None for runs without."""
+        every: int | None = self._merged(part, scale).get("probe_every")
+        return every
 
     def _merged(self, part: str, scale: str) -> dict[str, Any]:
         change = self.scales[scale]
@@ -201,7 +207,10 @@ class Sweep:
     def jobs(self) -> Iterator[Job]:
         """All runs, in the order of ``planned``; their labels have the options of their part."""
         for part, sampler, seed in self.planned():
-            yield Job(part, self.comparisons[part].run(self._with_options(part, sampler), seed))
+            settings = self.comparisons[part].run(self._with_options(part, sampler), seed)
+            every = self.experiment.probe_every(part, self.scale)
+            probes = [Probe(every)] if every else []
+            yield Job(part, settings, tuple(probes))
 
     def _with_options(self, part: str, sampler: str) -> str:
         label = parse_label(sampler)
@@ -220,8 +229,11 @@ class Sweep:
         names = {
             self._with_options(run.part, name): name for name in self.comparisons[run.part].samplers
         }
-        options = self.experiment.options(run.part, self.scale)
-        return run._replace(sampler=names[run.sampler], settings={**run.settings, **options})
+        settings = {**run.settings, **self.experiment.options(run.part, self.scale)}
+        every = self.experiment.probe_every(run.part, self.scale)
+        if every is not None:
+            settings.setdefault("probe_every", every)  # older records have it themselves
+        return run._replace(sampler=names[run.sampler], settings=settings)
 
 
 @cache

@@ -22,6 +22,7 @@ from deltafl.io import checked
 from deltafl.samplers import SAMPLERS, parse_label
 from deltafl.simulation import Doubling, Grid, Job, RunSettings, make_settings
 
+from ..probe import Probe
 from ..spec import Experiment
 
 FULL = "full"
@@ -95,8 +96,10 @@ class Part(BaseModel):
 
     def test_job(self, label: str, rate: float, seed: int) -> Job:
         """A run that is reported; that of seed 0 has probes, which change nothing else."""
-        probe = self.probe_every if seed == 0 and label != FULL else None
-        return Job(self.name, self._run(label, rate, seed, probe_every=probe))
+        settings = self._run(label, rate, seed)
+        if self.probe_every is None or seed != 0 or label == FULL:
+            return Job(self.name, settings)
+        return Job(self.name, settings, (Probe(self.probe_every),))
 
     def _run(self, label: str, rate: float, seed: int, **own: float | None) -> RunSettings:
         given = {

@@ -300,12 +300,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
             {"sampler": "uniform"},
             "about 72.8 kB .*and 70 kB are free: lower 'sample'",
         ),
-        (
-            "simulation.setup",
-            70_000,
-            {"sampler": "uniform", "sample": 3, "probe_every": 9},
-            "a probe of 12 clients",
-        ),
     ],
 )
 def test_a_run_that_does_not_fit_into_ram_writes_nothing(

@@ -22,9 +22,7 @@ from deltafl.types import IntArray, Params, Population, Reports
 from tools.simulation import TINY, run
 
 
-@pytest.mark.parametrize(
-    "given", [{"sampler": "delta"}, {"sampler": "fedis", "mime": 0.5, "probe_every": 2}]
-)
+@pytest.mark.parametrize("given", [{"sampler": "delta"}, {"sampler": "fedis", "mime": 0.5}])
 def test_a_run_without_the_table_has_the_same_bits(
     given: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

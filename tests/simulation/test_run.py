@@ -286,9 +286,9 @@ def test_tables_of_the_world_are_data_and_are_read_before_anything_is_written(
 ) -> None:
     speeds = tmp_path / "speeds.csv"
     given = {"speeds": str(speeds), "rounds": 2}
-    with pytest.raises(DeltaflError, match=r"speeds\.csv does not exist"):
+    with pytest.raises(DeltaflError, match=r"speeds\.csv.* No such file"):
         run(tmp_path / "run", **given)
-    with pytest.raises(DeltaflError, match=r"speeds\.csv does not exist"):
+    with pytest.raises(DeltaflError, match=r"speeds\.csv.* No such file"):
         run_comparison(make_settings(CompareSettings, TINY | given), tmp_path / "comparison", quiet)
     assert list(tmp_path.iterdir()) == []
     speeds.write_text("seconds,megabits\n" + "0.5,2\n" * int(str(TINY["clients"])))

@@ -30,7 +30,6 @@ SUMMED: Runs = {
 }
 GATHERED: Runs = {
     "own": {"sampler": "uniform@pivotal@difference-own"},
-    "probed": {"sampler": "pracdelta", "probe_every": 2},
     "losses": {"sampler": "power-of-choice@@fedvarp"},
 }
 #: A theoretical sampler: everybody's updates are gathered, those of the cohort summed.

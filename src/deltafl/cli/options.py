@@ -62,7 +62,7 @@ _HEADINGS = {
     ),
     "Data": "partition alpha column label task_type public noise truth data_dir",
     "Clients that are away, slow or silent": "availability speeds dropout deadline over_select",
-    "Evaluation": "threshold stop_at_threshold evaluate_every test_examples validation probe_every",
+    "Evaluation": "threshold stop_at_threshold evaluate_every test_examples validation",
 }
 
 

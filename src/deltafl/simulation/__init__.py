@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .callback import RoundDone
+    from .callback import Callback, LiveRun, PlayedRound, RoundDone
     from .comparison import joined, run_comparison
     from .directory import RunDirectory, environment, new_folder, refusals
     from .divergence import DivergedError
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _MODULES = {
     name: module
     for module, names in {
-        "callback": "RoundDone",
+        "callback": "Callback LiveRun PlayedRound RoundDone",
         "comparison": "joined run_comparison",
         "directory": "RunDirectory environment new_folder refusals",
         "divergence": "DivergedError",
@@ -66,15 +66,18 @@ _MODULES = {
 
 __all__ = [
     "NEVER",
+    "Callback",
     "CompareSettings",
     "DivergedError",
     "Doubling",
     "Grid",
     "Job",
     "OnProgress",
+    "PlayedRound",
     "Progress",
 ]
 __all__ += [
+    "LiveRun",
     "RoundDone",
     "RunDirectory",
     "RunRecord",

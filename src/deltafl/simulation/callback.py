@@ -1,23 +1,117 @@
-"""The callback ``on_round`` of runs and comparisons, for trackers, plots and early warnings of
-your own.
+"""Callbacks: what follows every round of a run, one concern each.
+
+``run.py`` plays a round: it opens it, trains the cohort and closes it. Everything else follows, in this
+order, which is that of the entries in a line of ``rounds.jsonl``::
+
+    Evaluation   evaluation.py  the model on the test set, where that is due
+    Threshold    evaluation.py  ends the run at a goal
+    Watching     watching.py    ends a run that has lost its model
+    yours                       whatever you add to the line, as ``reproduction/probe.py`` does
+    Recording    recording.py   the line is written
+    Checkpoints  recording.py   the state is kept
+    Report       callback.py    ``on_round`` hears of it
+
+A callback sees everything and decides nothing about the rounds to come: a run has the same bits with
+and without yours. ``on_round`` and trackers get a ``RoundDone``, which other processes can be sent.
 """
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line
+from ..io import plain_json
+from ..round import Plan, RoundState
+from ..server.watch import Watch
+from ..types import Cohort, FloatArray, RoundInfo
+from .directory import RunDirectory
+from .distributed import ProcessGroup
+from .settings import RunSettings
+from .world import World
+
+
+@dataclass
+class LiveRun:
+    """A run that is being played."""
+
+    settings: RunSettings  #: resolved
+    engine: Any  #: an ``Engine``, whose module needs torch; this one is imported without
+    directory: RunDirectory
+    group: ProcessGroup
+    plan: Plan
+    world: World
+    state: RoundState  #: after the rounds played so far
+    watch: Watch
+    kept: int  #: the round of the last checkpoint
+    clock: float  #: virtual seconds so far
+    is_over: bool
+
+    @property
+    def rounds(self) -> int:
+        """Rounds in all."""
+        assert self.settings.rounds is not None
+        return self.settings.rounds
+
+
+class Stopwatch:
+    """Wall clock and processor time since it was made."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._began_cpu = time.process_time()
+
+    def read(self) -> dict[str, float]:
+        """Both, as in ``timings.jsonl``."""
+        return {
+            "seconds": time.perf_counter() - self._began,
+            "cpu_seconds": time.process_time() - self._began_cpu,
+        }
+
+
+@dataclass
+class PlayedRound:
+    """A round that has been played, with what is written of it."""
+
+    opened: RoundState  #: the state before it
+    cohort: Cohort
+    info: RoundInfo
+    line: dict[str, Any]  #: of ``rounds.jsonl``
+    timing: dict[str, float]  #: of ``timings.jsonl``
+    #: the cohort's ``Training``, of which several processes have a part each
+    training: Any = None
+    oracle: Any = None  #: a ``SimulatedOracle``; both are None for a census
+    accuracy_m: FloatArray | None = None  #: each client's, where the model was evaluated
+    is_last: bool = False
+    closed: Stopwatch = field(default_factory=Stopwatch)
+
+    @property
+    def number(self) -> int:
+        """Its number, from 1."""
+        return int(self.line["round"])
+
+
+class Callback:
+    """One concern of a run; a subclass has those of the three methods that it needs."""
+
+    def begin(self, run: LiveRun) -> None:
+        """Before the first round that is played now, which may follow a checkpoint."""
+
+    def after_round(self, run: LiveRun, round: PlayedRound) -> None:
+        """After each round; ``run.state`` is the state that it left."""
+
+    def end(self, run: LiveRun) -> None:
+        """After the last round, but not after an error."""
 
 
 class RoundDone(NamedTuple):
-    """What a callback ``on_round`` is given: a round that has been played and recorded."""
+    """What ``on_round`` is given: a round that has been played and recorded."""
 
     sampler: str  #: the label of the run's sampler
     seed: int
     round: int  #: rounds played, from 1
     rounds: int  #: rounds in all
-    accuracy: (
-        float | None
-    )  #: None if the model was not evaluated after this round, or the task has no accuracy
+    accuracy: float | None  #: None if the model was not evaluated, or the task has no accuracy
     loss: float | None  #: test loss; None likewise
     seconds: float  #: wall clock of this round, evaluation excluded
     bytes: float  #: bytes down + up of this round
@@ -27,8 +121,32 @@ class RoundDone(NamedTuple):
 OnRound = Callable[[RoundDone], None]
 
 
+class Report(Callback):
+    """Tells ``on_round`` of each round."""
+
+    def __init__(self, on_round: OnRound) -> None:
+        self._on_round = on_round
+
+    def after_round(self, run: LiveRun, round: PlayedRound) -> None:
+        line = plain_json(round.line)
+        test = line.get("test", {})
+        self._on_round(
+            RoundDone(
+                sampler=run.settings.sampler,
+                seed=run.settings.seed,
+                round=round.number,
+                rounds=run.rounds,
+                accuracy=test.get("accuracy"),
+                loss=test.get("loss"),
+                seconds=round.timing["seconds"],
+                bytes=float(line["bytes_down"] + line["bytes_up"]),
+                line=line,
+            )
+        )
+
+
 def guarded(on_round: OnRound) -> OnRound:
-    """The callback of a user: what it raises becomes a sentence."""
+    """The ``on_round`` of a user: what it raises becomes a sentence."""
 
     def call(done: RoundDone) -> None:
         try:
@@ -37,9 +155,8 @@ def guarded(on_round: OnRound) -> OnRound:
             name = getattr(on_round, "__name__", type(on_round).__name__)
             raise DeltaflError(
                 f"the callback {name} failed in round {done.round} of {done.sampler}, seed "
-                f"{done.seed}: "
-                f"{in_one_line(error)}; mend it and give the same call again: the runs go on where "
-                "they are"
+                f"{done.seed}: {in_one_line(error)}; mend it and give the same call again: the "
+                "runs go on where they are"
             ) from error
 
     return call

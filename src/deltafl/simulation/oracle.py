@@ -57,10 +57,9 @@ class SimulatedOracle:
         self._folder = folder
         self._sent = broadcast(plan, state)
         self._squares = plan.sampler.uses_square_loss
-        self._download = sum(
-            BYTES_PER_PARAMETER * len(vector_d) for vector_d in self._sent if vector_d is not None
-        )
-        self._statistics = BYTES_OF_STATISTICS + (8 if self._squares else 0)
+        sent = [vector_d for vector_d in self._sent if vector_d is not None]
+        self._download = BYTES_PER_PARAMETER * sum(map(len, sent))
+        self._statistics = BYTES_OF_STATISTICS + 8 * self._squares
         self._asked = Traffic(0, 0)
         self._table: Training | None = None
         self._reports = Reports.make(0)
@@ -74,17 +73,25 @@ class SimulatedOracle:
         """The screened reports of all m clients; each downloads the model and sends its
         statistics and its norm.
         """
-        if self._table is not None:
-            return self._reports
+        if self._table is None:
+            self._count(self._plan.population.num_clients, self._statistics + 8)
+            self._table, self._reports, mean_d = self._train_all()
+            self._measure_deviations(self._table.update_nd, mean_d)
+        return self._reports
+
+    def _train_all(self) -> tuple[Training, Reports, FloatArray]:
+        """Every client's training, its screened reports, and the weighted mean of the usable
+        updates.
+        """
         m = self._plan.population.num_clients
         d = self._engine.num_params
-        self._count(m, self._statistics + 8)
-        in_ram = m * d * BYTES_PER_PARAMETER <= TABLE_BYTES
-        update_md = (
-            np.empty((m, d), dtype=np.float32) if in_ram else mapped_table(m, d, self._folder)
-        )
-        block = m if in_ram else self._plan.n
         weight_m = self._plan.population.weight_m
+        if m * d * BYTES_PER_PARAMETER <= TABLE_BYTES:
+            block = m
+            update_md = np.empty((m, d), dtype=np.float32)
+        else:
+            block = self._plan.n
+            update_md = mapped_table(m, d, self._folder)
         total_d = np.zeros(d)
         raw = []
         screened = []
@@ -93,31 +100,29 @@ class SimulatedOracle:
             training = self.train(client_k)
             update_md[client_k] = training.update_nd
             raw.append(training.reports)
-            cohort = Cohort(
-                client_k, np.ones(len(client_k), dtype=np.int64), np.ones(len(client_k))
-            )
+            once_k = np.ones(len(client_k))
+            cohort = Cohort(client_k, once_k.astype(np.int64), once_k)
             replies = screen_replies(
                 cohort, training.update_nd, training.reports, d, self.drifts(client_k)
             )
             screened.append(measure(replies.update_nd, replies.reports))
             for i in np.flatnonzero(replies.reports.responded_n):
                 total_d += weight_m[client_k[i]] * replies.update_nd[i].astype(np.float64)
-        raw_reports, self._reports = (
-            Reports(*map(np.concatenate, zip(*parts, strict=True))) for parts in (raw, screened)
-        )
-        self._table = Training(update_md, raw_reports)
-        usable_m = self._reports.responded_n
-        # The sum that np.average divides by.
-        mean_d = total_d / weight_m[usable_m][:, None].sum(axis=0) if usable_m.any() else total_d
-        for client in np.flatnonzero(usable_m):
+        reports = _joined(screened)
+        if reports.responded_n.any():
+            # Summed as np.average does, to the last bit.
+            total_d /= weight_m[reports.responded_n][:, None].sum(axis=0)
+        return Training(update_md, _joined(raw)), reports, total_d
+
+    def _measure_deviations(self, update_md: Params, mean_d: FloatArray) -> None:
+        """Fill in norm(u_i - ubar)^2 of all clients whose updates are usable."""
+        for client in np.flatnonzero(self._reports.responded_n):
+            update_d = update_md[client]
             drifts = self.drifts(np.array([client]))
-            update_d = (
-                update_md[client] if drifts is None else update_md[client] - drifts.reshape(d)
-            )
-            self._reports.squared_deviation_n[client] = np.sum(
-                (update_d.astype(np.float64) - mean_d) ** 2
-            )
-        return self._reports
+            if drifts is not None:
+                update_d = update_d - drifts.reshape(len(update_d))
+            deviation_d = update_d.astype(np.float64) - mean_d
+            self._reports.squared_deviation_n[client] = np.sum(deviation_d**2)
 
     def losses(self, client_k: IntArray) -> FloatArray:
         """Evaluate the global model at the clients, once each; each downloads it and sends one
@@ -134,10 +139,13 @@ class SimulatedOracle:
         """The training of the selected clients; not repeated if ``reports`` has trained all."""
         if self._table is not None:
             return Training(self._table.update_nd[client_n], self._table.reports.part(client_n))
-        drifts = self.drifts(client_n)
         with self._timed():
             return self._engine.train(
-                self._sent.params_d, self._state.round, client_n, drifts, self._squares
+                self._sent.params_d,
+                self._state.round,
+                client_n,
+                self.drifts(client_n),
+                self._squares,
             )
 
     @contextmanager
@@ -162,23 +170,25 @@ class SimulatedOracle:
         )
 
 
+def _joined(parts: list[Reports]) -> Reports:
+    return Reports(*map(np.concatenate, zip(*parts, strict=True)))
+
+
 def mapped_table(m: int, d: int, folder: Path | None = None) -> Params:
     """Zeros, float32 (m, d), in a file that has no name and leaves no trace; an error if the
     disk is too full.
     """
-    where = Path(tempfile.gettempdir()) if folder is None else folder
+    where = folder or Path(tempfile.gettempdir())
     needed = m * d * BYTES_PER_PARAMETER
     free = shutil.disk_usage(where).free
     if needed > free:
         raise DeltaflError(
             f"the updates of all {m} clients take {human(needed)} a round and {human(free)} are "
-            f"free in {where}: "
-            "free some space there, or choose a sampler that does not use all updates, such as "
-            "'pracdelta'"
+            f"free in {where}: free some space there, or choose a sampler that does not use all "
+            "updates, such as 'pracdelta'"
         )
     with writing(where), tempfile.TemporaryFile(dir=where) as file:  # the mapping keeps it
-        if hasattr(
-            os, "posix_fallocate"
-        ):  # else a disk that fills up would end the process at a later write
+        if hasattr(os, "posix_fallocate"):
+            # Else a disk that fills up would end the process at a later write.
             os.posix_fallocate(file.fileno(), 0, needed)
         return np.memmap(file, dtype=np.float32, mode="w+", shape=(m, d))

@@ -11,6 +11,7 @@ A run's own folder takes megabytes and is deleted when the run is finished; its 
 
 import gzip
 import json
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
@@ -38,8 +39,8 @@ _MORE = ("client_accuracy", "clock", "client_seconds", "bytes_up")
 #: recorded.
 _HOW = FREE_ON_RESUME | {"memory_path", "device"}
 
-#: Settings that records of earlier versions have; what they decided is decided by the task now.
-_GONE = {"engine"}
+#: Settings that records of earlier versions have and that change no result.
+_GONE = {"engine", "probe_every"}
 
 #: A column of numbers; null where one does not exist.
 Column = Annotated[list[float | None], BeforeValidator(plain_json)]
@@ -50,6 +51,7 @@ class Job(NamedTuple):
 
     part: str
     settings: RunSettings
+    callbacks: tuple[Any, ...] = ()  #: more callbacks of its run (``callback.py``)
 
     @property
     def key(self) -> str:
@@ -210,7 +212,6 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
 
 def record_of(job: Job, directory: RunDirectory, task: Task) -> RunRecord:
     """The record of a finished run from its directory."""
-    from .probes import probe_columns
     from .training.route import noted_route
 
     run = read_run(directory, job.settings)
@@ -234,9 +235,31 @@ def record_of(job: Job, directory: RunDirectory, task: Task) -> RunRecord:
         refused=sum(len(line.get("rejected", ())) for line in directory.lines("rounds.jsonl")),
         diverged=run.diverged,
         diverged_why=run.diverged_why,
-        probes=probe_columns(directory.lines("rounds.jsonl")),
+        probes=measured_columns(directory.lines("rounds.jsonl")),
         **{name: curve.tolist() for name, curve in curves.items() if curve is not None},
     )
+
+
+def measured_columns(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    """What a callback put under ``probe`` into the lines of ``rounds.jsonl``, as columns.
+
+    The rounds that have all of its numbers are kept; an entry is the mean over the rounds since the
+    one kept before, None where no round has the number. Empty where there are none.
+    """
+    measured = [(line["round"], line["probe"]) for line in lines if "probe" in line]
+    names = dict.fromkeys(name for _, probe in measured for name in probe)
+    columns: dict[str, list[float | None]] = {name: [] for name in ("round", *names) if names}
+    window: list[Mapping[str, Any]] = []
+    for round, probe in measured:
+        window.append(probe)
+        if probe.keys() != names.keys():
+            continue
+        columns["round"].append(round)
+        for name in names:
+            known = [entry[name] for entry in window if entry.get(name) is not None]
+            columns[name].append(sum(known) / len(known) if known else None)
+        window = []
+    return columns
 
 
 def write_record(record: RunRecord, path: Path) -> None:

@@ -24,7 +24,7 @@ from ..tasks.base import Task
 from ..tasks.own import check_picklable, is_own, is_table, own_spec, registered_spec
 from ..tasks.partitions import find_partition
 from ..types import Population
-from .world import Trace, find_availability, find_speeds
+from .conditions import Trace, find_availability, find_speeds
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[Finite, Field(gt=0, le=1e37)]  # in float32
@@ -182,9 +182,6 @@ class Settings(BaseModel):
     noise: NotNegative = Field(20.0, description="nu (synthetic task only)")
     truth: Numbers = Field((8.0, 2.0), description="(synthetic task only)")
     checkpoint_every: Count = Field(10, description="rounds between two checkpoints")
-    probe_every: Count | None = Field(
-        None, description="measure all clients every N rounds; never if not set"
-    )
 
     def resolve(self) -> Self:
         """Fill in the task's defaults; a ``DeltaflError`` for unknown names and what does not go

@@ -29,20 +29,20 @@ from ..tasks import make_task
 from ..tasks.base import Task, with_fewer_tests, with_public, with_validation
 from ..tasks.own import is_own
 from ..types import FloatArray, IntArray, Params, Population
+from .conditions import Measured, Trace, find_availability, find_speeds
 from .engine import Engine
 from .oracle import BYTES_PER_PARAMETER
 from .runner import Workers
 from .settings import RunSettings
 from .training.route import Computation, Route
 from .training.serial import LocalWork
-from .world import Measured, Trace, World, find_availability, find_speeds
+from .world import World
 
 T = TypeVar("T")
 
 #: How often the float32 updates of a cohort are in RAM at once, measured.
 COPIES_OF_DRAWN = 7
 COPIES_OF_CERTAIN = 5
-COPIES_OF_PROBED = 7
 #: The same of the answers to a census.
 COPIES_OF_ANSWERS = 5
 #: A twin takes this share of the client's steps, each on so many examples. Larger minibatches are
@@ -113,7 +113,7 @@ def data_of(settings: RunSettings, task: Task) -> dict[str, str]:
     """The data in a run's record: the task's, in their checksum also the tables of its world,
     which are checked.
     """
-    World(settings, task.population(settings.weights), work_of(settings), num_bytes=0)
+    World(settings, task.population(settings.weights), work_of(settings).num_steps, num_bytes=0)
     checksum = int(task.data["data_crc32"], 16)
     for part in (find_availability(settings.availability), find_speeds(settings.speeds)):
         if isinstance(part, Trace | Measured):
@@ -270,8 +270,6 @@ def check_memory(
     cure = "choose a sampler that selects fewer, such as 'uniform'" if full else "lower 'sample'"
     model = engine.num_params * BYTES_PER_PARAMETER
     needs = [("a round", selected, copies * selected * model, cure)]
-    if settings.probe_every is not None:
-        needs.append(("a probe", m, COPIES_OF_PROBED * m * model, "leave out 'probe_every'"))
     control = find_estimator(label.estimator).control
     census = make_sampler(label).census
     if census is not None:

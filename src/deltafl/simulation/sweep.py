@@ -73,7 +73,7 @@ class Player(NamedTuple):
         with locked(directory.path, _ORPHAN_SECONDS):
             begin(directory, job.settings, engine.task)
             with suppress(DivergedError):  # the last line has the reason
-                run_experiment(job.settings, engine, directory, on_round)
+                run_experiment(job.settings, engine, directory, on_round, callbacks=job.callbacks)
             if not self.keep_folders:
                 write_record(
                     record_of(job, directory, engine.task), RunStore(self.folder).path(job)

@@ -1,0 +1,346 @@
+"""The conditions under which clients work: who is available, and how fast each computes and sends.
+
+All of it comes from ``stream(seed, "world", ...)``: the samplers of a comparison that share a seed
+meet the same conditions.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import numpy as np
+
+from ..calls import check_options, parse_call
+from ..errors import DeltaflError, WithRanges, in_one_line, require, unknown_name
+from ..streams import stream
+from ..types import BoolArray, FloatArray, IntArray, Population
+
+#: The ``client`` of the world's streams: what a round's numbers are for. Round 0 has what holds for
+#: the whole run.
+AVAILABLE = 0
+SECONDS = 1
+DROPOUT = 2
+#: So many times in a row nobody is available before a run gives up.
+_PATIENCE = 10_000
+T = TypeVar("T")
+
+#: (round, clock) -> who is available, bool (m,), at least one; and the clock, later if the server
+#: had to wait.
+Presence = Callable[[int, float], tuple[BoolArray, float]]
+
+
+class Availability(WithRanges, ABC):
+    """Which clients can be selected in a round. Subclasses are frozen dataclasses whose fields
+    are their options.
+    """
+
+    @abstractmethod
+    def begin(self, population: Population, seed: int) -> Presence:
+        """The clients of one run over its rounds."""
+
+
+@dataclass(frozen=True)
+class ByRate(Availability):
+    """Each client is available with its own rate a_i, in rounds that hang together.
+
+    P(available in round t) = a_i + memory ([available in round t - 1] - a_i): independent rounds
+    with memory 0, else a Markov chain with spells of mean length 1 / ((1 - memory) (1 - a_i)); a_i
+    is the share of rounds in the long run. If nobody is available, the server waits for the next
+    step of the chain.
+    """
+
+    memory: float = 0.0
+
+    ranges: ClassVar = {"memory": "[0, 1)"}
+
+    @abstractmethod
+    def rates(self, population: Population) -> FloatArray:
+        """The a_i, float64 (m,)."""
+
+    def begin(self, population: Population, seed: int) -> Presence:
+        rate_m = self.rates(population)
+        there_m = rate_m
+        last = -1
+
+        def at(round: int, clock: float) -> tuple[BoolArray, float]:
+            nonlocal last, there_m
+            if round < last:
+                last = -1
+                there_m = rate_m
+            while last < round:  # steps of the chain are drawn in order, also after a resume
+                last += 1
+                rng = stream(seed, "world", last + 1, AVAILABLE)
+                there_m = self._step(rate_m, there_m, rng)
+            return there_m > 0, clock
+
+        return at
+
+    def _step(
+        self, rate_m: FloatArray, there_m: FloatArray, rng: np.random.Generator
+    ) -> FloatArray:
+        """The next step of the chain at which somebody is there."""
+        for _ in range(_PATIENCE):
+            chance_m = rate_m + self.memory * (there_m - rate_m)
+            there_m = (rng.random(len(chance_m)) < chance_m).astype(float)
+            if there_m.any():
+                return there_m
+        raise DeltaflError(
+            f"nobody was available {_PATIENCE:,} times in a row; write a higher rate"
+        )
+
+
+@dataclass(frozen=True)
+class Bernoulli(ByRate):
+    """Every client is there in a share of the rounds, ``rate``."""
+
+    rate: float = 0.5
+
+    ranges: ClassVar = ByRate.ranges | {"rate": "(0, 1]"}
+
+    def rates(self, population: Population) -> FloatArray:
+        return np.full(population.num_clients, float(self.rate))
+
+
+@dataclass(frozen=True)
+class Markov(Bernoulli):
+    """As ``Bernoulli``, in spells."""
+
+    memory: float = 0.9
+
+
+@dataclass(frozen=True)
+class Graded(ByRate):
+    """a_i = least + (most - least) g_i, g_i in [0, 1]."""
+
+    least: float = 0.1
+    most: float = 0.9
+
+    ranges: ClassVar = ByRate.ranges | {"least": "[0, 1]", "most": "(0, 1]"}
+
+    @abstractmethod
+    def grades(self, population: Population) -> FloatArray:
+        """The g_i, float64 (m,)."""
+
+    def rates(self, population: Population) -> FloatArray:
+        return np.asarray(self.least + (self.most - self.least) * self.grades(population))
+
+
+@dataclass(frozen=True)
+class ByLabel(Graded):
+    """g_i grows evenly from the first class to the last, and is the mean over a client's examples.
+
+    Clients of some labels are there rarely: what biases every method that takes those who are there
+    for all.
+    """
+
+    def grades(self, population: Population) -> FloatArray:
+        share_mc = population.aux_mq
+        if share_mc is None:
+            raise DeltaflError(
+                "availability by labels needs a task with classes; write 'sizes' or 'bernoulli'"
+            )
+        return np.asarray(share_mc @ np.linspace(0, 1, share_mc.shape[1]))
+
+
+@dataclass(frozen=True)
+class BySize(Graded):
+    """g_i grows evenly by rank, from the client with the fewest examples to that with the most."""
+
+    def grades(self, population: Population) -> FloatArray:
+        return _ranks(population.num_examples_m)
+
+
+@dataclass(frozen=True)
+class Daily(Availability):
+    """Day and night: each client is there for a ``share`` of every ``period`` rounds, from an hour
+    of its own.
+
+    If nobody is there, the server waits for the next client.
+    """
+
+    share: float = 0.5
+    period: float = 24.0
+
+    ranges: ClassVar = {"share": "(0, 1]", "period": "[1, inf)"}
+
+    def begin(self, population: Population, seed: int) -> Presence:
+        phase_m = stream(seed, "world", 0, AVAILABLE).random(population.num_clients)
+
+        def at(round: int, clock: float) -> tuple[BoolArray, float]:
+            hour_m = (round / self.period + phase_m) % 1.0
+            there_m = hour_m < self.share
+            if not there_m.any():
+                there_m = hour_m == hour_m.max()  # whose day is the next to begin
+            return there_m, clock
+
+        return at
+
+
+@dataclass(frozen=True)
+class Trace(Availability):
+    """Intervals of the virtual clock from a table with the columns client, start, end (seconds); it
+    starts again when its last interval has ended. If nobody is there, the server waits for the next
+    client.
+    """
+
+    path: str
+
+    def begin(self, population: Population, seed: int) -> Presence:
+        client_k, start_k, end_k = _columns(self.path, "client", "start", "end")
+        m = population.num_clients
+        if not np.isin(client_k, np.arange(m)).all():
+            raise DeltaflError(
+                f"{self.path}: the column client must have whole numbers from 0 to {m - 1}"
+            )
+        if (start_k < 0).any() or (end_k <= start_k).any():
+            raise DeltaflError(
+                f"{self.path}: an interval must begin at 0 or later, and end after it begins"
+            )
+        client_k = client_k.astype(np.int64)
+        length = end_k.max()
+
+        def at(round: int, clock: float) -> tuple[BoolArray, float]:
+            time = clock % length
+            if not ((start_k <= time) & (time < end_k)).any():
+                later = start_k[start_k > time]
+                begins = later.min(initial=length + start_k.min())
+                clock += begins - time
+                time = begins % length
+            there_m = np.zeros(m, dtype=np.bool_)
+            there_m[client_k[(start_k <= time) & (time < end_k)]] = True
+            return there_m, clock
+
+        return at
+
+
+class Speeds(WithRanges, ABC):
+    """How fast clients compute and send."""
+
+    #: Standard deviation of the logarithm of a client's seconds from round to round.
+    jitter: float = 0.0
+
+    @abstractmethod
+    def begin(self, population: Population, seed: int) -> tuple[FloatArray, FloatArray]:
+        """Seconds of a local step, and megabits per second to and from the server, float64 (m,)
+        each, > 0.
+        """
+
+
+@dataclass(frozen=True)
+class LogNormal(Speeds):
+    """Log-normal seconds of a local step and megabits per second."""
+
+    seconds: float = 0.1  #: the median client's of a local step
+    megabits: float = 10.0  #: the median client's per second
+    sigma: float = 1.0  #: standard deviation of both logarithms over clients; they are independent
+    size: float = 0.0  #: correlation of the log seconds of a step with the client's rank in size
+    jitter: float = 0.1
+
+    ranges: ClassVar = {
+        "seconds": "[1e-9, 1e9]",
+        "megabits": "[1e-9, 1e9]",
+        "sigma": "[0, 9]",
+        "size": "[-1, 1]",
+        "jitter": "[0, 9]",
+    }
+
+    def begin(self, population: Population, seed: int) -> tuple[FloatArray, FloatArray]:
+        from scipy.special import ndtri
+
+        m = population.num_clients
+        of_step_m, of_send_m = stream(seed, "world", 0, SECONDS).standard_normal((2, m))
+        # The normal score of a client's rank in size, correlated with its steps alone.
+        score_m = ndtri((_ranks(population.num_examples_m) * (m - 1) + 0.5) / m)
+        of_step_m = self.size * score_m + np.sqrt(1 - self.size**2) * of_step_m
+        step_m = self.seconds * np.exp(self.sigma * of_step_m)
+        megabits_m = self.megabits * np.exp(self.sigma * of_send_m)
+        return step_m, megabits_m
+
+
+@dataclass(frozen=True)
+class Measured(Speeds):
+    """A table with the columns seconds (of a local step) and megabits (per second), one row per
+    client in order.
+    """
+
+    path: str
+
+    def begin(self, population: Population, seed: int) -> tuple[FloatArray, FloatArray]:
+        step_m, megabits_m = _columns(self.path, "seconds", "megabits")
+        m = population.num_clients
+        if len(step_m) != m or min(step_m.min(), megabits_m.min()) <= 0:
+            raise DeltaflError(
+                f"{self.path} must have a row with numbers above 0 for each of the {m} clients"
+            )
+        return step_m, megabits_m
+
+
+AVAILABILITIES: dict[str, type[Availability]] = {
+    "bernoulli": Bernoulli,
+    "markov": Markov,
+    "daily": Daily,
+    "labels": ByLabel,
+    "sizes": BySize,
+}
+
+
+def find_availability(text: str) -> Availability | None:
+    """``always``, which is None, ``labels(least=0.2)`` and the like, or ``FILE.csv`` with
+    intervals.
+    """
+    if text == "always":
+        return None
+    if text.endswith(".csv"):
+        return Trace(text)
+    return _called("availability", text, AVAILABILITIES, ("always", "FILE.csv"))
+
+
+def find_speeds(text: str | None) -> Speeds | None:
+    """``lognormal(sigma=0.5)`` and the like, or ``FILE.csv`` with a row per client; None for no
+    clock.
+    """
+    if text is None:
+        return None
+    if text.endswith(".csv"):
+        return Measured(text)
+    return _called("speeds", text, {"lognormal": LogNormal}, ("FILE.csv",))
+
+
+def _called(what: str, text: str, kinds: Mapping[str, type[T]], others: tuple[str, ...]) -> T:
+    name, options = parse_call(text)
+    if name not in kinds:
+        raise unknown_name(what, name, [*kinds, *others])
+    check_options(kinds[name], options, name)
+    return kinds[name](**options)
+
+
+def _ranks(size_m: IntArray) -> FloatArray:
+    """Ranks from 0 to 1, those of equal sizes their mean; 1/2 for a single client or where all
+    are equal.
+    """
+    m = len(size_m)
+    if m == 1:
+        return np.full(1, 0.5)
+    order_m = np.sort(size_m)
+    first_m = np.searchsorted(order_m, size_m)
+    last_m = np.searchsorted(order_m, size_m, side="right") - 1
+    return np.asarray((first_m + last_m) / 2 / (m - 1))
+
+
+def _columns(path: str, *names: str) -> list[FloatArray]:
+    """Columns of a CSV file, which have at least one row, of finite numbers."""
+    require("pandas", "sim")
+    import pandas as pd
+
+    try:
+        table = pd.read_csv(path, usecols=names)
+        found = [table[name].to_numpy(dtype=np.float64) for name in names]
+        if table.empty or not np.isfinite(found).all():
+            raise ValueError("it has no rows, or a number is missing or not finite")
+    except (OSError, ValueError) as error:
+        raise DeltaflError(
+            f"{path} must be a CSV file with the columns {', '.join(names)}, all numbers: "
+            f"{in_one_line(error)}"
+        ) from None
+    return found

@@ -1,0 +1,49 @@
+"""The callbacks that write the run's folder: the lines of a round, and checkpoints."""
+
+from ..analysis.statistics import late_after
+from ..scale.named_arrays import bytes_in_ram
+from .callback import Callback, LiveRun, PlayedRound
+from .divergence import DivergedError
+from .record import note_clients
+
+
+class Recording(Callback):
+    """Writes the lines of every round, and each client's accuracy with the last models.
+
+    It raises a ``DivergedError`` where the line says so: that round is on record and the last.
+    """
+
+    def after_round(self, run: LiveRun, round: PlayedRound) -> None:
+        if run.group.is_first:
+            self._write(run, round)
+        if "diverged" in round.line:
+            raise DivergedError(round.number, **round.line["diverged"])
+
+    def _write(self, run: LiveRun, round: PlayedRound) -> None:
+        since = late_after(run.rounds) + 1
+        if {"stopped", "diverged"} & round.line.keys():
+            since = round.number  # the run ends here, so its last model alone counts
+        if "test" in round.line and round.number >= since:
+            sizes_m = run.plan.population.num_examples_m
+            note_clients(run.directory.path, sizes_m, round.number, round.accuracy_m, since)
+        round.timing["server_bytes"] = bytes_in_ram(run.state)
+        round.timing["evaluation_seconds"] = round.closed.read()["seconds"]
+        run.directory.append(round.line, {"round": round.number, **round.timing})
+
+
+class Checkpoints(Callback):
+    """Keeps the state every ``checkpoint_every`` rounds and after the last.
+
+    A state never becomes a checkpoint while the model looks wrong, not even the last one: then the
+    run keeps its last good checkpoint, and the suspect model beside it.
+    """
+
+    def after_round(self, run: LiveRun, round: PlayedRound) -> None:
+        if not (round.is_last or round.number % run.settings.checkpoint_every == 0):
+            return
+        if run.watch.suspicion is None:
+            run.kept = round.number
+            if run.group.is_first:
+                run.state = run.directory.save(run.state)
+        elif round.is_last and run.group.is_first:
+            run.directory.save_suspect(run.state)
