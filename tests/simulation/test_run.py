@@ -22,11 +22,11 @@ from deltafl.errors import DeltaflError
 from deltafl.simulation.comparison import run_comparison
 from deltafl.simulation.directory import RunDirectory, refusals
 from deltafl.simulation.engine import Engine, Evaluation
+from deltafl.simulation.progress import Progress
 from deltafl.simulation.record import read_run
 from deltafl.simulation.run import begin, run_experiment, run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
-from deltafl.simulation.sweep import Progress
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.base import Task
 from deltafl.types import FloatArray, Params

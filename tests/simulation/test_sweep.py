@@ -17,6 +17,7 @@ from filelock import FileLock
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation.directory import RunDirectory
+from deltafl.simulation.progress import Progress
 from deltafl.simulation.record import (
     UNFINISHED,
     Job,
@@ -29,7 +30,7 @@ from deltafl.simulation.record import (
 from deltafl.simulation.run import run_experiment
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, task_of
-from deltafl.simulation.sweep import Progress, rounds_played
+from deltafl.simulation.sweep import rounds_played
 from reproduction.reproduce import make_sweep, records_of, run_sweep
 from reproduction.spec import Experiment, parse_experiment
 from tools.simulation import StopError, lines_of, quiet, reseal, run_job, stop_after

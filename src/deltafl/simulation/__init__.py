@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .directory import RunDirectory, environment, new_folder, refusals
     from .divergence import DivergedError
     from .export import export_model
+    from .progress import OnProgress, Progress
     from .record import (
         Job,
         RunRecord,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from .run import run_experiment, run_single
     from .settings import CompareSettings, RunSettings, make_settings
     from .setup import engine_of, plan_of, subject_of, task_of
-    from .sweep import OnProgress, Progress, count_processes, require_devices, run_jobs
+    from .sweep import count_processes, require_devices, run_jobs
     from .tracking import tracker
     from .tune import (
         NEVER,
@@ -54,7 +55,8 @@ _MODULES = {
         "run": "run_experiment run_single",
         "settings": "CompareSettings RunSettings make_settings",
         "setup": "engine_of plan_of subject_of task_of",
-        "sweep": "OnProgress Progress count_processes require_devices run_jobs",
+        "progress": "OnProgress Progress",
+        "sweep": "count_processes require_devices run_jobs",
         "tracking": "tracker",
         "tune": (
             "NEVER Doubling Grid Score Search Trial TuneSettings mean_score "

@@ -42,6 +42,7 @@ from .directory import (
 )
 from .own_code import note_code, require_one_code, require_same_code
 from .processes import result
+from .progress import OnProgress
 from .record import Job, read_run
 from .settings import (
     FREE_ON_RESUME,
@@ -53,7 +54,7 @@ from .settings import (
     grown,
     make_settings,
 )
-from .sweep import OnProgress, Player, engine_for, play_jobs, require_simulator, side_by_side
+from .sweep import Player, engine_for, play_jobs, require_simulator, side_by_side
 
 if TYPE_CHECKING:
     import pandas as pd

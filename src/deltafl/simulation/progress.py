@@ -1,35 +1,39 @@
 """How far runs are: bars in a terminal, a line in a notebook."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
 
-    from .sweep import OnProgress, Progress
+class Progress(NamedTuple):
+    """How far a sweep is: rounds played and rounds in all, runs done and in all, and the runs
+    being played.
+    """
+
+    rounds_done: int
+    rounds_total: int
+    runs_done: int
+    runs_total: int
+    running: tuple[str, ...]
+
+
+OnProgress = Callable[[Progress], None]
 
 
 @contextmanager
-def bars() -> Iterator["Bars"]:
-    """Bars that appear with the first round, so that after a mistake only its sentence is
+def bars() -> Iterator[Any]:
+    """Bars of Rich. They appear with the first round, so that after a mistake only its sentence is
     printed.
     """
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
 
-    shown = Progress(
-        TextColumn("{task.description:<18}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[shown]}"),
-        TimeRemainingColumn(compact=True),
+    shown = progress.Progress(
+        "{task.description:<18}",
+        progress.BarColumn(bar_width=24),
+        progress.MofNCompleteColumn(),
+        "{task.fields[shown]}",
+        progress.TimeRemainingColumn(compact=True),
         console=Console(stderr=True),
     )
     try:
@@ -40,7 +44,7 @@ def bars() -> Iterator["Bars"]:
 
 
 @contextmanager
-def sweep_progress() -> Iterator["OnProgress"]:
+def sweep_progress() -> Iterator[OnProgress]:
     """A bar for the rounds of many runs, with the names of those that are being played; a line
     in a notebook.
     """
@@ -52,7 +56,7 @@ def sweep_progress() -> Iterator["OnProgress"]:
     with bars() as shown:
         bar = shown.add_task("rounds", total=None, shown="")
 
-        def on_progress(progress: "Progress") -> None:
+        def on_progress(progress: Progress) -> None:
             shown.start()
             shown.update(
                 bar,
@@ -64,17 +68,19 @@ def sweep_progress() -> Iterator["OnProgress"]:
         yield on_progress
 
 
-def _text(progress: "Progress") -> str:
-    now = f"; now {', '.join(progress.running)}" if progress.running else ""
-    return f"{progress.runs_done} of {progress.runs_total} runs{now}"
+def _text(progress: Progress) -> str:
+    done = f"{progress.runs_done} of {progress.runs_total} runs"
+    if not progress.running:
+        return done
+    return f"{done}; now {', '.join(progress.running)}"
 
 
-def _line_in_notebook() -> "OnProgress":
+def _line_in_notebook() -> OnProgress:
     from IPython.display import display  # a notebook has it
 
     line = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
-    def on_progress(progress: "Progress") -> None:
+    def on_progress(progress: Progress) -> None:
         done = f"{progress.rounds_done} of {progress.rounds_total} rounds, {_text(progress)}"
         line.update({"text/plain": done}, raw=True)
 

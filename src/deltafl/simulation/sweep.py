@@ -7,7 +7,7 @@ folders stay in ``DIR/runs/``.
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
@@ -19,6 +19,7 @@ from .callback import OnRound, RoundDone
 from .directory import RunDirectory, locked
 from .divergence import DivergedError
 from .processes import Processes, result, send
+from .progress import OnProgress, Progress
 from .record import UNFINISHED, Job, RunStore, record_of, write_record
 from .settings import OF_SERVER, RunSettings
 
@@ -29,21 +30,6 @@ _POLL_SECONDS = 1.0
 #: How long a process of a killed sweep may go on writing its run, on a machine without free memory
 #: for instance.
 _ORPHAN_SECONDS = 60.0
-
-
-class Progress(NamedTuple):
-    """How far a sweep is: rounds played and rounds in all, runs done and in all, and the runs
-    being played.
-    """
-
-    rounds_done: int
-    rounds_total: int
-    runs_done: int
-    runs_total: int
-    running: tuple[str, ...]
-
-
-OnProgress = Callable[[Progress], None]
 
 
 class Player(NamedTuple):

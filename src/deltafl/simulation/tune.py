@@ -30,6 +30,7 @@ from ..tasks import TaskSpec
 from .comparison import check_comparison
 from .directory import recorded_settings, write_header, write_settings
 from .own_code import note_code, require_same_code
+from .progress import OnProgress
 from .record import Job, RunStore
 from .settings import (
     CommaSeparated,
@@ -41,7 +42,7 @@ from .settings import (
     listed,
     make_settings,
 )
-from .sweep import OnProgress, require_simulator, run_jobs
+from .sweep import require_simulator, run_jobs
 
 NEVER = 2  # a tuning run that never reaches the threshold counts as so many times its rounds
 
