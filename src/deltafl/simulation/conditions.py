@@ -25,9 +25,9 @@ DROPOUT = 2
 _PATIENCE = 10_000
 T = TypeVar("T")
 
-#: (round, clock) -> who is available, bool (m,), at least one; and the clock, later if the server
-#: had to wait.
-Presence = Callable[[int, float], tuple[BoolArray, float]]
+#: (round, clock) -> who is available, bool (m,), at least one, or None for everybody; and the clock,
+#: later if the server had to wait.
+Presence = Callable[[int, float], tuple[BoolArray | None, float]]
 
 
 class Availability(WithRanges, ABC):
@@ -38,6 +38,14 @@ class Availability(WithRanges, ABC):
     @abstractmethod
     def begin(self, population: Population, seed: int) -> Presence:
         """The clients of one run over its rounds."""
+
+
+@dataclass(frozen=True)
+class Always(Availability):
+    """Everybody is there."""
+
+    def begin(self, population: Population, seed: int) -> Presence:
+        return lambda round, clock: (None, clock)
 
 
 @dataclass(frozen=True)
@@ -277,23 +285,19 @@ class Measured(Speeds):
 
 
 AVAILABILITIES: dict[str, type[Availability]] = {
+    "always": Always,
     "bernoulli": Bernoulli,
     "markov": Markov,
     "daily": Daily,
     "labels": ByLabel,
     "sizes": BySize,
 }
+SPEEDS: dict[str, type[Speeds]] = {"lognormal": LogNormal}
 
 
-def find_availability(text: str) -> Availability | None:
-    """``always``, which is None, ``labels(least=0.2)`` and the like, or ``FILE.csv`` with
-    intervals.
-    """
-    if text == "always":
-        return None
-    if text.endswith(".csv"):
-        return Trace(text)
-    return _called("availability", text, AVAILABILITIES, ("always", "FILE.csv"))
+def find_availability(text: str) -> Availability:
+    """``always``, ``labels(least=0.2)`` and the like, or ``FILE.csv`` with intervals."""
+    return _called("availability", text, AVAILABILITIES, Trace)
 
 
 def find_speeds(text: str | None) -> Speeds | None:
@@ -302,15 +306,15 @@ def find_speeds(text: str | None) -> Speeds | None:
     """
     if text is None:
         return None
+    return _called("speeds", text, SPEEDS, Measured)
+
+
+def _called(what: str, text: str, kinds: Mapping[str, type[T]], table: Callable[[str], T]) -> T:
     if text.endswith(".csv"):
-        return Measured(text)
-    return _called("speeds", text, {"lognormal": LogNormal}, ("FILE.csv",))
-
-
-def _called(what: str, text: str, kinds: Mapping[str, type[T]], others: tuple[str, ...]) -> T:
+        return table(text)
     name, options = parse_call(text)
     if name not in kinds:
-        raise unknown_name(what, name, [*kinds, *others])
+        raise unknown_name(what, name, [*kinds, "FILE.csv"])
     check_options(kinds[name], options, name)
     return kinds[name](**options)
 

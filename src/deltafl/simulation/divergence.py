@@ -47,31 +47,33 @@ def likely_cause(infos: Sequence[RoundInfo], settings: RunSettings, plan: Plan) 
             f"{refused} of the last {selected} replies were refused, so local training itself "
             f"overflows: {cure}"
         )
-    # The round whose estimate grew most.
-    pairs = [pair for pair in pairwise(infos) if pair[0].estimate_norm > 0]
-    worst = (
-        max(pairs, key=lambda pair: pair[1].estimate_norm / pair[0].estimate_norm)[1]
-        if pairs
-        else infos[-1]
-    )
+    worst = _longest_leap(infos)
     shares = worst.largest_weight * max(worst.num_responded, 1)
     if shares >= LARGE_WEIGHT:
         return (
             f"one reply counted {worst.largest_weight:.2g}, {shares:.2g} times an equal share, in "
-            "round "
-            f"{worst.round + 1}: raise floor, draw by size (md-fixed), or {cure}"
+            f"round {worst.round + 1}: raise floor, draw by size (md-fixed), or {cure}"
         )
-    control = plan.rule.control
     age = plan.population.num_clients / max(worst.num_selected, 1)
-    residuals = [
-        info.residual for info in infos if np.isfinite(info.residual)
-    ]  # NaN where nobody replied
-    left = float(np.median(residuals)) if residuals else 0.0
-    if control.remembers and left > HARMFUL and infos[-1].round >= age:
-        damp = "" if isinstance(control, LearnedCoefficient) else "use a damped estimator, "
+    # NaN where nobody replied.
+    residuals = [info.residual for info in infos if np.isfinite(info.residual)] or [0.0]
+    left = float(np.median(residuals))
+    # A memory says something of a client once it has been selected.
+    if plan.rule.control.remembers and left > HARMFUL and infos[-1].round >= age:
+        if not isinstance(plan.rule.control, LearnedCoefficient):
+            cure = f"use a damped estimator, select more clients, or {cure}"
+        else:
+            cure = f"select more clients, or {cure}"
         return (
             f"the memory is stale: a client is selected every {age:.3g} rounds on average, and "
-            "residuals are "
-            f"{left:.2g} times the updates (squared norms): {damp}select more clients, or {cure}"
+            f"residuals are {left:.2g} times the updates (squared norms): {cure}"
         )
     return f"local training goes too far in one round: {cure}, or take fewer local steps"
+
+
+def _longest_leap(infos: Sequence[RoundInfo]) -> RoundInfo:
+    """The round whose estimate is longest beside that of the round before; else the last."""
+    pairs = [pair for pair in pairwise(infos) if pair[0].estimate_norm > 0]
+    if not pairs:
+        return infos[-1]
+    return max(pairs, key=lambda pair: pair[1].estimate_norm / pair[0].estimate_norm)[1]

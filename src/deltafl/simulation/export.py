@@ -1,6 +1,4 @@
-"""The model of a run as a file for PyTorch: the state dict of the task's module, with its
-buffers.
-"""
+"""The model of a run as a file for PyTorch: the state dict of the task's module, buffers included."""
 
 import io
 from pathlib import Path
@@ -36,8 +34,9 @@ def export_model(folder: Path, to: Path) -> int:
     runs = sorted(path.parent for path in folder.glob("**/runs/*/config.toml"))
     if runs:
         raise DeltaflError(f"{folder} holds {len(runs)} runs; name one of them, such as {runs[0]}")
+    directory = RunDirectory(folder)
     recorded = recorded_settings(folder)
-    found = RunDirectory(folder).model()
+    found = directory.model()
     if recorded is None or found is None:
         raise DeltaflError(
             f"{folder} holds no run with a checkpoint; name the folder of one, its --out"
@@ -48,9 +47,10 @@ def export_model(folder: Path, to: Path) -> int:
     from .training import torch
 
     settings = make_settings(RunSettings, recorded)
-    RunDirectory(folder).require_settings(settings)
+    directory.require_settings(settings)
+    round, params_d = found
     model = new_model(task_of(settings).make_model, settings.seed)
-    torch.nn.utils.vector_to_parameters(torch.tensor(found[1]), model.parameters())
+    torch.nn.utils.vector_to_parameters(torch.tensor(params_d), model.parameters())
     tensors = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     if to.suffix == ".pt":
         buffer = io.BytesIO()
@@ -60,4 +60,4 @@ def export_model(folder: Path, to: Path) -> int:
         write_tensors(
             to, {name: tensor.numpy() for name, tensor in tensors.items()}, {"format": "pt"}
         )
-    return found[0]
+    return round

@@ -1,5 +1,5 @@
-"""Trackers: callbacks ``on_round`` that write every round to TensorBoard or MLflow, one run a
-sampler and seed.
+"""Trackers: ``on_round`` functions that write every round to TensorBoard or MLflow, one run a sampler
+and seed.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class Tracker(AbstractContextManager["Tracker"]):
             self._open[key] = self.begin(key, done)
         self.write(self._open[key], done.round, numbers(done))
         if done.round == done.rounds or "stopped" in done.line:
-            self.end(self._open.pop(key), finished=True)
+            self.end(self._open.pop(key), "FINISHED")
 
     @abstractmethod
     def begin(self, key: str, done: RoundDone) -> Any:
@@ -51,15 +51,15 @@ class Tracker(AbstractContextManager["Tracker"]):
         """Write the numbers of a round."""
 
     @abstractmethod
-    def end(self, run: Any, finished: bool) -> None:
-        """Close a run: after its last round, or where the work was interrupted or the model
-        diverged.
+    def end(self, run: Any, status: str) -> None:
+        """Close a run: ``FINISHED`` after its last round, ``FAILED`` where the work was interrupted
+        or the model diverged.
         """
 
     def __exit__(self, *_: object) -> None:
         while self._open:
             with suppress(*OWN_ERRORS):  # what ended the block says more
-                self.end(self._open.popitem()[1], finished=False)
+                self.end(self._open.popitem()[1], "FAILED")
 
 
 def numbers(done: RoundDone) -> dict[str, float]:
@@ -67,7 +67,9 @@ def numbers(done: RoundDone) -> dict[str, float]:
     has, ``round/...``.
     """
     shown = {f"round/{key}": value for key, value in done.line.items() if key != "round"}
-    shown |= {"round/seconds": done.seconds, "test/accuracy": done.accuracy, "test/loss": done.loss}
+    shown["round/seconds"] = done.seconds
+    shown["test/accuracy"] = done.accuracy
+    shown["test/loss"] = done.loss
     return {key: float(value) for key, value in shown.items() if isinstance(value, int | float)}
 
 
@@ -88,7 +90,7 @@ class TensorBoard(Tracker):
         for tag, number in value.items():
             run.add_scalar(tag, number, round)
 
-    def end(self, run: Any, finished: bool) -> None:
+    def end(self, run: Any, status: str) -> None:
         run.close()
 
 
@@ -104,14 +106,12 @@ class MLflow(Tracker):
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         super().__init__(folder)
-        os.environ.setdefault(
-            "MLFLOW_DISABLE_TELEMETRY", "true"
-        )  # nothing leaves this machine unasked
-        store = os.environ.get("MLFLOW_TRACKING_URI", "")
+        # Nothing leaves this machine unasked.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        store = os.environ.get("MLFLOW_TRACKING_URI")
         if not store:
-            os.environ.setdefault(
-                "MLFLOW_ALLOW_FILE_STORE", "true"
-            )  # the only store that needs no database
+            # A folder is the only store that needs no database.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             store = (self.folder / "mlruns").resolve().as_uri()
         from mlflow import MlflowClient
 
@@ -124,27 +124,29 @@ class MLflow(Tracker):
 
     def begin(self, key: str, done: RoundDone) -> Any:
         client = self._client
-        folder = self.folder.resolve()
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or folder.name
-        found = client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else client.create_experiment(name)
-        mark = hashlib.sha256(str(folder / key).encode()).hexdigest()  # a path could hold any sign
-        before = client.search_runs([experiment], f"tags.deltafl_run = '{mark}'")
-        if before:
-            run_id = before[0].info.run_id
+        experiment = self._experiment()
+        place = self.folder.resolve() / key
+        # A tag that finds the run again after an interruption; a path could hold any sign.
+        mark = hashlib.sha256(str(place).encode()).hexdigest()
+        for run in client.search_runs([experiment], f"tags.deltafl_run = '{mark}'"):
+            run_id = run.info.run_id
             client.update_run(run_id, "RUNNING")
-            return run_id, max(
-                (point.step for point in client.get_metric_history(run_id, "round/seconds")),
-                default=0,
-            )
-        shown = f"{done.sampler}, seed {done.seed}"
-        run_id = client.create_run(
-            experiment, run_name=shown, tags={"deltafl_run": mark}
-        ).info.run_id
-        settings = {**(recorded_settings(folder) or {}), "sampler": done.sampler, "seed": done.seed}
+            history = client.get_metric_history(run_id, "round/seconds")
+            return run_id, max((point.step for point in history), default=0)
+        name = f"{done.sampler}, seed {done.seed}"
+        run = client.create_run(experiment, run_name=name, tags={"deltafl_run": mark})
+        settings = recorded_settings(self.folder) or {}
+        settings |= {"sampler": done.sampler, "seed": done.seed}
         for setting in sorted(settings.keys() - {"samplers", "seeds"}):
-            client.log_param(run_id, setting, settings[setting])
-        return run_id, 0
+            client.log_param(run.info.run_id, setting, settings[setting])
+        return run.info.run_id, 0
+
+    def _experiment(self) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or self.folder.resolve().name
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            return str(self._client.create_experiment(name))
+        return str(found.experiment_id)
 
     def write(self, run: Any, round: int, value: dict[str, float]) -> None:
         from mlflow.entities import Metric
@@ -152,12 +154,11 @@ class MLflow(Tracker):
         run_id, written = run
         if round > written:
             now = int(1000 * time.time())
-            self._client.log_batch(
-                run_id, [Metric(tag, number, now, round) for tag, number in value.items()]
-            )
+            points = [Metric(tag, number, now, round) for tag, number in value.items()]
+            self._client.log_batch(run_id, points)
 
-    def end(self, run: Any, finished: bool) -> None:
-        self._client.set_terminated(run[0], "FINISHED" if finished else "FAILED")
+    def end(self, run: Any, status: str) -> None:
+        self._client.set_terminated(run[0], status)
 
 
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}

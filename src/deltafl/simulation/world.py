@@ -44,27 +44,17 @@ class World:
     ) -> None:
         self._settings = settings
         self._m = population.num_clients
-        self._presence = None
+        #: Who can be selected in a round that would begin at some moment, and when it begins.
+        self.available = find_availability(settings.availability).begin(population, settings.seed)
         self._jitter = 0.0
         #: The median seconds of each client's round, (m,); None without a clock.
         self.seconds_m: FloatArray | None = None
-        availability = find_availability(settings.availability)
-        if availability is not None:
-            self._presence = availability.begin(population, settings.seed)
         speeds = find_speeds(settings.speeds)
         if speeds is not None:
             self._jitter = speeds.jitter
             step_m, megabits_m = speeds.begin(population, settings.seed)
             steps_m = np.array([num_steps(size) for size in population.num_examples_m.tolist()])
             self.seconds_m = steps_m * step_m + 8e-6 * num_bytes / megabits_m
-
-    def available(self, round: int, clock: float) -> tuple[BoolArray | None, float]:
-        """Who can be selected, None for everybody; and the clock, later if the server had to
-        wait for somebody.
-        """
-        if self._presence is None:
-            return None, clock
-        return self._presence(round, clock)
 
     def wait(self, round: int, client_n: IntArray) -> Waited:
         """Who of the cohort replies before the server closes the round.
