@@ -23,15 +23,12 @@ if TYPE_CHECKING:
     from .estimators.table import ESTIMATORS, Estimator
     from .estimators.twin import Twin
     from .federation.local_work import corrected_steps
+    from .plan import Plan, RoundState, make_plan
     from .round import (
-        Broadcast,
-        Plan,
-        RoundState,
         broadcast,
         close_round,
         close_round_from_sum,
         init_round,
-        make_plan,
         open_round,
     )
     from .samplers import SAMPLERS, RunFacts, Sampler, make_sampler
@@ -160,10 +157,8 @@ _MODULES = {
         "estimators.table": "ESTIMATORS Estimator",
         "estimators.twin": "Twin",
         "federation.local_work": "corrected_steps",
-        "round": (
-            "Broadcast Plan RoundState broadcast close_round close_round_from_sum init_round "
-            "make_plan open_round"
-        ),
+        "plan": "Plan RoundState make_plan",
+        "round": "broadcast close_round close_round_from_sum init_round open_round",
         "samplers": "SAMPLERS RunFacts Sampler make_sampler",
         "samplers.centred": "Centred",
         "samplers.cluster": "ClusterIS",

@@ -20,7 +20,8 @@ from .errors import DeltaflError, require
 from .estimators.remote import RemoteControl
 from .federation.local_work import NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE, LocalSteps
 from .federation.replies import LOSS_NAMES, ClientReply, reply_of, reports_of, round_metrics
-from .round import Plan, RoundState, close_round, init_round, open_round
+from .plan import Plan, RoundState
+from .round import close_round, init_round, open_round
 from .samplers.census import output_layer
 from .scale.state_file import load_state, read_sealed, save_state, write_sealed
 from .streams import stream
@@ -271,9 +272,9 @@ def _check(plan: Plan, make_dataset_fn: Any, postprocessors: Sequence[Postproces
         plan.sampler.require_oracle(None)
     if isinstance(plan.rule.control, RemoteControl):
         raise DeltaflError("users in pfl keep no memory; write the estimator without '-remote'")
-    if plan.mime > 0 or plan.scaffold:
+    if plan.sends_drifts:
         raise DeltaflError("local training in pfl takes no drift; leave out mime and scaffold")
-    if plan.average > 0:
+    if plan.part("average") is not None:
         raise DeltaflError("the model is pfl's, which averages none; leave out average")
     if any(isinstance(one, CentralPrivacyMechanism) for one in postprocessors):
         why = "central noise is scaled for users who count 1 at most, and here they count w / pi"

@@ -269,6 +269,19 @@ class Oracle(Protocol):
         """Loss of the current global model on the data of the given clients, float64 (k,)."""
 
 
+class Broadcast(NamedTuple):
+    """What the server sends to every selected client: the global model, and a drift or None.
+
+    With ``mime`` the drift is beta S, the momentum's: each client adds drift_d / K_i in each of its
+    K_i local steps, and takes (1 - beta) times its usual steps. With ``scaffold`` (1 - beta) c is
+    added to it, and each client takes its row of ``Plan.drifts``, drift_d - (1 - beta) c_i, in its
+    place.
+    """
+
+    params_d: Params
+    drift_d: Params | None
+
+
 class Nothing(NamedTuple):
     """The state of a feature that is switched off, or that needs none."""
 

@@ -9,7 +9,8 @@ from deltafl.errors import DeltaflError
 from deltafl.estimators import sketch
 from deltafl.estimators.control_variates import CommonControlState
 from deltafl.estimators.sketch import count_sketch
-from deltafl.round import Plan, close_round, init_round, open_round
+from deltafl.plan import Plan
+from deltafl.round import close_round, init_round, open_round
 from deltafl.samplers.fixed import Fixed
 from deltafl.types import Cohort, Population, Reports
 

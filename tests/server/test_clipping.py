@@ -23,7 +23,7 @@ from deltafl import (
 )
 from deltafl.analysis.verdict import bias_remark
 from deltafl.designs.inclusion import inclusion_probabilities
-from deltafl.round import Plan, RoundState
+from deltafl.plan import Plan, RoundState
 from deltafl.server.clipping import capped
 from deltafl.types import FloatArray
 

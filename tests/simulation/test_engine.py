@@ -20,13 +20,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from deltafl.errors import DeltaflError
-from deltafl.round import Broadcast
 from deltafl.simulation.engine import Engine, Training
 from deltafl.simulation.processes import Processes, result
 from deltafl.simulation.runner import Workers
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.base import Dataset, Task
-from deltafl.types import IntArray
+from deltafl.types import Broadcast, IntArray
 
 SIZES = (5, 40, 12, 25, 8, 17)
 WORK = LocalWork(lr=0.1, epochs=2, batch_size=8)

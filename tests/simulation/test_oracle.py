@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from deltafl.errors import DeltaflError
-from deltafl.round import init_round, make_plan
+from deltafl.plan import make_plan
+from deltafl.round import init_round
 from deltafl.simulation import oracle
 from deltafl.simulation.engine import Engine, Training
 from deltafl.simulation.oracle import SimulatedOracle, mapped_table

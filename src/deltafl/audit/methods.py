@@ -19,7 +19,8 @@ from ..designs.exact import MAX_CLIENTS, every_cohort
 from ..designs.table import DESIGNS, find_design
 from ..errors import DeltaflError
 from ..estimators.table import ESTIMATORS, find_estimator
-from ..round import Plan, RoundState, close_round, init_round
+from ..plan import Plan, RoundState
+from ..round import close_round, init_round
 from ..samplers import RunFacts, find_sampler, make_sampler, parse_label
 from ..samplers.label import needs_scores
 from ..server.norms import measure
@@ -143,7 +144,7 @@ def audit(
             for rule in (
                 rules if label.estimator == entry.estimator else [find_estimator(label.estimator)]
             ):
-                plan = Plan(subject.population, sampler, subject.n, rule.name, Sgd(0.0), seed)
+                plan = Plan(subject.population, sampler, subject.n, rule.name, (Sgd(0.0),), seed)
                 try:
                     state = _warm_state(plan, subject.known)
                     error = estimate_error(

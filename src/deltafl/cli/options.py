@@ -48,22 +48,23 @@ _HOLDS = {
     "samplers": "a comparison; go on with: deltafl compare --resume --out {out}",
 }
 
-#: Headings of ``--help`` and the options below them, in this order; all others come last.
-_HEADINGS = {
-    "What to run": "samplers sampler seeds seed task clients sample rounds local_rates "
-    "server_rates tuning_seeds "
-    "extensions out resume config processes workers",
-    "Local training": "local_lr local_epochs local_steps batch_size local_momentum scaffold mime "
-    "proximal fixed_order "
-    "device",
-    "Server": (
-        "average server_optimizer server_lr server_momentum weights norm_guard clip "
-        "memory_dtype memory_path"
-    ),
-    "Data": "partition alpha column label task_type public noise truth data_dir",
-    "Clients that are away, slow or silent": "availability speeds dropout deadline over_select",
-    "Evaluation": "threshold stop_at_threshold evaluate_every test_examples validation",
-}
+
+def _headings() -> dict[str, str]:
+    """Headings of ``--help`` and the options below them, in this order; all others come last."""
+    from ..server.table import IN_TEXT, ROW_OF
+
+    of_training = [name for name in IN_TEXT if ROW_OF[name].kind.alters_updates]
+    of_server = [name for name in IN_TEXT if name not in of_training]
+    return {
+        "What to run": "samplers sampler seeds seed task clients sample rounds local_rates "
+        "server_rates tuning_seeds extensions out resume config processes workers",
+        "Local training": "local_lr local_epochs local_steps batch_size local_momentum "
+        f"{' '.join(of_training)} proximal fixed_order device",
+        "Server": f"{' '.join(of_server)} weights memory_dtype memory_path",
+        "Data": "partition alpha column label task_type public noise truth data_dir",
+        "Clients that are away, slow or silent": "availability speeds dropout deadline over_select",
+        "Evaluation": "threshold stop_at_threshold evaluate_every test_examples validation",
+    }
 
 
 def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]:
@@ -108,7 +109,7 @@ def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]
                 str(option.name): option.get_help_record(ctx) for option in self.get_params(ctx)
             }
             rows = {name: record for name, record in records.items() if record is not None}
-            for heading, names_of in _HEADINGS.items():
+            for heading, names_of in _headings().items():
                 if shown := [rows.pop(name) for name in names_of.split() if name in rows]:
                     with formatter.section(heading):
                         formatter.write_dl(shown)

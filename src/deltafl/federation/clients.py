@@ -19,7 +19,8 @@ from ..estimators.control_variates import (
 from ..estimators.remote import RemoteControlState, begin_anew
 from ..estimators.two_phase import LastResidualsState, TwoPhase, residuals_summed_anew
 from ..io import checked
-from ..round import Plan, RoundState, init_round
+from ..plan import Plan, RoundState
+from ..round import init_round
 from ..scale.named_arrays import named_arrays
 from ..scale.persistent_array import PersistentArray
 from ..scale.rows import MappedRows

@@ -15,7 +15,8 @@ from ..accumulate import Accumulator
 from ..arrays import Arrays, Layout, mean_rest, split, update_of
 from ..errors import DeltaflError
 from ..estimators.remote import NOTHING, RemoteControlState, RemoteReply, begin_anew
-from ..round import Plan, RoundState, init_round, open_round
+from ..plan import Plan, RoundState
+from ..round import init_round, open_round
 from ..scale.memory_budget import memory_size, require_room
 from ..scale.rows import DTYPES
 from ..types import BoolArray, Cohort, IntArray, Params, RejectedReply, RoundInfo
@@ -61,7 +62,7 @@ class Federation:
         self.kept: deque[Kept] = deque(maxlen=KEPT)
         self._left_out: set[str] = set()
         self._initial_d = layout.flatten(arrays)
-        if self.plan.dp is not None and self.rest:
+        if self.plan.part("dp") is not None and self.rest:
             what = f"the mean of {next(iter(self.rest))!r} would get no noise"
             raise DeltaflError(
                 f"dp: {what}; use layers without buffers, such as GroupNorm for BatchNorm"
@@ -168,7 +169,7 @@ class Federation:
         """How many times their own steps the clients take: 1 - beta with ``mime``, in the census
         as well.
         """
-        return 1 - float(self.plan.mime)
+        return float(self.plan.step_factor)
 
     def corrections(self, cohort: Cohort) -> list[Correction]:
         """What each client of a cohort adds to its local steps: see ``Plan.drifts``."""
@@ -199,7 +200,7 @@ class Federation:
         reply_n = [self._checked(client, replies.get(client, ClientReply())) for client in client_n]
         updates = [self._update(reply, sent) for reply in reply_n]
         keys = np.array(self.keys)[cohort.client_n].tolist()
-        far = {} if plan.dp else self.scales.too_far(keys, updates, state.params_d)
+        far = {} if plan.part("dp") else self.scales.too_far(keys, updates, state.params_d)
         for place, fault in far.items():
             updates[place] = None
             reply_n[place] = reply_n[place]._replace(fault=fault)
@@ -212,7 +213,9 @@ class Federation:
                 reply.arrays or {} for reply, used in zip(reply_n, used_n, strict=True) if used
             ]
             coef_n = plan.collect_replies(state, cohort, used_n).coef_n
-            self.rest = mean_rest(self.layout, sent, received, coef_n, median=plan.clip is not None)
+            self.rest = mean_rest(
+                self.layout, sent, received, coef_n, median=plan.part("clip") is not None
+            )
         lost_n = np.array([reply.fault == _LOST_MEMORY for reply in reply_n], dtype=np.bool_)
         self.state = self._without_shared_failures(
             following, cohort, lost_n, any_used=bool(used_n.any())
@@ -226,7 +229,7 @@ class Federation:
         # With dp, whether a model is put back, or an update refused, would show norms and losses
         # without noise.
         seen = info._replace(rejected=faults) if far else info
-        symptom = None if plan.dp else self.scales.see(seen, losses, self.params_d)
+        symptom = None if plan.part("dp") else self.scales.see(seen, losses, self.params_d)
         if symptom is not None:
             self._go_back(symptom)
         return info._replace(rejected=sorted([*info.rejected, *faults]))
@@ -310,7 +313,7 @@ class Federation:
         before = self.current
         any_lost = bool(lost_n.any())
         if (
-            self.plan.dp is None
+            self.plan.part("dp") is None
             and not any_used
             and (any_lost or looks_like_outage(before, cohort.client_n))
         ):
@@ -347,7 +350,7 @@ class Federation:
                 "ClientApp's mods"
             )
             return reply._replace(fault=missing)
-        if (self.plan.scaffold or self.plan.mime > 0) and reply.corrected != self.step_factor:
+        if self.plan.sends_drifts and reply.corrected != self.step_factor:
             return reply._replace(fault=NOT_CORRECTED)
         return reply._replace(fault=self.layout.fault(reply.arrays))
 

@@ -165,7 +165,7 @@ def corrected_steps(
             own.
         num_steps: K >= 1, how many steps the loop will take, such as ``epochs * len(loader)``.
         step_factor: In (0, 1]; None for that of the correction in Flower and NVFlare, and for 1. In
-            a loop of your own write ``1 - plan.mime``.
+            a loop of your own write ``plan.step_factor``.
 
     Raises:
         DeltaflError: If the model lacks an array of the correction, an argument is of another kind,

@@ -10,11 +10,10 @@ from typing import Any
 
 from ..errors import DeltaflError, is_in, unknown_name
 from ..estimators.control_variates import ControlVariate
-from ..estimators.remote import RemoteControl
-from ..round import Plan, make_plan
+from ..plan import Plan, make_plan
 from ..samplers import Sampler
 from ..scale.rows import RowFormat
-from ..server.optimizers import ServerOptimizer, make_server_optimizer
+from ..server.optimizers import ServerOptimizer
 from ..types import Population
 from .clients import ClientInfo
 
@@ -60,12 +59,6 @@ class Rules:
             )
             raise DeltaflError(
                 f"{name} with {estimator!r} uses auxiliary variables of the clients: {cure}"
-            )
-        if plan.mime > 0 and isinstance(control, RemoteControl):
-            raise DeltaflError(
-                "clients that remember their update are not sent the server's momentum; write the "
-                "estimator without "
-                "'-remote', or leave out mime"
             )
         if memory.folder is not None and self.state_path is None:
             raise DeltaflError(
@@ -116,8 +109,6 @@ def make_rules(
         if memory_path is None
         else str(Path(memory_path).absolute() / f"federation-{token_hex(4)}")
     )
-    if isinstance(server_optimizer, str):
-        server_optimizer = make_server_optimizer(server_optimizer)
     settings: dict[str, Any] = {
         "server_optimizer": server_optimizer,
         "seed": randbits(63) if seed is None else seed,
@@ -129,11 +120,8 @@ def make_rules(
     somebody = Population.from_sizes(
         [1] * n, weights, [[0.0] * aux] * n if aux else None, max_ratio
     )
-    if isinstance(sampler, str):
-        plan = make_plan(sampler, somebody, n, **settings)
-    else:
-        plan = Plan(somebody, sampler, n, **settings)
-    max_ratio = 3.0 if max_ratio is None and plan.clip is not None else max_ratio
+    plan = make_plan(sampler, somebody, n, **settings)
+    max_ratio = 3.0 if max_ratio is None and plan.part("clip") is not None else max_ratio
     path = None if state_path is None else Path(state_path)
     return Rules(plan, weights, aux, path, identity, max_ratio, seed is None, min_clients)
 

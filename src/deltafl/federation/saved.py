@@ -28,6 +28,7 @@ from ..round import blank_state
 from ..scale.named_arrays import from_named_arrays, named_arrays
 from ..scale.rows import is_own_folder, note_round, noted, settled
 from ..scale.state_file import owner, read_sealed, write_sealed
+from ..server.table import ROWS
 from ..types import Array, FloatArray
 from .clients import ClientInfo
 from .federation import KEPT, Federation, Kept
@@ -150,8 +151,7 @@ def _take(
         plan = replace(federation.rules.plan, seed=int(header["settings"]["seed"]))
         federation.rules = replace(federation.rules, plan=plan)
     for name, now in _settings(federation).items():
-        # States of before federations had mime lack it.
-        before = header["settings"].get(name, 0.0) if name == "mime" else header["settings"][name]
+        before = header["settings"][name]
         if before != now:
             what = "another seed" if name == "seed" else f"{name} = {before}, now it is {now}"
             cure = "write it as it was, or choose a new state_path"
@@ -224,15 +224,12 @@ def _settings(federation: Federation) -> dict[str, Any]:
     rules = federation.rules
     texts = owner(rules.plan)
     memory = rules.plan.memory
+    # Privacy counts on the rate at which clients are drawn.
+    rate = rules.plan.n / rules.min_clients if rules.plan.part("dp") else None
     return {
-        **{
-            name: texts[name]
-            for name in ("sampler", "estimator", "server_optimizer", "seed", "norm_guard")
-        },
-        **{name: texts.get(name) for name in ("clip", "dp")},
-        "average": float(rules.plan.average),
-        "mime": float(rules.plan.mime),
-        "n / min_clients": None if rules.plan.dp is None else rules.plan.n / rules.min_clients,
+        **{name: texts[name] for name in ("sampler", "estimator", "seed")},
+        **{name: texts.get(name) for name in (row.kind.name for row in ROWS)},
+        "n / min_clients": rate,
         "weights": rules.weights,
         "max_ratio": rules.max_ratio,
         "identity": rules.identity,

@@ -11,6 +11,7 @@ from typing import Any
 from ..arrays import Arrays, Layout
 from ..errors import DeltaflError
 from ..samplers.census import LARGEST_NORM, Census
+from ..server.privacy import DifferentialPrivacy
 from ..types import Cohort, RoundInfo
 from .clients import ClientInfo
 from .federation import Federation
@@ -81,8 +82,8 @@ def admit(
 
 def log_privacy(rules: Rules, rounds: int, log: Log) -> None:
     """Log what so many rounds spend."""
-    dp = rules.plan.dp
-    if dp is not None:
+    dp = rules.plan.part("dp")
+    if isinstance(dp, DifferentialPrivacy):
         epsilon = dp.epsilon(rounds, rules.plan.n / rules.min_clients)
         log(
             INFO,

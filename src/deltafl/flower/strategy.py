@@ -237,7 +237,7 @@ class DeltaStrategy(Strategy):
             INFO,
             "\t├──> weights by %s, server optimizer %s",
             self.rules.weights,
-            plan.server_optimizer,
+            plan.optimizer,
         )
         log(INFO, "\t└──> state kept in %s", self.state_path or "memory only")
 

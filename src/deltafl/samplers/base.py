@@ -71,6 +71,16 @@ class Sampler(WithRanges, ABC):
         return False
 
     @property
+    def learns(self) -> bool:
+        """Whether its draws depend on earlier replies."""
+        return type(self).update is not Sampler.update
+
+    @property
+    def draws_equally(self) -> bool:
+        """Whether all clients have one probability in every round."""
+        return False
+
+    @property
     def needs_oracle(self) -> bool:
         """Whether ``open`` needs all clients' updates or losses of this round, which only a
         simulation has.

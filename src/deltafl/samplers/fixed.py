@@ -54,6 +54,10 @@ class Fixed(Scored):
     by_weight: bool = False
     per_second: bool = False
 
+    @property
+    def draws_equally(self) -> bool:
+        return not self.by_weight and not self.per_second
+
     def init(self, population: Population) -> FixedState:
         score_m = population.weight_m.copy() if self.by_weight else np.ones(population.num_clients)
         score_m = per_second(score_m, population, self.per_second)

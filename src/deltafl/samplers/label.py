@@ -20,6 +20,7 @@ from ..designs.table import find_design
 from ..errors import DeltaflError
 from ..estimators.control_variates import ControlVariate, NoControl
 from ..estimators.table import ESTIMATORS, find_estimator, is_estimator
+from ..server.table import is_biased
 from .base import RunFacts, Sampler
 from .table import CLASSES, SAMPLERS, find_sampler
 
@@ -225,9 +226,9 @@ def bias_of(label: str | Label) -> str | None:
         return f"estimator {parsed.estimator}"
     if parsed.design is not None and not find_design(parsed.design).exact:
         return f"design {parsed.design}"
-    for name in ("clip", "norm_guard"):
-        if parsed.settings.get(name) is not None:
-            return name
+    biased = is_biased(parsed.settings)
+    if biased is not None:
+        return biased
     sampler = make_sampler(parsed)
     if sampler.expects_absence:
         return "weights from past rounds"

@@ -28,8 +28,12 @@ def named_arrays(
     ``shared``: they share memory with the state, and the sums of trees follow: for files that are
     written at once.
     """
-    if hasattr(state, "_fields") or isinstance(state, MappedRows):
-        parts = state.journal() if isinstance(state, MappedRows) else state._asdict()
+    if hasattr(state, "_fields") or isinstance(state, MappedRows | Mapping):
+        parts = state
+        if isinstance(state, MappedRows):
+            parts = state.journal()
+        elif not isinstance(state, Mapping):
+            parts = state._asdict()
         for name, part in parts.items():
             yield from named_arrays(part, f"{prefix}.{name}", shared)
     elif shared and isinstance(state, PersistentArray):
@@ -58,6 +62,11 @@ def from_named_arrays(
             if not lacks or any(other.startswith(f"{name}.") for other in arrays):
                 parts[field] = from_named_arrays(part, arrays, name, any_shape)
         return type(template)(**parts)
+    if isinstance(template, Mapping):
+        return {
+            name: from_named_arrays(part, arrays, f"{prefix}.{name}", any_shape)
+            for name, part in template.items()
+        }
     if isinstance(template, MappedRows) and f"{prefix}.written" in arrays:
         return template.restored({name: arrays[f"{prefix}.{name}"] for name in template.journal()})
     array = arrays.get(prefix)
@@ -83,6 +92,8 @@ def bytes_in_ram(state: Any) -> int:
     def look(part: Any) -> None:
         if isinstance(part, MappedRows):
             part = (part.crc_m, *part.changed.values())
+        if isinstance(part, Mapping):
+            part = tuple(part.values())
         if isinstance(part, PersistentArray):
             part = tuple(array for _, array in named_arrays(part, shared=True))
         if isinstance(part, tuple):

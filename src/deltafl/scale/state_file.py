@@ -17,7 +17,9 @@ import numpy as np
 from ..accumulate import clients_of
 from ..errors import DeltaflError
 from ..io import read_tensors, write_tensors
-from ..round import Plan, RoundState, blank_state
+from ..plan import Plan, RoundState
+from ..round import blank_state
+from ..server.table import ROW_OF
 from ..types import Array, Population
 from .named_arrays import from_named_arrays, named_arrays
 
@@ -64,7 +66,7 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
             f"{path} does not say which clients and plan its state belongs to; write it with "
             "save_state"
         )
-    for name, value in {**dict.fromkeys(_OPTIONAL), **owner(plan)}.items():
+    for name, value in {**dict.fromkeys(ROW_OF), **owner(plan)}.items():
         if texts.get(name) != value:
             other = f"a plan with {name} = {texts.get(name)}, and this plan has {value}"
             raise DeltaflError(
@@ -113,17 +115,12 @@ def _seal(arrays: Mapping[str, Array], texts: Mapping[str, str]) -> str:
     return f"{checksum:08x}"
 
 
-#: What ``owner`` names only where a plan has it.
-_OPTIONAL = ("scaffold", "average", "clip", "dp")
-
-
 def owner(plan: Plan) -> dict[str, str]:
     """What a state belongs to, as texts: checksums of the clients, and the settings that it
     depends on.
     """
     population = plan.population
     aux_mq = plan.population.aux_mq
-    optional = zip(_OPTIONAL, (plan.scaffold, float(plan.average), plan.clip, plan.dp), strict=True)
     return {
         "clients": str(population.num_clients),
         "weight_m": _checksum(population.weight_m, np.float64),
@@ -131,11 +128,8 @@ def owner(plan: Plan) -> dict[str, str]:
         "aux_mq": "None" if aux_mq is None else _checksum(aux_mq, np.float64),
         "sampler": written(plan.sampler),
         "estimator": _without_addresses(plan.rule.name),
-        "server_optimizer": written(plan.server_optimizer),
+        **{part.name: written(part) for part in plan.parts},
         "seed": str(plan.seed),
-        "mime": str(float(plan.mime)),
-        "norm_guard": str(None if plan.norm_guard is None else float(plan.norm_guard)),
-        **{name: str(value) for name, value in optional if value},
         "memory": plan.memory.dtype,  # not its folder, which is no part of the state
     }
 

@@ -1,3 +1,3 @@
-"""What the server does with an estimate: optimizers, the norm guard, momentum that clients
-apply, the watch.
+"""What the server does with a round, in parts; ``part.py`` says what a part is, ``table.py`` has a
+row for each.
 """

@@ -2,10 +2,8 @@
 
 With beta in [0, 1), x_t the model after round t and a_1 = x_1::
 
-    a_t = a_(t-1) + (1 - beta) / (1 - beta^t) (x_t - a_(t-1))  = sum_s beta^(t-s) x_s / sum_s beta^(t-s)
-
-``FedExP`` without a beta has a_t = (x_t + x_(t-1)) / 2, the mean of the last two, as its paper has
-it.
+    a_t = a_(t-1) + (1 - beta) / (1 - beta^t) (x_t - a_(t-1))
+        = sum_s beta^(t-s) x_s / sum_s beta^(t-s)
 
 Clients go on from the last model: draws, estimates and every x_t are those without it. It costs the
 server one model. Averages of iterates: Polyak and Juditsky 1992; of the global models of federated
@@ -13,11 +11,13 @@ learning, the last two: FedExP (Jhunjhunwala, Wang and Joshi, ICLR 2023). The we
 bias towards the first model: Kingma and Ba 2015.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..types import Nothing, Params
+from ..types import Params
+from .part import PlanOfParts, ServerPart, Step
 
 
 class AverageState(NamedTuple):
@@ -26,20 +26,21 @@ class AverageState(NamedTuple):
     model_d: Params
 
 
-def init_average(averages: bool, params_d: Params) -> AverageState | Nothing:
-    """The first model, or nothing at all: then the model to use is the last."""
-    return AverageState(params_d) if averages else Nothing()
+@dataclass(frozen=True)
+class Average(ServerPart):
+    """Evaluate and return a running average of the models, with the memory beta in (0, 1)."""
 
+    average: float
+    name: ClassVar = "average"
+    ranges: ClassVar = {"average": "[0, 1)"}
 
-def average_in(
-    beta: float, state: AverageState | Nothing, last_d: Params, params_d: Params, rounds: int
-) -> AverageState | Nothing:
-    """The average with ``params_d``, the model after round ``rounds`` >= 1, which followed
-    ``last_d``.
-    """
-    if isinstance(state, Nothing):
-        return state
-    if beta == 0:
-        return AverageState(np.asarray((params_d + last_d) / 2, dtype=np.float32))
-    share = np.float32((1 - beta) / (1 - beta**rounds))
-    return AverageState(state.model_d + share * (params_d - state.model_d))
+    def init(self, plan: PlanOfParts, params_d: Params) -> AverageState:
+        return AverageState(params_d)
+
+    def moved(self, own: AverageState, step: Step, params_d: Params) -> AverageState:
+        beta = self.average
+        share = np.float32((1 - beta) / (1 - beta ** (step.round + 1)))
+        return AverageState(own.model_d + share * (params_d - own.model_d))
+
+    def model(self, own: AverageState, params_d: Params) -> Params:
+        return own.model_d

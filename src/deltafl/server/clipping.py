@@ -1,10 +1,11 @@
 """Clipping by the median: bounds what clients that lie can do to the model and to the samplers'
 scores.
 
-With ``Plan(clip="median")``, R = 1.5 times the median norm of every client's last update, as it was
+With ``clip="median"``, R = 1.5 times the median norm of every client's last update, as it was
 sent: one vote a client. Whatever u_i a client sends, it counts as
 
-    u'_i = u_i min(1, R / norm(u_i)),  c_i + (u'_i - c_i) min(1, (3 / n) R / (coef_i norm(u'_i - c_i)))
+    u'_i = u_i min(1, R / norm(u_i))
+    c_i + (u'_i - c_i) min(1, (3 / n) R / (coef_i norm(u'_i - c_i)))
 
 with c_i the control variate and coef_i the coefficient of one draw if all reply. So no client moves
 the estimate by more than 3 R / n for each time it was drawn, however rarely it was selected or has
@@ -22,12 +23,15 @@ It bounds the harm of fewer than half of the clients; many small lies in one dir
 backdoor's, pass.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..types import FloatArray, IntArray, Nothing, Params, Reports
+from ..errors import DeltaflError
+from ..types import FloatArray, IntArray, Params, Reports
 from .norms import squared_norms
+from .part import Intake, PlanOfParts, ServerPart
 
 #: R over the median norm; the largest share of a step over the equal share 1 / n; scores over their
 #: median.
@@ -48,47 +52,73 @@ _SCORED = {
 
 
 class KnownNorms(NamedTuple):
-    """The norm of each client's last update as it was sent, float64 (m,); NaN until there is
-    one.
-    """
+    """The norm of each client's last update as it was sent, float64 (m,); NaN until there is one."""
 
     norm_m: FloatArray
-
-
-def init_norms(clip: str | None, num_clients: int) -> KnownNorms | Nothing:
-    """No norm known; nothing at all without clipping."""
-    return Nothing() if clip is None else KnownNorms(np.full(num_clients, np.nan))
 
 
 def lower_median(value_k: FloatArray) -> float:
     """The lower median of the numbers that are known; NaN if none is."""
     known_k = value_k[~np.isnan(value_k)]
-    return float(np.quantile(known_k, 0.5, method="lower")) if len(known_k) else np.nan
+    if len(known_k) == 0:
+        return np.nan
+    return float(np.quantile(known_k, 0.5, method="lower"))
 
 
-class Clipping:
+@dataclass(frozen=True)
+class Clip(ServerPart):
+    """Clip long updates of hostile clients, by the median of all."""
+
+    clip: str
+    name: ClassVar = "clip"
+    biased: ClassVar = True
+    needs_single_updates: ClassVar = "clip shortens each update"
+    longest_answer: ClassVar = RADIUS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clip != "median":
+            raise DeltaflError(
+                f"clip is {self.clip!r}; write clip='median', or None for updates as they were sent"
+            )
+
+    def init(self, plan: PlanOfParts, params_d: Params) -> KnownNorms:
+        return KnownNorms(np.full(plan.population.num_clients, np.nan))
+
+    def intake(self, plan: PlanOfParts, own: KnownNorms, coef_n: FloatArray) -> "Clipping":
+        return Clipping(own, coef_n, plan.n)
+
+    def resized(self, own: KnownNorms, moves: Any) -> KnownNorms:
+        return KnownNorms(moves.rows(own.norm_m, np.nan))
+
+
+class Clipping(Intake):
     """The clipping of one round.
 
     Attributes:
         norm_n: The norms of the cohort's updates as they were sent; NaN without a usable reply.
         radius: R; NaN until a norm is known.
-        factor_n: What an update was multiplied with, or its distance from c_i if that is less; 1 if
-            it was not clipped.
+        factor_n: What an update was multiplied with, or its distance from c_i if that is less.
     """
 
     def __init__(self, norms: KnownNorms, coef_n: FloatArray, n: int) -> None:
+        super().__init__(len(coef_n))
         self.norm_n = np.full(len(coef_n), np.nan)
         self.radius = RADIUS * lower_median(norms.norm_m)
-        self.factor_n = np.ones(len(coef_n))
         with np.errstate(divide="ignore"):
             self._reach_n = SHARE / (n * coef_n)
 
-    def note(self, place_k: IntArray, update_kd: Params) -> None:
-        """Remember the norms of updates as they were sent."""
+    def received(self, place_k: IntArray, update_kd: Params) -> Params:
         self.norm_n[place_k] = np.sqrt(squared_norms(update_kd)[0])
+        return update_kd
 
-    def clip(self, place_k: IntArray, update_kd: Params, control_kd: FloatArray) -> Params:
-        """The updates as they count."""
+    def merge(self, group: Any) -> None:
+        known_n = ~np.isnan(self.norm_n)
+        sent_2n = np.array([np.nan_to_num(self.norm_n), known_n])
+        norm_n, senders_n = group.add_up(sent_2n.ravel()).reshape(2, len(known_n))
+        self.norm_n = np.where(senders_n > 0, norm_n, np.nan)
+
+    def counted(self, place_k: IntArray, update_kd: Params, control_kd: FloatArray) -> Params:
         if np.isnan(self.radius):
             self.radius = RADIUS * lower_median(self.norm_n)
         first_k1 = _factor(self.radius, self.norm_n[place_k])
@@ -100,20 +130,27 @@ class Clipping:
         clipped_kd = np.where(factor_k1 < 1, control_kd + factor_k1 * residual_kd, wide_kd)
         return clipped_kd.astype(np.float32)
 
+    def scored(self, reports: Reports) -> Reports:
+        """Reports in which no number that scores are made of is far above the replies' median."""
+        here_n = reports.responded_n
+        columns = {}
+        for name, power in _SCORED.items():
+            column_n = reports._asdict()[name]
+            middle = lower_median(column_n[here_n].astype(np.float64))
+            most = SCORE**power * middle
+            if middle <= 0:  # losses may be negative: their limit is nearer to 0
+                most = middle * SCORE**-1
+            too_large_n = here_n & (column_n > most)
+            columns[name] = np.where(too_large_n, most, column_n).astype(column_n.dtype)
+        return reports._replace(**columns)
+
+    def closed(self, own: KnownNorms, client_n: IntArray, here_n: Any) -> KnownNorms:
+        norm_m = own.norm_m.copy()
+        norm_m[client_n] = self.norm_n[here_n]
+        return KnownNorms(norm_m)
+
 
 def _factor(most: FloatArray | float, length_k: FloatArray) -> FloatArray:
     with np.errstate(divide="ignore", invalid="ignore"):
         factor_k = np.where(length_k > most, most / length_k, 1.0)
     return factor_k[:, None]
-
-
-def capped(reports: Reports) -> Reports:
-    """Reports in which no number that scores are made of is far above the median of the replies."""
-    here = reports.responded_n
-    columns = {}
-    for name, power in _SCORED.items():
-        column_n = getattr(reports, name)
-        middle = lower_median(column_n[here].astype(np.float64))
-        most = SCORE ** (power if middle > 0 else -1) * middle  # losses may be negative
-        columns[name] = np.where(here & (column_n > most), most, column_n).astype(column_n.dtype)
-    return reports._replace(**columns)

@@ -4,14 +4,15 @@ every local step.
 With beta in [0, 1), S the momentum *of a whole round* in update units (float32 (d,)), and K_i the
 client's number of local steps::
 
-    client  x <- x - (1 - beta) lr g_k + beta S / K_i  in each step: u_i = beta S - (1 - beta) lr sum_k g_k
-    server  D  = beta S + estimate of sum_i w_i (u_i - beta S)  by the plan's estimator, unbiased if that is
-             S <- D
+    client  x <- x - (1 - beta) lr g_k + beta S / K_i   in each step,
+            so that u_i = beta S - (1 - beta) lr sum_k g_k
+    server  D = beta S + estimate of sum_i w_i (u_i - beta S), by the plan's estimator
+            S <- D
 
-``drift_d`` = beta S is what the server sends beside the model. It is known before the draw, so only
-the residuals u_i - beta S are estimated, and the norms that samplers see are theirs. (Estimating
-all of u_i would multiply beta S by the random sum of the weights W in every round; where beta^2
-E[W^2] > 1 its mean square would grow without bound.)
+beta S is what the server sends beside the model. It is known before the draw, so only the residuals
+u_i - beta S are estimated, and the norms that samplers see are theirs. (Estimating all of u_i would
+multiply beta S by the random sum of the weights W in every round; where beta^2 E[W^2] > 1 its mean
+square would grow without bound.)
 
 Before the first round S is 0. A census is a round in which all clients take (1 - beta) times their
 usual steps from S = 0, and C is the mean of their updates. Its D is not C but (1 + beta) C, the
@@ -24,11 +25,13 @@ the server's model, which take a second pass over the data. If the K_i differ, a
 equally far over their round.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..types import FloatArray, Nothing, Params
+from ..types import IntArray, Params
+from .part import PlanOfParts, ServerPart, Step
 
 
 class MimeState(NamedTuple):
@@ -37,11 +40,35 @@ class MimeState(NamedTuple):
     momentum_d: Params
 
 
-def momentum_after(beta: float, delta_d: FloatArray) -> MimeState | Nothing:
-    """S = D, or nothing at all if beta is 0."""
-    return MimeState(delta_d.astype(np.float32)) if beta > 0 else Nothing()
+@dataclass(frozen=True)
+class Mime(ServerPart):
+    """A momentum with the memory beta in (0, 1) that all clients apply."""
 
+    mime: float
+    name: ClassVar = "mime"
+    alters_updates: ClassVar = True
+    changes_training: ClassVar = True
+    ranges: ClassVar = {"mime": "[0, 1)"}
 
-def drift(beta: float, state: MimeState | Nothing) -> Params | None:
-    """What the clients receive: beta S, float32 (d,); None if there is no such momentum."""
-    return np.float32(beta) * state.momentum_d if isinstance(state, MimeState) else None
+    @property
+    def step_factor(self) -> float:
+        return 1 - self.mime
+
+    @property
+    def first_step(self) -> float:
+        return 1 + self.mime
+
+    def init(self, plan: PlanOfParts, params_d: Params) -> MimeState:
+        return MimeState(np.zeros(len(params_d), dtype=np.float32))
+
+    def drift(self, plan: PlanOfParts, state: Any, client_n: IntArray | None) -> Params:
+        return self._drift(state.parts[self.name])
+
+    def direction(self, plan: PlanOfParts, own: MimeState, step: Step) -> tuple[Step, MimeState]:
+        return step._replace(delta_d=self._drift(own) + step.delta_d), own
+
+    def moved(self, own: MimeState, step: Step, params_d: Params) -> MimeState:
+        return MimeState(step.delta_d.astype(np.float32))
+
+    def _drift(self, own: MimeState) -> Params:
+        return np.float32(self.mime) * own.momentum_d

@@ -6,38 +6,36 @@ parameters in float32.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..errors import DeltaflError, WithRanges, unknown_name
+from ..errors import DeltaflError, unknown_name
 from ..scale.rows import inner
 from ..types import FloatArray, Nothing, Params
+from .average import AverageState
+from .part import PlanOfParts, ServerPart, Step
 
 
-class ServerOptimizer(Protocol):
-    """Moves the parameters; its memory is a NamedTuple of arrays."""
+class ServerOptimizer(ServerPart):
+    """The part that moves the model. A subclass defines ``change``, and ``init`` if it remembers
+    something.
+    """
 
-    def init(self, num_params: int) -> Any:
-        """The memory before the first round."""
+    name: ClassVar = "server_optimizer"
 
-    def step(self, params_d: Params, delta_d: FloatArray, state: Any) -> tuple[Params, Any]:
-        """The new parameters (float32) and memory; the arguments are left as they are."""
+    def move(self, own: Any, step: Step) -> tuple[Params, Any]:
+        """The new model, float32 (d,), and its own next state."""
+        change_d, own = self.change(step.delta_d, own)
+        return (step.params_d.astype(np.float64) + change_d).astype(np.float32), own
 
-
-class _Rule(WithRanges):
-    """What the rules share: the step by ``_change``, in float64."""
-
-    def step(self, params_d: Params, delta_d: FloatArray, state: Any) -> tuple[Params, Any]:
-        change_d, state = self._change(delta_d, state)
-        return (params_d.astype(np.float64) + change_d).astype(np.float32), state
-
-    def _change(self, delta_d: FloatArray, state: Any) -> tuple[FloatArray, Any]:
+    def change(self, delta_d: FloatArray, own: Any) -> tuple[FloatArray, Any]:
+        """What is added to the model, float64 (d,), and its own next state."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Sgd(_Rule):
+class Sgd(ServerOptimizer):
     """x <- x + lr D; lr = 1 replaces the model by the (estimated) weighted mean of the local
     ones.
     """
@@ -45,15 +43,12 @@ class Sgd(_Rule):
     lr: float = 1.0
     ranges: ClassVar = {"lr": "[0, inf)"}
 
-    def init(self, num_params: int) -> Nothing:
-        return Nothing()
-
-    def _change(self, delta_d: FloatArray, state: Nothing) -> tuple[FloatArray, Nothing]:
-        return self.lr * delta_d, state
+    def change(self, delta_d: FloatArray, own: Nothing) -> tuple[FloatArray, Nothing]:
+        return self.lr * delta_d, own
 
 
 @dataclass(frozen=True)
-class FedExP(Sgd):
+class FedExP(ServerOptimizer):
     """x <- x + lr eta D, eta = max(1, N / (2 (norm(D)^2 + epsilon))): FedExP (Jhunjhunwala, Wang
     and Joshi, ICLR 2023).
 
@@ -61,8 +56,8 @@ class FedExP(Sgd):
     unbiased where D is. For the plain mean of n replies eta is the paper's max(1, sum_S norm(u_i)^2
     / (2 n (norm(D)^2 + epsilon))), of all clients or of a cohort. Updates that are alike give eta =
     1, updates that cancel a longer step. As eta depends on the draw, eta D is biased even where D
-    is not. Models swing to and fro: the one to use is the mean of the last two, as in the paper
-    (``Plan.model``, ``average.py``); clients go on from the last.
+    is not. Models swing to and fro: the one to use is the mean of the last two, as in the paper,
+    where no ``average`` is set; clients go on from the last.
 
     Attributes:
         lr: Multiplies eta, >= 0.
@@ -70,15 +65,36 @@ class FedExP(Sgd):
             eta = 1.
     """
 
+    lr: float = 1.0
     epsilon: float = 1e-3
+    needs_single_updates: ClassVar = "fedexp needs the norm of each update"
+    needs_whole_updates: ClassVar = True
     ranges: ClassVar = {"lr": "[0, inf)", "epsilon": "(0, inf)"}
 
-    def extrapolate(
-        self, params_d: Params, delta_d: FloatArray, mean_square: float, state: Any
-    ) -> tuple[Params, Any]:
-        """The step with N, which D does not show; ``step`` alone is that of eta = 1."""
-        eta = max(1.0, mean_square / (2 * (float(inner(delta_d, delta_d)) + self.epsilon)))
-        return self.step(params_d, eta * delta_d, state)
+    def check(self, plan: PlanOfParts) -> None:
+        altering = [part.name for part in plan.parts if part.alters_updates]
+        if altering:
+            raise DeltaflError(
+                "fedexp needs the norm of every client's whole update; leave out "
+                f"{' and '.join(altering)}, or choose 'sgd'"
+            )
+
+    def init(self, plan: PlanOfParts, params_d: Params) -> AverageState:
+        return AverageState(params_d)
+
+    def move(self, own: AverageState, step: Step) -> tuple[Params, AverageState]:
+        square = float(inner(step.delta_d, step.delta_d))
+        eta = max(1.0, step.mean_square / (2 * (square + self.epsilon)))
+        return super().move(own, step._replace(delta_d=eta * step.delta_d))
+
+    def change(self, delta_d: FloatArray, own: AverageState) -> tuple[FloatArray, AverageState]:
+        return self.lr * delta_d, own
+
+    def moved(self, own: AverageState, step: Step, params_d: Params) -> AverageState:
+        return AverageState(np.asarray((params_d + step.params_d) / 2, dtype=np.float32))
+
+    def model(self, own: AverageState, params_d: Params) -> Params:
+        return own.model_d
 
 
 class MomentumState(NamedTuple):
@@ -88,7 +104,7 @@ class MomentumState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Momentum(_Rule):
+class Momentum(ServerOptimizer):
     """*Server momentum*: v <- beta v + D; x <- x + lr v (FedAvgM, Hsu et al. 2019); beta in [0, 1).
 
     Nothing is damped: on a constant D the steps grow towards lr D / (1 - beta). Other momenta:
@@ -99,13 +115,11 @@ class Momentum(_Rule):
     beta: float = 0.9
     ranges: ClassVar = {"lr": "[0, inf)", "beta": "[0, 1)"}
 
-    def init(self, num_params: int) -> MomentumState:
-        return MomentumState(np.zeros(num_params))
+    def init(self, plan: PlanOfParts, params_d: Params) -> MomentumState:
+        return MomentumState(np.zeros(len(params_d)))
 
-    def _change(
-        self, delta_d: FloatArray, state: MomentumState
-    ) -> tuple[FloatArray, MomentumState]:
-        velocity_d = self.beta * state.velocity_d + delta_d
+    def change(self, delta_d: FloatArray, own: MomentumState) -> tuple[FloatArray, MomentumState]:
+        velocity_d = self.beta * own.velocity_d + delta_d
         return self.lr * velocity_d, MomentumState(velocity_d)
 
 
@@ -117,7 +131,7 @@ class AdaptiveState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Adaptive(_Rule):
+class Adaptive(ServerOptimizer):
     """FedAdagrad, FedAdam and FedYogi (Reddi et al. 2021, algorithm 2: no bias correction).
 
     x <- x + lr a / (sqrt(v) + tau) with a <- beta1 a + (1 - beta1) D, v_0 = tau^2, tau > 0, both
@@ -140,22 +154,22 @@ class Adaptive(_Rule):
         if self.rule not in ("adagrad", "adam", "yogi"):
             raise unknown_name("adaptive rule", self.rule, ("adagrad", "adam", "yogi"))
 
-    def init(self, num_params: int) -> AdaptiveState:
-        return AdaptiveState(np.zeros(num_params), np.full(num_params, self.tau**2))
+    def init(self, plan: PlanOfParts, params_d: Params) -> AdaptiveState:
+        d = len(params_d)
+        return AdaptiveState(np.zeros(d), np.full(d, self.tau**2))
 
-    def _change(
-        self, delta_d: FloatArray, state: AdaptiveState
-    ) -> tuple[FloatArray, AdaptiveState]:
-        beta1 = 0.0 if self.rule == "adagrad" else self.beta1
-        mean_d = beta1 * state.mean_d + (1 - beta1) * delta_d
-        square_d = state.square_d
+    def change(self, delta_d: FloatArray, own: AdaptiveState) -> tuple[FloatArray, AdaptiveState]:
+        square_d = own.square_d
         new_d = delta_d**2
+        beta1 = self.beta1
         if self.rule == "adagrad":
+            beta1 = 0.0
             square_d = square_d + new_d
         elif self.rule == "adam":
             square_d = self.beta2 * square_d + (1 - self.beta2) * new_d
         else:
             square_d = square_d - (1 - self.beta2) * new_d * np.sign(square_d - new_d)
+        mean_d = beta1 * own.mean_d + (1 - beta1) * delta_d
         return self.lr * mean_d / (np.sqrt(square_d) + self.tau), AdaptiveState(mean_d, square_d)
 
 
@@ -187,7 +201,9 @@ def make_server_optimizer(
     if name == "momentum":
         return Momentum(rate, Momentum.beta if momentum is None else momentum)
     if momentum is not None:
-        cure = "choose the server optimizer 'momentum' or leave it out"
-        raise DeltaflError(f"server momentum is {momentum:g}, and {name!r} has none to set; {cure}")
-    plain = {"sgd": Sgd, "fedexp": FedExP}
+        raise DeltaflError(
+            f"server momentum is {momentum:g}, and {name!r} has none to set; choose the server "
+            "optimizer 'momentum' or leave it out"
+        )
+    plain: dict[str, type[Sgd | FedExP]] = {"sgd": Sgd, "fedexp": FedExP}
     return plain[name](rate) if name in plain else Adaptive(name, rate)

@@ -1,7 +1,8 @@
 """Differential privacy: every update is clipped to norm C, their weighted sum gets noise, and
 epsilon is counted.
 
-    D = sum_S (w_i / pi) u_i min(1, C / norm(u_i)) + N(0, (z B C)^2)  in each coordinate,  B = m max_i w_i / n
+    D = sum_S (w_i / pi) u_i min(1, C / norm(u_i)) + N(0, (z B C)^2)   in each coordinate
+    B = m max_i w_i / n
 
 DP-FedAvg (McMahan et al. 2018) with unequal weights: each client is selected on its own with the
 same probability pi = n / k, k <= m of them connected, so that no update moves the sum by more than
@@ -12,31 +13,24 @@ refused.
 
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import DeltaflError, WithRanges, require
-from ..estimators.control_variates import NoControl
-from ..estimators.table import horvitz_thompson
-from ..samplers.base import Sampler
-from ..samplers.fixed import Fixed
+from ..errors import DeltaflError, require
 from ..streams import stream
-from ..types import FloatArray, Params
+from ..types import FloatArray, IntArray, Params
 from .norms import squared_norms
-from .optimizers import FedExP
-
-if TYPE_CHECKING:
-    from ..round import Plan
+from .part import Intake, PlanOfParts, ServerPart, Step
 
 #: A smaller seed could be found by trying them all.
 _LEAST_SEED = 2**32
 
 
 @dataclass(frozen=True)
-class DifferentialPrivacy(WithRanges):
-    """Clip each update and add noise, as ``dp=`` of ``Plan`` and ``DeltaStrategy``, with the label
-    ``uniform@poisson``.
+class DifferentialPrivacy(ServerPart):
+    """Clip each update and add noise, as ``dp=`` of ``make_plan`` and ``DeltaStrategy``, with the
+    label ``uniform@poisson``.
 
     Response rates are 1 with it, since they depend on who was selected: a client that does not
     reply counts as u_i = 0.
@@ -56,52 +50,53 @@ class DifferentialPrivacy(WithRanges):
     noise_multiplier: float
     delta: float
 
+    name: ClassVar = "dp"
+    alters_updates: ClassVar = True
+    counts_silence: ClassVar = True
+    needs_single_updates: ClassVar = "dp clips each update"
     ranges: ClassVar = {"clip": "(0, inf)", "noise_multiplier": "(0, inf)", "delta": "(0, 1)"}
 
-    def check(self, plan: "Plan") -> None:
-        """Raise a ``DeltaflError`` with the reason unless epsilon holds for the plan's draws and
-        coefficients.
-        """
-        sampler = plan.sampler
-        rule = plan.rule
-        reason = ""
-        if type(sampler).update is not Sampler.update:
-            reason = "it learns from replies, and its draws would show them without noise"
-        elif type(sampler) is not Fixed or sampler.by_weight or sampler.per_second:
-            reason = "privacy amplification by sampling needs one probability for all clients"
-        elif sampler.design != "poisson":
-            reason = (
-                f"with {sampler.design!r} a client is not selected on its own, as "
-                "amplification by sampling needs"
-            )
-        elif rule.coefficients is not horvitz_thompson or not isinstance(rule.control, NoControl):
-            reason = (
-                f"with {rule.name!r} the most that one update can move the estimate is not "
-                "known before the draw"
-            )
-        elif plan.clip is not None:
-            reason = (
-                "clip depends on the norms of updates, which would show without noise; leave "
-                "clip out"
-            )
+    def check(self, plan: PlanOfParts) -> None:
+        """Raise a ``DeltaflError`` unless epsilon holds for the plan's draws and coefficients."""
+        reason = self._fault(plan)
         if reason:
             raise DeltaflError(
-                f"dp with {type(sampler).__name__}: {reason}; write 'uniform@poisson' alone"
+                f"dp with {type(plan.sampler).__name__}: {reason}; write 'uniform@poisson' alone"
             )
         if plan.seed < _LEAST_SEED:
-            why = "dp counts on nobody knowing who was selected"
             raise DeltaflError(
-                f"seed is {plan.seed}, and {why}: write seed=secrets.randbits(63), and keep it "
-                "secret"
+                f"seed is {plan.seed}, and dp counts on nobody knowing who was selected: write "
+                "seed=secrets.randbits(63), and keep it secret"
             )
 
-    def clipped(self, update_nd: Params) -> Params:
-        """The updates, (n, d), scaled to norm C where they are longer."""
-        most = self.clip * (1 - 2.0**-20)  # rounding to float32 must not lead beyond C
-        norm_n = np.sqrt(squared_norms(update_nd)[0])
-        return np.asarray(update_nd * (most / np.maximum(norm_n, most))[:, None], dtype=np.float32)
+    def _fault(self, plan: PlanOfParts) -> str:
+        sampler = plan.sampler
+        if sampler.learns:
+            return "it learns from replies, and its draws would show them without noise"
+        if not sampler.draws_equally:
+            return "privacy amplification by sampling needs one probability for all clients"
+        if sampler.design != "poisson":
+            return (
+                f"with {sampler.design!r} a client is not selected on its own, as amplification "
+                "by sampling needs"
+            )
+        if plan.rule.name != "horvitz-thompson":
+            return (
+                f"with {plan.rule.name!r} the most that one update can move the estimate is not "
+                "known before the draw"
+            )
+        if any(part.name == "clip" for part in plan.parts):
+            return "clip depends on the norms of updates, which would show without noise"
+        return ""
 
-    def noise(self, plan: "Plan", num_params: int) -> FloatArray:
+    def intake(self, plan: PlanOfParts, own: Any, coef_n: FloatArray) -> "ClippedToC":
+        return ClippedToC(len(coef_n), self.clip)
+
+    def direction(self, plan: PlanOfParts, own: Any, step: Step) -> tuple[Step, Any]:
+        noise_d = self.noise(plan, len(step.delta_d))
+        return step._replace(delta_d=step.delta_d + noise_d), own
+
+    def noise(self, plan: PlanOfParts, num_params: int) -> FloatArray:
         """Fresh noise for D, float64 (d,), different in every call: noise that can be reproduced
         hides nothing.
         """
@@ -128,18 +123,19 @@ class DifferentialPrivacy(WithRanges):
         return float(PLDAccountant().compose(event, rounds).get_epsilon(self.delta))
 
 
-def needs_single_updates(plan: "Plan") -> str | None:
-    """What needs the updates one by one, as a clause; None if their weighted sum, of secure
-    aggregation, is enough.
-    """
-    name = type(plan.sampler).__name__
-    rule = plan.rule
-    if plan.sampler.needs_oracle:
-        return f"{name} needs every client's update before the draw"
-    if type(plan.sampler).update is not Sampler.update:
-        return f"{name} learns from each reply"
-    if not rule.control.learns_from_sums:
-        return f"the estimator {rule.name!r} learns from each update"
-    if isinstance(plan.server_optimizer, FedExP):
-        return "fedexp needs the norm of each update"
-    return None if plan.clip is None and plan.dp is None else "clip and dp clip each update"
+class ClippedToC(Intake):
+    """Updates scaled to norm C where they are longer."""
+
+    def __init__(self, n: int, longest: float) -> None:
+        super().__init__(n)
+        self._most = longest * (1 - 2.0**-20)  # rounding to float32 must not lead beyond C
+
+    def received(self, place_k: IntArray, update_kd: Params) -> Params:
+        norm_k = np.sqrt(squared_norms(update_kd)[0])
+        factor_k1 = (self._most / np.maximum(norm_k, self._most))[:, None]
+        return np.asarray(update_kd * factor_k1, dtype=np.float32)
+
+    def merge(self, group: Any) -> None:
+        raise DeltaflError(
+            "dp makes other noise in each process; gather the updates and use close_round"
+        )

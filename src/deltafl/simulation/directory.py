@@ -56,7 +56,7 @@ from ..io import (
     write_tensors,
     writing,
 )
-from ..round import RoundState
+from ..plan import RoundState, saved_model
 from ..scale.named_arrays import from_named_arrays, named_arrays
 from ..scale.rows import note_round, noted, row_files, settled
 from ..tasks.own import short_name
@@ -362,8 +362,7 @@ class RunDirectory:
         mark = read_checkpoint(self.path)
         if mark is None:
             return None
-        arrays = mark.arrays(self.path)
-        return mark.round, arrays.get("state.average.model_d", arrays["state.params_d"])
+        return mark.round, saved_model(mark.arrays(self.path))
 
     def load(self, template: RoundState, group: ProcessGroup = ALONE) -> RoundState:
         """The state of the last checkpoint (the template itself if there is none); later lines are

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..estimators.learned_coefficient import LearnedCoefficient
-from ..round import Plan
+from ..plan import Plan
 from ..types import RoundInfo
 from .settings import RunSettings
 
@@ -38,8 +38,9 @@ class DivergedError(DeltaflError):
 def likely_cause(infos: Sequence[RoundInfo], settings: RunSettings, plan: Plan) -> str:
     """The likely cause of a divergence, and what to change, from the rounds before it."""
     cure = f"lower local_lr, now {settings.local_lr:g}"
-    if settings.server_lr is not None and settings.server_lr > 1:
-        cure = f"lower server_lr, now {settings.server_lr:g}"
+    server_lr = settings.part_settings()["server_lr"]
+    if server_lr is not None and server_lr > 1:
+        cure = f"lower server_lr, now {server_lr:g}"
     refused = sum(len(info.rejected) for info in infos)
     if refused:
         selected = sum(info.num_selected for info in infos)

@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
-from ..round import Broadcast
 from ..tasks.base import Task
-from ..types import BoolArray, FloatArray, IntArray, Params, Reports
+from ..types import BoolArray, Broadcast, FloatArray, IntArray, Params, Reports
 from .runner import ClientRunner, Workers, new_model
 from .training import torch
 from .training.route import Computation, Route, choose_route

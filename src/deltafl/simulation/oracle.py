@@ -20,7 +20,8 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..io import writing
-from ..round import Plan, RoundState, broadcast
+from ..plan import Plan, RoundState
+from ..round import broadcast
 from ..scale.memory_budget import human
 from ..server.norms import measure
 from ..server.screening import screen_replies

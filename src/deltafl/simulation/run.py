@@ -15,7 +15,8 @@ import numpy as np
 
 from ..accumulate import Accumulator
 from ..errors import DeltaflError
-from ..round import RoundState, close_round, init_round, open_round
+from ..plan import RoundState
+from ..round import close_round, init_round, open_round
 from ..tasks.base import Task
 from ..types import BoolArray, Cohort, RoundInfo
 from .callback import Callback, LiveRun, OnRound, PlayedRound, Report, Stopwatch, guarded

@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
-from ..round import Broadcast
 from ..streams import stream
 from ..tasks.base import Task
-from ..types import BoolArray, Params
+from ..types import BoolArray, Broadcast, Params
 from .distributed import ALONE, ProcessGroup, divided
 from .processes import Processes, result
 from .training import torch

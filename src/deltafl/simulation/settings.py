@@ -6,11 +6,19 @@ value used. All mistakes end in one sentence (``DeltaflError``) before anything 
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    create_model,
+)
 
 from ..errors import DeltaflError, unknown_name
 from ..estimators.control_variates import ControlVariate
@@ -18,7 +26,9 @@ from ..estimators.table import find_estimator
 from ..io import read_toml, sentence
 from ..samplers import SAMPLERS, RunFacts, parse_label, split_labels
 from ..samplers.label import needs_value, split_settings
-from ..server.optimizers import Momentum, make_server_optimizer
+from ..server.optimizers import Momentum
+from ..server.part import ServerPart
+from ..server.table import IN_TEXT, ROW_OF, SETTINGS, make_parts
 from ..tasks import PARTITIONS, TaskSpec, known_tasks, load_own
 from ..tasks.base import Task
 from ..tasks.own import check_picklable, is_own, is_table, own_spec, registered_spec
@@ -54,25 +64,16 @@ UNION = {"samplers", "seeds"}
 OF_TABLES = ("label", "column", "task_type", "partition", "clients", "alpha")
 
 #: Settings of the server alone: how clients train does not depend on them.
-OF_SERVER = (
-    "average",
-    "server_optimizer",
-    "server_lr",
-    "server_momentum",
-    "norm_guard",
-    "clip",
-    "sample",
-    "scaffold",
-)
+OF_SERVER = (*(name for name in IN_TEXT if not ROW_OF[name].kind.changes_training), "sample")
 
 #: Settings that a sampler may have of its own: ``uniform+average=0.5``.
 OF_LABELS = (
-    *OF_SERVER,
+    *IN_TEXT,
+    "sample",
     "local_lr",
     "local_epochs",
     "batch_size",
     "local_momentum",
-    "mime",
     "proximal",
     "fixed_order",
 )
@@ -93,6 +94,37 @@ TASK_DEFAULTS = {"clients": "num_clients", "sample": "sample_size"} | {
 }
 
 
+def _field(name: str) -> tuple[Any, Any]:
+    """Type and field of a setting of the server's parts."""
+    values, default, meaning = SETTINGS[name]
+    kind: Any = values
+    if isinstance(values, tuple):
+        kind = Literal[values]
+    elif not isinstance(values, type):
+        low, high = map(float, values[1:-1].split(","))
+        limits: Any = {"ge" if values[0] == "[" else "gt": low}
+        if high < inf:
+            limits["le" if values[-1] == "]" else "lt"] = high
+        else:
+            limits["le"] = 1e37  # in float32
+        kind = Annotated[Finite, Field(**limits)]
+    if default is None:
+        kind = kind | None
+    return kind, Field(default, description=meaning)
+
+
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
+def with_parts(kind: type[Kind]) -> type[Kind]:
+    """The class with a field for every setting of the server's parts."""
+    fields: dict[str, Any] = {name: _field(name) for name in IN_TEXT}
+    made = create_model(kind.__name__, __base__=kind, __doc__=kind.__doc__, **fields)
+    made.__module__ = kind.__module__
+    return made
+
+
+@with_parts
 class Settings(BaseModel):
     """What ``deltafl run`` and ``deltafl compare`` have in common. None means: the task's
     default.
@@ -116,17 +148,9 @@ class Settings(BaseModel):
     local_momentum: Memory = Field(
         0.0, description="local momentum gamma, new in every round of a client"
     )
-    mime: Memory = Field(0.0, description="beta of the momentum that all clients apply (FedMIME)")
-    scaffold: bool = Field(False, description="correct clients' local steps (SCAFFOLD)")
     proximal: NotNegative = Field(0.0, description="proximal term mu (FedProx)")
     fixed_order: bool = Field(
         False, description="same minibatches in every round; needs a whole pass"
-    )
-    server_optimizer: str = Field("sgd", description="sgd, fedexp, momentum, adagrad, adam or yogi")
-    server_lr: Positive | None = Field(None, description="server learning rate")
-    server_momentum: Memory | None = Field(None, description="gamma of momentum; 0.9 if not set")
-    average: Memory = Field(
-        0.0, description="evaluate a running average of the models with this memory"
     )
     partition: str | None = Field(None, description="how clients share examples")
     alpha: Positive | None = Field(None, description="of Dirichlet partitions")
@@ -139,12 +163,6 @@ class Settings(BaseModel):
     )
     weights: Literal["data", "uniform"] = Field(
         "data", description="target: w_i = n_i / N, or 1 / m"
-    )
-    norm_guard: Annotated[Finite, Field(gt=1)] | None = Field(
-        None, description="limit each step to this many medians of the last 20 step norms; biased"
-    )
-    clip: Literal["median"] | None = Field(
-        None, description="clip long updates of hostile clients; biased"
     )
     memory_dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="of one update per client, where kept"
@@ -226,8 +244,18 @@ class Settings(BaseModel):
 
     def _missing_momentum(self) -> dict[str, float]:
         """Momentum's own beta where it is used and not set: a record has every value."""
-        unset = self.server_momentum is None and self.server_optimizer == "momentum"
-        return {"server_momentum": Momentum.beta} if unset else {}
+        given = self.part_settings()
+        if given["server_optimizer"] == "momentum" and given["server_momentum"] is None:
+            return {"server_momentum": Momentum.beta}
+        return {}
+
+    def part_settings(self) -> dict[str, Any]:
+        """The settings of the server's parts."""
+        return {name: self.__dict__[name] for name in IN_TEXT}
+
+    def parts(self) -> tuple[ServerPart, ...]:
+        """The server's parts that these settings make."""
+        return make_parts(self.part_settings())
 
     def _spec(self) -> TaskSpec:
         """The task's defaults; an own task is made once to know its clients and its metric."""
@@ -253,7 +281,7 @@ class Settings(BaseModel):
 
     def _check(self, spec: TaskSpec) -> None:
         """Refuse unknown names, and values that do not go together."""
-        make_server_optimizer(self.server_optimizer, self.server_lr, self.server_momentum)
+        self.parts()
         if self.partition is not None:
             find_partition(self.partition)
         clients = spec.num_clients if is_own(self.task) else self.clients
@@ -390,9 +418,10 @@ class CompareSettings(Settings):
         """The settings of one run of the comparison."""
         own: dict[Any, float] = self.rates_of([sampler]).get(sampler, {})
         common = self.model_dump(include={*Settings.model_fields})
-        # Of ``full`` and ``uniform`` beside a method with corrected steps nothing is known of
-        # single clients: none are.
-        common["scaffold"] = self.scaffold and _control_of(sampler).knows_clients
+        # Beside a method with corrected steps, ``uniform`` goes without: it knows no clients.
+        control = _control_of(sampler)
+        unfit = [name for name in IN_TEXT if not ROW_OF[name].kind.fits(control)]
+        common |= {name: SETTINGS[name].default for name in unfit}
         run = RunSettings(**{**common, **own, **own_settings(sampler)}, sampler=sampler, seed=seed)
         return run.model_copy(update=run._missing_momentum())
 
@@ -420,10 +449,7 @@ def make_settings(
             and kind.model_fields[key].annotation is not bool
             and key != "seeds"
         ):
-            raise DeltaflError(
-                f"{key} is {value}; only switches, such as scaffold, are true or false: write a "
-                "value"
-            )
+            raise DeltaflError(f"{key} is {value}; only switches are true or false: write a value")
         if isinstance(value, str) and value.encode(errors="ignore").decode() != value:
             raise DeltaflError(
                 f"{key} is {value!r}, which is not text in UTF-8; rename what it names"
@@ -468,10 +494,13 @@ def refuse_ignored(settings: Settings, given: Mapping[str, Any]) -> None:
             any(c.remembers for c in controls),
             "only methods that remember one update per client have it",
         ),
-        (
-            "scaffold",
-            any(c.knows_clients for c in controls),
-            "only methods that know something of each client have it",
+        *(
+            (
+                name,
+                any(ROW_OF[name].kind.fits(control) for control in controls),
+                "only methods that know something of each client have it",
+            )
+            for name in IN_TEXT
         ),
         ("data_dir", has_files, "only tasks with files of data have it"),
         ("noise", is_synthetic, "only the task 'synthetic' has it"),

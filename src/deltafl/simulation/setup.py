@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,11 +19,10 @@ from ..estimators.learned_coefficient import LearnedCoefficient
 from ..estimators.table import REMOTE_ESTIMATORS, Estimator, find_estimator
 from ..estimators.twin import Simulate, Twin
 from ..io import reading
-from ..round import Plan, make_plan
+from ..plan import Plan, make_plan
 from ..samplers import make_sampler, parse_label, uses_aux
 from ..scale.memory_budget import free_ram, human, memory_size, require_room
 from ..scale.rows import RowFormat
-from ..server.optimizers import make_server_optimizer
 from ..streams import stream
 from ..tasks import make_task
 from ..tasks.base import Task, with_fewer_tests, with_public, with_validation
@@ -104,7 +103,7 @@ def work_of(settings: RunSettings) -> LocalWork:
         batch_size=settings.batch_size,
         momentum=settings.local_momentum,
         proximal=settings.proximal,
-        mime=settings.mime,
+        step_factor=prod(part.step_factor for part in settings.parts()),
         fixed_order=settings.fixed_order,
     )
 
@@ -159,16 +158,9 @@ def plan_of(
         population,
         min(ceil(settings.over_select * filled_in(settings.sample)), population.num_clients),
         settings.run_facts(population, None if task is None else task.dataset.num_classes),
-        server_optimizer=make_server_optimizer(
-            settings.server_optimizer, settings.server_lr, settings.server_momentum
-        ),
         estimator=rule,
         seed=settings.seed,
-        mime=settings.mime,
-        scaffold=settings.scaffold,
-        average=settings.average,
-        norm_guard=settings.norm_guard,
-        clip=settings.clip,
+        parts=settings.parts(),
         memory=RowFormat(settings.memory_dtype, None if folder is None else str(folder)),
     )
     size = plan.sampler.output_bias_size

@@ -44,8 +44,8 @@ class LocalWork:
     #: gamma in [0, 1): v <- gamma v + g, x <- x - lr v, with v = 0 at the start of every round
     momentum: float = 0.0
     proximal: float = 0.0  #: mu >= 0: adds mu (x - x_0) to the gradient (FedProx, Li et al. 2020)
-    #: beta in [0, 1): x <- x - (1 - beta) lr v + drift / K, with the drift that the server sent
-    mime: float = 0.0
+    #: x <- x - step_factor lr v + drift / K, with the drift that the server sent; see ``mime.py``
+    step_factor: float = 1.0
     #: Whether a client's minibatches are those of round 0 in every round. Augmentation, random
     #: layers and gradient noise stay new in each round; without them an update is a function of the
     #: model alone.
@@ -53,8 +53,8 @@ class LocalWork:
 
     @property
     def rate(self) -> float:
-        """(1 - beta) lr: the learning rate beside the server's momentum."""
-        return (1 - self.mime) * self.lr
+        """The learning rate beside the server's momentum."""
+        return self.step_factor * self.lr
 
     def minibatch_size(self, num_examples: int) -> int:
         """Examples in a minibatch of a client with so many; the last one of a pass may have

@@ -1,0 +1,323 @@
+"""What never changes during the rounds, ``Plan``, and what does, ``RoundState``."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .designs.inclusion import check_cohort_size
+from .errors import DeltaflError, WithRanges, unknown_name
+from .estimators.control_variates import ControlVariate
+from .estimators.table import Estimator, find_estimator
+from .samplers import Label, RunFacts, Sampler, find_sampler, make_sampler, parse_label
+from .samplers.census import LONGEST, Census
+from .samplers.label import needs_value
+from .scale.persistent_array import PersistentArray
+from .scale.rows import RowFormat
+from .server.optimizers import ServerOptimizer
+from .server.part import Intake, ServerPart, Step
+from .server.table import IN_TEXT, SETTINGS, in_order, make_parts
+from .types import Cohort, FloatArray, IntArray, Params, Population, Replies, Reports
+
+#: The type of an attribute of a plan, and what to write.
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "population": (Population, "Population.from_sizes(sizes)"),
+    "sampler": (Sampler, "make_sampler(label), or make_plan(label, ...)"),
+    "seed": (int | np.integer, "a whole number"),
+    "memory": (RowFormat, "RowFormat('bfloat16')"),
+}
+
+
+class RoundState(NamedTuple):
+    """What the next round needs, and nothing else; nested NamedTuples of arrays."""
+
+    round: int  #: index of the next round, from 0
+    params_d: Params  #: float32 (d,), the global model
+    parts: Mapping[str, Any]  #: the memories of the server's parts, by name
+    sampler: Any  #: the memory of the sampler
+    control: Any  #: the memory of the estimator's control variate
+    #: int16 (m,), how often each client was selected; wider once a count needs it
+    selected_m: PersistentArray
+    responded_m: PersistentArray  #: the same for how often it responded
+    missed_m: PersistentArray  #: the same for the rounds in which it was not available
+    #: the round each client joined; (0,) if all were there from the start
+    joined_m: IntArray = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Plan(WithRanges):
+    """Everything about the rounds that does not change; ``make_plan`` makes one of a label.
+
+    Attributes:
+        population: The clients, and how much each counts in the target.
+        sampler: Decides which clients are selected.
+        n: Cohort size, 1 <= n <= m.
+        estimator: What each reply counts: a name in ``deltafl.ESTIMATORS``, an ``Estimator``, or a
+            ``ControlVariate`` of your own, which is used with Horvitz-Thompson coefficients.
+        parts: What else the server does: the optimizer (``Sgd()`` if there is none), an average,
+            clipping, a momentum, ...; ``server/table.py`` has them all. They are kept in the order
+            of that table.
+        seed: Seed of the draws.
+        response_floor: In (0, 1]; the least rate a_i q_i at which a client is assumed to be
+            available and to reply, so that no reply is scaled up by more than 1 / floor; see
+            ``response_rates``.
+        memory: How estimators that remember one update per client store them, see
+            ``scale/rows.py``.
+    """
+
+    population: Population
+    sampler: Sampler
+    n: int
+    estimator: str | Estimator | ControlVariate = "horvitz-thompson"
+    parts: tuple[ServerPart, ...] = ()
+    seed: int = 0
+    response_floor: float = 0.1
+    memory: RowFormat = field(default_factory=RowFormat)
+    ranges: ClassVar = {"response_floor": "(0, 1]"}
+
+    def __post_init__(self) -> None:
+        for name, (kind, cure) in _KINDS.items():
+            given = self.__dict__[name]
+            if not isinstance(given, kind):
+                raise DeltaflError(f"{name} is {given!r:.60}; write {cure}")
+        super().__post_init__()
+        for part in self.parts:
+            if not isinstance(part, ServerPart):
+                raise DeltaflError(f"parts has {part!r:.60}; write instances such as Average(0.5)")
+        names = [part.name for part in self.parts]
+        if len(set(names)) < len(names):
+            raise DeltaflError(f"parts has {', '.join(names)}; write each once")
+        object.__setattr__(self, "parts", in_order(tuple(self.parts)))
+        check_cohort_size(self.n, self.population.num_clients)
+        self.population.check()
+        for part in self.parts:
+            part.check(self)
+
+    def part(self, name: str) -> ServerPart | None:
+        """The part of a name in ``server/table.py``, such as ``"clip"``; None if it is not used."""
+        return next((part for part in self.parts if part.name == name), None)
+
+    @property
+    def rule(self) -> Estimator:
+        """The estimator as an object."""
+        return find_estimator(self.estimator)
+
+    @property
+    def optimizer(self) -> ServerOptimizer:
+        """The part that moves the model."""
+        return next(part for part in self.parts if isinstance(part, ServerOptimizer))
+
+    @property
+    def sends_drifts(self) -> bool:
+        """Whether clients are sent what moves them during their local steps."""
+        return any(type(part).drift is not ServerPart.drift for part in self.parts)
+
+    @property
+    def step_factor(self) -> float:
+        """How many times their own steps the clients take: 1 - beta with ``mime``, else 1."""
+        return prod(part.step_factor for part in self.parts)
+
+    @property
+    def needs_single_updates(self) -> str | None:
+        """What needs the updates one by one, as a clause; None if their weighted sum, of secure
+        aggregation, is enough.
+        """
+        name = type(self.sampler).__name__
+        if self.sampler.needs_oracle:
+            return f"{name} needs every client's update before the draw"
+        if self.sampler.learns:
+            return f"{name} learns from each reply"
+        if not self.rule.control.learns_from_sums:
+            return f"the estimator {self.rule.name!r} learns from each update"
+        reasons = (part.needs_single_updates for part in self.parts)
+        return next((reason for reason in reasons if reason), None)
+
+    @property
+    def census(self) -> Census | None:
+        """What every client is asked once, before the first round; None for nothing."""
+        census = self.sampler.census
+        return None if census is None else census.for_control(self.rule.control)
+
+    def with_census(self, answers: Sequence[npt.ArrayLike | None] | FloatArray) -> "Plan":
+        """The plan after a census: ``answers`` has that of each client to ``census``, or None."""
+        if self.census is None:
+            raise DeltaflError(
+                f"{type(self.sampler).__name__} asks for no census; write the sampler 'census'"
+            )
+        longest = min(LONGEST, *(part.longest_answer for part in self.parts))
+        return replace(self, population=self.census.population(self.population, answers, longest))
+
+    def response_rates(self, state: RoundState, client_k: IntArray | None = None) -> FloatArray:
+        """max(floor, a_i q_i), float64 (k,): how likely some clients, or all of them, are available
+        and reply.
+
+        a_i = (rounds in which i was available + 1) / (rounds + 1) since i joined, with ten rounds
+        of the others' mean; q_i = (responded_i + 1) / (selected_i + 1). They are known before the
+        draw. Dividing by them, not by the number of replies, keeps the estimate of the *full*
+        population's update right when absence and failures depend on the client; docs/theory.md,
+        section 14. 1 for samplers whose expectations count this already, and with ``dp``.
+        """
+        which = slice(None) if client_k is None else client_k
+        counts = (state.responded_m, state.selected_m, state.missed_m)
+        responded_k, selected_k, missed_k = (count_m[which].astype(float) for count_m in counts)
+        joined_k = state.joined_m[which] if len(state.joined_m) else 0
+        known_k = state.round + 1 - joined_k
+        there_k = (known_k - missed_k) / known_k
+        floor = self.response_floor
+        if self.sampler.expects_absence or any(part.counts_silence for part in self.parts):
+            floor = 1.0
+        return np.asarray(np.maximum(floor, there_k * (responded_k + 1) / (selected_k + 1)))
+
+    def model(self, state: RoundState) -> Params:
+        """The model to use and to judge: an average of the last with ``average``, else the last."""
+        params_d = state.params_d
+        for part in self.parts:
+            params_d = part.model(state.parts[part.name], params_d)
+        return params_d
+
+    def drifts(self, state: RoundState, client_n: IntArray | None) -> Params | None:
+        """The drift that moves some clients during their local steps, beside the gradients; see
+        ``Broadcast``.
+
+        With ``mime`` float32 (d,), beta S for all; with ``scaffold`` (n, d), beta S + (1 - beta)
+        (c - c_i) of each, and (d,) without c_i if ``client_n`` is None. beta is 0 without ``mime``.
+        With neither None.
+        """
+        drifts = [part.drift(self, state, client_n) for part in self.parts]
+        total: Params | None = None
+        for drift in drifts:
+            if drift is not None:
+                total = drift if total is None else total + drift
+        return total
+
+    def collect_replies(
+        self, state: RoundState, selected: Cohort, which_n: Any = slice(None)
+    ) -> Replies:
+        """The coefficients of the replies if the clients of a cohort that ``which_n`` selects have
+        replied.
+        """
+        cohort = selected.part(which_n)
+        weight_n = self.population.weight_m[cohort.client_n]
+        response_n = self.response_rates(state, cohort.client_n)
+        coef_n = self.rule.coefficients(cohort, weight_n, response_n)
+        return Replies(cohort, selected, coef_n, response_n)
+
+    def intakes(self, state: RoundState, cohort: Cohort) -> dict[str, Intake]:
+        """What the parts do to the replies of a round, by their names."""
+        coef_n = self.collect_replies(state, cohort).coef_n / cohort.count_n
+        intakes = {
+            part.name: part.intake(self, state.parts[part.name], coef_n) for part in self.parts
+        }
+        return {name: intake for name, intake in intakes.items() if intake is not None}
+
+    def advance(
+        self, state: RoundState, cohort: Cohort, reports: Reports, delta_d: FloatArray, control: Any
+    ) -> tuple[RoundState, Step]:
+        """The next state, from an estimate of what clients did without a drift; also the step."""
+        own = dict(state.parts)
+        step = Step(state.round, state.params_d, delta_d)
+        for part in self.parts:
+            step, own[part.name] = part.direction(self, own[part.name], step)
+        here_n = reports.responded_n
+        if any(part.needs_whole_updates for part in self.parts):
+            coef_n = self.collect_replies(state, cohort, here_n).coef_n
+            mean_square = float(coef_n @ reports.squared_norm_n[here_n])
+            step = step._replace(mean_square=step.factor**2 * mean_square)
+        moved = self.move(state._replace(parts=own), step)
+        absent = cohort.absent
+        following = moved._replace(
+            sampler=self.sampler.update(state.sampler, cohort, reports),
+            control=self.rule.control.at_model(
+                control, self.population, moved.params_d, moved.round
+            ),
+            selected_m=state.selected_m.plus_one(cohort.client_n),
+            responded_m=state.responded_m.plus_one(cohort.client_n[here_n]),
+            missed_m=state.missed_m if absent is None else state.missed_m.plus_one(absent),
+        )
+        return following, step
+
+    def move(self, state: RoundState, step: Step) -> RoundState:
+        """The state after the model's step."""
+        own = dict(state.parts)
+        optimizer = self.optimizer
+        params_d, own[optimizer.name] = optimizer.move(own[optimizer.name], step)
+        for part in self.parts:
+            own[part.name] = part.moved(own[part.name], step, params_d)
+        return state._replace(round=state.round + 1, params_d=params_d, parts=own)
+
+
+def saved_model(arrays: Mapping[str, Params]) -> Params:
+    """``Plan.model`` of a saved state, of which only the arrays are known."""
+    averages = [name for name in arrays if re.fullmatch(r"state\.parts\.\w+\.model_d", name)]
+    return arrays[averages[-1] if averages else "state.params_d"]
+
+
+def make_plan(
+    sampler: str | Label | Sampler,
+    population: Population | npt.ArrayLike,
+    n: int,
+    facts: RunFacts | None = None,
+    **more: Any,
+) -> Plan:
+    """The plan of a label ``name(option=value)@design@estimator+setting=value``, or of a sampler of
+    your own.
+
+    Args:
+        sampler: A label, whose estimator is that of the name if it has none; or an instance.
+        population: The clients, or a list of their sizes.
+        n: Cohort size.
+        facts: Describes the run, for options that depend on it; n and m are filled in.
+        more: Other attributes of ``Plan``, and settings of the server's parts: ``average=0.5``,
+            ``mime=0.7``, ``clip="median"``, ``server_optimizer="adam"`` (``server/table.py``).
+            Those of the label win.
+
+    Raises:
+        DeltaflError: If a name is unknown, or sampler, design, estimator, parts and population do
+            not go together.
+
+    Example:
+        >>> make_plan("fedvarp", [3, 1, 2], n=2).estimator
+        'difference-own'
+    """
+    if not isinstance(population, Population):
+        population = Population.from_sizes(population)
+    settings = {name: more.pop(name) for name in [*more] if name in SETTINGS}
+    if isinstance(sampler, Sampler):
+        return _planned(sampler, population, n, settings, more)
+    label = parse_label(sampler)
+    if facts is not None:
+        facts = facts._replace(n=n, m=population.num_clients)
+    for name, value in label.settings.items():
+        if name not in IN_TEXT:
+            raise unknown_name("setting of a plan in a label", name, IN_TEXT)
+        if value is True and SETTINGS[name].values is not bool:
+            raise needs_value(name, sampler)
+    given = more.setdefault("estimator", label.estimator)
+    usual = find_sampler(label.name).estimator
+    if isinstance(given, str) and label.estimator not in (given, usual):
+        raise DeltaflError(
+            f"{str(sampler)!r} has an estimator, and estimator is {given!r}; leave out one of them"
+        )
+    made = make_sampler(label, facts)
+    return _planned(made, population, n, {**settings, **label.settings}, more)
+
+
+def _planned(
+    sampler: Sampler, population: Population, n: int, settings: dict[str, Any], more: dict[str, Any]
+) -> Plan:
+    known = Plan.__dataclass_fields__
+    for name in more:
+        if name not in known:
+            raise unknown_name("setting", name, [*known, *SETTINGS])
+    own = more.pop("parts", ())
+    made = make_parts(settings)
+    if (
+        any(isinstance(part, ServerOptimizer) for part in own)
+        and "server_optimizer" not in settings
+    ):
+        made = tuple(part for part in made if not isinstance(part, ServerOptimizer))
+    return Plan(population, sampler, n, parts=(*made, *own), **more)

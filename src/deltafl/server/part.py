@@ -1,0 +1,173 @@
+"""What the server does with a round is made of parts: read this file before any of them.
+
+A part is a frozen dataclass whose fields are its options. It is one file and one row of
+``table.py``; its name there is what users type: ``census+average=0.5``, ``--clip median``,
+``make_plan(..., mime=0.7)``. What it remembers from round to round is a NamedTuple of arrays,
+``state.parts[name]``. In a round each part may act at these places, in this order; what it does not
+override does nothing:
+
+=============  =================================================  ==============================
+``drift``      what clients are sent beside the model             ``mime``, ``scaffold``
+``intake``     what the replies of a round count                  ``clip``, ``dp``
+``direction``  what is done to the estimate D before the step     ``dp``, ``mime``, ``norm_guard``
+``move``       the step; of one part, the optimizer               ``server_optimizer``
+``moved``      what is remembered of the step                     ``mime``, ``average``
+``model``      the model to use and to judge                      ``average``
+=============  =================================================  ==============================
+
+Several parts act in the order of the table. With which other parts, samplers and estimators one
+does not go together, its own ``check`` says.
+"""
+
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+
+from ..errors import WithRanges
+from ..types import FloatArray, IntArray, Nothing, Params, Population, Reports
+
+
+class PlanOfParts(Protocol):
+    """What a part may ask of the plan that it belongs to; ``deltafl.Plan`` is one."""
+
+    @property
+    def population(self) -> Population:
+        """The clients."""
+
+    @property
+    def sampler(self) -> Any:
+        """Decides who is selected."""
+
+    @property
+    def rule(self) -> Any:
+        """The estimator."""
+
+    @property
+    def n(self) -> int:
+        """Cohort size."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of the draws."""
+
+    @property
+    def parts(self) -> "tuple[ServerPart, ...]":
+        """All parts, in the order in which they act."""
+
+    @property
+    def step_factor(self) -> float:
+        """How many times their own steps the clients take."""
+
+
+class Step(NamedTuple):
+    """The model's step in one round, as it passes from part to part."""
+
+    round: int  #: index of the round, from 0
+    params_d: Params  #: the model before it
+    delta_d: FloatArray  #: D, the estimate of the full-participation update
+    #: sum_S coef_i norm(u_i)^2, if a part ``needs_whole_updates``
+    mean_square: float = 0.0
+    #: the least that something has multiplied D with; below 1 the estimate is biased
+    factor: float = 1.0
+
+
+class ServerPart(WithRanges):
+    """One thing that the server does in every round. Subclasses are frozen dataclasses."""
+
+    #: What users type, and the key of its state.
+    name: ClassVar[str]
+    #: Whether it makes every method biased.
+    biased: ClassVar[bool] = False
+    #: Why a weighted sum of the updates, of secure aggregation, is not enough, as a clause.
+    needs_single_updates: ClassVar[str | None] = None
+    #: Whether it reads ``Step.mean_square``, for which updates must be sent whole.
+    needs_whole_updates: ClassVar[bool] = False
+    #: Whether it changes what clients send, so that the norms of whole updates are not known.
+    alters_updates: ClassVar[bool] = False
+    #: Whether clients take other local steps than without it, beside what ``drift`` adds.
+    changes_training: ClassVar[bool] = False
+    #: Whether a client that does not reply counts as an update of 0, not as one of the others.
+    counts_silence: ClassVar[bool] = False
+    #: The longest answer to a census, in median norms of all.
+    longest_answer: ClassVar[float] = np.inf
+
+    @property
+    def step_factor(self) -> float:
+        """How many times their own steps the clients take."""
+        return 1.0
+
+    @property
+    def first_step(self) -> float:
+        """How many times the mean of the answers to a census the model moves by."""
+        return 1.0
+
+    @classmethod
+    def fits(cls, control: Any) -> bool:
+        """Whether it can be used beside an estimator with this control variate."""
+        return True
+
+    def check(self, plan: PlanOfParts) -> None:
+        """Raise a ``DeltaflError`` if it does not go together with something of the plan."""
+
+    def init(self, plan: PlanOfParts, params_d: Params) -> Any:
+        """Its state before the first round."""
+        return Nothing()
+
+    def drift(self, plan: PlanOfParts, state: Any, client_n: IntArray | None) -> Params | None:
+        """What moves clients during their local steps, float32 (d,) for all or (n, d); or None.
+
+        ``state`` is the whole ``RoundState``. ``client_n`` None: what all of them have in common.
+        """
+        return None
+
+    def intake(self, plan: PlanOfParts, own: Any, coef_n: FloatArray) -> "Intake | None":
+        """What it does to the replies of one round; ``coef_n`` has the coefficient of one draw of
+        each selected client if all reply.
+        """
+        return None
+
+    def direction(self, plan: PlanOfParts, own: Any, step: Step) -> tuple[Step, Any]:
+        """The step with another D, and its own next state."""
+        return step, own
+
+    def moved(self, own: Any, step: Step, params_d: Params) -> Any:
+        """Its own next state, once the step has led to the model ``params_d``."""
+        return own
+
+    def model(self, own: Any, params_d: Params) -> Params:
+        """The model to use where the parts before it would use ``params_d``."""
+        return params_d
+
+    def resized(self, own: Any, moves: Any) -> Any:
+        """Its state when clients join, change or leave; ``Moves`` says which."""
+        return own
+
+
+class Intake:
+    """What one part does to the replies of one round; by default nothing.
+
+    Attributes:
+        factor_n: What each selected client's update was multiplied with, (n,), 1 for no change.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.factor_n = np.ones(n)
+
+    def received(self, place_k: IntArray, update_kd: Params) -> Params:
+        """Updates as they go on, from usable ones as they came; their places in the cohort."""
+        return update_kd
+
+    def merge(self, group: Any) -> None:
+        """Exchange what was noted of the replies with the other processes of a group."""
+
+    def counted(self, place_k: IntArray, update_kd: Params, control_kd: FloatArray) -> Params:
+        """Updates as they count, with the control variate of each."""
+        return update_kd
+
+    def scored(self, reports: Reports) -> Reports:
+        """Reports as the sampler sees them."""
+        return reports
+
+    def closed(self, own: Any, client_n: IntArray, here_n: Any) -> Any:
+        """The part's next state; ``client_n`` are those of the cohort that replied."""
+        return own

@@ -1,0 +1,160 @@
+"""The table of server parts: one row each, in the order in which they act in a round.
+
+Everything that names a part derives from it: the keywords of ``make_plan``, settings in labels, the
+options of the command line, ``deltafl settings``, the arguments of the hosts, the headers of saved
+states, the docs.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ..errors import DeltaflError, unknown_name
+from .average import Average
+from .clipping import Clip
+from .mime import Mime
+from .norm_guard import NormGuard
+from .optimizers import ServerOptimizer, make_server_optimizer
+from .part import ServerPart
+from .privacy import DifferentialPrivacy
+from .scaffold import Scaffold
+
+
+class Setting(NamedTuple):
+    """One value that users give.
+
+    ``values`` is an interval such as ``"[0, 1)"``, a tuple of words, ``bool`` for a switch, ``str``
+    for a name, or a class for what can only be given in Python.
+    """
+
+    values: Any
+    default: Any  #: None, 0 or False where it switches the part off
+    meaning: str
+
+
+class Row(NamedTuple):
+    """A part, the settings it is made of, and how; the first setting has its name."""
+
+    kind: type[ServerPart]
+    settings: Mapping[str, Setting]
+    make: Callable[..., ServerPart | None] | None = None
+
+    def part(self, given: Mapping[str, Any]) -> ServerPart | None:
+        """The part that these settings make; None if it is switched off."""
+        values = {name: given.get(name, s.default) for name, s in self.settings.items()}
+        first = values[self.kind.name]
+        if isinstance(first, self.kind):
+            return first
+        if self.make is not None:
+            return self.make(*values.values())
+        setting = self.settings[self.kind.name]
+        if setting.values is bool and not isinstance(first, bool):
+            raise DeltaflError(f"{self.kind.name} is {first!r:.60}; write True or False")
+        if isinstance(setting.values, type) and setting.values is not bool and first is not None:
+            raise DeltaflError(
+                f"{self.kind.name} is {first!r:.60}; write an instance of {self.kind.__name__}, "
+                "or None"
+            )
+        if first is setting.default or first == setting.default:
+            return None
+        return self.kind() if setting.values is bool else self.kind(first)  # type: ignore[call-arg]
+
+
+def _optimizer(name: Any, lr: float | None, momentum: float | None) -> ServerOptimizer:
+    if not isinstance(name, str):
+        raise DeltaflError(f"server_optimizer is {name!r}; write make_server_optimizer(name)")
+    return make_server_optimizer(name, lr, momentum)
+
+
+ROWS = (
+    Row(DifferentialPrivacy, {"dp": Setting(DifferentialPrivacy, None, "clip and add noise")}),
+    Row(
+        Clip,
+        {"clip": Setting(("median",), None, "clip long updates of hostile clients; biased")},
+    ),
+    Row(
+        Mime,
+        {"mime": Setting("[0, 1)", 0.0, "beta of the momentum that all clients apply (FedMIME)")},
+    ),
+    Row(
+        Scaffold,
+        {"scaffold": Setting(bool, False, "correct clients' local steps (SCAFFOLD)")},
+    ),
+    Row(
+        NormGuard,
+        {
+            "norm_guard": Setting(
+                "(1, inf)",
+                None,
+                "limit each step to this many medians of the last 20 step norms; biased",
+            )
+        },
+    ),
+    Row(
+        ServerOptimizer,
+        {
+            "server_optimizer": Setting(str, "sgd", "sgd, fedexp, momentum, adagrad, adam or yogi"),
+            "server_lr": Setting("(0, inf)", None, "server learning rate"),
+            "server_momentum": Setting("[0, 1)", None, "gamma of momentum; 0.9 if not set"),
+        },
+        _optimizer,
+    ),
+    Row(
+        Average,
+        {
+            "average": Setting(
+                "[0, 1)", 0.0, "evaluate a running average of the models with this memory"
+            )
+        },
+    ),
+)
+
+#: Setting -> its row.
+ROW_OF: dict[str, Row] = {name: row for row in ROWS for name in row.settings}
+#: Setting -> what it is; in the order of the table.
+SETTINGS: dict[str, Setting] = {
+    name: setting for row in ROWS for name, setting in row.settings.items()
+}
+#: Those that text can give: in labels, on the command line, in files.
+IN_TEXT = tuple(
+    name
+    for name, setting in SETTINGS.items()
+    if not isinstance(setting.values, type) or setting.values in (bool, str)
+)
+
+
+def make_parts(given: Mapping[str, Any]) -> tuple[ServerPart, ...]:
+    """The parts that settings make; those that are left out have their defaults.
+
+    Raises:
+        DeltaflError: If a name is unknown or a value is not allowed.
+
+    Example:
+        >>> make_parts({"average": 0.5})
+        (Sgd(lr=1.0), Average(average=0.5))
+    """
+    for name in given:
+        if name not in SETTINGS:
+            raise unknown_name("setting", name, SETTINGS)
+    parts = [row.part(given) for row in ROWS]
+    return tuple(part for part in parts if part is not None)
+
+
+def in_order(parts: tuple[ServerPart, ...]) -> tuple[ServerPart, ...]:
+    """Parts in the order of the table, with the default optimizer if there is none; your own kinds
+    come last, in the order in which they are given.
+    """
+    names = [row.kind.name for row in ROWS]
+    if not any(isinstance(part, ServerOptimizer) for part in parts):
+        parts = (*parts, make_server_optimizer("sgd"))
+    return tuple(
+        sorted(parts, key=lambda part: names.index(part.name) if part.name in names else len(names))
+    )
+
+
+def is_biased(settings: Mapping[str, Any]) -> str | None:
+    """The first of these settings that makes every method biased; None if there is none."""
+    for name, value in settings.items():
+        row = ROW_OF.get(name)
+        if row is not None and row.kind.biased and value != SETTINGS[name].default:
+            return name
+    return None
