@@ -12,10 +12,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from deltafl import KnownUpdates, Plan, Population, close_round, init_round, make_sampler
+from deltafl import (
+    KnownUpdates,
+    Plan,
+    Population,
+    RoundState,
+    close_round,
+    init_round,
+    make_sampler,
+)
 from deltafl.analysis import DPI, GREY, INK, PALE, WIDTH, looks, small_png, styled
 from deltafl.designs import every_cohort
 from deltafl.io import write_atomically
+from deltafl.server import ServerOptimizer, Step
 from deltafl.types import FloatArray, Params
 
 from .page import OwnPage, Row, Rows
@@ -82,7 +91,7 @@ def enumerate_toy(score: str, way: str) -> Enumerated:
     how = WAYS[way]
     gradient_md: Params = np.array(GRADIENTS, dtype=np.float32)
     sampler = make_sampler(f"{SCORES[score]}@{how.design}")
-    plan = Plan(population, sampler, 2, how.estimator, _Keeper())
+    plan = Plan(population, sampler, 2, how.estimator, (_Keeper(),))
     state = init_round(plan, np.zeros(2))
     if how.estimator == "difference":
         state = state._replace(control=type(state.control)(np.array(IDEAL)))
@@ -93,7 +102,7 @@ def enumerate_toy(score: str, way: str) -> Enumerated:
         lambda rng: sampler.open(state.sampler, everyone, 2, rng, oracle)
     ):
         clients = tuple(np.repeat(cohort.client_n + 1, cohort.count_n).tolist())
-        x, y = close_round(plan, state, cohort, gradient_md[cohort.client_n])[0].optimizer
+        x, y = _estimate(close_round(plan, state, cohort, gradient_md[cohort.client_n])[0])
         before = found[clients].probability if clients in found else 0.0
         found[clients] = Outcome(clients, before + probability, (float(x), float(y)))
     outcomes = tuple(outcome for _, outcome in sorted(found.items()) if outcome.probability > 0)
@@ -103,16 +112,19 @@ def enumerate_toy(score: str, way: str) -> Enumerated:
     return Enumerated(mse, float(np.linalg.norm(probability_k @ error_kd)), outcomes)
 
 
-class _Keeper:
+class _Keeper(ServerOptimizer):
     """A server that moves nothing and keeps the estimate in float64."""
 
-    def init(self, num_params: int) -> FloatArray:
-        return np.zeros(num_params)
+    def init(self, plan: Any, params_d: Params) -> FloatArray:
+        return np.zeros(len(params_d))
 
-    def step(
-        self, params_d: Params, delta_d: FloatArray, state: FloatArray
-    ) -> tuple[Params, FloatArray]:
-        return params_d, delta_d
+    def move(self, own: FloatArray, step: Step) -> tuple[Params, FloatArray]:
+        return step.params_d, step.delta_d
+
+
+def _estimate(state: RoundState) -> FloatArray:
+    kept: FloatArray = state.parts["server_optimizer"]
+    return kept
 
 
 def run(settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | None]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import combinations, product
 from math import comb
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -32,6 +32,8 @@ from deltafl import (
 )
 from deltafl.designs.exact import every_cohort
 from deltafl.samplers.base import State
+from deltafl.server.optimizers import ServerOptimizer
+from deltafl.server.part import Step
 from deltafl.types import FloatArray, IntArray, Params, Replies
 
 # Some tests press Ctrl-C in a program they start, which would inherit that the shell of a
@@ -81,16 +83,14 @@ class Recorded(NamedTuple):
     delta_d: FloatArray
 
 
-class Recorder:
+class Recorder(ServerOptimizer):
     """A server optimizer that leaves the model alone and remembers D to the last bit."""
 
-    def init(self, num_params: int) -> Recorded:
-        return Recorded(np.zeros(num_params))
+    def init(self, plan: Any, params_d: Params) -> Recorded:
+        return Recorded(np.zeros(len(params_d)))
 
-    def step(
-        self, params_d: Params, delta_d: FloatArray, state: Recorded
-    ) -> tuple[Params, Recorded]:
-        return params_d, Recorded(delta_d)
+    def move(self, own: Recorded, step: Step) -> tuple[Params, Recorded]:
+        return step.params_d, Recorded(step.delta_d)
 
 
 class Problem(NamedTuple):
@@ -185,7 +185,7 @@ def estimate(
     ``Recorder``.
     """
     following, _ = close_round(plan, state, cohort, updates)
-    delta_d: FloatArray = following.optimizer.delta_d
+    delta_d: FloatArray = following.parts["server_optimizer"].delta_d
     return delta_d
 
 
@@ -220,6 +220,8 @@ def mean_square(plan: Plan, state: RoundState, problem: Problem) -> float:
 
 def same_tree(a: object, b: object) -> bool:
     """Equality of nested tuples of arrays and numbers, NaN equal to NaN."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same_tree(a[key], b[key]) for key in a)
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(same_tree, a, b))
     return bool(

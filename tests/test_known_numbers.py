@@ -49,7 +49,7 @@ def toy_sampler(name: str, design: str) -> Sampler:
 @pytest.mark.parametrize("name", MEAN_SQUARES)
 def test_mean_squared_errors_of_the_toy(name: str, column: int) -> None:
     design, estimator = COLUMNS[column]
-    plan = Plan(THIRDS, toy_sampler(name, design), 2, estimator, Recorder())
+    plan = Plan(THIRDS, toy_sampler(name, design), 2, estimator, (Recorder(),))
     error = mean_square(plan, init_round(plan, np.zeros(2)), TOY)
     assert error == pytest.approx(MEAN_SQUARES[name][column], abs=6e-4)
 
@@ -94,7 +94,7 @@ def test_when_delta_is_worse_than_uniform(seed: int, shift: float, enumerate_too
             "delta": Delta("multinomial", alpha=(1.0, 0.0)),
         }
         for name, sampler in samplers.items():
-            plan = Plan(problem.population, sampler, n, "hansen-hurwitz", Recorder())
+            plan = Plan(problem.population, sampler, n, "hansen-hurwitz", (Recorder(),))
             error = mean_square(plan, init_round(plan, np.zeros(2)), problem)
             assert error == pytest.approx(variance[name], rel=1e-5)
 
@@ -111,7 +111,8 @@ def test_importance_sampling_is_optimal_under_its_own_weights(seed: int) -> None
         FedIS("multinomial", 0.3),
     ]
     plans = [
-        Plan(problem.population, sampler, 2, "hansen-hurwitz", Recorder()) for sampler in samplers
+        Plan(problem.population, sampler, 2, "hansen-hurwitz", (Recorder(),))
+        for sampler in samplers
     ]
     errors = [mean_square(plan, init_round(plan, np.zeros(3)), problem) for plan in plans]
     assert errors[0] <= min(errors) * (1 + 1e-6)

@@ -46,6 +46,7 @@ from deltafl import (
     open_round,
 )
 from deltafl.pfl import DeltaBackend
+from deltafl.server.table import make_parts
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.base import Task
@@ -222,7 +223,10 @@ def test_the_plans_privacy_is_that_of_the_simulator() -> None:
         seed=2**62,
     )
     _, keep = run(plan)
-    assert np.abs(keep.models[0] - simulated(replace(plan, dp=None))[0]).max() > 0.01
+    assert (
+        np.abs(keep.models[0] - simulated(replace(plan, parts=make_parts({"dp": None})))[0]).max()
+        > 0.01
+    )
     for found_d, expected_d in zip(keep.models, simulated(plan), strict=True):
         assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6)
 
@@ -273,7 +277,7 @@ def test_the_central_optimizer_moves_the_model() -> None:
     """Half a step in pfl is half a step of the plan."""
     plan = plan_of("innovation")
     _, halved = run(plan, central_lr=0.5)
-    expected = simulated(replace(plan, server_optimizer=Sgd(lr=0.5)))
+    expected = simulated(replace(plan, parts=make_parts({"server_optimizer": Sgd(lr=0.5)})))
     for found_d, expected_d in zip(halved.models, expected, strict=True):
         assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6)
 

@@ -22,7 +22,6 @@ from deltafl import (
     Plan,
     Population,
     PracDelta,
-    RemoteReply,
     Reports,
     RoundInfo,
     RoundState,
@@ -155,12 +154,6 @@ def test_a_bad_report_counts_as_no_reply(column: str, entry: object, reason: str
     assert np.isfinite(info.loss)
 
 
-@pytest.mark.parametrize("since", [np.array([1, 2]), "x", None, float("nan"), [-1]], ids=str)
-def test_a_name_of_a_memory_that_is_no_number_is_none(since: Any) -> None:
-    replies = [RemoteReply(np.ones(2, np.float32), name) for name in (-1, -1, since)]
-    assert [reply.client for reply in closed(replies, "uniform@@innovation-remote").rejected] == [2]
-
-
 def test_a_mean_square_is_no_less_than_the_square_of_the_mean() -> None:
     """By Jensen's inequality; 1 % and 1e-7 are for rounding, and a loss that was not reported
     bounds nothing.
@@ -243,7 +236,7 @@ def test_rounds_are_opened_and_closed_again_with_the_same_bits(
 ) -> None:
     estimator = "plain-mean" if SAMPLERS[name].scores == "unknown" else estimator
     plan = Plan(
-        POPULATION, make_sampler(label_of(name)), 3, estimator, make_server_optimizer(optimizer)
+        POPULATION, make_sampler(label_of(name)), 3, estimator, (make_server_optimizer(optimizer),)
     )
     state, cohort = opened(plan)
     reports = reports_of(PROBLEM, cohort)
@@ -333,7 +326,7 @@ def test_replies_without_a_loss_are_refused_where_it_is_learned_from(label: str)
 def test_with_a_mask_the_estimate_targets_who_is_available(label: str, estimator: str) -> None:
     available_m = np.array([True, False, True, True, False, True])
     target_d = POPULATION.weight_m[available_m] @ PROBLEM.update_md[available_m].astype(np.float64)
-    plan = Plan(POPULATION, make_sampler(label), 2, estimator, Recorder())
+    plan = Plan(POPULATION, make_sampler(label), 2, estimator, (Recorder(),))
     state = init_round(plan, START_D)
     if estimator == "difference":
         state = state._replace(control=CommonControlState(np.array([5.0, 6, 7])))
@@ -451,7 +444,7 @@ def weighted(weights: list[float]) -> Plan:
         (lambda: ANY_MAKE(Fixed, THREE, 1), "a label is text such as 'innovation', not <class"),
         (lambda: ANY_PLAN([120, 40], Fixed(), 1), "population is .*; write Population.from_sizes"),
         (lambda: ANY_PLAN(THREE, Fixed, 1), "sampler is <class .*; write make_sampler"),
-        (lambda: ANY_PLAN(THREE, Fixed(), 1, server_optimizer=Sgd), "server_optimizer is <class"),
+        (lambda: ANY_PLAN(THREE, Fixed(), 1, parts=(Sgd,)), "parts has <class"),
         (lambda: ANY_PLAN(THREE, Fixed(), 1, seed=1.5), "seed is 1.5; write a whole number"),
         (
             lambda: ANY_PLAN(THREE, Fixed(), 1, memory="bfloat16"),

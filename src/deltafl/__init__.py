@@ -47,11 +47,21 @@ if TYPE_CHECKING:
         Sgd,
         make_server_optimizer,
     )
+    from .server.part import ServerPart, Step
     from .server.privacy import DifferentialPrivacy
     from .simulation.comparison import Comparison
     from .simulation.python import compare, load, tune
     from .streams import stream
-    from .types import Cohort, Oracle, Population, RejectedReply, Replies, Reports, RoundInfo
+    from .types import (
+        Broadcast,
+        Cohort,
+        Oracle,
+        Population,
+        RejectedReply,
+        Replies,
+        Reports,
+        RoundInfo,
+    )
 
 __version__ = "0.1.0"
 
@@ -108,7 +118,9 @@ __all__ += [
     "RunFacts",
     "Sampler",
     "ServerOptimizer",
+    "ServerPart",
     "Sgd",
+    "Step",
     "Twin",
     "broadcast",
 ]
@@ -166,12 +178,13 @@ _MODULES = {
         "samplers.fixed": "Fixed Full",
         "samplers.power_of_choice": "PowerOfChoice",
         "scale.state_file": "load_state save_state",
+        "server.part": "ServerPart Step",
         "server.optimizers": "Adaptive FedExP Momentum ServerOptimizer Sgd make_server_optimizer",
         "server.privacy": "DifferentialPrivacy",
         "simulation.comparison": "Comparison",
         "simulation.python": "compare load tune",
         "streams": "stream",
-        "types": "Cohort Oracle Population RejectedReply Replies Reports RoundInfo",
+        "types": "Broadcast Cohort Oracle Population RejectedReply Replies Reports RoundInfo",
     }.items()
     for name in names.split()
 }

@@ -94,6 +94,7 @@ class Plan(WithRanges):
         object.__setattr__(self, "parts", in_order(tuple(self.parts)))
         check_cohort_size(self.n, self.population.num_clients)
         self.population.check()
+        find_estimator(self.estimator)
         for part in self.parts:
             part.check(self)
 

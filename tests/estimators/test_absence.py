@@ -35,7 +35,7 @@ UNBIASED = [name for name, estimator in ESTIMATORS.items() if estimator.unbiased
 
 
 def plan_of(label: str, estimator: str, problem: Problem, n: int = 2) -> Plan:
-    return Plan(problem.population, make_sampler(label), n, estimator, Recorder(), seed=1)
+    return Plan(problem.population, make_sampler(label), n, estimator, (Recorder(),), seed=1)
 
 
 def played(plan: Plan) -> RoundState:
@@ -102,7 +102,7 @@ def test_rates_are_learned_and_the_bias_vanishes() -> None:
         cohort = open_round(plan, state, there_m)
         assert there_m[cohort.client_n].all()
         state, _ = close_round(plan, state, cohort, problem.update_md[cohort.client_n])
-        late.append(state.optimizer.delta_d)
+        late.append(state.parts["server_optimizer"].delta_d)
     np.testing.assert_allclose(plan.response_rates(state), RATE_M, atol=4 * 0.5 / np.sqrt(3000))
     error_d = np.std(late[500:], axis=0) / np.sqrt(2500)
     assert np.all(
@@ -197,7 +197,9 @@ def slow_omega(came: list[bool], cutoff: int) -> float:
 def test_fedau_has_the_intervals_of_its_paper() -> None:
     problem = make_problem(SIZES, seed=9)
     cutoff = 4
-    plan = Plan(problem.population, FedAU(cutoff=cutoff), 2, "horvitz-thompson", Recorder(), seed=3)
+    plan = Plan(
+        problem.population, FedAU(cutoff=cutoff), 2, "horvitz-thompson", (Recorder(),), seed=3
+    )
     state = init_round(plan, np.zeros(3))
     came_tm = list[BoolArray]()
     for round in range(40):
@@ -215,7 +217,9 @@ def test_fedau_has_the_intervals_of_its_paper() -> None:
         expected_d = (weight_m[here] * np.array(omega_m)[here]) @ problem.update_md[here].astype(
             float
         )
-        np.testing.assert_allclose(state.optimizer.delta_d, expected_d, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(
+            state.parts["server_optimizer"].delta_d, expected_d, rtol=1e-12, atol=1e-15
+        )
         came_tm.append(np.isin(np.arange(5), here))
 
 

@@ -119,7 +119,7 @@ def make_plan(
     sampler = make_sampler(
         f"{name}(clusters=2)@{design or ''}" if "cluster-is" in name else f"{name}@{design or ''}"
     )
-    return Plan(population, sampler, n, estimator, Recorder(), seed=1)
+    return Plan(population, sampler, n, estimator, (Recorder(),), seed=1)
 
 
 def relative_bias(plan: Plan, state: RoundState, problem: Problem, failures: bool = False) -> float:
@@ -188,14 +188,14 @@ def test_any_weights_and_any_updates(
 
 def test_common_control_by_hand() -> None:
     """c <- .7 c + .3 (ratio mean of the round); equal weights, so the ratio mean is the mean."""
-    plan = Plan(Population.from_sizes([1, 1, 1]), Fixed(), 2, "difference", Recorder())
+    plan = Plan(Population.from_sizes([1, 1, 1]), Fixed(), 2, "difference", (Recorder(),))
     state = init_round(plan, np.zeros(1))
     cohort = open_round(plan, state)
     state, _ = close_round(plan, state, cohort, [np.array([2.0]), np.array([4.0])])
     assert state.control.control_d == pytest.approx([0.9])
-    assert state.optimizer.delta_d == pytest.approx([3.0])  # (1/3) / (2/3) (2 + 4)
+    assert state.parts["server_optimizer"].delta_d == pytest.approx([3.0])  # (1/3) / (2/3) (2 + 4)
     state, _ = close_round(plan, state, open_round(plan, state), [np.array([2.0]), np.array([4.0])])
-    assert state.optimizer.delta_d == pytest.approx([0.9 + 0.5 * (1.1 + 3.1)])
+    assert state.parts["server_optimizer"].delta_d == pytest.approx([0.9 + 0.5 * (1.1 + 3.1)])
     assert state.control.control_d == pytest.approx([0.7 * 0.9 + 0.9])
 
 
@@ -246,7 +246,7 @@ def test_estimated_rates_converge_and_the_bias_vanishes() -> None:
         cohort = open_round(plan, state)
         updates = [problem.update_md[i] if responded_m[i] else None for i in cohort.client_n]
         state, _ = close_round(plan, state, cohort, updates)
-        late.append(state.optimizer.delta_d)
+        late.append(state.parts["server_optimizer"].delta_d)
     rate_m = plan.response_rates(state)
     selected_m = state.selected_m
     assert rate_m[0] == 1
@@ -267,7 +267,7 @@ def test_a_starved_client_biases_the_paper_rule_without_a_floor(
     unbiasedness.
     """
     problem = make_problem(SIZES)
-    plan = Plan(problem.population, FedPracIS(floor=floor), 5, "horvitz-thompson", Recorder())
+    plan = Plan(problem.population, FedPracIS(floor=floor), 5, "horvitz-thompson", (Recorder(),))
     state = init_round(plan, np.zeros(3))
     first_md = np.array([[0, 0, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1], [1, 1, 1]])
     state, _ = close_round(plan, state, open_round(plan, state), first_md)
@@ -305,7 +305,7 @@ def test_fedvarp_is_the_average_of_everybodys_last_update() -> None:
             plan, state, cohort, problem.update_md[cohort.client_n], reports_of(problem, cohort)
         )
         np.testing.assert_allclose(
-            state.optimizer.delta_d, plan.population.weight_m @ last_md, rtol=1e-12
+            state.parts["server_optimizer"].delta_d, plan.population.weight_m @ last_md, rtol=1e-12
         )
         np.testing.assert_array_equal(state.control.control_md, last_md.astype(np.float32))
 
@@ -343,7 +343,7 @@ def test_fedavg_by_hand() -> None:
 def test_nobody_and_clients_that_count_nothing(estimator: str) -> None:
     """An empty cohort, or one of clients with weight 0 only, moves nothing and leaves no NaN."""
     population = Population(np.array([0.0, 0.0, 1.0]), np.array([1, 1, 1]), np.eye(3))
-    plan = Plan(population, Fixed(), 2, estimator, Recorder())
+    plan = Plan(population, Fixed(), 2, estimator, (Recorder(),))
     state = init_round(plan, np.zeros(1))
     nobody = Cohort(
         np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), "poisson"
@@ -352,7 +352,7 @@ def test_nobody_and_clients_that_count_nothing(estimator: str) -> None:
     weightless = Cohort(np.array([0, 1]), np.array([1, 1]), np.full(2, 2 / 3), "fixed-size")
     following, _ = close_round(plan, state, weightless, [np.array([4.0]), np.array([8.0])])
     expected = 6 if estimator == "plain-mean" else 0
-    assert following.optimizer.delta_d.tolist() == [expected]
+    assert following.parts["server_optimizer"].delta_d.tolist() == [expected]
     assert all(np.all(np.isfinite(array)) for _, array in named_arrays(following.control))
 
 

@@ -47,7 +47,7 @@ def test_the_expected_sums_give_the_beta_of_least_variance(design: str, by_weigh
     problem = make_problem([12, 9, 12, 14, 10] if by_weight else [1] * 5, seed=5)
     control_md = 0.7 * problem.update_md + np.random.default_rng(2).normal(size=(5, 3))
     sampler = Fixed(design, by_weight=by_weight)
-    plan = Plan(problem.population, sampler, 3, "difference-own-damped", Recorder())
+    plan = Plan(problem.population, sampler, 3, "difference-own-damped", (Recorder(),))
     start = init_round(plan, np.zeros(3))
     control = LearnedCoefficient(OwnControl(), memory=0.0)
     cross = 0.0
@@ -115,7 +115,7 @@ def rounds(
     """
     m = len(updates(0))
     plan = Plan(
-        Population.from_sizes([1] * m), Fixed(design, by_weight=True), n, estimator, Recorder()
+        Population.from_sizes([1] * m), Fixed(design, by_weight=True), n, estimator, (Recorder(),)
     )
     state = init_round(plan, np.zeros(20))
     errors = []
@@ -129,7 +129,9 @@ def rounds(
             for i, here in zip(cohort.client_n, responded_n, strict=True)
         ]
         state, info = close_round(plan, state, cohort, replies)
-        errors.append(np.sum((state.optimizer.delta_d - update_md.mean(axis=0)) ** 2))
+        errors.append(
+            np.sum((state.parts["server_optimizer"].delta_d - update_md.mean(axis=0)) ** 2)
+        )
         betas.append(info.control_coefficient)
     return float(np.mean(errors[60:])), float(np.mean(betas[60:]))
 

@@ -99,12 +99,14 @@ def test_it_learns_what_is_linear_and_leaves_nothing_of_it() -> None:
     ).astype(np.float32)
     errors = {}
     for estimator in ("regression", "difference"):
-        plan = Plan(population, make_sampler("uniform"), 2, estimator, Recorder())
+        plan = Plan(population, make_sampler("uniform"), 2, estimator, (Recorder(),))
         state = init_round(plan, np.zeros(2))
         for _ in range(40):
             cohort = open_round(plan, state)
             state, _ = close_round(plan, state, cohort, update_md[cohort.client_n])
-        errors[estimator] = np.abs(state.optimizer.delta_d - population.weight_m @ update_md).max()
+        errors[estimator] = np.abs(
+            state.parts["server_optimizer"].delta_d - population.weight_m @ update_md
+        ).max()
     assert errors["regression"] < 1e-4
     assert errors["difference"] > 0.1
 

@@ -21,6 +21,7 @@ from deltafl.estimators.control_variates import InnovationControl, OwnControl, O
 from deltafl.estimators.remote import NOTHING, RemoteControl
 from deltafl.scale.named_arrays import from_named_arrays, named_arrays
 from deltafl.scale.rows import LOST, RowFormat, RunningSum, row_values, weighted_sum
+from deltafl.server.table import make_parts
 
 POPULATION = Population.from_sizes([1, 2, 3, 4])
 UPDATE_MD = np.arange(12, dtype=np.float32).reshape(4, 3) / 7 + 1
@@ -111,7 +112,9 @@ def test_ordinary_rounds_never_form_the_sum_anew(monkeypatch: pytest.MonkeyPatch
 )
 def test_rounds_are_unbiased_again_after_a_broken_client(estimator: str) -> None:
     """Where clients keep their memory, all begin anew, once."""
-    plan = Plan(POPULATION, make_sampler("uniform"), 2, estimator, norm_guard=3.0)
+    plan = Plan(
+        POPULATION, make_sampler("uniform"), 2, estimator, parts=make_parts({"norm_guard": 3.0})
+    )
     state = init_round(plan, np.zeros(3))
     clients = [ClientMemory(3) for _ in range(4)]
     anew = [True]

@@ -53,9 +53,9 @@ def forms() -> dict[str, Twin | LearnedCoefficient | FixedCoefficient]:
 class Follow(Recorder):
     """Remembers D, and moves the model a little, so that each round's twins are others."""
 
-    def step(self, params_d, delta_d, state):  # type: ignore[no-untyped-def]
-        _, state = super().step(params_d, delta_d, state)
-        return (params_d + 0.1 * delta_d).astype(np.float32), state
+    def move(self, own, step):  # type: ignore[no-untyped-def]
+        _, own = super().move(own, step)
+        return (step.params_d + 0.1 * step.delta_d).astype(np.float32), own
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ class Follow(Recorder):
 def test_unbiased_whatever_is_simulated(label: str, form: str) -> None:
     """By enumeration, in a state that four real rounds have reached."""
     problem = make_problem(SIZES, seed=9)
-    plan = Plan(problem.population, make_sampler(label), 3, forms()[form], Follow(), seed=1)
+    plan = Plan(problem.population, make_sampler(label), 3, forms()[form], (Follow(),), seed=1)
     state = play(
         plan, init_round(plan, np.zeros(3)), [make_problem(SIZES, seed=s) for s in range(4)]
     )
@@ -84,7 +84,7 @@ def test_twins_that_are_right_leave_no_error_and_half_of_them_a_quarter() -> Non
         (Twin(lambda *_: problem.update_md / 2), 0.25),
     ):
         plans = [
-            Plan(problem.population, Fixed("poisson"), 2, e, Recorder())
+            Plan(problem.population, Fixed("poisson"), 2, e, (Recorder(),))
             for e in (estimator, "horvitz-thompson")
         ]
         error, plain = (mean_square(plan, init_round(plan, np.zeros(3)), problem) for plan in plans)
@@ -164,7 +164,7 @@ def test_a_simulation_that_diverged_is_0_and_the_log_says_why(
         return bad_md
 
     problem = make_problem(SIZES)
-    plan = Plan(problem.population, make_sampler("uniform"), 3, Twin(simulate), Recorder())
+    plan = Plan(problem.population, make_sampler("uniform"), 3, Twin(simulate), (Recorder(),))
     with caplog.at_level(logging.WARNING):
         state = play(plan, init_round(plan, np.zeros(3)), [problem])
     assert not plan.rule.control.value(state.control, np.arange(5)).control_nd.any()

@@ -118,11 +118,15 @@ def test_the_census_is_the_first_round(settings: dict[str, Any]) -> None:
     mean_d = plan.population.weight_m @ read_md / KEPT
     assert np.linalg.norm(mean_d) > 0.1
     assert state.round == 1
-    lr = plan.server_optimizer.lr if isinstance(plan.server_optimizer, Sgd) else 1.0
-    np.testing.assert_allclose(state.params_d, start_d + lr * (1 + plan.mime) * mean_d, rtol=1e-5)
+    lr = plan.optimizer.lr if isinstance(plan.optimizer, Sgd) else 1.0
+    np.testing.assert_allclose(
+        state.params_d, start_d + lr * (2 - plan.step_factor) * mean_d, rtol=1e-5
+    )
     np.testing.assert_allclose(plan.model(state), state.params_d)
-    if plan.mime:
-        np.testing.assert_allclose(state.mime.momentum_d, (1 + plan.mime) * mean_d, rtol=1e-5)
+    if plan.part("mime"):
+        np.testing.assert_allclose(
+            state.parts["mime"].momentum_d, (2 - plan.step_factor) * mean_d, rtol=1e-5
+        )
 
 
 def test_no_answers_make_the_model_infinite() -> None:
@@ -165,7 +169,7 @@ def test_a_census_without_first_updates_moves_nothing() -> None:
     state = init_round(plan, np.ones(3))
     assert state.round == 0
     np.testing.assert_array_equal(state.params_d, np.ones(3))
-    np.testing.assert_array_equal(state.mime.momentum_d, np.zeros(3))
+    np.testing.assert_array_equal(state.parts["mime"].momentum_d, np.zeros(3))
 
 
 def test_with_clip_no_first_update_is_longer_than_one_and_a_half_medians() -> None:
@@ -379,5 +383,9 @@ def test_with_no_first_updates_it_is_regression_damped_to_the_bit() -> None:
         plan = make_plan(label, problem.population, 3, server_optimizer=Recorder()).with_census(
             answers
         )
-        estimates.append(play(plan, init_round(plan, np.zeros(3)), [problem] * 4).optimizer.delta_d)
+        estimates.append(
+            play(plan, init_round(plan, np.zeros(3)), [problem] * 4)
+            .parts["server_optimizer"]
+            .delta_d
+        )
     np.testing.assert_array_equal(*estimates)

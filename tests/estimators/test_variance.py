@@ -30,7 +30,7 @@ def true_and_mean_estimate(
 ) -> tuple[float, float]:
     """E norm(D - ubar)^2, and the mean of ``info.variance``, both over all cohorts."""
     problem = make_problem(SIZES, seed=4)
-    plan = Plan(problem.population, make_sampler(label), n, estimator, Recorder())
+    plan = Plan(problem.population, make_sampler(label), n, estimator, (Recorder(),))
     state = init_round(plan, np.zeros(3))
     mean = 0.0
     for probability, cohort in all_cohorts(plan, state, problem.oracle):
@@ -207,7 +207,7 @@ def test_the_variance_is_that_of_the_estimate_whatever_makes_it(
     update_md = (rng.normal(size=(m, 5)) + 3).astype(np.float32)
     population = Population.from_sizes(rng.integers(1, 60, size=m))
     plan = Plan(
-        population, make_sampler(label), n, estimator, Recorder(), seed=1, response_floor=0.01
+        population, make_sampler(label), n, estimator, (Recorder(),), seed=1, response_floor=0.01
     )
     selected_m, responded_m = (
         PersistentArray(np.full(m, count)) for count in (999, int(1000 * rate) - 1)
@@ -224,7 +224,7 @@ def test_the_variance_is_that_of_the_estimate_whatever_makes_it(
             for i, here in zip(cohort.client_n, answers_n, strict=True)
         ]
         after, info = close_round(plan, now, cohort, updates)
-        estimates.append(after.optimizer.delta_d)
+        estimates.append(after.parts["server_optimizer"].delta_d)
         variances.append(info.variance)
     true = np.var(np.array(estimates), axis=0).sum()
     assert np.nanmean(variances) == pytest.approx(true, rel=tolerance)

@@ -91,7 +91,7 @@ def one_chain(chain: int, response_floor: float) -> tuple[FloatArray, FloatArray
 
     for _ in range(WARM_UP):
         play_once(fed, answer)
-    return fed.current.optimizer.delta_d, fed.plan.population.weight_m @ UPDATE_MD
+    return fed.current.parts["server_optimizer"].delta_d, fed.plan.population.weight_m @ UPDATE_MD
 
 
 def z_scores(response_floor: float, chains: int = CHAINS) -> FloatArray:

@@ -29,7 +29,7 @@ def test_one_client_neither_moves_the_model_nor_its_buffers(tmp_path: Path) -> N
         info = play_once(fed, answer)
         assert info.num_responded == 4
     admit(fed, {"client:9": 10})  # a newcomer's norm is not known
-    assert np.isnan(np.asarray(fed.current.norms.norm_m)).tolist() == [False] * 6 + [True]
+    assert np.isnan(np.asarray(fed.current.parts["clip"].norm_m)).tolist() == [False] * 6 + [True]
     play_once(fed, answer)
     assert 0 < fed.arrays()["x"].max() < 3
     assert fed.arrays()["running_mean"].max() < 3

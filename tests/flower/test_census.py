@@ -189,9 +189,7 @@ def test_rounds_are_those_of_the_core_bit_for_bit(
     assert "Census: 7 of 7 clients answered in " in flower_log.text
 
     population = Population.from_sizes([10 + 10 * i for i in range(7)])
-    plan = make_plan(
-        label, population, 3, server_optimizer=strategy.rules.plan.server_optimizer, seed=4
-    )
+    plan = make_plan(label, population, 3, server_optimizer=strategy.rules.plan.optimizer, seed=4)
     assert plan.census is not None
     answers = expected_answers(7, plan.census)
     assert answers_of(fed) == [tuple(answer_k.tolist()) for answer_k in answers]

@@ -88,7 +88,7 @@ def test_rounds_are_those_of_the_core_bit_for_bit(label: str, backbone: dict[str
     plan = make_plan(
         label, Population.from_sizes([10 + 10 * i for i in range(6)]), 3, seed=4, **backbone
     )
-    factor = 1 - plan.mime
+    factor = plan.step_factor
     if plan.census is not None:
         first = [local_steps(np.zeros(3, np.float32), i, None, factor) for i in range(6)]
         plan = plan.with_census([plan.census.answer(update_d, (3,)) for update_d in first])

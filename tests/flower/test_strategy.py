@@ -76,9 +76,7 @@ def test_rounds_are_those_of_the_core(label: str) -> None:
     federation = played(strategy, FakeGrid(linear_app(), configs(7)), 5)
 
     population = Population.from_sizes([10 + 10 * i for i in range(7)], aux=known)
-    plan = make_plan(
-        label, population, 3, server_optimizer=strategy.rules.plan.server_optimizer, seed=4
-    )
+    plan = make_plan(label, population, 3, server_optimizer=strategy.rules.plan.optimizer, seed=4)
     state = init_round(plan, np.zeros(3))
     for info in strategy.history:
         cohort = open_round(plan, state)

@@ -206,7 +206,7 @@ def test_rounds_are_those_of_the_core_bit_for_bit(
     )
     flat = {name: array.astype(np.float32) for name, array in MODEL.items()}
     if plan.census is not None:
-        first = Correction(step_factor=1 - plan.mime)
+        first = Correction(step_factor=plan.step_factor)
         tensors = output_layer([array.shape for array in flat.values()])
         all_moved = [moved(i, flat, first) for i in range(7)]
         plan = plan.with_census(
@@ -227,14 +227,14 @@ def test_rounds_are_those_of_the_core_bit_for_bit(
         updates = list[Params]()
         drift_nd = np.broadcast_to(np.float32(0) if drift is None else drift, (3, 14))
         for i, drift_d in zip(cohort.client_n.tolist(), drift_nd, strict=True):
-            own = Correction(split(drift_d, SHAPES), 1 - plan.mime)
+            own = Correction(split(drift_d, SHAPES), plan.step_factor)
             updates.append(update_of(sent, moved(i, sent, own)))
         largest = max(largest, float(np.abs(drift_nd).max()))
         state, expected = close_round(plan, state, cohort, updates, Reports.make(3, loss=[1.0] * 3))
         assert info.sum_of_weights == expected.sum_of_weights
         assert np.array_equal(model_d, plan.model(state))
     assert params_of(controller).any()
-    assert (largest > 0.05) == (plan.scaffold or plan.mime > 0)
+    assert (largest > 0.05) == (plan.sends_drifts)
 
 
 def test_clients_tell_their_size_once_and_only_the_cohort_is_sent_the_model(

@@ -58,7 +58,7 @@ def loop(label: str, train: Train) -> list[Params]:
     """The loop of docs/your-loop.md, with a census if the sampler takes one."""
     plan = make_plan(label, digits().population("data"), N)
     census = plan.census
-    factor = 1 - plan.mime
+    factor = plan.step_factor
     if census is not None:
         first_md, _ = train(
             ZERO, 0, np.arange(CLIENTS), np.zeros((CLIENTS, 650), np.float32), factor

@@ -49,12 +49,14 @@ def test_every_cohort_has_as_many_of_each_kind(design: str) -> None:
 
 def test_what_is_linear_in_what_is_known_is_estimated_without_error() -> None:
     update_md = np.array([[1.0, -2.0]] * 3 + [[4.0, 0.5]] * 3, dtype=np.float32)
-    plan = Plan(TWO_KINDS, Balanced(), 2, "horvitz-thompson", Recorder())
+    plan = Plan(TWO_KINDS, Balanced(), 2, "horvitz-thompson", (Recorder(),))
     for round in range(20):
         state = init_round(plan, np.zeros(2))._replace(round=round)
         cohort = open_round(plan, state)
         following, _ = close_round(plan, state, cohort, update_md[cohort.client_n])
-        np.testing.assert_allclose(following.optimizer.delta_d, update_md.mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(
+            following.parts["server_optimizer"].delta_d, update_md.mean(axis=0), rtol=1e-12
+        )
 
 
 def test_columns_that_others_determine_cost_no_balance() -> None:

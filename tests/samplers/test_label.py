@@ -30,6 +30,7 @@ from deltafl.samplers.hics import HicsFL
 from deltafl.samplers.label import needs_scores
 from deltafl.samplers.online import MirrorDescent, VarianceBandit
 from deltafl.samplers.urns import ClusteredBySimilarity
+from deltafl.server.table import make_parts
 from deltafl.simulation.settings import CompareSettings, make_settings
 
 POPULATION = Population.from_sizes([3, 1, 2, 4])
@@ -216,7 +217,7 @@ def test_names_in_the_place_of_objects_are_refused() -> None:
     with pytest.raises(
         DeltaflError, match="server_optimizer is 'adam'; write make_server_optimizer"
     ):
-        Plan(POPULATION, make_sampler("uniform"), 2, server_optimizer="adam")  # type: ignore[arg-type]
+        Plan(POPULATION, make_sampler("uniform"), 2, parts=make_parts({"server_optimizer": "adam"}))  # type: ignore[arg-type]
     with pytest.raises(DeltaflError, match="a label is text such as 'innovation', not Population"):
         make_plan(POPULATION, "pracdelta", 2)  # type: ignore[arg-type]
 

@@ -14,12 +14,12 @@ from deltafl.samplers.mifa import NewFirst
 
 def test_mifas_first_steps_are_as_short_as_it_says() -> None:
     """n / m, 2 n / m, ... of a whole step if all updates are equal."""
-    plan = Plan(Population.from_sizes([1] * 6), NewFirst(), 2, "mifa", Recorder())
+    plan = Plan(Population.from_sizes([1] * 6), NewFirst(), 2, "mifa", (Recorder(),))
     state = init_round(plan, np.zeros(1))
     steps = []
     for _ in range(5):
         state, _ = close_round(plan, state, open_round(plan, state), np.ones((2, 1)))
-        steps.append(state.optimizer.delta_d[0])
+        steps.append(state.parts["server_optimizer"].delta_d[0])
     assert steps == pytest.approx([1 / 3, 2 / 3, 1, 1, 1])
 
 
@@ -48,7 +48,7 @@ def test_fedvarp_and_fedstale_with_unequal_weights_by_hand(
         make_sampler(label),
         2,
         parse_label(label).estimator,
-        Recorder(),
+        (Recorder(),),
         seed=4,
     )
     state = init_round(plan, np.zeros(3))
@@ -65,7 +65,7 @@ def test_fedvarp_and_fedstale_with_unequal_weights_by_hand(
                 * (problem.update_md[i].astype(np.float64) - beta * last_md[i])
             )
         state, _ = close_round(plan, state, cohort, problem.update_md[cohort.client_n])
-        np.testing.assert_allclose(state.optimizer.delta_d, expected_d, rtol=1e-12)
+        np.testing.assert_allclose(state.parts["server_optimizer"].delta_d, expected_d, rtol=1e-12)
         last_md[cohort.client_n] = problem.update_md[cohort.client_n]
         asked |= set(cohort.client_n.tolist())
     assert len(asked) >= 3  # the memory holds more than one cohort
@@ -75,7 +75,7 @@ def test_mifa_is_the_average_of_latest_updates() -> None:
     """The loop of the paper: the weighted sum of everybody's newest update, 0 for clients that
     were never selected.
     """
-    plan = Plan(Population.from_sizes(SIZES), NewFirst(), 2, "mifa", Recorder(), seed=1)
+    plan = Plan(Population.from_sizes(SIZES), NewFirst(), 2, "mifa", (Recorder(),), seed=1)
     state = init_round(plan, np.zeros(3))
     newest_md = np.zeros((5, 3))
     for seed in range(5):
@@ -84,6 +84,6 @@ def test_mifa_is_the_average_of_latest_updates() -> None:
         newest_md[cohort.client_n] = problem.update_md[cohort.client_n]
         state, _ = close_round(plan, state, cohort, problem.update_md[cohort.client_n])
         expected_d = sum(WEIGHT_M[j] * newest_md[j] for j in range(5))
-        np.testing.assert_allclose(state.optimizer.delta_d, expected_d, rtol=1e-12)
+        np.testing.assert_allclose(state.parts["server_optimizer"].delta_d, expected_d, rtol=1e-12)
     assert newest_md.all()
     assert find_estimator("mifa") is ESTIMATORS["fedvarp"]

@@ -38,6 +38,7 @@ from deltafl.samplers.cluster import ClusterState, allocate, cluster_by_value
 from deltafl.samplers.delta import PracticalState
 from deltafl.samplers.label import is_unbiased, needs_scores, parse_label
 from deltafl.scale.tree import SumTree
+from deltafl.server.table import make_parts
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.types import FloatArray
@@ -367,7 +368,12 @@ def ratios(label: str, draws: int = 2500) -> tuple[FloatArray, FloatArray, Float
     """
     sizes = (10 * np.linspace(1, 6, 40) ** 1.3).astype(np.int64)
     problem = make_problem(sizes, d=5, seed=3)
-    plan = Plan(problem.population, make_sampler(label), 8, server_optimizer=Recorder())
+    plan = Plan(
+        problem.population,
+        make_sampler(label),
+        8,
+        parts=make_parts({"server_optimizer": Recorder()}),
+    )
     if (census := plan.census) is not None:
         plan = plan.with_census([census.answer(update_d) for update_d in problem.update_md])
     state = play(

@@ -21,6 +21,7 @@ from deltafl import (
     open_round,
 )
 from deltafl.server.mime import MimeState
+from deltafl.server.table import make_parts
 from deltafl.types import FloatArray
 
 SIZES = [10, 15, 20, 25, 30]
@@ -58,7 +59,7 @@ def fedcm(centre_m: list[float], weight_m: FloatArray, num_steps: int, rounds: i
 def test_with_equal_steps_it_is_fedcm() -> None:
     centre_m = [-1.0, 2.0, 4.0]
     num_steps = 3
-    plan = Plan(Population.from_sizes([1, 2, 5]), Full(), 3, mime=BETA)
+    plan = Plan(Population.from_sizes([1, 2, 5]), Full(), 3, parts=make_parts({"mime": BETA}))
     state = init_round(plan, np.array([5.0]))
     path = []
     for _ in range(12):
@@ -79,15 +80,15 @@ def test_a_client_with_more_steps_has_no_more_of_a_say_in_the_drift() -> None:
     """Clients without a gradient move by the drift alone, however many steps they take; so D is
     the drift.
     """
-    plan = Plan(Population.from_sizes([1, 1, 1]), Full(), 3, mime=BETA)
+    plan = Plan(Population.from_sizes([1, 1, 1]), Full(), 3, parts=make_parts({"mime": BETA}))
     state = init_round(plan, np.zeros(1))._replace(
-        mime=MimeState(np.array([2.0], dtype=np.float32))
+        parts={"server_optimizer": (), "mime": MimeState(np.array([2.0], dtype=np.float32))}
     )
     drift = float(np.float32(BETA) * np.float32(2.0))
     updates = [np.full(1, sum([drift / num_steps] * num_steps)) for num_steps in (1, 3, 10)]
     following, info = close_round(plan, state, open_round(plan, state), updates)
     assert following.params_d[0] == pytest.approx(drift, rel=1e-6)
-    assert following.mime.momentum_d[0] == pytest.approx(drift, rel=1e-6)
+    assert following.parts["mime"].momentum_d[0] == pytest.approx(drift, rel=1e-6)
     assert info.estimate_norm == pytest.approx(drift, rel=1e-6)
 
 
@@ -100,7 +101,11 @@ def test_the_estimate_stays_unbiased(name: str, estimator: str) -> None:
     residuals.
     """
     plan = Plan(
-        Population.from_sizes(SIZES), make_sampler(name), 2, estimator, Recorder(), mime=BETA
+        Population.from_sizes(SIZES),
+        make_sampler(name),
+        2,
+        estimator,
+        parts=make_parts({"server_optimizer": Recorder(), "mime": BETA}),
     )
     problem = make_problem(SIZES, seed=9)
     state = play(
@@ -119,9 +124,18 @@ def test_what_is_known_is_not_estimated(estimator: str) -> None:
     """The sum of the weights is 0.4 or 2.8 here; a momentum multiplied by it would have a
     growing mean square.
     """
-    plan = Plan(Population.from_sizes([1, 1, 1, 7]), Fixed(), 1, estimator, Recorder(), mime=0.9)
+    plan = Plan(
+        Population.from_sizes([1, 1, 1, 7]),
+        Fixed(),
+        1,
+        estimator,
+        parts=make_parts({"server_optimizer": Recorder(), "mime": 0.9}),
+    )
     state = init_round(plan, np.zeros(1))._replace(
-        mime=MimeState(np.array([100.0], dtype=np.float32))
+        parts={
+            "server_optimizer": (),
+            "mime": MimeState(np.array([100.0], dtype=np.float32)),
+        }
     )
     drift_d = broadcast(plan, state).drift_d
     for _, cohort in all_cohorts(plan, state, None):
@@ -131,23 +145,32 @@ def test_what_is_known_is_not_estimated(estimator: str) -> None:
 def test_samplers_and_controls_see_the_updates_without_the_drift() -> None:
     problem = make_problem(SIZES)
     plan = Plan(
-        problem.population, make_sampler("fedpracis"), 3, "difference-own", Recorder(), mime=BETA
+        problem.population,
+        make_sampler("fedpracis"),
+        3,
+        "difference-own",
+        parts=make_parts({"server_optimizer": Recorder(), "mime": BETA}),
     )
     state = init_round(plan, np.zeros(3))._replace(
-        mime=MimeState(np.array([8.0, -8.0, 8.0], dtype=np.float32))
+        parts={
+            "server_optimizer": (),
+            "mime": MimeState(np.array([8.0, -8.0, 8.0], dtype=np.float32)),
+        }
     )
     drift_d = broadcast(plan, state).drift_d
     assert drift_d is not None
     cohort = open_round(plan, state)
     residual_nd = problem.update_md[cohort.client_n]
     with_drift, _ = close_round(plan, state, cohort, residual_nd + drift_d)
-    plain = replace(plan, mime=0.0)
+    plain = replace(plan, parts=(Recorder(),))
     without, _ = close_round(plain, init_round(plain, np.zeros(3)), cohort, residual_nd)
     for one, two in ((with_drift.sampler, without.sampler), (with_drift.control, without.control)):
         for a, b in zip(one, two, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(
-        with_drift.optimizer.delta_d, drift_d + without.optimizer.delta_d, atol=1e-5
+        with_drift.parts["server_optimizer"].delta_d,
+        drift_d + without.parts["server_optimizer"].delta_d,
+        atol=1e-5,
     )
 
 
@@ -155,7 +178,7 @@ def test_without_it_nothing_is_sent_and_nothing_is_kept() -> None:
     plan = Plan(Population.from_sizes(SIZES), Full(), 5)
     state = init_round(plan, np.zeros(3))
     assert broadcast(plan, state) == (state.params_d, None)
-    assert state.mime == ()
+    assert state.parts == {"server_optimizer": ()}
     for beta in (1.0, -0.1, float("nan")):
         with pytest.raises(DeltaflError, match=r"mime is .*; it must be in"):
-            replace(plan, mime=beta)
+            make_parts({"mime": beta})

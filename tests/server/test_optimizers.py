@@ -11,8 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltafl import Adaptive, DeltaflError, Momentum, ServerOptimizer, Sgd, make_server_optimizer
+from deltafl import (
+    Adaptive,
+    DeltaflError,
+    Momentum,
+    ServerOptimizer,
+    Sgd,
+    make_plan,
+    make_server_optimizer,
+)
 from deltafl.server.optimizers import SERVER_OPTIMIZERS, FedExP
+from deltafl.server.part import Step
+
+PLAN = make_plan("full", [1], 1)
 
 
 def scalar_twin(name: str, lr: float, deltas: list[float], x: float) -> list[float]:
@@ -47,13 +58,13 @@ def scalar_twin(name: str, lr: float, deltas: list[float], x: float) -> list[flo
 def test_equals_the_scalar_twin(name: str, delta_td: list[list[float]]) -> None:
     optimizer = make_server_optimizer(name)
     params_d = np.array([0.5, -1, 2], dtype=np.float32)
-    state = optimizer.init(3)
+    state = optimizer.init(PLAN, params_d)
     twins = [
         scalar_twin(name, SERVER_OPTIMIZERS[name], [row[i] for row in delta_td], params_d[i])
         for i in range(3)
     ]
     for t, delta_d in enumerate(delta_td):
-        params_d, state = optimizer.step(params_d, np.array(delta_d), state)
+        params_d, state = optimizer.move(state, Step(t, params_d, np.array(delta_d)))
         np.testing.assert_allclose(params_d, [twin[t] for twin in twins], rtol=1e-5, atol=1e-5)
     assert params_d.dtype == np.float32
 
@@ -72,9 +83,8 @@ def test_equals_the_scalar_twin(name: str, delta_td: list[list[float]]) -> None:
     ],
 )
 def test_first_step_by_hand(optimizer: ServerOptimizer, step: float) -> None:
-    params_d, _ = optimizer.step(
-        np.array([1.0], dtype=np.float32), np.array([2.0]), optimizer.init(1)
-    )
+    start_d = np.ones(1, dtype=np.float32)
+    params_d, _ = optimizer.move(optimizer.init(PLAN, start_d), Step(0, start_d, np.array([2.0])))
     assert params_d[0] == pytest.approx(1 + step, rel=1e-6)
 
 

@@ -23,6 +23,7 @@ from deltafl import (
     open_round,
 )
 from deltafl.simulation.engine import Engine
+from deltafl.server.table import make_parts
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import task_of, work_of
@@ -98,7 +99,11 @@ def test_corrections_cancel_and_are_taken_off_again(estimator: str, beta: float)
     """
     population = Population.from_sizes([3, 9, 4, 8, 1, 7])
     plan = Plan(
-        population, make_sampler("md-fixed"), 3, estimator, Recorder(), scaffold=True, mime=beta
+        population,
+        make_sampler("md-fixed"),
+        3,
+        estimator,
+        parts=make_parts({"server_optimizer": Recorder(), "scaffold": True, "mime": beta}),
     )
     state = init_round(plan, np.zeros(D))
     rng = np.random.default_rng(0)
@@ -108,7 +113,7 @@ def test_corrections_cancel_and_are_taken_off_again(estimator: str, beta: float)
     drift_md = plan.drifts(state, np.arange(6))
     assert drift_md is not None
     assert np.abs(drift_md).max() > 0.1
-    momentum_d = beta * state.mime.momentum_d if beta else np.zeros(D)
+    momentum_d = beta * state.parts["mime"].momentum_d if beta else np.zeros(D)
     assert beta == 0 or np.abs(momentum_d).max() > 0.1
     np.testing.assert_allclose(population.weight_m @ drift_md, momentum_d, atol=1e-6)
     cohort = open_round(plan, state)
@@ -121,7 +126,7 @@ def test_corrections_cancel_and_are_taken_off_again(estimator: str, beta: float)
     following, info = close_round(plan, state, cohort, drift_md[cohort.client_n])
     assert info.num_responded == 3
     expected_d = momentum_d + total_d - plan.collect_replies(state, cohort).coef_n @ control_nd
-    np.testing.assert_allclose(following.optimizer.delta_d, expected_d, atol=1e-6)
+    np.testing.assert_allclose(following.parts["server_optimizer"].delta_d, expected_d, atol=1e-6)
 
 
 SMALL: dict[str, Any] = {"task": "digits", "clients": 6, "sample": 3, "rounds": 3, "batch_size": 16}

@@ -15,6 +15,7 @@ from deltafl import SAMPLERS, DeltaflError, KnownUpdates, Plan, RoundState
 from deltafl.estimators.table import find_estimator
 from deltafl.round import close_round, init_round, open_round
 from deltafl.server.optimizers import FedExP
+from deltafl.server.table import make_parts
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.oracle import SimulatedOracle
@@ -184,25 +185,27 @@ def assert_claim_holds(plan: Plan, state: RoundState, problem: Problem, claimed:
     D.
     """
     assert claimed == (plan.sampler.unbiased and find_estimator(plan.estimator).unbiased)
-    recording = replace(plan, server_optimizer=Recorder())
+    recording = replace(plan, parts=make_parts({"server_optimizer": Recorder()}))
     if claimed:
         error_d = mean_estimate(recording, state, problem) - problem.ubar_d
         tolerance = (
-            1e-6 if plan.mime or plan.scaffold else 1e-12
+            1e-6 if plan.sends_drifts else 1e-12
         )  # residuals from the drift are rounded to float32
         assert np.abs(error_d).max() < tolerance * np.abs(problem.update_md).max()
     cohort = open_round(plan, state, oracle=problem.oracle)
     updates: list[Any] = list(problem.update_md[cohort.client_n])
     delta_d = estimate(recording, state, cohort, updates)
     following, _ = close_round(plan, state, cohort, updates)
-    rule = plan.server_optimizer
+    rule = plan.optimizer
     if isinstance(rule, FedExP):
         squared_n = np.sum(problem.update_md[cohort.client_n].astype(np.float64) ** 2, axis=1)
         mean_square = float(plan.collect_replies(state, cohort).coef_n @ squared_n)
-        moved_d, _ = rule.extrapolate(state.params_d, delta_d, mean_square, state.optimizer)
+        moved_d, _ = rule.extrapolate(
+            state.params_d, delta_d, mean_square, state.parts["server_optimizer"]
+        )
         np.testing.assert_allclose(following.params_d, moved_d, rtol=1e-6, atol=1e-9)
         return
-    moved_d, _ = rule.step(state.params_d, delta_d, state.optimizer)
+    moved_d, _ = rule.step(state.params_d, delta_d, state.parts["server_optimizer"])
     np.testing.assert_array_equal(following.params_d, moved_d)
 
 

@@ -35,7 +35,7 @@ PLAN = Plan(
     PracDelta(),
     2,
     "difference-own",
-    make_server_optimizer("yogi"),
+    (make_server_optimizer("yogi"),),
 )
 SETTINGS = make_settings(RunSettings, {"task": "toy", "noise": 3.0, "sampler": "pracdelta"})
 START = init_round(PLAN, np.zeros(3))

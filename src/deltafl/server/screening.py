@@ -51,6 +51,10 @@ def screen_replies(
     has ``needs_loss``. Wrong numbers of rows are the host's fault.
     """
     n = len(cohort.client_n)
+    if isinstance(updates, dict):
+        raise DeltaflError(
+            "updates are a dict; give a list or an array, in the order of cohort.client_n"
+        )
     reports = Reports.make(n) if reports is None else reports
     if len(updates) != n or any(len(column) != n for column in reports):
         raise DeltaflError(

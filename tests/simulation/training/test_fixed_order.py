@@ -25,6 +25,7 @@ from batch_tools import (
 from conftest import Problem, Recorder, mean_estimate, mean_square, play
 from deltafl import KnownUpdates, Plan
 from deltafl.round import init_round
+from deltafl.server.table import make_parts
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of
@@ -193,7 +194,8 @@ def started(label: str, fixed: bool) -> tuple[Plan, Engine]:
     settings = make_settings(RunSettings, TINY | {"sampler": label, "fixed_order": fixed})
     engine = engine_of(settings)
     return replace(
-        plan_of(settings, engine.task.population(settings.weights)), server_optimizer=Recorder()
+        plan_of(settings, engine.task.population(settings.weights)),
+        parts=make_parts({"server_optimizer": Recorder()}),
     ), engine
 
 
