@@ -18,7 +18,7 @@ from deltafl.analysis import recommend
 from deltafl.audit import check_sampler
 from deltafl.cli.main import app
 from deltafl.designs.table import DESIGNS
-from deltafl.estimators.table import ESTIMATORS, REMOTE_ESTIMATORS
+from deltafl.estimators.table import ESTIMATORS
 from deltafl.samplers import SAMPLERS, is_unbiased
 from reproduction.benchmark.judge import needs
 from reproduction.spec import load_experiment
@@ -165,7 +165,7 @@ def test_what_is_cited_is_among_the_references() -> None:
     sources = {entry.source for entry in SAMPLERS.values()} | {
         design.source for design in DESIGNS.values()
     }
-    sources |= {estimator.source for estimator in (ESTIMATORS | REMOTE_ESTIMATORS).values()}
+    sources |= {estimator.source for estimator in ESTIMATORS.values()}
     cited = {
         re.sub(r" \(.*\)", "", part)
         for source in sources

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .errors import DeltaflError, MissingExtraError
     from .estimators.control_variates import ControlValue, ControlVariate
     from .estimators.learned_coefficient import LearnedCoefficient
-    from .estimators.remote import ClientMemory, RemoteReply
     from .estimators.table import ESTIMATORS, Estimator
     from .estimators.twin import Twin
     from .federation.local_work import corrected_steps
@@ -76,7 +75,6 @@ __all__ = [
     "Centred",
 ]
 __all__ += [
-    "ClientMemory",
     "ClusterIS",
     "Cohort",
     "Comparison",
@@ -108,7 +106,6 @@ __all__ += [
     "PowerOfChoice",
     "PracDelta",
     "RejectedReply",
-    "RemoteReply",
     "Replies",
     "Reports",
 ]
@@ -165,7 +162,6 @@ _MODULES = {
         "errors": "DeltaflError MissingExtraError",
         "estimators.control_variates": "ControlValue ControlVariate",
         "estimators.learned_coefficient": "LearnedCoefficient",
-        "estimators.remote": "ClientMemory RemoteReply",
         "estimators.table": "ESTIMATORS Estimator",
         "estimators.twin": "Twin",
         "federation.local_work": "corrected_steps",

@@ -17,7 +17,6 @@ import numpy as np
 
 from .arrays import flatten, unflatten
 from .errors import DeltaflError, require
-from .estimators.remote import RemoteControl
 from .federation.local_work import NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE, LocalSteps
 from .federation.replies import LOSS_NAMES, ClientReply, reply_of, reports_of, round_metrics
 from .plan import Plan, RoundState
@@ -270,8 +269,6 @@ def _check(plan: Plan, make_dataset_fn: Any, postprocessors: Sequence[Postproces
         raise DeltaflError(f"{what}; write a function from a client's index to its Dataset")
     if plan.sampler.needs_oracle:
         plan.sampler.require_oracle(None)
-    if isinstance(plan.rule.control, RemoteControl):
-        raise DeltaflError("users in pfl keep no memory; write the estimator without '-remote'")
     if plan.sends_drifts:
         raise DeltaflError("local training in pfl takes no drift; leave out mime and scaffold")
     if plan.part("average") is not None:

@@ -2,14 +2,11 @@
 change no bit.
 """
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from conftest import replies_of
 from deltafl import (
-    ClientMemory,
     Plan,
     Population,
     close_round,
@@ -18,7 +15,6 @@ from deltafl import (
     open_round,
 )
 from deltafl.estimators.control_variates import InnovationControl, OwnControl, OwnControlState
-from deltafl.estimators.remote import NOTHING, RemoteControl
 from deltafl.scale.named_arrays import from_named_arrays, named_arrays
 from deltafl.scale.rows import LOST, RowFormat, RunningSum, row_values, weighted_sum
 from deltafl.server.table import make_parts
@@ -107,39 +103,24 @@ def test_ordinary_rounds_never_form_the_sum_anew(monkeypatch: pytest.MonkeyPatch
     np.testing.assert_array_equal(state.total_d, plain_d)
 
 
-@pytest.mark.parametrize(
-    "estimator", ["difference-own", "innovation", "difference-own-remote", "innovation-remote"]
-)
+@pytest.mark.parametrize("estimator", ["difference-own", "innovation"])
 def test_rounds_are_unbiased_again_after_a_broken_client(estimator: str) -> None:
-    """Where clients keep their memory, all begin anew, once."""
     plan = Plan(
         POPULATION, make_sampler("uniform"), 2, estimator, parts=make_parts({"norm_guard": 3.0})
     )
     state = init_round(plan, np.zeros(3))
-    clients = [ClientMemory(3) for _ in range(4)]
-    anew = [True]
     for t in range(300):
         cohort = open_round(plan, state)
         update_nd = UPDATE_MD[cohort.client_n].copy()
         if t == 30:
             update_nd[0] = 1e18
-        replies: list[Any] = list(update_nd)
-        if estimator.endswith("remote"):
-            pairs = zip(cohort.client_n.tolist(), update_nd, strict=True)
-            replies = [
-                clients[i].reply(update_d, int(state.control.taken_m[i])) for i, update_d in pairs
-            ]
-        state, _ = close_round(plan, state, cohort, replies)
-        anew.append(
-            hasattr(state.control, "taken_m") and bool((state.control.taken_m == NOTHING).all())
-        )
-    assert np.sum(np.diff(anew) & anew[1:]) == estimator.endswith("remote")
+        state, _ = close_round(plan, state, cohort, update_nd)
     own = getattr(state.control, "own", state.control)
     np.testing.assert_allclose(own.total_d, POPULATION.weight_m @ UPDATE_MD, rtol=1e-5)
 
 
 def test_a_state_from_before_there_was_a_bound_is_read() -> None:
-    for control in (OwnControl(), InnovationControl(), RemoteControl()):
+    for control in (OwnControl(), InnovationControl()):
         state = control.init(POPULATION, 3)
         arrays = {
             name: array for name, array in named_arrays(state) if not name.endswith("rounding")

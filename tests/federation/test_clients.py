@@ -263,10 +263,9 @@ def test_a_forgotten_client_leaves_nothing_behind(label: str, tmp_path: Path) ->
     assert np.all(np.abs(again.params_d) < 10)
 
 
-def test_forgetting_resets_the_clients_memories_and_leaves_somebody() -> None:
-    fed = federation("uniform", estimator="difference-own-remote", m=3)
+def test_forgetting_leaves_somebody() -> None:
+    fed = federation("uniform", m=3)
     fed.forget(["client:1"])
-    assert fed.current.control.taken_m.tolist() == [-1, -1]
     with pytest.raises(DeltaflError, match="every known client"):
         fed.forget(["client:0", "client:2"])
     assert len(fed.keys) == 2

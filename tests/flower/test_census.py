@@ -209,15 +209,6 @@ def test_rounds_are_those_of_the_core_bit_for_bit(
     assert fed.params_d.any()
 
 
-def test_clients_with_a_memory_of_their_own_answer_without_it() -> None:
-    """The question names no memory: both forms of the estimator give the same models."""
-    models = [
-        played(f"{SMALL}@cube@{name}", grid_of(6), 8)[1].params_d
-        for name in ("innovation", "innovation-remote")
-    ]
-    np.testing.assert_allclose(models[0], models[1], rtol=1e-5, atol=1e-6)
-
-
 def test_newcomers_are_asked_when_they_come_and_nobody_twice() -> None:
     grid = grid_of(4)
 

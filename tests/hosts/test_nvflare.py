@@ -516,8 +516,6 @@ def test_a_job_keeps_every_argument(tmp_path: Path) -> None:
 
 
 def test_what_the_host_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DeltaflError, match="write the estimator without '-remote'"):
-        DeltaFedAvg("innovation@systematic@innovation-remote")
     with pytest.raises(DeltaflError, match="num_rounds is 0"):
         DeltaFedAvg(num_rounds=0)
     with pytest.raises(DeltaflError, match="timeout is 0; it must be a number of seconds"):

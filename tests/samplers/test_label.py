@@ -30,7 +30,8 @@ from deltafl.samplers.hics import HicsFL
 from deltafl.samplers.label import needs_scores
 from deltafl.samplers.online import MirrorDescent, VarianceBandit
 from deltafl.samplers.urns import ClusteredBySimilarity
-from deltafl.server.table import make_parts
+from deltafl.server.average import Average
+from deltafl.server.clipping import Clip
 from deltafl.simulation.settings import CompareSettings, make_settings
 
 POPULATION = Population.from_sizes([3, 1, 2, 4])
@@ -214,10 +215,6 @@ def test_names_in_the_place_of_objects_are_refused() -> None:
         DeltaflError, match=re.escape("sampler is 'pracdelta'; write make_sampler(label)")
     ):
         Plan(POPULATION, "pracdelta", 2)  # type: ignore[arg-type]
-    with pytest.raises(
-        DeltaflError, match="server_optimizer is 'adam'; write make_server_optimizer"
-    ):
-        Plan(POPULATION, make_sampler("uniform"), 2, parts=make_parts({"server_optimizer": "adam"}))  # type: ignore[arg-type]
     with pytest.raises(DeltaflError, match="a label is text such as 'innovation', not Population"):
         make_plan(POPULATION, "pracdelta", 2)  # type: ignore[arg-type]
 
@@ -236,8 +233,9 @@ def test_a_plus_in_a_files_name_is_no_setting(tmp_path: Path) -> None:
 
 def test_a_plan_takes_its_settings_from_the_label() -> None:
     plan = make_plan("census+average=0.5+scaffold", [1, 2, 3], n=2, average=0.3)
-    assert (plan.average, plan.scaffold, plan.estimator) == (0.5, True, "two-phase")
-    assert make_rules("uniform+clip=median", n=2).plan.clip == "median"
+    assert [part.name for part in plan.parts] == ["scaffold", "server_optimizer", "average"]
+    assert (plan.part("average"), plan.estimator) == (Average(0.5), "two-phase")
+    assert make_rules("uniform+clip=median", n=2).plan.part("clip") == Clip("median")
     with pytest.raises(
         DeltaflError, match="unknown setting of a plan in a label 'proximal': choose one of average"
     ):

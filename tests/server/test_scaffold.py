@@ -177,7 +177,6 @@ def test_workers_have_the_same_bits_and_clients_download_two_models(tmp_path: Pa
         "uniform",
         "uniform@@difference",
         "uniform@@difference-damped",
-        "uniform@@difference-own-remote",
     ],
 )
 def test_it_is_refused_where_nothing_is_known_of_each_client(label: str) -> None:

@@ -76,8 +76,7 @@ def samplers(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = Non
     typer.echo(
         "With norm_guard or clip none of them is unbiased: these settings shorten steps or updates "
         "that are too long.\n"
-        "The ...-remote estimators are for hosts whose clients keep a memory; twin needs --public "
-        "examples.\n\n"
+        "The estimator twin needs --public examples.\n\n"
         "A label is SAMPLER(option=value)@DESIGN@ESTIMATOR+setting=value, all but the sampler "
         "optional: uniform,\n"
         "osmd(mixing=0.3)@poisson, uniform@@fedvarp, census+average=0.5+scaffold."

@@ -27,7 +27,6 @@ from .control_variates import (
     RegressionControl,
 )
 from .learned_coefficient import FixedCoefficient, LearnedCoefficient
-from .remote import RemoteControl
 from .twin import Twin
 from .two_phase import TwoPhase
 
@@ -143,18 +142,11 @@ _ROWS = (
         source="Gu et al. 2021",
     ),
 )
-_REMOTE = (
-    _unbiased("difference-own-remote", RemoteControl(), _OURS),
-    _unbiased("innovation-remote", RemoteControl(memory=0.7), _OURS),
-)
 ESTIMATORS: dict[str, Estimator] = {row.name: row for row in _ROWS}
-#: For hosts whose clients keep their last update and send the difference (``remote.py``); not for
-#: simulated clients.
-REMOTE_ESTIMATORS: dict[str, Estimator] = {row.name: row for row in _REMOTE}
 #: For the simulator, which supplies the simulation (``simulation/setup.py``); elsewhere write
 #: ``Twin(simulate)``.
 TWIN = _unbiased("twin", LearnedCoefficient(Twin(residual=LearnedCoefficient(OwnControl()))), _OURS)
-ALL_ESTIMATORS = {**ESTIMATORS, **REMOTE_ESTIMATORS, TWIN.name: TWIN}
+ALL_ESTIMATORS = {**ESTIMATORS, TWIN.name: TWIN}
 _ALIASES = {"hansen-hurwitz": "horvitz-thompson", "ratio": "hajek", "mifa": "fedvarp"}
 
 

@@ -16,7 +16,6 @@ from ..estimators.control_variates import (
     summed_anew,
     with_new_aux,
 )
-from ..estimators.remote import RemoteControlState, begin_anew
 from ..estimators.two_phase import LastResidualsState, TwoPhase, residuals_summed_anew
 from ..io import checked
 from ..plan import Plan, RoundState
@@ -108,13 +107,7 @@ def resize_state(
         control = two_phase.with_answers(
             control, fresh.control, len(old_weight_m if kept_k is None else kept_k)
         )
-    if not isinstance(control, RemoteControlState):
-        return resized._replace(control=_summed_anew(control, weight_m))
-    # The sum does not show which part of it belongs to a forgotten client.
-    control = (
-        begin_anew(control) if kept_k is not None else _reweighted(control, old_weight_m, weight_m)
-    )
-    return resized._replace(control=control)
+    return resized._replace(control=_summed_anew(control, weight_m))
 
 
 def _joined(old: RoundState, resized: RoundState, kept_k: Sequence[int] | None) -> RoundState:
@@ -178,24 +171,6 @@ def _resized(old: Any, fresh: Any, kept_k: Sequence[int] | None, name: str) -> A
         newcomers = np.full(len(newcomers), np.mean(rows)).astype(fresh.dtype)
     resized = np.concatenate([rows, newcomers])
     return type(fresh)(resized) if isinstance(fresh, PersistentArray) else resized
-
-
-def _reweighted(
-    control: RemoteControlState, old_weight_m: FloatArray, weight_m: FloatArray
-) -> RemoteControlState:
-    """Scale the sum of the clients' memories if all old weights changed by one factor; otherwise
-    reset it.
-    """
-    same_m = weight_m[: len(old_weight_m)]
-    factor = same_m.sum() / old_weight_m.sum()
-    if not np.allclose(same_m, factor * old_weight_m, rtol=1e-12, atol=0):
-        return begin_anew(control)
-    unseen_weight = np.array(weight_m[control.unseen_m].sum())
-    return control._replace(
-        total_d=factor * control.total_d,
-        unseen_weight=unseen_weight,
-        rounding=factor * control.rounding,
-    )
 
 
 def _summed_anew(control: Any, weight_m: FloatArray) -> Any:

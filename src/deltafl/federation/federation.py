@@ -14,12 +14,11 @@ import numpy as np
 from ..accumulate import Accumulator
 from ..arrays import Arrays, Layout, mean_rest, split, update_of
 from ..errors import DeltaflError
-from ..estimators.remote import NOTHING, RemoteControlState, RemoteReply, begin_anew
 from ..plan import Plan, RoundState
 from ..round import init_round, open_round
 from ..scale.memory_budget import memory_size, require_room
 from ..scale.rows import DTYPES
-from ..types import BoolArray, Cohort, IntArray, Params, RejectedReply, RoundInfo
+from ..types import Cohort, IntArray, Params, RejectedReply, RoundInfo
 from .clients import CannotResizeError, ClientInfo, resize_state
 from .local_work import NOT_CORRECTED, Correction
 from .replies import ClientReply, reports_of
@@ -28,7 +27,6 @@ from .scales import Scales
 
 #: States that are kept to go back to.
 KEPT = 3
-_LOST_MEMORY = "the client does not have the memory that the server counts on"
 
 
 class Kept(NamedTuple):
@@ -159,11 +157,6 @@ class Federation:
         self.kept.clear()  # they know these clients
         self.scales.begin_anew()  # their part of the model is still in it
 
-    def expected_memory(self, client: int) -> int | None:
-        """The name of the c_i that a client is to subtract; None if clients keep no memory."""
-        control = self.current.control
-        return int(control.taken_m[client]) if isinstance(control, RemoteControlState) else None
-
     @property
     def step_factor(self) -> float:
         """How many times their own steps the clients take: 1 - beta with ``mime``, in the census
@@ -197,7 +190,7 @@ class Federation:
         client_n = cohort.client_n.tolist()
         if self.scales.sound or not self.kept:
             self.kept.append(Kept(self.clients, plan, state, self.rest))
-        reply_n = [self._checked(client, replies.get(client, ClientReply())) for client in client_n]
+        reply_n = [self._checked(replies.get(client, ClientReply())) for client in client_n]
         updates = [self._update(reply, sent) for reply in reply_n]
         keys = np.array(self.keys)[cohort.client_n].tolist()
         far = {} if plan.part("dp") else self.scales.too_far(keys, updates, state.params_d)
@@ -216,10 +209,7 @@ class Federation:
             self.rest = mean_rest(
                 self.layout, sent, received, coef_n, median=plan.part("clip") is not None
             )
-        lost_n = np.array([reply.fault == _LOST_MEMORY for reply in reply_n], dtype=np.bool_)
-        self.state = self._without_shared_failures(
-            following, cohort, lost_n, any_used=bool(used_n.any())
-        )
+        self.state = self._without_outage(following, cohort, any_used=bool(used_n.any()))
         pairs = zip(client_n, reply_n, strict=True)
         faults = [
             RejectedReply(client, reply.fault) for client, reply in pairs if reply.fault is not None
@@ -264,13 +254,6 @@ class Federation:
             state = init_round(plan, self._initial_d)
         else:
             state = resize_state(plan, self.state, self.plan.population.weight_m, kept_k)
-            old = self.state.control
-            new = state.control
-            reset = isinstance(new, RemoteControlState) and (new.taken_m == NOTHING).all()
-            if reset and (old.taken_m != NOTHING).any():
-                self.warnings.append(
-                    "the weights of known clients changed: the memories of all clients are reset"
-                )
         self.clients = clients
         self.state = state
         self.plan = plan
@@ -302,65 +285,38 @@ class Federation:
                 raise
             raise CannotResizeError(str(error)) from None
 
-    def _without_shared_failures(
-        self, following: RoundState, cohort: Cohort, lost_n: BoolArray, any_used: bool
+    def _without_outage(
+        self, following: RoundState, cohort: Cohort, *, any_used: bool
     ) -> RoundState:
-        """The state after a round: lost memories reset all and lower no rate; in an outage the
-        round did not happen.
+        """The state after a round; where it looks like an outage, the round did not happen.
 
         With ``dp`` it did: a round without noise would show that nobody selected replied.
         """
         before = self.current
-        any_lost = bool(lost_n.any())
         if (
-            self.plan.part("dp") is None
-            and not any_used
-            and (any_lost or looks_like_outage(before, cohort.client_n))
+            any_used
+            or self.plan.part("dp") is not None
+            or not looks_like_outage(before, cohort.client_n)
         ):
-            following = before._replace(
-                round=following.round, missed_m=following.missed_m
-            )  # who was away, was away
-            if not any_lost:
-                self.warnings.append(
-                    "no reply could be used, which looks like an outage: the round changes nothing"
-                )
-        elif any_lost:
-            following = following._replace(
-                selected_m=before.selected_m.plus_one(cohort.client_n[~lost_n])
-            )
-        if not any_lost:
             return following
-        lost = ", ".join(np.array(self.keys)[cohort.client_n[lost_n]])
         self.warnings.append(
-            f"{lost} lost the memory that the server counts on: the memories of all clients are "
-            "reset"
+            "no reply could be used, which looks like an outage: the round changes nothing"
         )
-        return following._replace(control=begin_anew(following.control))
+        # Who was away, was away.
+        return before._replace(round=following.round, missed_m=following.missed_m)
 
-    def _checked(self, client: int, reply: ClientReply) -> ClientReply:
+    def _checked(self, reply: ClientReply) -> ClientReply:
         """The reply with its fault, if it has one; the core checks its numbers and its update."""
-        expected = self.expected_memory(client)
-        if reply.since not in (None, expected) and expected not in (None, NOTHING):
-            return reply._replace(fault=_LOST_MEMORY)
         if reply.arrays is None or reply.fault is not None:
             return reply
-        if expected is not None and reply.since is None:
-            missing = (
-                "the reply does not name the memory that it subtracts; add delta_mod to the "
-                "ClientApp's mods"
-            )
-            return reply._replace(fault=missing)
         if self.plan.sends_drifts and reply.corrected != self.step_factor:
             return reply._replace(fault=NOT_CORRECTED)
         return reply._replace(fault=self.layout.fault(reply.arrays))
 
-    def _update(self, reply: ClientReply, sent: Arrays) -> Params | RemoteReply | None:
+    def _update(self, reply: ClientReply, sent: Arrays) -> Params | None:
         if reply.arrays is None or reply.fault is not None:
             return None
-        update_d = update_of({name: sent[name] for name in self.layout.trained}, reply.arrays)
-        if isinstance(self.current.control, RemoteControlState) and reply.since is not None:
-            return RemoteReply(update_d, reply.since)
-        return update_d
+        return update_of({name: sent[name] for name in self.layout.trained}, reply.arrays)
 
 
 def looks_like_outage(state: RoundState, client_n: IntArray) -> bool:

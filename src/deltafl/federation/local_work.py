@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Arrays, Layout, as_array, split, unflatten, update_of
+from ..arrays import Arrays, Layout, as_array, unflatten, update_of
 from ..errors import DeltaflError
-from ..estimators.remote import ClientMemory
 from ..samplers.census import Census, output_layer
 from ..types import Array, FloatArray, Params
 
@@ -260,23 +259,6 @@ def answer_census(sent: Arrays, received: Arrays, asked: Sequence[Any]) -> list[
 def question(census: Census) -> list[float]:
     """What a client has to know of a census, as numbers: [size, noise, first_update]."""
     return [float(census.size), census.noise, float(census.first_update)]
-
-
-def subtract_memory(memory: ClientMemory, expected: int, sent: Arrays, received: Arrays) -> Arrays:
-    """The trained arrays to send instead of a client's own, so that received - sent is u_i - c_i.
-
-    ``memory`` records what the server, which counts on the c_i ``expected``, will see: rounding
-    included.
-    """
-    difference_d = memory.reply(update_of(sent, received), expected).difference_d
-    parts = split(difference_d, {name: array.shape for name, array in sent.items()})
-    with np.errstate(over="ignore", invalid="ignore"):
-        arrays = {
-            name: (old.astype(np.float64) + parts[name]).astype(received[name].dtype)
-            for name, old in sent.items()
-        }
-    memory.sent_as(update_of(sent, arrays))
-    return arrays
 
 
 def fits(sent: Arrays, received: Arrays) -> bool:

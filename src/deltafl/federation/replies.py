@@ -29,18 +29,13 @@ class ClientReply(NamedTuple):
     square_loss: float | None = None
     step_variance: float = 0.0
     num_steps: float = 1
-    #: From a client that keeps its own memory: the name of the c_i that it subtracted.
-    since: int | None = None
     #: The factor of its own steps with which the client corrected its local steps; None if it did
     #: not.
     corrected: float | None = None
 
 
 def reply_of(
-    arrays: Arrays,
-    metrics: Mapping[str, object],
-    since: int | None = None,
-    confirmed: object = None,
+    arrays: Arrays, metrics: Mapping[str, object], confirmed: object = None
 ) -> ClientReply:
     """A reply from a trained model and metrics that may hold anything; weights among them are
     ignored.
@@ -55,7 +50,6 @@ def reply_of(
         square_loss=_number(metrics.get(SQUARE_LOSS, nan)),
         step_variance=_number(metrics.get(STEP_VARIANCE, 0.0)),
         num_steps=_number(metrics.get(NUM_STEPS, 1)),
-        since=since,
         corrected=_factor(confirmed),
     )
 

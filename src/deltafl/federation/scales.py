@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..estimators.remote import RemoteReply
 from ..server.norms import squared_norms
 from ..server.watch import Watch
 from ..types import Params, RoundInfo
@@ -51,16 +50,15 @@ class Scales:
         self.sound = True
 
     def too_far(
-        self, keys: Sequence[str], updates: Sequence[Params | RemoteReply | None], params_d: Params
+        self, keys: Sequence[str], updates: Sequence[Params | None], params_d: Params
     ) -> dict[int, str]:
         """Note the norms of a round's updates, by client; why some of them are refused, by
         place.
         """
         norms = dict[int, float]()
         for place, (key, update) in enumerate(zip(keys, updates, strict=True)):
-            update_d = update.difference_d if isinstance(update, RemoteReply) else update
-            if update_d is not None and np.isfinite(update_d).all():  # else it is refused as it is
-                norms[place] = float(np.sqrt(squared_norms(update_d[None])[0][0]))
+            if update is not None and np.isfinite(update).all():  # else it is refused as it is
+                norms[place] = float(np.sqrt(squared_norms(update[None])[0][0]))
                 self.known[key] = self.known.get(key, ClientScale())._replace(norm=norms[place])
         votes = [scale.norm for scale in self.known.values() if scale.norm > 0]
         median = median_low(votes) if len(votes) > 1 else sqrt(len(params_d))

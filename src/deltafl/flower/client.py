@@ -1,20 +1,14 @@
 """The client's side: a mod and the registration."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from io import BytesIO
-from pathlib import Path
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from ..arrays import Arrays
 from ..errors import DeltaflError
-from ..estimators.remote import NOTHING, ClientMemory
-from ..federation.local_work import Correction, answer_census, fits, subtract_memory
-from ..io import private_folder, write_atomically
+from ..federation.local_work import Correction, answer_census, fits
 
 #: The record that the mod adds, and the action of the registration query (``query.deltafl``).
 RECORD = "deltafl"
@@ -22,11 +16,8 @@ KIND = "kind"
 CLIENT_ID = "client-id"
 NUM_EXAMPLES = "num-examples"
 AUX = "aux"
-#: In the train message's config: names, and the c_i that the server counts on. In a reply: the c_i
-#: subtracted.
+#: In the train message's config: the names of trained arrays.
 TRAINED = "deltafl-trained"
-MEMORY_EXPECTED = "deltafl-taken"
-MEMORY_SINCE = "memory-since"
 #: In a train message's config: [size, noise] of the answer that is wanted. In the reply: the
 #: answer.
 CENSUS = "deltafl-census"
@@ -37,13 +28,9 @@ CORRECTED = "steps-corrected"
 #: In a train message's config, with ``mime``: how many times its own steps the client takes.
 STEP_FACTOR = "deltafl-step-factor"
 
-_MEMORY_FILE = "memory-file"
-_MEMORY_RECORD = "deltafl-memory"
-
 
 def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A mod for ``census``, ``scaffold``, ``mime`` and the ``...-remote`` estimators of
-    ``DeltaStrategy``.
+    """A mod for ``census``, ``scaffold`` and ``mime`` of ``DeltaStrategy``.
 
     Asked for a census, the client trains as usual and replies with ``Census.answer`` alone: no
     arrays, no metrics. Its noise is secret, hence not reproducible.
@@ -51,15 +38,9 @@ def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) 
     With ``scaffold`` or ``mime`` the reply says whether ``take_correction`` was called: the server
     refuses one without.
 
-    With a ``-remote`` estimator the client remembers its last update: instead of its update it
-    sends the difference from that, and the metric record ``deltafl`` with its name. The memory is
-    in Flower's ``Context.state``, which lives as long as the run and the node's process, or in the
-    file that ``memory-file`` in the node's config names, one per node and federation. Make it the
-    first mod: if one before it changes the arrays, the memory is lost. All other messages pass
-    unchanged.
+    All other messages pass unchanged.
     """
     config = _config(message)
-    expected = config.get(MEMORY_EXPECTED)
     is_train = message.metadata.message_type.split(".")[0] == "train"
     if is_train and CENSUS in config:
         return _census_reply(message, context, call_next, config)
@@ -69,31 +50,7 @@ def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) 
         if CORRECTION not in message.content and not reply.has_error():
             reply.content[RECORD] = MetricRecord({CORRECTED: factor})
         return reply
-    if not is_train or not isinstance(expected, int):
-        return call_next(message, context)
-    sent = _trained(
-        message, config
-    )  # now, for the client may overwrite the arrays that it was given
-    memory = _load_memory(context, sum(array.size for array in sent.values()))
-    if not memory.follows(expected):
-        # Training would be in vain: the server cannot use an update whose c_i it does not know.
-        return Message(
-            RecordDict({RECORD: MetricRecord({MEMORY_SINCE: NOTHING})}), reply_to=message
-        )
-    reply = call_next(message, context)
-    received = {} if reply.has_error() else _trained(reply, config)
-    if not fits(sent, received):
-        return reply  # the server reports what is wrong
-    ((name, record),) = reply.content.array_records.items()
-    changed = subtract_memory(memory, expected, sent, received)
-    reply.content[name] = ArrayRecord(
-        {**record, **{key: Array(array) for key, array in changed.items()}}
-    )
-    _save_memory(
-        context, memory
-    )  # before the reply is sent: one that was used must never be forgotten
-    reply.content[RECORD] = MetricRecord({MEMORY_SINCE: expected})
-    return reply
+    return call_next(message, context)
 
 
 def take_correction(message: Message) -> Correction:
@@ -173,39 +130,6 @@ def _default_id(context: Context) -> tuple[str, str]:
             return kind, str(context.node_config[name])
     cure = "start it with --node-config 'client-id=\"NAME\"' or give client_id to register()"
     raise DeltaflError(f"the node's config has neither 'client-id' nor 'partition-id'; {cure}")
-
-
-def _load_memory(context: Context, num_params: int) -> ClientMemory:
-    """The client's memory; an empty one if it is lost, damaged or of another model."""
-    memory = ClientMemory(num_params)
-    path = context.node_config.get(_MEMORY_FILE)
-    content = BytesIO(
-        b"" if path is None or not Path(str(path)).exists() else Path(str(path)).read_bytes()
-    )
-    with suppress(
-        Exception
-    ):  # whatever damaged bytes can make NumPy raise; the file's checksums show the damage
-        if path is not None:
-            with np.load(content, allow_pickle=False) as file:
-                memory.restore(dict(file))
-        else:
-            record = context.state.array_records[_MEMORY_RECORD]
-            memory.restore({name: array.numpy() for name, array in record.items()})
-    return memory
-
-
-def _save_memory(context: Context, memory: ClientMemory) -> None:
-    path = context.node_config.get(_MEMORY_FILE)
-    if path is None:
-        context.state[_MEMORY_RECORD] = ArrayRecord(
-            {name: Array(array) for name, array in memory.arrays().items()}
-        )
-        return
-    target = Path(str(path))
-    content = BytesIO()
-    np.savez(content, allow_pickle=False, **memory.arrays())
-    private_folder(target.parent)
-    write_atomically(target, content.getvalue(), private=True)
 
 
 def _config(message: Message) -> ConfigRecord:

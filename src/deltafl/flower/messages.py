@@ -52,18 +52,14 @@ def read_reply(reply: Message) -> ClientReply:
     if fault is not None:
         return ClientReply(fault=fault)
     metrics = all_metrics(reply)
-    since = metrics.get(client.MEMORY_SINCE)
-    since = since if isinstance(since, int) else None
     records = list(reply.content.array_records.values())
     if len(records) != 1:
-        return ClientReply(
-            fault=f"the reply has {len(records)} array records, expected one", since=since
-        )
+        return ClientReply(fault=f"the reply has {len(records)} array records, expected one")
     try:
         arrays = {name: array.numpy() for name, array in records[0].items()}
     except Exception as error:  # whatever a client's bytes can make NumPy raise
         return ClientReply(fault=f"the reply's arrays cannot be read ({type(error).__name__})")
-    return reply_of(arrays, metrics, since, metrics.get(client.CORRECTED))
+    return reply_of(arrays, metrics, metrics.get(client.CORRECTED))
 
 
 def read_census(reply: Message, step_factor: float) -> object:

@@ -27,7 +27,7 @@ from ..samplers.census import Census
 from ..server.optimizers import ServerOptimizer
 from ..server.privacy import DifferentialPrivacy
 from ..types import Cohort, RoundInfo
-from .client import CENSUS, MEMORY_EXPECTED
+from .client import CENSUS
 from .messages import (
     by_recipient,
     content_for,
@@ -284,8 +284,7 @@ class DeltaStrategy(Strategy):
             id(correction): to_record(correction) for correction in corrections
         }  # with mime one for all
         for client, correction in zip(cohort.client_n.tolist(), corrections, strict=True):
-            expected = {MEMORY_EXPECTED: federation.expected_memory(client)}
-            own = content_for(content, correction, records[id(correction)], expected)
+            own = content_for(content, correction, records[id(correction)], {})
             message = Message(
                 own, nodes[keys[client]], MessageType.TRAIN, ttl=ttl, group_id=str(number)
             )

@@ -16,7 +16,6 @@ from nvflare.app_common.workflows.model_controller import ModelController
 
 from ..arrays import BUFFERS, Arrays, as_array
 from ..errors import DeltaflError
-from ..estimators.remote import RemoteControl
 from ..federation.clients import ClientInfo, read_info
 from ..federation.federation import Federation
 from ..federation.local_work import Correction, question
@@ -124,10 +123,6 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         self.rules = make_rules(
             identity="name", **{name: arguments[name] for name in arguments.keys() - OWN}
         )
-        if isinstance(self.rules.plan.rule.control, RemoteControl):
-            raise DeltaflError(
-                "clients of NVFlare keep no memory; write the estimator without '-remote'"
-            )
         check_whole("num_rounds", num_rounds, "at least 1", 1)
         for name in ("timeout", "registration_timeout"):
             check_seconds(name, arguments[name])  # for NVFlare 0 would be for ever

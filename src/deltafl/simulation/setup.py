@@ -16,7 +16,7 @@ import numpy as np
 from ..audit import KnownUpdates, Subject
 from ..errors import DeltaflError
 from ..estimators.learned_coefficient import LearnedCoefficient
-from ..estimators.table import REMOTE_ESTIMATORS, Estimator, find_estimator
+from ..estimators.table import Estimator, find_estimator
 from ..estimators.twin import Simulate, Twin
 from ..io import reading
 from ..plan import Plan, make_plan
@@ -144,12 +144,6 @@ def plan_of(
     """
     name = settings.sampler
     label = parse_label(settings.sampler)
-    if label.estimator in REMOTE_ESTIMATORS:
-        raise DeltaflError(
-            f"{label.estimator!r} is for clients that keep their last update, which simulated ones "
-            "do not: "
-            f"write {label.estimator.removesuffix('-remote')!r}"
-        )
     rule = find_estimator(label.estimator)
     if task is not None:
         rule = _with_twins(rule, task, settings)
