@@ -76,7 +76,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 WORKS = {
     "epochs": LocalWork(lr=0.05, epochs=2, batch_size=8),
     "whole data": LocalWork(lr=0.05, steps=2, batch_size=None),
-    "everything": LocalWork(lr=0.05, epochs=1, batch_size=12, momentum=0.5, proximal=0.1, mime=0.3),
+    "everything": LocalWork(
+        lr=0.05, epochs=1, batch_size=12, momentum=0.5, proximal=0.1, step_factor=0.7
+    ),
 }
 
 
@@ -99,7 +101,7 @@ def task_of(name: str = "two-layer cnn", **changes: object) -> Task:
 
 def drift_of(num_params: int, work: LocalWork) -> Params | None:
     """What a server would send beside the model: noise of about the size of an update."""
-    if work.mime == 0:
+    if work.step_factor == 1:
         return None
     return (0.01 * np.random.default_rng(3).normal(size=num_params)).astype(np.float32)
 

@@ -102,6 +102,11 @@ class Plan(WithRanges):
         """The part of a name in ``server/table.py``, such as ``"clip"``; None if it is not used."""
         return next((part for part in self.parts if part.name == name), None)
 
+    def with_part(self, part: ServerPart) -> "Plan":
+        """This plan with a part in place of the one of the same name, if there is one."""
+        others = tuple(other for other in self.parts if other.name != part.name)
+        return replace(self, parts=(*others, part))
+
     @property
     def rule(self) -> Estimator:
         """The estimator as an object."""

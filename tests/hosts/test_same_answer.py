@@ -119,7 +119,9 @@ def by_hand(
 def simulator(folder: Path, label: str) -> list[Params]:
     beta = make_plan(label, digits().population("data"), N).mime
     engine = Engine(
-        digits(), LocalWork(lr=LR, epochs=EPOCHS, batch_size=EVERYTHING, mime=beta), seed=0
+        digits(),
+        LocalWork(lr=LR, epochs=EPOCHS, batch_size=EVERYTHING, step_factor=1 - beta),
+        seed=0,
     )
 
     def train(

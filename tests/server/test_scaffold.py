@@ -22,8 +22,8 @@ from deltafl import (
     make_sampler,
     open_round,
 )
-from deltafl.simulation.engine import Engine
 from deltafl.server.table import make_parts
+from deltafl.simulation.engine import Engine
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import task_of, work_of

@@ -2,7 +2,6 @@
 an exact resume.
 """
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from deltafl import SAMPLERS, DeltaflError, KnownUpdates, Plan, RoundState
 from deltafl.estimators.table import find_estimator
 from deltafl.round import close_round, init_round, open_round
 from deltafl.server.optimizers import FedExP
-from deltafl.server.table import make_parts
+from deltafl.server.part import Step
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.oracle import SimulatedOracle
@@ -185,7 +184,7 @@ def assert_claim_holds(plan: Plan, state: RoundState, problem: Problem, claimed:
     D.
     """
     assert claimed == (plan.sampler.unbiased and find_estimator(plan.estimator).unbiased)
-    recording = replace(plan, parts=make_parts({"server_optimizer": Recorder()}))
+    recording = plan.with_part(Recorder())
     if claimed:
         error_d = mean_estimate(recording, state, problem) - problem.ubar_d
         tolerance = (
@@ -200,12 +199,11 @@ def assert_claim_holds(plan: Plan, state: RoundState, problem: Problem, claimed:
     if isinstance(rule, FedExP):
         squared_n = np.sum(problem.update_md[cohort.client_n].astype(np.float64) ** 2, axis=1)
         mean_square = float(plan.collect_replies(state, cohort).coef_n @ squared_n)
-        moved_d, _ = rule.extrapolate(
-            state.params_d, delta_d, mean_square, state.parts["server_optimizer"]
-        )
+        step = Step(state.round, state.params_d, delta_d, mean_square)
+        moved_d, _ = rule.move(state.parts[rule.name], step)
         np.testing.assert_allclose(following.params_d, moved_d, rtol=1e-6, atol=1e-9)
         return
-    moved_d, _ = rule.step(state.params_d, delta_d, state.parts["server_optimizer"])
+    moved_d, _ = rule.move(state.parts[rule.name], Step(state.round, state.params_d, delta_d))
     np.testing.assert_array_equal(following.params_d, moved_d)
 
 

@@ -150,7 +150,7 @@ def tanh_net(features: int, hidden: list[int], classes: int) -> nn.Module:
 DENSE_WORKS = [
     LocalWork(lr=0.1, epochs=1),
     LocalWork(lr=0.1, steps=3, batch_size=None),
-    LocalWork(lr=0.1, steps=7, momentum=0.5, proximal=0.1, mime=0.3),
+    LocalWork(lr=0.1, steps=7, momentum=0.5, proximal=0.1, step_factor=0.7),
 ]
 
 

@@ -98,8 +98,10 @@ WORKS = {
     "batch above data": LocalWork(lr=0.05, epochs=2, batch_size=64),
     "both": LocalWork(lr=0.05, epochs=2, batch_size=8, momentum=0.5, proximal=0.1),
     "one step": LocalWork(lr=0.05, steps=1, batch_size=8),
-    "mime": LocalWork(lr=0.05, epochs=2, batch_size=8, mime=0.9),
-    "everything": LocalWork(lr=0.05, epochs=2, batch_size=8, momentum=0.5, proximal=0.1, mime=0.5),
+    "mime": LocalWork(lr=0.05, epochs=2, batch_size=8, step_factor=0.1),
+    "everything": LocalWork(
+        lr=0.05, epochs=2, batch_size=8, momentum=0.5, proximal=0.1, step_factor=0.5
+    ),
 }
 
 
@@ -148,7 +150,7 @@ def softmax_by_hand(
     gradients = []
     losses = []
     batches = minibatches(len(x), work, rng)
-    server_momentum = -drift / (max(work.mime, 1e-9) * work.lr * len(batches))
+    server_momentum = -drift / (max(1 - work.step_factor, 1e-9) * work.lr * len(batches))
     for rows in batches:
         weight = current[:-NUM_CLASSES].reshape(NUM_CLASSES, -1)
         bias = current[-NUM_CLASSES:]
@@ -158,8 +160,10 @@ def softmax_by_hand(
         error = (share - np.eye(NUM_CLASSES)[y[rows]]) / len(rows)
         gradients.append(np.concatenate([(error.T @ x[rows]).ravel(), error.sum(0)]))
         velocity = work.momentum * velocity + gradients[-1] + work.proximal * (current - start)
-        current = current - work.lr * ((1 - work.mime) * velocity + work.mime * server_momentum)
-    variance = ((1 - work.mime) * work.lr) ** 2 * np.array(gradients).var(axis=0).sum()
+        current = current - work.lr * (
+            work.step_factor * velocity + (1 - work.step_factor) * server_momentum
+        )
+    variance = (work.step_factor * work.lr) ** 2 * np.array(gradients).var(axis=0).sum()
     square = np.mean([(loss_b**2).mean() for loss_b in losses])
     return (
         current - start,
