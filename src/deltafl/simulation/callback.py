@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line
 from ..io import plain_json
-from ..round import Plan, RoundState
+from ..plan import Plan, RoundState
 from ..server.watch import Watch
 from ..types import Cohort, FloatArray, RoundInfo
 from .directory import RunDirectory

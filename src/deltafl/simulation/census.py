@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..estimators.variance import effective_sample_size
-from ..round import Plan, RoundState
+from ..plan import Plan, RoundState
 from ..samplers.census import output_layer
 from ..streams import stream
 from ..types import Cohort, FloatArray, Params, RoundInfo

@@ -170,7 +170,7 @@ class Comparison:
             self.curves, self.numbers, self.numbers.metric, None if path is None else Path(path)
         )
         assert figure is not None, "a comparison has its metric"
-        figure._repr_png_ = partial(small_png, figure)  # what a notebook shows
+        figure._repr_png_ = partial(small_png, figure)  # type: ignore[attr-defined]  # what a notebook shows
         return figure
 
     def report(self, path: str | os.PathLike[str]) -> None:
