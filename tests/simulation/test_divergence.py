@@ -48,9 +48,8 @@ HIGH = {
 
 def command(name: str, **given: object) -> tuple[int, str]:
     """Exit code and output of a command."""
-    result = CliRunner().invoke(
-        app, [name, *(f"--{key.replace('_', '-')}={given[key]}" for key in given)]
-    )
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in given.items()]
+    result = CliRunner().invoke(app, [name, *options])
     return result.exit_code, result.output
 
 
@@ -62,47 +61,62 @@ def info(norm: float = 1.0, loss: float = 1.0, **more: object) -> RoundInfo:
 
 def end_of(watch: Watch, losses: list[float], accuracies: list[float]) -> int | None:
     """The index of the evaluation that ends a run of healthy rounds."""
-    seen = (
-        watch.see(info(), True, loss, accuracy)
-        for loss, accuracy in zip(losses, accuracies, strict=True)
-    )
-    return next((i for i, symptom in enumerate(seen) if symptom), None)
+    pairs = enumerate(zip(losses, accuracies, strict=True))
+    return next((i for i, pair in pairs if watch.see(info(), True, *pair)), None)
 
 
-def ended(
-    losses: list[float], first: float = 2.3, log_loss: bool = True, rising: bool = False
-) -> int | None:
-    accuracies = [i / 1000 if rising else 0.1 for i in range(len(losses))]
-    return end_of(Watch(first, log_loss), losses, accuracies)
+@pytest.mark.parametrize(
+    ("losses", "first", "rises", "end"),
+    [
+        # Infinite values, and a thousand references.
+        ([2.0, np.nan], 2.3, False, 1),
+        ([2.0, 2299.0], 2.3, False, None),
+        ([2.0, 2301.0], 2.3, False, 1),
+        # The reference is 1 nat at least: a trained model's start is no measure.
+        ([900.0], 0.01, False, None),
+        ([1001.0], 0.01, False, 0),
+        # A high loss must stay high: some recover, others by their accuracy.
+        ([30.0] * 19 + [22.9] + [30.0] * 19, 2.3, False, None),
+        ([30.0] * 40, 2.3, False, 19),
+        ([30.0 - 0.1 * i for i in range(60)], 2.3, False, None),
+        ([30.0] * 40, 2.3, True, None),
+        ([25.0 + i for i in range(60)], 2.3, False, 19),
+    ],
+)
+def test_losses_that_end_a_run(
+    losses: list[float], first: float, rises: bool, end: int | None
+) -> None:
+    accuracies = [0.1 + rises * i / 1000 for i in range(len(losses))]
+    assert end_of(Watch(first, True), losses, accuracies) == end
 
 
-def collapsed(
-    accuracies: list[float], loss: float = 2.31, chance: float = 0.1, first: float = 0.1
-) -> int | None:
-    return end_of(Watch(2.3, True, chance, first), [loss] * len(accuracies), accuracies)
-
-
-def test_infinite_values_end_a_run_at_once() -> None:
-    assert ended([2.0, float("nan")]) == 1
-    assert ended([2.0, 1e30, float("inf")], log_loss=False) == 2
+def test_a_model_or_a_loss_that_is_not_finite_ends_a_run_whatever_the_metric() -> None:
+    assert end_of(Watch(2.3, False), [2.0, 1e30, np.inf], [np.nan] * 3) == 2
     assert Watch(2.3, True).see(info(), False, None) == "the model has entries that are not finite"
 
 
-def test_a_loss_of_a_thousand_references_ends_a_run_at_once() -> None:
-    assert ended([2.0, 2299.0]) is None
-    assert ended([2.0, 2301.0]) == 1
-    assert (
-        ended([900.0], first=0.01) is None
-    )  # a start from a trained model is no measure of a log loss
-    assert ended([1001.0], first=0.01) == 0
-
-
-def test_a_high_loss_must_stay_high() -> None:
-    assert ended([30.0] * 19 + [22.9] + [30.0] * 19) is None
-    assert ended([30.0] * 40) == 19
-    assert ended([30.0 - 0.1 * i for i in range(60)]) is None  # it recovers
-    assert ended([30.0] * 40, rising=True) is None  # so does this one, by its accuracy
-    assert ended([25.0 + i for i in range(60)]) == 19
+@pytest.mark.parametrize(
+    ("accuracies", "more", "end"),
+    [
+        # Of ten equal classes, 0.325 is a quarter of the way from chance to 1, 0.118 a fiftieth.
+        ([0.85] * 5 + [0.1] * 40, {}, 24),
+        ([0.326] + [0.117] * 40, {}, 20),
+        ([0.324] + [0.1] * 400, {}, None),
+        ([0.85] + [0.119] * 400, {}, None),
+        ([0.1] * 40, {"first": 0.9}, 19),
+        (([0.85] + [0.1] * 19 + [0.12]) * 9, {}, None),
+        # No constant answer loses less than log(10); a test set of one class has no skill.
+        ([0.85] + [0.1] * 400, {"loss": 2.3}, None),
+        ([0.85] + [0.1] * 400, {"chance": np.nan}, None),
+        ([1.0] * 400, {"chance": 1.0, "loss": 0.0}, None),
+    ],
+)
+def test_a_skill_that_stays_lost_ends_a_run(
+    accuracies: list[float], more: dict[str, float], end: int | None
+) -> None:
+    given = {"loss": 2.31, "chance": 0.1, "first": 0.1, **more}
+    watch = Watch(2.3, True, given["chance"], given["first"])
+    assert end_of(watch, [given["loss"]] * len(accuracies), accuracies) == end
 
 
 def test_exploding_steps_make_one_high_loss_enough() -> None:
@@ -154,23 +168,6 @@ def test_the_runs_of_the_repository_are_judged_as_they_were() -> None:
     assert curves > 400  # of over 6000
 
 
-def test_a_skill_that_stays_lost_ends_a_run() -> None:
-    """Of ten equal classes, accuracy 0.325 is a quarter of the way from chance to 1, 0.118 a
-    fiftieth of it.
-    """
-    assert collapsed([0.85] * 5 + [0.1] * 40) == 24
-    assert collapsed([0.326] + [0.117] * 40) == 20
-    assert collapsed([0.324] + [0.1] * 400) is None  # it never knew much
-    assert collapsed([0.85] + [0.119] * 400) is None  # it still knows a little
-    assert collapsed([0.1] * 40, first=0.9) == 19  # it began with a trained model
-    assert collapsed(([0.85] + [0.1] * 19 + [0.12]) * 9) is None  # it comes back
-    assert (
-        collapsed([0.85] + [0.1] * 400, loss=2.3) is None
-    )  # no constant answer loses less than log(10)
-    assert collapsed([0.85] + [0.1] * 400, chance=float("nan")) is None
-    assert collapsed([1.0] * 400, chance=1.0, loss=0.0) is None  # a test set of one class
-
-
 def test_chance_is_the_commonest_label_of_the_test_set() -> None:
     task = task_of(make_settings(RunSettings, {"task": "digits", "test_examples": 50}))
     label_e = task.dataset.test_y.tolist()
@@ -178,52 +175,47 @@ def test_chance_is_the_commonest_label_of_the_test_set() -> None:
     assert np.isnan(replace(task, metric="loss").chance)
 
 
-def test_likely_causes() -> None:
-    given = {"task": "digits", "clients": 1000, "sample": 10, "local_lr": 0.2}
-    population = population_of([1] * 1000)
+STEADY = [info(1.0), info(1.1), info(1.0)]
+LEAP = info(50.0)
+NAN = [RejectedReply(3, "NaN"), RejectedReply(4, "NaN")]
+HEAVY = info(50.0, round=3, largest_weight=2.5)
+STALE = [info(norm, round=98 + i, residual=1.7) for i, norm in enumerate((1.0, 1.1, 9.0))]
+OWN = "uniform@@difference-own"
 
-    def cause(infos: list[RoundInfo], sampler: str = "uniform@@difference-own") -> str:
-        settings = make_settings(RunSettings, {**given, "sampler": sampler})
-        return likely_cause(infos, settings, plan_of(settings, population))
 
-    steady = [info(norm) for norm in (1.0, 1.1, 1.0)]
-    assert "lower local_lr, now 0.2, or take fewer" in cause([*steady, info(50.0)])
-    refused = info(50.0, rejected=[RejectedReply(3, "NaN"), RejectedReply(4, "NaN")])
-    assert cause([*steady, refused]).startswith("2 of the last 40 replies were refused")
-    heavy = info(50.0, round=3, largest_weight=2.5)
-    assert "counted 2.5, 25 times an equal share, in round 4: raise floor" in cause(
-        [*steady, heavy]
-    )
-    harmless = info(1.0, largest_weight=2.5)  # a large weight, but the norm grew in another round
-    assert "fewer local steps" in cause([*steady, harmless, info(50.0)])
-    stale = [
-        info(norm, round=round, residual=1.7) for round, norm in ((98, 1.0), (99, 1.1), (100, 9.0))
-    ]
-    assert "selected every 100 rounds on average, and residuals are 1.7 times" in cause(stale)
-    assert "use a damped estimator, select more clients" in cause(stale)
-    assert "norms): select more clients" in cause(stale, "uniform@@difference-own-damped")
-    assert "fewer local steps" in cause(
-        [i._replace(round=50) for i in stale]
-    )  # nobody was selected twice
-    assert "fewer local steps" in cause(
-        [i._replace(residual=1.0) for i in stale]
-    )  # the memory is empty
-    assert "fewer local steps" in cause(stale, "uniform")
+@pytest.mark.parametrize(
+    ("infos", "sampler", "words"),
+    [
+        ([*STEADY, LEAP], OWN, "lower local_lr, now 0.2, or take fewer"),
+        ([*STEADY, info(50.0, rejected=NAN)], OWN, "^2 of the last 40 replies were refused"),
+        ([*STEADY, HEAVY], OWN, "counted 2.5, 25 times an equal share, in round 4: raise floor"),
+        # A large weight, but the norm grew in another round.
+        ([*STEADY, info(1.0, largest_weight=2.5), LEAP], OWN, "fewer local steps"),
+        (STALE, OWN, "every 100 rounds on average, and residuals are 1.7 times"),
+        (STALE, OWN, "use a damped estimator, select more clients"),
+        (STALE, f"{OWN}-damped", r"norms\): select more clients"),
+        # Nobody was selected twice; the memory is empty; there is no memory.
+        ([one._replace(round=50) for one in STALE], OWN, "fewer local steps"),
+        ([one._replace(residual=1.0) for one in STALE], OWN, "fewer local steps"),
+        (STALE, "uniform", "fewer local steps"),
+    ],
+)
+def test_likely_causes(infos: list[RoundInfo], sampler: str, words: str) -> None:
+    given = {"task": "digits", "clients": 1000, "sample": 10, "local_lr": 0.2, "sampler": sampler}
+    settings = make_settings(RunSettings, given)
+    plan = plan_of(settings, population_of([1] * 1000))
+    assert re.search(words, likely_cause(infos, settings, plan))
 
 
 def test_a_run_ends_at_its_last_checkpoint_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(
-        DivergedError, match=r"round 1: the test loss is .*lower server_lr, now 1e\+06"
-    ) as caught:
+    words = r"round 1: the test loss is .*lower server_lr, now 1e\+06"
+    with pytest.raises(DivergedError, match=words) as caught:
         run(tmp_path, **LOST, checkpoint_every=2)
     assert (caught.value.round, caught.value.kept) == (1, 0)
     assert lines_of(tmp_path)[-1]["diverged"]["kept"] == 0
     before = (tmp_path / "rounds.jsonl").read_bytes()
-    for name, cut in (
-        ("rounds.jsonl", 0),
-        ("rounds.jsonl", 7),
-        ("timings.jsonl", 3),
-    ):  # cut off while it was recorded
+    # Cut off while it was recorded.
+    for name, cut in (("rounds.jsonl", 0), ("rounds.jsonl", 7), ("timings.jsonl", 3)):
         path = tmp_path / name
         path.write_bytes(path.read_bytes()[: path.stat().st_size - cut])
         with pytest.raises(DivergedError, match=re.escape(str(caught.value))):
@@ -247,20 +239,15 @@ def test_a_suspect_end_is_reported_and_keeps_the_good_state(tmp_path: Path) -> N
     given = {**HIGH, "rounds": 12, "sampler": "uniform"}
     folder = tmp_path / "run"
     code, output = command("run", **given, out=folder)
-    assert code == 0
-    assert re.search(
-        "suspect end after 12 rounds: .*likely cause: .*lower server_lr, now 100.*of round 0",
-        output,
-    )
+    words = "suspect end after 12 rounds: .*likely cause: .*lower server_lr, now 100.*of round 0"
+    assert code == 0 and re.search(words, output)
     assert lines_of(folder)[-1]["doubt"]["kept"] == 0
     before = (folder / "rounds.jsonl").read_bytes()
     model_d = load_file(folder / "doubtful-12.safetensors")["params_d"]
     last = run(folder, **given)  # what is after the checkpoint is played again
     assert (folder / "rounds.jsonl").read_bytes() == before
-    assert (
-        plain_json(engine_of(make_settings(RunSettings, given)).evaluate(model_d)._asdict())
-        == last["test"]
-    )
+    test = engine_of(make_settings(RunSettings, given)).evaluate(model_d)
+    assert plain_json(test._asdict()) == last["test"]
 
 
 def test_a_lost_skill_ends_a_run_at_the_checkpoint_before(
@@ -277,11 +264,14 @@ def test_a_lost_skill_ends_a_run_at_the_checkpoint_before(
     assert (caught.value.round, caught.value.kept) == (27, 5)
 
 
-def test_the_command_has_its_own_exit_code(tmp_path: Path) -> None:
+def test_commands_tell_how_runs_ended(tmp_path: Path) -> None:
     code, output = command("run", **LOST, out=tmp_path / "run")
     assert code == 3
-    assert "diverged in round 1" in output
-    assert "state of round 0 is kept in" in output
+    assert "diverged in round 1" in output and "state of round 0 is kept in" in output
+    given = {**HIGH, "rounds": 3, "samplers": "uniform", "seeds": 1}
+    code, output = command("compare", **given, out=tmp_path / "out")
+    assert code == 0
+    assert "uniform-seed0 has a suspect end after 3 rounds: the test loss is" in output
 
 
 def test_a_comparison_goes_on_and_marks_it(tmp_path: Path) -> None:
@@ -291,14 +281,6 @@ def test_a_comparison_goes_on_and_marks_it(tmp_path: Path) -> None:
     text = " ".join(remarks(summary))
     assert "† Diverged: uniform (1 of 1 seed), fedavg (1 of 1 seed). A stopped run keeps" in text
     assert "Biased, all of them: norm_guard = 3" in text
-
-
-def test_a_comparison_names_runs_that_end_in_doubt(tmp_path: Path) -> None:
-    code, output = command(
-        "compare", **HIGH, rounds=3, samplers="uniform", seeds=1, out=tmp_path / "out"
-    )
-    assert code == 0
-    assert "uniform-seed0 has a suspect end after 3 rounds: the test loss is" in output
 
 
 def test_a_sweep_records_it_and_its_page_shows_it(tmp_path: Path) -> None:

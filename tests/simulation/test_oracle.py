@@ -6,6 +6,7 @@ import shutil
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from deltafl.simulation.oracle import SimulatedOracle, mapped_table
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
 from deltafl.simulation.training.serial import LocalWork
-from deltafl.types import IntArray, Params, Population, Reports
+from deltafl.types import IntArray, Params, Reports
 from tools.simulation import TINY, run
 
 
@@ -27,17 +28,13 @@ from tools.simulation import TINY, run
 def test_a_run_without_the_table_has_the_same_bits(
     given: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(tmp_path / "table", **TINY | given)
+    table = tmp_path / "table"
+    file = tmp_path / "file"
+    run(table, **TINY | given)
     monkeypatch.setattr(oracle, "TABLE_BYTES", 0)
-    run(tmp_path / "file", **TINY | given)
-    table, file = (
-        {
-            path.name: path.name == "rounds.jsonl" and path.read_bytes()
-            for path in (tmp_path / name).iterdir()
-        }
-        for name in ("table", "file")
-    )
-    assert table == file
+    run(file, **TINY | given)
+    assert (table / "rounds.jsonl").read_bytes() == (file / "rounds.jsonl").read_bytes()
+    assert {path.name for path in table.iterdir()} == {path.name for path in file.iterdir()}
 
 
 class Poisoned(Engine):
@@ -45,16 +42,9 @@ class Poisoned(Engine):
 
     trained: tuple[int, ...] = ()
 
-    def train(
-        self,
-        params_d: Params,
-        round: int,
-        client_n: IntArray,
-        drift_d: Params | None = None,
-        squares: bool = False,
-    ) -> Training:
+    def train(self, params_d: Params, round: int, client_n: IntArray, *more: Any) -> Training:
         self.trained = (*self.trained, len(client_n))
-        training = super().train(params_d, round, client_n, drift_d, squares)
+        training = super().train(params_d, round, client_n, *more)
         training.update_nd[client_n == 3] = np.nan
         return training
 
@@ -62,9 +52,9 @@ class Poisoned(Engine):
 def test_table_and_file_reject_a_client_that_diverges_and_train_nobody_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clean = engine_of(make_settings(RunSettings, TINY))
-    engine = Poisoned(clean.task, LocalWork(lr=0.1, epochs=1), 0)
-    plan = make_plan("oort", engine.task.population("data"), 5)
+    task = engine_of(make_settings(RunSettings, TINY)).task
+    engine = Poisoned(task, LocalWork(lr=0.1, epochs=1), 0)
+    plan = make_plan("oort", task.population("data"), 5)
     state = init_round(plan, engine.initial_params())
     in_ram = SimulatedOracle(engine, plan, state)
     in_file = SimulatedOracle(engine, plan, state)
@@ -99,7 +89,7 @@ def test_ram_holds_a_block_of_updates_and_never_all_of_them(
             return Training(update_kd, Reports.make(k, loss=np.ones(k), square_loss=np.ones(k)))
 
     monkeypatch.setattr(oracle, "TABLE_BYTES", 0)
-    plan = make_plan("uniform", Population.from_sizes(np.ones(m, dtype=np.int64)), block)
+    plan = make_plan("uniform", [1] * m, block)
     state = init_round(plan, np.zeros(d, dtype=np.float32))
     tracemalloc.start()
     in_file = SimulatedOracle(Fake(), plan, state, tmp_path)  # type: ignore[arg-type]
@@ -108,9 +98,8 @@ def test_ram_holds_a_block_of_updates_and_never_all_of_them(
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     row = 4 * d
-    assert (
-        block * row < peak < m * row / 5
-    )  # 16 blocks: what checks and sums take beside the updates
+    # 16 blocks: what checks and sums take beside the updates.
+    assert block * row < peak < m * row / 5
     update_md = in_file.train(np.arange(m)).update_nd.astype(np.float64)
     deviation_m = ((update_md - update_md.mean(axis=0)) ** 2).sum(axis=1)
     np.testing.assert_allclose(reports.squared_deviation_n, deviation_m, rtol=1e-12)

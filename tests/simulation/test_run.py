@@ -1,5 +1,5 @@
-"""Experiments: the same bits whatever interrupts them, common random numbers, traffic, bad
-clients.
+"""Runs: the same bits whatever interrupts them, common random numbers, traffic, bad clients, and
+callbacks that see all of it.
 """
 
 import json
@@ -19,19 +19,21 @@ from safetensors.numpy import load_file
 
 from deltafl.analysis.statistics import fairness_of
 from deltafl.errors import DeltaflError
+from deltafl.simulation.callback import Callback, LiveRun, PlayedRound
 from deltafl.simulation.comparison import run_comparison
 from deltafl.simulation.directory import RunDirectory, refusals
-from deltafl.simulation.engine import Engine, Evaluation
+from deltafl.simulation.engine import Engine
 from deltafl.simulation.progress import Progress
 from deltafl.simulation.record import read_run
 from deltafl.simulation.run import begin, run_experiment, run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
-from deltafl.simulation.training.serial import LocalWork
-from deltafl.tasks.base import Task
-from deltafl.types import FloatArray, Params
 from tools.simulation import TINY, StopError, lines_of, quiet, reseal, stop_after
 from tools.simulation import run as run_of
+
+
+def settings_of(**given: object) -> RunSettings:
+    return make_settings(RunSettings, {**TINY, **given})
 
 
 def run(folder: Path, **given: object) -> dict[str, Any]:
@@ -42,9 +44,8 @@ def result_of(folder: Path) -> tuple[bytes, dict[str, bytes]]:
     """What must be the same to the last bit: the lines of the rounds and the final state."""
     mark = json.loads((folder / "checkpoint.json").read_text())
     tensors = load_file(folder / f"checkpoint-{mark['round']}.safetensors")
-    return (folder / "rounds.jsonl").read_bytes(), {
-        name: array.tobytes() for name, array in sorted(tensors.items())
-    }
+    state = {name: array.tobytes() for name, array in sorted(tensors.items())}
+    return (folder / "rounds.jsonl").read_bytes(), state
 
 
 @pytest.mark.parametrize(
@@ -70,9 +71,7 @@ def test_two_workers_and_two_calls_give_the_same_bits_as_one(
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_an_interrupted_run_ends_like_an_unbroken_one(tmp_path: Path, rounds: int) -> None:
-    settings = make_settings(
-        RunSettings, {**TINY, "checkpoint_every": 2, "server_optimizer": "adam", "average": 0.5}
-    )
+    settings = settings_of(checkpoint_every=2, server_optimizer="adam", average=0.5)
     run_single(settings, tmp_path / "unbroken", quiet)
     with pytest.raises(StopError):
         run_single(settings, tmp_path / "broken", stop_after(rounds))
@@ -82,19 +81,65 @@ def test_an_interrupted_run_ends_like_an_unbroken_one(tmp_path: Path, rounds: in
     assert noted[0] == noted[1] and json.loads(noted[0])["rounds"] == [2, 3, 4, 5, 6]
 
 
+def test_a_census_is_a_first_round_or_part_of_round_0(tmp_path: Path) -> None:
+    run(tmp_path / "first", sampler="census", speeds="lognormal")
+    zero, first, second, *_ = lines_of(tmp_path / "first")
+    assert zero.keys() == {"round", "test"}
+    assert first["cohort"] == list(range(12)) and first["answers"] == 12
+    assert first["sum_of_weights"] == pytest.approx(1)
+    assert 0 < first["clock"] < second["clock"]
+    run(tmp_path / "zero", sampler="census@@regression-damped")
+    zero, first, *_ = lines_of(tmp_path / "zero")
+    assert zero["answers"] == 12 and "answers" not in first and len(first["cohort"]) == 4
+
+
+class Watcher(Callback):
+    """Notes what it sees, and adds to every line."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def begin(self, run: LiveRun) -> None:
+        self.seen.append(("begin", run.state.round))
+
+    def after_round(self, run: LiveRun, round: PlayedRound) -> None:
+        assert run.state.round == round.opened.round + 1 == round.number
+        assert len(round.training.update_nd) == len(round.cohort.client_n)
+        # What the library adds is there, and nothing is written yet.
+        assert "test" in round.line and len(lines_of(run.directory.path)) == round.number
+        round.line["seen"] = round.number
+        self.seen.append(round.is_last)
+
+    def end(self, run: LiveRun) -> None:
+        self.seen.append(("end", run.is_over))
+
+
+def test_a_callback_sees_every_round_and_changes_only_the_line(tmp_path: Path) -> None:
+    settings = settings_of(sampler="pracdelta", rounds=3, checkpoint_every=2)
+    watcher = Watcher()
+    with pytest.raises(StopError):
+        run_single(settings, tmp_path / "seen", stop_after(2), callbacks=[watcher])
+    run_single(settings, tmp_path / "seen", quiet, callbacks=[watcher])
+    assert watcher.seen == [("begin", 0), False, False, ("begin", 2), True, ("end", True)]
+    run_single(settings, tmp_path / "plain", quiet)
+    seen = lines_of(tmp_path / "seen")
+    assert [line.pop("seen", None) for line in seen] == [None, 1, 2, 3]
+    assert seen == lines_of(tmp_path / "plain")
+    assert result_of(tmp_path / "seen")[1] == result_of(tmp_path / "plain")[1]
+
+
 def test_accuracies_by_client_are_those_of_the_last_models_and_cost_no_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluated: list[Evaluation] = []
+    evaluated = []
     evaluate = Engine.evaluate_clients
 
-    def counting(engine: Engine, params_d: Params) -> tuple[Evaluation, FloatArray | None]:
-        found = evaluate(engine, params_d)
-        evaluated.append(found[0])
-        return found
+    def counting(engine: Engine, params_d: Any) -> Any:
+        evaluated.append(params_d)
+        return evaluate(engine, params_d)
 
     monkeypatch.setattr(Engine, "evaluate_clients", counting)
-    settings = make_settings(RunSettings, {**TINY, "rounds": 7})
+    settings = settings_of(rounds=7)
     directory = RunDirectory(tmp_path / "run")
     engine = engine_of(settings)
     begin(directory, settings, engine.task)
@@ -106,16 +151,14 @@ def test_accuracies_by_client_are_those_of_the_last_models_and_cost_no_evaluatio
     assert last_m is not None
     np.testing.assert_allclose(played.accuracy_km[-1], last_m, atol=5e-5)
     assert played.fairness == fairness_of(played.accuracy_km)
-    longer = make_settings(RunSettings, {**TINY, "rounds": 9})
+    longer = settings_of(rounds=9)
     begin(directory, longer, engine.task)
     run_experiment(longer, engine, directory, quiet)
     assert json.loads((tmp_path / "run" / "clients.json").read_text())["rounds"] == [5, 6, 7, 8, 9]
-    early = make_settings(
-        RunSettings, {**TINY, "rounds": 40, "threshold": 0.3, "stop_at_threshold": True}
-    )
-    run_single(early, tmp_path / "early", quiet)
-    noted = json.loads((tmp_path / "early" / "clients.json").read_text())
-    assert noted["rounds"] == [len(lines_of(tmp_path / "early")) - 1] and noted["rounds"][0] < 36
+    early = tmp_path / "early"
+    end = run(early, rounds=40, threshold=0.3, stop_at_threshold=True)
+    assert end["stopped"] == 0.3 and end["test"]["accuracy"] >= 0.3 and end["round"] < 36
+    assert json.loads((early / "clients.json").read_text())["rounds"] == [end["round"]]
 
 
 @pytest.mark.parametrize("sampler", ["pracdelta", "innovation", "census"])
@@ -126,17 +169,11 @@ def test_killed_at_random_moments_it_still_ends_in_the_same_bits(
     updates in a file.
     """
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(
-        ["deltafl.simulation.run"]
-    )  # a kill then falls into the run, not into imports
+    # A kill then falls into the run, not into imports.
+    processes.set_forkserver_preload(["deltafl.simulation.run"])
     moments = random.Random(0)
-    given = {
-        "clients": 40,
-        "rounds": 60,
-        "checkpoint_every": 3,
-        "sampler": sampler,
-        "memory_path": str(tmp_path),
-    }
+    given: dict[str, object] = {"clients": 40, "rounds": 60, "checkpoint_every": 3}
+    given |= {"sampler": sampler, "memory_path": str(tmp_path)}
 
     def play(name: str, seconds: float | None = None, by: int = signal.SIGKILL) -> int | None:
         process = processes.Process(target=run, args=(tmp_path / name,), kwargs=given)
@@ -151,12 +188,8 @@ def test_killed_at_random_moments_it_still_ends_in_the_same_bits(
     began = time.perf_counter()
     play("unbroken")
     whole = time.perf_counter() - began
-    for kill in range(5):
-        play(
-            "broken",
-            moments.uniform(0.1, 1.0) * whole,
-            signal.SIGINT if kill % 5 == 4 else signal.SIGKILL,
-        )
+    for by in (*[signal.SIGKILL] * 4, signal.SIGINT):
+        play("broken", moments.uniform(0.1, 1.0) * whole, by)
     assert play("broken") == 0
     assert result_of(tmp_path / "broken") == result_of(tmp_path / "unbroken")
     assert not list((tmp_path / "broken").glob("*.part"))
@@ -168,10 +201,7 @@ def test_killed_at_random_moments_it_still_ends_in_the_same_bits(
 
 
 def test_samplers_share_split_initial_model_and_minibatches() -> None:
-    engines = [
-        engine_of(make_settings(RunSettings, {**TINY, "sampler": name}))
-        for name in ("uniform", "fedpracis")
-    ]
+    engines = [engine_of(settings_of(sampler=name)) for name in ("uniform", "fedpracis")]
     params = [engine.initial_params() for engine in engines]
     np.testing.assert_array_equal(params[0], params[1])
     updates = [engine.train(params[0], 3, np.array([1, 7])).update_nd for engine in engines]
@@ -193,34 +223,26 @@ MODEL = 4 * 650  # bytes
 @pytest.mark.parametrize("mime", [0.0, 0.5])
 def test_traffic_is_counted(tmp_path: Path, sampler: str, down: int, up: int, mime: float) -> None:
     """With a drift, clients that train, or may train, download the model and as much again."""
-    run(tmp_path, sampler=sampler, rounds=1, mime=mime)
-    line = lines_of(tmp_path)[1]
+    line = run(tmp_path, sampler=sampler, rounds=1, mime=mime)
     assert (line["bytes_down"], line["bytes_up"]) == (down * (2 if mime else 1), up)
 
 
 def test_a_client_that_explodes_is_named_and_never_touches_the_model(tmp_path: Path) -> None:
-    settings = make_settings(
-        RunSettings, {**TINY, "sampler": "uniform", "sample": 12, "partition": "iid"}
-    )
-    engine = Engine(
-        poison(engine_of(settings).task, client=5), LocalWork(lr=0.1, epochs=1, batch_size=16), 0
-    )
+    settings = settings_of(sampler="uniform", sample=12, partition="iid")
+    clean = engine_of(settings)
+    data = clean.task.dataset
+    train_x = data.train_x.astype(np.float32) * clean.task.input_scale
+    train_x[clean.task.client_rows[5]] = np.nan
+    test_x = data.test_x.astype(np.float32) * clean.task.input_scale
+    task = replace(clean.task, dataset=replace(data, train_x=train_x, test_x=test_x))
     directory = RunDirectory(tmp_path)
     directory.start(settings)
-    state = run_experiment(settings, engine, directory, quiet)
+    state = run_experiment(settings, Engine(task, clean.work, 0), directory, quiet)
     lines = lines_of(tmp_path)[1:]
     assert all([client for client, _ in line["rejected"]] == [5] for line in lines)
     assert [line["num_responded"] for line in lines] == [11] * 6
     assert np.isfinite(state.params_d).all()
     assert lines[-1]["test"]["accuracy"] > 0.5
-
-
-def poison(task: Task, client: int) -> Task:
-    """The same task with float inputs, those of one client NaN."""
-    train_x = task.dataset.train_x.astype(np.float32) * task.input_scale
-    train_x[task.client_rows[client]] = np.nan
-    test_x = task.dataset.test_x.astype(np.float32) * task.input_scale
-    return replace(task, dataset=replace(task.dataset, train_x=train_x, test_x=test_x))
 
 
 def test_evaluation_can_be_rare(tmp_path: Path) -> None:
@@ -231,9 +253,8 @@ def test_evaluation_can_be_rare(tmp_path: Path) -> None:
 def test_a_comparison_writes_its_summary_and_pictures_and_can_be_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = make_settings(
-        CompareSettings, {**TINY, "samplers": "full,uniform,pracdelta", "seeds": 2}
-    )
+    given = {**TINY, "samplers": "full,uniform,pracdelta", "seeds": 2}
+    settings = make_settings(CompareSettings, given)
 
     def stop(progress: Progress) -> None:
         if progress.runs_done == 4 and progress.rounds_done > 4 * 6:
@@ -251,11 +272,9 @@ def test_a_comparison_writes_its_summary_and_pictures_and_can_be_continued(
 
 
 def test_a_comparison_names_all_data_that_its_runs_read(tmp_path: Path) -> None:
-    settings = make_settings(
-        CompareSettings, {"task": "toy", "rounds": 2, "samplers": "uniform", "seeds": 2}
-    )
-    summary = run_comparison(settings, tmp_path, quiet)
-    assert summary.environment["data"] == "toy"
+    given = {"task": "toy", "rounds": 2, "samplers": "uniform", "seeds": 2}
+    settings = make_settings(CompareSettings, given)
+    assert run_comparison(settings, tmp_path, quiet).environment["data"] == "toy"
     for seed in (0, 1):
         note = tmp_path / "runs" / f"uniform-seed{seed}" / "environment.json"
         note.write_text(note.read_text().replace('"toy"', '"another toy"'))
@@ -267,18 +286,15 @@ def test_a_comparison_names_all_data_that_its_runs_read(tmp_path: Path) -> None:
 def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     """Of the same name, but with one label changed, or one example with another client."""
     run(tmp_path)
-    settings = make_settings(RunSettings, TINY)
-    task = engine_of(settings).task
+    task = engine_of(settings_of()).task
     train_y = task.dataset.train_y.copy()
     train_y[7] = (train_y[7] + 1) % 10
     relabelled = replace(task, dataset=replace(task.dataset, train_y=train_y))
     first, second, *others = task.client_rows
     moved = replace(task, client_rows=[first[1:], np.append(second, first[0]), *others])
     for other in (relabelled, moved):
-        with pytest.raises(
-            DeltaflError, match=r"not those it began with \(checksum [0-9a-f]{8}, now [0-9a-f]{8}"
-        ):
-            begin(RunDirectory(tmp_path), settings, other)
+        with pytest.raises(DeltaflError, match=r"not those it began with \(checksum [0-9a-f]{8}"):
+            begin(RunDirectory(tmp_path), settings_of(), other)
 
 
 def test_tables_of_the_world_are_data_and_are_read_before_anything_is_written(
@@ -286,12 +302,15 @@ def test_tables_of_the_world_are_data_and_are_read_before_anything_is_written(
 ) -> None:
     speeds = tmp_path / "speeds.csv"
     given = {"speeds": str(speeds), "rounds": 2}
-    with pytest.raises(DeltaflError, match=r"speeds\.csv.* No such file"):
-        run(tmp_path / "run", **given)
-    with pytest.raises(DeltaflError, match=r"speeds\.csv.* No such file"):
-        run_comparison(make_settings(CompareSettings, TINY | given), tmp_path / "comparison", quiet)
+    comparison = make_settings(CompareSettings, TINY | given)
+    for play in (
+        lambda: run(tmp_path / "run", **given),
+        lambda: run_comparison(comparison, tmp_path / "comparison", quiet),
+    ):
+        with pytest.raises(DeltaflError, match=r"speeds\.csv.* No such file"):
+            play()
     assert list(tmp_path.iterdir()) == []
-    speeds.write_text("seconds,megabits\n" + "0.5,2\n" * int(str(TINY["clients"])))
+    speeds.write_text("seconds,megabits\n" + "0.5,2\n" * 12)
     run(tmp_path / "run", **given)
     run(tmp_path / "run", **given)
     speeds.write_text(speeds.read_text().replace("0.5,2", "0.5,3", 1))
@@ -301,12 +320,8 @@ def test_tables_of_the_world_are_data_and_are_read_before_anything_is_written(
 
 def test_refusals_are_those_of_the_run_or_the_comparison_alone(tmp_path: Path) -> None:
     line = json.dumps({"round": 1, "rejected": [[7, "no reply"]]}) + "\n"
-    places = {
-        ".": line,
-        "runs/uniform-seed0": line,
-        "elsewhere": "nonsense",
-        "runs/uniform-seed0/deeper": "nonsense",
-    }
+    places = {".": line, "runs/uniform-seed0": line}
+    places |= dict.fromkeys(("elsewhere", "runs/uniform-seed0/deeper"), "nonsense")
     for place, content in places.items():
         (tmp_path / place).mkdir(parents=True, exist_ok=True)
         (tmp_path / place / "rounds.jsonl").write_text(content)
@@ -314,8 +329,7 @@ def test_refusals_are_those_of_the_run_or_the_comparison_alone(tmp_path: Path) -
 
 
 def test_the_synthetic_task_learns_its_two_numbers(tmp_path: Path) -> None:
-    end = run_of(
-        tmp_path, task="synthetic", sampler="uniform", rounds=40, noise=0.0, local_lr=0.05
-    )["test"]
+    given = {"task": "synthetic", "sampler": "uniform", "rounds": 40}
+    end = run_of(tmp_path, **given, noise=0.0, local_lr=0.05)["test"]
     assert end["loss"] < lines_of(tmp_path)[0]["test"]["loss"]
     assert end["accuracy"] is None
