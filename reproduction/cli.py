@@ -13,9 +13,10 @@ from deltafl.cli import Out, interruptible, run_app, sweep_progress
 from deltafl.errors import DeltaflError
 from deltafl.simulation import RunSettings, count_processes, make_settings
 
-from .page import REPORT, require_index, write_index
-from .reproduce import Request, default_folder
+from .index import require_index, write_index
+from .page import REPORT
 from .reproduce import reproduce as run_reproduce
+from .running import Request, default_folder
 from .spec import experiment_names, load_experiment
 
 app = typer.Typer(

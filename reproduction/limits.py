@@ -25,7 +25,8 @@ from deltafl.analysis import Band, Line, Look, Panel, draw_panels, looks, mean_i
 from deltafl.errors import DeltaflError
 from deltafl.types import FloatArray, Params
 
-from .page import OwnPage, Row, Rows
+from .page import OwnPage
+from .running import Row, Rows
 from .spec import TEXTS
 from .text import cut, ends, folded, markdown
 

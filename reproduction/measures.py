@@ -142,26 +142,22 @@ def late_loss(log10: bool) -> Measure:
         if run.diverged is not None:
             return None
         late_r = run.loss_r[is_late(run.round_r)]
-        if log10:
-            late_r = np.log10(late_r) if (late_r > 0).all() else np.array([math.nan])
-        return _finite(float(np.mean(late_r)))
+        if log10 and not (late_r > 0).all():
+            return None
+        return _finite(float(np.mean(np.log10(late_r) if log10 else late_r)))
 
     return Measure("log10 loss" if log10 else "loss", "difference", False, value, failed="diverged")
 
 
-def late_probe(title: str, column: str, larger: bool) -> Measure:
+def late_probe(title: str, column: str) -> Measure:
     """Mean of a probe column over the second half of the rounds, geometric where all numbers are
     above 0.
     """
-    words = ("larger", "smaller") if larger else ("smaller", "larger")
-    return Measure(
-        title,
-        "ratio",
-        larger,
-        lambda run: centre(second_half(run, column)),
-        unit=f"{words[0]} ",
-        words=words,
-    )
+
+    def value(run: Run) -> float | None:
+        return centre(second_half(run, column))
+
+    return Measure(title, "ratio", True, value, unit="larger ", words=("larger", "smaller"))
 
 
 def second_half(run: Run, column: str) -> FloatArray:
@@ -177,9 +173,9 @@ def centre(value_r: FloatArray) -> float | None:
     """The geometric mean of positive numbers, the arithmetic mean of others; None of no number."""
     if len(value_r) == 0:
         return None
-    return _finite(
-        float(np.exp(np.mean(np.log(value_r))) if (value_r > 0).all() else np.mean(value_r))
-    )
+    if (value_r > 0).all():
+        return _finite(float(np.exp(np.mean(np.log(value_r)))))
+    return _finite(float(np.mean(value_r)))
 
 
 class Statement(NamedTuple):
@@ -210,6 +206,11 @@ class Statement(NamedTuple):
     status: Status
 
     @property
+    def left_out(self) -> int:
+        """Seeds that both ran but only one has a number of."""
+        return self.only_first + self.only_second
+
+    @property
     def is_small(self) -> bool:
         """Whether the whole interval is of differences that are small."""
         if self.low is None or self.high is None:
@@ -235,12 +236,12 @@ def compare(
     pairs = [(a, b) for a, b in both if a is not None and b is not None]
     only_first = sum(a is not None and b is None for a, b in both)
     only_second = sum(a is None and b is not None for a, b in both)
-    estimate, low, high = (
-        _interval(measure, np.array(pairs, dtype=np.float64)) if pairs else (None, None, None)
-    )
+    estimate = low = high = None
+    if pairs:
+        estimate, low, high = _interval(measure, np.array(pairs, dtype=np.float64))
     status: Status = "no interval"
     if low is not None and high is not None:
-        side = side_of(low, high, 1.0 if measure.form == "ratio" else 0.0)
+        side = side_of(low, high, float(measure.form == "ratio"))
         status = ("open", "shown", "contradicted")[side]
         if (status == "shown" and only_second) or (status == "contradicted" and only_first):
             status = "open"
@@ -249,14 +250,11 @@ def compare(
 
 
 def _interval(measure: Measure, pair_s2: FloatArray) -> Interval:
-    better_s, worse_s = (
-        (pair_s2[:, 0], pair_s2[:, 1]) if measure.higher else (pair_s2[:, 1], pair_s2[:, 0])
-    )
-    found = (
-        ratio_of_means(better_s, worse_s)
-        if measure.form == "ratio"
-        else mean_interval(better_s - worse_s)
-    )
+    better_s, worse_s = pair_s2.T if measure.higher else pair_s2.T[::-1]
+    if measure.form == "ratio":
+        found = ratio_of_means(better_s, worse_s)
+    else:
+        found = mean_interval(better_s - worse_s)
     return found if len(pair_s2) >= LEAST_SEEDS else Interval(found.mean, None, None)
 
 

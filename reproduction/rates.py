@@ -35,8 +35,9 @@ from deltafl import (
 from deltafl.errors import DeltaflError
 from deltafl.types import FloatArray
 
-from .page import OwnPage, Row, Rows
+from .page import OwnPage
 from .problems import Problem, local_work, make_problem
+from .running import Row, Rows
 from .spec import TEXTS
 from .text import cut, ends, folded, interval_cells, markdown
 

@@ -50,7 +50,7 @@ class Shown(NamedTuple):
     measures: Measures
     verdict: str | None = None
     number: str = ""
-    beside: Measures | None = None
+    beside: Measures = {}  # noqa: RUF012
 
 
 def _head(group: Group, row: Row) -> dict[str, Any]:
@@ -70,11 +70,15 @@ def measures_of(group: Group, view: View) -> list[Measure]:
     """What the verdict compares: rounds to the threshold if there is one, then the accuracy or
     the loss.
     """
-    y = view.y[0] if view.y else group.metric
-    value = accuracy(view.best_of(group.part)) if y == "accuracy" else late_loss(y == "log10-loss")
+    y = (*view.y, group.metric)[0]
+    value = _value_of(y, view.best_of(group.part))
     if group.threshold is not None and y == group.metric:
         return [rounds_to(group.threshold, group.metric), value]
     return [value]
+
+
+def _value_of(y: str, best: int = 5) -> Measure:
+    return accuracy(best) if y == "accuracy" else late_loss(y == "log10-loss")
 
 
 def beside_of(group: Group) -> list[Measure]:
@@ -84,11 +88,9 @@ def beside_of(group: Group) -> list[Measure]:
     if group.metric != "accuracy":
         return []
     found = [area(min(run.horizon for run in group.runs))]
-    return (
-        found
-        if group.threshold is None
-        else [*found, rounds_to(group.threshold, group.metric, smoothed=True)]
-    )
+    if group.threshold is not None:
+        found.append(rounds_to(group.threshold, group.metric, smoothed=True))
+    return found
 
 
 def show_table(groups: Sequence[Group], view: View, folder: Path) -> Shown:
@@ -99,74 +101,66 @@ def show_table(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     cells = Cells()
     measures = {}
     for group in groups:
-        measures[group.part] = measures_of(group, view)
-        own = [_paper_cell(group, row, view, measures[group.part][-1]) for row in group.rows]
-        columns, more = _paper_columns(group, own, measures[group.part][-1])
-        rest = [folded("More columns", _table_of([columns[0], *more], own))] if more else []
-        tables.append(
-            (group.title, "\n\n".join([_table_of(columns, own), _table_note(group, view), *rest]))
-        )
+        compared = measures[group.part] = measures_of(group, view)
+        own = [_paper_cell(group, row, view, compared[-1]) for row in group.rows]
+        columns, more = _paper_columns(group, own, compared[-1])
+        blocks = [_table_of(columns, own), _table_note(group, view)]
+        if more:
+            blocks.append(folded("More columns", _table_of([columns[0], *more], own)))
+        tables.append((group.title, "\n\n".join(blocks)))
         cells += own
-    draw_curves(groups, (groups[0].metric,), 2 if len(groups) > 1 else 1, folder / "curves.png")
-    return Shown(
-        tables,
-        cells,
-        "curves.png",
-        measures,
-        beside={group.part: beside_of(group) for group in groups},
-    )
+    draw_curves(groups, (groups[0].metric,), min(2, len(groups)), folder / "curves.png")
+    beside = {group.part: beside_of(group) for group in groups}
+    return Shown(tables, cells, "curves.png", measures, beside=beside)
 
 
 def _paper_cell(group: Group, row: Row, view: View, value: Measure) -> dict[str, Any]:
     mean, sd, _ = value.over_seeds(row.runs)
     cell = _head(group, row) | {"value": value.name, "mean": mean, "sd": sd}
-    client_rs = [(seed, run, run.client_accuracy_r) for seed, run in row.runs.items()]
     by_client = {
-        s: run._replace(accuracy_r=value_r) for s, run, value_r in client_rs if value_r is not None
+        seed: run._replace(accuracy_r=run.client_accuracy_r)
+        for seed, run in row.runs.items()
+        if run.client_accuracy_r is not None
     }
     client_mean, _, missing = accuracy(view.best_of(group.part)).over_seeds(by_client)
     if len(by_client) - missing == len(row.runs):
         cell["client_accuracy"] = client_mean
     paper = group.reported.get(row.label, Reported())
-    cell |= {"paper_accuracy": paper.accuracy, "paper_sd": paper.sd, "paper_rounds": paper.rounds}
-    cell["paper_seconds"] = paper.seconds
-    for measure in beside_of(group)[:1]:
+    cell |= {f"paper_{name}": number for name, number in paper}
+    is_baseline = row.label == group.baseline
+    if group.metric == "accuracy":
+        measure = beside_of(group)[0]
         cell["area"], cell["area_sd"], _ = measure.over_seeds(row.runs)
-        if row.label != group.baseline:
-            cell["area_above"] = number_text(_against(group, measure, row)).replace(
-                measure.unit, ""
-            )
+        if not is_baseline:
+            above = number_text(_against(group, measure, row))
+            cell["area_above"] = above.replace(measure.unit, "")
     if group.threshold is None:
         return cell
-    for suffix, smoothed in (("", False), ("_smoothed", True)):
-        mean, _, never = rounds_to(group.threshold, group.metric, smoothed).over_seeds(row.runs)
-        cell |= {f"rounds{suffix}": mean, f"never{suffix}": never}
-    reached = [
-        (run, at)
-        for run in row.runs.values()
-        if (at := analysis.reach(run, group.threshold)) is not None
-    ]
-    cell["seconds"] = _mean([run.seconds_r[at] for run, at in reached])
-    cell["cpu_seconds"] = _mean(
-        [run.cpu_seconds_r[at] for run, at in reached if run.cpu_seconds_r is not None]
-    )
-    if row.label != group.baseline:
-        speedup = _against(group, rounds_to(group.threshold, group.metric), row)
-        cell |= {
-            "speedup": speedup.estimate,
-            "low": speedup.low,
-            "high": speedup.high,
-            "pairs": speedup.pairs,
-        }
-        cell["left_out"] = speedup.only_first + speedup.only_second
+    crossing = rounds_to(group.threshold, group.metric)
+    cell["rounds"], _, cell["never"] = crossing.over_seeds(row.runs)
+    smoothed = rounds_to(group.threshold, group.metric, smoothed=True)
+    cell["rounds_smoothed"], _, cell["never_smoothed"] = smoothed.over_seeds(row.runs)
+    cell |= _seconds(row, group.threshold)
+    if not is_baseline:
+        speedup = _against(group, crossing, row)
+        cell |= {"speedup": speedup.estimate, "low": speedup.low, "high": speedup.high}
+        cell |= {"pairs": speedup.pairs, "left_out": speedup.left_out}
         theirs = group.reported.get(group.baseline, Reported()).rounds
         cell["paper_speedup"] = theirs / paper.rounds if theirs and paper.rounds else None
     return cell
 
 
-def _mean(numbers: Sequence[float]) -> float | None:
-    known = [float(number) for number in numbers if np.isfinite(number)]
-    return float(np.mean(known)) if known else None
+def _seconds(row: Row, threshold: float) -> dict[str, float | None]:
+    """Means of the seconds to the threshold over the seeds that reached it."""
+    wall = []
+    cpu = []
+    for run in row.runs.values():
+        at = analysis.reach(run, threshold)
+        if at is not None:
+            wall.append(run.seconds_r[at])
+            if run.cpu_seconds_r is not None:
+                cpu.append(run.cpu_seconds_r[at])
+    return {"seconds": mean_sd(np.array(wall))[0], "cpu_seconds": mean_sd(np.array(cpu))[0]}
 
 
 def _paper_columns(group: Group, cells: Cells, value: Measure) -> tuple[list[Column], list[Column]]:
@@ -174,9 +168,10 @@ def _paper_columns(group: Group, cells: Cells, value: Measure) -> tuple[list[Col
     percent = group.metric == "accuracy"
     paper = bool(group.reported)
     goal = group.threshold is not None
-    head, form = ("accuracy, %", ".2f") if percent else (value.name, ".3f")
+    heading, form = ("accuracy, %", ".2f") if percent else (value.name, ".3f")
     by_client = any("client_accuracy" in cell for cell in cells)
     paper_seconds = any(cell["paper_seconds"] is not None for cell in cells)
+    rounds = rounds_to(group.threshold or 0, group.metric).name
 
     def shown(*columns: tuple[bool, str, Callable[[dict[str, Any]], str]]) -> list[Column]:
         return [(head, text) for is_shown, head, text in columns if is_shown]
@@ -185,13 +180,13 @@ def _paper_columns(group: Group, cells: Cells, value: Measure) -> tuple[list[Col
         (True, "method", lambda c: c["method"]),
         (goal, "speed-up [95 %]", _speedup_text),
         (goal and paper, "paper's speed-up", _paper_speedup_text),
-        (True, head, lambda c: plus_minus(c["mean"], c["sd"], form)),
+        (True, heading, lambda c: plus_minus(c["mean"], c["sd"], form)),
         (
             paper,
             "paper's accuracy",
             lambda c: plus_minus(c["paper_accuracy"], c["paper_sd"], ".2f"),
         ),
-        (goal, rounds_to(group.threshold or 0, group.metric).name, lambda c: _rounds_text(c, "")),
+        (goal, rounds, lambda c: _rounds_text(c, "")),
         (goal and paper, "paper's rounds", lambda c: formatted(c["paper_rounds"], ".0f")),
         (percent, "area above baseline, points [95 %]", lambda c: c.get("area_above", "baseline")),
     )
@@ -212,7 +207,7 @@ def _rounds_text(cell: dict[str, Any], suffix: str) -> str:
     seeds = cell["seeds"]
     if mean is None:
         return f"never ({seeds} of {seeds} seeds)"
-    return f"{mean:.1f}" + (f" ({never} of {seeds} never)" if never else "")
+    return f"{mean:.1f} ({never} of {seeds} never)" if never else f"{mean:.1f}"
 
 
 def _seconds_text(number: float | None) -> str:
@@ -220,8 +215,10 @@ def _seconds_text(number: float | None) -> str:
 
 
 def _speedup_text(cell: dict[str, Any]) -> str:
-    if cell.get("speedup") is None:
-        return DASH if "speedup" in cell else "baseline"
+    if "speedup" not in cell:
+        return "baseline"
+    if cell["speedup"] is None:
+        return DASH
     mark = "\\*" if cell["left_out"] else ""
     return f"{cell['speedup']:.2f}{mark}{ends(cell['low'], cell['high'])}"
 
@@ -248,44 +245,43 @@ def show_curves(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     measures = {}
     for group in groups:
         measures[group.part] = measures_of(group, view)
-        others = [
-            accuracy() if y == "accuracy" else late_loss(y == "log10-loss") for y in view.y[1:]
-        ]
+        others = [_value_of(y) for y in view.y[1:]]
         every = [*measures[group.part], *others, *beside_of(group)]
         heads = ["method"]
-        lines = []
         for measure in every:
             unit = ", %" if measure.scale > 1 else ""
             heads += [f"{measure.name}{unit} [95 %]", f"against {group.row(group.baseline).name}"]
+        lines = []
         for row in group.rows:
-            found = [_value_cell(group, row, measure) for measure in every]
-            cells += [cell for cell, _ in found]
-            lines.append([row.name, *(text for _, texts in found for text in texts)])
+            line = [row.name]
+            for measure in every:
+                cell, texts = _value_cell(group, row, measure)
+                cells.append(cell)
+                line += texts
+            lines.append(line)
         tables.append((group.title, markdown(heads, lines)))
-    tables[-1] = (tables[-1][0], f"{tables[-1][1]}\n\n{TEXTS['pages']['curves']}")
+    heading, table = tables[-1]
+    tables[-1] = (heading, f"{table}\n\n{TEXTS['pages']['curves']}")
     draw_curves(groups, view.y, min(3, len(groups)), folder / "curves.png")
     return Shown(tables, cells, "curves.png", measures)
 
 
 def _value_cell(group: Group, row: Row, measure: Measure) -> tuple[dict[str, Any], list[str]]:
     mean, sd, missing = measure.over_seeds(row.runs)
-    number_s = measure.numbers(row.runs)
-    interval = (
-        analysis.mean_interval(number_s)[1:] if len(number_s) >= LEAST_SEEDS else (None, None)
-    )
-    low, high = (None if end is None else measure.scale * end for end in interval)
+    number_s = measure.scale * measure.numbers(row.runs)
+    low = high = None
+    if len(number_s) >= LEAST_SEEDS:
+        _, low, high = analysis.mean_interval(number_s)
     cell = _head(group, row) | {"value": measure.name, "mean": mean, "sd": sd}
     cell |= {"low": low, "high": high, "missing": missing}
     text = plus_minus(mean, sd, ".4g", ".2g") + ends(low, high, ".4g")
-    text += f" ({missing} of {len(row.runs)} {measure.failed})" if missing else ""
+    if missing:
+        text += f" ({missing} of {len(row.runs)} {measure.failed})"
     if row.label == group.baseline:
         return cell, [text, "baseline"]
     against = _against(group, measure, row)
-    cell |= {
-        "form": measure.form,
-        **interval_cells("in_favour", (against.estimate, against.low, against.high)),
-    }
-    cell["pairs"] = against.pairs
+    interval = interval_cells("in_favour", (against.estimate, against.low, against.high))
+    cell |= {"form": measure.form, **interval, "pairs": against.pairs}
     return cell, [text, number_text(against)]
 
 
@@ -304,12 +300,14 @@ def show_best(groups: Sequence[Group], view: View, folder: Path) -> Shown:
         lines = []
         bands = []
         for row in group.rows:
-            found = [measure.over_seeds(row.runs)[:2] for measure in own]
-            for horizon, (mean, sd) in zip(horizons, found, strict=True):
+            line = [row.name]
+            for horizon, measure in zip(horizons, own, strict=True):
+                mean, sd, _ = measure.over_seeds(row.runs)
                 cells.append(
                     _head(group, row) | {"rounds": horizon, "best": best, "mean": mean, "sd": sd}
                 )
-            lines.append([row.name, *(plus_minus(mean, sd, ".2f") for mean, sd in found)])
+                line.append(plus_minus(mean, sd, ".2f"))
+            lines.append(line)
             value_sh = 100 * np.array(
                 [[measure.value(run) for measure in own] for run in row.runs.values()], float
             )
@@ -339,15 +337,10 @@ def show_probes(groups: Sequence[Group], view: View, folder: Path) -> Shown:
         ("largest", lambda cell: formatted(cell["largest"], ".4g")),
     ]
     if view.bounds:
-        within = "{within} of {measured}".format_map
         columns.append(("the paper's bounds", lambda cell: cell.get("bounds", DASH)))
-        columns.append(
-            ("measured rounds within", lambda cell: within(cell) if "within" in cell else DASH)
-        )
+        columns.append(("measured rounds within", _within_text))
     for group in groups:
-        measures[group.part] = [
-            late_probe(title, column, True) for title, column in view.columns.items()
-        ]
+        measures[group.part] = [late_probe(title, column) for title, column in view.columns.items()]
         own = [cell for row in group.rows for cell in _probe_cells(group, row, view)]
         tables.append((group.title, _table_of(columns, own, left=2)))
         cells += own
@@ -355,40 +348,38 @@ def show_probes(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     return Shown(tables, cells, "probes.png", measures, *_bounds_verdict(groups, cells))
 
 
+def _within_text(cell: dict[str, Any]) -> str:
+    return f"{cell['within']} of {cell['measured']}" if "within" in cell else DASH
+
+
 def _probe_cells(group: Group, row: Row, view: View) -> Cells:
     cells: Cells = []
+    runs = row.runs.values()
     for title, column in view.columns.items():
-        cell = _probe_cell(
-            group, row, title, [second_half(run, column) for run in row.runs.values()]
-        )
+        cell = _probe_cell(group, row, title, [second_half(run, column) for run in runs])
         if column in view.bounds:
             low, high = view.bounds[column]
-            every = np.concatenate([run.probe(column) for run in row.runs.values()])
+            every = np.concatenate([run.probe(column) for run in runs])
             every = every[np.isfinite(every)]
-            cell |= {"bounds": f"{low:g} to {high:g}", "measured": len(every)}
-            cell["within"] = int(np.sum((every >= low) & (every <= high)))
+            within = int(np.sum((every >= low) & (every <= high)))
+            cell |= {"bounds": f"{low:g} to {high:g}", "measured": len(every), "within": within}
         cells.append(cell)
     if view.ratio is not None:
         names = {column: title for title, column in view.columns.items()}
         title = " / ".join(names.get(column, column) for column in view.ratio)
-        cells.append(
-            _probe_cell(group, row, title, [_ratio(run, *view.ratio) for run in row.runs.values()])
-        )
+        ratios = [_ratio(run, *view.ratio) for run in runs]
+        cells.append(_probe_cell(group, row, title, ratios))
     return cells
 
 
 def _probe_cell(group: Group, row: Row, title: str, late_s: Sequence[FloatArray]) -> dict[str, Any]:
     means = [mean for late in late_s if (mean := centre(late)) is not None]
     mean, sd = mean_sd(np.array(means))
+    cell = _head(group, row) | {"value": title, "mean": mean, "sd": sd}
     late = np.concatenate(late_s)
-    least, largest = (float(late.min()), float(late.max())) if len(late) else (None, None)
-    return _head(group, row) | {
-        "value": title,
-        "mean": mean,
-        "sd": sd,
-        "least": least,
-        "largest": largest,
-    }
+    cell["least"] = float(late.min()) if len(late) else None
+    cell["largest"] = float(late.max()) if len(late) else None
+    return cell
 
 
 def _ratio(run: analysis.Run, high: str, low: str) -> FloatArray:
@@ -401,19 +392,21 @@ def _bounds_verdict(groups: Sequence[Group], cells: Cells) -> tuple[str | None, 
     """Whether the paper's bounds hold in every measured round, on all data or on some; None if
     it states none.
     """
-    bounded = [cell for cell in cells if "bounds" in cell]
-    if not bounded:
-        return None, ""
-    broken = {cell["part"] for cell in bounded if cell["within"] < cell["measured"]}
     shares = []
+    broken = []
     for group in groups:
-        own = [cell for cell in bounded if cell["part"] == group.part]
-        inside, measured = (sum(cell[name] for cell in own) for name in ("within", "measured"))
-        shares.append(f"{inside} of {measured} values of {group.title}")
+        own = [cell for cell in cells if cell["part"] == group.part and "bounds" in cell]
+        inside = sum(cell["within"] for cell in own)
+        measured = sum(cell["measured"] for cell in own)
+        if own:
+            shares.append(f"{inside} of {measured} values of {group.title}")
+            broken.append(inside < measured)
+    if not shares:
+        return None, ""
     number = f"Within the bounds: {', '.join(shares)}."
-    return "holds" if not broken else "holds in part" if len(broken) < len(
-        groups
-    ) else "is contradicted", number
+    if not any(broken):
+        return "holds", number
+    return "is contradicted" if all(broken) else "holds in part", number
 
 
 def _draw_probes(groups: Sequence[Group], view: View, path: Path) -> None:

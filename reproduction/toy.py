@@ -27,7 +27,8 @@ from deltafl.io import write_atomically
 from deltafl.server import ServerOptimizer, Step
 from deltafl.types import FloatArray, Params
 
-from .page import OwnPage, Row, Rows
+from .page import OwnPage
+from .running import Row, Rows
 from .spec import TEXTS
 from .text import folded, markdown
 

@@ -11,8 +11,9 @@ from deltafl import DeltaflError
 from deltafl.analysis.summary import read_summary
 from deltafl.io import checked, read_json, read_text, read_toml
 from deltafl.simulation.record import read_record
-from reproduction import reproduce
-from reproduction.page import Finding, read_verdict, write_index, write_verdict
+from reproduction import running
+from reproduction.index import write_index
+from reproduction.page import Finding, read_verdict, write_verdict
 
 #: Bytes that no reader takes: not UTF-8, brackets without end, half a value, a number of another
 #: kind.
@@ -37,7 +38,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "record.json": read_record,
     "summary.json": read_summary,
     "verdict.json": read_verdict,
-    "runs.jsonl.gz": reproduce.read_rows,
+    "runs.jsonl.gz": running.read_rows,
     "README.md": read_index,
 }
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from deltafl import analysis
 from deltafl.analysis.looks import MOST_STRONG
-from deltafl.errors import DeltaflError
 from deltafl.io import write_atomically
 from deltafl.samplers import is_unbiased
 from deltafl.simulation import OnProgress
 
 from ..page import REPORT, OwnPage, diverged, hardware, write
-from ..reproduce import Request
+from ..running import Request, no_run
 from ..spec import TEXTS, Experiment, View, is_ours
 from ..text import counted, csv_text, folded
 from .judge import (
@@ -61,8 +60,7 @@ def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: O
     store = Store(folder)
     results = [result for part in parts if (result := gather(part, store)) is not None]
     if not results:
-        why = "; ".join(reasons.values()) or "leave out --only-page to run some"
-        raise DeltaflError(f"{folder} has no finished run yet: {why}")
+        raise no_run(folder, "; ".join(reasons.values()))
     judgements = [judge(result, experiment.view) for result in results]
     counts = (
         sum(result.done for result in results),

@@ -28,7 +28,7 @@ from deltafl.simulation import (
     what_is_run,
 )
 
-from ..reproduce import Request, read_rows, require_training, write_rows
+from ..running import Request, read_rows, require_training, write_rows
 from ..spec import Frozen
 from .parts import Part
 

@@ -7,7 +7,7 @@ from typing import Any
 from deltafl.simulation import Job, RunRecord, RunStore, what_is_run, write_record
 from reproduction.benchmark.page import reproduce_benchmark
 from reproduction.benchmark.parts import Part, parts_of
-from reproduction.reproduce import Request
+from reproduction.running import Request
 from reproduction.spec import Experiment, parse_experiment
 
 TINY: dict[str, Any] = {

@@ -15,7 +15,7 @@ from reproduction.benchmark import runs as benchmark
 from reproduction.benchmark.page import reproduce_benchmark
 from reproduction.benchmark.parts import parts_of
 from reproduction.benchmark.runs import Store, play, tuning_jobs, tuning_result
-from reproduction.reproduce import Request
+from reproduction.running import Request
 from reproduction.spec import Experiment
 from tools.simulation import run_job
 

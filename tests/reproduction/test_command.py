@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 from deltafl.cli.main import app
 from deltafl.errors import DeltaflError
 from deltafl.simulation.record import RunStore, read_record
-from reproduction import cli, page
-from reproduction.page import read_verdict, write_index
+from reproduction import cli
+from reproduction import index as index_module
+from reproduction.index import write_index
+from reproduction.page import read_verdict
 from reproduction.spec import experiment_names
 
 COMMAND = [sys.executable, "-m", "deltafl", "reproduce"]
@@ -83,8 +85,8 @@ def test_results_of_another_experiment_are_not_overwritten(tmp_path: Path) -> No
         (("toy", "--part", "a"), "toy has no parts and no seeds to choose"),
         (("figure-11", "--part", "nu-99"), "unknown part 'nu-99'"),
         (("figure-3",), "figure-3 is shown by toy; write: python -m reproduction toy"),
-        (("figure-11", "--only-page"), "has no finished run yet; leave out --only-page"),
-        (("toy", "--only-page"), "has no finished run yet; leave out --only-page"),
+        (("figure-11", "--only-page"), "has no finished run yet: leave out --only-page"),
+        (("toy", "--only-page"), "has no finished run yet: leave out --only-page"),
         (("figure-11", "--scale", "smoke", "--device", "cuda:99"), "device is 'cuda:99', but"),
         (("benchmark", "--scale", "smoke", "--device", "cuda:99"), "device is 'cuda:99', but"),
         (("--index", "nowhere"), "has no folder with a verdict.json"),
@@ -132,7 +134,7 @@ def test_all_goes_through_every_experiment_names_what_cannot_run_and_writes_the_
 ) -> None:
     (tmp_path / "no-data").mkdir()
     monkeypatch.setenv("DELTAFL_DATA", str(tmp_path / "no-data"))
-    for module in (cli, page):
+    for module in (cli, index_module):
         monkeypatch.setattr(module, "experiment_names", lambda: ("table-7", "toy"))
     output = output_of("all", "--scale", "smoke", "--out", str(tmp_path / "out"))
     places = [

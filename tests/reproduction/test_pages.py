@@ -11,8 +11,10 @@ from deltafl import DeltaflError
 from deltafl.analysis import Run, curve_band, looks
 from reproduction.curves import differences, lie_together
 from reproduction.groups import gather
-from reproduction.page import Finding, read_verdict, write_index, write_page, write_verdict
+from reproduction.index import write_index
+from reproduction.page import Finding, read_verdict, write_verdict
 from reproduction.spec import Sweep
+from reproduction.sweeps import write_page
 from tools.sweeps import REACHES, runs_of_sweep, sweep_of
 
 COMMAND = "python -m reproduction table-x --scale cpu"

@@ -15,8 +15,8 @@ from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of, subject_of
 from deltafl.simulation.sweep import run_jobs
 from reproduction.probe import EVERYONE, Probe, measure_everyone
-from reproduction.reproduce import make_sweep
 from reproduction.spec import load_experiment
+from reproduction.sweeps import make_sweep
 from tools.simulation import TINY, lines_of, quiet
 
 TOY: dict[str, Any] = {

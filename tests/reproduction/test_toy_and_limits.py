@@ -10,7 +10,8 @@ from deltafl.errors import DeltaflError
 from deltafl.simulation import Progress
 from reproduction import limits
 from reproduction.limits import Point, points_of
-from reproduction.reproduce import Request, reproduce
+from reproduction.reproduce import reproduce
+from reproduction.running import Request
 from reproduction.toy import SCORES, WAYS, enumerate_toy
 
 #: hh, ht, successive, hajek, plain-mean.

@@ -277,4 +277,4 @@ def test_losses_and_probes_by_hand() -> None:
     )  # the last 8 of 200 rounds
     assert late_loss(False).value(run_of("fedavg", 0, loss_r=[1.0] * 9 + [math.inf])) is None
     probes = {"round": np.arange(0.0, 50, 10), "norm": np.array([9.0, 9.0, 1.0, np.nan, 4.0])}
-    assert late_probe("norm", "norm", True).value(run._replace(probes=probes)) == pytest.approx(2.0)
+    assert late_probe("norm", "norm").value(run._replace(probes=probes)) == pytest.approx(2.0)

@@ -27,8 +27,7 @@ from deltafl.simulation.settings import CompareSettings, RunSettings, make_setti
 from deltafl.simulation.setup import engine_of, plan_of, task_of
 from deltafl.types import RejectedReply, RoundInfo
 from reproduction.measures import accuracy, late_loss
-from reproduction.page import write_page
-from reproduction.reproduce import records_of
+from reproduction.sweeps import records_of, write_page
 from tools.simulation import TINY, lines_of, quiet, run, run_job
 from tools.sweeps import sweep_of
 

@@ -31,8 +31,8 @@ from deltafl.simulation.run import run_experiment
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, task_of
 from deltafl.simulation.sweep import rounds_played
-from reproduction.reproduce import make_sweep, records_of, run_sweep
 from reproduction.spec import Experiment, parse_experiment
+from reproduction.sweeps import make_sweep, records_of, run_sweep
 from tools.simulation import StopError, lines_of, quiet, reseal, run_job, stop_after
 
 SETTINGS = {

@@ -166,9 +166,8 @@ class Comparison:
             path: Where the figure is saved too: a name that ends in ``.png``, ``.pdf``, ``.svg`` or
                 what else Matplotlib writes.
         """
-        figure = draw_curves(
-            self.curves, self.numbers, self.numbers.metric, None if path is None else Path(path)
-        )
+        place = None if path is None else Path(path)
+        figure: Figure | None = draw_curves(self.curves, self.numbers, self.numbers.metric, place)
         assert figure is not None, "a comparison has its metric"
         figure._repr_png_ = partial(small_png, figure)  # type: ignore[attr-defined]  # what a notebook shows
         return figure
