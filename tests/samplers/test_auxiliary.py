@@ -18,7 +18,7 @@ from deltafl import (
     open_round,
 )
 from deltafl.designs.exact import every_cohort
-from deltafl.samplers.balanced import Balanced
+from deltafl.samplers.centred import Balanced
 from deltafl.samplers.fed_cbs import FedCBS, imbalance
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import plan_of, task_of
@@ -68,8 +68,8 @@ def test_columns_that_others_determine_cost_no_balance() -> None:
         (np.full((9, 2), 0.1), 0),
     ):
         state = Balanced().init(Population.from_sizes(range(1, 10), aux=aux_mq))
-        assert state.value_mq.shape == (9, axes)
-        np.testing.assert_allclose(state.value_mq.sum(axis=0), 0, atol=1e-12)
+        assert state.about_mq.shape == (9, axes)
+        np.testing.assert_allclose(Balanced().values(state).sum(axis=0), 0, atol=1e-12)
 
 
 # What is known

@@ -24,7 +24,7 @@ from deltafl import (
 from deltafl.designs.exact import support
 from deltafl.samplers import divfl, parse_label
 from deltafl.samplers.active_fl import ActiveFL, ActiveState
-from deltafl.samplers.base import State, draw_successively
+from deltafl.samplers.base import State, draw_by_logs, draw_successively
 from deltafl.samplers.divfl import DivFL, DivState, distances, greedy
 from deltafl.samplers.oort import Oort, OortState
 from deltafl.types import FloatArray, IntArray
@@ -55,14 +55,14 @@ def test_successive_draws_are_those_that_were_enumerated() -> None:
     rng = stream(0, "audit")
     count_m = np.zeros(4)
     for _ in range(DRAWS):
-        count_m[draw_successively(np.log(weight_m), 2, rng)] += 1
+        count_m[draw_successively(weight_m, 2, rng)] += 1
     assert_frequencies(count_m / DRAWS, np.asarray(exact_m))
 
 
 def test_weights_of_any_size_can_be_drawn_from() -> None:
     log_weight_k = np.array([-np.inf, 2000.0, -3000.0, -np.inf])
     for seed in range(20):
-        assert draw_successively(log_weight_k, 3, stream(seed, "audit")).tolist() == [1, 2, 0]
+        assert draw_by_logs(log_weight_k, 3, stream(seed, "audit")).tolist() == [1, 2, 0]
 
 
 @pytest.mark.parametrize("name", NEW)

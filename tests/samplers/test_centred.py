@@ -47,16 +47,14 @@ def test_delta_centred_by_hand() -> None:
 @pytest.mark.parametrize("ageing", [0.0, 1.0, 3.0])
 def test_innovation_by_hand(ageing: float) -> None:
     """Client 0 was seen twice, client 1 once, 2 and 3 never; n / m = 1/2 at both visits."""
-    sampler = Centred(own_memory=True, ageing=ageing, floor=0.0, shrink=0.0, explore=2.0)
+    sampler = Centred(own_memory=True, ageing=ageing, floor=0.0, shrink=0.0)
     state = sampler.update(sampler.init(POPULATION), cohort(0, 1), report([16.0, 4.0]))
     state = sampler.update(state, cohort(0, 2), report([3.0, 10.0]))
     one, two = ((1 + ageing * rounds * 0.5) / (1 + ageing) for rounds in (1, 2))
     again = 3.0 / one
     first = (16 + 4 + 10) / 3
     remaining = (again + 5 * first / 2) / (16 + 5 * first)
-    square_m = np.array(
-        [again * one, 4 * remaining * two, 10 * remaining * one, 2 * first]
-    )  # explore is 2
+    square_m = np.array([again * one, 4 * remaining * two, 10 * remaining * one, first])
     score_m = POPULATION.weight_m * np.sqrt(square_m)
     np.testing.assert_allclose(
         mean_counts(sampler, state, 2, 4), inclusion_probabilities(score_m, 2)

@@ -137,7 +137,5 @@ def test_it_keeps_the_protocol() -> None:
     "known", [None, np.zeros((4, 0)), [[0.0, 0.0]] + [[1.0, 0.0]] * 3, [[-1.0, 2.0]] * 4]
 )
 def test_it_needs_the_labels_of_every_client(known: Any) -> None:
-    with pytest.raises(
-        DeltaflError, match="fedentopt needs the labels of every client; give Population"
-    ):
+    with pytest.raises(DeltaflError, match="needs the labels of every client; give Population"):
         FedEntOpt().init(Population.from_sizes([1, 2, 3, 4], aux=known))

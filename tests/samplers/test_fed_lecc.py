@@ -106,7 +106,7 @@ def test_it_keeps_the_protocol() -> None:
 
 
 def test_it_needs_labels_and_losses() -> None:
-    with pytest.raises(DeltaflError, match="fedlecc needs the labels of every client"):
+    with pytest.raises(DeltaflError, match="needs the labels of every client"):
         FedLECC().init(Population.from_sizes([1, 2], aux=[[1.0, 0.0], [0.0, 0.0]]))
     with pytest.raises(
         DeltaflError, match="FedLECC needs every client's update or loss before the draw"

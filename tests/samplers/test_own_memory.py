@@ -9,7 +9,7 @@ from conftest import Recorder, make_problem
 from deltafl import ESTIMATORS, Plan, Population, close_round, init_round, make_sampler, open_round
 from deltafl.estimators.table import find_estimator
 from deltafl.samplers import parse_label
-from deltafl.samplers.mifa import NewFirst
+from deltafl.samplers.base import NewFirst
 
 
 def test_mifas_first_steps_are_as_short_as_it_says() -> None:

@@ -18,7 +18,7 @@ from deltafl.samplers.urns import (
     urns_by_cluster,
     urns_by_size,
 )
-from deltafl.samplers.ward import distances, ward_tree
+from deltafl.samplers.ward import angles, ward_tree
 from deltafl.streams import stream
 from deltafl.types import FloatArray, IntArray
 from tools.samplers import SIX, cohort_of, counts, mean_counts
@@ -47,7 +47,7 @@ def test_urns_by_size_against_the_slow_twin(sizes: list[int], n: int) -> None:
 
 
 def tree_of(*rows: list[float]) -> IntArray:
-    return ward_tree(np.array(rows, dtype=np.float64), "arccos")
+    return ward_tree(np.array(rows, dtype=np.float64))
 
 
 def test_urns_by_cluster_by_hand() -> None:
@@ -82,11 +82,10 @@ def test_a_client_too_large_for_an_urn_has_urns_of_its_own() -> None:
     arrays(np.float64, 7, elements=st.floats(0.01, 1)),
     st.integers(1, 7),
     st.integers(0, 5),
-    st.sampled_from(["arccos", "l2"]),
 )
-def test_urns_keep_their_promise(weight_m: FloatArray, n: int, seed: int, similarity: str) -> None:
+def test_urns_keep_their_promise(weight_m: FloatArray, n: int, seed: int) -> None:
     """Rows sum to 1, columns to n w_i / sum w, also with a client away."""
-    tree = ward_tree(np.random.default_rng(seed).normal(size=(7, 3)), similarity)
+    tree = ward_tree(np.random.default_rng(seed).normal(size=(7, 3)))
     here_m = np.where(np.arange(7) == seed, 0.0, weight_m)
     for w_m, size in ((weight_m, n), (here_m, min(n, 6))):
         urn_nm = urns_by_cluster(w_m, size, tree)
@@ -97,23 +96,18 @@ def test_urns_keep_their_promise(weight_m: FloatArray, n: int, seed: int, simila
 
 
 def test_distances_of_clients() -> None:
-    """Right angles, the same direction, opposite ones; the unseen (zero) are alike and at a
-    right angle to the rest.
+    """Right angles, the same direction, opposite ones; a zero is at a right angle to the rest.
+
+    The unseen are alike: they are merged first, with the two of the same direction.
     """
-    sketch = np.array([[2.0, 0], [0, 1], [1, 0], [-3, 0], [0, 0], [0, 0]])
-    angle = distances(sketch, "arccos").reshape(-1)
+    sketch_mq = np.array([[2.0, 0], [0, 1], [1, 0], [-3, 0], [0, 0], [0, 0]])
     half = np.pi / 2
-    pairs = [half, 0, np.pi, half, half, half, half, half, half, np.pi, half, half, half, half, 0]
-    np.testing.assert_allclose(angle, pairs, atol=1e-7)
-    lengths = distances(sketch, "l2")
-    np.testing.assert_allclose(lengths[:5], np.sqrt([5, 1, 25, 4, 4]), atol=1e-7)
-    assert lengths[-1] == pytest.approx(0, abs=1e-7)
+    expected = [[0, half, 0, np.pi, half], [np.pi, half, np.pi, 0, half]]
+    np.testing.assert_allclose(angles(sketch_mq)[[0, 3], :5], expected, atol=1e-7)
+    assert {tuple(pair) for pair in ward_tree(sketch_mq)[:2].tolist()} == {(0, 2), (4, 5)}
 
 
-BY_SIMILARITY = [
-    ClusteredBySimilarity(similarity, sketch_size=2) for similarity in ("arccos", "l2")
-]
-CLUSTERED: list[ClusteredBySize] = [ClusteredBySize(), *BY_SIMILARITY]
+CLUSTERED: list[ClusteredBySize] = [ClusteredBySize(), ClusteredBySimilarity(sketch_size=2)]
 
 
 def clustered_state(sampler: Sampler) -> State:

@@ -42,14 +42,10 @@ class Design(NamedTuple):
     """A way to draw."""
 
     name: str
-    #: client ids, repeated where one is drawn more than once; of a design with values, the draw
-    #: without any
-    draw: Draw
+    draw: Draw  #: client ids, with repetition; for a design with values, the draw without any
     exact: bool  #: whether the mean count of each client is its expectation
     kind: str  #: "fixed-size", "poisson" or "replacement": what a variance estimate has to know
-    draw_balanced: BalancedDraw | None = (
-        None  #: the draw by values, see ``balanced.py``; None if it uses none
-    )
+    draw_balanced: BalancedDraw | None = None  #: the draw by values, see ``balanced.py``
     source: str = ""  #: the paper, as in ``docs/references.md``; empty for a textbook's
 
     @property
@@ -59,17 +55,15 @@ class Design(NamedTuple):
 
     @property
     def variance(self) -> str:
-        """What ``info.variance`` is: "unbiased", "close" if there are many clients, or "rough":
-        no bound either.
-        """
+        """What ``info.variance`` is: "unbiased", "close" for many clients, or "rough"."""
         if self.kind != "fixed-size" or self.name == "simple-random":
             return "unbiased"
-        return "rough" if self.uses_values or not self.exact or self.name == ORDERED else "close"
+        if self.uses_values or not self.exact or self.name == ORDERED:
+            return "rough"
+        return "close"
 
     def expectation(self, score_m: FloatArray, n: int) -> FloatArray:
-        """Expected counts proportional to the scores, capped at 1 unless clients may be drawn
-        repeatedly.
-        """
+        """Expected counts proportional to the scores, capped at 1 unless draws may repeat."""
         if self.kind == "replacement" or not self.exact:
             return n * draw_probabilities(score_m)
         return inclusion_probabilities(score_m, n)
@@ -83,9 +77,7 @@ class Chooser:
     def choose(
         self, design: str, expected_m: FloatArray, value_mq: FloatArray | None = None
     ) -> IntArray:
-        """Client ids of the cohort to visit, with repetition; values only for designs that use
-        them.
-        """
+        """Client ids of the cohort to visit, with repetition."""
         raise NotImplementedError
 
 
@@ -101,9 +93,7 @@ def cohort_size(expected_m: FloatArray) -> int:
 
 
 def systematic(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
-    """Lay the clients end to end in random order, each as long as its expectation; pick every
-    unit step.
-    """
+    """Lay the clients end to end in random order, as long as expected; pick every unit step."""
     certain = np.flatnonzero(expected_m >= 1)
     order = rng.permutation(np.flatnonzero((expected_m > 0) & (expected_m < 1)))
     start = rng.random()
@@ -113,16 +103,12 @@ def systematic(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
     size = cohort_size(expected_m) - len(certain)
     ends[-1] = size  # cumsum rounds; the last client must not lose its draw to that
     # start + size - 1 may round up to size, beyond the last client.
-    place_k = np.minimum(
-        np.searchsorted(ends, start + np.arange(size), side="right"), len(order) - 1
-    )
-    return np.concatenate([certain, order[place_k]])
+    place_k = np.searchsorted(ends, start + np.arange(size), side="right")
+    return np.concatenate([certain, order[np.minimum(place_k, len(order) - 1)]])
 
 
 def pivotal(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
-    """Let clients duel in random order: of a pair, one is decided (drawn or not), the other
-    fights on with the rest.
-    """
+    """Let clients duel in random order: of a pair, one is decided, the other fights on."""
     certain = np.flatnonzero(expected_m >= 1).tolist()
     order = rng.permutation(np.flatnonzero((expected_m > 0) & (expected_m < 1))).tolist()
     coin = rng.random(len(order))
@@ -144,13 +130,11 @@ def pivotal(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
             strength = both - 1
     if strength > 0.5:  # the expectations sum to a whole number, so this is 0 or 1 up to rounding
         drawn.append(champion)
-    return np.asarray(drawn, dtype=np.int64)
+    return np.array(drawn, np.int64)
 
 
 def simple_random(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
-    """Every set of n clients is equally likely; the expectations must be equal (or 0, for absent
-    clients).
-    """
+    """Every set of n clients is equally likely; expectations must be equal, or 0 if absent."""
     candidates = np.flatnonzero(expected_m > 0)
     if np.ptp(expected_m[candidates]) > 1e-9:
         raise DeltaflError(
@@ -173,8 +157,7 @@ def multinomial(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
 
 
 def successive(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
-    """One client after another without replacement, p renormalised each time: inclusion
-    probabilities are NOT n p.
+    """One client after another, p renormalised each time: inclusion probabilities are NOT n p.
 
     Exponential clocks with rate p_i ring in exactly this order, so the first n of them are the
     cohort.
@@ -191,28 +174,27 @@ def successive(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
 
 #: The design that can draw from a ``SumTree``.
 ORDERED = "ordered-pivotal"
+_FIXED = "fixed-size"
 DESIGNS: dict[str, Design] = {
     design.name: design
     for design in (
-        Design("systematic", systematic, True, "fixed-size", source="Madow 1949"),
-        Design("pivotal", pivotal, True, "fixed-size", source="Deville, Tille 1998"),
+        Design("systematic", systematic, True, _FIXED, None, "Madow 1949"),
+        Design("pivotal", pivotal, True, _FIXED, None, "Deville, Tille 1998"),
         Design(
             "local-pivotal",
             pivotal,
             True,
-            "fixed-size",
+            _FIXED,
             local_pivotal,
             "Grafstrom, Lundstrom, Schelin 2012",
         ),
-        Design("cube", pivotal, True, "fixed-size", cube, "Deville, Tille 2004"),
-        Design("anticluster", pivotal, True, "fixed-size", anticluster, "Papenberg 2024"),
-        Design(
-            ORDERED, ordered_pivotal, True, "fixed-size", source="Deville, Tille 1998; Chauvet 2012"
-        ),
-        Design("simple-random", simple_random, True, "fixed-size"),
-        Design("poisson", poisson, True, "poisson", source="Hajek 1964"),
-        Design("multinomial", multinomial, True, "replacement", source="Hansen, Hurwitz 1943"),
-        Design("successive", successive, False, "fixed-size", source="Yates, Grundy 1953"),
+        Design("cube", pivotal, True, _FIXED, cube, "Deville, Tille 2004"),
+        Design("anticluster", pivotal, True, _FIXED, anticluster, "Papenberg 2024"),
+        Design(ORDERED, ordered_pivotal, True, _FIXED, None, "Deville, Tille 1998; Chauvet 2012"),
+        Design("simple-random", simple_random, True, _FIXED),
+        Design("poisson", poisson, True, "poisson", None, "Hajek 1964"),
+        Design("multinomial", multinomial, True, "replacement", None, "Hansen, Hurwitz 1943"),
+        Design("successive", successive, False, _FIXED, None, "Yates, Grundy 1953"),
     )
 }
 
@@ -222,6 +204,26 @@ def find_design(name: str) -> Design:
     if name not in DESIGNS:
         raise unknown_name("design", name, DESIGNS)
     return DESIGNS[name]
+
+
+def draw_by(
+    design: str,
+    expected_m: FloatArray,
+    rng: np.random.Generator | Chooser,
+    value_mq: FloatArray | None = None,
+) -> IntArray:
+    """Draw client ids, or let a ``Chooser`` name them; every draw of a sampler passes here."""
+    if isinstance(rng, Chooser):
+        return rng.choose(design, expected_m, value_mq)
+    how = find_design(design)
+    if value_mq is None or how.draw_balanced is None:
+        return how.draw(expected_m, rng)
+    return how.draw_balanced(expected_m, value_mq, RandomSource(rng))
+
+
+def drawn_once(client_n: IntArray, expected_n: FloatArray, kind: str) -> Cohort:
+    """A cohort of distinct clients."""
+    return Cohort(client_n, np.ones(len(client_n), np.int64), expected_n, kind)
 
 
 def draw_cohort(
@@ -243,8 +245,8 @@ def draw_cohort(
         available_m: bool (m,), the available clients; None for all. The others have expectation 0.
         value_mq: (m, q) values x_i, such as w_i times a sketch of client i's update, for designs
             that use them (``Design.uses_values``): the cohort is spread over the places x_i / pi_i,
-                or balanced such that
-            sum_S x_i / pi_i is near sum_i x_i. None, no column, or zeros alone: nothing to spread.
+            or balanced such that sum_S x_i / pi_i is near sum_i x_i. None, no column, or zeros
+            alone: nothing to spread.
 
     Raises:
         DeltaflError: For an unknown design, impossible n, scores or values, or when nobody is
@@ -256,26 +258,23 @@ def draw_cohort(
         2
     """
     how = find_design(design)
-    score_m = np.asarray(score_m, dtype=np.float64)
-    if available_m is not None and len(available_m) != len(score_m):
-        raise DeltaflError(
-            f"available_m has {len(available_m)} entries for {len(score_m)} scores; give one for "
-            "each"
-        )
-    present = np.arange(len(score_m)) if available_m is None else np.flatnonzero(available_m)
-    check_anyone(len(present))
-    expected_m = how.expectation(
-        score_m[present], min(n, len(present)) if available_m is not None else n
-    )
-    aux_mq = _usable_values(how, value_mq, len(score_m), present)
-    if isinstance(rng, Chooser):
-        drawn = rng.choose(design, expected_m, aux_mq)
-    elif aux_mq is None or how.draw_balanced is None:
-        drawn = how.draw(expected_m, rng)
-    else:
-        drawn = how.draw_balanced(expected_m, aux_mq, RandomSource(rng))
+    score_m = np.asarray(score_m, np.float64)
+    present = np.arange(len(score_m))
+    if available_m is not None:
+        if len(available_m) != len(score_m):
+            raise DeltaflError(
+                f"available_m has {len(available_m)} entries for {len(score_m)} scores; give one "
+                "for each"
+            )
+        present = np.flatnonzero(available_m)
+        check_anyone(len(present))
+        n = min(n, len(present))
+    expected_m = how.expectation(score_m[present], n)
+    if value_mq is not None:
+        value_mq = _usable_values(how, value_mq, len(score_m), present)
+    drawn = draw_by(design, expected_m, rng, value_mq)
     row_n, count_n = np.unique(drawn, return_counts=True)
-    return Cohort(present[row_n], count_n.astype(np.int64), expected_m[row_n], how.kind)
+    return Cohort(present[row_n], count_n, expected_m[row_n], how.kind)
 
 
 def draw_from_tree(
@@ -285,46 +284,40 @@ def draw_from_tree(
     rng: np.random.Generator | Chooser,
     available_m: BoolArray | None = None,
 ) -> Cohort:
-    """Draw n clients by the design ``ordered-pivotal`` with scores that are in a sum tree, in O(n
-    log m).
+    """Draw n clients by ``ordered-pivotal`` with scores that are in a sum tree, in O(n log m).
 
     As ``draw_cohort``, with the floor g of ``with_floor``. Unless all clients are available, the
     draw reads all scores.
     """
     if available_m is not None and not available_m.all():
-        return draw_cohort(
-            with_floor(np.asarray(tree), floor, available_m=available_m),
-            n,
-            ORDERED,
-            rng,
-            available_m,
-        )
+        score_m = with_floor(np.asarray(tree), floor, available_m)
+        return draw_cohort(score_m, n, ORDERED, rng, available_m)
     expected = expectations(tree, n, floor)
-    drawn = (
-        rng.choose(ORDERED, expected.everyone())
-        if isinstance(rng, Chooser)
-        else draw(expected, rng)
-    )
+    if isinstance(rng, Chooser):
+        drawn = rng.choose(ORDERED, expected.everyone())
+    else:
+        drawn = draw(expected, rng)
     client_n = np.sort(drawn)
-    return Cohort(client_n, np.ones(n, dtype=np.int64), expected.of(client_n), "fixed-size")
+    return drawn_once(client_n, expected.of(client_n), _FIXED)
 
 
 def _usable_values(
-    how: Design, value_mq: FloatArray | None, m: int, present: IntArray
+    how: Design, value_mq: FloatArray, m: int, present: IntArray
 ) -> FloatArray | None:
-    """The values of those present; None where the design ignores them or there is nothing to
-    spread.
-    """
-    if value_mq is None or not how.uses_values:
+    """The values of those present; None if the design ignores them or nothing is to spread."""
+    if not how.uses_values:
         return None
-    value_mq = np.asarray(value_mq, dtype=np.float64)
+    value_mq = np.asarray(value_mq, np.float64)
     if value_mq.ndim != 2 or len(value_mq) != m:
         raise DeltaflError(
             f"value_mq has shape {value_mq.shape}; give one row of numbers for each of {m} clients"
         )
-    bad = present[~np.isfinite(value_mq[present]).all(axis=1)]
+    value_mq = value_mq[present]
+    bad = present[~np.isfinite(value_mq).all(axis=1)]
     if len(bad):
         raise DeltaflError(
             f"a value of client {bad[0]} is not a finite number; write 0 where nothing is known"
         )
-    return value_mq[present] if value_mq[present].any() else None
+    if not value_mq.any():
+        return None
+    return value_mq

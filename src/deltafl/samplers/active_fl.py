@@ -1,6 +1,4 @@
-"""Active federated learning (Goetz et al. 2019): select clients of large loss more often.
-Biased.
-"""
+"""Active federated learning (Goetz et al. 2019): clients of large loss more often. Biased."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -8,22 +6,19 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..types import Cohort, FloatArray, IntArray, Population, Reports
-from .base import Rng, Unweighted, draw_successively, mean_for_unseen, replied, with_rows
+from .base import Rng, Unweighted, draw_by_logs, mean_for_unseen, replied, with_rows
 
 
 class ActiveState(NamedTuple):
-    """Numbers of examples, int64 (m,), and values v, float64 (m,), NaN for clients that never
-    replied.
-    """
+    """What the server stores about each client."""
 
-    size_m: IntArray
-    value_m: FloatArray
+    size_m: IntArray  # number of examples
+    value_m: FloatArray  # v_i; NaN if it never replied
 
 
 @dataclass(frozen=True)
 class ActiveFL(Unweighted):
-    """Drops the clients of smallest value, draws most of the cohort by a softmax of values and the
-    rest uniformly.
+    """Drops clients of small value, draws most of a cohort by a softmax of values, the rest evenly.
 
     The value is v_i = sqrt(n_i) (mean loss of client i when last trained), with n_i its number of
     examples; a client never trained gets the mean of the others. Of the K available clients, the
@@ -52,7 +47,7 @@ class ActiveFL(Unweighted):
         log_weight_k[np.argsort(value_k, kind="stable")[:dropped]] = -np.inf
         even = int(self.alpha3 * size + 0.5)
         by_value = min(size - even, len(present_k) - dropped)
-        first = present_k[draw_successively(log_weight_k, by_value, rng)]
+        first = present_k[draw_by_logs(log_weight_k, by_value, rng)]
         rest = rng.permutation(present_k[~np.isin(present_k, first)])[: size - by_value]
         return np.concatenate([first, rest])
 

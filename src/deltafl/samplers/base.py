@@ -1,6 +1,4 @@
-"""What samplers share: the base class, draws by score, biased selections, the facts of a run,
-states.
-"""
+"""What samplers share: the base class, draws by score, biased selections, the facts of a run."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -10,18 +8,19 @@ import numpy as np
 import numpy.typing as npt
 
 from ..designs.inclusion import check_anyone, check_cohort_size
-from ..designs.table import draw_cohort, draw_from_tree, find_design
+from ..designs.table import ORDERED, draw_cohort, draw_from_tree, drawn_once, find_design
 from ..errors import DeltaflError, WithRanges
 from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .census import Census
 
-#: A sampler's memory: a NamedTuple of arrays, so that it can be printed, compared and saved as it
-#: is.
+#: A sampler's memory: a NamedTuple of arrays, so that it can be printed, compared and saved.
 State = Any
 Rng = np.random.Generator
 #: Of all clients, float64 (m,); in a sum tree for the design ``ordered-pivotal``.
 Scores = FloatArray | SumTree
+#: A count () that begins at 0; states are never changed in place.
+ZERO = np.zeros((), np.int64)
 
 
 class RunFacts(NamedTuple):
@@ -65,9 +64,7 @@ class Sampler(WithRanges, ABC):
 
     @property
     def unbiased(self) -> bool:
-        """Whether the cohorts' expectations are exact and above 0, so that an unbiased estimator
-        stays unbiased.
-        """
+        """Whether the cohorts' expectations are exact and above 0, as unbiased estimates need."""
         return False
 
     @property
@@ -82,30 +79,22 @@ class Sampler(WithRanges, ABC):
 
     @property
     def needs_oracle(self) -> bool:
-        """Whether ``open`` needs all clients' updates or losses of this round, which only a
-        simulation has.
-        """
+        """Whether ``open`` needs all clients' updates or losses of this round (simulations)."""
         return False
 
     @property
     def skips_zero_updates(self) -> bool:
-        """Whether a client whose update is 0 this round cannot be drawn: with an oracle, unless
-        there is a floor.
-        """
-        return self.needs_oracle and not getattr(self, "floor", 0)
+        """Whether a client whose update is 0 this round cannot be drawn, unless by a floor."""
+        return self.needs_oracle
 
     @property
     def skips_zero_scores(self) -> bool:
-        """Whether a client whose score is 0 is never drawn though its update is not 0: even
-        plain estimates miss it.
-        """
+        """Whether clients of score 0 are never drawn though their updates are not 0."""
         return False
 
     @property
     def counts_draws(self) -> bool:
-        """Whether ``reports.squared_deviation_n`` is about the mean over draws, not over
-        distinct clients.
-        """
+        """Whether zeta_i is about the mean over draws, not over distinct clients."""
         return False
 
     @property
@@ -115,9 +104,7 @@ class Sampler(WithRanges, ABC):
 
     @property
     def output_bias_size(self) -> int:
-        """How many of the last entries of u_i ``reports.output_bias_nk`` holds: one per class; 0
-        for none.
-        """
+        """How many of the last entries of u_i are reported, one per class; 0 for none."""
         return 0
 
     @property
@@ -126,9 +113,7 @@ class Sampler(WithRanges, ABC):
         return None
 
     def for_run(self, facts: RunFacts) -> Self:
-        """This sampler with the options that are None ("from the run") filled in; options must
-        fit the run.
-        """
+        """This sampler with the options that are None ("from the run") filled in."""
         return self
 
     def init(self, population: Population) -> State:
@@ -150,26 +135,22 @@ class Sampler(WithRanges, ABC):
         """
 
     def update(self, state: State, cohort: Cohort, reports: Reports) -> State:
-        """The state after the replies; rows with ``responded_n`` False must be ignored. By
-        default nothing changes.
-        """
+        """The state after the replies; rows with ``responded_n`` False must be ignored."""
         return state
 
     def require_oracle(self, oracle: Oracle | None) -> Oracle:
         """The oracle, or a ``DeltaflError`` if there is none."""
         if oracle is None:
-            name = type(self).__name__
-            why = "needs every client's update or loss before the draw"
-            cure = "choose a practical sampler such as 'pracdelta'"
-            raise DeltaflError(f"{name} {why}, which only a simulation has; {cure}")
+            raise DeltaflError(
+                f"{type(self).__name__} needs every client's update or loss before the draw, which "
+                "only a simulation has; choose a practical sampler such as 'pracdelta'"
+            )
         return oracle
 
 
 @dataclass(frozen=True)
 class Scored(Sampler):
-    """Draws with expectations proportional to scores, by a design in ``deltafl.DESIGNS``;
-    unbiased if that is exact.
-    """
+    """Draws with expectations proportional to scores, by a design in ``deltafl.DESIGNS``."""
 
     design: str = "systematic"
 
@@ -186,16 +167,12 @@ class Scored(Sampler):
         """Scores >= 0."""
 
     def values(self, state: State) -> FloatArray | None:
-        """Values (m, q) that the cohort is spread over or balanced on, for designs that use
-        them.
-        """
+        """Values (m, q) that the cohort is spread over or balanced on, by designs that can."""
         return None
 
     @property
     def floor(self) -> float:
-        """The share of the cohort that is drawn uniformly; mixed in here only where the scores
-        are in a tree.
-        """
+        """The share of the cohort that is drawn uniformly; here only for scores in a tree."""
         return 0.0
 
     def open(
@@ -213,8 +190,7 @@ class Scored(Sampler):
 
 
 def per_second(score_m: FloatArray, population: Population, wanted: bool) -> FloatArray:
-    """The scores, or ``score_m / sqrt(seconds)`` if ``wanted``, the optimum for a fixed total of
-    the clients' time.
+    """The scores, or ``score_m / sqrt(seconds)`` if ``wanted``: best for a given total of seconds.
 
     For independent draws with sum_i pi_i T_i <= B, T_i the expected seconds of client i, the
     variance sum_i w_i^2 a_i^2 (1 / pi_i - 1) is smallest at pi_i proportional to w_i a_i /
@@ -227,21 +203,29 @@ def per_second(score_m: FloatArray, population: Population, wanted: bool) -> Flo
     if not wanted:
         return score_m
     if population.seconds_m is None:
-        cure = "write population._replace(seconds_m=...), or in the simulator speeds='lognormal'"
-        raise DeltaflError(f"per_second needs the expected seconds of each client's round: {cure}")
-    return np.asarray(score_m / np.sqrt(population.seconds_m))
+        raise DeltaflError(
+            "per_second needs the expected seconds of each client's round: write "
+            "population._replace(seconds_m=...), or in the simulator speeds='lognormal'"
+        )
+    return score_m / np.sqrt(population.seconds_m)
+
+
+def for_design(score_m: FloatArray, design: str) -> Scores:
+    """Scores that a state keeps: in a sum tree for the design that can draw from it."""
+    if design == ORDERED:
+        return SumTree(score_m)
+    return score_m
 
 
 @dataclass(frozen=True)
 class Unweighted(Sampler):
-    """Selects clients in a way whose inclusion probabilities are unknown. Subclasses define
-    ``choose``.
-    """
+    """Selects clients with unknown inclusion probabilities. Subclasses define ``choose``."""
 
     @abstractmethod
     def choose(self, state: State, present_k: IntArray, size: int, rng: Rng) -> IntArray:
-        """At most ``size`` of ``present_k``, the available clients in random order; the next
-        ones fill the cohort.
+        """At most ``size`` of ``present_k``, the available clients in random order.
+
+        The next ones fill the cohort.
         """
 
     def open(
@@ -254,36 +238,64 @@ class Unweighted(Sampler):
         return unweighted_cohort(np.concatenate([chosen, rest]))
 
 
-def present_clients(available_m: BoolArray, n: int) -> tuple[IntArray, int]:
-    """The indices of the available clients, and the cohort's size: n, or all of them if they are
-    fewer.
+class NewFirstState(NamedTuple):
+    """Whether each client was ever selected, bool (m,)."""
+
+    selected_m: BoolArray
+
+
+@dataclass(frozen=True)
+class NewFirst(Unweighted):
+    """Selects clients never selected before, in random order; then others uniformly.
+
+    As ``mifa``, the selection of MIFA (Gu et al., NeurIPS 2021, algorithm 1): its first round, in
+    which all devices reply, is spread here over ceil(m / n) rounds. Since the average counts a
+    client as zero until it replies, these steps are n / m, 2 n / m, ... of a full one.
     """
+
+    def init(self, population: Population) -> State:
+        return NewFirstState(np.zeros(population.num_clients, np.bool_))
+
+    def choose(self, state: State, present_k: IntArray, size: int, rng: Rng) -> IntArray:
+        new: IntArray = present_k[~state.selected_m[present_k]][:size]
+        if len(new) == size:
+            return new
+        return np.concatenate([new, self.again(state, present_k, size, size - len(new), rng)])
+
+    def again(
+        self, state: State, present_k: IntArray, size: int, wanted: int, rng: Rng
+    ) -> IntArray:
+        """At most ``wanted`` of the clients that replied before, in a cohort of ``size``."""
+        return present_k[:0]
+
+    def update(self, state: State, cohort: Cohort, reports: Reports) -> State:
+        return state._replace(selected_m=with_rows(state.selected_m, cohort.client_n, True))
+
+
+def present_clients(available_m: BoolArray, n: int) -> tuple[IntArray, int]:
+    """The indices of the available clients, and the cohort's size: n, or fewer if they are."""
     check_cohort_size(n, len(available_m))
     present = np.flatnonzero(available_m)
     check_anyone(len(present))
     return present, min(n, len(present))
 
 
-def label_counts(population: Population, name: str) -> FloatArray:
-    """The clients' numbers of examples of each class, float64 (m, C), from shares among the
-    auxiliary variables.
-
-    Raises a ``DeltaflError`` if there are none, or if they are not label shares.
-    """
+def label_counts(population: Population) -> FloatArray:
+    """The clients' numbers of examples of each class, float64 (m, C), from shares in ``aux_mq``."""
     share_mc = population.aux_mq
-    size_m = population.num_examples_m
     if (
         share_mc is None
         or share_mc.shape[1] == 0
         or share_mc.min() < 0
         or share_mc.sum(axis=1).min() <= 0
     ):
-        cure = (
-            "give Population.from_sizes(sizes, aux=shares), one row of shares of each class a "
-            "client, all >= 0"
+        raise DeltaflError(
+            "this sampler needs the labels of every client; give Population.from_sizes(sizes, "
+            "aux=shares), one row of shares of each class a client, all >= 0"
         )
-        raise DeltaflError(f"{name} needs the labels of every client; {cure}")
-    return np.asarray(size_m[:, None] * share_mc / share_mc.sum(axis=1, keepdims=True))
+    return np.asarray(
+        population.num_examples_m[:, None] * share_mc / share_mc.sum(axis=1, keepdims=True)
+    )
 
 
 def replied(cohort: Cohort, reports: Reports) -> tuple[IntArray, Reports]:
@@ -302,23 +314,27 @@ def with_rows(value_m: npt.NDArray[Any], client_n: IntArray, newest: Any) -> npt
 def mean_for_unseen(value_m: FloatArray, default: float) -> FloatArray:
     """The values, with their mean for clients not yet seen (NaN); ``default`` if none has been."""
     seen_m = np.isfinite(value_m)
-    return np.where(seen_m, value_m, value_m[seen_m].mean() if seen_m.any() else default)
+    if not seen_m.any():
+        return np.full(len(value_m), default)
+    return np.where(seen_m, value_m, value_m[seen_m].mean())
 
 
 def unweighted_cohort(client_n: IntArray) -> Cohort:
-    """A cohort of distinct clients with unknown probabilities (NaN), for estimators that need
-    none.
-    """
-    client_n = np.sort(client_n)
-    return Cohort(client_n, np.ones(len(client_n), dtype=np.int64), np.full(len(client_n), np.nan))
+    """A cohort with unknown probabilities (NaN), for estimators that need none."""
+    return drawn_once(np.sort(client_n), np.full(len(client_n), np.nan), "unknown")
 
 
-def draw_successively(log_weight_k: FloatArray, size: int, rng: Rng) -> IntArray:
-    """Rows of ``size`` draws without replacement, each with p proportional to exp(log weight) among
-    those left.
+def draw_successively(weight_k: FloatArray, size: int, rng: Rng) -> IntArray:
+    """Rows of ``size`` draws without replacement, p proportional to the weights of those left."""
+    with np.errstate(divide="ignore"):
+        return draw_by_logs(np.log(weight_k), size, rng)
 
-    Rows of weight 0 (-inf) come last. By exponential clocks, in logarithms (Efraimidis and Spirakis
-    2006).
+
+def draw_by_logs(log_weight_k: FloatArray, size: int, rng: Rng) -> IntArray:
+    """The same by logarithms of the weights, which may lie far apart.
+
+    Rows of weight 0 (-inf) come last. By exponential clocks, in logarithms (Efraimidis and
+    Spirakis 2006).
     """
     key_k = log_weight_k + rng.gumbel(size=len(log_weight_k))
     return np.argsort(-key_k, kind="stable")[:size]

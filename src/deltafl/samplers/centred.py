@@ -1,8 +1,7 @@
-"""Samplers of this project (``delta-centred``, ``innovation``, ``spread``): they score residuals
-u_i - c_i.
+"""The samplers of this project: they score residuals u_i - c_i, c the estimator's control variate.
 
-The estimator has the control variate c (``control_variates.py``). docs/theory.md, section 10,
-derives the scores.
+``Centred`` is ``delta-centred``, ``innovation`` and ``spread``; ``Balanced`` and
+``BalancedByCensus`` are ``balanced`` and ``census``. docs/theory.md, section 10, derives the scores.
 """
 
 from dataclasses import dataclass
@@ -12,10 +11,14 @@ import numpy as np
 
 from ..designs.inclusion import with_floor
 from ..designs.table import find_design
+from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .base import Scored, per_second, replied, with_rows
+from .base import ZERO, Scored, per_second, replied, with_rows
+from .census import Census
 
 _PRIOR_VISITS = 5  # the weight of the prior 1/2, in second visits
+#: On an axis of less variance, as a share of the mean square, clients do not differ.
+_NO_SPREAD = 1e-9
 
 
 class CentredState(NamedTuple):
@@ -23,12 +26,15 @@ class CentredState(NamedTuple):
 
     weight_m: FloatArray
     factor_m: FloatArray  # of the scores: w_i, or w_i / sqrt(seconds_i)
+    prior_m: FloatArray  # squared residuals expected of clients not seen yet, in their mean
     first_m: FloatArray  # norm(u_i - c_i)^2 when it was seen first; NaN until then
     # exponential mean of norm(u_i - c_i)^2 over its other visits; NaN until its second
     square_m: FloatArray
     seen_m: IntArray  # the round in which it was last seen; -1 for never
     rounds: IntArray  # (), rounds closed
-    sketch_mq: FloatArray  # exponential mean of the sketches of u_i - c_i; 0 until seen
+    # what cohorts are spread over: exponential mean of the sketches of u_i - c_i, 0 until seen; or
+    # auxiliary variables x_i, which stay
+    about_mq: FloatArray
 
 
 @dataclass(frozen=True)
@@ -47,8 +53,6 @@ class Centred(Scored):
         shrink: In [0, 1], how far each a_i^2 is shrunk towards the mean of all. **Biased** if it
             and ``floor`` are 0.
         forgetting: In (0, 1], the share of the newest value in the exponential means.
-        explore: In (0, 1e9], factor of a_i^2 for clients never seen; above 1 because a first visit
-            also helps later.
         sketch: Length of a sketch, 0 to 128, where the design spreads cohorts over values.
         per_second: Whether scores are divided by the root of each client's expected seconds
             (``base.per_second``).
@@ -60,7 +64,6 @@ class Centred(Scored):
     floor: float = 0.2
     shrink: float = 0.2
     forgetting: float = 0.5
-    explore: float = 1.0
     sketch: int = 8
     per_second: bool = False
 
@@ -69,80 +72,67 @@ class Centred(Scored):
         "shrink": "[0, 1]",
         "forgetting": "(0, 1]",
         "ageing": "[0, 1e9]",
-        "explore": "(0, 1e9]",
         "sketch": "[0, 128]",
     }
 
     @property
     def unbiased(self) -> bool:
-        return find_design(self.design).exact and (
-            self.floor > 0 or self.shrink > 0 or not self.by_norm
-        )
+        reaches_all = self.floor > 0 or self.shrink > 0 or not self.by_norm
+        return reaches_all and find_design(self.design).exact
 
     @property
     def sketch_size(self) -> int:
-        return self.sketch if find_design(self.design).uses_values else 0
+        return self.sketch * find_design(self.design).uses_values
 
     def init(self, population: Population) -> CentredState:
         m = population.num_clients
         return CentredState(
             weight_m=population.weight_m,
             factor_m=per_second(population.weight_m, population, self.per_second),
+            prior_m=np.ones(m),
             first_m=np.full(m, np.nan),
             square_m=np.full(m, np.nan),
-            seen_m=np.full(m, -1, dtype=np.int64),
-            rounds=np.zeros((), dtype=np.int64),
-            sketch_mq=np.zeros((m, self.sketch_size)),
+            seen_m=np.full(m, -1, np.int64),
+            rounds=ZERO,
+            about_mq=np.zeros((m, self.sketch_size)),
         )
 
     def scores(
         self, state: CentredState, available_m: BoolArray | None, n: int, oracle: Oracle | None
     ) -> FloatArray:
-        return with_floor(
-            state.factor_m * self.residual(state, n), self.floor, available_m=available_m
-        )
+        return with_floor(state.factor_m * self.residual(state, n), self.floor, available_m)
 
-    def values(self, state: CentredState) -> FloatArray | None:
-        return state.weight_m[:, None] * state.sketch_mq if self.sketch_size else None
+    def values(self, state: CentredState) -> FloatArray:
+        return state.weight_m[:, None] * state.about_mq
 
-    def residual(
-        self, state: CentredState, n: int, prior_m: FloatArray | None = None
-    ) -> FloatArray:
-        """a_i, (m,); ``prior_m``: factors of the squares of clients not seen yet, of mean 1."""
-        m = len(state.weight_m)
-        prior_m = np.ones(m) if prior_m is None else prior_m
+    def residual(self, state: CentredState, n: int) -> FloatArray:
+        """The predicted norms a_i of u_i - c_i, float64 (m,)."""
+        if not self.by_norm or not np.any(state.first_m > 0):
+            return np.sqrt(state.prior_m)
         seen_m = np.isfinite(state.first_m)
         again_m = np.isfinite(state.square_m)
-        if not self.by_norm or not np.any(state.first_m > 0, where=seen_m):
-            return np.sqrt(prior_m)
-        first_m = np.where(seen_m, state.first_m, 0.0)
-        once_m = first_m * self._remaining(state)
-        square_m = np.where(again_m, state.square_m, once_m) * self._growth(state, n / m)
-        first = first_m[seen_m].mean()
-        mean = (
-            square_m[seen_m].mean() or first
-        )  # 0 if all repeated their updates: shrinkage must not rule them out
-        unseen = first if self.own_memory else mean
-        unseen_m = self.explore * unseen * prior_m
-        expected_m = np.where(seen_m, (1 - self.shrink) * square_m + self.shrink * mean, unseen_m)
-        return np.asarray(np.sqrt(expected_m))
+        square_m = np.where(again_m, state.square_m, state.first_m * self._remaining(state))
+        square_m *= self._growth(state, n / len(seen_m))
+        first = state.first_m[seen_m].mean()
+        # 0 if all repeated their updates: shrinkage must not rule them out
+        mean = square_m[seen_m].mean() or first
+        unseen = mean
+        if self.own_memory:  # an unseen client has no memory yet
+            unseen = first
+        shrunk_m = (1 - self.shrink) * square_m + self.shrink * mean
+        return np.asarray(np.sqrt(np.where(seen_m, shrunk_m, unseen * state.prior_m)))
 
     def _remaining(self, state: CentredState) -> float:
-        """Mean ratio of later to first squared residuals; near its prior 1/2 as long as there
-        are few visits.
-        """
+        """Mean ratio of later to first squared residuals; near 1/2 after few visits."""
         if not self.own_memory:
             return 1.0
         again_m = np.isfinite(state.square_m)
         prior = _PRIOR_VISITS * float(np.nanmean(state.first_m))
-        return float(
-            (state.square_m[again_m].sum() + prior / 2) / (state.first_m[again_m].sum() + prior)
-        )
+        later = state.square_m[again_m].sum() + prior / 2
+        return float(later / (state.first_m[again_m].sum() + prior))
 
     def _growth(self, state: CentredState, share: float) -> FloatArray:
-        """(1 + ageing age n / m) / (1 + ageing) for clients that were seen, if there are
-        memories to age; else 1.
-        """
+        """(1 + ageing age n / m) / (1 + ageing) for clients with a memory that ages; else 1."""
         if not self.own_memory:
             return np.ones(len(state.seen_m))
         age_m = (state.rounds - state.seen_m) * share
@@ -153,26 +143,118 @@ class Centred(Scored):
         growth_m = self._growth(state, int(cohort.count_n.sum()) / len(state.weight_m))
         newest_n = reports.squared_residual_n / growth_m[client_n]
         new_n = state.seen_m[client_n] < 0
-        later_n = (
-            ~new_n if self.own_memory else np.ones_like(new_n)
-        )  # without a memory all visits are of one kind
+        later_n = ~new_n | (not self.own_memory)  # without a memory all visits are of one kind
         later = client_n[later_n]
-        before_nq = np.where(new_n[:, None], np.nan, state.sketch_mq[client_n])
-        return CentredState(
-            weight_m=state.weight_m,
-            factor_m=state.factor_m,
+        square_n = self._follow(state.square_m[later], newest_n[later_n])
+        if self.sketch_size:
+            before_nq = np.where(new_n[:, None], np.nan, state.about_mq[client_n])
+            about_nq = self._follow(before_nq, reports.sketch_nq)
+            state = state._replace(about_mq=with_rows(state.about_mq, client_n, about_nq))
+        return state._replace(
             first_m=with_rows(state.first_m, client_n[new_n], newest_n[new_n]),
-            square_m=with_rows(
-                state.square_m, later, self._follow(state.square_m[later], newest_n[later_n])
-            ),
+            square_m=with_rows(state.square_m, later, square_n),
             seen_m=with_rows(state.seen_m, client_n, state.rounds),
             rounds=np.asarray(state.rounds + 1),
-            sketch_mq=with_rows(
-                state.sketch_mq, client_n, self._follow(before_nq, reports.sketch_nq)
-            ),
         )
 
     def _follow(self, before: FloatArray, newest: FloatArray) -> FloatArray:
-        return np.where(
-            np.isnan(before), newest, (1 - self.forgetting) * before + self.forgetting * newest
-        )
+        mean = (1 - self.forgetting) * before + self.forgetting * newest
+        return np.where(np.isnan(before), newest, mean)
+
+
+@dataclass(frozen=True)
+class Balanced(Centred):
+    """Draws cohorts whose estimates of the totals of the auxiliary variables x_i are exact.
+
+    The cube design keeps ``sum_S (w_i / pi_i) x_i = sum_j w_j x_j`` up to the last q + 1 clients
+    that it decides, so that the part of the updates that is linear in x is estimated without error
+    (docs/theory.md, section 10). The design ``"anticluster"`` has no such last clients and balances
+    squares of the x_i, too; ``"local-pivotal"`` spreads cohorts over the x_i, and other designs
+    ignore them. Without auxiliary variables it equals ``md-fixed@pivotal``.
+
+    Source: this project. Balanced sampling: Deville and Tille 2004.
+
+    Attributes:
+        by_norm: Score w_i a_i, with a_i the predicted norm of u_i - c_i, the part that is not
+            linear in x; if False, w_i alone. The other options are as in ``Centred``.
+    """
+
+    design: str = "cube"
+    by_norm: bool = False
+    floor: float = 0.0
+
+    uses_aux: ClassVar[bool] = True
+    sketch_size: ClassVar[int] = 0
+
+    def init(self, population: Population) -> CentredState:
+        state = super().init(population)
+        if population.norm_m is not None:
+            state = state._replace(prior_m=self._prior(population.norm_m))
+        if population.aux_mq is not None:
+            return state._replace(about_mq=_varying(population.aux_mq, population.weight_m))
+        if self.census is not None:
+            raise DeltaflError(
+                "this sampler begins with a census: write answers = [plan.census.answer(u) ...] "
+                "with the first update u of every client, then plan = plan.with_census(answers)"
+            )
+        return state
+
+    def _prior(self, norm_m: FloatArray) -> FloatArray:
+        """Squares of the census's norms over their mean, shrunk to it as those of later visits."""
+        if np.isnan(norm_m).all():
+            return np.ones(len(norm_m))
+        square_m = (norm_m / np.nanmax(norm_m)) ** 2
+        mean = np.nanmean(square_m)
+        known_m = np.where(np.isnan(norm_m), mean, square_m)
+        return (1 - self.shrink) * known_m / mean + self.shrink
+
+    def scores(
+        self, state: CentredState, available_m: BoolArray | None, n: int, oracle: Oracle | None
+    ) -> FloatArray:
+        if not self.by_norm:
+            return state.factor_m
+        return super().scores(state, available_m, n, oracle)
+
+
+@dataclass(frozen=True)
+class BalancedByCensus(Balanced):
+    """Cohorts that represent all clients in what each of them answered once, in the first round.
+
+    The cohort is one of several groups that are as alike as possible (``anticluster.py``). Clients
+    that the answers explain badly are drawn more often. The census (``census.py``) is a round in
+    which all clients train; it asks for no labels. The regression of updates on the x_i also
+    predicts clients never seen (``two_phase.py``).
+
+    Squared scores are shrunk half of the way to their mean (``shrink``), so no floor is needed.
+
+    Attributes:
+        components: Number of auxiliary variables made of the answers.
+        size: Length of the sketch in an answer.
+        noise: Standard deviation of the noise that a client adds to each of them.
+    """
+
+    design: str = "anticluster"
+    by_norm: bool = True
+    shrink: float = 0.5
+    components: int = 10
+    size: int = 128
+    noise: float = 0.0
+
+    ranges: ClassVar = Centred.ranges | Census.ranges
+
+    @property
+    def census(self) -> Census:
+        return Census(self.components, self.size, self.noise)
+
+
+def _varying(aux_mq: FloatArray, weight_m: FloatArray) -> FloatArray:
+    """The rows about their weighted mean, on the axes in which they differ.
+
+    A column that others determine, such as the last of shares that sum to 1, would cost the cube as
+    much as an independent one. The mean needs no balance.
+    """
+    centred_mq = aux_mq - np.einsum("m,mq->q", weight_m, aux_mq)
+    size = np.einsum("m,mq->q", weight_m, aux_mq**2).max(initial=0.0)
+    spread_q, axis_qq = np.linalg.eigh(np.einsum("m,mp,mq->pq", weight_m, centred_mq, centred_mq))
+    kept_qr = axis_qq[:, spread_q > _NO_SPREAD * size]
+    return np.asarray(np.einsum("mq,qr->mr", centred_mq, kept_qr))

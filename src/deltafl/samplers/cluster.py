@@ -1,6 +1,4 @@
-"""Cluster-based importance sampling, the DELTA paper's baseline (section 1, after Shen et al.
-2022).
-"""
+"""Cluster-based importance sampling, the DELTA paper's baseline (after Shen et al. 2022)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -11,24 +9,19 @@ from ..designs.inclusion import with_floor
 from ..designs.table import draw_cohort, find_design
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .base import Rng, Sampler, mean_for_unseen, present_clients, replied, with_rows
-from .delta import update_norm
+from .base import ZERO, Rng, Sampler, mean_for_unseen, present_clients, replied, with_rows
 
 
 class ClusterState(NamedTuple):
-    """Weights and last norms (NaN until seen), float64 (m,); rounds with at least one reply,
-    int64 ().
-    """
+    """What the server stores about each client."""
 
     weight_m: FloatArray
-    norm_m: FloatArray
-    rounds: IntArray
+    norm_m: FloatArray  # of its last update; NaN until seen
+    rounds: IntArray  # (), rounds with at least one reply
 
 
 def cluster_by_value(value_m: FloatArray, k: int) -> IntArray:
-    """Cut numbers into at most k clusters 0, 1, ... by size: Lloyd's algorithm, started at
-    evenly spaced quantiles.
-    """
+    """Cut numbers into at most k clusters 0, 1, ...: Lloyd's algorithm from even quantiles."""
     centre_k = np.unique(np.quantile(value_m, (np.arange(k) + 0.5) / k))
     for _ in range(100):
         label_m = np.searchsorted((centre_k[1:] + centre_k[:-1]) / 2, value_m)
@@ -36,14 +29,12 @@ def cluster_by_value(value_m: FloatArray, k: int) -> IntArray:
         if np.array_equal(moved_k, centre_k):
             break
         centre_k = moved_k
-    return np.unique(label_m, return_inverse=True)[1].astype(np.int64)
+    return np.unique(label_m, return_inverse=True)[1]
 
 
 def allocate(n: int, size_k: IntArray) -> IntArray:
-    """Split n draws over clusters in proportion to their sizes: at least one, at most all of
-    each, sum n.
-    """
-    share_k = np.ones(len(size_k), dtype=np.int64)
+    """Split n draws over clusters by their sizes: at least one, at most all of each, sum n."""
+    share_k = np.ones(len(size_k), np.int64)
     for _ in range(n - len(size_k)):
         lack_k = np.where(share_k < size_k, n * size_k / size_k.sum() - share_k, -np.inf)
         share_k[np.argmax(lack_k)] += 1
@@ -81,15 +72,12 @@ class ClusterIS(Sampler):
 
     @property
     def unbiased(self) -> bool:
-        keeps_everyone = self.floor > 0 or self.needs_oracle
-        return self.drop_small_after is None and find_design(self.design).exact and keeps_everyone
+        reaches_all = self.floor > 0 or self.needs_oracle
+        return self.drop_small_after is None and find_design(self.design).exact and reaches_all
 
     def init(self, population: Population) -> ClusterState:
-        return ClusterState(
-            population.weight_m,
-            np.full(population.num_clients, np.nan),
-            np.zeros((), dtype=np.int64),
-        )
+        norm_m = np.full(population.num_clients, np.nan)
+        return ClusterState(population.weight_m, norm_m, ZERO)
 
     def open(
         self,
@@ -113,11 +101,9 @@ class ClusterIS(Sampler):
             score_k = with_floor(state.weight_m[member_k] * norm_m[member_k], self.floor)
             part = draw_cohort(score_k, int(quota), self.design, rng)
             drawn.append(part._replace(client_n=member_k[part.client_n]))
-        order = np.argsort(np.concatenate([part.client_n for part in drawn]))
-        client_n, count_n, expected_n = (
-            np.concatenate([part[column] for part in drawn])[order] for column in range(3)
-        )
-        return Cohort(client_n, count_n, expected_n, drawn[0].kind)
+        client_n, count_n, expected_n = map(np.concatenate, list(zip(*drawn, strict=True))[:3])
+        cohort = Cohort(client_n, count_n, expected_n, part.kind)
+        return cohort.part(np.argsort(client_n))
 
     def norms(self, state: ClusterState, oracle: Oracle | None) -> FloatArray:
         """The norms last seen, float64 (m,), with their mean for clients never seen."""
@@ -125,19 +111,22 @@ class ClusterIS(Sampler):
 
     def update(self, state: ClusterState, cohort: Cohort, reports: Reports) -> ClusterState:
         client_n, reports = replied(cohort, reports)
-        norm_m = with_rows(state.norm_m, client_n, update_norm(reports))
-        return ClusterState(state.weight_m, norm_m, np.asarray(state.rounds + (len(client_n) > 0)))
+        norm_m = with_rows(state.norm_m, client_n, np.sqrt(reports.squared_norm_n))
+        rounds = np.asarray(state.rounds + (len(client_n) > 0))
+        return state._replace(norm_m=norm_m, rounds=rounds)
 
 
 @dataclass(frozen=True)
 class ClusterISOracle(ClusterIS):
-    """The theoretical form, with the norms of all clients in this round instead of those last
-    seen.
-    """
+    """The theoretical form, with the norms of all clients in this round."""
 
     floor: float = 0.0
 
     needs_oracle: ClassVar[bool] = True
 
+    @property
+    def skips_zero_updates(self) -> bool:
+        return self.floor == 0
+
     def norms(self, state: ClusterState, oracle: Oracle | None) -> FloatArray:
-        return update_norm(self.require_oracle(oracle).reports())
+        return np.sqrt(self.require_oracle(oracle).reports().squared_norm_n)

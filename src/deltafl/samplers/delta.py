@@ -12,16 +12,16 @@ The theoretical forms draw by w_i R_i, the practical ones by R_i alone, as in th
 
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from ..designs.inclusion import with_floor
-from ..designs.table import ORDERED, find_design
+from ..designs.table import find_design
 from ..errors import DeltaflError, is_in
 from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
-from .base import RunFacts, Scored, Scores, WeightState, replied, with_rows
+from .base import RunFacts, Scored, Scores, WeightState, for_design, replied, with_rows
 
 
 class PracticalState(NamedTuple):
@@ -31,23 +31,17 @@ class PracticalState(NamedTuple):
     weight_m: FloatArray  # the factors w_i of the scores; none, (0,), if these are R_i alone
 
 
-def update_norm(reports: Reports) -> FloatArray:
-    """R_i = norm(u_i), the optimal score (times w_i) of the Horvitz-Thompson and Hansen-Hurwitz
-    estimators.
-    """
-    return np.sqrt(reports.squared_norm_n)
-
-
 @dataclass(frozen=True)
 class _ByReports(Scored):
-    """Scores R_n >= 0 from reports, mixed with a uniform share."""
+    """Scores R_i >= 0 from reports, mixed with a uniform share."""
 
     floor: float = 0.0
 
     ranges: ClassVar = {"floor": "[0, 1]"}
 
     def score(self, reports: Reports) -> FloatArray:
-        return update_norm(reports)
+        """R_i = norm(u_i), which times w_i is the optimal score with the weights 1 / pi."""
+        return np.sqrt(reports.squared_norm_n)
 
 
 @dataclass(frozen=True)
@@ -60,12 +54,18 @@ class FedIS(_ByReports):
 
     needs_oracle: ClassVar[bool] = True
 
+    @property
+    def skips_zero_updates(self) -> bool:
+        return self.floor == 0
+
     def scores(
         self, state: WeightState, available_m: BoolArray | None, n: int, oracle: Oracle | None
     ) -> FloatArray:
         reports = self.require_oracle(oracle).reports()
         score_m = np.where(reports.responded_n, state.weight_m * self.score(reports), 0.0)
-        return with_floor(score_m, self.floor, available_m=available_m) if self.floor else score_m
+        if self.floor == 0:
+            return score_m
+        return with_floor(score_m, self.floor, available_m)
 
 
 @dataclass(frozen=True)
@@ -89,20 +89,18 @@ class FedPracIS(_ByReports):
         return find_design(self.design).exact and self.floor > 0
 
     def init(self, population: Population) -> PracticalState:
-        weight_m = population.weight_m if self.weighted else np.zeros(0)
-        p_m = (
-            weight_m.copy()
-            if self.weighted
-            else np.full(population.num_clients, 1 / population.num_clients)
-        )
-        return PracticalState(SumTree(p_m) if self.design == ORDERED else p_m, weight_m)
+        if self.weighted:
+            weight_m = population.weight_m
+            return PracticalState(for_design(weight_m.copy(), self.design), weight_m)
+        m = population.num_clients
+        return PracticalState(for_design(np.full(m, 1 / m), self.design), np.zeros(0))
 
     def scores(
         self, state: PracticalState, available_m: BoolArray | None, n: int, oracle: Oracle | None
     ) -> Scores:
         if isinstance(state.p_m, SumTree):
             return state.p_m
-        return with_floor(state.p_m, self.floor, available_m=available_m)
+        return with_floor(state.p_m, self.floor, available_m)
 
     def update(self, state: PracticalState, cohort: Cohort, reports: Reports) -> PracticalState:
         client_n, reports = replied(cohort, reports)
@@ -124,39 +122,31 @@ class _Diversity(Scored):
     """The score of DELTA, R_i = sqrt(a1 zeta_i^2 + a2 sigma_i^2), and its options."""
 
     alpha: float | tuple[float, float] | str = 0.5
-    sigma_scale: str = "step"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.alpha != "theory":
-            pair = self._pair
-            if not (
-                len(pair) == 2
-                and all(is_in(a, "[0, inf)") for a in pair)
-                and is_in(sum(pair), "(0, inf)")
-            ):
-                raise DeltaflError(
-                    f"alpha is {self.alpha!r}; write a number above 0, a pair (a1, a2), or 'theory'"
-                )
-        if self.sigma_scale not in {"step", "update"}:
-            raise DeltaflError(f"sigma_scale is {self.sigma_scale!r}; write 'step' or 'update'")
+        if self.alpha == "theory":
+            return
+        pair: object = self.alpha
+        if not isinstance(pair, tuple):
+            pair = (pair, pair)
+        usable = len(pair) == 2 and all(is_in(a, "[0, inf)") for a in pair)
+        if not (usable and is_in(sum(pair), "(0, inf)")):
+            raise DeltaflError(
+                f"alpha is {self.alpha!r}; write a number above 0, a pair (a1, a2), or 'theory'"
+            )
 
     @property
     def constants(self) -> tuple[float, float]:
         """(a1, a2); raises a ``DeltaflError`` if they still depend on the run."""
         if isinstance(self.alpha, str):
-            what = "'theory' needs the run's rounds and local steps"
             raise DeltaflError(
-                f"alpha is {self.alpha!r}; {what}: write sampler.for_run(RunFacts(...)), or a "
-                "number"
+                "alpha is 'theory', which needs the run's rounds and local steps: write "
+                "sampler.for_run(RunFacts(...)), or a number"
             )
-        a1, a2 = self._pair
-        return a1, a2
-
-    @property
-    def _pair(self) -> tuple[Any, ...]:
-        """``alpha``, with one number for both."""
-        return self.alpha if isinstance(self.alpha, tuple) else (self.alpha, self.alpha)
+        if isinstance(self.alpha, tuple):
+            return self.alpha
+        return self.alpha, self.alpha
 
     def for_run(self, facts: RunFacts) -> Self:
         """For ``"theory"``: corollary 3.7 with eta_L = 1 / (sqrt(T) K L) and eta = sqrt(K n), where
@@ -170,15 +160,15 @@ class _Diversity(Scored):
             return self
         steps = facts.local_steps
         root = sqrt(facts.rounds)
-        drift = 1.0 if self.design == "multinomial" else facts.m / facts.n
-        return replace(
-            self, alpha=(drift * 20 / (steps * root), drift * 5 / root + sqrt(steps / facts.n))
-        )
+        drift = 1.0
+        if self.design != "multinomial":
+            drift = facts.m / facts.n
+        a1 = drift * 20 / (steps * root)
+        return replace(self, alpha=(a1, drift * 5 / root + sqrt(steps / facts.n)))
 
     def score(self, reports: Reports) -> FloatArray:
         a1, a2 = self.constants
-        steps_n = reports.num_steps_n if self.sigma_scale == "update" else 1
-        return np.sqrt(a1 * reports.squared_deviation_n + a2 * steps_n * reports.step_variance_n)
+        return np.sqrt(a1 * reports.squared_deviation_n + a2 * reports.step_variance_n)
 
 
 @dataclass(frozen=True)
@@ -188,7 +178,6 @@ class Delta(_Diversity, FedIS):
     Attributes:
         alpha: a1 = a2 >= 0, or the pair (a1, a2), not both 0; ``"theory"`` for corollary 3.7. The
             paper's is 0.5.
-        sigma_scale: ``"step"`` as printed, or ``"update"`` (K sigma^2, the unit of zeta^2).
         floor: With 0, a client with zeta_i = sigma_i = 0 is never drawn and so missing from the
             estimate: for updates 1, 2, 3 of equal weight without noise its mean is 1.3333, not 2.
     """

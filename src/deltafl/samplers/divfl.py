@@ -7,21 +7,18 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Population, Reports
-from .base import Rng, replied, with_rows
-from .mifa import NewFirst
+from .base import NewFirst, Rng, replied, with_rows
 
 #: The matrix of distances has 8 m^2 bytes, and takes O(m^2) time a round.
 _MAX_CLIENTS = 5000
 
 
 class DivState(NamedTuple):
-    """Sketches of the last updates, float64 (m, q); which clients were ever selected, and which
-    replied, bool (m,).
-    """
+    """What the server stores about each client."""
 
-    sketch_mq: FloatArray
-    selected_m: BoolArray
-    seen_m: BoolArray
+    sketch_mq: FloatArray  # of its last update
+    selected_m: BoolArray  # once selected
+    seen_m: BoolArray  # once replied
 
 
 @dataclass(frozen=True)
@@ -45,13 +42,12 @@ class DivFL(NewFirst):
     def init(self, population: Population) -> DivState:
         m = population.num_clients
         if m > _MAX_CLIENTS:
-            cure = f"use it with at most {_MAX_CLIENTS}, or another sampler"
-            raise DeltaflError(f"divfl compares all pairs of clients, {m} are too many; {cure}")
-        return DivState(
-            np.zeros((m, self.sketch_size)),
-            np.zeros(m, dtype=np.bool_),
-            np.zeros(m, dtype=np.bool_),
-        )
+            raise DeltaflError(
+                f"divfl compares all pairs of clients, {m} are too many; use it with at most "
+                f"{_MAX_CLIENTS}, or another sampler"
+            )
+        nobody_m = np.zeros(m, np.bool_)
+        return DivState(np.zeros((m, self.sketch_size)), nobody_m, nobody_m)
 
     def again(
         self, state: DivState, present_k: IntArray, size: int, wanted: int, rng: Rng
@@ -68,9 +64,7 @@ class DivFL(NewFirst):
 
 
 def distances(candidate_cq: FloatArray, point_kq: FloatArray) -> FloatArray:
-    """Euclidean distances, float64 (c, k), without BLAS: the same bits whatever the number of
-    threads.
-    """
+    """Euclidean distances, float64 (c, k), without BLAS: its bits depend on the threads."""
     distance_ck = np.empty((len(candidate_cq), len(point_kq)))
     for row_k, candidate_q in zip(distance_ck, candidate_cq, strict=True):
         difference_kq = point_kq - candidate_q
@@ -79,8 +73,7 @@ def distances(candidate_cq: FloatArray, point_kq: FloatArray) -> FloatArray:
 
 
 def greedy(distance_ck: FloatArray, size: int) -> IntArray:
-    """Rows of ``size`` candidates, each chosen to make the sum over points of the least distance
-    smallest.
+    """Rows of ``size`` candidates, each the best for the sum over points of the least distance.
 
     Example:
         >>> greedy(np.array([[0.0, 1.0, 9.0], [1.0, 0.0, 8.0], [9.0, 8.0, 0.0]]), 2).tolist()

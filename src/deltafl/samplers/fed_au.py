@@ -1,6 +1,4 @@
-"""FedAU (Wang and Ji, ICLR 2024): weights by how long each client stays away. Biased until these
-are learned.
-"""
+"""FedAU (Wang and Ji, ICLR 2024): weights by how long clients stay away. Biased at first."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -42,7 +40,7 @@ class FedAU(Scored):
 
     def init(self, population: Population) -> AUState:
         m = population.num_clients
-        return AUState(np.ones(m), np.zeros(m, dtype=np.int64), np.zeros(m, dtype=np.int64))
+        return AUState(np.ones(m), np.zeros(m, np.int64), np.zeros(m, np.int64))
 
     def scores(
         self, state: AUState, available_m: BoolArray | None, n: int, oracle: Oracle | None
@@ -58,9 +56,8 @@ class FedAU(Scored):
         oracle: Oracle | None = None,
     ) -> Cohort:
         cohort = super().open(state, available_m, n, rng, oracle)
-        return cohort._replace(
-            expected_n=cohort.count_n / state.interval_m[cohort.client_n], kind="unknown"
-        )
+        interval_n = state.interval_m[cohort.client_n]
+        return cohort._replace(expected_n=cohort.count_n / interval_n, kind="unknown")
 
     def update(self, state: AUState, cohort: Cohort, reports: Reports) -> AUState:
         rounds_m = state.rounds_m + 1

@@ -1,6 +1,4 @@
-"""Fed-CBS (Zhang et al., ICML 2023): cohorts whose pooled labels are balanced over the classes.
-Biased.
-"""
+"""Fed-CBS (Zhang et al., ICML 2023): cohorts of balanced pooled labels. Biased."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -8,25 +6,22 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..types import Cohort, FloatArray, IntArray, Population, Reports
-from .base import Rng, Unweighted, label_counts, with_rows
+from .base import ZERO, Rng, Unweighted, label_counts, with_rows
 
 _LEAST = 1e-12  # an imbalance below it counts as it, lest probabilities be infinite
 
 
 class CbsState(NamedTuple):
-    """Examples of each class, float64 (m, C); how often each was selected, int64 (m,); rounds so
-    far, int64 ().
-    """
+    """What the server stores about each client."""
 
-    count_mc: FloatArray
-    selected_m: IntArray
-    rounds: IntArray
+    count_mc: FloatArray  # examples of each class
+    selected_m: IntArray  # how often it was selected
+    rounds: IntArray  # (), rounds so far
 
 
 @dataclass(frozen=True)
 class FedCBS(Unweighted):
-    """Draws clients one after the other, such that the pooled labels of the cohort are nearly
-    uniform over the classes.
+    """Draws clients one after the other, such that their pooled labels are nearly uniform.
 
     With QCID(M) = sum_c (share of class c in the pooled data of M - 1 / C)^2, the clients of round
     t = 1, 2, ... are drawn by
@@ -47,10 +42,8 @@ class FedCBS(Unweighted):
     ranges: ClassVar = {"exploration": "[0, inf)"}
 
     def init(self, population: Population) -> CbsState:
-        count_mc = label_counts(population, "fed-cbs")
-        return CbsState(
-            count_mc, np.zeros(len(count_mc), dtype=np.int64), np.zeros((), dtype=np.int64)
-        )
+        count_mc = label_counts(population)
+        return CbsState(count_mc, np.zeros(len(count_mc), np.int64), ZERO)
 
     def choose(self, state: CbsState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
         left_k = present_k
@@ -60,21 +53,19 @@ class FedCBS(Unweighted):
             log_weight_k = -place * np.log(imbalance(pooled_c + state.count_mc[left_k]))
             if place == 1:
                 selected_k = np.maximum(state.selected_m[left_k], 1)
-                bonus_k = self.exploration * np.sqrt(
-                    1.5 * np.log(float(state.rounds) + 1) / selected_k
-                )
+                rare_k = np.sqrt(1.5 * np.log(float(state.rounds) + 1) / selected_k)
+                bonus_k = self.exploration * rare_k
                 log_bonus_k = np.log(np.maximum(bonus_k, np.finfo(np.float64).tiny))
                 log_weight_k = np.logaddexp(log_weight_k, log_bonus_k)
             pick = int(np.argmax(log_weight_k + rng.gumbel(size=len(left_k))))
             chosen.append(int(left_k[pick]))
             pooled_c = pooled_c + state.count_mc[left_k[pick]]
             left_k = np.delete(left_k, pick)
-        return np.asarray(chosen, dtype=np.int64)
+        return np.array(chosen)
 
     def update(self, state: CbsState, cohort: Cohort, reports: Reports) -> CbsState:
-        selected_m = with_rows(
-            state.selected_m, cohort.client_n, state.selected_m[cohort.client_n] + 1
-        )
+        often_n = state.selected_m[cohort.client_n] + 1
+        selected_m = with_rows(state.selected_m, cohort.client_n, often_n)
         return CbsState(state.count_mc, selected_m, np.asarray(state.rounds + 1))
 
 

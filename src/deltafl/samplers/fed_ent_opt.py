@@ -6,23 +6,20 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..types import Cohort, FloatArray, IntArray, Population, Reports
-from .base import Rng, Unweighted, label_counts, with_rows
+from .base import ZERO, Rng, Unweighted, label_counts, with_rows
 
 
 class EntropyState(NamedTuple):
     """Which labels each client holds, and when it was selected."""
 
     count_mc: FloatArray  # examples of each class
-    place_m: (
-        IntArray  # the client was the 1st, 2nd, ... to be selected, when it was last; 0 for never
-    )
+    place_m: IntArray  # it was the 1st, 2nd, ... to be selected, when it was last; 0 for never
     total: IntArray  # (), selections so far
 
 
 @dataclass(frozen=True)
 class FedEntOpt(Unweighted):
-    """Adds clients one after the other, such that the pooled labels of the cohort have the largest
-    entropy.
+    """Adds clients one after the other, such that their pooled labels have the largest entropy.
 
     With l_i the counts of client i's labels and L their sum over the clients chosen so far, the
     first client is drawn uniformly, and the next is
@@ -47,10 +44,8 @@ class FedEntOpt(Unweighted):
     ranges: ClassVar = {"buffer": "[0, 1]"}
 
     def init(self, population: Population) -> EntropyState:
-        count_mc = label_counts(population, "fedentopt")
-        return EntropyState(
-            count_mc, np.zeros(len(count_mc), dtype=np.int64), np.zeros((), dtype=np.int64)
-        )
+        count_mc = label_counts(population)
+        return EntropyState(count_mc, np.zeros(len(count_mc), np.int64), ZERO)
 
     def choose(self, state: EntropyState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
         m = len(state.place_m)
@@ -62,11 +57,13 @@ class FedEntOpt(Unweighted):
         pooled_c = np.zeros(state.count_mc.shape[1])
         for _ in range(size):
             entropy_k = entropies(pooled_c + state.count_mc[left_k])
-            pick = int(np.argmax(entropy_k)) if chosen else 0  # they come in random order
+            if not chosen:
+                entropy_k[0] = np.inf  # they come in random order
+            pick = int(np.argmax(entropy_k))
             chosen.append(int(left_k[pick]))
             pooled_c = pooled_c + state.count_mc[left_k[pick]]
             left_k = np.delete(left_k, pick)
-        return np.asarray(chosen, dtype=np.int64)
+        return np.array(chosen)
 
     def update(self, state: EntropyState, cohort: Cohort, reports: Reports) -> EntropyState:
         n = len(cohort.client_n)

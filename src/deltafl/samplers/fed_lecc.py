@@ -1,8 +1,7 @@
-"""FedLECC (Jimenez-Gutierrez et al. 2026): clusters by labels, clusters and their clients by
-loss. Biased.
-"""
+"""FedLECC (Jimenez-Gutierrez et al. 2026): clusters by labels, then clients by loss. Biased."""
 
 from dataclasses import dataclass
+from math import ceil
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -20,8 +19,7 @@ class LeccState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedLECC(Sampler):
-    """Selects the clusters with the largest mean loss, and in each the clients with the largest
-    loss.
+    """Selects the clusters of largest mean loss, and in each the clients of largest loss.
 
     Before the first round, clients are clustered by the Hellinger distance of their label shares
     p_i,
@@ -54,7 +52,7 @@ class FedLECC(Sampler):
     ranges: ClassVar = {"clusters": "[1, inf)", "visited": "[1, inf)"}
 
     def init(self, population: Population) -> LeccState:
-        count_mc = label_counts(population, "fedlecc")
+        count_mc = label_counts(population)
         root_mc = np.sqrt(count_mc / count_mc.sum(axis=1, keepdims=True))
         return LeccState(ward(root_mc, min(self.clusters or count_mc.shape[1], len(root_mc))))
 
@@ -70,18 +68,17 @@ class FedLECC(Sampler):
         client_k = rng.permutation(present)  # breaks ties
         loss_k = np.nan_to_num(self.require_oracle(oracle).losses(client_k), nan=np.inf)
         cluster_k = state.cluster_m[client_k]
-        place_k = by_cluster(
-            cluster_k, loss_k, first=-(-size // (self.visited or int(state.cluster_m.max()) + 1))
-        )
+        visited = self.visited or int(state.cluster_m.max()) + 1
+        place_k = by_cluster(cluster_k, loss_k, first=ceil(size / visited))
         return unweighted_cohort(client_k[place_k[:size]])
 
 
 def by_cluster(cluster_k: IntArray, loss_k: FloatArray, first: int) -> IntArray:
-    """All places: the ``first`` largest losses of each cluster, clusters by mean loss; then the
-    others likewise.
+    """All places: the ``first`` largest losses of each cluster, by mean loss; then the others.
 
     Example:
-        >>> by_cluster(np.array([0, 0, 0, 1, 1]), np.array([1.0, 3.0, 2.0, 4.0, 5.0]), first=1).tolist()
+        >>> loss_k = np.array([1.0, 3.0, 2.0, 4.0, 5.0])
+        >>> by_cluster(np.array([0, 0, 0, 1, 1]), loss_k, first=1).tolist()
         [4, 1, 3, 2, 0]
     """
     members_g = np.maximum(np.bincount(cluster_k), 1)

@@ -1,16 +1,13 @@
-"""Samplers whose scores never change: all clients, uniform, by weight; among them FedAvg's
-(McMahan et al. 2017).
-"""
+"""Samplers whose scores never change: all clients, uniform (as in FedAvg), by weight."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..designs.table import ORDERED
-from ..scale.tree import SumTree
+from ..designs.table import drawn_once
 from ..types import BoolArray, Cohort, Oracle, Population
-from .base import Rng, Sampler, Scored, Scores, per_second
+from .base import Rng, Sampler, Scored, Scores, for_design, per_second
 
 
 class FixedState(NamedTuple):
@@ -37,15 +34,12 @@ class Full(Sampler):
         oracle: Oracle | None = None,
     ) -> Cohort:
         client_n = np.flatnonzero(available_m)
-        return Cohort(
-            client_n, np.ones(len(client_n), dtype=np.int64), np.ones(len(client_n)), "fixed-size"
-        )
+        return drawn_once(client_n, np.ones(len(client_n)), "fixed-size")
 
 
 @dataclass(frozen=True)
 class Fixed(Scored):
-    """Constant scores: equal (``uniform``, ``fedavg``) or the clients' weights w_i (``md``,
-    ``md-fixed``).
+    """Constant scores: equal (``uniform``, ``fedavg``) or the weights w_i (``md``, ``md-fixed``).
 
     ``md``, with the design ``"multinomial"``, is that of Li et al. 2020 (FedProx). With
     ``per_second`` scores are divided by the root of each client's expected seconds.
@@ -59,9 +53,11 @@ class Fixed(Scored):
         return not self.by_weight and not self.per_second
 
     def init(self, population: Population) -> FixedState:
-        score_m = population.weight_m.copy() if self.by_weight else np.ones(population.num_clients)
+        score_m = np.ones(population.num_clients)
+        if self.by_weight:
+            score_m = population.weight_m.copy()
         score_m = per_second(score_m, population, self.per_second)
-        return FixedState(SumTree(score_m) if self.design == ORDERED else score_m)
+        return FixedState(for_design(score_m, self.design))
 
     def scores(
         self, state: FixedState, available_m: BoolArray | None, n: int, oracle: Oracle | None

@@ -1,6 +1,4 @@
-"""HiCS-FL (Chen and Vikalo, NeurIPS 2024): clusters by how balanced the clients' labels seem to
-be. Biased.
-"""
+"""HiCS-FL (Chen and Vikalo, NeurIPS 2024): clusters by how balanced labels seem. Biased."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
@@ -9,8 +7,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Population, Reports
-from .base import Rng, RunFacts, draw_successively, replied, with_rows
-from .mifa import NewFirst
+from .base import ZERO, NewFirst, Rng, RunFacts, draw_successively, replied, with_rows
 from .ward import angles, ward
 
 #: The paper's temperature over its learning rate, 0.0025 / 0.001: updates grow with the rate.
@@ -30,8 +27,7 @@ class HicsState(NamedTuple):
 
 @dataclass(frozen=True)
 class HicsFL(NewFirst):
-    """Selects all clients once, then draws clusters by their mean entropy, and clients of a cluster
-    by their weight.
+    """Selects all clients once, then draws clusters by mean entropy, and their clients by weight.
 
     With cross-entropy, db_i, the last update of the output layer's bias, is on average proportional
     to the share of each label less a constant. The paper's equations (7), (9) and (10), for t >
@@ -83,22 +79,23 @@ class HicsFL(NewFirst):
 
     @property
     def output_bias_size(self) -> int:
-        return _CLASSES if self.classes is None else self.classes
+        if self.classes is None:
+            return _CLASSES
+        return self.classes
 
     def for_run(self, facts: RunFacts) -> Self:
-        classes = self.classes if self.classes is not None else facts.num_classes
+        classes = self.classes
+        if classes is None:
+            classes = facts.num_classes
         temperature = self.temperature or _TEMPERATURE_PER_RATE * facts.local_lr
-        return replace(
-            self, classes=classes, temperature=temperature, rounds=self.rounds or facts.rounds
-        )
+        rounds = self.rounds or facts.rounds
+        return replace(self, classes=classes, temperature=temperature, rounds=rounds)
 
     def init(self, population: Population) -> HicsState:
         m = population.num_clients
-        nobody_m = np.zeros(m, dtype=np.bool_)
-        rounds = np.zeros((), dtype=np.int64)
-        return HicsState(
-            population.weight_m, np.zeros((m, self.output_bias_size)), nobody_m, nobody_m, rounds
-        )
+        nobody_m = np.zeros(m, np.bool_)
+        bias_mc = np.zeros((m, self.output_bias_size))
+        return HicsState(population.weight_m, bias_mc, nobody_m, nobody_m, ZERO)
 
     def again(
         self, state: HicsState, present_k: IntArray, size: int, wanted: int, rng: Rng
@@ -106,31 +103,29 @@ class HicsFL(NewFirst):
         seen_k = np.sort(present_k[state.seen_m[present_k]])
         if len(seen_k) == 0:
             return seen_k
-        with np.errstate(divide="ignore"):
-            log_p_k = np.log(self.probabilities(state, seen_k, size))
-        return seen_k[draw_successively(log_p_k, wanted, rng)]
+        return seen_k[draw_successively(self.probabilities(state, seen_k, size), wanted, rng)]
 
     def probabilities(self, state: HicsState, client_k: IntArray, size: int) -> FloatArray:
         """P of each of some clients in one draw of group and client, float64 (k,), sum 1."""
         bias_kc = state.bias_mc[client_k]
-        entropy_k = entropies(
-            bias_kc, self.temperature or _TEMPERATURE_PER_RATE * RunFacts().local_lr
-        )
+        temperature = self.temperature or _TEMPERATURE_PER_RATE * RunFacts().local_lr
+        entropy_k = entropies(bias_kc, temperature)
         angle_kk = angles(bias_kc)
         zero_k = np.all(bias_kc == 0, axis=1)
-        angle_kk[zero_k[:, None] | zero_k | np.eye(len(bias_kc), dtype=np.bool_)] = 0.0
+        angle_kk[zero_k[:, None] | zero_k] = 0.0
+        np.fill_diagonal(angle_kk, 0.0)
         distance_kk = angle_kk + self.entropy_weight * np.abs(entropy_k[:, None] - entropy_k)
         group_k = ward(distance_kk, min(size, len(client_k)))
-        left = 1.0 if self.rounds is None else max(1 - (float(state.rounds) + 1) / self.rounds, 0.0)
+        left = 1.0
+        if self.rounds is not None:
+            left = max(1 - (float(state.rounds) + 1) / self.rounds, 0.0)
         members_g = np.bincount(group_k)
         power_g = self.gamma * left * np.bincount(group_k, entropy_k) / members_g
         p_g = np.exp(power_g - power_g.max())
         weight_k = state.weight_m[client_k]
-        mass_g = np.bincount(group_k, weight_k)
-        share_k = weight_k / np.where(mass_g > 0, mass_g, 1.0)[group_k]
-        share_k = np.where(
-            mass_g[group_k] > 0, share_k, 1 / members_g[group_k]
-        )  # a group of weight 0: evenly
+        mass_k = np.bincount(group_k, weight_k)[group_k]
+        share_k = 1 / members_g[group_k]  # in a group of weight 0
+        np.divide(weight_k, mass_k, out=share_k, where=mass_k > 0)
         return np.asarray((p_g / p_g.sum())[group_k] * share_k)
 
     def update(self, state: HicsState, cohort: Cohort, reports: Reports) -> HicsState:

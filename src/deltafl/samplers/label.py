@@ -5,7 +5,7 @@ Examples: ``pracdelta``, ``fedis@multinomial`` (the DELTA paper's own draws and 
 ``my_sampler.py:ByLoss(power=2)``, ``census+average=0.5+scaffold``. Options are the fields of the
 sampler's class. Settings are those of a plan or a run, and override what is set for all samplers;
 ``+scaffold`` means ``+scaffold=True``. Values are Python literals, and text needs no quotes:
-``clustered-sampling-2(similarity=l2)``.
+``delta(alpha=theory)``.
 """
 
 import re

@@ -1,5 +1,4 @@
-"""Optimal client sampling (Chen, Horvath and Richtarik, TMLR 2022), and its approximation for
-secure aggregation.
+"""Optimal client sampling (Chen, Horvath and Richtarik, TMLR 2022), for secure aggregation.
 
 The variance sum_i (1 / p_i - 1) s_i^2 of independent draws, s_i = w_i norm(u_i), is least at p_i =
 min(1, c s_i), the capped probabilities of ``inclusion.py``: **ocs is fedis@poisson**. ``aocs``
@@ -12,15 +11,13 @@ from typing import ClassVar
 import numpy as np
 
 from ..designs.inclusion import draw_probabilities
-from ..designs.table import Chooser, find_design
+from ..designs.table import draw_by, drawn_once
 from ..types import BoolArray, Cohort, FloatArray, Oracle
 from .base import Rng, Sampler, WeightState, present_clients
-from .delta import update_norm
 
 
 def rescaled_probabilities(score_m: FloatArray, n: int, rescalings: int) -> FloatArray:
-    """Algorithm 2: p = min(1, n s / sum s), then redistribute what capping removed among the
-    others, j_max times.
+    """Algorithm 2: p = min(1, n s / sum s), then what capping removed goes to the others, j times.
 
     With I the number of clients below 1 and P the sum of their p_i: C = (n - m + I) / P, p_i <-
     min(1, C p_i), until C <= 1. The sum of p is n after enough rescalings and below n before, as in
@@ -45,13 +42,13 @@ def rescaled_probabilities(score_m: FloatArray, n: int, rescalings: int) -> Floa
 
 @dataclass(frozen=True)
 class ApproximateOCS(Sampler):
-    """Independent draws with the probabilities of algorithm 2, weighed by exactly these
-    probabilities.
+    """Independent draws with the probabilities of algorithm 2, and weights by exactly these.
+
+    Attributes:
+        rescalings: j_max >= 0 of the paper; each costs an exchange of two numbers a client.
     """
 
-    rescalings: int = (
-        4  # j_max >= 0, the paper's; each costs one more exchange of two numbers a client
-    )
+    rescalings: int = 4
 
     unbiased: ClassVar[bool] = True
     needs_oracle: ClassVar[bool] = True
@@ -68,15 +65,9 @@ class ApproximateOCS(Sampler):
     ) -> Cohort:
         present, size = present_clients(available_m, n)
         reports = self.require_oracle(oracle).reports()
-        score_m = np.where(reports.responded_n, state.weight_m * update_norm(reports), 0.0)
+        norm_m = np.sqrt(reports.squared_norm_n)
+        score_m = np.where(reports.responded_n, state.weight_m * norm_m, 0.0)
         expected_k = rescaled_probabilities(score_m[present], size, self.rescalings)
-        how = find_design("poisson")
         # The sum may be below n, hence no ``draw_cohort``, which would raise it.
-        drawn = (
-            rng.choose("poisson", expected_k)
-            if isinstance(rng, Chooser)
-            else how.draw(expected_k, rng)
-        )
-        return Cohort(
-            present[drawn], np.ones(len(drawn), dtype=np.int64), expected_k[drawn], how.kind
-        )
+        drawn = draw_by("poisson", expected_k, rng)
+        return drawn_once(present[drawn], expected_k[drawn], "poisson")

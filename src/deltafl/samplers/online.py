@@ -12,44 +12,34 @@ import numpy as np
 
 from ..designs.table import find_design
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .base import RunFacts, Scored, present_clients, replied
+from .base import ZERO, RunFacts, Scored, present_clients, replied
 
 #: Experts of the ensemble that are kept at most; the paper's number for blocks of a million rounds.
 MAX_EXPERTS = 12
-#: Feedback counts at most so many times its bound: a bound from updates that were nearly 0 must not
-#: make infinities.
+#: Feedback counts at most so many times its bound, which may come from updates that were nearly 0.
 _LARGEST = 1e12
 
 
 def feedback(
     weight_m: FloatArray, cohort: Cohort, reports: Reports
 ) -> tuple[IntArray, FloatArray, FloatArray]:
-    """For the clients that replied: their indices, a_i^2 = w_i^2 norm(u_i)^2, and count_i /
-    expected_i.
-    """
-    part = cohort.part(reports.responded_n)
+    """Of the clients that replied: indices, a_i^2 = w_i^2 norm(u_i)^2, and count_i / expected_i."""
+    ratio_n = (cohort.count_n / cohort.expected_n)[reports.responded_n]
     client_n, reports = replied(cohort, reports)
-    return (
-        client_n,
-        weight_m[client_n] ** 2 * reports.squared_norm_n,
-        part.count_n / part.expected_n,
-    )
+    return client_n, weight_m[client_n] ** 2 * reports.squared_norm_n, ratio_n
 
 
 class BanditState(NamedTuple):
-    """Weights, accumulated feedback W, both float64 (m,); G^2, the bound on a_i^2, float64 (), 0
-    until known.
-    """
+    """The accumulated feedback."""
 
     weight_m: FloatArray
-    total_m: FloatArray
-    bound: FloatArray
+    total_m: FloatArray  # W
+    bound: FloatArray  # (), G^2, the bound on a_i^2; 0 until known
 
 
 @dataclass(frozen=True)
 class VarianceBandit(Scored):
-    """K-Vib (Zeng, Xu, Pan, Luo, Wang, Tang, TMLR 2025), Vrb (Borsos, Krause, Levy, COLT 2018): the
-    regularised leader.
+    """K-Vib (Zeng et al., TMLR 2025) and Vrb (Borsos et al., COLT 2018): the regularised leader.
 
     W_i = sum over past rounds of a_i^2 count_i / expected_i;  s_i = sqrt(W_i + gamma),  gamma = G^2
     m / (n theta); expected_i = (1 - theta) min(1, c s_i) + theta n / m, sum n (without the cap for
@@ -72,7 +62,7 @@ class VarianceBandit(Scored):
     ranges: ClassVar = {"mixing": "[1e-12, 1]", "horizon": "[1, inf)"}
 
     def for_run(self, facts: RunFacts) -> Self:
-        return self if self.horizon is not None else replace(self, horizon=facts.rounds)
+        return replace(self, horizon=self.horizon or facts.rounds)
 
     def init(self, population: Population) -> BanditState:
         return BanditState(population.weight_m, np.zeros(population.num_clients), np.zeros(()))
@@ -81,9 +71,9 @@ class VarianceBandit(Scored):
         self, state: BanditState, available_m: BoolArray | None, n: int, oracle: Oracle | None
     ) -> FloatArray:
         m = len(state.weight_m)
-        present, size = present_clients(
-            np.ones(m, dtype=np.bool_) if available_m is None else available_m, n
-        )
+        if available_m is None:
+            available_m = np.ones(m, np.bool_)
+        present, size = present_clients(available_m, n)
         theta = self.theta(m, n)
         score_k = np.sqrt(state.total_m[present] + state.bound * m / (n * theta))
         leader_k = find_design(self.design).expectation(score_k, size)
@@ -95,15 +85,16 @@ class VarianceBandit(Scored):
         """The share of uniform draws, in (0, 1]."""
         if self.mixing is not None:
             return self.mixing
-        horizon = RunFacts().rounds if self.horizon is None else self.horizon
+        horizon = self.horizon or RunFacts().rounds
         return min(1.0, float((m / (n * horizon)) ** (1 / 3)))
 
     def update(self, state: BanditState, cohort: Cohort, reports: Reports) -> BanditState:
         client_n, square_n, ratio_n = feedback(state.weight_m, cohort, reports)
         total_m = state.total_m.copy()
         total_m[client_n] += square_n * ratio_n
-        bound = state.bound if state.bound > 0 else np.asarray(square_n.max(initial=0.0))
-        return BanditState(state.weight_m, total_m, bound)
+        if state.bound == 0:
+            state = state._replace(bound=np.asarray(square_n.max(initial=0.0)))
+        return state._replace(total_m=total_m)
 
 
 class DescentState(NamedTuple):
@@ -125,8 +116,7 @@ class DescentState(NamedTuple):
 
 @dataclass(frozen=True)
 class MirrorDescent(Scored):
-    """OSMD (Zhao, Wang, Liu, Zhang, Zhou, Chen and Kolar, JMLR 2025): mirror descent by an ensemble
-    of step sizes.
+    """OSMD (Zhao et al., JMLR 2025): mirror descent by an ensemble of step sizes.
 
     In a block of T = 1, 2, 4, ... rounds, with bound abar on the a_i^2 and n draws a round:
 
@@ -163,12 +153,14 @@ class MirrorDescent(Scored):
         experts = num_experts(2**block, len(weight_m), self.mixing)
         rank_e = np.arange(1, MAX_EXPERTS + 1)
         weight_e = np.where(rank_e <= experts, (1 + 1 / experts) / (rank_e * (rank_e + 1)), 0.0)
-        expert_em = np.tile(p_m, (MAX_EXPERTS, 1))
-        zero = np.zeros(())
-        step = np.zeros((), dtype=np.int64)
-        weight_e /= weight_e.sum()
         return DescentState(
-            weight_m, expert_em, weight_e, np.asarray(bound), zero, np.asarray(block), step
+            weight_m=weight_m,
+            expert_em=np.tile(p_m, (MAX_EXPERTS, 1)),
+            weight_e=weight_e / weight_e.sum(),
+            bound=np.asarray(bound),
+            largest=np.zeros(()),
+            block=np.asarray(block),
+            step=ZERO,
         )
 
     def scores(
@@ -182,9 +174,8 @@ class MirrorDescent(Scored):
         bound = float(state.bound) or newest
         largest = max(float(state.largest), newest)
         if bound > 0 and newest > 0:
-            share_n = (
-                ratio_n * np.minimum(square_n, _LARGEST * bound) / bound
-            )  # estimates a_i^2 in units of abar
+            # estimates a_i^2 in units of abar
+            share_n = ratio_n * np.minimum(square_n, _LARGEST * bound) / bound
             state = self._learn(state, client_n, share_n, int(cohort.count_n.sum()))
         block = int(state.block)
         step = int(state.step) + 1
@@ -197,30 +188,24 @@ class MirrorDescent(Scored):
     ) -> DescentState:
         length = 2 ** int(state.block)
         m = len(state.weight_m)
+        least = self.mixing / m
+        slowest = np.sqrt(np.log(max(m, 2)) / (2 * length))
         expert_em = state.expert_em.copy()
         gain_e = np.full(MAX_EXPERTS, -np.inf)
         for e in np.flatnonzero(state.weight_e):
             p_n = state.expert_em[e, client_n]
             loss = float(np.sum(share_n / p_n)) / draws
-            gain_e[e] = (
-                np.log(state.weight_e[e]) - self.mixing / m * np.sqrt(8 * draws / length) * loss
-            )
-            rate = (
-                2.0**e
-                * draws**2
-                * (self.mixing / m) ** 3
-                * np.sqrt(np.log(max(m, 2)) / (2 * length))
-            )
+            gain_e[e] = np.log(state.weight_e[e]) - least * np.sqrt(8 * draws / length) * loss
+            rate = 2.0**e * draws**2 * least**3 * slowest
             logit_m = np.log(state.expert_em[e])
             logit_m[client_n] += rate * share_n / (draws * p_n**2)
-            expert_em[e] = project(np.exp(logit_m - logit_m.max()), self.mixing / m)
+            expert_em[e] = project(np.exp(logit_m - logit_m.max()), least)
         weight_e = np.exp(gain_e - gain_e.max())
         return state._replace(expert_em=expert_em, weight_e=weight_e / weight_e.sum())
 
 
 def project(score_m: FloatArray, least: float) -> FloatArray:
-    """The p nearest in relative entropy to positive scores, among those with p_i >= least and sum
-    1.
+    """The p nearest in relative entropy to positive scores, of all p_i >= least with sum 1.
 
     As few as possible of the smallest scores get ``least``; the others share the rest in
     proportion.
@@ -243,7 +228,5 @@ def project(score_m: FloatArray, least: float) -> FloatArray:
 
 def num_experts(length: int, m: int, alpha: float) -> int:
     """E of a block, from 1 to ``MAX_EXPERTS``."""
-    number = 1 + int(
-        np.ceil(np.log2(1 + 4 * (length - 1) * np.log(m / alpha) / np.log(max(m, 2))) / 2)
-    )
-    return min(number, MAX_EXPERTS)
+    ratio = 1 + 4 * (length - 1) * np.log(m / alpha) / np.log(max(m, 2))
+    return min(1 + int(np.ceil(np.log2(ratio) / 2)), MAX_EXPERTS)

@@ -1,6 +1,4 @@
-"""Oort (Lai et al., OSDI 2021): exploit fast enough clients with large loss, explore new ones.
-Biased.
-"""
+"""Oort (Lai et al., OSDI 2021): exploit fast clients with large loss, explore new ones. Biased."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -9,7 +7,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..types import Cohort, FloatArray, IntArray, Population, Reports
-from .base import Rng, Unweighted, draw_successively, replied, with_rows
+from .base import ZERO, Rng, Unweighted, draw_successively, replied, with_rows
 
 #: Utilities above this quantile count as it.
 _CLIP = 0.95
@@ -81,18 +79,24 @@ class Oort(Unweighted):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.least_exploration > self.exploration:
-            limit = f"it must be at most exploration, {self.exploration}"
-            raise DeltaflError(f"least_exploration is {self.least_exploration}; {limit}")
+            raise DeltaflError(
+                f"least_exploration is {self.least_exploration}; it must be at most exploration, "
+                f"{self.exploration}"
+            )
 
     def init(self, population: Population) -> OortState:
         m = population.num_clients
-        last_m = np.zeros(m, dtype=np.int64)
-        rounds = np.zeros((), dtype=np.int64)
-        seconds = np.ones(()) if population.seconds_m is None else population.seconds_m
-        gained_r = np.zeros(2 * _WINDOW)
-        fast = np.array(_FAST)
+        seconds = population.seconds_m
+        if seconds is None:
+            seconds = np.ones(())
         return OortState(
-            population.num_examples_m, np.full(m, np.nan), last_m, rounds, seconds, gained_r, fast
+            size_m=population.num_examples_m,
+            utility_m=np.full(m, np.nan),
+            last_m=np.zeros(m, np.int64),
+            rounds=ZERO,
+            seconds=seconds,
+            gained_r=np.zeros(2 * _WINDOW),
+            fast=np.array(_FAST),
         )
 
     def choose(self, state: OortState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
@@ -102,17 +106,14 @@ class Oort(Unweighted):
         exploited = min(max(self.exploited(int(state.rounds) + 1, size), size - len(new)), len(old))
         system = self.system(state)
         if (system < 1).any():
-            with np.errstate(divide="ignore"):
-                explored = new[draw_successively(np.log(system[new]), size - exploited, rng)]
+            explored = new[draw_successively(system[new], size - exploited, rng)]
         else:
             explored = new[: size - exploited]
         if exploited == 0:
             return explored
         score_k = (self.scores(state) * system)[old]
-        cut = self.cut_off * np.sort(score_k)[-exploited]
-        with np.errstate(divide="ignore"):
-            log_weight_k = np.where(score_k >= cut, np.log(score_k), -np.inf)
-        return np.concatenate([explored, old[draw_successively(log_weight_k, exploited, rng)]])
+        score_k[score_k < self.cut_off * np.sort(score_k)[-exploited]] = 0.0  # not admitted
+        return np.concatenate([explored, old[draw_successively(score_k, exploited, rng)]])
 
     def exploited(self, round: int, size: int) -> int:
         """The k of round t >= 1, if enough clients of both kinds are available."""
@@ -144,10 +145,11 @@ class Oort(Unweighted):
         gained_r = np.append(state.gained_r[1:], utility_m[client_n].sum())
         flat = gained_r[_WINDOW:].sum() <= gained_r[:_WINDOW].sum()
         due = rounds >= 2 * _WINDOW and rounds % _WINDOW == 0
+        if due and flat:  # the paper's pacer: be content with slower clients
+            state = state._replace(fast=np.minimum(1.0, state.fast + _RELAX))
         return state._replace(
             utility_m=utility_m,
             last_m=with_rows(state.last_m, client_n, rounds),
             rounds=rounds,
             gained_r=gained_r,
-            fast=np.minimum(1.0, state.fast + _RELAX) if due and flat else state.fast,
         )

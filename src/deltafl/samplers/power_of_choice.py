@@ -27,7 +27,9 @@ class PowerOfChoice(Sampler):
         return self
 
     def _wanted(self, n: int) -> int:
-        wanted = 2 * n if self.candidates is None else self.candidates
+        wanted = self.candidates
+        if wanted is None:
+            return 2 * n
         if wanted < n:
             raise DeltaflError(f"candidates is {wanted}; it must be at least the sample size {n}")
         return wanted

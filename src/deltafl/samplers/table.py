@@ -11,9 +11,8 @@ from ..calls import check_options
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
 from ..io import load_class
 from .active_fl import ActiveFL
-from .balanced import Balanced, BalancedByCensus
-from .base import Sampler
-from .centred import Centred
+from .base import NewFirst, Sampler
+from .centred import Balanced, BalancedByCensus, Centred
 from .cluster import ClusterIS, ClusterISOracle
 from .delta import Delta, FedIS, FedPracIS, PracDelta
 from .divfl import DivFL
@@ -23,7 +22,6 @@ from .fed_ent_opt import FedEntOpt
 from .fed_lecc import FedLECC
 from .fixed import Fixed, Full
 from .hics import HicsFL
-from .mifa import NewFirst
 from .ocs import ApproximateOCS
 from .online import MirrorDescent, VarianceBandit
 from .oort import Oort

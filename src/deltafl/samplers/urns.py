@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..designs.table import draw_cohort
-from ..errors import DeltaflError, require
+from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .base import Rng, Sampler, State, present_clients, replied, with_rows
 from .ward import ward_tree
@@ -24,13 +24,11 @@ _SLIVER = 1e-12
 
 
 class TreeState(NamedTuple):
-    """Weights, float64 (m,); last sketches, float64 (m, q), 0 until seen; Ward's merges, int64
-    (m - 1, 2).
-    """
+    """The clients' last updates, and their tree."""
 
     weight_m: FloatArray
-    sketch_mq: FloatArray
-    merge_k2: IntArray
+    sketch_mq: FloatArray  # 0 until seen
+    merge_k2: IntArray  # Ward's merges, (m - 1, 2)
 
 
 def _lay(mass_k: FloatArray, begin_n: FloatArray, end_n: FloatArray) -> FloatArray:
@@ -67,7 +65,8 @@ def urns_by_cluster(weight_m: FloatArray, n: int, merge_k2: IntArray) -> FloatAr
     mass_m = n * weight_m / weight_m.sum()
     whole_m = np.floor(mass_m + _SLIVER)
     own_nm = np.repeat(np.eye(m), whole_m.astype(np.int64), axis=0)
-    rest_m = np.where(mass_m - whole_m > _SLIVER, mass_m - whole_m, 0.0)
+    rest_m = mass_m - whole_m
+    rest_m[rest_m <= _SLIVER] = 0.0
     left = n - len(own_nm)
     cluster_m = cut_by_mass(rest_m, merge_k2)
     mass_c = np.bincount(cluster_m, weights=rest_m)
@@ -86,25 +85,21 @@ def urns_by_cluster(weight_m: FloatArray, n: int, merge_k2: IntArray) -> FloatAr
 
 
 def cut_by_mass(mass_m: FloatArray, merge_k2: IntArray) -> IntArray:
-    """The largest clusters of a tree whose mass is at most 1: int64 (m,), the cluster of each
-    client, 0, 1, ...
-    """
+    """The clients' clusters 0, 1, ..., int64 (m,): the largest of a tree of mass at most 1."""
     m = len(mass_m)
     mass = np.concatenate([mass_m, np.zeros(len(merge_k2))])
     for k, (left, right) in enumerate(merge_k2):
         mass[m + k] = mass[left] + mass[right]
     label = np.arange(len(mass))
-    for k in range(len(merge_k2) - 1, -1, -1):
+    for k in reversed(range(len(merge_k2))):
         if mass[m + k] <= 1 + _SLIVER:
             label[merge_k2[k]] = label[m + k]
-    return np.unique(label[:m], return_inverse=True)[1].astype(np.int64)
+    return np.unique(label[:m], return_inverse=True)[1]
 
 
 @dataclass(frozen=True)
 class ClusteredBySize(Sampler):
-    """Algorithm 1: fill one urn after the other with clients by decreasing weight; the excess
-    goes into the next.
-    """
+    """Algorithm 1: fill urn after urn with clients by decreasing weight, excess into the next."""
 
     unbiased: ClassVar[bool] = True
 
@@ -124,9 +119,7 @@ class ClusteredBySize(Sampler):
             member = np.flatnonzero(urn_m)
             drawn.append(member[draw_cohort(urn_m[member], 1, "multinomial", rng).client_n])
         client_n, count_n = np.unique(np.concatenate(drawn), return_counts=True)
-        return Cohort(
-            client_n, count_n.astype(np.int64), urn_nm.sum(axis=0)[client_n], "replacement"
-        )
+        return Cohort(client_n, count_n, urn_nm.sum(axis=0)[client_n], "replacement")
 
     def urns(
         self, state: State, weight_m: FloatArray, available_m: BoolArray, n: int
@@ -139,37 +132,28 @@ class ClusteredBySize(Sampler):
 
 @dataclass(frozen=True)
 class ClusteredBySimilarity(ClusteredBySize):
-    """Algorithm 2: similar clients share an urn.
+    """Algorithm 2: similar clients share an urn; similar is a small angle between two updates.
 
     Ward's tree of the last updates seen is cut into the largest clusters of mass sum n w_i <= 1.
     The n heaviest become urns, and the clients of the others fill them up, starting with the
     lightest cluster and the lightest urn. Ours: the update of a client never seen is zero, at an
     angle of 0 to other zeros and at a right angle to the rest; updates are sketches (``sketch.py``)
-    of u_i - c_i; Ward's criterion is applied to the distances, ``l2`` not squared; a client with n
-    w_i >= 1 first gets floor(n w_i) urns of its own; clients that fill urns come in the order of
-    their indices.
+    of u_i - c_i; Ward's criterion is applied to the angles; a client with n w_i >= 1 first gets
+    floor(n w_i) urns of its own; clients that fill urns come in the order of their indices. Left
+    out: distances in place of angles.
 
     Attributes:
-        similarity: ``"arccos"``, the angle between two updates (the paper's main choice), or
-            ``"l2"``, their distance.
         sketch_size: q from 1 to 128, length of the sketch kept of each client's last update.
     """
 
-    similarity: str = "arccos"
     sketch_size: int = 64
 
     ranges: ClassVar = {"sketch_size": "[1, 128]"}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.similarity not in {"arccos", "l2"}:
-            raise DeltaflError(f"similarity is {self.similarity!r}; write 'arccos' or 'l2'")
-
     def init(self, population: Population) -> TreeState:
         """No client has been seen: all updates are zero. Needs SciPy."""
-        require("scipy", "sim")
         sketch_mq = np.zeros((population.num_clients, self.sketch_size))
-        return TreeState(population.weight_m, sketch_mq, ward_tree(sketch_mq, self.similarity))
+        return TreeState(population.weight_m, sketch_mq, ward_tree(sketch_mq))
 
     def urns(
         self, state: TreeState, weight_m: FloatArray, available_m: BoolArray, n: int
@@ -181,4 +165,4 @@ class ClusteredBySimilarity(ClusteredBySize):
         if len(client_n) == 0:
             return state
         sketch_mq = with_rows(state.sketch_mq, client_n, reports.sketch_nq)
-        return TreeState(state.weight_m, sketch_mq, ward_tree(sketch_mq, self.similarity))
+        return state._replace(sketch_mq=sketch_mq, merge_k2=ward_tree(sketch_mq))
