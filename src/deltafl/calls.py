@@ -130,3 +130,26 @@ def _in_words(hint: Any) -> str:
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(parts)
     return f"({', '.join(parts)})" if get_origin(hint) is tuple else _KINDS.get(hint, str(hint))
+
+
+class Named(str):
+    """Text with the object that it names.
+
+    It is shown, compared and written to files as text alone; what is read from a file again
+    carries nothing. Settings and processes keep both.
+
+    Attributes:
+        of: The object.
+    """
+
+    of: Any
+
+    def __new__(cls, text: str, of: Any) -> "Named":
+        """``text`` with the object ``of``."""
+        named = super().__new__(cls, text)
+        named.of = of
+        return named
+
+    def __getnewargs__(self) -> tuple[str, Any]:  # type: ignore[override]
+        # pickle and copy make it anew from these.
+        return str(self), self.of

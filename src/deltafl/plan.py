@@ -13,7 +13,7 @@ from .designs.inclusion import check_cohort_size
 from .errors import DeltaflError, WithRanges, unknown_name
 from .estimators.control_variates import ControlVariate
 from .estimators.table import Estimator, find_estimator
-from .samplers import Label, RunFacts, Sampler, find_sampler, make_sampler, parse_label
+from .samplers import Label, RunFacts, Sampler, make_sampler, parse_label
 from .samplers.census import LONGEST, Census
 from .samplers.label import needs_value
 from .scale.persistent_array import PersistentArray
@@ -303,7 +303,7 @@ def make_plan(
         if value is True and SETTINGS[name].values is not bool:
             raise needs_value(name, sampler)
     given = more.setdefault("estimator", label.estimator)
-    usual = find_sampler(label.name).estimator
+    usual = label.entry.estimator
     if isinstance(given, str) and label.estimator not in (given, usual):
         raise DeltaflError(
             f"{str(sampler)!r} has an estimator, and estimator is {given!r}; leave out one of them"

@@ -5,7 +5,7 @@ folders.
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,8 +15,7 @@ import pytest
 from sklearn.datasets import load_iris
 
 import deltafl
-from deltafl.samplers import label_of
-from deltafl.samplers.table import CLASSES
+from deltafl.samplers import label_of, make_sampler
 from deltafl.simulation import RoundDone
 from deltafl.tasks import make_task
 from tools.cli import deltafl_here
@@ -146,13 +145,6 @@ class Abstract(deltafl.Sampler):
     unbiased = True
 
 
-@pytest.fixture
-def _forget() -> Iterator[None]:
-    yield
-    CLASSES.clear()
-
-
-@pytest.mark.usefixtures("_forget")
 def test_labels_of_instances_and_classes() -> None:
     labels = {
         deltafl.PracDelta: "pracdelta",
@@ -167,6 +159,28 @@ def test_labels_of_instances_and_classes() -> None:
         deltafl.DeltaflError, match=r"a sampler is a label, or a class or an instance"
     ):
         label_of(3)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Power(deltafl.Fixed):
+    power: float = 1.0
+
+
+def test_a_class_is_known_where_it_is_given_and_nowhere_else(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"seeds": 1, "rounds": 2, "processes": 1, "progress": False}
+    options["out"] = tmp_path
+    labels = ["Power", "Power(power=2)+average=0.5"]
+    first = deltafl.compare("toy", [Power, labels[1], "uniform@@difference"], **options)
+    assert list(first.summary().index) == [*labels, "uniform@@difference"]
+    assert list((tmp_path / "runs").glob("Power(power=2)+average=0.5-seed0"))
+    # What is recorded is text, and gets its class back from that of the new call.
+    second = deltafl.compare("toy", Power(power=3), **options)
+    assert list(second.summary().index) == [*first.summary().index, "Power(power=3)"]
+    with pytest.raises(deltafl.DeltaflError, match="unknown sampler 'Power'"):
+        deltafl.compare("toy", "Power", **options)
+    label = label_of(Power(power=2))
+    assert type(str(label)) is str
+    assert make_sampler(copy(label)) == Power(power=2)
 
 
 def test_data_frames_and_tasks_are_given_as_they_are(tmp_path: Path) -> None:
@@ -232,7 +246,6 @@ def test_samplers_that_rates_does_not_name_are_noted(
     assert "rates has none for uniform+average=0.5" in caplog.text
 
 
-@pytest.mark.usefixtures("_forget")
 def test_settings_that_do_nothing_are_refused_as_on_the_command_line(tmp_path: Path) -> None:
     with pytest.raises(
         deltafl.DeltaflError, match="noise does nothing here: only the task 'synthetic' has it"

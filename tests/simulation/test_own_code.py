@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 import deltafl
-from deltafl.samplers.table import CLASSES
+from deltafl.calls import Named
 from deltafl.simulation.own_code import code_of
-from deltafl.tasks.own import OBJECTS
 from tools.cli import deltafl_here
 
 SAMPLER = '''
@@ -94,9 +93,8 @@ def test_objects_of_a_notebook_count(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         names: dict[str, Any] = {"__name__": "a notebook"}
         exec(compile(text, cell, "exec"), names)
-        monkeypatch.setitem(CLASSES, "BySize", names["BySize"])
-        monkeypatch.setitem(OBJECTS, "make", names["make"])
-        return code_of({"samplers": ["BySize@pivotal", "uniform"], "task": "make"})
+        label = Named("BySize@pivotal", names["BySize"])
+        return code_of({"samplers": [label, "uniform"], "task": Named("make", names["make"])})
 
     first = code(SAMPLER, "<cell 1>")
     same = code(f"x = 1\n{SAMPLER}", "<cell 2>")

@@ -21,7 +21,7 @@ from ..errors import DeltaflError
 from ..estimators.table import ESTIMATORS, find_estimator
 from ..plan import Plan, RoundState
 from ..round import close_round, init_round
-from ..samplers import RunFacts, find_sampler, make_sampler, parse_label
+from ..samplers import RunFacts, make_sampler, parse_label
 from ..samplers.label import needs_scores
 from ..server.norms import measure
 from ..server.optimizers import Sgd
@@ -137,7 +137,7 @@ def audit(
     rules = [find_estimator(name) for name in (estimators or ESTIMATORS)]
     for name in samplers:
         label = parse_label(name)
-        entry = find_sampler(label.name)
+        entry = label.entry
         drawn = ["-"] if entry.design is None else designs or list(DESIGNS)
         for design in [label.design] if label.design and label.design != entry.design else drawn:
             sampler = make_sampler(label._replace(design=None if design == "-" else design), facts)

@@ -117,10 +117,9 @@ def _print_label(text: str) -> None:
     label.
     """
     from ..samplers import NEEDS, parse_label
-    from ..samplers.table import find_sampler
 
     label = parse_label(text)
-    entry = find_sampler(label.name)
+    entry = label.entry
     made = entry.make({})
     rows = [
         ("what it does", _about(type(made))),

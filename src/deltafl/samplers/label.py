@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..calls import parse_call, split_outside, write_call, write_setting
+from ..calls import Named, parse_call, split_outside, write_call, write_setting
 from ..designs.table import find_design
 from ..errors import DeltaflError
 from ..estimators.control_variates import ControlVariate, NoControl
 from ..estimators.table import ESTIMATORS, find_estimator, is_estimator
 from ..server.table import is_biased
 from .base import RunFacts, Sampler
-from .table import CLASSES, SAMPLERS, find_sampler
+from .table import SAMPLERS, SamplerEntry, find_sampler
 
 
 class Label(NamedTuple):
@@ -35,19 +35,26 @@ class Label(NamedTuple):
     design: str | None  #: in ``deltafl.DESIGNS``; None if the sampler does not draw by a design
     estimator: str  #: in ``deltafl.ESTIMATORS``
     settings: Mapping[str, Any] = MappingProxyType({})  #: of ``Plan``, or of ``deltafl run``
+    kind: type[Sampler] | None = None  #: the user's class, if the name is that of an object
+
+    @property
+    def entry(self) -> SamplerEntry:
+        """The row of its sampler."""
+        return find_sampler(self.name, self.kind)
 
     def __str__(self) -> str:
-        entry = find_sampler(self.name)
+        entry = self.entry
         design = "" if self.design in (None, entry.design) else self.design
         estimator = "" if self.estimator == entry.estimator else self.estimator
         method = f"{write_call(self.name, self.options)}@{design}@{estimator}".rstrip("@")
         own = sorted(self.settings.items())
-        return "+".join(
+        text = "+".join(
             [
                 method,
                 *(name if value is True else write_setting(name, value) for name, value in own),
             ]
         )
+        return text if self.kind is None else Named(text, self.kind)
 
 
 def parse_label(label: "str | Label") -> Label:
@@ -56,7 +63,7 @@ def parse_label(label: "str | Label") -> Label:
     Example:
         >>> parse_label("osmd(mixing=0.3)@poisson")
         Label(name='osmd', options={'mixing': 0.3}, design='poisson', estimator='horvitz-thompson',
-        settings={})
+        settings={}, kind=None)
     """
     if isinstance(label, Label):
         return label
@@ -71,7 +78,8 @@ def parse_label(label: "str | Label") -> Label:
             f"{label!r} is no label; write name(option=value)@design@estimator, such as innovation"
         )
     name, options = parse_call(call)
-    entry = find_sampler(name)
+    kind = label.of if isinstance(label, Named) else None
+    entry = find_sampler(name, kind)
     if design:
         if is_estimator(design):
             raise DeltaflError(f"{design!r} is an estimator, not a design; write {call}@@{design}")
@@ -93,7 +101,7 @@ def parse_label(label: "str | Label") -> Label:
             f"{name!r} does not know its selection probabilities; only these can follow it: "
             f"{fitting}"
         )
-    return Label(name, options, design or entry.design, estimator.name, settings)
+    return Label(name, options, design or entry.design, estimator.name, settings, kind)
 
 
 #: A method, and the settings after it; a file's name may have a plus, too.
@@ -123,8 +131,7 @@ def needs_value(name: str, label: object) -> DeltaflError:
 def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
     """The label of a sampler that is given as a label, an instance or a class.
 
-    From then on, labels in this process and its worker processes can name a class of yours; if two
-    classes share a name, the last one counts.
+    That of a class of yours is ``Named``: text that carries the class.
 
     Example:
         >>> from deltafl import PracDelta
@@ -140,13 +147,13 @@ def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
             f"{sampler!r}"
         )
     rows = [row for row in SAMPLERS.values() if row.kind is kind]
-    if not rows:
+    own = None if rows else kind
+    if own is not None:
         if kind.__name__ in SAMPLERS:
             raise DeltaflError(
                 f"the library has a sampler {kind.__name__!r}; give your class another name"
             )
-        CLASSES[kind.__name__] = kind
-        rows = [find_sampler(kind.__name__)]
+        rows = [find_sampler(kind.__name__, kind)]
     made: Any = rows[0].make({}) if isinstance(sampler, type) else sampler
     design = vars(made).get("design")
     fitting = [
@@ -163,7 +170,7 @@ def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
         key: value.item() if isinstance(value, np.generic) else value
         for key, value in values.items()
     }
-    label = str(Label(row.name, options, design, row.estimator))
+    label = str(Label(row.name, options, design, row.estimator, kind=own))
     try:
         same = make_sampler(label) == made
     except DeltaflError as error:
@@ -213,7 +220,7 @@ def make_sampler(label: str | Label, facts: RunFacts | None = None) -> Sampler:
         'pivotal'
     """
     parsed = parse_label(label)
-    sampler = find_sampler(parsed.name).make(parsed.options, parsed.design)
+    sampler = parsed.entry.make(parsed.options, parsed.design)
     return sampler if facts is None else sampler.for_run(facts)
 
 

@@ -262,18 +262,13 @@ SAMPLERS: dict[str, SamplerEntry] = {
     )
 }
 
-#: Classes of this process, by the names that labels have for them (``label_of``).
-CLASSES: dict[str, type[Sampler]] = {}
 
-
-def find_sampler(name: str) -> SamplerEntry:
-    """The row of a sampler: from the table, for a class in a file (``FILE.py:CLASS``), or for
-    one of this process.
-    """
+def find_sampler(name: str, kind: type[Sampler] | None = None) -> SamplerEntry:
+    """The row of a sampler: from the table, of ``FILE.py:CLASS``, or of the user's class ``kind``."""
+    if kind is not None:
+        return _own_entry(name, kind)
     if ".py:" in name:
         return _own_entry(name, load_class(name, Sampler))  # type: ignore[type-abstract]
-    if name in CLASSES:
-        return _own_entry(name, CLASSES[name])
     if name.endswith(".py"):
         raise DeltaflError(f"{name!r} names no class; write {name}:CLASS")
     if "+" in name:

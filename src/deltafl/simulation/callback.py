@@ -132,7 +132,7 @@ class Report(Callback):
         test = line.get("test", {})
         self._on_round(
             RoundDone(
-                sampler=run.settings.sampler,
+                sampler=str(run.settings.sampler),  # the text alone goes to other processes
                 seed=run.settings.seed,
                 round=round.number,
                 rounds=run.rounds,

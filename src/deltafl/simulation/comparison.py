@@ -28,9 +28,7 @@ from ..analysis.summary import SamplerSummary, Summary, summarise, write_summary
 from ..analysis.table import comparison_table
 from ..errors import DeltaflError, MissingExtraError, require
 from ..io import checked
-from ..samplers import base_name
-from ..samplers.table import CLASSES
-from ..tasks.own import OBJECTS, is_table, short_name
+from ..tasks.own import is_table, short_name
 from .callback import OnRound, guarded
 from .directory import (
     RunDirectory,
@@ -40,7 +38,7 @@ from .directory import (
     write_header,
     write_settings,
 )
-from .own_code import note_code, require_one_code, require_same_code
+from .own_code import note_code, require_one_code, require_same_code, with_objects
 from .processes import result
 from .progress import OnProgress
 from .record import Job, read_run
@@ -59,6 +57,9 @@ from .sweep import Player, engine_for, play_jobs, require_simulator, side_by_sid
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+#: The settings of a comparison, and the place and the settings of each of its runs.
+_Runs = tuple[CompareSettings, list[tuple[RunDirectory, RunSettings]]]
 
 #: What stands beside the runs in the end.
 WRITTEN = ("summary.json", *PICTURES, "report.html")
@@ -219,15 +220,13 @@ def command_of(settings: CompareSettings) -> str:
 
     Rates of single samplers are in ``config.toml``, beside the summary.
     """
-    if settings.task in OBJECTS or {*map(base_name, settings.samplers)} & {*CLASSES}:
-        return ""
     given = settings.model_dump(mode="json", exclude_none=True, exclude={"rates", *FREE_ON_RESUME})
     named = {"task", *UNION, *(OF_TABLES if is_table(settings.task) else ())}
     try:
         usual = make_settings(CompareSettings, {key: given.get(key) for key in named}).model_dump(
             mode="json"
         )
-    except DeltaflError:  # objects of another process
+    except DeltaflError:  # no command can name objects of a Python process
         return ""
     shown = {key: value for key, value in given.items() if key in named or value != usual[key]}
     if shown["seeds"] == [*range(len(shown["seeds"]))]:
@@ -250,7 +249,10 @@ def joined(folders: Sequence[Path]) -> Comparison:
         DeltaflError: If a folder holds no run, or unfinished ones; if tasks, settings or data
             differ, or two runs of one sampler and seed.
     """
-    together = [_opened(folder) for folder in folders]
+    return _together(folders, [_opened(folder) for folder in folders])
+
+
+def _together(folders: Sequence[Path], together: Sequence[_Runs]) -> Comparison:
     settings = together[0][0]
     for folder, (other, _) in zip(folders, together, strict=True):
         for key, first, now in differing(settings, other):
@@ -297,7 +299,7 @@ def joined(folders: Sequence[Path]) -> Comparison:
     )
 
 
-def _opened(folder: Path) -> tuple[CompareSettings, list[tuple[RunDirectory, RunSettings]]]:
+def _opened(folder: Path) -> _Runs:
     """The settings of a finished comparison, or of a run as a comparison of one, and where its
     runs are.
     """
@@ -369,7 +371,11 @@ def play_comparison(
     require_simulator()
     with locked(out):
         recorded = recorded_settings(out)
-        before = None if recorded is None else make_settings(CompareSettings, recorded)
+        before = (
+            None
+            if recorded is None
+            else make_settings(CompareSettings, with_objects(recorded, settings))
+        )
         if before is None and (found := [name for name in WRITTEN if (out / name).exists()]):
             raise DeltaflError(
                 f"{out / found[0]} would be replaced and is of no comparison there; choose another "
@@ -399,7 +405,8 @@ def play_comparison(
                 write_settings(out, settings)
                 note_code(out, settings)
             play_jobs(jobs, Player(out, keep_folders=True), pool, on_progress, guarded(on_round))
-        return joined([out])
+            places = [(RunDirectory(out / "runs" / job.key), job.settings) for job in jobs]
+        return _together([out], [(settings, places)])
 
 
 def check_comparison(

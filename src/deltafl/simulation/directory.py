@@ -155,7 +155,7 @@ def write_header(path: Path, settings: Settings, data: Mapping[str, str] | None 
     """
     path.mkdir(parents=True, exist_ok=True)
     given = settings.model_dump()
-    own = {"objects": objects_of(given), "code": code_of(given)}
+    own = {"objects": [*objects_of(given)], "code": code_of(given)}
     known = {**environment(), **{key: names for key, names in own.items() if names}, **(data or {})}
     write_atomically(path / "environment.json", json.dumps(known, indent=1) + "\n")
     write_settings(path, settings)

@@ -11,21 +11,45 @@ from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
+from ..calls import Named
 from ..errors import DeltaflError
 from ..io import read_json, write_atomically
 from ..samplers import base_name
-from ..samplers.table import CLASSES
 from ..tasks.base import Task
-from ..tasks.own import OBJECTS, split_name
+from ..tasks.own import split_name
 from .settings import Settings
 
 
-def objects_of(settings: Mapping[str, Any]) -> list[str]:
-    """The objects of this process that settings name: only this process can go on with them."""
-    classes = dict.fromkeys(map(base_name, _labels(settings)))
-    return [name for name in classes if name in CLASSES] + [
-        name for name in [settings.get("task")] if name in OBJECTS
-    ]
+def objects_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The objects that settings carry, by their names: only this process can go on with them."""
+    objects = _classes_of(settings)
+    task = settings.get("task")
+    if isinstance(task, Named):
+        objects[str(task)] = task.of
+    return objects
+
+
+def _classes_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {base_name(label): label.of for label in _labels(settings) if isinstance(label, Named)}
+
+
+def with_objects(recorded: Mapping[str, Any], now: Settings) -> dict[str, Any]:
+    """Recorded settings, which are text alone, with the objects that the settings ``now`` carry."""
+    given = now.model_dump()
+    classes = _classes_of(given)
+
+    def carrying(label: str) -> str:
+        kind = classes.get(base_name(label))
+        return label if kind is None else Named(label, kind)
+
+    found = dict(recorded)
+    if found.get("task") == given["task"]:
+        found["task"] = given["task"]
+    if "sampler" in found:
+        found["sampler"] = carrying(found["sampler"])
+    if "samplers" in found:
+        found["samplers"] = [carrying(label) for label in found["samplers"]]
+    return found
 
 
 def code_of(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -37,7 +61,8 @@ def code_of(settings: Mapping[str, Any]) -> dict[str, str]:
     """
     named = [*_labels(settings), settings.get("task", "")]
     files = chain.from_iterable(re.findall(r"[^@(]*\.py(?::\w+)?", text) for text in named)
-    found = {name: _checksum(name) for name in [*files, *objects_of(settings)]}
+    found = {name: _checksum(name) for name in files}
+    found |= {name: _checksum(name, known) for name, known in objects_of(settings).items()}
     return {name: checksum for name, checksum in found.items() if checksum is not None}
 
 
@@ -86,10 +111,10 @@ def _labels(settings: Mapping[str, Any]) -> list[str]:
     return [*(settings.get("samplers") or [settings.get("sampler", "")])]
 
 
-def _checksum(name: str) -> str | None:
-    """Of what a name stands for; None if its source is not found, or is no Python."""
+def _checksum(name: str, known: Any = None) -> str | None:
+    """Of a name in a file, or of an object; None if its source is not found, or is no Python."""
     try:
-        text, top = _source(name)
+        text, top = _source(name, known)
         body = ast.parse(text).body
     except (OSError, TypeError, ValueError, SyntaxError):
         return None
@@ -129,14 +154,11 @@ def _defined(part: ast.stmt) -> set[str]:
     return _stored(part)
 
 
-def _source(name: str) -> tuple[str, str]:
-    """The text of the file or notebook cell that defines what a name stands for, and its name
-    there.
-    """
-    if name not in {*CLASSES, *OBJECTS}:
+def _source(name: str, known: Any) -> tuple[str, str]:
+    """The text of the file or notebook cell that defines a name or an object, and its name there."""
+    if known is None:
         file, top = split_name(name)
         return file.read_text(encoding="utf-8"), top
-    known: Any = CLASSES.get(name) or OBJECTS[name]
     known = known.make_model if isinstance(known, Task) else known
     methods = filter(inspect.isfunction, vars(known).values() if isinstance(known, type) else ())
     for part in (known, *methods):  # in a notebook a class is found by its methods alone

@@ -16,14 +16,11 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from itertools import chain
+from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any, NamedTuple
 
 from ..errors import DeltaflError, in_one_line, require
-from ..samplers.table import CLASSES
-from ..tasks.own import OBJECTS
 from ..tasks.registry import added_tasks, import_tasks, register, task_modules
 
 _DIED = (
@@ -102,8 +99,8 @@ class Processes(AbstractContextManager["Processes"]):
         # A runner's functions may be those of a script, which its processes import; others receive
         # what they need.
         self._imports_main = start is not None
-        objects = b"" if self._imports_main else _packed()
-        values = messages, self._sent, objects, task_modules(), start, arguments
+        specs = b"" if self._imports_main else _packed(added_tasks())
+        values = messages, self._sent, specs, task_modules(), start, arguments
         self._pool = ProcessPoolExecutor(count, context, _begin, values)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -118,8 +115,11 @@ class Processes(AbstractContextManager["Processes"]):
         or raised.
         """
         try:
-            with _interrupts_wait(), nullcontext() if self._imports_main else _without_main():
-                return self._pool.submit(_attempt, function, *arguments)
+            with _interrupts_wait():
+                if self._imports_main:
+                    return self._pool.submit(_attempt, function, *arguments)
+                with _without_main():
+                    return self._pool.submit(_attempt_packed, function, _packed(arguments))
         except BrokenProcessPool:
             raise DeltaflError(_DIED) from None
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -135,21 +135,17 @@ class Processes(AbstractContextManager["Processes"]):
                 yield self._sent.get(timeout=10)
 
 
-def _packed() -> bytes:
-    """The objects of this process that settings may name."""
-    objects = CLASSES, OBJECTS, added_tasks()
-    if not any(objects):
-        return b""
+def _packed(value: object) -> bytes:
+    """A value with what a script or a notebook defines for it, which pickle would only name."""
     require("cloudpickle", "sim")
     import cloudpickle
 
     try:
-        packed: bytes = cloudpickle.dumps(objects)
+        packed: bytes = cloudpickle.dumps(value)
     except Exception as error:
-        names = ", ".join(chain(*objects))
         raise DeltaflError(
-            f"one of {names} cannot be sent to other processes ({in_one_line(error)}); write "
-            "processes=1"
+            f"a task or a sampler of yours cannot be sent to other processes "
+            f"({in_one_line(error)}); write processes=1"
         ) from error
     return packed
 
@@ -215,6 +211,14 @@ def _attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Failure | s
         return failure_of(error), None
 
 
+def _attempt_packed(
+    function: Callable[..., Any], packed: bytes
+) -> tuple[Failure | str | None, Any]:
+    import cloudpickle
+
+    return _attempt(lambda: function(*cloudpickle.loads(packed)))
+
+
 class _Forward(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         logging.getLogger(record.name).handle(record)
@@ -227,7 +231,7 @@ _to_parent: list[Any] = []
 def _begin(
     messages: Any,
     sent: Any,
-    objects: bytes,
+    specs: bytes,
     modules: Sequence[str],
     start: Callable[..., None] | None,
     arguments: tuple[Any, ...],
@@ -244,13 +248,10 @@ def _begin(
     log.propagate = False
     for module in modules:
         import_tasks(module)
-    if objects:
+    if specs:
         import cloudpickle
 
-        samplers, tasks, specs = cloudpickle.loads(objects)
-        CLASSES.update(samplers)
-        OBJECTS.update(tasks)
-        for spec in specs.values():
+        for spec in cloudpickle.loads(specs).values():
             register(spec)
     if start is not None:
         start(*arguments)

@@ -7,10 +7,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from ..calls import Named
 from ..errors import DeltaflError, require
-from ..samplers import Sampler, label_of, split_labels
+from ..samplers import Sampler, base_name, label_of, split_labels
 from ..tasks.base import Task
-from ..tasks.own import OBJECTS
 from ..tasks.registry import known_tasks
 from .callback import OnRound
 from .comparison import Comparison, joined, play_comparison
@@ -128,7 +128,6 @@ def _resolved(
     """The settings of a call, and how many runs are played side by side."""
     require_simulator()
     named = {} if samplers is None else {"samplers": _labels(samplers)}
-    OBJECTS.clear()
     resolved = make_settings(kind, {"task": _task_name(task), **settings, **named})
     refuse_ignored(resolved, settings)
     return resolved, count_processes(processes, resolved.device)
@@ -159,22 +158,31 @@ def _folder(given: Any) -> Path:
 
 
 def _labels(samplers: "AnySampler | Iterable[AnySampler]") -> list[str]:
-    if isinstance(samplers, str):
+    """The labels of samplers; text may name a class that is given beside it."""
+    if isinstance(samplers, str) and not isinstance(samplers, Named):
         return split_labels(samplers)
-    listed: list[Any] = [*samplers] if isinstance(samplers, Iterable) else [samplers]
-    classes: dict[str, type] = {}
-    for sampler in listed:
-        kind = sampler if isinstance(sampler, type) else type(sampler)
-        if classes.setdefault(kind.__name__, kind) is not kind:
-            raise DeltaflError(
-                f"two different classes are called {kind.__name__!r}; give one of them another name"
-            )
-    return [label_of(sampler) for sampler in listed]
+    if isinstance(samplers, str) or not isinstance(samplers, Iterable):
+        samplers = [samplers]
+    labels = [label_of(sampler) for sampler in samplers]
+    classes: dict[str, type[Sampler]] = {}
+    for label in labels:
+        if isinstance(label, Named):
+            name = base_name(label)
+            if classes.setdefault(name, label.of) is not label.of:
+                raise DeltaflError(
+                    f"two different classes are called {name!r}; give one of them another name"
+                )
+    return [
+        Named(label, classes[base_name(label)]) if base_name(label) in classes else label
+        for label in labels
+    ]
 
 
 def _task_name(task: AnyTask) -> str:
     """The name of a task in settings; an object is known by its own."""
-    if isinstance(task, str | os.PathLike):
+    if isinstance(task, str):
+        return task
+    if isinstance(task, os.PathLike):
         return os.fspath(task)
     if isinstance(task, Task):
         name = task.name
@@ -189,6 +197,4 @@ def _task_name(task: AnyTask) -> str:
             "one, a data frame, or a Hugging Face data set"
         )
     name = re.sub(r"[^\w.+-]", "", name)
-    name = f"my-{name}" if name in known_tasks() else name
-    OBJECTS[name] = task
-    return name
+    return Named(f"my-{name}" if name in known_tasks() else name, task)

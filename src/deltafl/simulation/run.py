@@ -27,7 +27,7 @@ from .divergence import DivergedError
 from .engine import Engine, Training
 from .evaluation import Evaluation, Threshold
 from .oracle import BYTES_PER_PARAMETER, SimulatedOracle
-from .own_code import require_same_code
+from .own_code import require_same_code, with_objects
 from .recording import Checkpoints, Recording
 from .runner import Workers
 from .settings import RunSettings, grown, make_settings
@@ -255,7 +255,7 @@ def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
     if recorded is None:
         directory.start(settings, data)
         return
-    before = make_settings(RunSettings, recorded)
+    before = make_settings(RunSettings, with_objects(recorded, settings))
     grown(before, settings)
     require_same_code(directory.path, settings)
     directory.require_same_data(data)

@@ -17,9 +17,11 @@ from pydantic import (
     Field,
     JsonValue,
     ValidationError,
+    WrapValidator,
     create_model,
 )
 
+from ..calls import Named
 from ..errors import DeltaflError, unknown_name
 from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
@@ -45,8 +47,10 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 # On the command line these are "8,2" and "uniform,pracdelta".
 CommaSeparated = BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)
 Numbers = Annotated[tuple[float, float], CommaSeparated]
+# pydantic would keep the text alone.
+Name = Annotated[str, WrapValidator(lambda v, checked: v if isinstance(v, Named) else checked(v))]
 Labels = Annotated[
-    tuple[str, ...], BeforeValidator(lambda v: tuple(split_labels(v)) if isinstance(v, str) else v)
+    tuple[Name, ...], BeforeValidator(lambda v: tuple(split_labels(v)) if isinstance(v, str) else v)
 ]
 Seed = Annotated[int, Field(ge=0)]
 
@@ -132,7 +136,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    task: str = Field(
+    task: Name = Field(
         "digits",
         description=(
             "what is learnt; see `deltafl tasks`; FILE.py:FUNCTION or table.csv: docs/own-data.md"
@@ -322,7 +326,7 @@ class RunSettings(Settings):
     """One run: one sampler, one seed."""
 
     workers: Count = Field(1, description="processes that train clients")
-    sampler: str = Field(
+    sampler: Name = Field(
         "census", description="name@design@estimator+setting; see `deltafl samplers`"
     )
     seed: Seed = Field(0, description="fixes split, initial model, draws and minibatches")
@@ -387,14 +391,15 @@ class CompareSettings(Settings):
         validate_default=True,
         description="number of seeds, which are 0, 1, ..., or a list: 3,5,8",
     )
-    rates: dict[str, Rates] | None = Field(
+    rates: dict[Name, Rates] | None = Field(
         None, description="by label, where they are not those of all samplers"
     )
 
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
+        carrying = {label: label for label in self.samplers}
         for label in (*self.samplers, *(self.rates or ())):
-            parse_label(label)
+            parse_label(carrying.get(label, label))
             if own_settings(label):
                 self.run(label, self.seeds[0])._check(spec)
         if len(set(self.samplers)) < len(self.samplers):
@@ -419,9 +424,11 @@ class CompareSettings(Settings):
         own: dict[Any, float] = self.rates_of([sampler]).get(sampler, {})
         common = self.model_dump(include={*Settings.model_fields})
         # Beside a method with corrected steps, ``uniform`` goes without: it knows no clients.
-        control = _control_of(sampler)
-        unfit = [name for name in IN_TEXT if not ROW_OF[name].kind.fits(control)]
-        common |= {name: SETTINGS[name].default for name in unfit}
+        # A class of another process, whose runs are only read, is not known here.
+        for name in IN_TEXT:
+            usual = SETTINGS[name].default
+            if common[name] != usual and not ROW_OF[name].kind.fits(_control_of(sampler)):
+                common[name] = usual
         run = RunSettings(**{**common, **own, **own_settings(sampler)}, sampler=sampler, seed=seed)
         return run.model_copy(update=run._missing_momentum())
 

@@ -29,7 +29,7 @@ from ..io import write_atomically
 from ..tasks import TaskSpec
 from .comparison import check_comparison
 from .directory import recorded_settings, write_header, write_settings
-from .own_code import note_code, require_same_code
+from .own_code import note_code, require_same_code, with_objects
 from .progress import OnProgress
 from .record import Job, RunStore
 from .settings import (
@@ -276,7 +276,9 @@ def tune_rates(
     """
     require_simulator()
     recorded = recorded_settings(out)
-    before = None if recorded is None else make_settings(TuneSettings, recorded)
+    before = (
+        None if recorded is None else make_settings(TuneSettings, with_objects(recorded, settings))
+    )
     if before is not None:
         if before.rounds != settings.rounds:
             raise DeltaflError(

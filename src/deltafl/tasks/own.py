@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..calls import Named
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line
 from ..io import import_file
 from ..streams import stream
@@ -28,10 +29,6 @@ from .tables import from_huggingface, table_task
 if TYPE_CHECKING:
     import torch
 
-#: Tasks of this process by their names in settings: what ``deltafl.compare`` was given. Processes
-#: that play runs receive them, and ``samplers.table.CLASSES``, by cloudpickle, which carries what a
-#: script or a notebook defines.
-OBJECTS: dict[str, Any] = {}
 DEFAULT_FUNCTION = "make_task"
 #: Clients selected per round, of those of a task without a setting for it: a tenth, at least so
 #: many.
@@ -42,15 +39,15 @@ def is_own(name: str) -> bool:
     """Whether a task's name is that of a user's file, ``FILE.py``, ``FILE.py:FUNCTION`` or a
     table, or of an object.
     """
-    return name in OBJECTS or split_name(name)[0].suffix == ".py" or is_table(name)
+    return isinstance(name, Named) or split_name(name)[0].suffix == ".py" or is_table(name)
 
 
 def is_table(name: str) -> bool:
     """Whether a task's name is that of a table, ``.csv``, ``.npz`` or ``.parquet``, or of a
-    table of this process.
+    table in memory.
     """
-    if name in OBJECTS:
-        return not (isinstance(OBJECTS[name], Task) or callable(OBJECTS[name]))
+    if isinstance(name, Named):
+        return not (isinstance(name.of, Task) or callable(name.of))
     return Path(name).suffix.lower() in TABLE_SUFFIXES
 
 
@@ -68,7 +65,9 @@ def registered_spec(name: str) -> TaskSpec:
 
 def short_name(name: str) -> str:
     """A task's name for folders: ``my_task`` for ``models/my_task.py:make_task``."""
-    return split_name(name)[0].stem if is_own(name) and name not in OBJECTS else name
+    if isinstance(name, Named) or not is_own(name):
+        return name
+    return split_name(name)[0].stem
 
 
 def load_own(name: str, seed: int, **of_table: Any) -> Task:
@@ -85,7 +84,7 @@ def load_own(name: str, seed: int, **of_table: Any) -> Task:
         DeltaflError: If there is no such file or function, it fails, or it returns no valid task.
     """
     task: object
-    known: Any = OBJECTS.get(name)
+    known: Any = name.of if isinstance(name, Named) else None
     if is_table(name):
         table = name if known is None else known
         make_table: Callable[..., Task] = (
