@@ -3,12 +3,11 @@ never.
 
     python benchmarks/flower_damage.py [PLACES]
 
-Damages a saved state (with the clients' updates in it, or in a file of their own) and a client's
-memory, one file at one random place each time: a bit is flipped, bytes are overwritten, the file is
-cut, or exchanged with that of another round or federation. Then the server loads its state and
-plays on, or the client replies. *Refused* is one sentence, *harmless* the same results as without
-damage; *WRONG* are other results, *CRASHED* any other error. An older state in the place of the
-last one is how a person goes back. A client whose memory is refused says that it lost it.
+Damages a saved state (with the clients' updates in it, or in a file of their own), one file at one
+random place each time: a bit is flipped, bytes are overwritten, the file is cut, or exchanged with
+that of another round or federation. Then the server loads its state and plays on. *Refused* is one
+sentence, *harmless* the same results as without damage; *WRONG* are other results, *CRASHED* any
+other error. An older state in the place of the last one is how a person goes back.
 """
 
 import shutil
@@ -17,21 +16,18 @@ import tempfile
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from flwr.app import Context
 
 from damage import damage
-from deltafl import ClientMemory, DeltaflError
+from deltafl import DeltaflError
 from deltafl.arrays import Layout
 from deltafl.federation.clients import ClientInfo
 from deltafl.federation.federation import Federation
 from deltafl.federation.replies import ClientReply
 from deltafl.federation.saved import load, save
 from deltafl.flower import DeltaStrategy
-from deltafl.flower.client import _load_memory, _save_memory
 from deltafl.scale.named_arrays import named_arrays
 
 KINDS = ("flip", "overwrite", "cut", "other round", "other federation")
@@ -85,25 +81,6 @@ def results(root: Path, mapped: bool) -> list[bytes]:
         for name, array in named_arrays(federation.current)
         if "control_md" not in name
     ]
-
-
-def client_results(path: Path) -> list[bytes]:
-    memory = read_memory(path)
-    taken = [NAMES[path.name]] if memory.follows(NAMES[path.name]) else []
-    if not taken:
-        raise DeltaflError("lost")
-    return [memory.reply(np.ones(40, np.float32), taken[0]).difference_d.tobytes()]
-
-
-NAMES: dict[str, int] = {}
-
-
-def context_of(path: Path) -> Context:
-    return cast(Context, SimpleNamespace(node_config={"memory-file": str(path)}, state=None))
-
-
-def read_memory(path: Path) -> ClientMemory:
-    return _load_memory(context_of(path), 40)
 
 
 def judged(action: Any, expected: list[bytes]) -> str:
@@ -162,31 +139,6 @@ def main(places: int) -> None:
                 ] += 1
                 shutil.rmtree(place)
                 backup.rename(place)
-        for owner in ("own", "other"):
-            for number in range(3):
-                path = top / owner / f"memory-{number}.npz"
-                memory = (
-                    read_memory(top / owner / f"memory-{number - 1}.npz")
-                    if number
-                    else ClientMemory(40)
-                )
-                taken = memory._candidates()[-1][0]
-                memory.reply(rng.normal(size=40).astype(np.float32), taken)
-                _save_memory(context_of(path), memory)
-                NAMES[path.name] = (
-                    memory._candidates()[-1][0] if owner == "own" else NAMES[path.name]
-                )
-        path = top / "own" / "memory-2.npz"
-        expected = client_results(path)
-        content = path.read_bytes()
-        for number in range(places):
-            kind = KINDS[number % len(KINDS)]
-            other = (
-                top / "own" / "memory-0.npz" if "round" in kind else top / "other" / "memory-2.npz"
-            )
-            damage(path, kind, other.read_bytes(), rng)
-            counts["client's memory", kind, judged(partial(client_results, path), expected)] += 1
-            path.write_bytes(content)
     for (what, kind, outcome), count in sorted(counts.items()):
         print(f"{what:60} {kind:18} {outcome:10} {count}")
     total = Counter[str]()

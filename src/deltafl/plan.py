@@ -20,7 +20,7 @@ from .scale.persistent_array import PersistentArray
 from .scale.rows import RowFormat
 from .server.optimizers import ServerOptimizer
 from .server.part import Intake, ServerPart, Step
-from .server.table import IN_TEXT, SETTINGS, in_order, make_parts
+from .server.table import IN_TEXT, ROWS, SETTINGS, in_order, make_parts
 from .types import Cohort, FloatArray, IntArray, Params, Population, Replies, Reports
 
 #: The type of an attribute of a plan, and what to write.
@@ -116,6 +116,12 @@ class Plan(WithRanges):
     def optimizer(self) -> ServerOptimizer:
         """The part that moves the model."""
         return next(part for part in self.parts if isinstance(part, ServerOptimizer))
+
+    @property
+    def part_texts(self) -> dict[str, str]:
+        """How the server's parts are written; of those that are not used, their defaults."""
+        unused = {row.kind.name: str(SETTINGS[row.kind.name].default) for row in ROWS}
+        return unused | {part.name: part.text for part in self.parts}
 
     @property
     def sends_drifts(self) -> bool:

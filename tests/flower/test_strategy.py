@@ -365,7 +365,7 @@ def test_epsilon_is_logged_before_the_first_round(flower_log: pytest.LogCaptureF
         ({"sampler": "census", "aux": 3}, "census in place of auxiliary variables; leave out aux"),
         ({"sampler": "pracdeltta"}, "did you mean 'pracdelta'"),
         ({"n": True}, "n is True; it must be a whole number"),
-        ({"dp": 3.0}, r"dp is 3.0; write DifferentialPrivacy\("),
+        ({"dp": 3.0}, r"dp is 3.0; write DifferentialPrivacy"),
         ({"dp": DP}, "it learns from replies, and its draws would show them"),
         (
             {"sampler": "uniform@poisson", "clip": "median", "dp": DP},

@@ -468,10 +468,7 @@ def test_nobody_is_sent_anything_where_nobody_is_drawn(monkeypatch: pytest.Monke
 
 def settings_of(controller: DeltaFedAvg) -> list[Any]:
     rules = controller.rules
-    plan = [
-        getattr(rules.plan, name)
-        for name in ("sampler", "n", "server_optimizer", "clip", "norm_guard", "dp")
-    ]
+    plan = [rules.plan.sampler, rules.plan.n, rules.plan.parts]
     own = [getattr(controller, name) for name in ("timeout", "forget", "buffers")]
     return [
         *plan,

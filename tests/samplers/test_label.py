@@ -210,8 +210,6 @@ def test_names_in_the_place_of_objects_are_refused() -> None:
         DeltaflError, match=re.escape("sampler is 'pracdelta'; write make_sampler(label)")
     ):
         Plan(POPULATION, "pracdelta", 2)  # type: ignore[arg-type]
-    with pytest.raises(DeltaflError, match="a label is text such as 'innovation', not Population"):
-        make_plan(POPULATION, "pracdelta", 2)  # type: ignore[arg-type]
 
 
 def test_a_plus_in_a_files_name_is_no_setting(tmp_path: Path) -> None:

@@ -18,12 +18,12 @@ from deltafl import (
     Reports,
     RoundState,
     Sampler,
+    Sgd,
     close_round,
     draw_cohort,
     init_round,
     make_plan,
     make_sampler,
-    make_server_optimizer,
     open_round,
 )
 from deltafl.estimators.control_variates import OwnControl
@@ -43,9 +43,8 @@ def plan_of(m: int, label: str = "pracdelta@ordered-pivotal", n: int = 50, **opt
     known = (
         np.eye(4)[np.arange(m) % 4] + 0.1 if label in {"balanced", "fed-cbs", "fedentopt"} else None
     )
-    return Plan(
-        Population.from_sizes(1 + np.arange(m) % 7, aux=known), make_sampler(label), n, **options
-    )
+    population = Population.from_sizes(1 + np.arange(m) % 7, aux=known)
+    return make_plan(make_sampler(label), population, n, **options)
 
 
 def play(plan: Plan, state: RoundState, rounds: int, d: int = D) -> RoundState:
@@ -178,7 +177,7 @@ def test_clients_join_a_tree_with_the_mean_score() -> None:
     ],
 )
 def test_a_saved_state_goes_on_bit_for_bit(tmp_path: Path, label: str, estimator: str) -> None:
-    plan = plan_of(300, label, estimator=estimator, server_optimizer=make_server_optimizer("adam"))
+    plan = plan_of(300, label, estimator=estimator, server_optimizer="adam")
     state = play(plan, init_round(plan, np.zeros(D)), 4)
     path = tmp_path / "state.safetensors"
     save_state(path, state, plan)
@@ -343,7 +342,7 @@ OTHER_SIZES = Population.from_sizes(1 + np.arange(30) % 5)
         ("weight_m", {"population": OTHER_SIZES}),
         ("aux_mq", {"population": plan_of(30, n=5).population._replace(aux_mq=np.ones((30, 2)))}),
         ("sampler", {"sampler": make_sampler("fedpracis")}),
-        ("server_optimizer", {"server_optimizer": make_server_optimizer("sgd", lr=0.5)}),
+        ("server_optimizer", {"parts": (Sgd(lr=0.5),)}),
         ("memory", {"memory": RowFormat("bfloat16")}),
     ],
 )

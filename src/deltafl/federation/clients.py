@@ -146,6 +146,8 @@ def _resized(old: Any, fresh: Any, kept_k: Sequence[int] | None, name: str) -> A
                 resized, old.aux_mq if kept_k is None else old.aux_mq[np.asarray(kept_k, dtype=int)]
             )
         return resized
+    if isinstance(fresh, dict):
+        return {key: _resized(old[key], part, kept_k, key) for key, part in fresh.items()}
     if name in _FROM_POPULATION:
         return fresh
     if name == "joined_m" or not _PER_CLIENT.search(name):  # ``_joined`` sees to it

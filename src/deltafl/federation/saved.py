@@ -28,7 +28,6 @@ from ..round import blank_state
 from ..scale.named_arrays import from_named_arrays, named_arrays
 from ..scale.rows import is_own_folder, note_round, noted, settled
 from ..scale.state_file import owner, read_sealed, write_sealed
-from ..server.table import ROWS
 from ..types import Array, FloatArray
 from .clients import ClientInfo
 from .federation import KEPT, Federation, Kept
@@ -228,7 +227,7 @@ def _settings(federation: Federation) -> dict[str, Any]:
     rate = rules.plan.n / rules.min_clients if rules.plan.part("dp") else None
     return {
         **{name: texts[name] for name in ("sampler", "estimator", "seed")},
-        **{name: texts.get(name) for name in (row.kind.name for row in ROWS)},
+        **rules.plan.part_texts,
         "n / min_clients": rate,
         "weights": rules.weights,
         "max_ratio": rules.max_ratio,

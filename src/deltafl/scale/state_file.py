@@ -19,7 +19,6 @@ from ..errors import DeltaflError
 from ..io import read_tensors, write_tensors
 from ..plan import Plan, RoundState
 from ..round import blank_state
-from ..server.table import ROW_OF
 from ..types import Array, Population
 from .named_arrays import from_named_arrays, named_arrays
 
@@ -66,7 +65,7 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
             f"{path} does not say which clients and plan its state belongs to; write it with "
             "save_state"
         )
-    for name, value in {**dict.fromkeys(ROW_OF), **owner(plan)}.items():
+    for name, value in owner(plan).items():
         if texts.get(name) != value:
             other = f"a plan with {name} = {texts.get(name)}, and this plan has {value}"
             raise DeltaflError(
@@ -128,7 +127,7 @@ def owner(plan: Plan) -> dict[str, str]:
         "aux_mq": "None" if aux_mq is None else _checksum(aux_mq, np.float64),
         "sampler": written(plan.sampler),
         "estimator": _without_addresses(plan.rule.name),
-        **{part.name: written(part) for part in plan.parts},
+        **plan.part_texts,
         "seed": str(plan.seed),
         "memory": plan.memory.dtype,  # not its folder, which is no part of the state
     }

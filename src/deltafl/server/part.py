@@ -19,6 +19,7 @@ Several parts act in the order of the table. With which other parts, samplers an
 does not go together, its own ``check`` says.
 """
 
+from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -90,6 +91,16 @@ class ServerPart(WithRanges):
     counts_silence: ClassVar[bool] = False
     #: The longest answer to a census, in median norms of all.
     longest_answer: ClassVar[float] = np.inf
+
+    @property
+    def text(self) -> str:
+        """How it is written where a saved state names what it depends on."""
+        if not is_dataclass(self):  # its repr would hold an address in memory
+            return type(self).__name__
+        options = [field.name for field in fields(self)]
+        if options == [self.name]:
+            return str(self.__dict__[self.name])
+        return repr(self) if options else "True"
 
     @property
     def step_factor(self) -> float:

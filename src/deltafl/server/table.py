@@ -49,11 +49,12 @@ class Row(NamedTuple):
         setting = self.settings[self.kind.name]
         if setting.values is bool and not isinstance(first, bool):
             raise DeltaflError(f"{self.kind.name} is {first!r:.60}; write True or False")
-        if isinstance(setting.values, type) and setting.values is not bool and first is not None:
+        if setting.values is self.kind and first is not None:
             raise DeltaflError(
-                f"{self.kind.name} is {first!r:.60}; write an instance of {self.kind.__name__}, "
-                "or None"
+                f"{self.kind.name} is {first!r:.60}; write {self.kind.__name__}(...)"
             )
+        if first is None and setting.default is not None:
+            raise DeltaflError(f"{self.kind.name} is None; it must be in {setting.values}")
         if first is setting.default or first == setting.default:
             return None
         return self.kind() if setting.values is bool else self.kind(first)  # type: ignore[call-arg]
