@@ -136,8 +136,7 @@ def test_fewer_than_two_undecided_replies_do_not_tell(answering: int) -> None:
     updates = [np.full(4, i + 1.0) if i < answering else None for i in range(3)]
     assert np.isnan(close_round(plan, state, cohort, updates)[1].variance)
     aggregation = Accumulator(plan, state, cohort)
-    for client, update in zip(cohort.client_n[:answering].tolist(), updates, strict=False):
-        aggregation.add(client, update)
+    aggregation.add_rows(updates[:answering], places=np.arange(answering))
     assert np.isnan(aggregation.close()[1].variance)
     assert close_round(plan, state, cohort, np.ones((3, 4)))[1].variance >= 0
 

@@ -150,15 +150,10 @@ def test_the_mean_of_zeta_is_over_clients_or_over_draws(label: str, zeta: list[f
     """Client 0 is drawn three times: updates 0 and 2 have mean 1 over clients, 0.5 over draws."""
     plan = make_plan(f"pracdelta{label}@multinomial", Population.from_sizes([1, 1]), 2)
     cohort = Cohort(np.array([0, 1]), np.array([3, 1]), np.ones(2), "replacement")
-    for d, way in ((1, "rows"), (1, "merge"), (200, "one by one")):
-        together = Accumulator(plan, init_round(plan, np.zeros(d)), cohort)
-        update_nd = np.array([[0.0], [2.0]]) * (np.arange(d) == 0)
-        if way == "one by one":
-            for client in (0, 1):
-                together.add(client, update_nd[client])
-        else:
-            together.add_rows(update_nd)
-        if way == "merge":
+    for merged in (False, True):
+        together = Accumulator(plan, init_round(plan, np.zeros(1)), cohort)
+        together.add_rows(np.array([[0.0], [2.0]]))
+        if merged:
             together.merge(Alone())
         together.close()
         assert np.sqrt(together.reports.squared_deviation_n) == pytest.approx(zeta)
