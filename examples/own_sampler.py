@@ -55,6 +55,10 @@ class ByLoss(deltafl.Sampler):
         loss_m[cohort.client_n[reports.responded_n]] = reports.loss_n[reports.responded_n]
         return LossState(loss_m)
 
+    def resized(self, state: LossState, moves: deltafl.Moves) -> LossState:
+        """Newcomers of a federation begin as everybody did."""
+        return LossState(moves.rows(state.loss_m, 1.0))
+
 
 if __name__ == "__main__":
     # Eight clients, each with F_i(x) = (x - b_i)^2 / 2; the optimum of their mean is the mean of b.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .estimators.table import ESTIMATORS, Estimator
     from .estimators.twin import Twin
     from .federation.local_work import corrected_steps
+    from .moves import Moves
     from .plan import Plan, RoundState, make_plan
     from .round import (
         broadcast,
@@ -98,6 +99,7 @@ __all__ += [
     "LearnedCoefficient",
     "MissingExtraError",
     "Momentum",
+    "Moves",
     "Oracle",
     "Plan",
 ]
@@ -165,6 +167,7 @@ _MODULES = {
         "estimators.table": "ESTIMATORS Estimator",
         "estimators.twin": "Twin",
         "federation.local_work": "corrected_steps",
+        "moves": "Moves",
         "plan": "Plan RoundState make_plan",
         "round": "broadcast close_round close_round_from_sum init_round open_round",
         "samplers": "SAMPLERS RunFacts Sampler make_sampler",

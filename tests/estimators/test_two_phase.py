@@ -259,7 +259,7 @@ def test_newcomers_leave_what_is_known_of_the_others() -> None:
     larger = larger.with_census([plan.census.answer(update_d) for update_d in problem.update_md])
     before = state.control.first.control
     first = LastResiduals().init(larger.population, 3)
-    resized = resize_state(larger, state, plan.population.weight_m).control
+    resized = resize_state(larger, state).control
     after = resized.first.control
     assert not before.is_first_m.all()
     np.testing.assert_array_equal(after.is_first_m, [*before.is_first_m, False, False])

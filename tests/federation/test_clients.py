@@ -27,6 +27,7 @@ from deltafl.federation.federation import Federation
 from deltafl.federation.replies import ClientReply
 from deltafl.federation.rules import make_rules
 from deltafl.federation.saved import load, save
+from deltafl.moves import Moves
 from deltafl.scale.named_arrays import named_arrays
 from deltafl.types import BoolArray, FloatArray, Params
 
@@ -160,9 +161,7 @@ def test_twins_of_newcomers_are_there_at_once() -> None:
     admit(fed, sizes_of(7, start=5))
     value = estimator.control.value(fed.current.control.control, np.arange(7))
     twin_md = np.asarray(fed.current.control.control.twin.control_md)
-    np.testing.assert_allclose(
-        twin_md[:, 0], np.array([10, 15, 20, 25, 30, 35, 40]) / [4, 4, 4, 4, 4, 1, 1]
-    )
+    np.testing.assert_allclose(twin_md[:, 0], np.array([10, 15, 20, 25, 30, 35, 40]) / 4)
     np.testing.assert_allclose(value.total_d, fed.plan.population.weight_m @ value.control_nd)
     play(fed, 3)
 
@@ -193,9 +192,18 @@ class Visited(Sampler):
         return OwnState(state.weight_m, *(array_m + visit_m for array_m in state[1:]))
 
 
+@dataclass(frozen=True)
+class Followed(Visited):
+    """The same, whose state follows where clients join and leave."""
+
+    def resized(self, state: OwnState, moves: Moves) -> OwnState:
+        weight_m = moves.population.weight_m
+        return OwnState(weight_m, *(moves.rows(array_m, 1.0) for array_m in state[1:]))
+
+
 def test_what_an_own_sampler_learned_is_kept_whatever_its_name() -> None:
     model = {"x": np.zeros(3, np.float32)}
-    fed = Federation(make_rules(Visited(), n=3), model, Layout.of(model))
+    fed = Federation(make_rules(Followed(), n=3), model, Layout.of(model))
     admit(fed, sizes_of(5))
     play(fed, 4)
     before = fed.current.sampler
@@ -206,6 +214,19 @@ def test_what_an_own_sampler_learned_is_kept_whatever_its_name() -> None:
     assert np.array_equal(after.weight_m, fed.plan.population.weight_m)
     for before_m, after_m in zip(before[1:], after[1:], strict=True):
         assert after_m.tolist() == [*before_m[[0, 2, 3, 4]].tolist(), 1.0, 1.0]
+
+
+def test_an_own_sampler_that_says_nothing_of_newcomers_gets_none() -> None:
+    """No array is taken for one of clients by its name."""
+    model = {"x": np.zeros(3, np.float32)}
+    fed = Federation(make_rules(Visited(), n=3), model, Layout.of(model))
+    admit(fed, sizes_of(5))
+    play(fed, 4)
+    before = fed.current.sampler
+    admit(fed, sizes_of(7, start=5))
+    assert len(fed.keys) == 5
+    assert "Visited describes all clients jointly" in fed.warnings[0]
+    assert fed.current.sampler is before
 
 
 @pytest.mark.parametrize("label", [name for name in PRACTICAL if name not in FIXED_SIZE])

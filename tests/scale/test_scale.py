@@ -151,7 +151,7 @@ def test_clients_join_a_tree_with_the_mean_score() -> None:
     small = plan_of(40, n=8)
     large = plan_of(60, n=8)
     state = play(small, init_round(small, np.zeros(D)), 5)
-    grown = resize_state(large, state, small.population.weight_m)
+    grown = resize_state(large, state)
     assert type(grown.sampler.p_m) is type(state.sampler.p_m)
     before_m = np.asarray(state.sampler.p_m)
     after_m = np.asarray(grown.sampler.p_m)

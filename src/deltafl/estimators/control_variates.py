@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from ..errors import WithRanges
+from ..moves import Moves
 from ..scale.rows import (
     RowFormat,
     Rows,
@@ -133,6 +134,11 @@ class ControlVariate(WithRanges, ABC):
         """Learn only from ``residual_d`` = sum_S coef_i (u_i - c_i)."""
         raise NotImplementedError
 
+    def resized(self, state: Any, moves: Moves) -> Any:
+        """The state when clients join, change or leave (``moves.py``); by default nobody can."""
+        moves.require_none(self)
+        return state
+
 
 class LearnsFromResiduals(ControlVariate):
     """Base class of those that define ``update_knowing`` in place of ``update``."""
@@ -165,6 +171,9 @@ class NoControl(ControlVariate):
         return state
 
     def update_from_sum(self, state: NoControlState, *_: object) -> NoControlState:
+        return state
+
+    def resized(self, state: NoControlState, moves: Moves) -> NoControlState:
         return state
 
 
@@ -208,6 +217,9 @@ class CommonControl(ControlVariate):
     ) -> CommonControlState:
         total = replies.coef_n.sum()
         return self._follow(state, residual_d / total + state.control_d) if total > 0 else state
+
+    def resized(self, state: CommonControlState, moves: Moves) -> CommonControlState:
+        return state
 
     def _follow(self, state: CommonControlState, mean_d: FloatArray) -> CommonControlState:
         return CommonControlState(self.memory * state.control_d + (1 - self.memory) * mean_d)
@@ -263,6 +275,13 @@ class OwnControl(ControlVariate):
         )
         new = OwnControlState(rows, *followed)
         return summed_anew(new, population.weight_m) if followed.is_lost else new
+
+    def resized(self, state: OwnControlState, moves: Moves) -> OwnControlState:
+        rows = state.control_md
+        if isinstance(rows, np.ndarray):  # after a resume; a tuple shares its rows with the state
+            rows = tuple(rows)
+        kept = state._replace(control_md=moves.rows(rows, 0))
+        return summed_anew(kept, moves.population.weight_m)
 
 
 def summed_anew(state: OwnControlState, weight_m: FloatArray) -> OwnControlState:
@@ -333,6 +352,14 @@ class InnovationControl(LearnsFromResiduals):
         own = self.own.update(state.own, population, replies, update_nd)
         return InnovationControlState(
             own, CommonControlState(common_d), *seen(state.unseen_m, population, replies)
+        )
+
+    def resized(self, state: InnovationControlState, moves: Moves) -> InnovationControlState:
+        unseen_m = moves.rows(state.unseen_m, True)
+        return state._replace(
+            own=self.own.resized(state.own, moves),
+            unseen_m=unseen_m,
+            unseen_weight=np.array(moves.population.weight_m[unseen_m].sum()),
         )
 
 
@@ -423,24 +450,24 @@ class RegressionControl(LearnsFromResiduals):
             slope_qd=state.slope_qd + np.einsum("qn,nd->qd", gain_qn, residual_nd)
         )
 
+    def resized(self, state: RegressionControlState, moves: Moves) -> RegressionControlState:
+        """With slopes whose predictions are nearest to those of before, of the clients who stay.
 
-def with_new_aux(state: RegressionControlState, before_mq: FloatArray) -> RegressionControlState:
-    """The slopes on new variables whose predictions are nearest to those on ``before_mq``, of the
-    first clients.
-
-    A newcomer's answer to a census turns the components of all clients; slopes on the old ones
-    would predict nonsense.
-    """
-    aux_mq = state.aux_mq[: len(before_mq)]
-    weight_m = state.weight_m[: len(before_mq)]
-    if np.array_equal(aux_mq, before_mq):
-        return state
-    square_qq, moment_qq = (
-        np.einsum("m,mp,mq->pq", weight_m, aux_mq, with_mq) for with_mq in (aux_mq, before_mq)
-    )
-    return state._replace(
-        slope_qd=np.einsum("pq,qd->pd", pseudoinverse(square_qq) @ moment_qq, state.slope_qd)
-    )
+        A newcomer's answer to a census turns the components of all clients; slopes on the old ones
+        would predict nonsense.
+        """
+        aux_mq = moves.population.design_mq()
+        weight_m = moves.population.weight_m
+        resized = RegressionControlState(aux_mq, weight_m, state.slope_qd)
+        before_kq = moves.stayed(state.aux_mq)
+        aux_kq = aux_mq[: len(before_kq)]
+        if np.array_equal(aux_kq, before_kq):
+            return resized
+        weight_k = weight_m[: len(before_kq)]
+        square_qq = np.einsum("m,mp,mq->pq", weight_k, aux_kq, aux_kq)
+        moment_qq = np.einsum("m,mp,mq->pq", weight_k, aux_kq, before_kq)
+        turn_qq = pseudoinverse(square_qq) @ moment_qq
+        return resized._replace(slope_qd=np.einsum("pq,qd->pd", turn_qq, state.slope_qd))
 
 
 def pseudoinverse(square_qq: FloatArray) -> FloatArray:

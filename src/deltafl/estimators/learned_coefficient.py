@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from ..moves import Moves
 from ..scale.rows import RowFormat, inner
 from ..types import Cohort, FloatArray, IntArray, Params, Population, Replies
 from .control_variates import ControlValue, ControlVariate
@@ -63,6 +64,9 @@ class FixedCoefficient(_Scaled):
         self, state: Any, population: Population, replies: Replies, update_nd: Params
     ) -> Any:
         return self.control.update(state, population, replies, update_nd)
+
+    def resized(self, state: Any, moves: Moves) -> Any:
+        return self.control.resized(state, moves)
 
 
 class LearnedCoefficientState(NamedTuple):
@@ -132,6 +136,9 @@ class LearnedCoefficient(_Scaled):
             cross=np.asarray(self.memory * state.cross + cross),
             square=np.asarray(self.memory * state.square + square),
         )
+
+    def resized(self, state: LearnedCoefficientState, moves: Moves) -> LearnedCoefficientState:
+        return state._replace(control=self.control.resized(state.control, moves))
 
 
 def _products(

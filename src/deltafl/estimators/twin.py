@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
+from ..moves import Moves
 from ..scale.rows import RowFormat
 from ..types import IntArray, Params, Population, Replies
 from .control_variates import ControlValue, ControlVariate, NoControl, OwnControlState, summed_anew
@@ -126,3 +127,7 @@ class Twin(ControlVariate):
         return state._replace(
             residual=self.residual.update(state.residual, population, replies, residual_nd)
         )
+
+    def resized(self, state: TwinState, moves: Moves) -> TwinState:
+        """The twins of before are of no use: ``at_model``, which follows, simulates all clients."""
+        return state._replace(residual=self.residual.resized(state.residual, moves))

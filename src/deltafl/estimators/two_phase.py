@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
+from ..moves import Moves
 from ..scale.rows import Rows, RunningSum, inner, replace_rows
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
 from .control_variates import (
@@ -108,6 +109,19 @@ class LastResiduals(LearnsFromResiduals):
             rounding=followed.rounding,
         )
         return residuals_summed_anew(new, population.weight_m) if followed.is_lost else new
+
+    def resized(self, state: LastResidualsState, moves: Moves) -> LastResidualsState:
+        fresh = self.init(moves.population, len(state.total_d))
+        code_mc = np.asarray(fresh.code_mc)
+        if np.shape(state.code_mc)[1:] == np.shape(code_mc)[1:]:  # else there were none yet
+            code_mc = moves.rows(np.asarray(state.code_mc), code_mc[len(moves.stay_k) :])
+        kept = state._replace(
+            code_mc=code_mc,
+            is_first_m=moves.rows(state.is_first_m, fresh.is_first_m[len(moves.stay_k) :]),
+            aux_mq=fresh.aux_mq,
+            fitted_qd=fresh.fitted_qd,
+        )
+        return residuals_summed_anew(kept, moves.population.weight_m)
 
 
 def has_codes(state: LastResidualsState) -> bool:
@@ -217,21 +231,22 @@ class TwoPhase(ControlVariate):
             self.regression.update(state.regression, population, replies, update_nd), first
         )
 
-    def with_answers(self, state: TwoPhaseState, fresh: TwoPhaseState, known: int) -> TwoPhaseState:
-        """The state with the answers of clients who join, all but the first ``known``, or who
-        answer late.
+    def resized(self, state: TwoPhaseState, moves: Moves) -> TwoPhaseState:
+        """With the answers of clients who join or answer late.
 
         Their Q_i are updates of a later model than the initial one that B_0 describes: e_i is what
-        the regression, as it is now, leaves of them. ``fresh`` is the initial state, which has all
-        answers.
+        the regression, as it is now, leaves of them.
         """
+        state = TwoPhaseState(
+            self.regression.resized(state.regression, moves), self.first.resized(state.first, moves)
+        )
         first = state.first.control
-        sent = fresh.first.control
+        sent = self.first.init(moves.population, len(first.total_d)).control
         if not has_codes(sent):
             return state
         code_mc = np.asarray(first.code_mc)
         untouched_m = (code_mc == sent.code_mc).all(axis=1) | (code_mc == 0).all(axis=1)
-        joins_m = np.arange(len(code_mc)) >= known
+        joins_m = np.arange(len(code_mc)) >= len(moves.stay_k)
         new_k = np.flatnonzero(sent.is_first_m & untouched_m & (joins_m | ~first.is_first_m))
         code_kc = [
             self._left_by_regression(state, client, sent.code_mc[client])
@@ -241,6 +256,7 @@ class TwoPhase(ControlVariate):
         first = first._replace(
             code_mc=replace_rows(first.code_mc, new_k, np.array(code_kc)), is_first_m=is_first_m
         )
+        first = residuals_summed_anew(first, moves.population.weight_m)
         return state._replace(first=state.first._replace(control=first))
 
     def _left_by_regression(

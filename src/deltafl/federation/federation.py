@@ -14,12 +14,13 @@ import numpy as np
 from ..accumulate import Accumulator
 from ..arrays import Arrays, Layout, mean_rest, split, update_of
 from ..errors import DeltaflError
+from ..moves import CannotResizeError
 from ..plan import Plan, RoundState
 from ..round import init_round, open_round
 from ..scale.memory_budget import memory_size, require_room
 from ..scale.rows import DTYPES
 from ..types import Cohort, IntArray, Params, RejectedReply, RoundInfo
-from .clients import CannotResizeError, ClientInfo, resize_state
+from .clients import ClientInfo, resize_state
 from .local_work import NOT_CORRECTED, Correction
 from .replies import ClientReply, reports_of
 from .rules import Rules
@@ -253,7 +254,7 @@ class Federation:
         ):  # nothing was learnt: a census sets what rounds begin with
             state = init_round(plan, self._initial_d)
         else:
-            state = resize_state(plan, self.state, self.plan.population.weight_m, kept_k)
+            state = resize_state(plan, self.state, kept_k)
         self.clients = clients
         self.state = state
         self.plan = plan

@@ -5,6 +5,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from ..moves import Moves
 from ..types import Cohort, FloatArray, IntArray, Population, Reports
 from .base import Rng, Unweighted, draw_by_logs, mean_for_unseen, replied, with_rows
 
@@ -55,3 +56,7 @@ class ActiveFL(Unweighted):
         client_n, reports = replied(cohort, reports)
         value_n = np.sqrt(state.size_m[client_n]) * reports.loss_n
         return state._replace(value_m=with_rows(state.value_m, client_n, value_n))
+
+    def resized(self, state: ActiveState, moves: Moves) -> ActiveState:
+        value_m = moves.rows(state.value_m, np.nan)
+        return ActiveState(moves.population.num_examples_m, value_m)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ..designs.inclusion import check_anyone, check_cohort_size
 from ..designs.table import ORDERED, draw_cohort, draw_from_tree, drawn_once, find_design
 from ..errors import DeltaflError, WithRanges
+from ..moves import Moves
 from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .census import Census
@@ -44,8 +45,8 @@ class Sampler(WithRanges, ABC):
     """Decides which clients train in a round. Subclasses are frozen dataclasses whose fields are
     their options.
 
-    A subclass defines ``open``, and also ``init`` and ``update`` if it learns from the replies. It
-    overrides the defaults below by class attributes (``needs_loss = True``) or properties: see
+    A subclass defines ``open``, and also ``init``, ``update`` and ``resized`` if it learns from the
+    replies. It overrides the defaults below by class attributes (``needs_loss = True``) or properties: see
     ``examples/own_sampler.py``. ``ranges`` has the allowed intervals of its options, such as
     ``{"floor": "[0, 1]"}``. Use it by name like those of the library, as
     ``FILE.py:ByLoss(power=2)``; ``check_sampler`` tests it.
@@ -136,6 +137,15 @@ class Sampler(WithRanges, ABC):
 
     def update(self, state: State, cohort: Cohort, reports: Reports) -> State:
         """The state after the replies; rows with ``responded_n`` False must be ignored."""
+        return state
+
+    def resized(self, state: State, moves: Moves) -> State:
+        """The state when clients join, change or leave (``moves.py``); a sampler that learns
+        defines it, or nobody can.
+        """
+        if not self.learns:
+            return self.init(moves.population)
+        moves.require_none(self)
         return state
 
     def require_oracle(self, oracle: Oracle | None) -> Oracle:
@@ -270,6 +280,9 @@ class NewFirst(Unweighted):
 
     def update(self, state: State, cohort: Cohort, reports: Reports) -> State:
         return state._replace(selected_m=with_rows(state.selected_m, cohort.client_n, True))
+
+    def resized(self, state: State, moves: Moves) -> State:
+        return state._replace(selected_m=moves.rows(state.selected_m, False))
 
 
 def present_clients(available_m: BoolArray, n: int) -> tuple[IntArray, int]:

@@ -12,6 +12,7 @@ import numpy as np
 from ..designs.inclusion import with_floor
 from ..designs.table import find_design
 from ..errors import DeltaflError
+from ..moves import Moves
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .base import ZERO, Scored, per_second, replied, with_rows
 from .census import Census
@@ -155,6 +156,17 @@ class Centred(Scored):
             square_m=with_rows(state.square_m, later, square_n),
             seen_m=with_rows(state.seen_m, client_n, state.rounds),
             rounds=np.asarray(state.rounds + 1),
+        )
+
+    def resized(self, state: CentredState, moves: Moves) -> CentredState:
+        fresh = self.init(moves.population)
+        if self.sketch_size:
+            fresh = fresh._replace(about_mq=moves.rows(state.about_mq, 0.0))
+        return fresh._replace(
+            first_m=moves.rows(state.first_m, np.nan),
+            square_m=moves.rows(state.square_m, np.nan),
+            seen_m=moves.rows(state.seen_m, -1),
+            rounds=state.rounds,
         )
 
     def _follow(self, before: FloatArray, newest: FloatArray) -> FloatArray:

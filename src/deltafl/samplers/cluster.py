@@ -8,6 +8,7 @@ import numpy as np
 from ..designs.inclusion import with_floor
 from ..designs.table import draw_cohort, find_design
 from ..errors import DeltaflError
+from ..moves import Moves
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .base import ZERO, Rng, Sampler, mean_for_unseen, present_clients, replied, with_rows
 
@@ -114,6 +115,10 @@ class ClusterIS(Sampler):
         norm_m = with_rows(state.norm_m, client_n, np.sqrt(reports.squared_norm_n))
         rounds = np.asarray(state.rounds + (len(client_n) > 0))
         return state._replace(norm_m=norm_m, rounds=rounds)
+
+    def resized(self, state: ClusterState, moves: Moves) -> ClusterState:
+        norm_m = moves.rows(state.norm_m, np.nan)
+        return ClusterState(moves.population.weight_m, norm_m, state.rounds)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import numpy as np
 from ..designs.inclusion import with_floor
 from ..designs.table import find_design
 from ..errors import DeltaflError, is_in
+from ..moves import Moves
 from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
 from .base import RunFacts, Scored, Scores, WeightState, for_design, replied, with_rows
@@ -115,6 +116,17 @@ class FedPracIS(_ByReports):
             return state._replace(p_m=state.p_m.replaced(client_n, p_n))
         p_m = with_rows(state.p_m, client_n, p_n)
         return state._replace(p_m=p_m / p_m.sum())
+
+    def resized(self, state: PracticalState, moves: Moves) -> PracticalState:
+        """Newcomers have the probability with which they would begin; the others share the rest."""
+        fresh = self.init(moves.population)
+        p_k = moves.stayed(state.p_m)
+        if len(p_k) < moves.num_before:
+            total = p_k.sum()
+            p_k = p_k / total if total > 0 else np.full(len(p_k), 1 / len(p_k))
+        share = len(p_k) / moves.population.num_clients
+        p_m = np.append(p_k * share, np.asarray(fresh.p_m)[len(p_k) :])
+        return fresh._replace(p_m=for_design(p_m, self.design))
 
 
 @dataclass(frozen=True)

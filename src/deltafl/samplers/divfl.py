@@ -6,6 +6,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
+from ..moves import Moves
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Population, Reports
 from .base import NewFirst, Rng, replied, with_rows
 
@@ -61,6 +62,13 @@ class DivFL(NewFirst):
         client_n, reports = replied(cohort, reports)
         sketch_mq = with_rows(state.sketch_mq, client_n, reports.sketch_nq)
         return state._replace(sketch_mq=sketch_mq, seen_m=with_rows(state.seen_m, client_n, True))
+
+    def resized(self, state: DivState, moves: Moves) -> DivState:
+        return DivState(
+            sketch_mq=moves.rows(state.sketch_mq, 0.0),
+            selected_m=moves.rows(state.selected_m, False),
+            seen_m=moves.rows(state.seen_m, False),
+        )
 
 
 def distances(candidate_cq: FloatArray, point_kq: FloatArray) -> FloatArray:

@@ -5,6 +5,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from ..moves import Moves
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .base import Rng, Scored
 
@@ -68,4 +69,11 @@ class FedAU(Scored):
             np.where(ended_m, mean_m, state.interval_m),
             state.ended_m + ended_m,
             np.where(ended_m, 0, rounds_m),
+        )
+
+    def resized(self, state: AUState, moves: Moves) -> AUState:
+        return AUState(
+            interval_m=moves.rows(state.interval_m, 1.0),
+            ended_m=moves.rows(state.ended_m, 0),
+            rounds_m=moves.rows(state.rounds_m, 0),
         )

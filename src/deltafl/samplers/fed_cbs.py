@@ -5,6 +5,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from ..moves import Moves
 from ..types import Cohort, FloatArray, IntArray, Population, Reports
 from .base import ZERO, Rng, Unweighted, label_counts, with_rows
 
@@ -67,6 +68,10 @@ class FedCBS(Unweighted):
         often_n = state.selected_m[cohort.client_n] + 1
         selected_m = with_rows(state.selected_m, cohort.client_n, often_n)
         return CbsState(state.count_mc, selected_m, np.asarray(state.rounds + 1))
+
+    def resized(self, state: CbsState, moves: Moves) -> CbsState:
+        selected_m = moves.rows(state.selected_m, 0)
+        return CbsState(label_counts(moves.population), selected_m, state.rounds)
 
 
 def imbalance(count_kc: FloatArray) -> FloatArray:

@@ -5,6 +5,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from ..moves import Moves
 from ..types import Cohort, FloatArray, IntArray, Population, Reports
 from .base import ZERO, Rng, Unweighted, label_counts, with_rows
 
@@ -69,6 +70,10 @@ class FedEntOpt(Unweighted):
         n = len(cohort.client_n)
         place_m = with_rows(state.place_m, cohort.client_n, state.total + 1 + np.arange(n))
         return EntropyState(state.count_mc, place_m, np.asarray(state.total + n))
+
+    def resized(self, state: EntropyState, moves: Moves) -> EntropyState:
+        place_m = moves.rows(state.place_m, 0)
+        return EntropyState(label_counts(moves.population), place_m, state.total)
 
 
 def entropies(count_kc: FloatArray) -> FloatArray:

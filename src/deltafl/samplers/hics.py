@@ -6,6 +6,7 @@ from typing import ClassVar, NamedTuple, Self
 import numpy as np
 
 from ..errors import DeltaflError
+from ..moves import Moves
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Population, Reports
 from .base import ZERO, NewFirst, Rng, RunFacts, draw_successively, replied, with_rows
 from .ward import angles, ward
@@ -134,6 +135,15 @@ class HicsFL(NewFirst):
         bias_mc = with_rows(state.bias_mc, client_n, reports.output_bias_nk)
         seen_m = with_rows(state.seen_m, client_n, True)
         return state._replace(bias_mc=bias_mc, seen_m=seen_m, rounds=np.asarray(state.rounds + 1))
+
+    def resized(self, state: HicsState, moves: Moves) -> HicsState:
+        return HicsState(
+            weight_m=moves.population.weight_m,
+            bias_mc=moves.rows(state.bias_mc, 0.0),
+            selected_m=moves.rows(state.selected_m, False),
+            seen_m=moves.rows(state.seen_m, False),
+            rounds=state.rounds,
+        )
 
 
 def entropies(bias_kc: FloatArray, temperature: float) -> FloatArray:

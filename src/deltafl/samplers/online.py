@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple, Self
 import numpy as np
 
 from ..designs.table import find_design
+from ..moves import Moves
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .base import ZERO, RunFacts, Scored, present_clients, replied
 
@@ -95,6 +96,12 @@ class VarianceBandit(Scored):
         if state.bound == 0:
             state = state._replace(bound=np.asarray(square_n.max(initial=0.0)))
         return state._replace(total_m=total_m)
+
+    def resized(self, state: BanditState, moves: Moves) -> BanditState:
+        # Over all rounds: a newcomer that began at 0 would lag behind for as long.
+        mean = moves.stayed(state.total_m).mean()
+        total_m = moves.rows(state.total_m, mean)
+        return BanditState(moves.population.weight_m, total_m, state.bound)
 
 
 class DescentState(NamedTuple):
@@ -182,6 +189,10 @@ class MirrorDescent(Scored):
         if step == 2**block:
             return self._start_block(state.weight_m, state.mixture, block + 1, largest or bound)
         return state._replace(largest=np.asarray(largest), step=np.asarray(step))
+
+    def resized(self, state: DescentState, moves: Moves) -> DescentState:
+        moves.require_none(self)
+        return state._replace(weight_m=moves.population.weight_m)
 
     def _learn(
         self, state: DescentState, client_n: IntArray, share_n: FloatArray, draws: int

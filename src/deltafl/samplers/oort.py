@@ -6,6 +6,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
+from ..moves import Moves
 from ..types import Cohort, FloatArray, IntArray, Population, Reports
 from .base import ZERO, Rng, Unweighted, draw_successively, replied, with_rows
 
@@ -152,4 +153,13 @@ class Oort(Unweighted):
             last_m=with_rows(state.last_m, client_n, rounds),
             rounds=rounds,
             gained_r=gained_r,
+        )
+
+    def resized(self, state: OortState, moves: Moves) -> OortState:
+        fresh = self.init(moves.population)
+        return state._replace(
+            size_m=fresh.size_m,
+            seconds=fresh.seconds,
+            utility_m=moves.rows(state.utility_m, np.nan),
+            last_m=moves.rows(state.last_m, 0),
         )

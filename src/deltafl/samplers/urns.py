@@ -15,6 +15,7 @@ import numpy as np
 
 from ..designs.table import draw_cohort
 from ..errors import DeltaflError
+from ..moves import Moves
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .base import Rng, Sampler, State, present_clients, replied, with_rows
 from .ward import ward_tree
@@ -166,3 +167,7 @@ class ClusteredBySimilarity(ClusteredBySize):
             return state
         sketch_mq = with_rows(state.sketch_mq, client_n, reports.sketch_nq)
         return state._replace(sketch_mq=sketch_mq, merge_k2=ward_tree(sketch_mq))
+
+    def resized(self, state: TreeState, moves: Moves) -> TreeState:
+        moves.require_none(self)
+        return state._replace(weight_m=moves.population.weight_m)

@@ -29,6 +29,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
+from ..moves import Moves
 from ..types import FloatArray, IntArray, Params, Reports
 from .norms import squared_norms
 from .part import Intake, PlanOfParts, ServerPart
@@ -88,7 +89,7 @@ class Clip(ServerPart):
     def intake(self, plan: PlanOfParts, own: KnownNorms, coef_n: FloatArray) -> "Clipping":
         return Clipping(own, coef_n, plan.n)
 
-    def resized(self, own: KnownNorms, moves: Any) -> KnownNorms:
+    def resized(self, own: KnownNorms, moves: Moves) -> KnownNorms:
         return KnownNorms(moves.rows(own.norm_m, np.nan))
 
 

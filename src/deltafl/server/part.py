@@ -25,6 +25,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from ..errors import WithRanges
+from ..moves import Moves
 from ..types import FloatArray, IntArray, Nothing, Params, Population, Reports
 
 
@@ -149,7 +150,7 @@ class ServerPart(WithRanges):
         """The model to use where the parts before it would use ``params_d``."""
         return params_d
 
-    def resized(self, own: Any, moves: Any) -> Any:
+    def resized(self, own: Any, moves: Moves) -> Any:
         """Its state when clients join, change or leave; ``Moves`` says which."""
         return own
 

@@ -1,0 +1,68 @@
+"""Clients join, change and leave: how the state of a round follows.
+
+Whoever keeps a state says itself what becomes of it: samplers, control variates and server parts
+have a method ``resized(state, moves)``, which is a line for each array with one row per client::
+
+    def resized(self, state, moves):
+        return state._replace(
+            weight_m=moves.population.weight_m,    # of the clients there are now
+            loss_m=moves.rows(state.loss_m, 1.0),  # as it was; 1 for newcomers
+        )
+
+``federation/clients.py`` calls them between two rounds.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .errors import DeltaflError
+from .scale.persistent_array import PersistentArray
+from .scale.rows import MappedRows
+from .types import Array, IntArray, Population
+
+
+class CannotResizeError(DeltaflError):
+    """A state cannot follow: it describes all clients jointly."""
+
+
+class Moves(NamedTuple):
+    """Which clients of before stay, and who there are now."""
+
+    population: Population  #: those who stay, in the order of before, then newcomers
+    stay_k: IntArray  #: the indices of before of those who stay
+    num_before: int
+
+    @property
+    def num_newcomers(self) -> int:
+        """How many clients join."""
+        return self.population.num_clients - len(self.stay_k)
+
+    def stayed(self, old_m: Any) -> Array:
+        """The rows of those who stay."""
+        return np.asarray(old_m)[self.stay_k]
+
+    def rows(self, old_m: Any, newcomer: Any) -> Any:
+        """The rows of those who stay, and of newcomers ``newcomer``, one row or one for each.
+
+        ``old_m`` is an array, a ``PersistentArray``, or what ``RowFormat.zeros`` makes.
+        """
+        if isinstance(old_m, MappedRows):
+            kept = old_m if len(self.stay_k) == self.num_before else old_m.kept(self.stay_k)
+            return kept.resized(self.population.num_clients)
+        if isinstance(old_m, tuple):
+            new_d = np.full_like(old_m[0], newcomer)  # one for all newcomers, until they reply
+            return (*(old_m[index] for index in self.stay_k), *[new_d] * self.num_newcomers)
+        stayed_k = self.stayed(old_m)
+        shape = (self.num_newcomers, *stayed_k.shape[1:])
+        row_m = np.concatenate([stayed_k, np.full(shape, newcomer, stayed_k.dtype)])
+        return type(old_m)(row_m) if isinstance(old_m, PersistentArray) else row_m
+
+    def require_none(self, owner: object) -> None:
+        """Raise a ``CannotResizeError`` if clients join or leave, not if they only change."""
+        if self.num_newcomers > 0 or len(self.stay_k) < self.num_before:
+            raise CannotResizeError(
+                f"{type(owner).__name__} describes all clients jointly, so that nobody can join or "
+                "be forgotten: set min_nodes to the number of all clients, or choose a new "
+                "state_path (in a class of your own define resized, see docs/add-a-method.md)"
+            )
