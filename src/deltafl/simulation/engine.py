@@ -1,14 +1,13 @@
 """The engine: local training and evaluation of one task, in one process or several.
 
 Every result is a pure function of (global model, round, client): the same bits with any number of
-workers, in any cohort, and after a resume. With ``engine = "batched"`` and on GPUs, last bits also
-depend on the cohort.
+workers, in any cohort, and after a resume. On GPUs, and in bfloat16, last bits also depend on the
+cohort.
 """
 
 import math
 from functools import cached_property
 from itertools import chain
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -63,20 +62,16 @@ class Engine:
         self.work = work
         self.workers = workers or Workers(1)
         model = new_model(task.make_model, seed)
-        random_d: Params = (
-            torch.nn.utils.parameters_to_vector(model.parameters())
-            .detach()
-            .numpy()
-            .astype(np.float32)
-        )
-        given_d = random_d if task.initial_params is None else task.initial_params
-        if given_d.shape != random_d.shape:
-            raise DeltaflError(
-                f"task {task.name!r}: initial_params has shape {given_d.shape}, its model needs "
-                f"{random_d.shape}"
-            )
-        self._initial_d: Params = given_d.astype(np.float32)
+        random_d = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
         self.num_params: int = len(random_d)
+        self._initial_d: Params = random_d.astype(np.float32)
+        if task.initial_params is not None:
+            self._initial_d = task.initial_params.astype(np.float32)
+        if self._initial_d.shape != random_d.shape:
+            raise DeltaflError(
+                f"task {task.name!r}: initial_params has shape {self._initial_d.shape}, its model "
+                f"needs {random_d.shape}"
+            )
         self.route = kept or choose_route(model, task, work, how or Computation())
         self._runner = ClientRunner(task, work, seed, model, self.route)
         if self.workers.count > 1:
@@ -103,30 +98,24 @@ class Engine:
         """
         clients = client_n.tolist()
         cost_n = self.costs(client_n)
-        size = max(1, min(self._runner.group_size, -(-len(clients) // self.workers.width)))
-        order = sorted(
-            range(len(clients)), key=lambda place: -cost_n[place]
-        )  # similar costs are trained at once
+        share = -(-len(clients) // self.workers.width)
+        size = max(1, min(self._runner.group_size, share))
+        # Clients of similar costs are trained at once.
+        order = sorted(range(len(clients)), key=lambda place: -cost_n[place])
         groups = [order[first : first + size] for first in range(0, len(order), size)]
-        own_nd = drifts if drifts is not None and drifts.ndim == 2 else None
-        sent = Broadcast(params_d, drifts if own_nd is None else None)
+        sent = Broadcast(params_d, drifts)
+        own_g: list[Params | None] = [None] * len(groups)
+        if drifts is not None and drifts.ndim == 2:
+            sent = Broadcast(params_d, None)
+            own_g = [drifts[group] for group in groups]
         jobs = [
-            (
-                round,
-                [clients[place] for place in group],
-                squares,
-                None if own_nd is None else own_nd[group],
-            )
-            for group in groups
+            (round, [clients[place] for place in group], squares, own_nd)
+            for group, own_nd in zip(groups, own_g, strict=True)
         ]
         costs = [sum(cost_n[place] for place in group) for group in groups]
-        trained: list[list[LocalResult]] = self.workers.map(
-            self._runner, "train", sent, jobs, costs
-        )
-        results = [
-            result
-            for _, result in sorted(zip(order, chain(*trained), strict=True), key=itemgetter(0))
-        ]
+        trained = self.workers.map(self._runner, "train", sent, jobs, costs)
+        found: dict[int, LocalResult] = dict(zip(order, chain(*trained), strict=True))
+        results = [found[place] for place in range(len(clients))]
         return Training(
             np.array([r.update_d for r in results], dtype=np.float32).reshape(-1, self.num_params),
             Reports.make(
@@ -200,11 +189,9 @@ class Engine:
     def costs(self, client_n: IntArray) -> list[float]:
         """Examples that each client's local work visits, by which work is balanced."""
         sizes = [len(self.task.client_rows[client]) for client in client_n.tolist()]
-        steps = self.work.steps
-        return [
-            float(size if steps is None else steps * self.work.minibatch_size(size))
-            for size in sizes
-        ]
+        if self.work.steps is None:
+            return [float(size) for size in sizes]
+        return [float(self.work.steps * self.work.minibatch_size(size)) for size in sizes]
 
 
 def _shares(hit_e: BoolArray, group_e: IntArray, number: int) -> FloatArray:

@@ -5,8 +5,6 @@ The jobs train clients and evaluate models. They are pure functions, so it does 
 process runs which.
 """
 
-import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -16,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DeltaflError
 from ..streams import stream
 from ..tasks.base import Task
 from ..types import BoolArray, Broadcast, Params
@@ -25,27 +22,8 @@ from .processes import Processes, result
 from .training import torch
 from .training.batched import BatchedTrainer, LocalJob
 from .training.fast import FastTrainer, choose_forward, keep_freed_memory
-from .training.route import (
-    Route,
-    cohort_size,
-    dense_cohort_size,
-    exact_products,
-    example_of,
-    incompatibility,
-    largest_batch,
-    numbers_per_example,
-    padded_width,
-)
+from .training.route import Route, exact_products, form_of
 from .training.serial import LocalResult, LocalWork, losses_of, train_serial
-
-_log = logging.getLogger(__name__)
-
-#: Examples in one pass of an evaluation, and numbers in them for dense models on a CPU: fixed, so
-#: that sums do not depend on the number of workers.
-_EVALUATION_BATCH = 500
-_EVALUATION_NUMBERS = 2**18
-#: Numbers of all layers in one pass on a GPU: 2 GiB.
-_DEVICE_NUMBERS = 2**29
 
 
 class ClientRunner:
@@ -78,31 +56,12 @@ class ClientRunner:
         self._tokens = task.tokens
         self._work = work
         self._seed = seed
-        self._route = route
         self._model: torch.nn.Module | None = None
         self._device = torch.device(route.device)
-        self.group_size = 1
-        self.evaluation_batch = _EVALUATION_BATCH
-        self._width = largest_batch(task.client_rows, work.batch_size)
-        if self._device.type != "cpu":
-            self.evaluation_batch = max(
-                _EVALUATION_BATCH, _DEVICE_NUMBERS // numbers_per_example(model, task)
-            )
-        reason = incompatibility(model, example_of(task)) if route.path == "loop" else None
-        self._fast = reason is None
-        if reason is not None:
-            _log.info("local training uses the serial path, which is slower: %s", reason)
-        if route.path == "batched":
-            dense_size = dense_cohort_size(model, task, work) if self._device.type == "cpu" else 1
-            if dense_size > 1:
-                self._width = padded_width(task.client_rows, work.batch_size)
-                numbers = math.prod(data.test_x.shape[1:])
-                self.evaluation_batch = max(_EVALUATION_BATCH, _EVALUATION_NUMBERS // numbers)
-            self.group_size = (
-                dense_size
-                if dense_size > 1
-                else cohort_size(model, task, self._width, self._device)
-            )
+        self._precision = route.precision
+        self._form = form_of(model, task, work, route)
+        self.group_size = self._form.group_size
+        self.evaluation_batch = self._form.evaluation_batch
 
     def share(self) -> None:
         """Move the examples into memory that worker processes see without a copy."""
@@ -123,32 +82,29 @@ class ClientRunner:
         self._build()
         jobs = [self._job(round, client) for client in clients]
         squares = squares and self._knows_squares
+        drift = sent.drift_d if drift_nd is None else drift_nd
         with exact_products(self._device):
-            if self._route.path == "batched":
-                drift = sent.drift_d if drift_nd is None else drift_nd
+            if self._batched is not None:
                 return self._batched.train(jobs, sent.params_d, drift, squares)
+            drifts = [drift] * len(jobs) if drift_nd is None else drift_nd
             results = []
-            for i, (client, (rows, rng, noise, augment)) in enumerate(
-                zip(clients, jobs, strict=True)
-            ):
-                drift_d = sent.drift_d if drift_nd is None else drift_nd[i]
-                x, y = self._examples(rows)
+            for client, job, drift_d in zip(clients, jobs, drifts, strict=True):
+                x, y = self._examples(job.rows)
+                how = job.rng, job.noise, drift_d, job.augment, squares
                 with seeded(stream(self._seed, "dropout", round, client), self._device):
-                    trained = self._trainer(
-                        x, y, sent.params_d, self._work, rng, noise, drift_d, augment, squares
-                    )
-                results.append(trained)
+                    results.append(self._train_one(x, y, sent.params_d, self._work, *how))
             return results
 
     def _job(self, round: int, client: int) -> LocalJob:
-        fixed = self._work.fixed_order
-        job = LocalJob(
-            self._rows(client), stream(self._seed, "batches", 0 if fixed else round, client)
-        )
+        if self._work.fixed_order:
+            batches = stream(self._seed, "batches", 0, client)
+            noise_rng = stream(self._seed, "noise", round, client)
+        else:
+            batches = stream(self._seed, "batches", round, client)
+            # Noise goes on where the minibatches ended: recorded runs have these bits.
+            noise_rng = batches
+        job = LocalJob(self._rows(client), batches)
         if self._noise_m is not None and self._noise_m[client] > 0:
-            # Without a fixed order, noise goes on where the minibatches ended: recorded runs have
-            # these bits.
-            noise_rng = stream(self._seed, "noise", round, client) if fixed else job.rng
             deviation = np.float32(self._noise_m[client])
             job = job._replace(
                 noise=lambda size: deviation * noise_rng.standard_normal(size).astype(np.float32)
@@ -186,11 +142,9 @@ class ClientRunner:
         with torch.no_grad(), exact_products(self._device):
             output = self._forward(x)
             loss = self._loss(output, y).item() * len(x)
-            hits = (
-                output.argmax(dim=1) == y
-                if self._counts_hits
-                else torch.zeros(len(x), dtype=torch.bool)
-            )
+            hits = torch.zeros(len(x), dtype=torch.bool)
+            if self._counts_hits:
+                hits = output.argmax(dim=1) == y
         return loss, hits.cpu().numpy()
 
     def _rows(self, client: int) -> npt.NDArray[np.int64]:
@@ -207,7 +161,9 @@ class ClientRunner:
     def _inputs(self, stored: torch.Tensor) -> torch.Tensor:
         if self._tokens:
             return stored.long()
-        return stored.float().mul_(self._input_scale) if stored.dtype == torch.uint8 else stored
+        if stored.dtype == torch.uint8:
+            return stored.float().mul_(self._input_scale)
+        return stored
 
     def _build(self) -> torch.nn.Module:
         """Make the model and its trainer, in the process that uses them."""
@@ -216,13 +172,13 @@ class ClientRunner:
             device = self._device
             model = new_model(self._make_model, self._seed).to(device)
             self._data = [part.to(device) for part in self._stored]
-            if self._route.path == "loop":
-                self._trainer: Callable[..., LocalResult] = partial(train_serial, model, self._loss)
-                if self._fast:
-                    self._trainer = FastTrainer(model, self._loss, device).train
-            else:
-                trained = model, self._loss, self._work, self._width, self._examples, device
-                self._batched = BatchedTrainer(*trained, self._route.precision)
+            self._batched: BatchedTrainer | None = None
+            self._train_one: Callable[..., LocalResult] = partial(train_serial, model, self._loss)
+            if self._form.path == "fast":
+                self._train_one = FastTrainer(model, self._loss, device).train
+            elif self._form.path == "batched":
+                trained = model, self._loss, self._work, self._form.width, self._examples, device
+                self._batched = BatchedTrainer(*trained, self._precision)
             self._model = model.eval()
             self._forward = choose_forward(model, self._data[2])
         return self._model
@@ -266,10 +222,6 @@ class Workers(AbstractContextManager["Workers"]):
     """
 
     def __init__(self, count: int, group: ProcessGroup = ALONE) -> None:
-        if count < 1:
-            raise DeltaflError(
-                f"workers is {count}; write a whole number >= 1, best the number of cores"
-            )
         self.count = count
         self._group = group
         self._pool: Processes | None = None
@@ -311,12 +263,8 @@ class Workers(AbstractContextManager["Workers"]):
         The runner goes to the processes when it is a new one; its torch tensors should be in shared
         memory then.
         """
-        is_alone = self._group.count == 1
-        mine = (
-            list(range(len(jobs)))
-            if is_alone
-            else divided(costs, self._group.count)[self._group.rank]
-        )
+        shares = divided(costs, self._group.count)
+        mine = shares[self._group.rank]
         if self.count == 1:
             with one_thread():
                 found = [getattr(runner, method)(sent, *jobs[place]) for place in mine]
@@ -326,12 +274,8 @@ class Workers(AbstractContextManager["Workers"]):
             order = sorted(mine, key=lambda place: -costs[place])
             futures = {place: pool.submit(_do, method, drifts, jobs[place]) for place in order}
             found = [result(futures[place]) for place in mine]
-        if is_alone:
-            return found
-        results = dict(
-            chain.from_iterable(self._group.gathered(list(zip(mine, found, strict=True))))
-        )
-        return [results[place] for place in range(len(jobs))]
+        of_all = dict(chain(*self._group.gathered([*zip(mine, found, strict=True)])))
+        return [of_all[place] for place in range(len(jobs))]
 
     def _loaded_pool(self, runner: object, sent: Broadcast) -> Processes:
         """Processes that have the runner, and what is sent in shared memory, which none reads

@@ -15,7 +15,7 @@ One small model is too little work for torch's calls. Here parameters are (n, D)
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,7 @@ Forward = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
 
 #: Numbers of the inputs that are gathered at once: 8 MiB.
 _STRETCH_NUMBERS = 2**21
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class LocalJob(NamedTuple):
@@ -70,10 +71,10 @@ class Schedule(NamedTuple):
     jobs: list[LocalJob]
     order: list[int]  # their places in the given order
     steps_n: npt.NDArray[np.int64]
-    rows_knb: (
-        torch.Tensor
-    )  # of the task's examples, int64 (K, n, B), padded with a client's first row
-    weight_knb: torch.Tensor  # in a step's mean, float32: 1 / size of the minibatch, 0 for padding
+    #: of the task's examples, int64 (K, n, B), padded with a client's first row
+    rows_knb: torch.Tensor
+    #: in a step's mean, float32: 1 / size of the minibatch, 0 for padding
+    weight_knb: torch.Tensor
 
 
 def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedule:
@@ -91,9 +92,8 @@ def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedu
         num_examples = len(job.rows)
         orders, size = passes(num_examples, work, job.rng)
         whole = -(-num_examples // size) * size
-        place_pe = np.zeros(
-            (len(orders), whole), dtype=np.int64
-        )  # of examples among the client's; 0 for padding
+        # Places of examples among the client's; 0 for padding.
+        place_pe = np.zeros((len(orders), whole), dtype=np.int64)
         place_pe[:, :num_examples] = orders
         rows_kb[:] = job.rows[0]
         rows_kb[:num_steps, :size] = job.rows[place_pe.reshape(-1, size)[:num_steps]]
@@ -103,10 +103,9 @@ def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedu
             weight_kb[whole // size - 1 : num_steps : whole // size] = np.where(
                 np.arange(width) < rest, 1 / rest, 0
             )
-    rows_knb, weight_knb = (
-        torch.from_numpy(part.swapaxes(0, 1).copy()) for part in (rows_nkb, weight_nkb)
-    )
-    return Schedule(list(jobs), order, steps_n, rows_knb, weight_knb)
+    rows_knb = torch.from_numpy(rows_nkb.swapaxes(0, 1).copy())
+    weight_knb = torch.from_numpy(weight_nkb.swapaxes(0, 1).copy())
+    return Schedule(jobs, order, steps_n, rows_knb, weight_knb)
 
 
 class BatchedTrainer:
@@ -129,21 +128,18 @@ class BatchedTrainer:
     ) -> None:
         losses = losses_of(loss)
         assert losses is not None  # vectorized_incompatibility has checked
-        products = device.type == "cuda" and precision == "float32"
-        self._forward = vectorized_forward(model, products)
+        exact = precision == "float32"
+        self._forward = vectorized_forward(model, products=exact and device.type == "cuda")
         self._losses = losses
         self._work = work
         self._width = width
         self._fetch = fetch
         self._device = device
-        self._dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        self._dtype = _DTYPES[precision]
         self._chain: DenseChain | None = None
-        if (
-            isinstance(self._forward, DenseChain)
-            and is_cross_entropy(loss)
-            and device.type == "cpu"
-        ):
-            self._chain = self._forward if precision == "float32" else None
+        plain = exact and device.type == "cpu" and is_cross_entropy(loss)
+        if plain and isinstance(self._forward, DenseChain):
+            self._chain = self._forward
         self._shapes = [param.shape for param in model.parameters()]
 
     def train(
@@ -158,19 +154,15 @@ class BatchedTrainer:
         """
         with torch.inference_mode(self._chain is not None):  # no bookkeeping for autograd
             schedule = schedule_of(jobs, self._work, self._width)
-            state = _State(
-                len(jobs),
-                len(schedule.rows_knb),
-                self._shapes,
-                params_d,
-                self._work,
-                squares,
-                self._device,
-            )
+            num_steps = len(schedule.rows_knb)
+            moved = self._shapes, params_d, self._work
+            state = _State(len(jobs), num_steps, *moved, squares, self._device)
             drift_nd = None
             if drift_d is not None:
-                drift_nd = torch.tensor(drift_d if drift_d.ndim == 1 else drift_d[schedule.order])
-                drift_nd = state.padded(drift_nd / torch.from_numpy(schedule.steps_n)[:, None])
+                if drift_d.ndim == 2:
+                    drift_d = drift_d[schedule.order]
+                steps_n = torch.from_numpy(schedule.steps_n)
+                drift_nd = state.padded(torch.tensor(drift_d) / steps_n[:, None])
             noisy = any(job.noise is not None for job in jobs)
             for first, some in self._stretches(schedule):
                 active = some.weight_knb.shape[1]
@@ -183,12 +175,8 @@ class BatchedTrainer:
                         noise_nd = _noise(schedule.jobs[:active], len(params_d))
                         state.gradient_nd[:active, : len(params_d)].add_(noise_nd.to(self._device))
                     squares_k.append(state.step(active, self._work, drift_nd))
-                state.note(
-                    first,
-                    some,
-                    torch.stack(losses).view(some.weight_knb.shape),
-                    torch.stack(squares_k),
-                )
+                loss_knb = torch.stack(losses).view(some.weight_knb.shape)
+                state.note(first, some, loss_knb, torch.stack(squares_k))
             return state.results(schedule, self._work.rate)
 
     def _stretches(self, schedule: Schedule) -> Iterator[tuple[int, Stretch]]:
@@ -229,7 +217,9 @@ class BatchedTrainer:
             x, y, weight_nb = (part[step] for part in some)
             # The parameters are cast here, not by autocast, which does not reach into torch.vmap.
             own = [part.detach().to(self._dtype).requires_grad_() for part in params]
-            output = self._forward(own, x.to(self._dtype) if x.is_floating_point() else x)
+            if x.is_floating_point():
+                x = x.to(self._dtype)
+            output = self._forward(own, x)
             loss_nb = self._losses(output.float(), y)
             found = torch.autograd.grad((loss_nb * weight_nb).sum(), own, materialize_grads=True)
             for gradient, value in zip(gradients, found, strict=True):
@@ -263,7 +253,7 @@ class _State:
         self._current_nd = self._start_nd.clone(memory_format=torch.contiguous_format)
         self.gradient_nd = torch.zeros_like(self._current_nd)
         self._gradient_sum_nd = torch.zeros_like(self._current_nd)
-        self._velocity_nd = torch.zeros(n, self._width if work.momentum > 0 else 0, device=device)
+        self._velocity_nd = torch.zeros(n, self._width * (work.momentum > 0), device=device)
         # Each step's losses, squared losses and squared gradient norms; 0 for those who have ended.
         self._value_3kn = torch.zeros(3, num_steps, n, dtype=torch.float64, device=device)
         if not squares:
@@ -301,9 +291,8 @@ class _State:
         value_3kn = self._value_3kn[:, first : first + num_steps, :active]
         weighted_knb = (loss_knb * some.weight_knb).double()
         value_3kn[0] = _sums(weighted_knb)
-        if (
-            self._squares
-        ):  # w l^2 = (w l)^2 / w, and all examples of a minibatch have the weight of its first
+        if self._squares:
+            # w l^2 = (w l)^2 / w, and all examples of a minibatch have the weight of its first.
             value_3kn[1] = _sums(weighted_knb.square_()) / some.weight_knb[:, :, 0].double()
         value_3kn[2] = square_kn
 
@@ -314,22 +303,19 @@ class _State:
         gradient_nd = self.gradient_nd[:active]
         square_n = squared_norm(gradient_nd, dim=1)
         self._gradient_sum_nd[:active].add_(gradient_nd)
-        moved = (
-            self._current_nd[:active],
-            gradient_nd,
-            self._start_nd[:active],
-            self._velocity_nd[:active],
-        )
-        take_step(*moved, work, None if drift_nd is None else drift_nd[:active])
+        if drift_nd is not None:
+            drift_nd = drift_nd[:active]
+        current_nd = self._current_nd[:active]
+        start_nd = self._start_nd[:active]
+        take_step(current_nd, gradient_nd, start_nd, self._velocity_nd[:active], work, drift_nd)
         return square_n
 
     def results(self, schedule: Schedule, rate: float) -> list[LocalResult]:
         """The results of all clients in the order in which they were given."""
         update_nd = (self._current_nd - self._start_nd)[:, : self._num_params].cpu().numpy()
         # One after the other, however many steps were taken at once.
-        loss_n, square_loss_n, square_n = np.add.accumulate(self._value_3kn.cpu().numpy(), axis=1)[
-            :, -1
-        ].tolist()
+        sums_3kn = np.add.accumulate(self._value_3kn.cpu().numpy(), axis=1)
+        loss_n, square_loss_n, square_n = sums_3kn[:, -1].tolist()
         norm_n = squared_norm(self._gradient_sum_nd, dim=1).tolist()
         steps_n = schedule.steps_n.tolist()
         return [
@@ -351,21 +337,22 @@ def _noise(jobs: Sequence[LocalJob], num_params: int) -> torch.Tensor:
 
 def _sums(wide_knb: torch.Tensor) -> torch.Tensor:
     """Sums over examples; on a CPU by NumPy, whose order of addition recorded runs have."""
-    return (
-        torch.from_numpy(wide_knb.numpy().sum(axis=2))
-        if wide_knb.device.type == "cpu"
-        else wide_knb.sum(dim=2)
-    )
+    if wide_knb.device.type == "cpu":
+        return torch.from_numpy(wide_knb.numpy().sum(axis=2))
+    return wide_knb.sum(dim=2)
 
 
 def own_form(model: nn.Module) -> Forward | None:
     """A dense chain's vectorized form, or a module's own (``forward_vectorized``); None for
     others, and with hooks.
     """
-    own: Forward | None = getattr(model, "forward_vectorized", None)
-    if own is not None:
-        return None if any(map(has_hooks, model.modules())) else own
-    return DenseChain.of(model)
+    known: Any = model
+    if not hasattr(known, "forward_vectorized"):
+        return DenseChain.of(model)
+    if any(map(has_hooks, model.modules())):
+        return None
+    own: Forward = known.forward_vectorized
+    return own
 
 
 def vectorized_forward(model: nn.Module, products: bool = False) -> Forward:

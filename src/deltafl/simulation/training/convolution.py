@@ -26,7 +26,9 @@ class ConvolutionsAsProducts(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call ``conv2d`` in place of torch's."""
-        return (conv2d if func is functional.conv2d else func)(*args, **(kwargs or {}))
+        if func is functional.conv2d:
+            func = conv2d
+        return func(*args, **(kwargs or {}))
 
 
 def conv2d(
@@ -45,9 +47,8 @@ def conv2d(
     (down, across) = _pair(stride)
     (top, left) = _pair(padding)
     padded = functional.pad(x, (left, left, top, top))
-    patches = padded.unfold(2, weight.shape[2], down).unfold(
-        3, weight.shape[3], across
-    )  # (B, C, H', W', h, w)
+    # (B, C, H', W', h, w)
+    patches = padded.unfold(2, weight.shape[2], down).unfold(3, weight.shape[3], across)
     columns = patches.permute(1, 4, 5, 0, 2, 3).reshape(weight[0].numel(), -1)
     product = weight.flatten(1) @ columns
     if bias is not None:
@@ -56,4 +57,6 @@ def conv2d(
 
 
 def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+    if isinstance(value, int):
+        return value, value
+    return value[0], value[-1]

@@ -44,7 +44,9 @@ class _Dense(NamedTuple):
         if self.more > 0:
             weight = functional.pad(weight, (0, self.more))
             h = functional.pad(h, (0, 0, 0, self.more))
-        return h, torch.bmm(weight, h) if self.bias is None else torch.baddbmm(self.bias, weight, h)
+        if self.bias is None:
+            return h, torch.bmm(weight, h)
+        return h, torch.baddbmm(self.bias, weight, h)
 
 
 class DenseChain:
@@ -57,9 +59,8 @@ class DenseChain:
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._layers = layers
-        self.num_inputs = next(
-            (layer.in_features for layer in layers if isinstance(layer, nn.Linear)), 1
-        )
+        linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+        self.num_inputs = linear[0].in_features if linear else 1
 
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
@@ -110,18 +111,15 @@ class DenseChain:
                         torch.sum(delta, dim=2, out=gradients[place])
                     place -= 1
                     gradient = torch.bmm(delta, h.transpose(1, 2))
-                    gradients[place].copy_(
-                        gradient[:, :, : -layer.more] if layer.more > 0 else gradient
-                    )
+                    gradients[place].copy_(gradient[:, :, : layer.weight.shape[2]])
                     if place > 0:
                         delta = layer.backward(delta)
                 elif isinstance(layer, nn.ReLU):
                     delta = delta * (output > 0)
+                elif isinstance(layer, nn.Tanh):
+                    delta = delta * (1 - output * output)
                 else:
-                    slope = (
-                        1 - output * output if isinstance(layer, nn.Tanh) else output * (1 - output)
-                    )
-                    delta = delta * slope
+                    delta = delta * (output * (1 - output))
             return loss
 
         return differentiate
@@ -136,9 +134,13 @@ class DenseChain:
                 # Else rounding would depend on where a client's matrix starts, and with F = 1 on
                 # the number of clients.
                 aligned = weight[0].numel() % ALIGNMENT == 0 and weight.shape[2] > 1
-                biased = layer.bias is not None
-                bias = next(remaining)[:, :, None] if biased else None
-                bound.append(_Dense(weight, bias, 0 if aligned else -weight.shape[2] % ALIGNMENT))
+                bias = None
+                if layer.bias is not None:
+                    bias = next(remaining)[:, :, None]
+                more = 0
+                if not aligned:
+                    more = -weight.shape[2] % ALIGNMENT
+                bound.append(_Dense(weight, bias, more))
             else:
                 bound.append(layer)
         return bound

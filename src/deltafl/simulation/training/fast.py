@@ -14,10 +14,9 @@ What makes it faster on one core (``benchmarks/local_training.py`` measures it):
 
 import copy
 import ctypes
-import math
 import os
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -55,9 +54,10 @@ class FastTrainer:
         self._current_d = torch.zeros(sum(sizes), device=device)
         for param, piece in zip(self._params, torch.split(self._current_d, sizes), strict=True):
             param.data = piece.view(param.shape)
-        self._start_d, self._gradient_d, self._gradient_sum_d, self._velocity_d = (
-            torch.zeros_like(self._current_d) for _ in range(4)
-        )
+        self._start_d = torch.zeros_like(self._current_d)
+        self._gradient_d = torch.zeros_like(self._current_d)
+        self._gradient_sum_d = torch.zeros_like(self._current_d)
+        self._velocity_d = torch.zeros_like(self._current_d)
         self._forward: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def train(
@@ -77,36 +77,34 @@ class FastTrainer:
         self._current_d.copy_(self._start_d)
         self._gradient_sum_d.zero_()
         self._velocity_d.zero_()
-        losses = losses_of(self._loss, y) if squares else None
+        losses = None
+        if squares:
+            losses = losses_of(self._loss, y)
         loss_sum = 0.0
-        square_loss_sum = math.nan if losses is None else 0.0
+        square_loss_sum = 0.0
         square_sum = 0.0
         if self._forward is None:
             self._forward = choose_forward(self._model, x)
         batches = minibatches(len(x), work, rng)
-        drift_step_d = (
-            None if drift_d is None else torch.tensor(drift_d, device=self._device) / len(batches)
-        )
+        drift_step_d = None
+        if drift_d is not None:
+            drift_step_d = torch.tensor(drift_d, device=self._device) / len(batches)
         for x_batch, y_batch in _examples(x, y, batches):
-            output = self._forward(x_batch if augment is None else augment(x_batch))
+            varied = x_batch
+            if augment is not None:
+                varied = augment(x_batch)
+            output = self._forward(varied)
             batch_loss = self._loss(output, y_batch)
             gradients = torch.autograd.grad(batch_loss, self._params, materialize_grads=True)
             torch.cat([gradient.reshape(-1) for gradient in gradients], out=self._gradient_d)
             loss_sum += batch_loss.item()
-            if losses is not None:
-                square_loss_sum += mean_square(losses, output, y_batch)
+            square_loss_sum += mean_square(losses, output, y_batch)
             if noise is not None:
                 self._gradient_d += torch.from_numpy(noise(len(self._gradient_d))).to(self._device)
             self._gradient_sum_d += self._gradient_d
             square_sum += squared_norm(self._gradient_d).item()
-            take_step(
-                self._current_d,
-                self._gradient_d,
-                self._start_d,
-                self._velocity_d,
-                work,
-                drift_step_d,
-            )
+            moved = self._current_d, self._gradient_d, self._start_d, self._velocity_d
+            take_step(*moved, work, drift_step_d)
         update_d: Params = (self._current_d - self._start_d).cpu().numpy()
         norm_of_sum = squared_norm(self._gradient_sum_d).item()
         return result_of(
@@ -159,8 +157,8 @@ def choose_forward(
     """
     if x.dim() != 4 or x.device.type != "cpu":
         return model
-    length = _tiled_length(model) if _has_avx512() else 0
-    if isinstance(model, torch.nn.Sequential) and length > 0 and not has_hooks(model):
+    length = _tiled_length(model)
+    if isinstance(model, torch.nn.Sequential) and length > 0 and _has_avx512():
         features = model[:length]
         head = model[length:]
 
@@ -176,7 +174,9 @@ def choose_forward(
         stored = x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
         return torch.as_tensor(model(stored.permute(0, 3, 1, 2)))
 
-    return last if not _corrupts_memory(model) and _runs(last, model, x) else model
+    if _corrupts_memory(model) or not _runs(last, model, x):
+        return model
+    return last
 
 
 def _has_avx512() -> bool:
@@ -210,11 +210,11 @@ def _tiled_length(model: torch.nn.Module) -> int:
     """The number of layers before the first Flatten if oneDNN can run all of them in tiles, else
     0.
     """
-    if type(model) is not torch.nn.Sequential:
+    if type(model) is not torch.nn.Sequential or has_hooks(model):
         return 0
     for index, layer in enumerate(model):
-        if type(layer) is torch.nn.Flatten:
-            return index if (layer.start_dim, layer.end_dim) == (1, -1) else 0
+        if type(layer) is torch.nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
+            return index
         convolution = (
             type(layer) is torch.nn.Conv2d and layer.padding_mode == "zeros" and layer.groups == 1
         )
@@ -250,9 +250,10 @@ def keep_freed_memory() -> None:
     """Make glibc keep freed blocks up to 32 MiB, at most 1 GiB in all, for the next step's
     activations.
     """
+    # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
     trim_threshold = -1
-    mmap_threshold = -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
+    mmap_threshold = -3
+    with suppress(AttributeError, TypeError, OSError):  # other C libraries have no mallopt
+        mallopt = ctypes.CDLL(None).mallopt
         mallopt(mmap_threshold, 32 * 1024**2)
         mallopt(trim_threshold, 1024**3)

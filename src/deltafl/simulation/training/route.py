@@ -31,14 +31,22 @@ _log = logging.getLogger(__name__)
 
 _NOTE = "engine.json"
 _DEFAULT = "the rule for CPUs"
-_LANES = (
-    32  # examples: two vectors of 16 floats, the longest stretch that torch's loops process at once
-)
+#: Examples: two vectors of 16 floats, the longest stretch that torch's loops process at once.
+_LANES = 32
 _LARGEST_COHORT = 256
-_CACHE_BYTES = 4 * 1024**2  # of the step of a dense cohort: about what stays in a core's caches
-_CPU_BYTES = 4 * 1024**3  # of the step of any other cohort
-# products of an example and a parameter that take as long as the calls of one serial step
+#: Of the step of a dense cohort: about what stays in a core's caches.
+_CACHE_BYTES = 4 * 1024**2
+#: Of the step of any other cohort.
+_CPU_BYTES = 4 * 1024**3
+#: Products of an example and a parameter that take as long as the calls of one serial step.
 _CALLS_WORTH = 600_000
+
+#: Examples in one pass of an evaluation, and numbers in them for dense models on a CPU: fixed, so
+#: that sums do not depend on the number of workers.
+_EVALUATION_BATCH = 500
+_EVALUATION_NUMBERS = 2**18
+#: Numbers of all layers in one pass on a GPU: 2 GiB.
+_DEVICE_NUMBERS = 2**29
 
 
 class Computation(NamedTuple):
@@ -69,32 +77,80 @@ def choose_route(model: torch.nn.Module, task: Task, work: LocalWork, how: Compu
     """
     device = find_device(how.device)
     if how.engine == "auto" and device.type == "cpu" and how.precision == "float32":
-        dense = dense_cohort_size(model, task, work) > 1
-        return Route(
-            "batched" if dense else "loop",
-            why="no GPU was found" if how.device == "auto" else _DEFAULT,
-        )
-    no_batch = (
-        "engine is 'loop'" if how.engine == "loop" else vectorized_incompatibility(model, task)
-    )
+        route = Route()
+        if dense_cohort_size(model, task, work) > 1:
+            route = Route("batched")
+        if how.device == "auto":
+            route = route._replace(why="no GPU was found")
+        return route
+    no_batch: str | None = "engine is 'loop'"
+    if how.engine != "loop":
+        no_batch = vectorized_incompatibility(model, task)
     if how.precision != "float32" and no_batch is not None:
         raise DeltaflError(
             f"precision is {how.precision!r}, which needs the batched path, but {no_batch}; write "
             "'float32'"
         )
-    path, why = ("batched", f"engine is {how.engine!r}") if no_batch is None else ("loop", no_batch)
-    route = Route(path, str(device), how.precision, why, device_name(device))
-    _log.info(
-        "local training: %s on %s in %s, because %s", path, route.hardware, route.precision, why
-    )
+    route = Route("batched", str(device), how.precision, f"engine is {how.engine!r}")
+    if no_batch is not None:
+        route = route._replace(path="loop", why=no_batch)
+    route = route._replace(hardware=device_name(device))
+    _log.info("local training: %s on %s in %s, because %s", *route[:3], route.why)
     return route
+
+
+class Form(NamedTuple):
+    """How a route is followed with one task; see ``form_of``."""
+
+    path: str  #: of ``Route``, and "fast" where a loop can be
+    group_size: int  #: clients that are best trained at once
+    width: int  #: examples to which minibatches are padded
+    evaluation_batch: int  #: test examples that are evaluated at once
+
+
+def form_of(model: torch.nn.Module, task: Task, work: LocalWork, route: Route) -> Form:
+    """The one table of how a task is trained.
+
+    =========  ======  =================================  ==========================  ==============
+    path       device  which models                       clients at once             minibatches
+    =========  ======  =================================  ==========================  ==============
+    serial     any     all                                1                           as they are
+    fast       any     ``incompatibility`` is None        1                           as they are
+    batched    CPU     dense chains (own_form)            what fits into its caches   ``padded_width``
+    batched    any     ``vectorized_incompatibility``     what fits into memory       the largest
+                       is None
+    =========  ======  =================================  ==========================  ==============
+    """
+    device = torch.device(route.device)
+    evaluation_batch = _EVALUATION_BATCH
+    if device.type != "cpu":
+        numbers = numbers_per_example(model, task)
+        evaluation_batch = max(evaluation_batch, _DEVICE_NUMBERS // numbers)
+    width = largest_batch(task.client_rows, work.batch_size)
+    if route.path == "loop":
+        reason = incompatibility(model, example_of(task))
+        if reason is None:
+            return Form("fast", 1, width, evaluation_batch)
+        _log.info("local training uses the serial path, which is slower: %s", reason)
+        return Form("serial", 1, width, evaluation_batch)
+    if device.type == "cpu":
+        dense_size = dense_cohort_size(model, task, work)
+        if dense_size > 1:
+            width = padded_width(task.client_rows, work.batch_size)
+            numbers = math.prod(task.dataset.test_x.shape[1:])
+            evaluation_batch = max(evaluation_batch, _EVALUATION_NUMBERS // numbers)
+            return Form("batched", dense_size, width, evaluation_batch)
+    size = cohort_size(model, task, width, device)
+    return Form("batched", size, width, evaluation_batch)
 
 
 def noted_route(folder: Path) -> Route | None:
     """The route of the run in this folder; None if the folder has no note."""
     note = folder / _NOTE
+    if not note.exists():
+        return None
     cure = "it is damaged, so run it again in another folder"
-    return checked(Route, read_json(note), str(note), cure) if note.exists() else None
+    return checked(Route, read_json(note), str(note), cure)
 
 
 def kept_route(folder: Path) -> Route | None:
@@ -102,7 +158,10 @@ def kept_route(folder: Path) -> Route | None:
     another.
     """
     noted = noted_route(folder)
-    if noted is not None and noted.hardware != (found := device_name(find_device(noted.device))):
+    if noted is None:
+        return None
+    found = device_name(find_device(noted.device))
+    if noted.hardware != found:
         _log.warning(
             "this run started on %s and continues on %s: last bits will differ",
             noted.hardware,
@@ -122,22 +181,22 @@ def find_device(name: str) -> torch.device:
     """The device named ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA if there is a GPU, else
     the CPU.
     """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        name = "cuda" if count else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= count:
+    count = torch.cuda.device_count()
+    if name == "cpu" or (name == "auto" and count == 0):
+        return torch.device("cpu")
+    number = torch.device(name.replace("auto", "cuda")).index or 0
+    if number >= count:
         raise DeltaflError(
             f"device is {name!r}, but PyTorch {torch.__version__} finds {count} GPUs; write 'auto'"
         )
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+    return torch.device("cuda", number)
 
 
 def device_name(device: torch.device) -> str:
     """The device for people and records, with the product name of a GPU."""
-    return (
-        f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
-    )
+    if device.type == "cpu":
+        return "cpu"
+    return f"{device} ({torch.cuda.get_device_name(device)})"
 
 
 @contextmanager
@@ -202,12 +261,9 @@ def _cohort_incompatibility(model: torch.nn.Module, task: Task) -> str | None:
             "squared_error only"
         )
     with torch.no_grad():
-        one_number = is_cross_entropy(task.loss) or model(example_of(task)).shape == (1,)
-    return (
-        None
-        if one_number
-        else "the squared error of a single example is known for one number per example only"
-    )
+        if is_cross_entropy(task.loss) or model(example_of(task)).shape == (1,):
+            return None
+    return "the squared error of a single example is known for one number per example only"
 
 
 def vectorized_incompatibility(model: torch.nn.Module, task: Task) -> str | None:
@@ -281,17 +337,17 @@ def numbers_per_example(model: torch.nn.Module, task: Task, patches: bool = Fals
                 counted.append(output[0, 0].numel() * part.weight[0].numel())
 
     with register_module_forward_hook(count), torch.no_grad():
-        copy.deepcopy(model).eval()(
-            example_of(task)
-        )  # batch normalization refuses to train with one example
+        # Batch normalization refuses to train with one example.
+        copy.deepcopy(model).eval()(example_of(task))
     return sum(counted)
 
 
 def example_of(task: Task) -> torch.Tensor:
     """The inputs of one example of a task in the model's format, all 0."""
-    return torch.zeros(
-        1, *task.dataset.train_x.shape[1:], dtype=torch.int64 if task.tokens else torch.float32
-    )
+    example = torch.zeros(1, *task.dataset.train_x.shape[1:])
+    if task.tokens:
+        example = example.long()
+    return example
 
 
 def largest_batch(client_rows: Sequence[IntArray], batch_size: int | None) -> int:

@@ -36,9 +36,8 @@ class LocalWork:
     """What every client does in a round. Exactly one of ``epochs`` and ``steps`` is set."""
 
     lr: float  #: local learning rate eta_L > 0
-    epochs: int | None = (
-        None  #: passes over the client's data, each in a new order; the last minibatch may be short
-    )
+    #: passes over the client's data, each in a new order; the last minibatch may be short
+    epochs: int | None = None
     steps: int | None = None  #: number of minibatch steps K, over as many passes as needed
     batch_size: int | None = 32  #: examples in a minibatch, >= 1; None for the client's whole data
     #: gamma in [0, 1): v <- gamma v + g, x <- x - lr v, with v = 0 at the start of every round
@@ -64,8 +63,10 @@ class LocalWork:
 
     def num_steps(self, num_examples: int) -> int:
         """K of a client with so many examples."""
+        if self.steps is not None:
+            return self.steps
         batches_a_pass = -(-num_examples // self.minibatch_size(num_examples))
-        return self.steps if self.steps is not None else (self.epochs or 1) * batches_a_pass
+        return (self.epochs or 1) * batches_a_pass
 
 
 class LocalResult(NamedTuple):
@@ -92,17 +93,12 @@ def result_of(
     rate: float,
 ) -> LocalResult:
     """The result from sums over the steps: of losses and norm(g_k)^2, and norm(sum_k g_k)^2."""
-    variance = (
-        rate * rate * (square_sum / num_steps - squared_norm_of_sum / (num_steps * num_steps))
-    )
+    mean_square = square_sum / num_steps
+    variance = rate * rate * (mean_square - squared_norm_of_sum / (num_steps * num_steps))
+    if variance < 0 or num_steps == 1:  # it is NaN if the training diverged
+        variance = 0.0
     return LocalResult(
-        update_d=update_d,
-        loss=loss_sum / num_steps,
-        square_loss=square_loss_sum / num_steps,
-        step_variance=0.0
-        if variance < 0 or num_steps == 1
-        else variance,  # NaN if the training diverged
-        num_steps=num_steps,
+        update_d, loss_sum / num_steps, square_loss_sum / num_steps, variance, num_steps
     )
 
 
@@ -157,17 +153,18 @@ def train_serial(
         squares: Whether to measure the mean squared losses of single examples.
     """
     model = copy.deepcopy(model).train()
-    for part in (
-        model.modules()
-    ):  # batch normalization uses the statistics that it was made with, as in evaluation
+    for part in model.modules():
+        # Batch normalization uses the statistics that it was made with, as in evaluation.
         if isinstance(part, torch.nn.modules.batchnorm._NormBase):
             part.eval()
     start_d = torch.tensor(params_d, device=x.device)
     current_d = start_d
     velocity_d = torch.zeros_like(start_d)
-    losses = losses_of(loss, y) if squares else None
+    losses = None
+    if squares:
+        losses = losses_of(loss, y)
     loss_sum = 0.0
-    square_loss_sum = math.nan if losses is None else 0.0
+    square_loss_sum = 0.0
     square_sum = 0.0
     gradient_sum_d = torch.zeros_like(start_d, dtype=torch.float64)
     batches = minibatches(len(x), work, rng)
@@ -176,15 +173,17 @@ def train_serial(
         drift_step_d = torch.tensor(drift_d, device=x.device) / len(batches)
     for rows in batches:
         vector_to_parameters(current_d, model.parameters())
-        output = model(x[rows] if augment is None else augment(x[rows]))
+        x_batch = x[rows]
         y_batch = y[rows]
+        if augment is not None:
+            x_batch = augment(x_batch)
+        output = model(x_batch)
         batch_loss = loss(output, y_batch)
         gradient_d = _gradient(model, batch_loss)
         if noise is not None:
             gradient_d += torch.from_numpy(noise(len(start_d))).to(x.device)
         loss_sum += batch_loss.item()
-        if losses is not None:
-            square_loss_sum += mean_square(losses, output, y_batch)
+        square_loss_sum += mean_square(losses, output, y_batch)
         square_sum += gradient_d.double().square().sum().item()
         gradient_sum_d += gradient_d
         velocity_d = work.momentum * velocity_d + gradient_d + work.proximal * (current_d - start_d)
@@ -210,9 +209,11 @@ def losses_of(loss: Loss, y: torch.Tensor | None = None) -> Losses | None:
     """
     if y is not None and y.dim() != 1:
         return None
+    if loss is squared_error:
+        return lambda output, y: (output - y).square()
     if is_cross_entropy(loss) and (y is None or (y.dtype == torch.int64 and int(y.min()) >= 0)):
         return lambda output, y: functional.cross_entropy(output, y, reduction="none")
-    return (lambda output, y: (output - y).square()) if loss is squared_error else None
+    return None
 
 
 def is_cross_entropy(loss: Loss) -> bool:
@@ -220,8 +221,10 @@ def is_cross_entropy(loss: Loss) -> bool:
     return loss in (cross_entropy, functional.cross_entropy)
 
 
-def mean_square(losses: Losses, output: torch.Tensor, y: torch.Tensor) -> float:
-    """The mean squared loss of the examples of a minibatch, summed in float64."""
+def mean_square(losses: Losses | None, output: torch.Tensor, y: torch.Tensor) -> float:
+    """The mean squared loss of a minibatch's examples, summed in float64; NaN without ``losses``."""
+    if losses is None:
+        return math.nan
     return float(squared_norm(losses(output.detach(), y)).item() / len(y))
 
 
