@@ -17,14 +17,14 @@ from functools import partial
 from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
 from ..analysis.plots import PICTURES, draw_curves, draw_plots, small_png
 from ..analysis.report import Part, write_report
 from ..analysis.runs import Run
-from ..analysis.summary import SamplerSummary, Summary, summarise, write_summary
+from ..analysis.summary import Summary, summarise, write_summary
 from ..analysis.table import comparison_table
 from ..errors import DeltaflError, MissingExtraError, require
 from ..io import checked
@@ -46,17 +46,38 @@ from .settings import (
     FREE_ON_RESUME,
     OF_TABLES,
     UNION,
+    AnySettings,
     CompareSettings,
     RunSettings,
+    Settings,
     differing,
     grown,
     make_settings,
 )
 from .sweep import Player, engine_for, play_jobs, require_simulator, side_by_side
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+#: The columns of ``Comparison.summary``, and where a ``SamplerSummary`` has them.
+_GAP = {
+    "gap_closed": "gap_closed.value",
+    "gap_low": "gap_closed.low",
+    "gap_high": "gap_closed.high",
+}
+_FAIRNESS = {
+    "client_mean": "fairness.mean.mean",
+    "client_sd": "fairness.sd.mean",
+    "worst_tenth": "fairness.worst_tenth.mean",
+    "worst_tenth_sd": "fairness.worst_tenth.sd",
+}
+_REACHED = {
+    "rounds_to_threshold": "to_threshold.rounds.mean",
+    "reached": "to_threshold.num_reached",
+    "speedup": "to_threshold.speedup.ratio",
+    "speedup_low": "to_threshold.speedup.low",
+    "speedup_high": "to_threshold.speedup.high",
+}
+_CLOCK = {"clock_to_threshold": "to_threshold.clock", "clock": "total_clock"}
+_WHOLE = ("reached", "diverged")
+_TOTALS = {"seconds": "total_seconds", "bytes": "total_bytes", "diverged": "num_diverged"}
 
 #: The settings of a comparison, and the place and the settings of each of its runs.
 _Runs = tuple[CompareSettings, list[tuple[RunDirectory, RunSettings]]]
@@ -87,69 +108,38 @@ class Comparison:
         """The folder of the comparison; the first, if several were joined."""
         return self.folders[0]
 
-    def summary(self) -> "pd.DataFrame":
-        """One row a sampler: the columns are those of the table, with intervals as ``_low`` and
-        ``_high``.
-        """
+    def summary(self) -> Any:
+        """A pandas table with one row a sampler; intervals are the columns ``_low`` and ``_high``."""
         import pandas as pd
 
-        def row(entry: SamplerSummary) -> dict[str, Any]:
-            metric = self.numbers.metric
-            gap = entry.gap_closed
-            reached = entry.to_threshold
-            value = entry.top5 if metric == "accuracy" else entry.final
-            speedup = reached and reached.speedup
-            found = {
-                "sampler": entry.sampler,
-                "seeds": len(entry.seeds),
-                metric: value.mean,
-                f"{metric}_sd": value.sd,
-            }
-            found |= {
-                "gap_closed": gap and gap.value,
-                "gap_low": gap and gap.low,
-                "gap_high": gap and gap.high,
-            }
-            if (fair := entry.fairness) is not None:
-                found |= {"client_mean": fair.mean.mean, "client_sd": fair.sd.mean}
-                found |= {
-                    "worst_tenth": fair.worst_tenth.mean,
-                    "worst_tenth_sd": fair.worst_tenth.sd,
-                }
-            found |= {"rounds_to_threshold": reached and reached.rounds and reached.rounds.mean}
-            found |= {
-                "reached": reached and reached.num_reached,
-                "speedup": speedup and speedup.ratio,
-            }
-            found |= {
-                "speedup_low": speedup and speedup.low,
-                "speedup_high": speedup and speedup.high,
-            }
-            if entry.total_clock is not None:
-                found |= {
-                    "clock_to_threshold": reached and reached.clock,
-                    "clock": entry.total_clock,
-                }
-            return found | {
-                "seconds": entry.total_seconds,
-                "bytes": entry.total_bytes,
-                "diverged": entry.num_diverged,
-            }
-
-        exact = {"sampler", "seeds", "reached", "diverged"}
-        table = pd.DataFrame(map(row, self.numbers.samplers))
-        return table.astype({name: float for name in table.columns if name not in exact}).set_index(
-            "sampler"
+        entries = self.numbers.samplers
+        metric = self.numbers.metric
+        value_of = {"accuracy": "top5", "loss": "final"}[metric]
+        columns = {metric: f"{value_of}.mean", f"{metric}_sd": f"{value_of}.sd", **_GAP}
+        if any(entry.fairness is not None for entry in entries):
+            columns |= _FAIRNESS
+        columns |= _REACHED
+        if any(entry.total_clock is not None for entry in entries):
+            columns |= _CLOCK
+        columns |= _TOTALS
+        table = pd.DataFrame(
+            {column: [_at(entry, path) for entry in entries] for column, path in columns.items()},
+            index=pd.Index([entry.sampler for entry in entries], name="sampler"),
         )
+        table = table.astype({column: float for column in table if column not in _WHOLE})
+        table.insert(0, "seeds", [len(entry.seeds) for entry in entries])
+        return table
 
-    def runs(self) -> "pd.DataFrame":
-        """One row for each sampler, seed and evaluation; seconds, bytes and clock are of all
-        rounds up to there.
+    def runs(self) -> Any:
+        """A pandas table with one row for each sampler, seed and evaluation.
+
+        Seconds, bytes and clock are of all rounds up to there.
         """
         import pandas as pd
 
         columns = ["round", "accuracy", "loss", "seconds", "bytes"]
-        columns += [] if self.curves[0].clock_r is None else ["clock"]
+        if self.curves[0].clock_r is not None:
+            columns.append("clock")
         parts = [
             pd.DataFrame(
                 {"sampler": run.sampler, "seed": run.seed}
@@ -159,18 +149,18 @@ class Comparison:
         ]
         return pd.concat(parts, ignore_index=True)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
-        """The curves of the metric over rounds: mean over seeds, and a band from the lowest to the
-        highest.
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """A Matplotlib figure of the metric over rounds: mean over seeds, and a band from the
+        lowest to the highest.
 
         Args:
             path: Where the figure is saved too: a name that ends in ``.png``, ``.pdf``, ``.svg`` or
                 what else Matplotlib writes.
         """
         place = None if path is None else Path(path)
-        figure: Figure | None = draw_curves(self.curves, self.numbers, self.numbers.metric, place)
+        figure = draw_curves(self.curves, self.numbers, self.numbers.metric, place)
         assert figure is not None, "a comparison has its metric"
-        figure._repr_png_ = partial(small_png, figure)  # type: ignore[attr-defined]  # what a notebook shows
+        figure._repr_png_ = partial(small_png, figure)  # what a notebook shows
         return figure
 
     def report(self, path: str | os.PathLike[str]) -> None:
@@ -214,6 +204,14 @@ class Comparison:
         return console
 
 
+def _at(entry: object, path: str) -> Any:
+    """The number at a path of attributes; None if a part of the path does not exist."""
+    for name in path.split("."):
+        if entry is not None:
+            entry = getattr(entry, name)
+    return entry
+
+
 def command_of(settings: CompareSettings) -> str:
     """The command of a comparison, without the task's defaults; empty if it needs objects of a
     Python process.
@@ -221,20 +219,26 @@ def command_of(settings: CompareSettings) -> str:
     Rates of single samplers are in ``config.toml``, beside the summary.
     """
     given = settings.model_dump(mode="json", exclude_none=True, exclude={"rates", *FREE_ON_RESUME})
-    named = {"task", *UNION, *(OF_TABLES if is_table(settings.task) else ())}
+    named = {"task", *UNION}
+    if is_table(settings.task):
+        named |= {*OF_TABLES}
     try:
-        usual = make_settings(CompareSettings, {key: given.get(key) for key in named}).model_dump(
-            mode="json"
-        )
+        usual = make_settings(CompareSettings, {key: given.get(key) for key in named})
     except DeltaflError:  # no command can name objects of a Python process
         return ""
-    shown = {key: value for key, value in given.items() if key in named or value != usual[key]}
+    defaults = usual.model_dump(mode="json")
+    shown = {key: value for key, value in given.items() if key in named or value != defaults[key]}
     if shown["seeds"] == [*range(len(shown["seeds"]))]:
         shown["seeds"] = len(shown["seeds"])
-    words = ["deltafl", "compare"] + ([] if settings.rates is None else ["--config", "config.toml"])
+    words = ["deltafl", "compare"]
+    if settings.rates is not None:
+        words += ["--config", "config.toml"]
     for key, value in shown.items():
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        words += [f"--{key.replace('_', '-')}"] + ([] if value is True else [text])
+        words.append(f"--{key.replace('_', '-')}")
+        if isinstance(value, list):
+            words.append(",".join(map(str, value)))
+        elif value is not True:
+            words.append(str(value))
     return shlex.join(words)
 
 
@@ -258,14 +262,13 @@ def _together(folders: Sequence[Path], together: Sequence[_Runs]) -> Comparison:
         for key, first, now in differing(settings, other):
             raise DeltaflError(
                 f"{folders[0]} has {key} = {first} and {folder} has {key} = {now}: only runs of "
-                "the same task and "
-                "settings can be joined; leave one of them out"
+                "the same task and settings can be joined; leave one of them out"
             )
         if other.threshold != settings.threshold:
             raise DeltaflError(
                 f"{folders[0]} has threshold = {settings.threshold} and {folder} has threshold = "
-                f"{other.threshold}: "
-                "give one of them the other's with --resume --threshold, which plays nothing again"
+                f"{other.threshold}: give one of them the other's with --resume --threshold, which "
+                "plays nothing again"
             )
         settings = grown(settings, other)
     require_one_code(folders)
@@ -307,28 +310,30 @@ def _opened(folder: Path) -> _Runs:
     cure = "put it right, or leave the folder out"
     where = f"{folder / 'config.toml'} has impossible settings"
     if "sampler" in recorded:
+        command = "run"
         run = checked(RunSettings, recorded, where, cure)
         common = run.model_dump(exclude={"sampler", "seed", "workers"})
         settings = CompareSettings(**common, samplers=(run.sampler,), seeds=(run.seed,))
         places = [(RunDirectory(folder), run)]
     elif "samplers" in recorded:
+        command = "compare"
         settings = checked(CompareSettings, recorded, where, cure)
-        places = [
-            (RunDirectory(folder / "runs" / job.key), job.settings) for job in _jobs(settings)
-        ]
+        places = _places(folder, _jobs(settings))
     else:
         raise DeltaflError(
             f"{folder} holds neither a comparison nor a run; name what was --out of one of them"
         )
-    for place in (
-        directory.path for directory, run in places if not directory.is_finished(run.rounds or 0)
-    ):
-        command = (
-            f"deltafl {'run' if 'sampler' in recorded else 'compare'} --resume --out "
-            f"{shlex.quote(str(folder))}"
-        )
-        raise DeltaflError(f"{place} is not finished; go on with: {command}")
+    for directory, run in places:
+        if not directory.is_finished(run.rounds or 0):
+            raise DeltaflError(
+                f"{directory.path} is not finished; go on with: deltafl {command} --resume --out "
+                f"{shlex.quote(str(folder))}"
+            )
     return settings, places
+
+
+def _places(folder: Path, jobs: Sequence[Job]) -> list[tuple[RunDirectory, RunSettings]]:
+    return [(RunDirectory(folder / "runs" / job.key), job.settings) for job in jobs]
 
 
 def _jobs(settings: CompareSettings) -> list[Job]:
@@ -370,22 +375,18 @@ def play_comparison(
     """
     require_simulator()
     with locked(out):
-        recorded = recorded_settings(out)
-        before = (
-            None
-            if recorded is None
-            else make_settings(CompareSettings, with_objects(recorded, settings))
-        )
-        if before is None and (found := [name for name in WRITTEN if (out / name).exists()]):
-            raise DeltaflError(
-                f"{out / found[0]} would be replaced and is of no comparison there; choose another "
-                "--out"
-            )
-        settings = settings if before is None else grown(before, settings)
+        before = recorded_before(settings, out)
+        for name in WRITTEN:
+            if before is None and (out / name).exists():
+                raise DeltaflError(
+                    f"{out / name} would be replaced and is of no comparison there; choose another "
+                    "--out"
+                )
+        if before is not None:
+            settings = grown(before, settings)
         require_same_code(out, settings)
-        if settings.rates and (
-            others := [label for label in settings.samplers if label not in settings.rates]
-        ):
+        others = [label for label in settings.samplers if label not in (settings.rates or {})]
+        if settings.rates and others:
             logging.getLogger("deltafl").warning(
                 "rates has none for %s: the settings' rates are used", ", ".join(others)
             )
@@ -399,14 +400,28 @@ def play_comparison(
                     for name in _FOR_THE_END:
                         import_module(name)
                 data = result(checking)
-            if before is None:
-                write_header(out, settings, data)
-            elif before != settings:
-                write_settings(out, settings)
-                note_code(out, settings)
+            note_settings(out, settings, before, data)
             play_jobs(jobs, Player(out, keep_folders=True), pool, on_progress, guarded(on_round))
-            places = [(RunDirectory(out / "runs" / job.key), job.settings) for job in jobs]
-        return _together([out], [(settings, places)])
+        return _together([out], [(settings, _places(out, jobs))])
+
+
+def recorded_before(settings: AnySettings, out: Path) -> AnySettings | None:
+    """What was begun in a folder; None if nothing was."""
+    recorded = recorded_settings(out)
+    if recorded is None:
+        return None
+    return make_settings(type(settings), with_objects(recorded, settings))
+
+
+def note_settings(
+    out: Path, settings: Settings, before: Settings | None, data: dict[str, str]
+) -> None:
+    """Write what a folder begins with, or goes on with."""
+    if before is None:
+        write_header(out, settings, data)
+    elif before != settings:
+        write_settings(out, settings)
+        note_code(out, settings)
 
 
 def check_comparison(
@@ -434,7 +449,6 @@ def check_comparison(
         if clients != task.num_clients:
             raise DeltaflError(
                 f"{task.name} has {task.num_clients} clients with seed {first} and {clients} with "
-                f"seed {seed}; "
-                "make as many with every seed, or leave this seed out"
+                f"seed {seed}; make as many with every seed, or leave this seed out"
             )
     return data

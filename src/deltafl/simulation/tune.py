@@ -27,9 +27,8 @@ from ..analysis.statistics import area_under, reach, rounds_until
 from ..errors import DeltaflError
 from ..io import write_atomically
 from ..tasks import TaskSpec
-from .comparison import check_comparison
-from .directory import recorded_settings, write_header, write_settings
-from .own_code import note_code, require_same_code, with_objects
+from .comparison import check_comparison, note_settings, recorded_before
+from .own_code import require_same_code
 from .progress import OnProgress
 from .record import Job, RunStore
 from .settings import (
@@ -40,7 +39,6 @@ from .settings import (
     Share,
     grown,
     listed,
-    make_settings,
 )
 from .sweep import require_simulator, run_jobs
 
@@ -80,12 +78,14 @@ class Score(NamedTuple):
 class Search(NamedTuple):
     """How far the search for a rate is."""
 
-    rates: tuple[float, ...]  # the grid as it is now, increasing
-    finalists: tuple[
-        float, ...
-    ]  # what all tuning seeds play; empty while runs of the first seed are missing
-    best: float | None = None  # the chosen rate; None while runs of the grid are missing
-    edge: Literal["", "low", "high"] = ""  # of the grid, where the chosen rate still is
+    #: the grid as it is now, increasing
+    rates: tuple[float, ...]
+    #: what all tuning seeds play; empty while runs of the first seed are missing
+    finalists: tuple[float, ...]
+    #: the chosen rate; None while runs of the grid are missing
+    best: float | None = None
+    #: of the grid, where the chosen rate still is
+    edge: Literal["", "low", "high"] = ""
     score: Score | None = None
 
 
@@ -124,19 +124,16 @@ class Grid(NamedTuple):
         found = {label: Search((), ()) for label in labels}
         while True:
             for label, before in found.items():
-                finalists: tuple[float, ...] = rates
-                if self.finalists is not None:
-                    known = _scores(label, rates, self.seeds[:1], score_of)
-                    best = sorted(known, key=lambda rate: known[rate])[: self.finalists]
-                    finalists = tuple(sorted({*before.finalists, *best})) if known else ()
-                known = _scores(label, finalists, self.seeds, score_of)
+                finalists = self._finalists(label, rates, before, score_of)
+                scores = _scores(label, finalists, self.seeds, score_of)
                 search = Search(rates, finalists)
-                if known:
-                    chosen = min(finalists, key=lambda rate: known[rate])
-                    edge: Any = (
-                        "high" if chosen == rates[-1] else "low" if chosen == rates[0] else ""
-                    )
-                    search = Search(rates, finalists, chosen, edge, known[chosen])
+                if scores:
+                    chosen = min(finalists, key=scores.__getitem__)
+                    search = search._replace(best=chosen, score=scores[chosen])
+                    if chosen == rates[0]:
+                        search = search._replace(edge="low")
+                    if chosen == rates[-1]:
+                        search = search._replace(edge="high")
                 found[label] = search
             edges = {search.edge for search in found.values()}
             grows_up = "high" in edges and up > 0
@@ -147,25 +144,39 @@ class Grid(NamedTuple):
             up = up - grows_up
             down = down - grows_down
 
+    def _finalists(
+        self, label: str, rates: tuple[float, ...], before: Search, score_of: ScoreOf
+    ) -> tuple[float, ...]:
+        if self.finalists is None:
+            return rates
+        scores = _scores(label, rates, self.seeds[:1], score_of)
+        best = sorted(scores, key=scores.__getitem__)[: self.finalists]
+        # While runs of a grown grid are missing, nobody is known to be good enough.
+        return tuple(sorted({*before.finalists, *best})) if scores else ()
+
     def trials(self, found: Mapping[str, Search]) -> list[Trial]:
         """The tuning runs of the grid as it is now, finished ones included, seed by seed."""
-        return [
-            Trial(label, rate, seed)
-            for seed in self.seeds
-            for label, search in found.items()
-            for rate in (search.rates if seed == self.seeds[0] else search.finalists)
-        ]
+        first, *others = self.seeds
+        trials = [Trial(label, rate, first) for label, s in found.items() for rate in s.rates]
+        for seed in others:
+            trials += [
+                Trial(label, rate, seed) for label, s in found.items() for rate in s.finalists
+            ]
+        return trials
 
 
 def _scores(
     label: str, rates: Sequence[float], seeds: Sequence[int], score_of: ScoreOf
 ) -> dict[float, Score]:
     """The mean scores of rates; none while a run is missing."""
-    found = {rate: [score_of(Trial(label, rate, seed)) for seed in seeds] for rate in rates}
-    known = {
-        rate: [score for score in scores if score is not None] for rate, scores in found.items()
-    }
-    return {rate: mean_score(scores) for rate, scores in known.items()} if known == found else {}
+    found = dict[float, Score]()
+    for rate in rates:
+        scores = [score_of(Trial(label, rate, seed)) for seed in seeds]
+        known = [score for score in scores if score is not None]
+        if len(known) < len(scores):
+            return {}
+        found[rate] = mean_score(known)
+    return found
 
 
 def mean_score(scores: Sequence[Score]) -> Score:
@@ -177,7 +188,9 @@ def rounds_to_threshold(run: Run, threshold: float, smoothed: bool = False) -> f
     """Rounds to the threshold, that of a census included; None for never, and for a run that
     diverged at any time.
     """
-    at = None if run.diverged is not None else reach(run, threshold, smoothed)
+    if run.diverged is not None:
+        return None
+    at = reach(run, threshold, smoothed)
     return None if at is None else float(rounds_until(run, at))
 
 
@@ -234,21 +247,22 @@ class TuneSettings(CompareSettings):
     def score(self, run: Run) -> Score:
         """The score of a tuning run."""
         rounds = self.rounds or 1
-        area = area_under(run, self.rounds or 1)
-        reached = 0.0 if self.threshold is None else rounds_to_threshold(run, self.threshold)
-        lost = reached is None or run.diverged is not None
-        worst = area if np.isfinite(area) else np.inf
-        return Score(
-            NEVER * rounds if lost else reached or 0.0, -area if run.metric == "accuracy" else worst
-        )
+        area = area_under(run, rounds)
+        if run.metric == "accuracy":
+            area = -area
+        elif not np.isfinite(area):
+            area = np.inf
+        reached: float | None = 0.0
+        if self.threshold is not None:
+            reached = rounds_to_threshold(run, self.threshold)
+        if reached is None or run.diverged is not None:
+            reached = NEVER * rounds
+        return Score(reached, area)
 
     def comparison(self, rates: Mapping[str, Mapping[str, float]]) -> CompareSettings:
         """The comparison with these rates, on the test set."""
-        own = {*TuneSettings.model_fields} - {*CompareSettings.model_fields} | {
-            "validation",
-            "rates",
-        }
-        return CompareSettings(**self.model_dump(exclude=own), rates=rates)
+        common = self.model_dump(include={*CompareSettings.model_fields})
+        return CompareSettings(**{**common, "validation": None, "rates": rates})
 
 
 class Tuned(NamedTuple):
@@ -275,10 +289,7 @@ def tune_rates(
         DeltaflError: If another process is playing in the folder, or a run is impossible.
     """
     require_simulator()
-    recorded = recorded_settings(out)
-    before = (
-        None if recorded is None else make_settings(TuneSettings, with_objects(recorded, settings))
-    )
+    before = recorded_before(settings, out)
     if before is not None:
         if before.rounds != settings.rounds:
             raise DeltaflError(
@@ -288,11 +299,7 @@ def tune_rates(
         settings = grown(before, settings)
     require_same_code(out, settings)
     data = check_comparison(settings, out, before)
-    if before is None:
-        write_header(out, settings, data)
-    else:
-        write_settings(out, settings)
-        note_code(out, settings)
+    note_settings(out, settings, before, data)
     tuned = Tuned({label: {} for label in settings.samplers}, {})
     store = RunStore(out)
     jobs = dict[str, Job]()
@@ -310,11 +317,9 @@ def tune_rates(
             if any(store.get(trials[trial]) is None for trial in new):
                 run_jobs([*jobs.values()], out, processes, on_progress)
             records = {trial: store.get(trials[trial]) for trial in new}
-            known |= {
-                trial: settings.score(record.run())
-                for trial, record in records.items()
-                if record is not None
-            }
+            for trial, record in records.items():
+                if record is not None:
+                    known[trial] = settings.score(record.run())
         for label, search in found.items():
             tuned.rates[label][name] = search.best or 0.0
     write_atomically(out / "rates.toml", tomli_w.dumps({"rates": tuned.rates}))
