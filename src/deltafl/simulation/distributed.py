@@ -74,8 +74,9 @@ class _TorchProcessGroup(ProcessGroup):
         try:
             store, self.rank, self.count = next(rendezvous("env://", timeout=PATIENCE))
             self._notes = dist.distributed_c10d.PrefixStore("deltafl", store)
-            gpus = torch.cuda.is_available() and dist.is_nccl_available()
-            backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+            backend = "gloo"
+            if torch.cuda.is_available() and dist.is_nccl_available():
+                backend = "cpu:gloo,cuda:nccl"
             dist.init_process_group(
                 backend, store=store, rank=self.rank, world_size=self.count, timeout=PATIENCE
             )
@@ -112,7 +113,8 @@ class _TorchProcessGroup(ProcessGroup):
         return items
 
     def use(self, device: str) -> None:
-        if device == "cuda" or (device == "auto" and self._torch.cuda.is_available()):
+        # Where "cuda" has no GPU, the engine says so.
+        if device in ("cuda", "auto") and self._torch.cuda.is_available():
             number = int(os.environ.get("LOCAL_RANK", self.rank)) % self._torch.cuda.device_count()
             self._torch.cuda.set_device(number)
             self._device = self._torch.device("cuda", number)
@@ -120,11 +122,9 @@ class _TorchProcessGroup(ProcessGroup):
     def leave(self, error: BaseException | None) -> None:
         """End this process's part; an error is sent to the others as the reason why they stop."""
         if error is not None:
-            reason = (
-                str(error)
-                if isinstance(error, DeltaflError)
-                else f"{type(error).__name__} {error}".strip()
-            )
+            reason = str(error)
+            if not isinstance(error, DeltaflError):
+                reason = f"{type(error).__name__} {reason}".strip()
             with suppress(RuntimeError):  # the process that keeps the store is gone
                 self._notes.set(_FAILURE, f"process {self.rank} failed: {reason}")
         self._dist.destroy_process_group()
@@ -133,14 +133,13 @@ class _TorchProcessGroup(ProcessGroup):
         try:
             exchange()
         except RuntimeError as error:
-            reason = (
-                "another process of this run ended unexpectedly (killed, or its machine lost); "
-                "go on from the last checkpoint with --resume"
-            )
             with suppress(RuntimeError):  # it left no note
                 self._notes.set_timeout(timedelta(seconds=3))
-                reason = str(self._notes.get(_FAILURE).decode())
-            raise DeltaflError(reason) from error
+                raise DeltaflError(self._notes.get(_FAILURE).decode()) from error
+            raise DeltaflError(
+                "another process of this run ended unexpectedly (killed, or its machine lost); "
+                "go on from the last checkpoint with --resume"
+            ) from error
 
 
 def _world_size() -> int:

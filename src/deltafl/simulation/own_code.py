@@ -38,18 +38,20 @@ def with_objects(recorded: Mapping[str, Any], now: Settings) -> dict[str, Any]:
     given = now.model_dump()
     classes = _classes_of(given)
 
-    def carrying(label: str) -> str:
-        kind = classes.get(base_name(label))
-        return label if kind is None else Named(label, kind)
-
     found = dict(recorded)
     if found.get("task") == given["task"]:
         found["task"] = given["task"]
     if "sampler" in found:
-        found["sampler"] = carrying(found["sampler"])
+        found["sampler"] = with_object(found["sampler"], classes)
     if "samplers" in found:
-        found["samplers"] = [carrying(label) for label in found["samplers"]]
+        found["samplers"] = [with_object(label, classes) for label in found["samplers"]]
     return found
+
+
+def with_object(label: str, classes: Mapping[str, Any]) -> str:
+    """The label with its class, if that is one of ``classes``."""
+    kind = classes.get(base_name(label))
+    return label if kind is None else Named(label, kind)
 
 
 def code_of(settings: Mapping[str, Any]) -> dict[str, str]:

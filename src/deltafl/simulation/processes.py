@@ -23,17 +23,7 @@ from typing import Any, NamedTuple
 from ..errors import DeltaflError, in_one_line, require
 from ..tasks.registry import added_tasks, import_tasks, register, task_modules
 
-_DIED = (
-    "a process of this run died; if it was killed, memory may have run out: use fewer processes "
-    "and give the same "
-    "command again. In a script of your own, start below: if __name__ == '__main__':"
-)
 _PATIENCE_SECONDS = 60.0
-_WAITS = (
-    "a worker process has not answered for %g seconds; if it does not go on, see whether it was "
-    "stopped (T in ps), "
-    "and send it SIGCONT, or end this run, which goes on from its checkpoint with the same command"
-)
 
 
 class Failure(NamedTuple):
@@ -44,6 +34,15 @@ class Failure(NamedTuple):
     text: str
     summary: str
     places: list[tuple[str, int | None]]
+
+
+class _DiedError(DeltaflError):
+    def __init__(self) -> None:
+        super().__init__(
+            "a process of this run died; if it was killed, memory may have run out: use fewer "
+            "processes and give the same command again. In a script of your own, start below: "
+            "if __name__ == '__main__':"
+        )
 
 
 class JobError(RuntimeError):
@@ -74,23 +73,10 @@ class Processes(AbstractContextManager["Processes"]):
     def __init__(
         self, count: int, start: Callable[..., None] | None = None, *arguments: Any
     ) -> None:
-        for library in (
-            "OMP",
-            "OPENBLAS",
-            "MKL",
-        ):  # the processes inherit it: more threads would only wait for cores
+        # The processes inherit it: more threads would only wait for cores.
+        for library in ("OMP", "OPENBLAS", "MKL"):
             os.environ.setdefault(f"{library}_NUM_THREADS", "1")
-        # A server that has imported torch, but has not used it, forks processes that are ready at
-        # once.
-        context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-        if sys.platform == "linux":
-            context.set_forkserver_preload(["deltafl.simulation.run"])
-            resource_tracker.ensure_running()  # it lets Ctrl-C through again
-            before = signal.pthread_sigmask(
-                signal.SIG_BLOCK, {signal.SIGINT}
-            )  # Ctrl-C is this process's to handle
-            forkserver.ensure_running()
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        context = _context()
         messages = context.Queue()
         self._sent = context.Queue()
         self.count = count
@@ -99,7 +85,7 @@ class Processes(AbstractContextManager["Processes"]):
         # A runner's functions may be those of a script, which its processes import; others receive
         # what they need.
         self._imports_main = start is not None
-        specs = b"" if self._imports_main else _packed(added_tasks())
+        specs = _packed([] if self._imports_main else [*added_tasks().values()])
         values = messages, self._sent, specs, task_modules(), start, arguments
         self._pool = ProcessPoolExecutor(count, context, _begin, values)
 
@@ -121,7 +107,7 @@ class Processes(AbstractContextManager["Processes"]):
                 with _without_main():
                     return self._pool.submit(_attempt_packed, function, _packed(arguments))
         except BrokenProcessPool:
-            raise DeltaflError(_DIED) from None
+            raise _DiedError from None
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise DeltaflError(
                 f"the task cannot be sent to worker processes ({error}); "
@@ -135,6 +121,21 @@ class Processes(AbstractContextManager["Processes"]):
                 yield self._sent.get(timeout=10)
 
 
+def _context() -> Any:
+    """How processes are started here."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    # A server that has imported torch, but has not used it, forks processes that are ready at once.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["deltafl.simulation.run"])
+    resource_tracker.ensure_running()  # it lets Ctrl-C through again
+    # Ctrl-C is this process's to handle.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return context
+
+
 def _packed(value: object) -> bytes:
     """A value with what a script or a notebook defines for it, which pickle would only name."""
     require("cloudpickle", "sim")
@@ -144,7 +145,7 @@ def _packed(value: object) -> bytes:
         packed: bytes = cloudpickle.dumps(value)
     except Exception as error:
         raise DeltaflError(
-            f"a task or a sampler of yours cannot be sent to other processes "
+            "a task or a sampler of yours cannot be sent to other processes "
             f"({in_one_line(error)}); write processes=1"
         ) from error
     return packed
@@ -191,13 +192,20 @@ def result(future: Future[Any]) -> Any:
     ``JobError``.
     """
     if wait([future], _PATIENCE_SECONDS).not_done:
-        logging.getLogger(__name__).warning(_WAITS, _PATIENCE_SECONDS)
+        logging.getLogger(__name__).warning(
+            "a worker process has not answered for %g seconds; if it does not go on, see whether it "
+            "was stopped (T in ps), and send it SIGCONT, or end this run, which goes on from its "
+            "checkpoint with the same command",
+            _PATIENCE_SECONDS,
+        )
     try:
         failure, found = future.result()
     except BrokenProcessPool:
-        raise DeltaflError(_DIED) from None
+        raise _DiedError from None
+    if isinstance(failure, Failure):
+        raise JobError(failure)
     if failure is not None:
-        raise JobError(failure) if isinstance(failure, Failure) else DeltaflError(failure)
+        raise DeltaflError(failure)
     return found
 
 
@@ -214,9 +222,7 @@ def _attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Failure | s
 def _attempt_packed(
     function: Callable[..., Any], packed: bytes
 ) -> tuple[Failure | str | None, Any]:
-    import cloudpickle
-
-    return _attempt(lambda: function(*cloudpickle.loads(packed)))
+    return _attempt(lambda: function(*pickle.loads(packed)))  # noqa: S301 - its parent has packed it
 
 
 class _Forward(logging.Handler):
@@ -248,11 +254,8 @@ def _begin(
     log.propagate = False
     for module in modules:
         import_tasks(module)
-    if specs:
-        import cloudpickle
-
-        for spec in cloudpickle.loads(specs).values():
-            register(spec)
+    for spec in pickle.loads(specs):  # noqa: S301 - this process's parent has packed them
+        register(spec)
     if start is not None:
         start(*arguments)
 

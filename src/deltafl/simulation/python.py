@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from ..tasks.registry import known_tasks
 from .callback import OnRound
 from .comparison import Comparison, joined, play_comparison
 from .directory import new_folder
-from .progress import sweep_progress
+from .own_code import with_object
+from .progress import OnProgress, sweep_progress
 from .settings import AnySettings, CompareSettings, make_settings, refuse_ignored
 from .sweep import count_processes, require_simulator
 from .tune import TuneSettings, tune_rates
@@ -72,8 +73,8 @@ def compare(
     if seeds is not None:
         settings["seeds"] = list(seeds) if isinstance(seeds, Iterable) else seeds
     resolved, count = _resolved(CompareSettings, task, samplers, processes, settings)
-    folder = new_folder("compare", resolved.task) if out is None else _folder(out)
-    with sweep_progress() if progress else nullcontext(lambda _: None) as on_progress:
+    folder = _folder(out, "compare", resolved.task)
+    with _shown(progress) as on_progress:
         found = play_comparison(resolved, folder, on_progress, count, on_round or (lambda _: None))
     found.write(folder, report)
     return found
@@ -113,9 +114,15 @@ def tune(
         >>> deltafl.compare("digits", ["uniform", "innovation"], rounds=20, rates=rates)  # doctest: +SKIP
     """
     resolved, count = _resolved(TuneSettings, task, samplers, processes, settings)
-    folder = new_folder("tune", resolved.task) if out is None else _folder(out)
-    with sweep_progress() if progress else nullcontext(lambda _: None) as on_progress:
+    folder = _folder(out, "tune", resolved.task)
+    with _shown(progress) as on_progress:
         return tune_rates(resolved, folder, on_progress, count).rates
+
+
+def _shown(progress: bool) -> AbstractContextManager[OnProgress]:
+    if progress:
+        return sweep_progress()
+    return nullcontext(lambda _: None)
 
 
 def _resolved(
@@ -127,8 +134,10 @@ def _resolved(
 ) -> tuple[AnySettings, int]:
     """The settings of a call, and how many runs are played side by side."""
     require_simulator()
-    named = {} if samplers is None else {"samplers": _labels(samplers)}
-    resolved = make_settings(kind, {"task": _task_name(task), **settings, **named})
+    given = {"task": _task_name(task), **settings}
+    if samplers is not None:
+        given["samplers"] = _labels(samplers)
+    resolved = make_settings(kind, given)
     refuse_ignored(resolved, settings)
     return resolved, count_processes(processes, resolved.device)
 
@@ -147,11 +156,13 @@ def load(*folders: str | os.PathLike[str]) -> Comparison:
     """
     if not folders:
         raise DeltaflError("load needs a folder: deltafl.load('runs/compare-digits-...')")
-    return joined([*map(_folder, folders)])
+    return joined([_folder(folder) for folder in folders])
 
 
-def _folder(given: Any) -> Path:
-    """The folder that was named."""
+def _folder(given: Any, command: str = "", task: str = "") -> Path:
+    """The folder that was named, or else a new one."""
+    if given is None and command:
+        return new_folder(command, task)
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise DeltaflError(f"{given!r} is no folder; write its name, such as 'my-results'")
     return Path(given)
@@ -172,10 +183,7 @@ def _labels(samplers: "AnySampler | Iterable[AnySampler]") -> list[str]:
                 raise DeltaflError(
                     f"two different classes are called {name!r}; give one of them another name"
                 )
-    return [
-        Named(label, classes[base_name(label)]) if base_name(label) in classes else label
-        for label in labels
-    ]
+    return [with_object(label, classes) for label in labels]
 
 
 def _task_name(task: AnyTask) -> str:
@@ -186,15 +194,20 @@ def _task_name(task: AnyTask) -> str:
         return os.fspath(task)
     if isinstance(task, Task):
         name = task.name
+    elif hasattr(task, "__name__"):
+        name = task.__name__
     elif callable(task):
-        name = getattr(task, "__name__", type(task).__name__)
-    elif hasattr(task, "columns") or hasattr(task, "column_names"):
-        name = "frame" if hasattr(task, "columns") else "dataset"
+        name = type(task).__name__
+    elif hasattr(task, "columns"):
+        name = "frame"
+    elif hasattr(task, "column_names"):
+        name = "dataset"
     else:
         raise DeltaflError(
             f"task is {type(task).__name__}; it must be a name, a file, a deltafl.tasks.Task, a "
-            "function that makes "
-            "one, a data frame, or a Hugging Face data set"
+            "function that makes one, a data frame, or a Hugging Face data set"
         )
     name = re.sub(r"[^\w.+-]", "", name)
-    return Named(f"my-{name}" if name in known_tasks() else name, task)
+    if name in known_tasks():
+        name = f"my-{name}"
+    return Named(name, task)

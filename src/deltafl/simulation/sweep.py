@@ -9,10 +9,10 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import require
 from .callback import OnRound, RoundDone
@@ -22,9 +22,6 @@ from .processes import Processes, result, send
 from .progress import OnProgress, Progress
 from .record import UNFINISHED, Job, RunStore, record_of, write_record
 from .settings import OF_SERVER, RunSettings
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 _POLL_SECONDS = 1.0
 #: How long a process of a killed sweep may go on writing its run, on a machine without free memory
@@ -40,7 +37,8 @@ class Player(NamedTuple):
 
     def place(self, job: Job) -> Path:
         """The folder of a job's run."""
-        return self.folder / ("runs" if self.keep_folders else UNFINISHED) / job.key
+        part = "runs" if self.keep_folders else UNFINISHED
+        return self.folder / part / job.key
 
     def is_done(self, job: Job) -> bool:
         """Whether a job is finished."""
@@ -106,7 +104,11 @@ def require_simulator() -> None:
 
 def count_processes(asked: int | None, device: str | None) -> int:
     """How many runs are played side by side: ``asked``, else one per core; one alone on a GPU."""
-    return asked or (os.cpu_count() if device in (None, "cpu") else 1) or 1
+    if asked:
+        return asked
+    if device not in (None, "cpu"):
+        return 1
+    return os.cpu_count() or 1
 
 
 @contextmanager
@@ -114,8 +116,11 @@ def side_by_side(count: int) -> Iterator[Processes | None]:
     """Processes that play runs; None for this process alone."""
     _engine_of.cache_clear()
     try:
-        with Processes(count) if count > 1 else nullcontext() as pool:
-            yield pool
+        if count == 1:
+            yield None
+        else:
+            with Processes(count) as pool:
+                yield pool
     finally:
         _engine_of.cache_clear()
 
@@ -134,33 +139,58 @@ def play_jobs(
     their order.
     """
     waiting = [job for job in jobs if not player.is_done(job)]
-    planned = {job.key: job.settings.rounds or 0 for job in jobs}
-    done = planned.keys() - {job.key for job in waiting}
-    reported = -_POLL_SECONDS
-
-    def report(*running: str) -> None:
-        nonlocal reported
-        if running and time.monotonic() - reported < _POLL_SECONDS:
-            return
-        reported = time.monotonic()
-        played = [
-            planned[job.key] if job.key in done else rounds_played(player.place(job))
-            for job in jobs
-        ]
-        on_progress(Progress(sum(played), sum(planned.values()), len(done), len(jobs), running))
-
-    report()
-    if pool is None:
-        for job in waiting:
-
-            def after_round(round_done: RoundDone, key: str = job.key) -> None:
-                on_round(round_done)
-                report(key)
-
-            player.play(job, after_round)
-            done.add(job.key)
-            report()
+    report = _Report(player, jobs, waiting, on_progress)
+    if pool is not None:
+        _play_side_by_side(waiting, player, pool, report, on_round)
         return
+    for job in waiting:
+
+        def after_round(round_done: RoundDone, key: str = job.key) -> None:
+            on_round(round_done)
+            report.running(key)
+
+        player.play(job, after_round)
+        report.finished(job.key)
+
+
+class _Report:
+    """Tells ``on_progress`` how far the jobs are."""
+
+    def __init__(
+        self,
+        player: Player,
+        jobs: Sequence[Job],
+        waiting: Sequence[Job],
+        on_progress: OnProgress,
+    ) -> None:
+        self._place_of = {job.key: player.place(job) for job in jobs}
+        self._rounds_of = {job.key: job.settings.rounds or 0 for job in jobs}
+        self._done = self._rounds_of.keys() - {job.key for job in waiting}
+        self._on_progress = on_progress
+        self._tell()
+
+    def finished(self, key: str) -> None:
+        """A job has been played."""
+        self._done.add(key)
+        self._tell()
+
+    def running(self, *keys: str) -> None:
+        """These jobs are being played; told about once a second."""
+        if time.monotonic() - self._told >= _POLL_SECONDS:
+            self._tell(*keys)
+
+    def _tell(self, *running: str) -> None:
+        self._told = time.monotonic()
+        played = 0
+        for key, rounds in self._rounds_of.items():
+            played += rounds if key in self._done else rounds_played(self._place_of[key])
+        total = sum(self._rounds_of.values())
+        self._on_progress(Progress(played, total, len(self._done), len(self._rounds_of), running))
+
+
+def _play_side_by_side(
+    waiting: list[Job], player: Player, pool: Processes, report: _Report, on_round: OnRound
+) -> None:
     running = dict[Future[Any], Job]()
     received = set[str]()
 
@@ -180,9 +210,9 @@ def play_jobs(
             job = running.pop(future)
             result(future)
             receive([job.key])
-            done.add(job.key)
+            report.finished(job.key)
         receive()
-        report(*(job.key for job in running.values()))
+        report.running(*(job.key for job in running.values()))
 
 
 def rounds_played(path: Path) -> int:
@@ -204,14 +234,14 @@ def require_devices(names: Iterable[str]) -> None:
 
 
 @lru_cache(maxsize=1)
-def _engine_of(settings: RunSettings, route: Any) -> "Engine":
+def _engine_of(settings: RunSettings, route: Any) -> Any:
     from .setup import engine_of
 
     return engine_of(settings, route=route)
 
 
-def engine_for(settings: RunSettings, place: Path) -> "Engine":
-    """The engine of a run, made once in a process for all samplers; its route is that of an
+def engine_for(settings: RunSettings, place: Path) -> Any:
+    """The ``Engine`` of a run, made once in a process for all samplers; its route is that of an
     unfinished run's folder.
     """
     from .training.route import kept_route
