@@ -382,6 +382,8 @@ def test_epsilon_is_logged_before_the_first_round(flower_log: pytest.LogCaptureF
         ({"sampler": "delta"}, "practical sampler"),
         ({"sampler": "uniform+mime=1.0"}, r"mime is 1.0; it must be in \[0, 1\)"),
         ({"average": None}, "average is None; it must be in"),
+        ({"avrage": 0.5}, "did you mean 'average'"),
+        ({"max_rato": 2}, "did you mean 'max_ratio'"),
         ({"min_nodes": 0}, "min_nodes is 0"),
         ({"identity": "node"}, "identity"),
         ({"sampler": "innovation", "memory_path": "rows"}, "there is no state_path: write both"),

@@ -9,13 +9,18 @@ from secrets import randbits, token_hex
 from typing import Any
 
 from ..errors import DeltaflError, is_in, unknown_name
-from ..estimators.control_variates import ControlVariate
 from ..plan import Plan, make_plan
 from ..samplers import Sampler
 from ..scale.rows import RowFormat
-from ..server.optimizers import ServerOptimizer
+from ..server.table import SETTINGS
 from ..types import Population
 from .clients import ClientInfo
+
+IDENTITIES = ("auto", "public-key", "name", "config")
+#: Attributes of the plan that hosts hand on as they are.
+OF_PLAN = ("estimator", "response_floor")
+#: Settings of the federation itself, for what was mistyped.
+OF_RULES = ("weights", "seed", "identity", "max_ratio", "aux", "memory_dtype", "memory_path")
 
 
 @dataclass(frozen=True)
@@ -38,29 +43,25 @@ class Rules:
     def __post_init__(self) -> None:
         """Refuse what no federation can do: later it would cost a round of the clients' work."""
         plan = self.plan
-        sampler = self.plan.sampler
-        memory = self.plan.memory
-        name = type(sampler).__name__
-        estimator = plan.rule.name
-        control = plan.rule.control
-        if self.identity not in (identities := ("auto", "public-key", "name", "config")):
-            raise unknown_name("identity", self.identity, identities)
+        sampler = plan.sampler
+        if self.identity not in IDENTITIES:
+            raise unknown_name("identity", self.identity, IDENTITIES)
         check_whole("seed", plan.seed, "at least 0", 0)
         if sampler.needs_oracle:
             sampler.require_oracle(None)
         if sampler.census is not None and self.aux:
             raise DeltaflError(
-                f"{name} asks for a census in place of auxiliary variables; leave out aux"
+                f"{type(sampler).__name__} asks for a census in place of auxiliary variables; "
+                "leave out aux"
             )
-        if sampler.census is None and (sampler.uses_aux or control.uses_aux) and self.aux < 1:
-            cure = (
-                "write aux=10 if each has 10, such as shares of labels, and let each client "
-                "report them"
-            )
+        uses_aux = sampler.uses_aux or plan.rule.control.uses_aux
+        if uses_aux and sampler.census is None and self.aux < 1:
             raise DeltaflError(
-                f"{name} with {estimator!r} uses auxiliary variables of the clients: {cure}"
+                f"{type(sampler).__name__} with {plan.rule.name!r} uses auxiliary variables of the "
+                "clients: write aux=10 if each has 10, such as shares of labels, and let each "
+                "client report them"
             )
-        if memory.folder is not None and self.state_path is None:
+        if plan.memory.folder is not None and self.state_path is None:
             raise DeltaflError(
                 "memory_path is part of the saved state, and there is no state_path: write both"
             )
@@ -68,9 +69,8 @@ class Rules:
     def plan_for(self, clients: Mapping[str, ClientInfo]) -> Plan:
         """The plan for these clients."""
         sizes, aux = zip(*clients.values(), strict=True)
-        population = Population.from_sizes(
-            sizes, self.weights, aux if self.aux else None, self.max_ratio
-        )
+        known_aux = aux if self.aux else None
+        population = Population.from_sizes(sizes, self.weights, known_aux, self.max_ratio)
         plan = replace(self.plan, population=population, n=min(self.plan.n, len(sizes)))
         return plan if plan.census is None else plan.with_census(aux)
 
@@ -78,25 +78,50 @@ class Rules:
 def make_rules(
     sampler: str | Sampler = "innovation@local-pivotal",
     n: int = 10,
-    server_optimizer: str | ServerOptimizer = "sgd",
     state_path: str | Path | None = None,
-    estimator: str | ControlVariate | None = None,
     *,
     weights: str = "data",
     seed: int | None = None,
     identity: str = "auto",
-    clip: str | None = None,
     max_ratio: float | None = None,
     min_clients: int | None = None,
     aux: int = 0,
     memory_dtype: str = "float32",
     memory_path: str | Path | None = None,
-    **more: Any,
+    **parts: Any,
 ) -> Rules:
-    """The rules from the settings of a host; ``deltafl.flower.DeltaStrategy`` says what each means.
+    """The rules from the settings that all hosts share.
 
-    ``more`` are other attributes of the plan.
+    Args:
+        sampler: A label, such as what ``deltafl.recommend`` answers, or a sampler of your own. The
+            default keeps one update of each client at the server: as many models as there are
+            clients.
+        n: Clients selected per round.
+        state_path: Folder where the state is saved after every round and from which a restart
+            resumes; or None.
+        weights: ``"data"`` for the target sum_i (n_i / N) F_i, ``"uniform"`` for the plain mean
+            over clients.
+        seed: Seed of the draws, which says who is selected when; None draws one, which the state
+            keeps and nothing else shows.
+        identity: How clients are identified across restarts, one of ``IDENTITIES``.
+        max_ratio: No client counts more than so many times the median number of examples; None for
+            3 with ``clip``, and for no limit without.
+        min_clients: Clients without whom no round begins; None for n.
+        aux: Number of auxiliary variables that every client must send when it registers, such as
+            its shares of 10 labels, for ``balanced``.
+        memory_dtype: ``"float32"`` or ``"bfloat16"``, for the updates that the server remembers,
+            one per client.
+        memory_path: Folder on a disk for them, with ``state_path``; None for RAM.
+        parts: ``estimator``, ``response_floor``, and the settings of the server's parts
+            (``server/table.py``): ``average=0.5``, ``mime=0.7``, ``clip="median"``, ``dp=...``.
+
+    Raises:
+        DeltaflError: If a name is unknown, an argument is out of range, or no federation can do it.
     """
+    known = [*OF_PLAN, *SETTINGS]
+    for name in parts:
+        if name not in known:
+            raise unknown_name("setting", name, [*known, *OF_RULES])
     check_whole("n", n, "at least 1", 1)
     check_whole("aux", aux, "0 for none", 0)
     min_clients = n if min_clients is None else min_clients
@@ -104,24 +129,19 @@ def make_rules(
     for name, given in (("state_path", state_path), ("memory_path", memory_path)):
         if given == "" or not isinstance(given, str | Path | None):
             raise DeltaflError(f"{name} is {given!r}; write the name of a folder, or None for none")
-    folder = (
-        None
-        if memory_path is None
-        else str(Path(memory_path).absolute() / f"federation-{token_hex(4)}")
-    )
-    settings: dict[str, Any] = {
-        "server_optimizer": server_optimizer,
-        "seed": randbits(63) if seed is None else seed,
-        "clip": clip,
-        "memory": RowFormat(memory_dtype, folder),
-        **({} if estimator is None else {"estimator": estimator}),
-        **more,
-    }
-    somebody = Population.from_sizes(
-        [1] * n, weights, [[0.0] * aux] * n if aux else None, max_ratio
-    )
-    plan = make_plan(sampler, somebody, n, **settings)
-    max_ratio = 3.0 if max_ratio is None and plan.part("clip") is not None else max_ratio
+    memory = RowFormat(memory_dtype)
+    if memory_path is not None:
+        own = Path(memory_path).absolute() / f"federation-{token_hex(4)}"
+        memory = replace(memory, folder=str(own))
+    if parts.get("estimator", "") is None:
+        del parts["estimator"]
+    # The clients are not known yet; every label is checked with as many as one cohort.
+    own_aux = [[0.0] * aux] * n if aux else None
+    somebody = Population.from_sizes([1] * n, weights, own_aux, max_ratio)
+    own_seed = randbits(63) if seed is None else seed
+    plan = make_plan(sampler, somebody, n, seed=own_seed, memory=memory, **parts)
+    if max_ratio is None and plan.part("clip") is not None:
+        max_ratio = 3.0
     path = None if state_path is None else Path(state_path)
     return Rules(plan, weights, aux, path, identity, max_ratio, seed is None, min_clients)
 

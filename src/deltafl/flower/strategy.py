@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
@@ -25,7 +26,6 @@ from ..federation.service import admit, begin, close, log_privacy, select
 from ..samplers import Sampler
 from ..samplers.census import Census
 from ..server.optimizers import ServerOptimizer
-from ..server.privacy import DifferentialPrivacy
 from ..types import Cohort, RoundInfo
 from .client import CENSUS
 from .messages import (
@@ -59,50 +59,26 @@ class DeltaStrategy(Strategy):
     Args:
         sampler: A label, such as what ``deltafl.recommend`` answers, or a sampler of your own. The
             default keeps one update of each client at the server: as many models as there are
-                clients.
+            clients.
         n: Clients selected per round.
         server_optimizer: A name such as ``"sgd"`` or ``"adam"``, or an optimizer.
         state_path: Folder where the state is saved after every round and from which a restart
             resumes; or None.
         estimator: How replies are weighted, a name or a control variate; None for the sampler's
             default.
-        weights: ``"data"`` for the target sum_i (n_i / N) F_i, ``"uniform"`` for the plain mean
-            over clients.
-        seed: Seed of the draws, which says who is selected when; None draws one, which the state
-            keeps and nothing else shows.
         min_nodes: Clients that must be connected before a round begins; None for n.
         wait_for_nodes: Seconds to wait for them before an error.
         registration_timeout: Seconds that a new node has to register.
-        identity: How clients are identified across restarts: ``"auto"``, ``"public-key"``,
-            ``"name"`` or ``"config"``.
         buffers: Name patterns of floating-point arrays that are not trained.
-        response_floor: Smallest response rate assumed of a client, in (0, 1].
-        scaffold: Whether clients correct their local steps, inside ``corrected_steps``; for linear
-            models. The estimator must know something of each client, as that of ``census`` does.
-        mime: beta in [0, 1) of a momentum that the clients apply in their local steps, inside
-            ``corrected_steps``; for CNNs, at twice the local rate or more.
-        average: Memory in [0, 1) of an average of the last models, which is then what is evaluated
-            and what ``start`` returns; clients go on from the last model.
-        norm_guard: A factor above 1: no step is longer than that many times the median of the last
-            20. Biased; or None.
-        clip: ``"median"`` where clients may lie: bounds what one can do to the model and to its own
-            chances of being selected (``deltafl.server.clipping``). Biased; or None.
-        max_ratio: No client counts more than so many times the median number of examples; None for
-            3 with ``clip``, and for no limit without.
-        dp: ``DifferentialPrivacy``: clips updates and adds noise, for ``uniform@poisson`` alone; or
-            None.
-        aux: Number of auxiliary variables that every client must send when it registers
-            (``register(..., aux=...)``), such as its shares of 10 labels, for ``balanced``.
-        memory_dtype: ``"float32"`` or ``"bfloat16"``, for the updates that the server remembers,
-            one per client.
-        memory_path: Folder on a disk for them, with ``state_path``; None for RAM.
         evaluate: Whether all connected clients evaluate the model after every round.
         forget: Keys of clients (as in the log) to drop from the saved state, with everything
             remembered about them; they are never selected again.
+        settings: What all hosts share, by name: ``weights``, ``seed``, ``aux``, ``average``,
+            ``mime``, ``clip``, ``dp``, ...; docs/flower-operation.md lists them.
 
     Raises:
-        DeltaflError: If the sampler needs every update before the draw, or an argument is out of
-            range.
+        DeltaflError: If the sampler needs every update before the draw, or an argument is unknown
+            or out of range.
     """
 
     def __init__(
@@ -113,26 +89,13 @@ class DeltaStrategy(Strategy):
         state_path: str | Path | None = None,
         estimator: str | ControlVariate | None = None,
         *,
-        weights: str = "data",
-        seed: int | None = None,
         min_nodes: int | None = None,
         wait_for_nodes: float = 600.0,
         registration_timeout: float = 120.0,
-        identity: str = "auto",
         buffers: Sequence[str] = BUFFERS,
-        response_floor: float = 0.1,
-        scaffold: bool = False,
-        mime: float = 0.0,
-        average: float = 0.0,
-        norm_guard: float | None = None,
-        clip: str | None = None,
-        max_ratio: float | None = None,
-        dp: DifferentialPrivacy | None = None,
-        aux: int = 0,
-        memory_dtype: str = "float32",
-        memory_path: str | Path | None = None,
         evaluate: bool = False,
         forget: Collection[str] = (),
+        **settings: Any,
     ) -> None:
         self.name = sampler if isinstance(sampler, str) else type(sampler).__name__
         self.wait_for_nodes = check_seconds("wait_for_nodes", wait_for_nodes, "[0, inf]")
@@ -143,29 +106,18 @@ class DeltaStrategy(Strategy):
         self.rules = make_rules(
             sampler,
             n,
-            server_optimizer,
             state_path,
-            estimator,
-            weights=weights,
-            seed=seed,
-            identity=identity,
-            response_floor=response_floor,
-            scaffold=scaffold,
-            mime=mime,
-            average=average,
-            norm_guard=norm_guard,
-            clip=clip,
-            max_ratio=max_ratio,
-            dp=dp,
+            server_optimizer=server_optimizer,
+            estimator=estimator,
             min_clients=min_nodes,
-            aux=aux,
-            memory_dtype=memory_dtype,
-            memory_path=memory_path,
+            **settings,
         )
         self.min_nodes = self.rules.min_clients
         self.state_path = self.rules.state_path
         seconds = check_seconds("registration_timeout", registration_timeout)
-        self.directory = Directory(identity, seconds, aux, check_texts("forget", forget))
+        self.directory = Directory(
+            self.rules.identity, seconds, self.rules.aux, check_texts("forget", forget)
+        )
         self.federation: Federation | None = None
         #: The statistics of every round, for callers who want more than Flower's metrics.
         self.history: list[RoundInfo] = []

@@ -5,6 +5,7 @@ mathematics of its own.
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from logging import WARNING
 from math import ceil
 from typing import Any
@@ -26,7 +27,7 @@ from ..federation.service import admit, begin, close, log_privacy, select
 from ..samplers import Sampler
 from ..samplers.census import Census
 from ..server.optimizers import ServerOptimizer
-from ..server.privacy import DifferentialPrivacy
+from ..server.table import SETTINGS
 from ..types import RoundInfo
 from .client import (
     AUX,
@@ -42,8 +43,6 @@ from .client import (
     trained,
 )
 
-#: Arguments of the host alone; ``make_rules`` takes the others.
-OWN = {"num_rounds", "timeout", "registration_timeout", "buffers", "forget", "persistor_id"}
 #: How often a client that does not register is asked.
 _MOST = 3
 
@@ -56,28 +55,30 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
     each client's response rate. A client is known by its name, for which NVFlare's certificates
     vouch. Scripts of clients use ``DeltaClient``.
 
-    Arguments that are not listed mean what they mean in ``deltafl.flower.DeltaStrategy``. NVFlare
-    writes them into the job's configuration, the seed too: leave it out where who is next must stay
-    a secret.
+    NVFlare writes all arguments into the job's configuration, the seed too: leave it out where who
+    is next must stay a secret.
 
     Args:
         sampler: A label, such as what ``deltafl.recommend`` answers. The default keeps one update
             of each client at the server: as many models as there are clients.
         n: Clients selected per round.
         num_rounds: Rounds in all, those before a restart included.
+        server_optimizer: A name such as ``"sgd"`` or ``"adam"``, or an optimizer.
         state_path: Folder where the state is saved after every round and from which a new job
             resumes; or None. Not in the job's workspace, which a new job does not see.
         min_clients: Clients that must have registered before a round begins; None for n.
         timeout: Seconds that a round waits for replies.
         registration_timeout: Seconds that clients have to register.
-        aux: Number of auxiliary variables that every client must send,
-            ``DeltaClient(..., aux=...)``.
+        buffers: Name patterns of floating-point arrays that are not trained.
+        forget: Names of clients to drop from the saved state, and never to select again.
         persistor_id: The component that loads the initial model and saves the global one, such as
             ``PTModel`` adds.
+        settings: What all hosts share, by name: ``estimator``, ``weights``, ``seed``, ``aux``,
+            ``average``, ``mime``, ``clip``, ``dp``, ...; docs/flower-operation.md lists them.
 
     Raises:
-        DeltaflError: If the sampler needs every update before the draw, clients are to keep a
-            memory of their own, or an argument is out of range.
+        DeltaflError: If the sampler needs every update before the draw, or an argument is unknown
+            or out of range.
     """
 
     def __init__(
@@ -88,44 +89,36 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         server_optimizer: str | ServerOptimizer = "sgd",
         state_path: str | None = None,
         *,
-        estimator: str | None = None,
-        weights: str = "data",
-        seed: int | None = None,
         min_clients: int | None = None,
         timeout: float = 3600.0,
         registration_timeout: float = 120.0,
         buffers: Sequence[str] = BUFFERS,
-        response_floor: float = 0.1,
-        scaffold: bool = False,
-        mime: float = 0.0,
-        average: float = 0.0,
-        norm_guard: float | None = None,
-        clip: str | None = None,
-        max_ratio: float | None = None,
-        dp: DifferentialPrivacy | None = None,
-        aux: int = 0,
-        memory_dtype: str = "float32",
-        memory_path: str | None = None,
         forget: Collection[str] = (),
         persistor_id: str = AppConstants.DEFAULT_PERSISTOR_ID,
+        **settings: Any,
     ) -> None:
+        settings |= settings.pop("settings", {})  # so they stand in the configuration of a job
         arguments = {
             name: value for name, value in locals().items() if name not in ("self", "__class__")
         }
         super().__init__(persistor_id=persistor_id, ignore_result_error=True)
-        # NVFlare writes a job's configuration from attributes with the names of arguments.
+        # NVFlare writes the configuration from attributes with the names of arguments.
         self.__dict__.update(arguments)
-        self.num_rounds = num_rounds
-        self.timeout = timeout
-        self.registration_timeout = registration_timeout
+        check_whole("num_rounds", num_rounds, "at least 1", 1)
+        check_seconds("timeout", timeout)  # 0 would be for ever
+        check_seconds("registration_timeout", registration_timeout)
         self.buffers = list(check_texts("buffers", buffers))
         self.forget = list(check_texts("forget", forget))
+        self.settings = {name: as_plain(value) for name, value in settings.items()}
         self.rules = make_rules(
-            identity="name", **{name: arguments[name] for name in arguments.keys() - OWN}
+            sampler,
+            n,
+            state_path,
+            server_optimizer=server_optimizer,
+            min_clients=min_clients,
+            identity="name",
+            **{name: as_object(name, value) for name, value in settings.items()},
         )
-        check_whole("num_rounds", num_rounds, "at least 1", 1)
-        for name in ("timeout", "registration_timeout"):
-            check_seconds(name, arguments[name])  # for NVFlare 0 would be for ever
         self.federation: Federation | None = None
         #: The statistics of every round.
         self.history: list[RoundInfo] = []
@@ -275,6 +268,16 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
             time.sleep(0.1)
         return dict(replies)
+
+
+def as_plain(value: Any) -> Any:
+    """A setting as JSON can hold it: an object such as ``DifferentialPrivacy`` as its fields."""
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def as_object(name: str, value: Any) -> Any:
+    """A setting that ``as_plain`` may have changed."""
+    return SETTINGS[name].values(**value) if isinstance(value, dict) else value
 
 
 def reported(reply: FLModel) -> Mapping[str, Any]:
