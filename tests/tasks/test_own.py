@@ -99,7 +99,6 @@ def test_the_examples_run(tmp_path: Path, example: str) -> None:
     lines = (out / "runs" / "full-seed0" / "rounds.jsonl").read_text().splitlines()
     losses = [json.loads(line)["test"]["loss"] for line in lines]
     assert losses[3] < 0.9 * losses[0]
-    assert len((EXAMPLES / f"{example}.py").read_text().splitlines()) <= 40
 
 
 def test_settings_come_from_the_task_and_options_win(tmp_path: Path) -> None:

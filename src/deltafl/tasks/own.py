@@ -8,11 +8,11 @@ import copy
 import inspect
 import pickle
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from reprlib import repr as shown
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from .frames import TABLE_SUFFIXES
 from .models import squared_error
 from .registry import TaskSpec, find_task
 from .tables import from_huggingface, table_task
-
-if TYPE_CHECKING:
-    import torch
 
 DEFAULT_FUNCTION = "make_task"
 #: Clients selected per round, of those of a task without a setting for it: a tenth, at least so
@@ -83,29 +80,17 @@ def load_own(name: str, seed: int, **of_table: Any) -> Task:
     Raises:
         DeltaflError: If there is no such file or function, it fails, or it returns no valid task.
     """
-    task: object
-    known: Any = name.of if isinstance(name, Named) else None
+    named: Any = name
+    if isinstance(name, Named):
+        named = name.of
     if is_table(name):
-        table = name if known is None else known
-        make_table: Callable[..., Task] = (
-            from_huggingface if hasattr(table, "column_names") else table_task
-        )
-        task = make_table(
-            table, seed=seed, **{key: value for key, value in of_table.items() if value is not None}
-        )
-    elif isinstance(known, Task):
-        task = known
-    elif known is not None:
-        task = _made(known, seed, name)
+        task: object = _from_table(named, seed, of_table)
+    elif isinstance(named, Task):
+        task = named
+    elif callable(named):
+        task = _made(named, seed, name)
     else:
-        path, function = split_name(name)
-        make = getattr(import_file(path, "--task FILE.py:FUNCTION"), function, None)
-        if not callable(make):
-            raise DeltaflError(
-                f"{path} has no function {function!r}; write there: def {function}(seed: int) -> "
-                "Task"
-            )
-        task = _made(make, seed, f"{path}:{function}", path.resolve())
+        task = _from_file(name, seed)
     if not isinstance(task, Task):
         raise DeltaflError(
             f"{name} returned {type(task).__name__}; it must return a deltafl.tasks.Task"
@@ -114,10 +99,29 @@ def load_own(name: str, seed: int, **of_table: Any) -> Task:
     return task
 
 
+def _from_table(table: Any, seed: int, settings: Mapping[str, Any]) -> Task:
+    given = {key: value for key, value in settings.items() if value is not None}
+    if hasattr(table, "column_names"):
+        return from_huggingface(table, seed=seed, **given)
+    return table_task(table, seed=seed, **given)
+
+
+def _from_file(name: str, seed: int) -> object:
+    path, function = split_name(name)
+    make = vars(import_file(path, "--task FILE.py:FUNCTION")).get(function)
+    if not callable(make):
+        raise DeltaflError(
+            f"{path} has no function {function!r}; write there: def {function}(seed: int) -> Task"
+        )
+    return _made(make, seed, f"{path}:{function}", path.resolve())
+
+
 def _made(make: Callable[..., object], seed: int, name: str, path: Path | None = None) -> object:
     """What a user's function makes."""
     try:
-        return make(seed=seed) if "seed" in inspect.signature(make).parameters else make()
+        if "seed" in inspect.signature(make).parameters:
+            return make(seed=seed)
+        return make()
     except DeltaflError:
         raise
     except OWN_ERRORS as error:
@@ -127,11 +131,9 @@ def _made(make: Callable[..., object], seed: int, name: str, path: Path | None =
 def split_name(name: str) -> tuple[Path, str]:
     """File and function, or class, of ``FILE.py:NAME``."""
     file, suffix, function = name.partition(".py:")
-    return (
-        (Path(f"{file}.py"), function or DEFAULT_FUNCTION)
-        if suffix
-        else (Path(name), DEFAULT_FUNCTION)
-    )
+    if not suffix:
+        return Path(name), DEFAULT_FUNCTION
+    return Path(f"{file}.py"), function or DEFAULT_FUNCTION
 
 
 def own_code_error(
@@ -147,17 +149,17 @@ def own_code_error(
     own = dict.fromkeys(
         f"{Path(file).name} line {line}" for file, line in places if Path(file).parent in folders
     )
-    return (
-        DeltaflError(f"your own code failed in a run: {description} ({', '.join(own)})")
-        if own
-        else None
-    )
+    if not own:
+        return None
+    return DeltaflError(f"your own code failed in a run: {description} ({', '.join(own)})")
 
 
 def own_spec(name: str, task: Task) -> TaskSpec:
     """The settings that an experiment with a task of the user's own has unless they are set."""
     # The gradient of the squared error grows with the number of features.
-    features = task.dataset.train_x[0].size if task.loss is squared_error else 1
+    features = 1
+    if task.loss is squared_error:
+        features = task.dataset.train_x[0].size
     return TaskSpec(
         name,
         summary="a task of your own",
@@ -196,8 +198,7 @@ def check_picklable(task: Task, name: str) -> None:
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise DeltaflError(
             f"{name}: its model, loss or augment cannot be sent to worker processes "
-            f"({in_one_line(error)}); "
-            "define it at the top of the file, or use --workers 1"
+            f"({in_one_line(error)}); define it at the top of the file, or use --workers 1"
         ) from None
 
 
@@ -210,14 +211,17 @@ def _check_data(data: Dataset, task: Task) -> None:
     _require(isinstance(data, Dataset), "dataset", data, "a deltafl.tasks.Dataset")
     _require(task.metric in ("accuracy", "loss"), "metric", task.metric, "'accuracy' or 'loss'")
     classes: Any = data.num_classes
-    known = isinstance(classes, int | np.integer) and classes >= (
-        2 if task.metric == "accuracy" else 0
-    )
+    least = {"accuracy": 2, "loss": 0}[task.metric]
+    known = isinstance(classes, int | np.integer) and classes >= least
     _require(
         known, "num_classes", classes, "a whole number: 2 or more for accuracy, 0 for regression"
     )
-    inputs = ("int64" if task.tokens else "float32", "uint8")
-    labels = ("int64",) if classes > 0 else ("float32", "int64")
+    inputs = ("float32", "uint8")
+    if task.tokens:
+        inputs = ("int64", "uint8")
+    labels: tuple[str, ...] = ("float32", "int64")
+    if classes > 0:
+        labels = ("int64",)
     for part, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
         _check_array(f"{part}_x", x, inputs, data.train_x)
         _check_array(f"{part}_y", y, labels, data.train_y)
@@ -236,17 +240,11 @@ def _check_data(data: Dataset, task: Task) -> None:
 
 
 def _check_array(name: str, array: Any, dtypes: tuple[str, ...], train: Any) -> None:
-    good = (
-        isinstance(array, np.ndarray)
-        and array.ndim > 0
-        and len(array) > 0
-        and str(array.dtype) in dtypes
-    )
-    what = (
-        f"{array.dtype} of shape {array.shape}"
-        if isinstance(array, np.ndarray)
-        else type(array).__name__
-    )
+    good = False
+    what = type(array).__name__
+    if isinstance(array, np.ndarray):
+        good = array.ndim > 0 and len(array) > 0 and str(array.dtype) in dtypes
+        what = f"{array.dtype} of shape {array.shape}"
     if not good:
         needed = f"a NumPy array of {' or '.join(dtypes)} with one row or more"
         raise DeltaflError(
@@ -317,12 +315,9 @@ def _smoke_test(task: Task, seed: int) -> None:
     if task.augment is not None:
         augment = task.augment
         varied: Any = _tried("augment failed", lambda: augment(x, stream(seed, "augment")))
-        same = isinstance(varied, torch.Tensor) and (varied.shape, varied.dtype) == (
-            x.shape,
-            x.dtype,
-        )
+        same = isinstance(varied, torch.Tensor) and varied.shape == x.shape
         _require(
-            same,
+            same and varied.dtype == x.dtype,
             "the result of augment",
             varied,
             f"of shape {tuple(x.shape)} and type {x.dtype}, as its inputs",
@@ -330,7 +325,9 @@ def _smoke_test(task: Task, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(seed, "model").integers(2**63)))
         model: Any = _tried("make_model failed", task.make_model)
-        params = list(model.parameters()) if isinstance(model, nn.Module) else []
+        params = []
+        if isinstance(model, nn.Module):
+            params = list(model.parameters())
         if not params or any(nn.parameter.is_lazy(param) for param in params):
             raise DeltaflError(
                 f"make_model made {type(model).__name__}; it must make a torch.nn.Module with "
@@ -341,11 +338,11 @@ def _smoke_test(task: Task, seed: int) -> None:
         _check_step(task, model, x[:1], y[:1])
 
 
-def _check_step(task: Task, model: "torch.nn.Module", x: "torch.Tensor", y: "torch.Tensor") -> None:
+def _check_step(task: Task, model: Any, x: Any, y: Any) -> None:
     """Evaluate the model, then train it, for some models differ there."""
     from .modules import nn, torch
 
-    for training in (False, True):
+    for mode, training in (("in evaluation", False), ("in training", True)):
         model.train(training)
         for part in model.modules():
             if isinstance(part, nn.modules.batchnorm._NormBase):
@@ -353,7 +350,6 @@ def _check_step(task: Task, model: "torch.nn.Module", x: "torch.Tensor", y: "tor
         output: Any = _tried(
             f"the model does not take inputs of shape {tuple(x.shape)}", lambda: model(x)
         )
-        mode = "in training" if training else "in evaluation"
         if not isinstance(output, torch.Tensor):
             raise DeltaflError(
                 f"the model returned {type(output).__name__} {mode}; it must return one tensor"
@@ -376,8 +372,8 @@ def _check_step(task: Task, model: "torch.nn.Module", x: "torch.Tensor", y: "tor
     if all(param.grad is None for param in model.parameters()):
         raise DeltaflError(
             "the loss has no gradient by the model's parameters; compute it from the model's "
-            "output by torch alone, "
-            "without detach, item or no_grad, and leave a parameter of the model trainable"
+            "output by torch alone, without detach, item or no_grad, and leave a parameter of the "
+            "model trainable"
         )
 
 
