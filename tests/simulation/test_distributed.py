@@ -28,24 +28,13 @@ def two_processes(end: str, folder: Path) -> list[tuple[int, str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    place = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }
-    program = [
-        sys.executable,
-        str(Path(__file__).parents[1] / "tools" / "rank_processes.py"),
-        end,
-        str(folder),
-    ]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    place |= os.environ | place | {"OMP_NUM_THREADS": "1"}
+    tool = str(Path(__file__).parents[1] / "tools" / "rank_processes.py")
+    program = [sys.executable, tool, end, str(folder)]
     processes = [
         subprocess.Popen(
-            program,
-            env={**os.environ, **place, "RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
+            program, env=place | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True
         )
         for rank in range(2)
     ]

@@ -32,9 +32,7 @@ from deltafl.simulation.setup import engine_of, plan_of
 from deltafl.simulation.training.route import Computation
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks import crop_and_flip
-from deltafl.tasks.base import Task
-from deltafl.tasks.models import mlp
-from deltafl.types import FloatArray, Params
+from deltafl.types import Params
 
 EVERYONE = np.arange(len(SIZES))
 STEPS = LocalWork(
@@ -86,67 +84,6 @@ def test_every_round_has_the_bits_of_round_0(route: str, work: LocalWork) -> Non
     assert np.allclose(first.update_nd, later.update_nd, rtol=0, atol=1e-6) == (
         work.batch_size is None
     )
-
-
-def by_hand(
-    task: Task, start_d: Params, client: int, lr: float, num_steps: int, size: int
-) -> FloatArray:
-    """Softmax regression in float64, minibatches from the seed sequence (seed 0; purpose 2,
-    round 0, client).
-    """
-    rows = task.client_rows[client]
-    x = task.dataset.train_x[rows].reshape(len(rows), -1) / 255
-    y = task.dataset.train_y[rows]
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(0, spawn_key=(2, 0, client))))
-    weight = start_d[:-CLASSES].reshape(CLASSES, -1).astype(float)
-    bias = start_d[-CLASSES:].astype(float)
-    steps = 0
-    while True:
-        order = rng.permutation(len(rows))
-        for start in range(0, len(rows), size):
-            if steps == num_steps:
-                return np.concatenate([weight.ravel(), bias]) - start_d
-            own = order[start : start + size]
-            share = np.exp(x[own] @ weight.T + bias)
-            error = (share / share.sum(axis=1, keepdims=True) - np.eye(CLASSES)[y[own]]) / len(own)
-            weight = weight - lr * error.T @ x[own]
-            bias = bias - lr * error.sum(axis=0)
-            steps = steps + 1
-
-
-@pytest.mark.parametrize("engine", ["loop", "batched"])
-def test_a_round_repeats_passes_that_are_written_by_hand(engine: str) -> None:
-    task = task_of("mlp", make_model=partial(mlp, 17, [], CLASSES))
-    work = replace(STEPS, fixed_order=True)
-    found = Engine(task, work, 0, how=Computation(engine=engine))
-    params_d = found.initial_params()
-    update_nd = found.train(params_d, 7, EVERYONE).update_nd
-    for client in range(len(SIZES)):
-        expected = by_hand(task, params_d, client, work.lr, 7, 8)
-        np.testing.assert_allclose(
-            update_nd[client], expected, rtol=0, atol=1e-5 * np.abs(expected).max()
-        )
-
-
-def test_augmentation_stays_random() -> None:
-    """It is given the same minibatches in the same order in each round, and a generator of its
-    own.
-    """
-    seen: list[tuple[bytes, float]] = []
-
-    def watch(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        seen.append((x.numpy().tobytes(), rng.random()))
-        return x
-
-    fixed, _ = engines("fast", STEPS, augment=watch)
-    rounds = []
-    for round in (3, 8):
-        seen.clear()
-        fixed.train(fixed.initial_params(), round, np.array([1]))
-        rounds.append(list(zip(*seen, strict=True)))
-    assert len(rounds[0][0]) == 7
-    assert rounds[0][0] == rounds[1][0]
-    assert not set(rounds[0][1]) & set(rounds[1][1])
 
 
 @pytest.mark.parametrize("device", DEVICES)
