@@ -38,7 +38,7 @@ from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.runner import Workers
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.training.route import Computation, device_name, exact_products, find_device
+from deltafl.simulation.training.route import Route, device_name, exact_products, find_device
 from deltafl.simulation.training.serial import LocalWork, minibatches, train_serial
 from deltafl.streams import stream
 from deltafl.tasks import find_task, make_task
@@ -70,7 +70,7 @@ JOBS = {
     "resnet18": Job("cifar10", (3, 32, 32), 10, 0.05),
     "lstm": Job("shakespeare", (80,), 80),
 }
-#: Variant: engine and precision of ``Engine``; None is the plain loop, as PyTorch runs it by
+#: Variant: path and precision of ``Route``; None is the plain loop, as PyTorch runs it by
 #: default (convolutions in TF32) or with float32 enforced.
 VARIANTS: dict[str, tuple[str, str] | None] = {
     "plain loop": None,
@@ -190,11 +190,11 @@ class Twins:
             )
         return updates
 
-    def compare(self, how: Computation) -> dict[str, Any]:
+    def compare(self, route: Route) -> dict[str, Any]:
         """The largest relative errors after each number of steps, and whether all repeats."""
         found: dict[str, Any] = {"repeats": True}
         for steps, work in self.works.items():
-            engine = Engine(self.task, work, 0, how=how)
+            engine = Engine(self.task, work, 0, kept=route)
             params_d = engine.initial_params()
             update_nd = engine.train(params_d, 0, self.clients).update_nd
             found["repeats"] &= np.array_equal(
@@ -294,11 +294,11 @@ def measure_variant(
         elif how is None:
             one_round = plain_loop(task, work, n, device, exact="float32" in name)
         else:
-            computation = Computation(str(device), how[1], how[0])
-            engine = Engine(task, work, 0, how=computation)
+            route = Route(how[0], str(device), how[1])
+            engine = Engine(task, work, 0, kept=route)
             row["path"] = engine.route.path
             if "repeats" not in row:
-                row |= twins.compare(computation)
+                row |= twins.compare(route)
             one_round = engine_round(engine, n)
         first, seconds = seconds_of(one_round, rounds, where)
         steps = steps_of(task, work, n, rounds)

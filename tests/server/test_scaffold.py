@@ -27,7 +27,7 @@ from deltafl.simulation.engine import Engine
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import task_of, work_of
-from deltafl.simulation.training.route import Computation
+from deltafl.simulation.training.route import Route
 from deltafl.types import FloatArray
 from tools.simulation import quiet
 
@@ -132,15 +132,15 @@ def test_corrections_cancel_and_are_taken_off_again(estimator: str, beta: float)
 SMALL: dict[str, Any] = {"task": "digits", "clients": 6, "sample": 3, "rounds": 3, "batch_size": 16}
 
 
-@pytest.mark.parametrize("engine", ["loop", "batched"])
-def test_each_client_gets_its_own_drift_on_every_route(engine: str) -> None:
+@pytest.mark.parametrize("path", ["loop", "batched"])
+def test_each_client_gets_its_own_drift_on_every_route(path: str) -> None:
     """With unequal numbers of steps, rows (n, d) give what (d,) gives one client after the
     other.
     """
     split = {"partition": "yurochkin2019", "alpha": 0.3, "local_epochs": 1, "sampler": "uniform"}
     settings = make_settings(RunSettings, {**SMALL, **split})
-    how = Computation(engine=engine)
-    trainer = Engine(task_of(settings), work_of(settings), settings.seed, how=how)
+    kept = Route(path)
+    trainer = Engine(task_of(settings), work_of(settings), settings.seed, kept=kept)
     params_d = trainer.initial_params()
     client_n = np.array([4, 0, 2, 5])
     drift_nd = np.random.default_rng(0).normal(size=(4, trainer.num_params)).astype(np.float32)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Timer
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine, Training
-from deltafl.simulation.processes import Processes, result
+from deltafl.simulation.processes import Processes
 from deltafl.simulation.runner import Workers
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks.base import Dataset, Task
@@ -262,20 +261,6 @@ def test_a_killed_worker_is_an_error_and_not_a_hang() -> None:
                 DeltaflError, match="died; if it was killed, memory may have run out"
             ):
                 pids(workers)
-
-
-def test_a_stopped_worker_is_not_waited_for_without_a_word(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("deltafl.simulation.processes._PATIENCE_SECONDS", 0.2)
-    with Processes(1) as processes:
-        future = processes.submit(os.getpid)
-        pid = future.result()[1]
-        os.kill(pid, signal.SIGSTOP)
-        future = processes.submit(os.getpid)
-        Timer(1, os.kill, (pid, signal.SIGCONT)).start()
-        assert result(future) == pid
-    assert "a worker process has not answered for 0.2 seconds" in caplog.text
 
 
 def test_an_error_ends_calls_under_way() -> None:

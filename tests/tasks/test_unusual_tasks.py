@@ -17,7 +17,7 @@ from batch_tools import CLASSES, SIZES, WORKS, four_layers, task_of, twin_of
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.runner import one_thread
-from deltafl.simulation.training.route import Computation
+from deltafl.simulation.training.route import Route, vectorized_incompatibility
 from deltafl.tasks import Task, check_task, cross_entropy, mlp, next_token_lstm, squared_error
 
 
@@ -27,8 +27,12 @@ def as_the_workers_do() -> Iterator[None]:
         yield
 
 
-def assert_equal_to_twins(task: Task, engine: str) -> None:
-    made = Engine(task, WORKS["epochs"], 0, how=Computation(engine=engine))
+def assert_equal_to_twins(task: Task, at_once: bool = False) -> None:
+    """Trained by the rule, or ``at_once`` where that is possible."""
+    route = None
+    if at_once and vectorized_incompatibility(task.make_model(), task) is None:
+        route = Route("batched")
+    made = Engine(task, WORKS["epochs"], 0, kept=route)
     trained = made.train(made.initial_params(), 2, np.arange(task.num_clients))
     for client, update_d in enumerate(trained.update_nd):
         twin = twin_of(made, WORKS["epochs"], client)
@@ -61,11 +65,11 @@ HOOKED = {
 }
 
 
-@pytest.mark.parametrize("engine", ["auto", "batched"])
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("name", HOOKED)
-def test_hooks_are_trained_with(name: str, engine: str) -> None:
+def test_hooks_are_trained_with(name: str, at_once: bool) -> None:
     base, make = HOOKED[name]
-    assert_equal_to_twins(task_of(base, make_model=make), engine)
+    assert_equal_to_twins(task_of(base, make_model=make), at_once)
 
 
 def test_a_layer_called_in_another_way_is_trained_so() -> None:
@@ -76,7 +80,7 @@ def test_a_layer_called_in_another_way_is_trained_so() -> None:
         layer.register_forward_pre_hook(lambda part, inputs: (inputs[0] * part.scale,))
         return model
 
-    assert_equal_to_twins(task_of("mlp", make_model=make), "auto")
+    assert_equal_to_twins(task_of("mlp", make_model=make))
 
 
 def flat(outputs: int) -> Callable[[], nn.Module]:
@@ -109,15 +113,12 @@ UNUSUAL = {
 }
 
 
-@pytest.mark.parametrize("engine", ["auto", "batched"])
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_targets_of_any_form_are_trained_one_client_after_the_other(name: str, engine: str) -> None:
+def test_targets_of_any_form_are_trained_one_client_after_the_other(name: str) -> None:
     check_task(UNUSUAL[name], name, 0)
-    assert (
-        Engine(UNUSUAL[name], WORKS["epochs"], 0, how=Computation(engine=engine)).route.path
-        == "loop"
-    )
-    assert_equal_to_twins(UNUSUAL[name], engine)
+    assert Engine(UNUSUAL[name], WORKS["epochs"], 0).route.path == "loop"
+    assert vectorized_incompatibility(UNUSUAL[name].make_model(), UNUSUAL[name]) is not None
+    assert_equal_to_twins(UNUSUAL[name])
 
 
 def test_several_labels_an_example_are_counted() -> None:
@@ -165,4 +166,4 @@ def test_a_model_that_cannot_be_copied_is_reported() -> None:
         "mlp", make_model=lambda: nn.Sequential(nn.Flatten(), parametrized(nn.Linear(17, CLASSES)))
     )
     check_task(task, "own", 0)
-    assert_equal_to_twins(replace(task, name="own"), "auto")
+    assert_equal_to_twins(replace(task, name="own"))

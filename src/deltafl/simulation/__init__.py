@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .run import run_experiment, run_single
     from .settings import CompareSettings, RunSettings, make_settings
     from .setup import engine_of, plan_of, subject_of, task_of
-    from .sweep import count_processes, require_devices, run_jobs
+    from .sweep import count_processes, run_jobs
     from .tracking import tracker
     from .tune import (
         NEVER,
@@ -56,7 +56,7 @@ _MODULES = {
         "settings": "CompareSettings RunSettings make_settings",
         "setup": "engine_of plan_of subject_of task_of",
         "progress": "OnProgress Progress",
-        "sweep": "count_processes require_devices run_jobs",
+        "sweep": "count_processes run_jobs",
         "tracking": "tracker",
         "tune": (
             "NEVER Doubling Grid Score Search Trial TuneSettings mean_score "
@@ -105,7 +105,6 @@ __all__ += [
     "read_record",
     "record_of",
     "refusals",
-    "require_devices",
 ]
 __all__ += ["require_same", "rounds_to_threshold", "run_comparison", "run_experiment", "run_jobs"]
 __all__ += [

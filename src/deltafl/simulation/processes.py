@@ -14,7 +14,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing import connection, forkserver, resource_tracker
@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 
 from ..errors import DeltaflError, in_one_line, require
 from ..tasks.registry import added_tasks, import_tasks, register, task_modules
-
-_PATIENCE_SECONDS = 60.0
 
 
 class Failure(NamedTuple):
@@ -191,13 +189,6 @@ def result(future: Future[Any]) -> Any:
     """What a call returned; a ``DeltaflError`` if it raised one or its process died, else a
     ``JobError``.
     """
-    if wait([future], _PATIENCE_SECONDS).not_done:
-        logging.getLogger(__name__).warning(
-            "a worker process has not answered for %g seconds; if it does not go on, see whether it "
-            "was stopped (T in ps), and send it SIGCONT, or end this run, which goes on from its "
-            "checkpoint with the same command",
-            _PATIENCE_SECONDS,
-        )
     try:
         failure, found = future.result()
     except BrokenProcessPool:

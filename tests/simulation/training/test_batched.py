@@ -28,7 +28,7 @@ from batch_tools import (
 )
 from deltafl.simulation.engine import Engine, Training
 from deltafl.simulation.training.batched import BatchedTrainer, LocalJob
-from deltafl.simulation.training.route import Computation, padded_width
+from deltafl.simulation.training.route import Computation, Route, padded_width
 from deltafl.simulation.training.serial import LocalResult, LocalWork, train_serial
 from deltafl.streams import stream
 from deltafl.tasks import crop_and_flip
@@ -36,7 +36,7 @@ from deltafl.tasks.models import cross_entropy, mlp
 from deltafl.tasks.synthetic import make_synthetic_task
 from deltafl.types import Params
 
-BATCHED = Computation(engine="batched")
+BATCHED = Route("batched")
 
 
 def assert_equal_to_twins(engine: Engine, work: LocalWork) -> Training:
@@ -53,8 +53,7 @@ def assert_equal_to_twins(engine: Engine, work: LocalWork) -> Training:
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
 @pytest.mark.parametrize("name", MODELS)
 def test_a_batch_equals_the_serial_reference(name: str, work: LocalWork, device: str) -> None:
-    engine = Engine(task_of(name), work, 0, how=BATCHED._replace(device=device))
-    assert engine.route.path == "batched"
+    engine = Engine(task_of(name), work, 0, kept=BATCHED._replace(device=device))
     own = assert_equal_to_twins(engine, work)
     params_d = engine.initial_params()
     drift_d = drift_of(engine.num_params, work)
@@ -69,10 +68,10 @@ def test_a_batch_equals_the_serial_reference(name: str, work: LocalWork, device:
 @pytest.mark.parametrize("device", DEVICES)
 def test_noise_is_that_of_the_reference(device: str) -> None:
     work = LocalWork(lr=0.001, steps=5, batch_size=32)
-    how = BATCHED._replace(device=device)
-    assert_equal_to_twins(Engine(make_synthetic_task(0, num_clients=5), work, 0, how=how), work)
+    kept = BATCHED._replace(device=device)
+    assert_equal_to_twins(Engine(make_synthetic_task(0, num_clients=5), work, 0, kept=kept), work)
     some_m = np.array([0.0, 0.1, 0.0, 0.2, 0.0, 0.3])
-    some = Engine(task_of("two-layer cnn", gradient_noise_m=some_m), WORKS["epochs"], 0, how=how)
+    some = Engine(task_of("two-layer cnn", gradient_noise_m=some_m), WORKS["epochs"], 0, kept=kept)
     assert_equal_to_twins(some, WORKS["epochs"])
 
 
@@ -80,9 +79,9 @@ def test_noise_is_that_of_the_reference(device: str) -> None:
 def test_augmentation_is_that_of_the_reference(device: str) -> None:
     work = WORKS["epochs"]
     task = task_of("resnet", augment=crop_and_flip)
-    how = BATCHED._replace(device=device)
-    varied = assert_equal_to_twins(Engine(task, work, 0, how=how), work)
-    plain = Engine(replace(task, augment=None), work, 0, how=how)
+    kept = BATCHED._replace(device=device)
+    varied = assert_equal_to_twins(Engine(task, work, 0, kept=kept), work)
+    plain = Engine(replace(task, augment=None), work, 0, kept=kept)
     assert not np.allclose(
         varied.update_nd, plain.train(plain.initial_params(), 2, np.arange(6)).update_nd
     )
@@ -96,7 +95,7 @@ def test_a_diverging_client_leaves_the_others_alone(name: str) -> None:
     broken = replace(task, dataset=replace(task.dataset, train_x=x))
     own, whole = (
         engine.train(engine.initial_params(), 2, np.arange(6))
-        for engine in (Engine(t, WORKS["epochs"], 0, how=BATCHED) for t in (broken, task))
+        for engine in (Engine(t, WORKS["epochs"], 0, kept=BATCHED) for t in (broken, task))
     )
     finite_n = np.isfinite(own.update_nd).all(axis=1)
     assert finite_n.tolist() == [True, True, False, True, True, True]
@@ -137,7 +136,7 @@ def test_the_loop_runs_on_every_device(device: str, name: str) -> None:
     }
     model = {} if name in MODELS else serial
     task = task_of(name if name in MODELS else "two-layer cnn", gradient_noise_m=noise_m, **model)
-    assert_equal_to_twins(Engine(task, work, 0, how=Computation(device, engine="loop")), work)
+    assert_equal_to_twins(Engine(task, work, 0, kept=Route("loop", device)), work)
 
 
 def tanh_net(features: int, hidden: list[int], classes: int) -> nn.Module:

@@ -29,7 +29,7 @@ from deltafl.server.table import make_parts
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of
-from deltafl.simulation.training.route import Computation
+from deltafl.simulation.training.route import Route
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks import crop_and_flip
 from deltafl.types import Params
@@ -46,11 +46,11 @@ def dropping(rate: float) -> nn.Module:
 
 
 #: The model, who trains it, and the route that is taken.
-ROUTES: dict[str, tuple[str, dict[str, object], Computation, str]] = {
-    "serial": ("mlp", {"make_model": partial(dropping, 0.0)}, Computation(engine="loop"), "loop"),
-    "fast": ("two-layer cnn", {}, Computation(engine="loop"), "loop"),
-    "batched, dense": ("mlp", {}, Computation(engine="batched"), "batched"),
-    "batched": ("two-layer cnn", {}, Computation(engine="batched"), "batched"),
+ROUTES: dict[str, tuple[str, dict[str, object], Route]] = {
+    "serial": ("mlp", {"make_model": partial(dropping, 0.0)}, Route("loop")),
+    "fast": ("two-layer cnn", {}, Route("loop")),
+    "batched, dense": ("mlp", {}, Route("batched")),
+    "batched": ("two-layer cnn", {}, Route("batched")),
 }
 
 
@@ -58,14 +58,13 @@ def engines(
     route: str, work: LocalWork, device: str = "cpu", **changes: object
 ) -> tuple[Engine, Engine]:
     """With and without a fixed order."""
-    name, own, how, path = ROUTES[route]
+    name, own, kept = ROUTES[route]
     task = task_of(name, **own, **changes)
-    how = how._replace(device=device)
-    found = tuple(
-        Engine(task, replace(work, fixed_order=fixed), 0, how=how) for fixed in (True, False)
+    kept = kept._replace(device=device)
+    fixed, fresh = (
+        Engine(task, replace(work, fixed_order=fixed), 0, kept=kept) for fixed in (True, False)
     )
-    assert [engine.route.path for engine in found] == [path, path]
-    return found[0], found[1]
+    return fixed, fresh
 
 
 @pytest.mark.parametrize("work", [*WORKS.values(), STEPS], ids=[*WORKS, "steps"])

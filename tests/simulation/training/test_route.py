@@ -1,7 +1,7 @@
 """How a run is computed: by rule, kept beside the run; and every error."""
 
 import json
-import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,20 +60,18 @@ MLP = MODELS["mlp"][0]()
         (Looks(), {}, "vmap"),
     ],
 )
-def test_what_cannot_be_a_batch_is_trained_one_by_one(
-    model: nn.Module, changes: dict[str, object], word: str, caplog: pytest.LogCaptureFixture
+def test_what_cannot_be_a_batch_is_not_trained_in_bfloat16(
+    model: nn.Module, changes: dict[str, object], word: str
 ) -> None:
     task = task_of("mlp", make_model=lambda: model, **changes)
     reason = vectorized_incompatibility(model, task)
     assert reason is not None
     assert word in reason
-    with caplog.at_level(logging.INFO, logger="deltafl"):
-        engine = Engine(task, WORKS["epochs"], 0, how=Computation(engine="batched"))
-    assert engine.route.path == "loop"
-    assert reason in caplog.text
-    assert engine.train(
-        engine.initial_params(), 0, np.arange(1, 3)
-    ).reports.num_steps_n.tolist() == [10, 6]
+    with pytest.raises(DeltaflError, match=f"{re.escape(reason)}; write 'float32'"):
+        Engine(task, WORKS["epochs"], 0, how=Computation(precision="bfloat16"))
+    engine = Engine(task, WORKS["epochs"], 0)
+    trained = engine.train(engine.initial_params(), 0, np.arange(1, 3))
+    assert (engine.route, trained.reports.num_steps_n.tolist()) == (Route(), [10, 6])
 
 
 def test_batches_are_as_large_as_memory_allows() -> None:
@@ -140,7 +138,7 @@ def test_a_route_is_kept_beside_the_run(tmp_path: Path) -> None:
     assert kept_route(tmp_path) is None
     keep_route(Route(), tmp_path)
     assert kept_route(tmp_path) is None  # the rule for CPUs needs no note
-    route = Route("batched", "cpu", "bfloat16", "engine = 'batched'")
+    route = Route("batched", "cpu", "bfloat16", "why")
     keep_route(route, tmp_path)
     keep_route(Route("loop", "cpu", "float32", "later"), tmp_path)
     assert kept_route(tmp_path) == route
@@ -167,15 +165,3 @@ def test_without_a_gpu_cuda_is_an_error_and_auto_is_the_cpu(tmp_path: Path) -> N
     assert (
         json.loads((tmp_path / "auto" / "engine.json").read_text())["device"] == "cpu"
     )  # a later GPU changes nothing
-
-
-def test_what_engines_cannot_combine() -> None:
-    with pytest.raises(DeltaflError, match="random layers"):
-        Engine(
-            task_of("mlp", make_model=lambda: DROPOUT),
-            WORKS["epochs"],
-            0,
-            how=Computation(precision="bfloat16"),
-        )
-    with pytest.raises(DeltaflError, match="engine is 'loop'; write 'float32'"):
-        Engine(task_of(), WORKS["epochs"], 0, how=Computation(precision="bfloat16", engine="loop"))

@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 _NOTE = "engine.json"
 _DEFAULT = "the rule for CPUs"
+_AT_ONCE = "a cohort at once is faster there"
 #: Examples: two vectors of 16 floats, the longest stretch that torch's loops process at once.
 _LANES = 32
 _LARGEST_COHORT = 256
@@ -50,13 +51,10 @@ _DEVICE_NUMBERS = 2**29
 
 
 class Computation(NamedTuple):
-    """How the settings want a run to be computed: the values of ``device``, ``precision`` and
-    ``engine``.
-    """
+    """How the settings want a run to be computed."""
 
     device: str = "cpu"
     precision: str = "float32"
-    engine: str = "auto"
 
 
 class Route(NamedTuple):
@@ -76,25 +74,22 @@ def choose_route(model: torch.nn.Module, task: Task, work: LocalWork, how: Compu
     not go together.
     """
     device = find_device(how.device)
-    if how.engine == "auto" and device.type == "cpu" and how.precision == "float32":
+    if device.type == "cpu" and how.precision == "float32":
         route = Route()
         if dense_cohort_size(model, task, work) > 1:
             route = Route("batched")
         if how.device == "auto":
             route = route._replace(why="no GPU was found")
         return route
-    no_batch: str | None = "engine is 'loop'"
-    if how.engine != "loop":
-        no_batch = vectorized_incompatibility(model, task)
+    no_batch = vectorized_incompatibility(model, task)
     if how.precision != "float32" and no_batch is not None:
         raise DeltaflError(
             f"precision is {how.precision!r}, which needs the batched path, but {no_batch}; write "
             "'float32'"
         )
-    route = Route("batched", str(device), how.precision, f"engine is {how.engine!r}")
+    route = Route("batched", str(device), how.precision, _AT_ONCE, device_name(device))
     if no_batch is not None:
         route = route._replace(path="loop", why=no_batch)
-    route = route._replace(hardware=device_name(device))
     _log.info("local training: %s on %s in %s, because %s", *route[:3], route.why)
     return route
 
