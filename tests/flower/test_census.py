@@ -342,7 +342,7 @@ def test_an_answer_is_kept_while_its_client_changes_and_dropped_with_it() -> Non
         rest,
         {"client:1": 99, **{key: size for key, size in sizes_of(6).items() if key[-1] not in "14"}},
     )
-    assert fed.current.sampler.value_mq.shape == (5, 2)
+    assert fed.current.sampler.about_mq.shape == (5, 2)
 
 
 def test_a_liar_is_selected_as_often_as_the_honest() -> None:

@@ -7,12 +7,13 @@ A client is a *key*, a string that outlives connections and restarts.
 import secrets
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
 
 from ..accumulate import Accumulator
-from ..arrays import Arrays, Layout, mean_rest, split, update_of
+from ..arrays import Arrays, Layout, mean_rest, split
 from ..errors import DeltaflError
 from ..moves import CannotResizeError
 from ..plan import Plan, RoundState
@@ -62,9 +63,9 @@ class Federation:
         self._left_out: set[str] = set()
         self._initial_d = layout.flatten(arrays)
         if self.plan.part("dp") is not None and self.rest:
-            what = f"the mean of {next(iter(self.rest))!r} would get no noise"
             raise DeltaflError(
-                f"dp: {what}; use layers without buffers, such as GroupNorm for BatchNorm"
+                f"dp: the mean of {next(iter(self.rest))!r} would get no noise; use layers without "
+                "buffers, such as GroupNorm for BatchNorm"
             )
 
     @property
@@ -93,32 +94,29 @@ class Federation:
         return self.layout.rebuild(self.params_d, self.rest)
 
     def model(self) -> Arrays:
-        """The model to use, ``Plan.model``, as named arrays; without an average that is the
-        global one.
-        """
-        return (
-            self.arrays()
-            if self.state is None
-            else self.layout.rebuild(self.plan.model(self.state), self.rest)
-        )
+        """The model to use, ``Plan.model``, as named arrays."""
+        if self.state is None:
+            return self.arrays()
+        return self.layout.rebuild(self.plan.model(self.state), self.rest)
 
     def admit(self, infos: Mapping[str, ClientInfo]) -> None:
-        """Let clients join, or change what they report; newcomers that do not fit into memory
-        are left out.
+        """Let clients join, or change what they report.
+
+        Newcomers that do not fit into memory, or into the sampler's state, are left out.
         """
-        known = {
-            **self.clients,
-            **{key: info for key, info in infos.items() if key in self.clients},
-        }
-        if self.plan.census is not None:
-            known = {key: info._replace(aux=self.clients[key].aux) for key, info in known.items()}
+        known = dict(self.clients)
+        for key in infos.keys() & known.keys():
+            answer = known[key].aux
+            known[key] = infos[key]
+            if self.plan.census is not None:  # what is known of it stays
+                known[key] = infos[key]._replace(aux=answer)
         # Nodes connect in any order: sort newcomers, partition 10 after partition 9.
         newcomers = sorted(infos.keys() - known.keys(), key=lambda key: (len(key), key))
         try:
             self._set_clients({**known, **{key: infos[key] for key in newcomers}})
         except CannotResizeError as error:
             left_out = [key for key in newcomers if key not in self._left_out]
-            if left_out:
+            if left_out:  # said once: they ask again in every round
                 self._left_out.update(left_out)
                 self.warnings.append(f"{', '.join(left_out)} cannot join: {error}")
             self._set_clients(known)
@@ -126,54 +124,45 @@ class Federation:
     def unanswered(self) -> list[str]:
         """Clients that have not answered the census; nobody where there is none."""
         census = self.plan.census
-        length = None if census is None else census.length(self.num_params)
-        return [
-            key
-            for key, info in self.clients.items()
-            if length is not None and len(info.aux) != length
-        ]
+        if census is None:
+            return []
+        length = census.length(self.num_params)
+        return [key for key, info in self.clients.items() if len(info.aux) != length]
 
     def answer(self, answers: Mapping[str, tuple[float, ...]]) -> None:
-        """Take clients' answers to the census; their auxiliary variables are made anew of all
-        answers.
-        """
+        """Take clients' answers to the census; auxiliary variables are made anew of all of them."""
         answered = {key: self.clients[key]._replace(aux=answer) for key, answer in answers.items()}
         self._set_clients({**self.clients, **answered})
 
     def forget(self, keys: Collection[str]) -> None:
-        """Drop clients for good: their weight, their scores and everything remembered about
-        them.
-        """
-        kept_k = [index for index, key in enumerate(self.clients) if key not in keys]
-        if not kept_k:
+        """Drop clients for good: their weight, their scores and all that is remembered of them."""
+        left = {key: info for key, info in self.clients.items() if key not in keys}
+        if not left:
             raise DeltaflError(
                 "every known client is to be forgotten; start with a new state_path instead"
             )
-        self._set_clients(
-            {key: info for key, info in self.clients.items() if key not in keys}, kept_k
-        )
-        self.scales.known = {
-            key: scale for key, scale in self.scales.known.items() if key not in keys
-        }
+        self._set_clients(left, [k for k, key in enumerate(self.clients) if key in left])
+        for key in keys:
+            self.scales.known.pop(key, None)
         self.kept.clear()  # they know these clients
         self.scales.begin_anew()  # their part of the model is still in it
 
     @property
     def step_factor(self) -> float:
-        """How many times their own steps the clients take: 1 - beta with ``mime``, in the census
-        as well.
-        """
+        """How many times their own steps the clients take, in the census as well."""
         return float(self.plan.step_factor)
 
     def corrections(self, cohort: Cohort) -> list[Correction]:
         """What each client of a cohort adds to its local steps: see ``Plan.drifts``."""
+        n = len(cohort.client_n)
         drift = self.plan.drifts(self.current, cohort.client_n)
+        if drift is None:
+            return [Correction({}, self.step_factor)] * n
         trained = self.layout.trained
-        factor = self.step_factor
-        if drift is not None and drift.ndim > 1:
-            return [Correction(split(own_d, trained), factor) for own_d in drift]
-        common = Correction(None if drift is None else split(drift, trained), factor)
-        return [common] * len(cohort.client_n)
+        own = [
+            Correction(split(own_d, trained), self.step_factor) for own_d in np.atleast_2d(drift)
+        ]
+        return own if drift.ndim > 1 else own * n
 
     def open(self, present: Collection[str]) -> Cohort:
         """Select from the clients that are present; the same cohort until the round is closed."""
@@ -189,57 +178,67 @@ class Federation:
         state = self.current
         sent = self.arrays()
         client_n = cohort.client_n.tolist()
+        keys = np.array(self.keys)[cohort.client_n].tolist()
+        # Whether an update is refused, a model put back or a round left out would show without
+        # noise what clients sent.
+        private = plan.part("dp") is not None
         if self.scales.sound or not self.kept:
             self.kept.append(Kept(self.clients, plan, state, self.rest))
-        reply_n = [self._checked(replies.get(client, ClientReply())) for client in client_n]
-        updates = [self._update(reply, sent) for reply in reply_n]
-        keys = np.array(self.keys)[cohort.client_n].tolist()
-        far = {} if plan.part("dp") else self.scales.too_far(keys, updates, state.params_d)
+
+        trained = {name: sent[name] for name in self.layout.trained}
+        reply_n = [self._judged(replies.get(client, ClientReply())) for client in client_n]
+        updates = [reply.update(trained) for reply in reply_n]
+        far = dict[int, str]()
+        if not private:
+            far = self.scales.too_far(keys, updates, state.params_d)
         for place, fault in far.items():
             updates[place] = None
             reply_n[place] = reply_n[place]._replace(fault=fault)
+
         round = Accumulator(plan, state, cohort)
         round.add_rows(updates, reports_of(reply_n, [update is not None for update in updates]))
-        following, info = round.close()
+        self.state, info = round.close()
         used_n = round.reports.responded_n
         if self.rest:
-            received = [
-                reply.arrays or {} for reply, used in zip(reply_n, used_n, strict=True) if used
-            ]
+            received = [reply.arrays or {} for reply in compress(reply_n, used_n)]
             coef_n = plan.collect_replies(state, cohort, used_n).coef_n
-            self.rest = mean_rest(
-                self.layout, sent, received, coef_n, median=plan.part("clip") is not None
+            robust = plan.part("clip") is not None
+            self.rest = mean_rest(self.layout, sent, received, coef_n, median=robust)
+        if not private and not used_n.any() and looks_like_outage(state, cohort.client_n):
+            # The round did not happen, but who was away, was away.
+            self.state = state._replace(round=self.state.round, missed_m=self.state.missed_m)
+            self.warnings.append(
+                "no reply could be used, which looks like an outage: the round changes nothing"
             )
-        self.state = self._without_outage(following, cohort, any_used=bool(used_n.any()))
-        pairs = zip(client_n, reply_n, strict=True)
+
         faults = [
-            RejectedReply(client, reply.fault) for client, reply in pairs if reply.fault is not None
+            RejectedReply(client, reply.fault)
+            for client, reply in zip(client_n, reply_n, strict=True)
+            if reply.fault is not None
         ]
-        reported_k = np.flatnonzero(used_n & round.reports.has_loss_n)
-        losses = {keys[place]: float(round.reports.loss_n[place]) for place in reported_k}
-        # With dp, whether a model is put back, or an update refused, would show norms and losses
-        # without noise.
-        seen = info._replace(rejected=faults) if far else info
-        symptom = None if plan.part("dp") else self.scales.see(seen, losses, self.params_d)
-        if symptom is not None:
-            self._go_back(symptom)
+        if not private:
+            reported_k = np.flatnonzero(used_n & round.reports.has_loss_n)
+            losses = {keys[place]: float(round.reports.loss_n[place]) for place in reported_k}
+            # An update far away says more of the model than replies that are faulty anyway.
+            seen = info._replace(rejected=faults) if far else info
+            self._go_back_if(self.scales.see(seen, losses, self.params_d))
         return info._replace(rejected=sorted([*info.rejected, *faults]))
 
-    def _go_back(self, symptom: str) -> None:
-        """Take the oldest state that is kept, with its clients; later rounds draw as they would
-        have drawn.
+    def _go_back_if(self, symptom: str | None) -> None:
+        """Where the model is lost, take the oldest state that is kept, with its clients.
+
+        Later rounds draw as they would have drawn.
         """
-        kept = self.kept[0]
-        round = self.current.round
-        folder = self.rules.plan.memory.folder
-        self.warnings.append(f"{symptom}: the model of round {kept.state.round} is put back")
-        state = kept.state._replace(round=round)
-        if folder is not None:  # its rows are gone from the file
-            state = state._replace(control=init_round(kept.plan, kept.state.params_d).control)
-        self.clients = kept.clients
-        self.plan = kept.plan
-        self.state = state
-        self.rest = kept.rest
+        if symptom is None:
+            return
+        clients, plan, state, rest = self.kept[0]
+        self.warnings.append(f"{symptom}: the model of round {state.round} is put back")
+        if plan.memory.folder is not None:  # its rows are gone from the file
+            state = state._replace(control=init_round(plan, state.params_d).control)
+        self.state = state._replace(round=self.current.round)
+        self.clients = clients
+        self.plan = plan
+        self.rest = rest
         self.kept.clear()
 
     def _set_clients(self, clients: dict[str, ClientInfo], kept_k: list[int] | None = None) -> None:
@@ -249,36 +248,31 @@ class Federation:
         plan = self.rules.plan_for(clients)
         if len(clients) > len(self.clients):
             self.require_room(len(clients))
-        if (
-            self.state is None or self.state.round == 0
-        ):  # nothing was learnt: a census sets what rounds begin with
-            state = init_round(plan, self._initial_d)
+        if self.state is None or self.state.round == 0:  # a census sets what rounds begin with
+            self.state = init_round(plan, self._initial_d)
         else:
-            state = resize_state(plan, self.state, kept_k)
+            self.state = resize_state(plan, self.state, kept_k)
         self.clients = clients
-        self.state = state
         self.plan = plan
 
     def require_room(self, num_clients: int) -> None:
-        """Refuse more clients than one update of each fits in for; once rounds were played, only
-        newcomers.
+        """Refuse more clients than one update of each fits in for.
+
+        Once rounds were played, that is a ``CannotResizeError``: newcomers alone are left out.
         """
         plan = self.rules.plan
         folder = self.rules.state_path
         rows = plan.memory
         if not plan.rule.control.remembers:
             return
-        size = memory_size(rows, (num_clients, self.num_params), None if folder is None else plan.n)
-        if rows.folder is None:
-            size = size._replace(
-                disk=size.disk // 2 * (KEPT + 1)
-            )  # each state that is kept, and one being written
-        num_held = (
-            0
-            if self.state is None or rows.folder
-            else int(np.count_nonzero(self.state.responded_m))
-        )
-        held = num_held * self.num_params * DTYPES[rows.dtype].itemsize
+        changed = None if folder is None else plan.n
+        size = memory_size(rows, (num_clients, self.num_params), changed)
+        held = 0
+        if rows.folder is None:  # the disk has each state that is kept, and one being written
+            size = size._replace(disk=size.disk // 2 * (KEPT + 1))
+            if self.state is not None:
+                held = int(np.count_nonzero(self.state.responded_m))
+        held *= self.num_params * DTYPES[rows.dtype].itemsize
         try:
             require_room(size, rows, folder, "a lower n", "state_path", held)
         except DeltaflError as error:
@@ -286,38 +280,13 @@ class Federation:
                 raise
             raise CannotResizeError(str(error)) from None
 
-    def _without_outage(
-        self, following: RoundState, cohort: Cohort, *, any_used: bool
-    ) -> RoundState:
-        """The state after a round; where it looks like an outage, the round did not happen.
-
-        With ``dp`` it did: a round without noise would show that nobody selected replied.
-        """
-        before = self.current
-        if (
-            any_used
-            or self.plan.part("dp") is not None
-            or not looks_like_outage(before, cohort.client_n)
-        ):
-            return following
-        self.warnings.append(
-            "no reply could be used, which looks like an outage: the round changes nothing"
-        )
-        # Who was away, was away.
-        return before._replace(round=following.round, missed_m=following.missed_m)
-
-    def _checked(self, reply: ClientReply) -> ClientReply:
+    def _judged(self, reply: ClientReply) -> ClientReply:
         """The reply with its fault, if it has one; the core checks its numbers and its update."""
         if reply.arrays is None or reply.fault is not None:
             return reply
         if self.plan.sends_drifts and reply.corrected != self.step_factor:
             return reply._replace(fault=NOT_CORRECTED)
         return reply._replace(fault=self.layout.fault(reply.arrays))
-
-    def _update(self, reply: ClientReply, sent: Arrays) -> Params | None:
-        if reply.arrays is None or reply.fault is not None:
-            return None
-        return update_of({name: sent[name] for name in self.layout.trained}, reply.arrays)
 
 
 def looks_like_outage(state: RoundState, client_n: IntArray) -> bool:

@@ -6,8 +6,8 @@ from math import isfinite, nan
 from numbers import Real
 from typing import NamedTuple
 
-from ..arrays import Arrays
-from ..types import Reports, RoundInfo
+from ..arrays import Arrays, update_of
+from ..types import Params, Reports, RoundInfo
 from .local_work import LOSS, NOT_CORRECTED, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
 
 Metrics = dict[str, int | float | list[int] | list[float]]
@@ -18,8 +18,8 @@ LOSS_NAMES = (LOSS, "train_loss", "train-loss")
 
 
 class ClientReply(NamedTuple):
-    """A client's model after training, and what ``types.Reports`` holds; without arrays and
-    fault, no reply came.
+    """A client's model after training, and what it reported; without arrays and fault, no reply
+    came.
     """
 
     arrays: Arrays | None = None
@@ -33,20 +33,24 @@ class ClientReply(NamedTuple):
     #: not.
     corrected: float | None = None
 
+    def update(self, trained: Arrays) -> Params | None:
+        """What training has added to the arrays that were sent; None if it cannot be used."""
+        if self.arrays is None or self.fault is not None:
+            return None
+        return update_of(trained, self.arrays)
+
 
 def reply_of(
     arrays: Arrays, metrics: Mapping[str, object], confirmed: object = None
 ) -> ClientReply:
-    """A reply from a trained model and metrics that may hold anything; weights among them are
-    ignored.
+    """A reply from a trained model and metrics, which may hold anything; weights are ignored.
 
-    ``confirmed`` is what the client sent as the step factor with which it corrected its local
-    steps.
+    ``confirmed`` is the step factor with which the client says it corrected its local steps.
     """
-    losses = (metrics.get(name) for name in LOSS_NAMES)
+    losses = [metrics[name] for name in LOSS_NAMES if isinstance(metrics.get(name), Real)]
     return ClientReply(
         arrays,
-        loss=next((_number(loss) for loss in losses if isinstance(loss, Real)), None),
+        loss=_number(losses[0]) if losses else None,
         square_loss=_number(metrics.get(SQUARE_LOSS, nan)),
         step_variance=_number(metrics.get(STEP_VARIANCE, 0.0)),
         num_steps=_number(metrics.get(NUM_STEPS, 1)),
@@ -55,57 +59,50 @@ def reply_of(
 
 
 def census_answer(answer: object, confirmed: object, step_factor: float) -> object:
-    """A client's answer to a census, or why it cannot be used: that its steps were not of this
-    factor.
-    """
-    is_whole = answer is not None and step_factor < 1 and _factor(confirmed) != step_factor
-    return NOT_CORRECTED if is_whole else answer
+    """A client's answer to a census, or why it cannot be used: its steps had another factor."""
+    if answer is not None and step_factor < 1 and _factor(confirmed) != step_factor:
+        return NOT_CORRECTED
+    return answer
 
 
 def reports_of(replies: Sequence[ClientReply], responded: Sequence[bool] | None = None) -> Reports:
-    """What these clients reported of their work; all of them responded if ``responded`` is left
-    out.
-    """
-    return Reports.make(
-        len(replies),
-        responded=responded,
-        loss=[reply.loss for reply in replies],
-        square_loss=[reply.square_loss for reply in replies],
-        step_variance=[reply.step_variance for reply in replies],
-        num_steps=[reply.num_steps for reply in replies],
-    )
+    """What these clients reported of their work; ``responded`` None if all of them did."""
+    columns = ("loss", "square_loss", "step_variance", "num_steps")
+    reported = {name: [reply._asdict()[name] for reply in replies] for name in columns}
+    return Reports.make(len(replies), responded=responded, **reported)
 
 
 def round_metrics(info: RoundInfo) -> Metrics:
     """The metrics of a round; unknown numbers are left out."""
-    names = [
-        "loss",
-        "estimate_norm",
-        "variance",
-        "effective_sample_size",
-        "largest_weight",
-        "sum_of_weights",
-    ]
     numbers = {
-        name.replace("_", "-"): float(getattr(info, name))
-        for name in [*names, "mean_over_diversity"]
+        "loss": info.loss,
+        "estimate-norm": info.estimate_norm,
+        "variance": info.variance,
+        "effective-sample-size": info.effective_sample_size,
+        "largest-weight": info.largest_weight,
+        "sum-of-weights": info.sum_of_weights,
+        "mean-over-diversity": info.mean_over_diversity,
     }
-    counts = {
+    metrics: Metrics = {
         "selected": info.num_selected,
         "responded": info.num_responded,
         "rejected": len(info.rejected),
     }
-    return {**{name: number for name, number in numbers.items() if isfinite(number)}, **counts}
+    for name, number in numbers.items():
+        if isfinite(number):
+            metrics[name] = float(number)
+    return metrics
 
 
 def _factor(confirmed: object) -> float | None:
-    return float(confirmed) if isinstance(confirmed, int | float) else None
+    if not isinstance(confirmed, int | float):
+        return None
+    return float(confirmed)
 
 
 def _number(value: object) -> float:
-    """A metric as a number, NumPy's scalars too; NaN, which is checked later, for a list or an
-    integer out of range.
-    """
-    with suppress(OverflowError):
-        return float(value) if isinstance(value, Real) else nan
+    """A metric as a number, NumPy's scalars too; NaN, which is checked later, for all else."""
+    with suppress(OverflowError):  # an integer out of range
+        if isinstance(value, Real):
+            return float(value)
     return nan

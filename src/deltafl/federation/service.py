@@ -5,8 +5,9 @@ select, close, log.
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from logging import INFO, WARNING
-from math import isfinite
 from typing import Any
+
+import numpy as np
 
 from ..arrays import Arrays, Layout
 from ..errors import DeltaflError
@@ -38,16 +39,12 @@ def begin(
     unknown = set(forget) - federation.clients.keys()
     if unknown:
         log(WARNING, "forget names %s, which no saved client has", ", ".join(sorted(unknown)))
-    forgotten = set(forget) & federation.clients.keys()
+    forgotten = set(forget) - unknown
     if forgotten:
         federation.forget(forgotten)
         save(rules.state_path, federation, anew=True)
-    log(
-        INFO,
-        "Resuming after round %d with %d known clients",
-        federation.current.round,
-        len(federation.clients),
-    )
+    text = "Resuming after round %d with %d known clients"
+    log(INFO, text, federation.current.round, len(federation.clients))
     return federation
 
 
@@ -59,25 +56,26 @@ def admit(
     federation.admit(present)
     log_warnings(federation, log)
     if federation.clients is not before:
-        clients = federation.clients
-        keys = federation.keys
-        weight_m = federation.plan.population.weight_m
-        text = "%d clients joined, %d are known; %s counts most, %.1f %% of all"
-        heaviest = keys[weight_m.argmax()]
-        log(INFO, text, len(keys) - len(before), len(keys), heaviest, 100 * weight_m.max())
-        counted_m = federation.plan.population.num_examples_m.tolist()
-        over = [
-            key
-            for key, most in zip(keys, counted_m, strict=True)
-            if clients[key].num_examples > most
-        ]
-        if over:
-            text = (
-                "%s reported more than %g times the median number of examples; that many is "
-                "what each counts: %d"
-            )
-            log(WARNING, text, ", ".join(over), federation.rules.max_ratio, max(counted_m))
+        _log_joined(federation, len(federation.clients) - len(before), log)
     return {key: info for key, info in present.items() if key in federation.clients}
+
+
+def _log_joined(federation: Federation, num_joined: int, log: Log) -> None:
+    keys = federation.keys
+    population = federation.plan.population
+    share_m = 100 * population.weight_m
+    heaviest = keys[share_m.argmax()]
+    text = "%d clients joined, %d are known; %s counts most, %.1f %% of all"
+    log(INFO, text, num_joined, len(keys), heaviest, share_m.max())
+    counted = dict(zip(keys, population.num_examples_m.tolist(), strict=True))
+    over = [key for key, info in federation.clients.items() if info.num_examples > counted[key]]
+    if over:
+        text = (
+            "%s reported more than %g times the median number of examples; that many is what each "
+            "counts: %d"
+        )
+        max_ratio = federation.rules.max_ratio
+        log(WARNING, text, ", ".join(over), max_ratio, max(counted.values()))
 
 
 def log_privacy(rules: Rules, rounds: int, log: Log) -> None:
@@ -85,13 +83,8 @@ def log_privacy(rules: Rules, rounds: int, log: Log) -> None:
     dp = rules.plan.part("dp")
     if isinstance(dp, DifferentialPrivacy):
         epsilon = dp.epsilon(rounds, rules.plan.n / rules.min_clients)
-        log(
-            INFO,
-            "After %d rounds: epsilon = %.3g at most, with delta = %g",
-            rounds,
-            epsilon,
-            dp.delta,
-        )
+        text = "After %d rounds: epsilon = %.3g at most, with delta = %g"
+        log(INFO, text, rounds, epsilon, dp.delta)
 
 
 def select(federation: Federation, present: Collection[str], ask: Ask, log: Log) -> Cohort | None:
@@ -138,7 +131,9 @@ def take_census(federation: Federation, present: Collection[str], ask: Ask, log:
             answers[key] = read_answer(reply, length)
         except DeltaflError as error:
             faults.setdefault(str(error), []).append(key)
-            federation.asked[key] += 1 if isinstance(reply, str) else _MOST
+            federation.asked[key] += 1
+            if not isinstance(reply, str):  # asked again, it would send the same
+                federation.asked[key] = _MOST
     federation.answer(answers)
     missing = "\tcensus: no answer from %d clients: %s; they count as the mean of all: %s"
     for fault, keys in faults.items():
@@ -160,16 +155,15 @@ def read_answer(reply: Any, length: int) -> tuple[float, ...]:
         raise DeltaflError(
             "the reply holds no answer; add delta_mod to the ClientApp's mods, or use DeltaClient"
         )
-    numbers = (
-        reply
-        if isinstance(reply, list) and all(isinstance(number, int | float) for number in reply)
-        else []
-    )
-    if len(numbers) != length or not all(abs(number) <= LARGEST_NORM for number in numbers):
+    if not isinstance(reply, list) or len(reply) != length or not all(map(_is_answer, reply)):
         raise DeltaflError(
             f"the answer is not {length} finite numbers of at most {LARGEST_NORM:.0e}"
         )
-    return tuple(map(float, numbers))
+    return tuple(map(float, reply))
+
+
+def _is_answer(number: object) -> bool:
+    return isinstance(number, int | float) and abs(number) <= LARGEST_NORM  # False for NaN
 
 
 def close(
@@ -181,9 +175,8 @@ def close(
     info = federation.close(cohort, received)
     if path is not None:
         save(path, federation)
-    _log_round(
-        info, keys, [client for client in cohort.client_n.tolist() if client not in received], log
-    )
+    silent = [client for client in cohort.client_n.tolist() if client not in received]
+    _log_round(info, keys, silent, log)
     log_warnings(federation, log)
     return info
 
@@ -196,23 +189,13 @@ def _log_round(info: RoundInfo, keys: Sequence[str], silent: Sequence[int], log:
         log(WARNING, "\treply of %s rejected: %s", keys[client], reason)
     if info.warning is not None:
         log(WARNING, "\tall replies were rejected and nothing was learnt")
-    size = info.effective_sample_size if isfinite(info.effective_sample_size) else 0.0
     text = "\t%d of %d replies used; sum of weights %.3f, largest %.3f, effective sample size %.1f"
-    log(
-        INFO,
-        text,
-        info.num_responded,
-        info.num_selected,
-        info.sum_of_weights,
-        info.largest_weight,
-        size,
-    )
+    size = np.nan_to_num(info.effective_sample_size)
+    weights = (info.sum_of_weights, info.largest_weight, size)
+    log(INFO, text, info.num_responded, info.num_selected, *weights)
     if info.clip_factor < 1:
-        log(
-            INFO,
-            "\tclipped, by factors down to %.3g: the estimate of this round is biased",
-            info.clip_factor,
-        )
+        text = "\tclipped, by factors down to %.3g: the estimate of this round is biased"
+        log(INFO, text, info.clip_factor)
 
 
 def log_warnings(federation: Federation, log: Log) -> None:

@@ -2,7 +2,7 @@
 anything.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import isfinite
 from typing import TypeVar
 
@@ -10,20 +10,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from ..arrays import Arrays
 from ..federation.federation import Federation
-from ..federation.local_work import Correction
 from ..federation.replies import ClientReply, Metrics, census_answer, reply_of
 from . import client
 
 Key = TypeVar("Key")
-Entries = Mapping[str, int | list[float] | None]
 
 
 def by_recipient(
     sent: Iterable[tuple[Key, Message]], replies: Iterable[Message]
 ) -> dict[Key, Message]:
-    """The first reply to each message, by whom the message was for: for a dead node the
-    SuperLink answers.
-    """
+    """The first reply to each message, by whom it was for: for a dead node the SuperLink answers."""
     first: dict[str, Message] = {}
     for reply in replies:
         first.setdefault(reply.metadata.reply_to_message_id, reply)
@@ -32,18 +28,14 @@ def by_recipient(
 
 
 def fault_of(reply: Message) -> str | None:
-    """The error that a reply carries, in one line, or None; the last line of a traceback says
-    what happened.
-    """
+    """The error of a reply, in one line: the last of a traceback says what happened; or None."""
     if not reply.has_error():
         return None
     lines = [line.strip(" \t'>") for line in (reply.error.reason or "").splitlines()]
-    reason = next((line for line in reversed(lines) if line), "no reason given")[:200]
+    reason = ["no reason given", *filter(None, lines)][-1][:200]
     # Escape sequences of a terminal could hide or forge lines of the log.
-    return (
-        f"error {reply.error.code}: "
-        f"{''.join(sign if sign.isprintable() else '?' for sign in reason)}"
-    )
+    shown = "".join(sign if sign.isprintable() else "?" for sign in reason)
+    return f"error {reply.error.code}: {shown}"
 
 
 def read_reply(reply: Message) -> ClientReply:
@@ -73,30 +65,24 @@ def content_for_all(
     federation: Federation, arrays: Arrays, config: ConfigRecord, number: int
 ) -> RecordDict:
     """What every client is sent: a model, the user's config, the number of the round, from 1."""
-    sent = ConfigRecord(
-        dict(config.items())
-    )  # a copy: Flower passes the same config to every round
+    sent = ConfigRecord(dict(config.items()))  # Flower passes the same one to every round
     sent["server-round"] = number
     sent[client.TRAINED] = list(federation.layout.trained)
     return RecordDict({"arrays": to_record(arrays), "config": sent})
 
 
 def content_for(
-    content: RecordDict, correction: Correction, record: ArrayRecord, config: Entries
+    content: RecordDict, step_factor: float, correction: ArrayRecord | None = None
 ) -> RecordDict:
-    """What one client is sent: the common content, its correction with its record, and entries
-    of its config.
-    """
-    factor = correction.step_factor if correction.step_factor < 1 else None
-    own = {
-        name: value
-        for name, value in {**config, client.STEP_FACTOR: factor}.items()
-        if value is not None
-    }
-    # A client in this process takes these out of its message: they are not shared, but for the
-    # arrays.
-    sent = {**content, "config": ConfigRecord({**content.config_records["config"], **own})}
-    return RecordDict({**sent, client.CORRECTION: record} if record else sent)
+    """What one client is sent: the common content, and its correction."""
+    # A client in this process takes entries out of its message, so only the arrays are shared.
+    config = ConfigRecord(dict(content.config_records["config"]))
+    sent = RecordDict({**content, "config": config})
+    if step_factor < 1:
+        config[client.STEP_FACTOR] = step_factor
+    if correction:
+        sent[client.CORRECTION] = correction
+    return sent
 
 
 def to_record(arrays: Arrays) -> ArrayRecord:

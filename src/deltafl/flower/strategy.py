@@ -8,7 +8,7 @@ from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
@@ -18,7 +18,7 @@ from ..arrays import BUFFERS
 from ..errors import DeltaflError
 from ..estimators.control_variates import ControlVariate
 from ..federation.federation import Federation
-from ..federation.local_work import Correction, question
+from ..federation.local_work import question
 from ..federation.replies import round_metrics
 from ..federation.rules import check_seconds, check_texts, check_whole, make_rules
 from ..federation.saved import sole_owner
@@ -163,34 +163,22 @@ class DeltaStrategy(Strategy):
                 and (lambda server_round, arrays: evaluate_fn(server_round + done, arrays)),
             )
         result.arrays = to_record(federation.model())
-        for kind in (
-            "train_metrics_clientapp",
-            "evaluate_metrics_clientapp",
-            "evaluate_metrics_serverapp",
+        for metrics in (
+            result.train_metrics_clientapp,
+            result.evaluate_metrics_clientapp,
+            result.evaluate_metrics_serverapp,
         ):
-            setattr(
-                result,
-                kind,
-                {number + done: record for number, record in getattr(result, kind).items()},
-            )
+            counted = {number + done: record for number, record in metrics.items()}
+            metrics.clear()
+            metrics.update(counted)
         return result
 
     def summary(self) -> None:
         """Log the settings."""
         plan = self.rules.plan
-        log(
-            INFO,
-            "\t├──> deltafl: sampler %s, n = %d, estimator %s",
-            self.name,
-            plan.n,
-            plan.rule.name,
-        )
-        log(
-            INFO,
-            "\t├──> weights by %s, server optimizer %s",
-            self.rules.weights,
-            plan.optimizer,
-        )
+        text = "\t├──> deltafl: sampler %s, n = %d, estimator %s"
+        log(INFO, text, self.name, plan.n, plan.rule.name)
+        log(INFO, "\t├──> weights by %s, server: %s", self.rules.weights, plan.parts)
         log(INFO, "\t└──> state kept in %s", self.state_path or "memory only")
 
     def configure_train(
@@ -210,37 +198,31 @@ class DeltaStrategy(Strategy):
         nodes = self.directory.nodes()
         content = content_for_all(federation, federation.arrays(), config, number)
 
+        def train(content: RecordDict, node_id: int) -> Message:
+            group = str(number)
+            return Message(content, node_id, MessageType.TRAIN, ttl=ttl, group_id=group)
+
         def ask(keys: list[str], census: Census) -> dict[str, object]:
-            first = Correction(step_factor=federation.step_factor)
-            asked = {
-                key: content_for(content, first, ArrayRecord(), {CENSUS: question(census)})
-                for key in keys
-            }
-            sent = [
-                (k, Message(asked[k], nodes[k], MessageType.TRAIN, ttl=ttl, group_id=str(number)))
-                for k in keys
-            ]
-            received = grid.send_and_receive(
-                [message for _, message in sent], timeout=self._timeout
-            )
+            sent = []
+            for key in keys:
+                asked = content_for(content, federation.step_factor)
+                asked.config_records["config"][CENSUS] = question(census)
+                sent.append((key, train(asked, nodes[key])))
+            messages = [message for _, message in sent]
+            received = grid.send_and_receive(messages, timeout=self._timeout)
             replies = by_recipient(sent, received).items()
             return {key: read_census(reply, federation.step_factor) for key, reply in replies}
 
-        self._cohort = select(federation, present, ask, log)
         self._trainings = []
-        keys = federation.keys
-        if (cohort := self._cohort) is None:
+        self._cohort = cohort = select(federation, present, ask, log)
+        if cohort is None:
             return []
         corrections = federation.corrections(cohort)
-        records = {
-            id(correction): to_record(correction) for correction in corrections
-        }  # with mime one for all
+        # With mime one for all: a record once made is not made again.
+        records = {id(correction): to_record(correction) for correction in corrections}
         for client, correction in zip(cohort.client_n.tolist(), corrections, strict=True):
-            own = content_for(content, correction, records[id(correction)], {})
-            message = Message(
-                own, nodes[keys[client]], MessageType.TRAIN, ttl=ttl, group_id=str(number)
-            )
-            self._trainings.append((client, message))
+            own = content_for(content, correction.step_factor, records[id(correction)])
+            self._trainings.append((client, train(own, nodes[federation.keys[client]])))
         return [message for _, message in self._trainings]
 
     def aggregate_train(
