@@ -97,11 +97,10 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
         if central_context.population != Population.TRAIN:
             return await gather(model, training_algorithm, central_context=central_context)
         if central_context.cohort_size != self.plan.n:
-            sizes = (
+            raise DeltaflError(
                 f"train_cohort_size is {central_context.cohort_size} and the plan has n = "
-                f"{self.plan.n}"
+                f"{self.plan.n}; write the same number for both"
             )
-            raise DeltaflError(f"{sizes}; write the same number for both")
         arrays = dict(model.get_parameters().items())
         users = self._users
         params_d = flatten(list(arrays.values()))
@@ -109,9 +108,7 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
 
         async def train(clients: list[int]) -> Any:
             users.clients = clients
-            if (
-                not clients
-            ):  # nobody was drawn, by a design of random size; pfl cannot sum over nobody
+            if not clients:  # nobody was drawn, and pfl cannot sum over nobody
                 return close()
             context = replace(central_context, cohort_size=len(clients))
             return await gather(model, training_algorithm, central_context=context)
@@ -120,9 +117,8 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
             updates, reports = users.replies()
             self.state, info = close_round(plan, state, cohort, updates, reports)
             self.history.append(info)
-            logged = Metrics(
-                [(f"deltafl | {name}", number) for name, number in round_metrics(info).items()]
-            )
+            numbers = round_metrics(info).items()
+            logged = Metrics([(f"deltafl | {name}", number) for name, number in numbers])
             return step(self.state), logged
 
         def close_census() -> Any:
@@ -156,13 +152,14 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
         """Turn everybody's updates into answers to the census."""
         census = self.plan.census
         seed = self.plan.seed
-        (updates, _) = self._users.replies()
+        updates, _ = self._users.replies()
         assert census is not None
-        rngs = [stream(seed, "census", 0, client) for client in range(len(updates))]
-        pairs = zip(updates, rngs, strict=True)
-        self._answers = np.array(
-            [census.answer(update_d, output_layer(shapes), seed, rng) for update_d, rng in pairs]
-        )
+        layer = output_layer(shapes)
+        answers = []
+        for client, update_d in enumerate(updates):
+            rng = stream(seed, "census", 0, client)
+            answers.append(census.answer(update_d, layer, seed, rng))
+        self._answers = np.array(answers)
         self.plan = self.plan.with_census(self._answers)
 
     def save(self, dir_path: str) -> None:
@@ -175,13 +172,12 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
     def load(self, dir_path: str) -> None:
         """Go on from a saved state; the rounds are those that would have followed."""
         state = Path(dir_path) / _STATE
-        answers = Path(dir_path) / _CENSUS
+        census = Path(dir_path) / _CENSUS
         if not state.exists():
             raise CheckpointNotFoundError(state)
-        if answers.exists():
-            self._answers = read_sealed(
-                answers, "put a copy back, or begin anew in another folder"
-            )[0]["answer_mk"]
+        if census.exists():
+            arrays, _ = read_sealed(census, "put a copy back, or begin anew in another folder")
+            self._answers = arrays["answer_mk"]
             self.plan = self.plan.with_census(self._answers)
         self.state = load_state(state, self.plan)
 
@@ -204,9 +200,7 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
         raise NotImplementedError("a cohort is drawn as a whole")
 
     def get_cohort(self, cohort_size: int) -> Iterator[tuple[Any, int]]:
-        """This process's users, one after the other, each with a seed for postprocessors that
-        draw.
-        """
+        """This process's users in turn, each with a seed for postprocessors that draw."""
         workers = self._get_ops().distributed
         if len(self.clients) < workers.world_size > 1:
             raise DeltaflError(
@@ -222,18 +216,15 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
     def postprocess_one_user(self, *, stats: Any, user_context: Any) -> Any:
         """Keep the update, statistics / weight."""
         if set(stats.keys()) != set(self.names):
-            what = "statistics that are not one update of the model's parameters"
             raise DeltaflError(
-                f"the algorithm sends {what}; choose another, such as FederatedAveraging"
+                "the algorithm sends statistics that are not one update of the model's parameters; "
+                "choose another, such as FederatedAveraging"
             )
         update_d = flatten([stats[name] for name in self.names]) / np.float32(stats.weight)
-        reported = {
-            name: user_context.metrics[name] for name in _REPORTED if name in user_context.metrics
-        }
-        reply = reply_of(
-            {}, {name: float(get_overall_value(number)) for name, number in reported.items()}
-        )
-        self._received[self._training] = update_d, reply
+        metrics = user_context.metrics
+        known = [name for name in _REPORTED if name in metrics]
+        reported = {name: float(get_overall_value(metrics[name])) for name in known}
+        self._received[self._training] = update_d, reply_of({}, reported)
         return stats, Metrics()
 
     def postprocess_server(
@@ -243,9 +234,7 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
         return self.close()
 
     def replies(self) -> tuple[list[Params], Reports]:
-        """Updates and reports in the cohort's order, from all processes; they are forgotten
-        here.
-        """
+        """Updates and reports in the cohort's order, from all processes; then they are forgotten."""
         received = self._received
         self._received = {}
         workers = self._get_ops().distributed
@@ -262,11 +251,10 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
 def _check(plan: Plan, make_dataset_fn: Any, postprocessors: Sequence[Postprocessor]) -> None:
     """Refuse what users in pfl do not do before any of them works."""
     if isinstance(make_dataset_fn, FederatedDatasetBase):
-        what = (
+        raise DeltaflError(
             f"make_dataset_fn is a {type(make_dataset_fn).__name__}, which draws users itself, "
-            "some ahead of a round"
+            "some ahead of a round; write a function from a client's index to its Dataset"
         )
-        raise DeltaflError(f"{what}; write a function from a client's index to its Dataset")
     if plan.sampler.needs_oracle:
         plan.sampler.require_oracle(None)
     if plan.sends_drifts:
@@ -274,7 +262,7 @@ def _check(plan: Plan, make_dataset_fn: Any, postprocessors: Sequence[Postproces
     if plan.part("average") is not None:
         raise DeltaflError("the model is pfl's, which averages none; leave out average")
     if any(isinstance(one, CentralPrivacyMechanism) for one in postprocessors):
-        why = "central noise is scaled for users who count 1 at most, and here they count w / pi"
         raise DeltaflError(
-            f"{why}; give the plan dp=DifferentialPrivacy(...), with 'uniform@poisson'"
+            "central noise is scaled for users who count 1 at most, and here they count w / pi; "
+            "give the plan dp=DifferentialPrivacy(...), with 'uniform@poisson'"
         )

@@ -45,7 +45,7 @@ def test_keys_follow_the_identity_setting() -> None:
     assert client_key("name", named, "partition:3", simulated=False) == "name:hospital-a"
     for identity, node in (("name", anonymous), ("public-key", NodeInfo(node_id=1))):
         with pytest.raises(
-            DeltaflError, match=r"SuperLink does not know the (name|public key) of node 1"
+            DeltaflError, match=r"SuperLink does not know the name or public key of node 1"
         ):
             client_key(identity, node, "partition:3", simulated=False)
 

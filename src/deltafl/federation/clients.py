@@ -21,9 +21,7 @@ PRIOR_ROUNDS = 10
 
 
 class ClientInfo(NamedTuple):
-    """What a client reports: its number of examples; auxiliary variables, or its answer to a
-    census, () for none.
-    """
+    """What a client reports: its size, and auxiliary variables or its answer to a census."""
 
     num_examples: int
     aux: tuple[float, ...] = ()
@@ -38,19 +36,14 @@ class Report(BaseModel):
 
 def read_info(num_examples: object, aux: object, num_aux: int) -> ClientInfo:
     """What a client reports, checked: it may be anything."""
-    aux = aux if num_aux else []
-    if not isinstance(aux, list) or len(aux) != num_aux:
-        sent = len(aux) if isinstance(aux, list) else "none"
-        wanted = f"{num_aux} auxiliary variables of each client"
+    sent = aux if isinstance(aux, list) and num_aux else []
+    if len(sent) != num_aux:
         raise DeltaflError(
-            f"the server wants {wanted}, and the client sent {sent}; give aux=... to register"
+            f"the server wants {num_aux} auxiliary variables of each client, and the client sent "
+            f"{len(sent) or 'none'}; give aux=... to register"
         )
-    report = checked(
-        Report,
-        {"num_examples": num_examples, "aux": aux},
-        "the answer to the registration query",
-        CURE,
-    )
+    given = {"num_examples": num_examples, "aux": sent}
+    report = checked(Report, given, "the answer to the registration query", CURE)
     return ClientInfo(report.num_examples, tuple(report.aux))
 
 

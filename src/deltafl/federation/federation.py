@@ -80,6 +80,11 @@ class Federation:
         return self.state
 
     @property
+    def round(self) -> int:
+        """How many rounds were closed."""
+        return 0 if self.state is None else self.state.round
+
+    @property
     def params_d(self) -> Params:
         """The global model as a flat vector."""
         return self._initial_d if self.state is None else self.state.params_d
@@ -248,7 +253,7 @@ class Federation:
         plan = self.rules.plan_for(clients)
         if len(clients) > len(self.clients):
             self.require_room(len(clients))
-        if self.state is None or self.state.round == 0:  # a census sets what rounds begin with
+        if self.state is None or self.round == 0:  # a census sets what rounds begin with
             self.state = init_round(plan, self._initial_d)
         else:
             self.state = resize_state(plan, self.state, kept_k)
@@ -276,7 +281,7 @@ class Federation:
         try:
             require_room(size, rows, folder, "a lower n", "state_path", held)
         except DeltaflError as error:
-            if self.state is None or self.state.round == 0:
+            if self.round == 0:
                 raise
             raise CannotResizeError(str(error)) from None
 

@@ -53,8 +53,9 @@ class LocalSteps:
         self._count = 0
         self._loss = 0.0
         self._square = 0.0
-        self._sums: list[FloatArray | float] | None = None
-        self._square_loss: float | None = 0.0
+        self._sums: list[FloatArray | float] = []
+        self._square_loss = 0.0
+        self._num_squares = 0
 
     def add(
         self,
@@ -75,29 +76,26 @@ class LocalSteps:
         Raises:
             DeltaflError: If the number of gradients differs from the first step's.
         """
-        losses = None if example_losses is None else np.float64(as_array(example_losses))
-        square = None if losses is None else float(np.mean(losses**2))
-        self._square_loss = (
-            None if square is None or self._square_loss is None else self._square_loss + square
-        )
         self._count += 1
         self._loss += float(loss)
+        if example_losses is not None:
+            self._num_squares += 1
+            self._square_loss += float(np.mean(np.float64(as_array(example_losses)) ** 2))
         if gradients is None:
             return
-        # Frozen, or not used in this step: a gradient of zero.
-        arrays = [
-            0.0 if gradient is None else np.float64(as_array(gradient)) for gradient in gradients
-        ]
-        sums = self._sums or [0.0] * len(arrays)
-        if len(arrays) != len(sums):
-            raise DeltaflError(f"this step has {len(arrays)} gradients, the first had {len(sums)}")
-        for array in arrays:
-            self._square += float(np.sum(array**2))
-        self._sums = [total + array for total, array in zip(sums, arrays, strict=True)]
+        given = list(gradients)
+        sums = self._sums or [0.0] * len(given)
+        if len(given) != len(sums):
+            raise DeltaflError(f"this step has {len(given)} gradients, the first had {len(sums)}")
+        for place, gradient in enumerate(given):
+            if gradient is not None:  # frozen, or not used in this step: a gradient of zero
+                array = np.float64(as_array(gradient))
+                self._square += float(np.sum(array**2))
+                sums[place] = sums[place] + array
+        self._sums = sums
 
     def metrics(self) -> dict[str, float | int]:
-        """The statistics under the names that the server reads; put them into the reply's
-        ``MetricRecord``.
+        """The statistics under the names that the server reads, for the reply's metrics.
 
         Raises:
             DeltaflError: If no step was counted.
@@ -105,19 +103,20 @@ class LocalSteps:
         if self._count == 0:
             raise DeltaflError("no local step was counted; call add() once per minibatch")
         count = self._count
-        of_sum = sum(float(np.sum(total**2)) for total in self._sums or [])
+        of_sum = sum(float(np.sum(total**2)) for total in self._sums)
         variance = self.lr**2 * (self._square / count - of_sum / count**2)
         # Not max(0, .): the NaN of a training that diverged must reach the server, which rejects
         # the reply.
-        variance = 0.0 if variance < 0 or count == 1 else variance
-        squares = {} if self._square_loss is None else {SQUARE_LOSS: self._square_loss / count}
-        return {LOSS: self._loss / count, **squares, STEP_VARIANCE: variance, NUM_STEPS: count}
+        if variance < 0 or count == 1:
+            variance = 0.0
+        metrics: dict[str, float | int] = {LOSS: self._loss / count}
+        if self._num_squares == count:
+            metrics[SQUARE_LOSS] = self._square_loss / count
+        return metrics | {STEP_VARIANCE: variance, NUM_STEPS: count}
 
 
 class Correction(Arrays):
-    """What the server adds to a client's local steps, by array name; no arrays if it adds
-    nothing.
-    """
+    """What the server adds to a client's local steps, by array name; no arrays for nothing."""
 
     #: The client takes so many times its own steps, 0 < step_factor <= 1: 1 - beta with ``mime``.
     step_factor: float = 1.0
@@ -170,8 +169,11 @@ def corrected_steps(
         DeltaflError: If the model lacks an array of the correction, an argument is of another kind,
             or the optimizer took no step though it should have taken shorter ones.
     """
-    correction = {} if correction is None else correction
-    factor = getattr(correction, "step_factor", 1.0) if step_factor is None else step_factor
+    if correction is None:
+        correction = {}
+    factor: Any = step_factor
+    if step_factor is None:
+        factor = correction.step_factor if isinstance(correction, Correction) else 1.0
     if not isinstance(factor, int | float) or not 0 < factor <= 1:
         raise DeltaflError(f"step_factor is {factor!r}; it must be a number above 0 and at most 1")
     if type(num_steps) is not int or num_steps < 1:
@@ -179,9 +181,9 @@ def corrected_steps(
             f"num_steps is {num_steps!r}; write how many steps the loop will take, at least 1"
         )
     if not hasattr(optimizer, "register_step_post_hook"):
-        name = type(optimizer).__name__
         raise DeltaflError(
-            f"the optimizer is a {name}, not one of torch.optim; add drift / K in each step instead"
+            f"the optimizer is a {type(optimizer).__name__}, not one of torch.optim; add drift / K "
+            "in each step instead"
         )
     tensors = model.state_dict(keep_vars=True)
     if not isinstance(correction, dict):
@@ -217,11 +219,9 @@ def corrected_steps(
     @wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
         nonlocal left, taken
-        stepped = (
-            [tensor for group in optimizer.param_groups for tensor in group["params"]]
-            if factor < 1
-            else []
-        )
+        stepped = [
+            tensor for group in optimizer.param_groups for tensor in group["params"] if factor < 1
+        ]
         before = [tensor.detach().clone() for tensor in stepped]
         result = original(*args, **kwargs)
         for tensor, old in zip(stepped, before, strict=True):
@@ -247,9 +247,7 @@ def corrected_steps(
 
 
 def answer_census(sent: Arrays, received: Arrays, asked: Sequence[Any]) -> list[float]:
-    """A client's answer to the census of a ``question``, of what it trained; its noise is
-    secret, not reproducible.
-    """
+    """A client's answer to a ``question``, of what it trained; its noise cannot be reproduced."""
     census = Census(size=int(asked[0]), noise=float(asked[1]), first_update=bool(asked[2]))
     tensors = output_layer([array.shape for array in sent.values()])
     answer_k = census.answer(update_of(sent, received), tensors, rng=np.random.default_rng())

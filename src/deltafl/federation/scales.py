@@ -52,22 +52,26 @@ class Scales:
     def too_far(
         self, keys: Sequence[str], updates: Sequence[Params | None], params_d: Params
     ) -> dict[int, str]:
-        """Note the norms of a round's updates, by client; why some of them are refused, by
-        place.
-        """
+        """Note the norms of a round's updates, by client; why some are refused, by place."""
         norms = dict[int, float]()
         for place, (key, update) in enumerate(zip(keys, updates, strict=True)):
             if update is not None and np.isfinite(update).all():  # else it is refused as it is
                 norms[place] = float(np.sqrt(squared_norms(update[None])[0][0]))
-                self.known[key] = self.known.get(key, ClientScale())._replace(norm=norms[place])
+                self.known[key] = self._of(key)._replace(norm=norms[place])
         votes = [scale.norm for scale in self.known.values() if scale.norm > 0]
-        median = median_low(votes) if len(votes) > 1 else sqrt(len(params_d))
+        median = sqrt(len(params_d))
+        if len(votes) > 1:
+            median = median_low(votes)
         most = max(FAR * median, WIDE * float(np.linalg.norm(params_d.astype(np.float64))))
-        text = (
-            "the update has norm {:.3g}, far beyond those of the other clients: at most {:.3g} "
-            "is used"
-        )
-        return {place: text.format(norm, most) for place, norm in norms.items() if norm > most}
+        return {
+            place: f"the update has norm {norm:.3g}, far beyond those of the other clients: at most "
+            f"{most:.3g} is used"
+            for place, norm in norms.items()
+            if norm > most
+        }
+
+    def _of(self, key: str) -> ClientScale:
+        return self.known.get(key, ClientScale())
 
     def begin_anew(self) -> None:
         """Take the next losses as the first ones."""
@@ -78,12 +82,13 @@ class Scales:
         """Why the model is lost after a round with these losses, as a clause; None if it is not."""
         ratios = []
         for key, loss in losses.items():
-            scale = self.known.get(key, ClientScale())
-            self.known[key] = scale = scale._replace(loss=scale.loss or max(abs(loss), 1.0))
-            ratios.append(loss / scale.loss)
-        symptom = self._watch.see(
-            info, bool(np.isfinite(params_d).all()), median_low(ratios) if ratios else None
-        )
+            first = self._of(key).loss or max(abs(loss), 1.0)
+            self.known[key] = self._of(key)._replace(loss=first)
+            ratios.append(loss / first)
+        middle = None
+        if ratios:
+            middle = median_low(ratios)
+        symptom = self._watch.see(info, bool(np.isfinite(params_d).all()), middle)
         refused = bool(info.rejected) and not info.num_responded
         self.sound = symptom is None and self._watch.suspicion is None and not refused
         if symptom is None:

@@ -65,20 +65,15 @@ def take_correction(message: Message) -> Correction:
     config = _config(message)
     factor = _step_factor(config)
     config.pop(STEP_FACTOR, None)
-    arrays = (
-        {name: array.numpy() for name, array in record.items()}
-        if isinstance(record, ArrayRecord)
-        else {}
-    )
-    return Correction(arrays, factor)
+    if not isinstance(record, ArrayRecord):
+        return Correction({}, factor)
+    return Correction({name: array.numpy() for name, array in record.items()}, factor)
 
 
 def _census_reply(
     message: Message, context: Context, call_next: ClientAppCallable, config: ConfigRecord
 ) -> Message:
-    """The answer to a census, in the place of what was trained; an empty one if that is not the
-    model.
-    """
+    """The answer to a census in place of what was trained; an empty one if that is not the model."""
     sent = _trained(message, config)
     factor = _step_factor(config)
     reply = call_next(message, context)
@@ -114,10 +109,9 @@ def register(
 
     @app.query(RECORD)
     def answer(message: Message, context: Context) -> Message:
-        kind, own_id = ("client", client_id(context)) if client_id else _default_id(context)
-        record = ConfigRecord(
-            {KIND: kind, CLIENT_ID: own_id, NUM_EXAMPLES: int(num_examples(context))}
-        )
+        kind, own_id = _default_id(context) if client_id is None else ("client", client_id(context))
+        size = int(num_examples(context))
+        record = ConfigRecord({KIND: kind, CLIENT_ID: own_id, NUM_EXAMPLES: size})
         wanted = message.content.config_records.get(RECORD, ConfigRecord()).get(AUX)
         if aux is not None and wanted:
             record[AUX] = [float(value) for value in aux(context)]
@@ -128,8 +122,10 @@ def _default_id(context: Context) -> tuple[str, str]:
     for name, kind in (("client-id", "client"), ("partition-id", "partition")):
         if name in context.node_config:
             return kind, str(context.node_config[name])
-    cure = "start it with --node-config 'client-id=\"NAME\"' or give client_id to register()"
-    raise DeltaflError(f"the node's config has neither 'client-id' nor 'partition-id'; {cure}")
+    raise DeltaflError(
+        "the node's config has neither 'client-id' nor 'partition-id'; start it with --node-config "
+        "'client-id=\"NAME\"' or give client_id to register()"
+    )
 
 
 def _config(message: Message) -> ConfigRecord:
@@ -137,14 +133,14 @@ def _config(message: Message) -> ConfigRecord:
 
 
 def _step_factor(config: ConfigRecord) -> float:
-    factor = config.get(STEP_FACTOR, 1.0)
-    return factor if isinstance(factor, float) else 1.0
+    factor = config.get(STEP_FACTOR)
+    if isinstance(factor, float):
+        return factor
+    return 1.0
 
 
 def _trained(message: Message, config: ConfigRecord) -> Arrays:
-    """The trained arrays of a message, in the server's order; none if there is not exactly one
-    array record.
-    """
+    """The trained arrays of a message, in the server's order; none unless it has one record."""
     records = list(message.content.array_records.values())
     names = config[TRAINED]
     if len(records) != 1 or not isinstance(names, list):

@@ -58,37 +58,32 @@ class Directory:
         self._warned: set[str] = set()
 
     def refresh(self, grid: Grid) -> dict[str, ClientInfo]:
-        """Query new nodes and read the answers that came, without waiting; returns all
-        registered clients by key.
-        """
+        """Query new nodes and read the answers that came, without waiting; all clients by key."""
         nodes = {node.node_id: node for node in grid.get_nodes()}
-        self._registered = {
-            node_id: entry for node_id, entry in self._registered.items() if node_id in nodes
-        }
-        self._queries = {
-            node_id: query for node_id, query in self._queries.items() if node_id in nodes
-        }
+        for gone in self._registered.keys() - nodes.keys():
+            del self._registered[gone]
+        for gone in self._queries.keys() - nodes.keys():
+            del self._queries[gone]
         now = time.monotonic()
         busy = {
             node_id for node_id, (message, until) in self._queries.items() if message or until > now
         }
         new = sorted(nodes.keys() - self._registered.keys() - busy)
         if new:
-            wanted = RecordDict({RECORD: ConfigRecord({AUX: self.num_aux} if self.num_aux else {})})
-            messages = [
-                Message(wanted, node_id, f"query.{RECORD}", ttl=self.timeout) for node_id in new
-            ]
+            query = ConfigRecord()
+            if self.num_aux:
+                query[AUX] = self.num_aux
+            wanted = RecordDict({RECORD: query})
+            kind = f"query.{RECORD}"
+            messages = [Message(wanted, node_id, kind, ttl=self.timeout) for node_id in new]
             grid.push_messages(messages)
-            self._queries |= {
-                message.metadata.dst_node_id: (message, now + self.timeout) for message in messages
-            }
+            for node_id, message in zip(new, messages, strict=True):
+                self._queries[node_id] = (message, now + self.timeout)
         self._collect(grid, nodes)
         return {key: info for key, info in self._registered.values() if key not in self.forget}
 
     def nodes(self) -> dict[str, int]:
-        """Key -> node id; of two nodes with one key the later one, for the other may be its own
-        past.
-        """
+        """Key -> node id; of two nodes with one key the later one: the other may be its own past."""
         by_key: dict[str, int] = {}
         for node_id, (key, _) in self._registered.items():
             if key in by_key:
@@ -108,32 +103,30 @@ class Directory:
         settle: bool,
         admit: Callable[[dict[str, ClientInfo]], dict[str, ClientInfo]],
     ) -> dict[str, ClientInfo]:
-        """Refresh until ``admit`` lets enough clients in; with ``settle`` also until all nodes
-        have answered.
-        """
+        """Refresh until ``admit`` lets enough clients in; with ``settle`` also until all answered."""
         end = time.monotonic() + seconds
         before = -1
         while True:
             present = able = self.refresh(grid)
-            settled = len(present) == before and not any(
-                message for message, _ in self._queries.values()
-            )
+            waiting = any(message for message, _ in self._queries.values())
+            settled = len(present) == before and not waiting
             over = time.monotonic() >= end
             if len(present) >= min_nodes and (settled or not settle or over):
                 able = admit(present)
                 if len(able) >= min_nodes:
                     return able
             if over:
-                silent = (
-                    f"{len(self._queries)} more did not register "
-                    f"({self._last_fault or 'no answer yet'})"
-                )
-                cure = "does their ClientApp call deltafl.flower.register(app, ...)?"
+                silent = ""
+                if self._queries:
+                    silent = (
+                        f". {len(self._queries)} more did not register "
+                        f"({self._last_fault or 'no answer yet'}); does their ClientApp call "
+                        "deltafl.flower.register(app, ...)?"
+                    )
                 raise DeltaflError(
                     f"{len(able)} clients are registered and connected after {seconds:g} s, "
-                    f"{min_nodes} are needed; "
-                    "start more SuperNodes, lower min_nodes, or raise wait_for_nodes"
-                    + (f". {silent}; {cure}" if self._queries else "")
+                    f"{min_nodes} are needed; start more SuperNodes, lower min_nodes, or raise "
+                    f"wait_for_nodes{silent}"
                 )
             if len(able) < min_nodes and len(present) != before:
                 log(INFO, "Waiting for clients: %d registered, %d needed", len(able), min_nodes)
@@ -144,9 +137,8 @@ class Directory:
         pending = [(node_id, message) for node_id, (message, _) in self._queries.items() if message]
         if not pending:
             return
-        replies = by_recipient(
-            pending, grid.pull_messages([message.metadata.message_id for _, message in pending])
-        )
+        ids = [message.metadata.message_id for _, message in pending]
+        replies = by_recipient(pending, grid.pull_messages(ids))
         simulated = isinstance(grid, InMemoryGrid)
         num_failed = 0
         now = time.monotonic()
@@ -180,9 +172,7 @@ class Directory:
 
 
 def client_key(identity: str, node: NodeInfo, own_key: str, simulated: bool) -> str:
-    """The durable key of a client that reported ``own_key``; a simulation's partitions are
-    certain.
-    """
+    """The durable key of a client that reported ``own_key``; simulated partitions are certain."""
     if identity == "config" or (identity == "auto" and (simulated or not node.name)):
         return own_key
     if identity == "name" and node.name:
@@ -190,9 +180,8 @@ def client_key(identity: str, node: NodeInfo, own_key: str, simulated: bool) -> 
     if identity != "name" and node.public_key:
         return "key:" + hashlib.sha256(node.public_key).hexdigest()[:40]
     raise DeltaflError(
-        f"the SuperLink does not know the {'name' if identity == 'name' else 'public key'} of node "
-        f"{node.node_id}; "
-        "enable authentication and 'flwr supernode register --name', or write identity='config'"
+        f"the SuperLink does not know the name or public key of node {node.node_id}; enable "
+        "authentication and 'flwr supernode register --name', or write identity='config'"
     )
 
 

@@ -149,7 +149,7 @@ class DeltaStrategy(Strategy):
             self.federation = federation = begin(
                 self.rules, arrays, self.buffers, self.directory.forget, log
             )
-            done = 0 if federation.state is None else federation.state.round
+            done = federation.round
             self._cohort = None
             log_privacy(self.rules, max(done, num_rounds), log)
             result = super().start(

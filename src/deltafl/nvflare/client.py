@@ -51,15 +51,14 @@ class DeltaClient:
         while (model := flare.receive(timeout)) is not None:
             self._asked = model.meta.get(RECORD, {})
             self._corrected = None
+            self._sent = {}
+            if CENSUS in self._asked:
+                self._sent = trained(model, self._asked.get(TRAINED, ()))
             if REGISTER not in self._asked:
-                self._sent = (
-                    trained(model, self._asked.get(TRAINED, ())) if CENSUS in self._asked else {}
-                )
                 return model
-            report = {
-                NUM_EXAMPLES: self.num_examples,
-                AUX: self.aux if self._asked[REGISTER] else [],
-            }
+            report: dict[str, Any] = {NUM_EXAMPLES: self.num_examples, AUX: []}
+            if self._asked[REGISTER]:  # auxiliary variables are sent only where they are used
+                report[AUX] = self.aux
             flare.send(FLModel(metrics={}, meta={RECORD: report}))
         return None
 
@@ -71,9 +70,9 @@ class DeltaClient:
         steps, and add 1 / K of each array in each of K steps. ``send`` confirms that it was taken:
         the server refuses a model without.
         """
-        factor = float(self._asked.get(STEP_FACTOR, 1.0))
-        self._corrected = factor if STEP_FACTOR in self._asked else None
-        return Correction(self._asked.get(CORRECTION), factor)
+        if STEP_FACTOR in self._asked:
+            self._corrected = float(self._asked[STEP_FACTOR])
+        return Correction(self._asked.get(CORRECTION), self._corrected or 1.0)
 
     def send(self, model: FLModel) -> None:
         """Send what was trained from the last model received; as ``flare.send``."""
@@ -81,23 +80,20 @@ class DeltaClient:
         report = {ROUND: self._asked.get(ROUND), CORRECTED: self._corrected}
         if isinstance(asked, list):
             received = trained(model, self._sent, self._sent)
-            report[CENSUS] = (
-                answer_census(self._sent, received, asked) if fits(self._sent, received) else []
-            )
+            report[CENSUS] = []
+            if fits(self._sent, received):
+                report[CENSUS] = answer_census(self._sent, received, asked)
             model = FLModel(metrics={})
         model.meta[RECORD] = report
         flare.send(model)
 
 
 def trained(model: FLModel, names: Iterable[str], sent: Arrays | None = None) -> Arrays:
-    """The arrays of a model by these names; of a client that sends differences, added to what it
-    was sent.
-    """
+    """The arrays of a model by these names; differences are added to what was ``sent``."""
     params = model.params or {}
     # Copies, for the client may overwrite the arrays that it was given.
     arrays = {name: as_array(params[name]).copy() for name in names if name in params}
     if sent is not None and model.params_type == ParamsType.DIFF:
-        arrays = {
-            name: (sent[name] + array).astype(sent[name].dtype) for name, array in arrays.items()
-        }
+        for name, array in arrays.items():
+            arrays[name] = (sent[name] + array).astype(sent[name].dtype)
     return arrays

@@ -139,17 +139,16 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
             raise DeltaflError(
                 "the job has no initial model; add one, job.to_server(PTModel(model))"
             )
+        log = self.logger.log
         with sole_owner(self.rules.state_path):
             arrays = {name: as_array(value) for name, value in params.items()}
-            self.federation = federation = begin(
-                self.rules, arrays, self.buffers, self.forget, self.logger.log
-            )
-            log_privacy(self.rules, self.num_rounds, self.logger.log)
-            if federation.state is not None and federation.state.round >= self.num_rounds:
+            federation = begin(self.rules, arrays, self.buffers, self.forget, log)
+            self.federation = federation
+            log_privacy(self.rules, self.num_rounds, log)
+            if federation.round >= self.num_rounds:
                 self._hand_on(federation)  # a persistor of this job has the initial model
-            while (0 if federation.state is None else federation.state.round) < self.num_rounds:
-                if not self._play(federation):
-                    return
+            while federation.round < self.num_rounds and self._play(federation):
+                pass
 
     def _play(self, federation: Federation) -> bool:
         """One round; False if the job is being stopped, which is nobody's non-response."""
@@ -158,23 +157,22 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         if self.abort_signal.triggered:
             return False
         present = admit(federation, registered, log)
-        if len(present) < (least := self.rules.min_clients):
-            known = f"{len(present)} clients have registered, {least} are needed"
+        if len(present) < self.rules.min_clients:
             raise DeltaflError(
-                f"{known}; raise registration_timeout, lower min_clients, or use DeltaClient in "
-                "scripts"
+                f"{len(present)} clients have registered, {self.rules.min_clients} are needed; "
+                "raise registration_timeout, lower min_clients, or use DeltaClient in scripts"
             )
 
         def ask(keys: list[str], census: Census) -> dict[str, Any]:
-            first = correction_of(Correction(step_factor=federation.step_factor))
-            asked = {CENSUS: question(census), TRAINED: list(federation.layout.trained), **first}
-            replies = self._send(federation, [(asked, keys)], federation.arrays())
-            reports = {key: reported(reply) for key, reply in replies.items()}
             factor = federation.step_factor
-            return {
-                key: census_answer(own.get(CENSUS), own.get(CORRECTED), factor)
-                for key, own in reports.items()
-            }
+            asked = correction_of(Correction(step_factor=factor))
+            asked[CENSUS] = question(census)
+            asked[TRAINED] = list(federation.layout.trained)
+            answers = dict[str, Any]()
+            for key, reply in self._send(federation, [(asked, keys)], federation.arrays()).items():
+                own = reported(reply)
+                answers[key] = census_answer(own.get(CENSUS), own.get(CORRECTED), factor)
+            return answers
 
         number = federation.current.round
         cohort = select(federation, present, ask, log)
@@ -185,17 +183,17 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         self.event(AppEventType.ROUND_STARTED)
         sent = federation.arrays()
         keys = federation.keys
-        places = {keys[client]: client for client in cohort.client_n.tolist()}
-        questions: dict[
-            int, tuple[dict[str, Any], list[str]]
-        ] = {}  # with mime, and without corrections, one for all
-        for key, correction in zip(places, federation.corrections(cohort), strict=True):
-            asked = {ROUND: number, **correction_of(correction)}
-            questions.setdefault(id(correction), (asked, []))[1].append(key)
+        clients = {keys[client]: client for client in cohort.client_n.tolist()}
+        # One message for all with the same correction, as with mime and without any.
+        questions = dict[int, tuple[dict[str, Any], list[str]]]()
+        for key, correction in zip(clients, federation.corrections(cohort), strict=True):
+            asked = correction_of(correction) | {ROUND: number}
+            _, names = questions.setdefault(id(correction), (asked, []))
+            names.append(key)
         replies = self._send(federation, list(questions.values()), federation.arrays())
         if self.abort_signal.triggered:
             return False
-        received = {places[key]: read_reply(reply, sent, number) for key, reply in replies.items()}
+        received = {clients[key]: read_reply(reply, sent, number) for key, reply in replies.items()}
         self.history.append(close(federation, cohort, received, log))
         self._hand_on(federation)
         self.event(AppEventType.ROUND_DONE)
@@ -209,32 +207,27 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         )
 
     def _present(self, federation: Federation) -> dict[str, ClientInfo]:
-        """What the connected clients reported of their data; who has not yet is asked, again
-        while too few have.
+        """What the connected clients reported of their data.
+
+        Who has not yet is asked, again while too few have.
         """
+        known = self._registered
+        aux = self.rules.aux
         while True:
-            names = [
-                client.name
-                for client in self.engine.get_clients()
-                if client.name not in self.forget
-            ]
-            asked = [
-                name for name in names if name not in self._registered and self._asked[name] < _MOST
-            ]
-            query = {REGISTER: self.rules.aux}
-            replies = self._send(federation, [(query, asked)], timeout=self.registration_timeout)
+            names = {client.name for client in self.engine.get_clients()} - set(self.forget)
+            asked = sorted(name for name in names - known.keys() if self._asked[name] < _MOST)
+            seconds = self.registration_timeout
+            replies = self._send(federation, [({REGISTER: aux}, asked)], timeout=seconds)
             for name in asked:
                 try:
                     if name not in replies:
                         raise DeltaflError("no answer to the registration query in time")
                     answer = reported(replies[name])
-                    self._registered[name] = read_info(
-                        answer.get(NUM_EXAMPLES), answer.get(AUX), self.rules.aux
-                    )
+                    known[name] = read_info(answer.get(NUM_EXAMPLES), answer.get(AUX), aux)
                 except DeltaflError as error:
                     self._asked[name] += 1
                     self.logger.log(WARNING, "%s did not register: %s", name, error)
-            present = {name: self._registered[name] for name in names if name in self._registered}
+            present = {name: known[name] for name in sorted(names & known.keys())}
             if len(present) >= self.rules.min_clients or not asked or self.abort_signal.triggered:
                 return present
 
@@ -245,12 +238,9 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         params: Arrays | None = None,
         timeout: float | None = None,
     ) -> dict[str, FLModel]:
-        """Send clients their questions, with a model or without; what came back in time, by
-        name.
-        """
+        """Send clients their questions, with a model or without; the replies in time, by name."""
         replies = dict[str, FLModel]()
-        seconds = ceil(self.timeout if timeout is None else timeout)
-        number = 0 if federation.state is None else federation.state.round
+        seconds = ceil(timeout or self.timeout)
 
         def take(reply: FLModel) -> None:
             replies[reply.meta["client_name"]] = reply
@@ -259,8 +249,8 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
             if names:  # none would be everybody for NVFlare
                 task = FLModel(
                     params=params,
-                    metrics={} if params is None else None,
-                    current_round=number,
+                    metrics={} if params is None else None,  # NVFlare wants one of them
+                    current_round=federation.round,
                     total_rounds=self.num_rounds,
                     meta={RECORD: dict(asked)},
                 )
@@ -283,13 +273,13 @@ def as_object(name: str, value: Any) -> Any:
 def reported(reply: FLModel) -> Mapping[str, Any]:
     """What a client reported beside its model; nothing where that is no mapping."""
     answer = reply.meta.get(RECORD)
-    return answer if isinstance(answer, dict) else {}
+    if isinstance(answer, dict):
+        return answer
+    return {}
 
 
 def correction_of(correction: Correction) -> dict[str, Any]:
-    """What a client that is to correct its local steps is sent for it; nothing for one that is
-    not.
-    """
+    """What a client is sent to correct its local steps; nothing for one that is not to."""
     if not correction and correction.step_factor == 1:
         return {}
     return {CORRECTION: dict(correction), STEP_FACTOR: correction.step_factor}
@@ -297,12 +287,13 @@ def correction_of(correction: Correction) -> dict[str, Any]:
 
 def read_reply(reply: FLModel, sent: Arrays, number: int) -> ClientReply:
     """A client's reply to the model of a round, which may hold anything."""
-    if (of := reported(reply).get(ROUND)) != number:
+    own = reported(reply)
+    if own.get(ROUND) != number:
         return ClientReply(
-            fault=f"the reply is to round {of}; use DeltaClient in the client's script"
+            fault=f"the reply is to round {own.get(ROUND)}; use DeltaClient in the client's script"
         )
     try:
         arrays = trained(reply, list(reply.params or {}), sent)
     except Exception as error:  # whatever a client's arrays can make NumPy raise
         return ClientReply(fault=f"the reply's arrays cannot be read ({type(error).__name__})")
-    return reply_of(arrays, reply.metrics or {}, confirmed=reported(reply).get(CORRECTED))
+    return reply_of(arrays, reply.metrics or {}, confirmed=own.get(CORRECTED))
