@@ -274,13 +274,6 @@ def test_who_does_not_answer_counts_as_the_mean(
     )  # silence in the census is no missed round
 
 
-def test_without_any_answer_the_rounds_are_those_of_sizes_alone() -> None:
-    _, fed = played(SMALL, grid_of(5, mods=[]), 4)
-    assert not cast(FloatArray, fed.plan.population.aux_mq).any()
-    assert fed.current.round == 4
-    assert fed.params_d.any()
-
-
 # Restarts
 
 
@@ -310,20 +303,6 @@ def test_a_server_that_is_killed_in_its_first_round_does_not_ask_again(tmp_path:
         assert len(asked(grid)) == 6
         assert again.clients == through.clients
         assert same_tree(again.current, through.current)
-
-
-def test_a_damaged_answer_is_none(tmp_path: Path) -> None:
-    """Nothing that a state file can hold of a client makes a plan impossible."""
-    rules = federation(SMALL, m=4).rules
-    infos: Any = [
-        ("x",) * 17,
-        (1.0,) * 3,
-        (float("nan"),) * 17,
-        tuple(np.eye(17)[0].tolist()),
-        tuple(np.eye(17)[1]),
-    ]
-    plan = rules.plan_for({str(i): ClientInfo(5, aux) for i, aux in enumerate(infos)})
-    assert cast(FloatArray, plan.population.aux_mq).any(axis=1).tolist() == [False] * 3 + [True] * 2
 
 
 # The federation

@@ -2,18 +2,16 @@
 who do not take it.
 """
 
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.clientapp.typing import Mod
 from flwr.serverapp import Grid
 
 from deltafl import (
-    DeltaflError,
     Population,
     Reports,
     close_round,
@@ -22,7 +20,6 @@ from deltafl import (
     open_round,
 )
 from deltafl.federation.local_work import Correction
-from deltafl.federation.rules import make_rules
 from deltafl.flower import DeltaStrategy, delta_mod, register, take_correction
 from deltafl.types import Params
 
@@ -129,52 +126,6 @@ def test_a_census_with_momentum_refuses_who_takes_whole_steps(
     assert answered in flower_log.text
 
 
-def test_who_knows_no_step_factor_is_refused(flower_log: pytest.LogCaptureFixture) -> None:
-    """An older deltafl at a client confirms corrections with 1, after whole steps."""
-
-    def older_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        message.content.config_records["config"].pop("deltafl-step-factor", None)
-        return delta_mod(message, context, call_next)
-
-    grid = FakeGrid(app_with([delta_mod]), configs(5))
-    grid.fail[997] = app_with([older_mod])
-    strategy = DeltaStrategy(f"{CENSUS}+mime=0.5", n=5, seed=1)
-    federation = played(strategy, grid, 2)
-    assert [len(client.aux) > 0 for client in federation.clients.values()] == [
-        True,
-        True,
-        True,
-        False,
-        True,
-    ]
-    assert strategy.history[0].num_responded == 4
-    assert (
-        "reply of client:hospital-3 rejected: the client did not correct its local steps"
-        in flower_log.text
-    )
-
-
-@pytest.mark.parametrize(("before", "now"), [(0.5, 0.75), (0.5, 0.0), (0.0, 0.5)])
-def test_the_momentum_of_a_saved_federation_stays(
-    before: float, now: float, tmp_path: Path
-) -> None:
-    def strategy(mime: float) -> DeltaStrategy:
-        return DeltaStrategy(CENSUS, n=3, seed=4, mime=mime, state_path=tmp_path / "state")
-
-    start(strategy(before), FakeGrid(app_with([delta_mod]), configs(6)), 2)
-    with pytest.raises(
-        DeltaflError, match=f"saved with mime = {before}, now it is {now}; write it as it was"
-    ):
-        start(strategy(now), FakeGrid(app_with([delta_mod]), configs(6)), 3)
-    resumed = played(strategy(before), FakeGrid(app_with([delta_mod]), configs(6)), 4)
-    whole = played(
-        DeltaStrategy(CENSUS, n=3, seed=4, mime=before),
-        FakeGrid(app_with([delta_mod]), configs(6)),
-        4,
-    )
-    assert np.array_equal(resumed.params_d, whole.params_d)
-
-
 def test_only_train_messages_of_the_cohort_hold_a_correction() -> None:
     grid = FakeGrid(app_with([delta_mod]), configs(5))
     played(DeltaStrategy(CENSUS, n=2, seed=1, scaffold=True), grid, 3)
@@ -218,20 +169,3 @@ def test_who_does_not_correct_its_steps_is_refused_with_the_cure(
         f"reply of client:hospital-3 rejected: the client did not correct its local steps; {cure}"
         in flower_log.text
     )
-
-
-def test_without_scaffold_no_correction_is_sent_and_none_is_asked_for() -> None:
-    grid = FakeGrid(app_with([delta_mod]), configs(4))
-    federation = played(DeltaStrategy("fedvarp", n=2, seed=1), grid, 3)
-    other = FakeGrid(app_with([]), configs(4))
-    assert np.array_equal(
-        federation.params_d, played(DeltaStrategy("fedvarp", n=2, seed=1), other, 3).params_d
-    )
-
-
-def test_an_estimator_that_knows_no_clients_is_refused() -> None:
-    with pytest.raises(
-        DeltaflError,
-        match=r"scaffold corrects local steps by what the estimator knows of each client",
-    ):
-        make_rules("uniform", scaffold=True)

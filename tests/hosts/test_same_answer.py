@@ -117,10 +117,10 @@ def by_hand(
 
 
 def simulator(folder: Path, label: str) -> list[Params]:
-    beta = make_plan(label, digits().population("data"), N).mime
+    factor = make_plan(label, digits().population("data"), N).step_factor
     engine = Engine(
         digits(),
-        LocalWork(lr=LR, epochs=EPOCHS, batch_size=EVERYTHING, step_factor=1 - beta),
+        LocalWork(lr=LR, epochs=EPOCHS, batch_size=EVERYTHING, step_factor=factor),
         seed=0,
     )
 
