@@ -35,15 +35,8 @@ from reproduction.spec import Experiment, parse_experiment
 from reproduction.sweeps import make_sweep, records_of, run_sweep
 from tools.simulation import StopError, lines_of, quiet, reseal, run_job, stop_after
 
-SETTINGS = {
-    "task": "digits",
-    "clients": 6,
-    "sample": 2,
-    "rounds": 3,
-    "local_epochs": 1,
-    "seeds": 2,
-    "threshold": 0.3,
-}
+SETTINGS = {"task": "digits", "clients": 6, "sample": 2, "rounds": 3, "local_epochs": 1}
+SETTINGS |= {"seeds": 2, "threshold": 0.3}
 
 
 def experiment(**changes: Any) -> Experiment:
@@ -92,14 +85,11 @@ def test_a_sweep_in_two_processes_records_what_single_runs_give_and_skips_it_the
     assert seen[-1] == Progress(12, 12, 4, 4, ())
     records = records_of(sweep, tmp_path)
     fairness = records[0].fairness
-    assert (
-        fairness is not None
-        and records[0].run().fairness == fairness
-        and 0 < fairness.worst_tenth < fairness.mean
-    )
-    old = json.loads(
-        records[0].model_dump_json(exclude={"fairness"})
-    )  # as it was before fairness was measured
+    assert fairness is not None
+    assert records[0].run().fairness == fairness
+    assert 0 < fairness.worst_tenth < fairness.mean
+    # As it was before fairness was measured.
+    old = json.loads(records[0].model_dump_json(exclude={"fairness"}))
     assert RunRecord.model_validate(old).run().fairness is None
     names = [f"{record.sampler} {record.seed}" for record in records]
     assert names == ["uniform 0", "pracdelta 0", "uniform 1", "pracdelta 1"]
@@ -109,9 +99,8 @@ def test_a_sweep_in_two_processes_records_what_single_runs_give_and_skips_it_the
     np.testing.assert_allclose(records[3].run().loss_r, losses, rtol=1e-5)
     assert records[3].data == "digits"
     assert sum(records[3].draws) == 6
-    assert (
-        records[0].environment == records[2].environment
-    )  # of machine and versions, nothing of a seed's data
+    # Of machine and versions, nothing of a seed's data.
+    assert records[0].environment == records[2].environment
 
     def written() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("runs/*/*.json")}
@@ -131,13 +120,8 @@ def test_an_interrupted_run_goes_on_and_ends_in_the_same_record(job: Job, tmp_pa
     assert rounds_played(directory.path) == 2
     run_job(job, tmp_path / "cut")
     whole, cut = (read_record(RunStore(tmp_path / name).path(job)) for name in ("whole", "cut"))
-    clock = {
-        "seconds",
-        "cpu_seconds",
-        "client_seconds",
-        "server_bytes",
-        "environment",
-    }  # measured, so never the same
+    # Measured, so never the same.
+    clock = {"seconds", "cpu_seconds", "client_seconds", "server_bytes", "environment"}
     assert whole.model_dump(exclude=clock) == cut.model_dump(exclude=clock)
     assert len(cut.cpu_seconds) == 3
     assert not directory.path.exists()
@@ -242,8 +226,7 @@ def wait_for(reached: Callable[[], bool], pause: float = 0.05) -> None:
 
 def test_runs_end_when_the_sweep_is_killed(tmp_path: Path) -> None:
     run = tmp_path / UNFINISHED / "nu-20" / "fedavg-seed0"
-    command = [
-        sys.executable,
+    words = [
         "-m",
         "deltafl",
         "reproduce",
@@ -252,10 +235,12 @@ def test_runs_end_when_the_sweep_is_killed(tmp_path: Path) -> None:
         "nu-20",
         "--processes",
         "1",
+        "--scale",
+        "cpu",
+        "--out",
     ]
-    with subprocess.Popen(
-        [*command, "--scale", "cpu", "--out", str(tmp_path)], stderr=subprocess.DEVNULL
-    ) as process:
+    command = [sys.executable, *words, str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         wait_for(lambda: rounds_played(run) > 20)
         process.kill()
     seen = [-1]
