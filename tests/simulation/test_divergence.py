@@ -19,7 +19,7 @@ from deltafl.analysis import remarks
 from deltafl.cli.main import app
 from deltafl.io import plain_json
 from deltafl.server.watch import Watch
-from deltafl.simulation.comparison import run_comparison
+from deltafl.simulation.comparing import run_comparison
 from deltafl.simulation.divergence import DivergedError, likely_cause
 from deltafl.simulation.engine import Engine, Evaluation
 from deltafl.simulation.record import RunStore

@@ -8,7 +8,8 @@ import pytest
 
 from deltafl.analysis import Summary
 from deltafl.errors import DeltaflError
-from deltafl.simulation.comparison import joined, run_comparison
+from deltafl.simulation.comparing import run_comparison
+from deltafl.simulation.comparison import joined
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from tools.cli import deltafl_here

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from deltafl.analysis.statistics import fairness_of
 from deltafl.errors import DeltaflError
 from deltafl.simulation.callback import Callback, LiveRun, PlayedRound
-from deltafl.simulation.comparison import run_comparison
+from deltafl.simulation.comparing import run_comparison
 from deltafl.simulation.directory import RunDirectory, refusals
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.progress import Progress

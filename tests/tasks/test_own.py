@@ -16,7 +16,7 @@ import torch
 
 from deltafl import DeltaflError
 from deltafl.cli.experiments import _explained
-from deltafl.simulation.comparison import run_comparison
+from deltafl.simulation.comparing import run_comparison
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import task_of

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .callback import Callback, LiveRun, PlayedRound, RoundDone
-    from .comparison import joined, run_comparison
+    from .comparing import run_comparison
+    from .comparison import joined
     from .directory import RunDirectory, environment, new_folder, refusals
     from .divergence import DivergedError
     from .export import export_model
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from .run import run_experiment, run_single
     from .settings import CompareSettings, RunSettings, make_settings
     from .setup import engine_of, plan_of, subject_of, task_of
-    from .sweep import count_processes, run_jobs
+    from .sweep import count_processes, require_devices, run_jobs
     from .tracking import tracker
     from .tune import (
         NEVER,
@@ -45,7 +46,8 @@ _MODULES = {
     name: module
     for module, names in {
         "callback": "Callback LiveRun PlayedRound RoundDone",
-        "comparison": "joined run_comparison",
+        "comparing": "run_comparison",
+        "comparison": "joined",
         "directory": "RunDirectory environment new_folder refusals",
         "divergence": "DivergedError",
         "export": "export_model",
@@ -56,7 +58,7 @@ _MODULES = {
         "settings": "CompareSettings RunSettings make_settings",
         "setup": "engine_of plan_of subject_of task_of",
         "progress": "OnProgress Progress",
-        "sweep": "count_processes run_jobs",
+        "sweep": "count_processes require_devices run_jobs",
         "tracking": "tracker",
         "tune": (
             "NEVER Doubling Grid Score Search Trial TuneSettings mean_score "
@@ -106,7 +108,14 @@ __all__ += [
     "record_of",
     "refusals",
 ]
-__all__ += ["require_same", "rounds_to_threshold", "run_comparison", "run_experiment", "run_jobs"]
+__all__ += [
+    "require_devices",
+    "require_same",
+    "rounds_to_threshold",
+    "run_comparison",
+    "run_experiment",
+    "run_jobs",
+]
 __all__ += [
     "run_single",
     "subject_of",

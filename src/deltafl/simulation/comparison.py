@@ -1,9 +1,5 @@
-"""Comparing samplers on one task, seed by seed, under the same split, initial model and
-minibatches.
-
-The folder has settings and environment, a run directory for each run, ``summary.json``
-(docs/summary-schema.md), three pictures and ``report.html``. It grows: with more samplers, seeds or
-rounds, what is missing is played. Several folders are joined.
+"""What a comparison has found: a table, curves and a report, from one folder or several that are
+joined.
 """
 
 import io
@@ -11,17 +7,15 @@ import logging
 import os
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from ..analysis.plots import PICTURES, draw_curves, draw_plots, small_png
+from ..analysis.plots import draw_curves, draw_plots, small_png
 from ..analysis.report import Part, write_report
 from ..analysis.runs import Run
 from ..analysis.summary import Summary, summarise, write_summary
@@ -29,32 +23,19 @@ from ..analysis.table import comparison_table
 from ..errors import DeltaflError, MissingExtraError, require
 from ..io import checked
 from ..tasks.own import is_table, short_name
-from .callback import OnRound, guarded
-from .directory import (
-    RunDirectory,
-    environment,
-    locked,
-    recorded_settings,
-    write_header,
-    write_settings,
-)
-from .own_code import note_code, require_one_code, require_same_code, with_objects
-from .processes import result
-from .progress import OnProgress
+from .directory import RunDirectory, environment, recorded_settings
+from .own_code import require_one_code
 from .record import Job, read_run
 from .settings import (
     FREE_ON_RESUME,
     OF_TABLES,
     UNION,
-    AnySettings,
     CompareSettings,
     RunSettings,
-    Settings,
     differing,
     grown,
     make_settings,
 )
-from .sweep import Player, engine_for, play_jobs, require_simulator, side_by_side
 
 #: The columns of ``Comparison.summary``, and where a ``SamplerSummary`` has them.
 _GAP = {
@@ -81,11 +62,6 @@ _TOTALS = {"seconds": "total_seconds", "bytes": "total_bytes", "diverged": "num_
 
 #: The settings of a comparison, and the place and the settings of each of its runs.
 _Runs = tuple[CompareSettings, list[tuple[RunDirectory, RunSettings]]]
-
-#: What stands beside the runs in the end.
-WRITTEN = ("summary.json", *PICTURES, "report.html")
-#: What summary, pictures and report import: a second and a half, in which processes start.
-_FOR_THE_END = ("scipy.special", "matplotlib.backends.backend_agg", "bokeh.plotting")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -253,12 +229,13 @@ def joined(folders: Sequence[Path]) -> Comparison:
         DeltaflError: If a folder holds no run, or unfinished ones; if tasks, settings or data
             differ, or two runs of one sampler and seed.
     """
-    return _together(folders, [_opened(folder) for folder in folders])
+    return together(folders, [_opened(folder) for folder in folders])
 
 
-def _together(folders: Sequence[Path], together: Sequence[_Runs]) -> Comparison:
-    settings = together[0][0]
-    for folder, (other, _) in zip(folders, together, strict=True):
+def together(folders: Sequence[Path], opened: Sequence[_Runs]) -> Comparison:
+    """One comparison of what was opened in several folders."""
+    settings = opened[0][0]
+    for folder, (other, _) in zip(folders, opened, strict=True):
         for key, first, now in differing(settings, other):
             raise DeltaflError(
                 f"{folders[0]} has {key} = {first} and {folder} has {key} = {now}: only runs of "
@@ -274,7 +251,7 @@ def _together(folders: Sequence[Path], together: Sequence[_Runs]) -> Comparison:
     require_one_code(folders)
     found = dict[tuple[str, int], RunDirectory]()
     checksums = dict[int, str]()
-    for directory, run in (place for _, places in together for place in places):
+    for directory, run in (place for _, places in opened for place in places):
         first = found.setdefault((run.sampler, run.seed), directory)
         checksum = directory.environment().get("data_crc32")
         if checksum is not None and checksums.setdefault(run.seed, checksum) != checksum:
@@ -318,7 +295,7 @@ def _opened(folder: Path) -> _Runs:
     elif "samplers" in recorded:
         command = "compare"
         settings = checked(CompareSettings, recorded, where, cure)
-        places = _places(folder, _jobs(settings))
+        places = places_of(folder, jobs_of(settings))
     else:
         raise DeltaflError(
             f"{folder} holds neither a comparison nor a run; name what was --out of one of them"
@@ -332,123 +309,15 @@ def _opened(folder: Path) -> _Runs:
     return settings, places
 
 
-def _places(folder: Path, jobs: Sequence[Job]) -> list[tuple[RunDirectory, RunSettings]]:
+def places_of(folder: Path, jobs: Sequence[Job]) -> list[tuple[RunDirectory, RunSettings]]:
+    """Where the runs of a comparison are, with their settings."""
     return [(RunDirectory(folder / "runs" / job.key), job.settings) for job in jobs]
 
 
-def _jobs(settings: CompareSettings) -> list[Job]:
+def jobs_of(settings: CompareSettings) -> list[Job]:
+    """The runs of a comparison, seed by seed."""
     return [
         Job("", settings.run(sampler, seed))
         for seed in settings.seeds
         for sampler in settings.samplers
     ]
-
-
-def run_comparison(
-    settings: CompareSettings,
-    out: Path,
-    on_progress: OnProgress,
-    processes: int = 1,
-    on_round: OnRound = lambda _: None,
-    report: bool = True,
-) -> Summary:
-    """``play_comparison``, then write the summary, the pictures and perhaps the report."""
-    return play_comparison(settings, out, on_progress, processes, on_round).write(out, report)
-
-
-def play_comparison(
-    settings: CompareSettings, out: Path, on_progress: OnProgress, processes: int, on_round: OnRound
-) -> Comparison:
-    """Play the runs that are not finished yet; returns all that the folder has.
-
-    Args:
-        settings: Resolved settings. Samplers, seeds and rounds may be more than are recorded in
-            ``out``, which stay: what is missing is played, and summary and pictures have all of it.
-        out: The comparison's directory; runs that are recorded there continue from their
-            checkpoints.
-        on_progress: Called about once a second.
-        processes: Runs side by side, >= 1; with more than 1, this process does not load torch.
-        on_round: Called here for each round of each run; with more processes up to a second later.
-
-    Raises:
-        DeltaflError: If another process is playing in the directory, or a run is impossible.
-    """
-    require_simulator()
-    with locked(out):
-        before = recorded_before(settings, out)
-        for name in WRITTEN:
-            if before is None and (out / name).exists():
-                raise DeltaflError(
-                    f"{out / name} would be replaced and is of no comparison there; choose another "
-                    "--out"
-                )
-        if before is not None:
-            settings = grown(before, settings)
-        require_same_code(out, settings)
-        others = [label for label in settings.samplers if label not in (settings.rates or {})]
-        if settings.rates and others:
-            logging.getLogger("deltafl").warning(
-                "rates has none for %s: the settings' rates are used", ", ".join(others)
-            )
-        jobs = _jobs(settings)
-        with side_by_side(min(processes, len(jobs))) as pool:
-            if pool is None:
-                data = check_comparison(settings, out, before)
-            else:
-                checking = pool.submit(check_comparison, settings, out, before)
-                with suppress(ImportError):  # for the end, while the processes start
-                    for name in _FOR_THE_END:
-                        import_module(name)
-                data = result(checking)
-            note_settings(out, settings, before, data)
-            play_jobs(jobs, Player(out, keep_folders=True), pool, on_progress, guarded(on_round))
-        return _together([out], [(settings, _places(out, jobs))])
-
-
-def recorded_before(settings: AnySettings, out: Path) -> AnySettings | None:
-    """What was begun in a folder; None if nothing was."""
-    recorded = recorded_settings(out)
-    if recorded is None:
-        return None
-    return make_settings(type(settings), with_objects(recorded, settings))
-
-
-def note_settings(
-    out: Path, settings: Settings, before: Settings | None, data: dict[str, str]
-) -> None:
-    """Write what a folder begins with, or goes on with."""
-    if before is None:
-        write_header(out, settings, data)
-    elif before != settings:
-        write_settings(out, settings)
-        note_code(out, settings)
-
-
-def check_comparison(
-    settings: CompareSettings, out: Path, before: CompareSettings | None
-) -> dict[str, str]:
-    """Refuse what cannot be played before anything is written; returns the names of the data."""
-    from .run import require_same_sampler
-    from .setup import check_memory, data_of, plan_of, task_of
-
-    first, *others = settings.seeds
-    run = settings.run(settings.samplers[0], first)
-    engine = engine_for(run, out)
-    task = engine.task
-    data = data_of(run, task)
-    if before is not None:
-        RunDirectory(out).require_same_data(data)
-    for sampler in settings.samplers:
-        run = settings.run(sampler, first)
-        check_memory(run, engine, out)
-        plan_of(run, task.population(settings.weights), task)
-        if before is not None and sampler in before.samplers:
-            require_same_sampler(before.run(sampler, first), run, task)
-    for seed in others if settings.clients is None else ():
-        clients = task_of(settings.run(settings.samplers[0], seed)).num_clients
-        if clients != task.num_clients:
-            raise DeltaflError(
-                f"{task.name} has {task.num_clients} clients with seed {first} and {clients} with "
-                f"seed {seed}; make as many with every seed, or leave this seed out"
-            )
-    return data

@@ -13,7 +13,8 @@ from ..samplers import Sampler, base_name, label_of, split_labels
 from ..tasks.base import Task
 from ..tasks.registry import known_tasks
 from .callback import OnRound
-from .comparison import Comparison, joined, play_comparison
+from .comparing import play_comparison
+from .comparison import Comparison, joined
 from .directory import new_folder
 from .own_code import with_object
 from .progress import OnProgress, sweep_progress

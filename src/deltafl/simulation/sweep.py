@@ -7,7 +7,7 @@ folders stay in ``DIR/runs/``.
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -221,6 +221,14 @@ def rounds_played(path: Path) -> int:
         return max(0, (path / "timings.jsonl").read_bytes().count(b"\n") - 1)
     except OSError:
         return 0
+
+
+def require_devices(names: Iterable[str]) -> None:
+    """Refuse, before anything is written, devices that this machine or this PyTorch does not have."""
+    from .training.route import find_device
+
+    for name in dict.fromkeys(names):
+        find_device(name)
 
 
 @lru_cache(maxsize=1)

@@ -27,7 +27,7 @@ from ..analysis.statistics import area_under, reach, rounds_until
 from ..errors import DeltaflError
 from ..io import write_atomically
 from ..tasks import TaskSpec
-from .comparison import check_comparison, note_settings, recorded_before
+from .comparing import check_comparison, note_settings, recorded_before
 from .own_code import require_same_code
 from .progress import OnProgress
 from .record import Job, RunStore
