@@ -180,12 +180,10 @@ def nvflare(folder: Path, label: str) -> list[Params]:
         ("job.py", "from deltafl.nvflare import DeltaFedAvg", "from traced import DeltaFedAvg"),
         # On a busy machine twenty sites may not start in the two minutes that they have to
         # register.
-        ("job.py", "seed=given.seed))\n", "seed=given.seed, registration_timeout=500))\n"),
-        (
-            "client.py",
-            "LR, EPOCHS, BATCH_SIZE = 0.05, 2, 10",
-            f"LR, EPOCHS, BATCH_SIZE = {LR}, {EPOCHS}, {EVERYTHING}",
-        ),
+        ("job.py", "seed=given.seed)\n", "seed=given.seed, registration_timeout=500)\n"),
+        ("client.py", "LR = 0.05\n", f"LR = {LR}\n"),
+        ("client.py", "EPOCHS = 2\n", f"EPOCHS = {EPOCHS}\n"),
+        ("client.py", "BATCH_SIZE = 10\n", f"BATCH_SIZE = {EVERYTHING}\n"),
     ):
         text = (app / name).read_text()
         assert line in text

@@ -2,6 +2,7 @@
 anything.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from math import isfinite
 from typing import TypeVar
@@ -56,7 +57,7 @@ def read_reply(reply: Message) -> ClientReply:
 
 def read_census(reply: Message, step_factor: float) -> object:
     """A client's answer to a census, or a sentence that says why it cannot be used."""
-    metrics = {} if reply.has_error() else all_metrics(reply)
+    metrics = all_metrics(reply)
     answer = census_answer(metrics.get(client.CENSUS), metrics.get(client.CORRECTED), step_factor)
     return fault_of(reply) or answer
 
@@ -91,23 +92,24 @@ def to_record(arrays: Arrays) -> ArrayRecord:
 
 
 def mean_metrics(weighted: Iterable[tuple[float, Message]]) -> Metrics:
-    """Weighted means of the clients' metrics, each over the replies that have a finite number
-    for it.
-    """
-    sums: dict[str, tuple[float, float]] = {}
+    """Weighted means of the clients' metrics, each over the replies that have a number for it."""
+    totals = defaultdict[str, float](float)
+    weights = defaultdict[str, float](float)
     for weight, reply in weighted:
-        for name, value in {} if reply.has_error() else all_metrics(reply).items():
-            if isinstance(value, int | float) and isfinite(value) and name != client.NUM_EXAMPLES:
-                total, weights = sums.get(name, (0.0, 0.0))
-                sums[name] = (total + weight * value, weights + weight)
-    return {name: total / weights for name, (total, weights) in sums.items() if weights > 0}
+        metrics = all_metrics(reply)
+        metrics.pop(client.NUM_EXAMPLES, None)
+        for name, value in metrics.items():
+            if isinstance(value, int | float) and isfinite(value):
+                totals[name] += weight * value
+                weights[name] += weight
+    return {name: total / weights[name] for name, total in totals.items() if weights[name] > 0}
 
 
 def all_metrics(reply: Message) -> Metrics:
-    """All metrics of a reply; of a name that occurs several times the first, so that none counts
-    twice.
-    """
+    """All metrics of a reply; of a name that occurs several times the first: none counts twice."""
     metrics: Metrics = {}
+    if reply.has_error():
+        return metrics
     for record in reply.content.metric_records.values():
         for name, value in record.items():
             metrics.setdefault(name, value)

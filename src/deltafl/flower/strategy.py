@@ -146,12 +146,16 @@ class DeltaStrategy(Strategy):
         self._timeout = check_seconds("timeout", timeout)
         with sole_owner(self.state_path):
             arrays = {name: array.numpy() for name, array in initial_arrays.items()}
-            self.federation = federation = begin(
-                self.rules, arrays, self.buffers, self.directory.forget, log
-            )
-            done = federation.round
+            federation = begin(self.rules, arrays, self.buffers, self.directory.forget, log)
+            self.federation = federation
             self._cohort = None
+            done = federation.round
             log_privacy(self.rules, max(done, num_rounds), log)
+
+            def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+                assert evaluate_fn is not None
+                return evaluate_fn(server_round + done, arrays)  # Flower counts from 1 again
+
             result = super().start(
                 grid,
                 to_record(federation.model()),
@@ -159,8 +163,7 @@ class DeltaStrategy(Strategy):
                 self._timeout,
                 train_config,
                 evaluate_config,
-                evaluate_fn
-                and (lambda server_round, arrays: evaluate_fn(server_round + done, arrays)),
+                evaluate_fn and evaluate,
             )
         result.arrays = to_record(federation.model())
         for metrics in (
@@ -233,10 +236,8 @@ class DeltaStrategy(Strategy):
         cohort = self._cohort
         if cohort is None:  # the round was the census
             return to_record(federation.model()), MetricRecord()
-        received = {
-            client: read_reply(reply)
-            for client, reply in by_recipient(self._trainings, replies).items()
-        }
+        first = by_recipient(self._trainings, replies)
+        received = {client: read_reply(reply) for client, reply in first.items()}
         info = close(federation, cohort, received, log)
         self.history.append(info)
         return to_record(federation.model()), MetricRecord(round_metrics(info))
@@ -262,21 +263,21 @@ class DeltaStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The mean of the clients' metrics, by their weights in the target, over those that
-        responded.
-        """
+        """The mean of the clients' metrics by their weights in the target."""
         federation = self._active()
-        weights = dict(
-            zip(federation.keys, federation.plan.population.weight_m.tolist(), strict=True)
-        )
+        weight_m = federation.plan.population.weight_m.tolist()
+        weights = dict(zip(federation.keys, weight_m, strict=True))
         received = by_recipient(self._evaluations, replies)
-        failed = [(key, fault) for key, reply in received.items() if (fault := fault_of(reply))]
-        failed += [(key, "no reply in time") for key, _ in self._evaluations if key not in received]
+        faults: dict[str, str | None] = {key: "no reply in time" for key, _ in self._evaluations}
+        faults |= {key: fault_of(reply) for key, reply in received.items()}
+        failed = [(key, fault) for key, fault in faults.items() if fault is not None]
         if failed:
             text = "\tevaluation: no result from %d of %d clients; the first is %s: %s"
             log(WARNING, text, len(failed), len(self._evaluations), *failed[0])
         metrics = mean_metrics((weights[key], reply) for key, reply in received.items())
-        return MetricRecord(metrics) if metrics else None
+        if not metrics:
+            return None
+        return MetricRecord(metrics)
 
     def _active(self) -> Federation:
         if self.federation is None:
