@@ -7,9 +7,11 @@ import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import deltafl as dl
+from deltafl.analysis.runs import Metric, Run
 from deltafl.errors import DeltaflError
 from deltafl.simulation import (
     CompareSettings,
@@ -122,6 +124,17 @@ def test_who_was_a_finalist_before_the_grid_grew_stays_one() -> None:
     )
     assert found["one"][:3] == ((0.1, 0.2, 0.4, 0.8), (0.2, 0.4, 0.8), 0.2)
     assert found["other"][1:4] == ((0.2, 0.4, 0.8), 0.4, "")
+
+
+@pytest.mark.parametrize(("metric", "sign"), [("accuracy", -1), ("loss", 1)])
+def test_a_rate_is_judged_by_rounds_and_then_by_the_area(metric: Metric, sign: int) -> None:
+    settings = make_settings(TuneSettings, {"task": "digits", "rounds": 4, "threshold": 0.5})
+    rising_r = np.array([0.2, 0.4, 0.6, 0.8])
+    others = np.arange(4.0), np.arange(4.0), np.ones(2, dtype=int)
+    run = Run("uniform", 0, metric, np.arange(1, 5), rising_r, rising_r[::-1], *others)
+    score = settings.score(run)
+    assert (score.rounds, np.sign(score.area)) == (3, sign)  # both pass 0.5 in round 3
+    assert settings.score(run._replace(diverged=4)).rounds == 2 * 4
 
 
 @pytest.fixture(scope="module")

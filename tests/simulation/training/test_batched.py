@@ -150,6 +150,7 @@ DENSE_WORKS = [
     LocalWork(lr=0.1, epochs=1),
     LocalWork(lr=0.1, steps=3, batch_size=None),
     LocalWork(lr=0.1, steps=7, momentum=0.5, proximal=0.1, step_factor=0.7),
+    LocalWork(lr=0.05, epochs=1, step_factor=0.7),
 ]
 
 
@@ -197,13 +198,16 @@ def test_dense_models_equal_the_reference_with_the_same_bits_in_any_cohort(
         rng = stream(0, "batches", 3, client)
         return LocalJob(rows[client], rng, noise_of(rng, 0.1 if client % 2 else 0.0))
 
+    def drift_of_client(client: int) -> Params | None:
+        return None if drift_d is None else np.float32(1 + client) * drift_d
+
     def trained(clients: Sequence[int]) -> list[LocalResult]:
-        return trainer.train(
-            [job_of(client) for client in clients], params_d, drift_d, squares=True
-        )
+        own_nd = None if drift_d is None else np.stack([*map(drift_of_client, clients)])
+        return trainer.train([*map(job_of, clients)], params_d, own_nd, squares=True)
 
     everyone = trained(range(12))
     np.testing.assert_equal(trained(chosen), [everyone[client] for client in chosen])
     own = job_of(chosen[0])
-    parts = (x[own.rows], y[own.rows], params_d, work, own.rng, own.noise, drift_d)
+    own_d = drift_of_client(chosen[0])
+    parts = (x[own.rows], y[own.rows], params_d, work, own.rng, own.noise, own_d)
     assert_near(everyone[chosen[0]], train_serial(model, cross_entropy, *parts, squares=True), 1e-4)

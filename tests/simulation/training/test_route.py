@@ -19,6 +19,7 @@ from deltafl.simulation.training.route import (
     Route,
     cohort_size,
     dense_cohort_size,
+    form_of,
     keep_route,
     kept_route,
     numbers_per_example,
@@ -132,6 +133,27 @@ def test_the_rule_for_cpus() -> None:
     for name, path in (("two-layer cnn", "loop"), ("mlp", "batched"), ("lstm", "loop")):
         assert Engine(task_of(name), WORKS["epochs"], 0).route == Route(path)
     assert Engine(make_toy_task(), LocalWork(lr=0.1, steps=2), 0).route.path == "loop"
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "route", "path", "width"),
+    [
+        ("mlp", None, Route("batched"), "batched", 32),  # a dense chain is padded
+        ("two-layer cnn", None, Route("batched"), "batched", 8),
+        ("two-layer cnn", None, Route(), "fast", 8),
+        ("mlp", DROPOUT, Route(), "serial", 8),
+    ],
+)
+def test_the_table_of_how_a_task_is_trained(
+    name: str, model: nn.Module | None, route: Route, path: str, width: int
+) -> None:
+    task = task_of(name)
+    if model is not None:
+        task = task_of(name, make_model=lambda: model)
+    form = form_of(task.make_model(), task, WORKS["epochs"], route)
+    assert (form.path, form.width) == (path, width)
+    assert (form.group_size > 1) == (path == "batched")
+    assert form.evaluation_batch >= 500
 
 
 def test_a_route_is_kept_beside_the_run(tmp_path: Path) -> None:
