@@ -1,6 +1,4 @@
-"""``deltafl reproduce`` as a user meets it: the list, pages, an interruption, mistakes, the
-index.
-"""
+"""``python -m reproduction`` as a user meets it: list, pages, interruption, mistakes, index."""
 
 import os
 import signal
@@ -12,7 +10,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deltafl.cli.main import app
 from deltafl.errors import DeltaflError
 from deltafl.simulation.record import RunStore, read_record
 from reproduction import cli
@@ -21,11 +18,11 @@ from reproduction.index import write_index
 from reproduction.page import read_verdict
 from reproduction.spec import experiment_names
 
-COMMAND = [sys.executable, "-m", "deltafl", "reproduce"]
+COMMAND = [sys.executable, "-m", "reproduction"]
 
 
 def output_of(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["reproduce", *arguments])
+    result = CliRunner().invoke(cli.app, arguments)
     if result.exception is not None:
         raise result.exception
     return result.output

@@ -228,8 +228,7 @@ def test_runs_end_when_the_sweep_is_killed(tmp_path: Path) -> None:
     run = tmp_path / UNFINISHED / "nu-20" / "fedavg-seed0"
     words = [
         "-m",
-        "deltafl",
-        "reproduce",
+        "reproduction",
         "figure-11",
         "--part",
         "nu-20",

@@ -1,6 +1,4 @@
-"""The command line: ``deltafl compare``, ``run``, ``audit``, ``samplers``, ``tasks``, ``data``,
-``reproduce``.
-"""
+"""The command line: ``deltafl compare``, ``run``, ``audit``, ``samplers``, ``tasks``, ``data``."""
 
 from ..simulation.progress import sweep_progress
 from .experiments import interruptible

@@ -1,12 +1,7 @@
-"""The application: its commands, and how mistakes reach a person (one sentence, exit code 2, no
-traceback).
-"""
+"""The commands, and how mistakes reach a person: one sentence, exit code 2, no traceback."""
 
-import importlib
-import importlib.util
 import logging
 import sys
-from pathlib import Path
 
 import typer
 import typer.core
@@ -61,30 +56,6 @@ def _options(
     """Client sampling for federated learning: who to ask, and how to weigh the replies."""
 
 
-@app.command(
-    context_settings={
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "help_option_names": [],
-    },
-)
-def reproduce(ctx: typer.Context) -> None:
-    """Run one of the paper's tables or figures, from a checkout: the same as python -m
-    reproduction.
-    """
-    sys.path.insert(0, str(Path.cwd()))
-    if importlib.util.find_spec("reproduction") is None:
-        raise DeltaflError(
-            "the paper's tables and figures are not part of the installed package: clone the "
-            "repository of deltafl and "
-            "give the command in its folder"
-        )
-    cli = importlib.import_module("reproduction.cli")
-    code = cli.app(ctx.args, prog_name="deltafl reproduce", standalone_mode=False)
-    if code:
-        raise typer.Exit(code)
-
-
 def main() -> None:
     """Entry point of the console script."""
     run_app(app)
@@ -93,9 +64,7 @@ def main() -> None:
 def run_app(
     command: typer.Typer, arguments: list[str] | None = None, name: str | None = None
 ) -> None:
-    """Run a command line; a ``DeltaflError`` or a failing file becomes one sentence and exit
-    code 2.
-    """
+    """Run a command line; a ``DeltaflError`` or ``OSError`` becomes one sentence, exit code 2."""
     show_log()
     try:
         command(arguments, prog_name=name)
@@ -113,9 +82,7 @@ def run_app(
 
 
 class _OnceHandler(logging.Handler):
-    """Writes each text once, through ``typer.echo``, so that a progress bar in the way is moved
-    aside.
-    """
+    """Writes each text once; ``typer.echo`` moves a progress bar out of the way."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
