@@ -206,14 +206,15 @@ def check(name: str, data_dir: Path | None = None) -> list[FileStatus]:
         for folder in data_folders(name, data_dir)
     )
     best = max(found, key=lambda paths: sum(path is not None for path in paths.values()))
-    return [
-        FileStatus(
-            file,
-            path,
-            "missing" if path is None else "ok" if matches(path, checksums[file]) else "corrupt",
-        )
-        for file, path in best.items()
-    ]
+    return [_status(file, path, checksums[file]) for file, path in best.items()]
+
+
+def _status(file: str, path: Path | None, checksum: str) -> FileStatus:
+    if path is None:
+        return FileStatus(file, None, "missing")
+    if matches(path, checksum):
+        return FileStatus(file, path, "ok")
+    return FileStatus(file, path, "corrupt")
 
 
 def _source_of(name: str) -> Source:
@@ -262,15 +263,14 @@ def read_arrays(path: Path, keys: tuple[str, ...] | None = None) -> dict[str, np
                 raise ValueError("it is a single array, as .npy files are")
             require_ram(sum(entry.file_size for entry in archive.zip.infolist()))
             return {key: np.asarray(archive[key]) for key in keys or archive.files}
-    except (
-        Exception
-    ) as error:  # NumPy and zipfile raise a dozen kinds, MemoryError and RuntimeError among them
-        what = (
-            "an NPZ file of plain arrays"
-            if keys is None
-            else f"an archive with the arrays {', '.join(keys)}"
-        )
-        raise DeltaflError(f"{path} is not {what}: {str(error) or type(error).__name__}") from error
+    # NumPy and zipfile raise a dozen kinds, MemoryError and RuntimeError among them.
+    except Exception as error:
+        why = str(error) or type(error).__name__
+        if keys is None:
+            raise DeltaflError(f"{path} is not an NPZ file of plain arrays: {why}") from error
+        raise DeltaflError(
+            f"{path} is not an archive with the arrays {', '.join(keys)}: {why}"
+        ) from error
 
 
 def require_ram(size: int) -> None:
@@ -373,14 +373,14 @@ def idx_dataset(
         ):
             raise DeltaflError(
                 f"{origin}: {images} has shape {image.shape} and {labels} {label.shape}; needs (N, "
-                "28, 28) and N "
-                "labels from 0 to 9"
+                "28, 28) and N labels from 0 to 9"
             )
     checksums = {file: idx_sha256(array) for file, array in arrays.items()}
+    title = name
+    if checksums != SOURCES[name].checksums:
+        title = f"{name} (other content than published: {origin})"
     return Dataset(
-        name=name
-        if checksums == SOURCES[name].checksums
-        else f"{name} (other content than published: {origin})",
+        name=title,
         train_x=arrays[TRAIN_IMAGES][:, np.newaxis],
         train_y=arrays[TRAIN_LABELS].astype(np.int64),
         test_x=arrays[TEST_IMAGES][:, np.newaxis],
@@ -451,8 +451,9 @@ def load_cifar10(data_dir: Path | None = None) -> Dataset:
     num_tests = len(batches[-1])
     x = row_e[:, 1:].reshape(-1, 3, 32, 32)
     y = row_e[:, 0].astype(np.int64)
-    is_published = matches(path, SOURCES["cifar10"].checksums[CIFAR_ARCHIVE])
-    title = "CIFAR-10" if is_published else f"CIFAR-10 (other content than published: {path})"
+    title = "CIFAR-10"
+    if not matches(path, SOURCES["cifar10"].checksums[CIFAR_ARCHIVE]):
+        title = f"CIFAR-10 (other content than published: {path})"
     return Dataset(
         title, x[:-num_tests], y[:-num_tests], x[-num_tests:], y[-num_tests:], num_classes=10
     )
