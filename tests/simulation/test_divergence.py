@@ -25,6 +25,7 @@ from deltafl.simulation.engine import Engine, Evaluation
 from deltafl.simulation.record import RunStore
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of, task_of
+from deltafl.simulation.watching import watch_over
 from deltafl.types import RejectedReply, RoundInfo
 from reproduction.measures import accuracy, late_loss
 from reproduction.sweeps import records_of, write_page
@@ -165,6 +166,16 @@ def test_the_runs_of_the_repository_are_judged_as_they_were() -> None:
                 curves += 1
                 assert judged(content) is None, path
     assert curves > 400  # of over 6000
+
+
+def test_a_watch_goes_on_from_the_lines_of_a_run() -> None:
+    """19 high losses before a resume, one after it."""
+    task = task_of(make_settings(RunSettings, {"task": "digits"}))
+    test = {"loss": 30.0, "accuracy": 0.1}
+    lines = [plain_json({**info()._asdict(), "round": i, "test": test}) for i in range(1, 20)]
+    watch = watch_over(task, [{"round": 0, "test": {"loss": 2.3, "accuracy": 0.1}}, *lines])
+    assert watch.suspicion is not None
+    assert watch.see(info(), True, 30.0, 0.1) is not None
 
 
 def test_chance_is_the_commonest_label_of_the_test_set() -> None:

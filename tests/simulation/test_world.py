@@ -200,6 +200,7 @@ def test_an_interrupted_run_meets_the_same_world(tmp_path: Path, sampler: str) -
     drawn = whole[2:] if sampler == "census" else whole[1:]  # a census waits for everybody
     assert all(1 <= line["available"] <= 12 for line in drawn)
     assert all(line["num_selected"] <= min(6, line["available"]) for line in drawn)
+    assert any(line["num_responded"] < line["num_selected"] for line in drawn)
 
 
 def test_samplers_of_one_seed_meet_one_world(tmp_path: Path) -> None:

@@ -66,15 +66,13 @@ def ask_everyone(
     """The census of a plan, read from the run's folder if it is there; None if the plan has none."""
     if plan.census is None:
         return None
-    watch = Stopwatch()
+    timer = Stopwatch()
     answer_mk = group.from_first(directory.census)
     if answer_mk is None:
         answer_mk = take_census(plan, engine, engine.initial_params())
-        client_seconds = watch.read()["seconds"]
         if group.is_first:
             directory.save_census(answer_mk)
-    else:
-        client_seconds = watch.read()["seconds"]
+    client_seconds = timer.read()["seconds"]
     m, size = answer_mk.shape
     answers = int(np.isfinite(answer_mk).all(axis=1).sum())
     line = {
@@ -84,9 +82,8 @@ def ask_everyone(
     }
     if plan.population.seconds_m is not None:
         line["clock"] = float(plan.population.seconds_m.max())  # it waits for everybody
-    return Asked(
-        plan.with_census(answer_mk), line, watch.read() | {"client_seconds": client_seconds}
-    )
+    plan = plan.with_census(answer_mk)
+    return Asked(plan, line, timer.read() | {"client_seconds": client_seconds})
 
 
 def take_census(plan: Plan, engine: Engine, params_d: Params) -> FloatArray:

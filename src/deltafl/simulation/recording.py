@@ -23,6 +23,7 @@ class Recording(Callback):
         since = late_after(run.rounds) + 1
         if {"stopped", "diverged"} & round.line.keys():
             since = round.number  # the run ends here, so its last model alone counts
+        # Written before the line: a round that is played again is noted again.
         if "test" in round.line and round.number >= since:
             sizes_m = run.plan.population.num_examples_m
             note_clients(run.directory.path, sizes_m, round.number, round.accuracy_m, since)

@@ -85,7 +85,7 @@ def run_experiment(
 
 def play_round(run: LiveRun) -> PlayedRound:
     """Open a round, train its cohort, and close it with those that reply in time."""
-    watch = Stopwatch()
+    timer = Stopwatch()
     opened = run.state
     oracle = SimulatedOracle(
         run.engine, run.plan, opened, run.directory.path if run.group.is_first else None
@@ -96,7 +96,7 @@ def play_round(run: LiveRun) -> PlayedRound:
     run.clock = clock + waited.seconds
     training, run.state, info = _train_and_close(run, cohort, oracle, waited.responded_n)
 
-    timing = watch.read() | {"client_seconds": oracle.client_seconds}
+    timing = timer.read() | {"client_seconds": oracle.client_seconds}
     traffic = oracle.traffic(len(cohort.client_n), info.num_responded)
     line: dict[str, Any] = {"bytes_down": traffic.down, "bytes_up": traffic.up}
     if available_m is not None:
@@ -108,6 +108,7 @@ def play_round(run: LiveRun) -> PlayedRound:
 
 def _follow(run: LiveRun, round: PlayedRound, callbacks: Sequence[Callback]) -> None:
     """Let the callbacks follow a round; its updates are released when this returns."""
+    # The order of the entries is part of the record: its bytes are compared.
     round.line = {
         "round": run.state.round,
         "cohort": round.cohort.client_n.tolist(),
@@ -127,6 +128,7 @@ def _train_and_close(
     """Train the cohort and close the round; each of several processes with a share of it."""
     plan = run.plan
     group = run.group
+    # A control variate that learns from single updates gets all of them in every process.
     if group.count == 1 or not plan.rule.control.learns_from_sums:
         training = oracle.train(cohort.client_n)
         reports = training.reports._replace(responded_n=responded_n)
@@ -165,6 +167,7 @@ def _open_run(
     if census is not None:
         plan = census.plan
     initial_d = engine.initial_params()
+    # After a census with first updates, this is the state of round 1.
     start = init_round(plan, initial_d)
     state = directory.load(start._replace(round=0, params_d=initial_d), group)
 

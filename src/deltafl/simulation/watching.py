@@ -18,20 +18,24 @@ def watch_over(task: Task, lines: Iterable[dict[str, Any]]) -> Watch:
     """The watch over a run that has these lines of ``rounds.jsonl``, the first of round 0."""
     first, *others = lines
     loss, accuracy = _measured(first)
-    watch = Watch(nan if loss is None else loss, task.metric == "accuracy", task.chance, accuracy)
+    watch = Watch(_number(loss), task.metric == "accuracy", task.chance, accuracy)
     for line in others:
-        known = {key: line[key] for key in RoundInfo._fields if key in line}
-        numbers = {key: nan if value is None else value for key, value in known.items()}
-        info = RoundInfo(**{**numbers, "round": line["round"] - 1})
-        watch.see(info, True, *_measured(line))
+        known = {key: _number(line[key]) for key in RoundInfo._fields if key in line}
+        known["round"] = line["round"] - 1  # an info counts from 0
+        # The model was finite, or the run would have ended there.
+        watch.see(RoundInfo(**known), True, *_measured(line))
     return watch
 
 
 def _measured(line: dict[str, Any]) -> tuple[float | None, float]:
     """The loss of a line, None if the model was not evaluated, and the accuracy, NaN if unknown."""
-    test = line.get("test", {"loss": None, "accuracy": None})
-    accuracy = test["accuracy"]
-    return test["loss"], nan if accuracy is None else accuracy
+    test = line.get("test", {})
+    return test.get("loss"), _number(test.get("accuracy"))
+
+
+def _number(value: Any) -> Any:
+    """What stands in a record, where NaN is null."""
+    return nan if value is None else value
 
 
 class Watching(Callback):
@@ -40,12 +44,13 @@ class Watching(Callback):
     def after_round(self, run: LiveRun, round: PlayedRound) -> None:
         finite = bool(np.isfinite(run.state.params_d).all())
         symptom = run.watch.see(round.info, finite, *_measured(round.line))
-        if symptom is not None and "test" not in round.line:
-            evaluate(run, round)
-        reason = symptom
-        if symptom is None and round.is_last:
-            reason = run.watch.suspicion
-        if reason is not None:
-            cause = likely_cause(run.watch.infos, run.settings, run.plan)
-            word = "doubt" if symptom is None else "diverged"
-            round.line[word] = {"why": f"{reason}; likely cause: {cause}", "kept": run.kept}
+        if symptom is not None:
+            if "test" not in round.line:
+                evaluate(run, round)  # a record of what was lost
+            round.line["diverged"] = self._explained(run, symptom)
+        elif round.is_last and run.watch.suspicion is not None:
+            round.line["doubt"] = self._explained(run, run.watch.suspicion)
+
+    def _explained(self, run: LiveRun, what: str) -> dict[str, Any]:
+        cause = likely_cause(run.watch.infos, run.settings, run.plan)
+        return {"why": f"{what}; likely cause: {cause}", "kept": run.kept}
