@@ -66,10 +66,12 @@ def readable(label: str, *more: str) -> str:
     ``FedIS (successive draws, plain mean)``.
     """
     name, *rest = label.split("@")
-    parts = [f"{rest[0]} draws"] if rest and rest[0] else []
-    parts += [part.replace("-", " ") for part in rest[1:]]
+    parts = [part.replace("-", " ") for part in rest[1:]]
+    if rest and rest[0]:
+        parts = [f"{rest[0]} draws", *parts]
     suffix = ", ".join([*parts, *more])
-    return TEXTS["names"].get(name, name) + (f" ({suffix})" if suffix else "")
+    name = TEXTS["names"].get(name, name)
+    return f"{name} ({suffix})" if suffix else name
 
 
 def gather(sweep: Sweep, runs: Sequence[Run]) -> list[Group]:
@@ -86,14 +88,14 @@ def gather(sweep: Sweep, runs: Sequence[Run]) -> list[Group]:
         for sampler in settings.samplers:
             found = {run.seed: run for run in runs if (run.part, run.sampler) == (part, sampler)}
             if found and view.shows(part):
-                label = sampler if part == host else f"{sampler}+{part}"
-                more = [] if part == host else [title_of(sweep, part)]
-                mark = (
-                    f" {DIVERGED}"
-                    if any(run.diverged is not None for run in found.values())
-                    else ""
-                )
-                name = view.names.get(label, readable(sampler, *more)) + mark
+                label = sampler
+                name = readable(sampler)
+                if part != host:
+                    label = f"{sampler}+{part}"
+                    name = readable(sampler, title_of(sweep, part))
+                name = view.names.get(label, name)
+                if any(run.diverged is not None for run in found.values()):
+                    name += f" {DIVERGED}"
                 rows[host].append(Row(label, name, dict(sorted(found.items()))))
     groups = []
     for host, own in rows.items():

@@ -210,11 +210,9 @@ def verdict(row: Measured) -> str:
     if claimed is None or found is None or found.low is None or found.high is None:
         return "-"
     if claimed == 0:
-        return (
-            "as claimed, slower than T^-1/2"
-            if found.low > -0.5 + TOLERANCE
-            else "not clearly different from T^-1/2"
-        )
+        if found.low > -0.5 + TOLERANCE:
+            return "as claimed, slower than T^-1/2"
+        return "not clearly different from T^-1/2"
     if found.low > claimed + TOLERANCE:
         return SLOWER
     if found.high < claimed - TOLERANCE:
@@ -308,12 +306,10 @@ def _sum_up(
             f"{broken[0][1]:.2g}."
         )
     if slow or broken:
-        return (
-            number,
-            "holds in part and is contradicted in part" if held else "is contradicted",
-            text,
-        )
-    return number, "holds" if len(held) == len(found) else "is not decided", text
+        word = "holds in part and is contradicted in part" if held else "is contradicted"
+    else:
+        word = "holds" if len(held) == len(found) else "is not decided"
+    return number, word, text
 
 
 def _number(found: analysis.Interval | None) -> str:

@@ -8,7 +8,7 @@ is, which nobody knows before the draw.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,9 +31,6 @@ from .page import OwnPage
 from .running import Row, Rows
 from .spec import TEXTS
 from .text import folded, markdown
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 GRADIENTS = ((2.0, 2.0), (4.0, 1.0), (6.0, -3.0))
 IDEAL = (4.0, 0.0)
@@ -178,11 +175,9 @@ def _verdict(found: dict[tuple[str, str], Enumerated]) -> tuple[str, str, str]:
     text += f"IS below DELTA: {listed(against)}."
     if held and against:
         return number, "holds in part and is contradicted in part", text
-    return (
-        number,
-        "is contradicted" if against else "holds" if len(held) == len(ways) else "holds in part",
-        text,
-    )
+    if against:
+        return number, "is contradicted", text
+    return number, "holds" if len(held) == len(ways) else "holds in part", text
 
 
 def hand_picked() -> dict[tuple[int, int], tuple[float, float]]:
@@ -217,10 +212,10 @@ def _draw(found: dict[tuple[str, str], Enumerated], path: Path) -> None:
         for line, score in zip(grid, SCORES, strict=True):
             for axes, way in zip(line, DRAWN, strict=True):
                 _draw_outcomes(axes, found[score, way], _COLOURS[score])
-                title = (
-                    "\n".join([*WAYS[way].title.rsplit(", ", 1), ""]) if score == "uniform" else ""
-                )
-                axes.set_title(f"{title}MSE {found[score, way].mse:.3f}")
+                title = [f"MSE {found[score, way].mse:.3f}"]
+                if score == "uniform":
+                    title = [*WAYS[way].title.rsplit(", ", 1), *title]
+                axes.set_title("\n".join(title))
             line[0].set_ylabel(f"{score}\nsecond coordinate")
         for axes in grid[-1]:
             axes.set_xlabel("first coordinate")
@@ -228,7 +223,7 @@ def _draw(found: dict[tuple[str, str], Enumerated], path: Path) -> None:
         write_atomically(path, small_png(figure))
 
 
-def _draw_outcomes(axes: "Axes", row: Enumerated, colour: str) -> None:
+def _draw_outcomes(axes: Any, row: Enumerated, colour: str) -> None:
     probability_k = np.array([outcome.probability for outcome in row.outcomes])
     aggregate_kd = np.array([outcome.aggregate for outcome in row.outcomes])
     axes.set_xlim(-0.5, 10.5)

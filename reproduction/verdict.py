@@ -61,11 +61,13 @@ def sum_up(statements: Sequence[Statement]) -> str:
     if number["shown"] == len(statements):
         return "holds"
     chance = by_chance(len(statements) - number["no interval"])
-    if number["shown"] > chance:
-        return "holds in part" + (
-            " and is contradicted in part" if number["contradicted"] > chance else ""
-        )
-    return "is contradicted" if number["contradicted"] > chance else "is not decided"
+    verdicts = {
+        (True, True): "holds in part and is contradicted in part",
+        (True, False): "holds in part",
+        (False, True): "is contradicted",
+        (False, False): "is not decided",
+    }
+    return verdicts[number["shown"] > chance, number["contradicted"] > chance]
 
 
 def tally(verdicts: Sequence[str]) -> str:
@@ -91,8 +93,8 @@ def verdict_text(statements: Sequence[Statement]) -> str:
         return verdict
     if 2 * sum(s.is_small for s in open_) > len(open_):
         return f"{verdict}: most differences are small"
-    seeds = counted(max(s.pairs for s in statements), "seed")
-    return f"{verdict}: {seeds} {'is' if seeds == '1 seed' else 'are'} too few"
+    most = max(s.pairs for s in statements)
+    return f"{verdict}: {counted(most, 'seed')} {'is' if most == 1 else 'are'} too few"
 
 
 def by_chance(number: int) -> int:
@@ -136,7 +138,7 @@ def judge(groups: Sequence[Group], measures: Measures, other: str | None = None)
         chance = by_chance(with_interval)
         often = f"up to {chance}" if chance else "hardly one"
         sentences.append(f"By chance alone {often} would be shown, and as many contradicted.")
-    failed = sum(bool(s.only_first or s.only_second) for s in statements)
+    failed = sum(s.left_out > 0 for s in statements)
     if failed:
         sentences.append(
             f"Of these, {failed} leave out seeds with which one method failed; it is never called "
@@ -166,13 +168,11 @@ def _headline(
         ]
     if not found:
         return ""
-    wanted = (
-        "shown"
-        if verdict.startswith("holds")
-        else "contradicted"
-        if "contradicted" in verdict
-        else "open"
-    )
+    wanted = "open"
+    if verdict.startswith("holds"):
+        wanted = "shown"
+    elif "contradicted" in verdict:
+        wanted = "contradicted"
     one = max(
         [*found, *statements],
         key=lambda it: (it.status == wanted, it.status != "no interval", it.pairs > 0),
@@ -188,12 +188,10 @@ def _effect(statement: Statement) -> str:
     measure = statement.measure
     words = {"shown": measure.words[0], "contradicted": measure.words[1]}
     words["no interval"] = f"{counted(statement.pairs, 'seed')}: too few for an interval"
-    failed = statement.only_first + statement.only_second
-    lost = f", {counted(failed, 'seed')} left out" if failed else ""
-    return (
-        f"{measure.name} {number_text(statement)}, "
-        f"{words.get(statement.status, statement.status)}{lost}"
-    )
+    text = f"{measure.name} {number_text(statement)}, {words.get(statement.status, 'open')}"
+    if statement.left_out:
+        text += f", {counted(statement.left_out, 'seed')} left out"
+    return text
 
 
 def pairs_table(groups: Sequence[Group], measures: Measures) -> str:
@@ -240,22 +238,16 @@ def _table(statements: Sequence[Statement], head: str, word: str) -> str:
     several = len({statement.where for statement in statements}) > 1
     lines = []
     for s in statements:
-        left_out = s.only_first + s.only_second
-        status = f"{s.status} ({counted(left_out, 'seed')} left out)" if left_out else s.status
-        line = [
-            f"{s.first} {word} {s.second}",
-            s.measure.name,
-            number_text(s),
-            str(s.pairs),
-            status,
-        ]
-        lines.append([s.where, *line] if several else line)
-    heads = [head, "measure", "estimate [95 %]", "paired seeds", "status"]
-    return (
-        markdown(["part", *heads] if several else heads, lines, left=len(heads) + 1)
-        if lines
-        else ""
-    )
+        status: str = s.status
+        if s.left_out:
+            status += f" ({counted(s.left_out, 'seed')} left out)"
+        pair = f"{s.first} {word} {s.second}"
+        lines.append([s.where, pair, s.measure.name, number_text(s), str(s.pairs), status])
+    heads = ["part", head, "measure", "estimate [95 %]", "paired seeds", "status"]
+    # One part needs no column that says so.
+    first = 0 if several else 1
+    table = markdown(heads[first:], [line[first:] for line in lines], left=len(heads))
+    return table if lines else ""
 
 
 def number_text(statement: Statement) -> str:

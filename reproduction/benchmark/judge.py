@@ -39,9 +39,12 @@ def _advantages(label: str) -> str:
     """What a method needs or gives up that the recommended one does not, in brackets; perhaps
     nothing.
     """
-    public = parse_label(label).settings.get("public")
-    words = ["biased"] * (not is_unbiased(label)) + ["needs labels"] * (needs(label) == "known")
-    words += ["public data"] if public else []
+    found = {
+        "biased": not is_unbiased(label),
+        "needs labels": needs(label) == "known",
+        "public data": parse_label(label).settings.get("public"),
+    }
+    words = [word for word, applies in found.items() if applies]
     return f" ({', '.join(words)})" if words else ""
 
 
@@ -67,13 +70,15 @@ def rounds_at(threshold: float, smoothed: bool = False) -> Measure:
     def cut(run: Run) -> bool:
         return rounds_to_threshold(run, threshold, smoothed) is None
 
-    name = f"rounds to {100 * threshold:g} %" + (", mean of five" if smoothed else "")
+    name = f"rounds to {100 * threshold:g} %{', mean of five' * smoothed}"
     return Measure(name, "ratio", False, value, words=("fewer", "more"), cut=cut)
 
 
 def cut_short(method: Method | None, measure: Measure) -> int:
     """Runs that never reached the threshold of the measure, those that diverged included."""
-    return sum(measure.cut(run) for run in method.runs.values()) if method and measure.cut else 0
+    if method is None or measure.cut is None:
+        return 0
+    return sum(map(measure.cut, method.runs.values()))
 
 
 def against(result: Result, measure: Measure, label: str, other: str) -> Statement | None:
@@ -118,8 +123,10 @@ def gap_of(result: Result, label: str, measure: Measure, full: str = FULL) -> Ga
 def _paired(result: Result, labels: tuple[str, ...], measure: Measure) -> list[FloatArray] | None:
     """The values of methods for the seeds that all of them finished; None if there is none."""
     methods = [method for label in labels if (method := result.find(label)) is not None]
-    seeds = sorted(set.intersection(*(set(method.runs) for method in methods))) if methods else []
-    if len(methods) < len(labels) or not seeds:
+    if len(methods) < len(labels):
+        return None
+    seeds = sorted(set.intersection(*(set(method.runs) for method in methods)))
+    if not seeds:
         return None
     return [
         np.array([measure.value(method.runs[seed]) for seed in seeds], dtype=np.float64)
@@ -137,22 +144,23 @@ def no_task(result: Result) -> str:
     """Why a part is no task to judge by: a gap that is too narrow on the tuning or the test
     seeds; empty if it is.
     """
-    on_test = width(result)
-    gaps = dict[str, float]()
+    gaps = {}
     score_of = {method.label: method.search.score for method in result.methods}
     base = score_of.get(BASELINE)
     full = score_of.get(FULL)
-    gaps |= (
-        {"tuning": base.area - full.area} if base and full else {}
-    )  # the area of a score is minus the accuracy
-    gaps |= {"test": on_test.mean} if on_test else {}
+    if base and full:
+        # The area of a score is minus the accuracy.
+        gaps["tuning"] = base.area - full.area
+    on_test = width(result)
+    if on_test is not None:
+        gaps["test"] = on_test.mean
     narrow = [
         f"{100 * gap:.2f} points on the {name} seeds" for name, gap in gaps.items() if gap < LEAST
     ]
+    if not narrow:
+        return ""
     return (
         f"no task to judge by: full participation is only {' and '.join(narrow)} above {BASELINE}"
-        if narrow
-        else ""
     )
 
 
@@ -210,12 +218,12 @@ def headline(judgements: Sequence[Judgement]) -> str:
     judged = found["reached"] + found["missed"] + found["open"]
     if not judged or found["open"] == judged:
         return "is not decided"
-    *first, last = (
-        f"{word} on {found[word]}" for word in ("reached", "missed", "open") if found[word]
-    )
-    return (
-        f"is {', '.join(first)} and {last} of {judged} tasks" if first else f"is {last.split()[0]}"
-    )
+    decided: tuple[Status, ...] = ("reached", "missed", "open")
+    words = [word for word in decided if found[word]]
+    if len(words) == 1:
+        return f"is {words[0]}"
+    *first, last = (f"{word} on {found[word]}" for word in words)
+    return f"is {', '.join(first)} and {last} of {judged} tasks"
 
 
 def sentence(judgement: Judgement) -> str:
@@ -227,22 +235,19 @@ def sentence(judgement: Judgement) -> str:
         return (
             f"{result.part.title}: no G yet (needs more seeds of {FULL}, {BASELINE} and `{label}`)."
         )
-    seeds = (
-        f"not decided after {gap.seeds} of {result.part.seeds} seeds"
-        if status == "running"
-        else status
-    )
-    word = f"**{seeds}**" if status == "missed" else seeds
-    others, ours = (_names(judgement.ahead(own)) for own in (False, True))
+    word = {
+        "running": f"not decided after {gap.seeds} of {result.part.seeds} seeds",
+        "missed": "**missed**",
+    }.get(status, status)
     number = sum(not is_ours(pair.second) for pair in pairs)
-    ahead = (others or f"none of {number} methods of others") + (
-        f"; of ours {ours}" if ours else ""
-    )
-    remark = f" {result.part.remark}" if result.part.remark else ""
-    return (
+    ahead = _names(judgement.ahead()) or f"none of {number} methods of others"
+    if ours := _names(judgement.ahead(ours=True)):
+        ahead += f"; of ours {ours}"
+    text = (
         f"{result.part.title}: {word}, `{label}` closes {gap}{_of_the_best(judgement)}; ahead "
-        f"of it: {ahead}.{remark}"
+        f"of it: {ahead}. {result.part.remark}"
     )
+    return text.rstrip()
 
 
 def _of_the_best(judgement: Judgement) -> str:
@@ -275,4 +280,6 @@ def _names(pairs: Sequence[Statement], most: int = 3) -> str:
         + ends(pair.high, pair.low, ".1f", -100)
         for pair in sorted(pairs, key=lambda pair: pair.estimate or 0)
     ]
-    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+    if len(texts) <= most:
+        return ", ".join(texts)
+    return f"{', '.join(texts[:most])} and {len(texts) - most} more"

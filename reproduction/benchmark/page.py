@@ -5,7 +5,9 @@ its pictures.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from deltafl import analysis
 from deltafl.analysis.looks import MOST_STRONG
@@ -41,9 +43,6 @@ from .tables import (
     table_cells,
     tuning_cells,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _LEFT = -0.5
 _RIGHT = 1.75  # the part of the G axis that is drawn
@@ -102,37 +101,37 @@ def _blocks(
     blocks = [
         "## Verdict",
         f"**The target {headline(judgements)}.** The recommended method is {method}. {done}",
+        view.remark,
+        "\n".join(f"- {sentence(judgement)}" for judgement in judgements),
+        "![Gap closed by task and method](gap.png)",
+        _TEXTS["symbols"],
+        folded("The rules", _TEXTS["rules"].format(goal=GOAL, sure=SURE, least=100 * LEAST)),
+        folded("Accuracy over rounds", "![Accuracy over rounds by task](curves.png)"),
     ]
-    blocks += [view.remark] if view.remark else []
-    blocks += ["\n".join(f"- {sentence(judgement)}" for judgement in judgements)]
-    blocks += ["![Gap closed by task and method](gap.png)", _TEXTS["symbols"]]
-    blocks += [folded("The rules", _TEXTS["rules"].format(goal=GOAL, sure=SURE, least=100 * LEAST))]
-    blocks += [folded("Accuracy over rounds", "![Accuracy over rounds by task](curves.png)")]
+    every = []
     for result in results:
-        tables = [main_table(result, view), folded("Costs", cost_table(result))]
-        first = result is results[0]
-        blocks += (
-            [f"## {result.part.title}", *tables]
-            if first
-            else [folded(result.part.title, "\n\n".join(tables))]
-        )
+        tables = f"{main_table(result, view)}\n\n{folded('Costs', cost_table(result))}"
+        if result is results[0]:
+            blocks += [f"## {result.part.title}", tables]
+        else:
+            blocks.append(folded(result.part.title, tables))
         runs = [
             (f"`{method.label}`", run) for method in result.shown for run in method.runs.values()
         ]
-        blocks += diverged("Runs that diverged and were ended there:", runs)
-    blocks += [
-        "## Appendix",
-        folded(
-            "Rounds to the first crossing, for comparison with papers", crossings_table(results)
-        ),
-    ]
-    blocks += [
-        folded("Learning rates", _TEXTS["rates"].format(grids="; ".join(map(_grid_text, results))))
-    ]
+        blocks.append(diverged("Runs that diverged and were ended there:", runs))
+        every += [run for _, run in runs]
+    crossings = "Rounds to the first crossing, for comparison with papers"
+    grids = "; ".join(map(_grid_text, results))
     ran = "\n".join(map(_setting_text, results))
-    blocks += [folded("What was run", f"{ran}\n\n{_missing(parts, results, reasons)}")]
-    every = [run for result in results for method in result.shown for run in method.runs.values()]
-    return [*blocks, folded("Hardware and versions", hardware(every)), _TEXTS["files"]]
+    return [
+        *blocks,
+        "## Appendix",
+        folded(crossings, crossings_table(results)),
+        folded("Learning rates", _TEXTS["rates"].format(grids=grids)),
+        folded("What was run", f"{ran}\n\n{_missing(parts, results, reasons)}"),
+        folded("Hardware and versions", hardware(every)),
+        _TEXTS["files"],
+    ]
 
 
 def _grid_text(result: Result) -> str:
@@ -148,24 +147,23 @@ def _grid_text(result: Result) -> str:
 def _setting_text(result: Result) -> str:
     part = result.part
     run = result.part.common
-    alpha = (
-        f" {run.alpha:g}"
-        if run.alpha is not None and run.partition in ("hsu2019", "yurochkin2019")
-        else ""
-    )
     m = result.num_clients
     n = run.sample or 1
+    partition = run.partition or "its own"
+    if run.alpha is not None and partition in ("hsu2019", "yurochkin2019"):
+        partition += f" {run.alpha:g}"
+    work = f"{run.local_epochs} local epochs"
+    if run.local_epochs is None:
+        work = f"{run.local_steps} local steps"
     return _TEXTS["setting"].format(
         part=part,
         run=run,
         data=next(iter(result.shown[0].runs.values())).data,
-        partition=f"{run.partition or 'its own'}{alpha}",
+        partition=partition,
         m=m,
         n=n,
         ratio=m / n,
-        work=f"{run.local_steps} local steps"
-        if run.local_epochs is None
-        else f"{run.local_epochs} local epochs",
+        work=work,
         batch=run.batch_size or "all",
         tests=f", evaluated on {run.test_examples} test examples" if run.test_examples else "",
         percent=100 * part.threshold,
@@ -180,17 +178,17 @@ def _missing(parts: Sequence[Part], results: Sequence[Result], reasons: Reasons)
     for part in parts:
         why = reasons.get((part.name, "")) or part.needs
         if part.name not in found:
-            lines.append(f"- {part.title}: no test run is done" + (f" ({why})" if why else ""))
+            lines.append((f"- {part.title}: no test run is done", why))
             continue
         for method in found[part.name].methods:
-            if len(method.runs) < part.seeds:
-                reason = reasons.get((part.name, method.label)) or why
-                rest = f" ({reason})" if reason else ""
-                lines.append(
-                    f"- {part.title}, `{method.label}`: {len(method.runs)} of {part.seeds} test "
-                    f"runs{rest}"
-                )
-    return "\n".join(["Missing:", "", *lines]) if lines else "Every run of this scale is done."
+            done = len(method.runs)
+            if done < part.seeds:
+                what = f"- {part.title}, `{method.label}`: {done} of {part.seeds} test runs"
+                lines.append((what, reasons.get((part.name, method.label)) or why))
+    if not lines:
+        return "Every run of this scale is done."
+    texts = [f"{what} ({reason})" if reason else what for what, reason in lines]
+    return "\n".join(["Missing:", "", *texts])
 
 
 def _draw_curves(results: Sequence[Result], labels: Sequence[str], path: Path) -> None:
@@ -248,12 +246,9 @@ def _draw_gaps(results: Sequence[Result], labels: Sequence[str], path: Path) -> 
         )
         panels = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
         for axes, result in zip(panels, results, strict=False):
-            gaps = (
-                []
-                if no_task(result)
-                else [gap_of(result, label, measures(result.part)[0]) for label in shown]
-            )
-            _gap_axis(axes, gaps, shown)
+            area, *_ = measures(result.part)
+            labels = [] if no_task(result) else shown
+            _gap_axis(axes, [gap_of(result, label, area) for label in labels], shown)
             axes.set_title(_title(result), fontsize=7)
         for unused in panels[len(results) :]:
             unused.set_visible(False)
@@ -264,28 +259,26 @@ def _draw_gaps(results: Sequence[Result], labels: Sequence[str], path: Path) -> 
         path.write_bytes(analysis.small_png(figure))
 
 
-def _gap_axis(axes: "Axes", gaps: Sequence[Gap], labels: Sequence[str]) -> None:
+def _gap_axis(axes: Any, gaps: Sequence[Gap], labels: Sequence[str]) -> None:
     """Dots with intervals; what lies outside the axis is drawn at its edge."""
     for place, (gap, label) in enumerate(zip(gaps, labels, strict=False)):
         colour = analysis.looks([label])[label].colour
         if gap.value is None:
             continue
-        x = min(max(gap.value, _LEFT), _RIGHT)
+        x = float(np.clip(gap.value, _LEFT, _RIGHT))
         if gap.low is not None and gap.high is not None:
-            ends = [min(max(end, _LEFT), _RIGHT) for end in (gap.low, gap.high)]
+            ends = np.clip([gap.low, gap.high], _LEFT, _RIGHT)
             axes.plot(ends, [place, place], color=colour, linewidth=1.4, zorder=2)
-        inside = "s" if needs(label) == "known" else "o"
-        marker = inside if gap.value == x else "<" if x == _LEFT else ">"
+        marker = "s" if needs(label) == "known" else "o"
+        if gap.value < _LEFT:
+            marker = "<"
+        elif gap.value > _RIGHT:
+            marker = ">"
         fill = colour if is_unbiased(label) else "white"
         axes.plot([x], [place], marker, markersize=4, mfc=fill, mec=colour, zorder=3)
-    for x, dash in ((0.0, "-"), (1.0, "-"), (GOAL, (0, (5, 3)))):
-        axes.axvline(
-            x,
-            color=analysis.GREY if x == GOAL else analysis.PALE,
-            linewidth=0.8,
-            linestyle=dash,
-            zorder=1,
-        )
+    for x in (0.0, 1.0):
+        axes.axvline(x, color=analysis.PALE, linewidth=0.8, zorder=1)
+    axes.axvline(GOAL, color=analysis.GREY, linewidth=0.8, linestyle=(0, (5, 3)), zorder=1)
     if not any(gap.value is not None for gap in gaps):
         axes.text(
             0.5,

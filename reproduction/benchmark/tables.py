@@ -34,7 +34,7 @@ def by_area(result: Result) -> list[Method]:
 
 def name_of(label: str) -> str:
     marks = {"oracle": "‡", "known": "§"}.get(needs(label), "") + "†" * (not is_unbiased(label))
-    return f"`{label}`" + (f" {marks}" if marks else "")
+    return f"`{label}` {marks}".rstrip()
 
 
 def main_table(result: Result, view: View) -> str:
@@ -42,17 +42,18 @@ def main_table(result: Result, view: View) -> str:
     area, smoothed, *_ = measures(result.part)
     heads = ["method", "G by area [95 %]", "mean accuracy, %", f"above {BASELINE}, points [95 %]"]
     methods = by_area(result)
-    has_clients = any(run.fairness for method in methods for run in method.runs.values())
-    clients = {
-        "clients at the end, %": of_clients("mean"),
-        "worst tenth, %": of_clients("worst_tenth"),
-    }
-    clients = clients if has_clients else {}
+    clients = {}
+    if any(run.fairness for method in methods for run in method.runs.values()):
+        clients = {
+            "clients at the end, %": of_clients("mean"),
+            "worst tenth, %": of_clients("worst_tenth"),
+        }
     heads += [*clients, smoothed.name, "local rate", "seeds"]
     core = [method.label for method in methods if method.label in view.core]
     others = [method.label for method in methods if method.label not in view.core]
     first = {*core, *others[: max(MOST_ROWS - len(core), 0)]}
-    lines: dict[bool, list[list[str]]] = {True: [], False: []}
+    lines: list[list[str]] = []
+    rest: list[list[str]] = []
     for method in methods:
         label = method.label
         search = method.search
@@ -61,18 +62,15 @@ def main_table(result: Result, view: View) -> str:
             _gap(result, label, area),
             _mean_text(method, area, ".2f"),
             _above(result, area, label),
-        ]
-        line += [_mean_text(method, measure, ".1f") for measure in clients.values()]
-        line += [
+            *(_mean_text(method, measure, ".1f") for measure in clients.values()),
             _rounds(method, smoothed),
             f"{search.best:g}{'*' * bool(search.edge)}",
             str(len(method.runs)),
         ]
-        lines[label in first].append(line)
-    rest = (
-        folded(f"{len(lines[False])} more", markdown(heads, lines[False])) if lines[False] else ""
-    )
-    return f"{markdown(heads, lines[True])}\n\n{rest}".rstrip()
+        (lines if label in first else rest).append(line)
+    if not rest:
+        return markdown(heads, lines)
+    return f"{markdown(heads, lines)}\n\n{folded(f'{len(rest)} more', markdown(heads, rest))}"
 
 
 def _mean_text(method: Method, measure: Measure, form: str) -> str:
@@ -82,18 +80,17 @@ def _mean_text(method: Method, measure: Measure, form: str) -> str:
 
 def _rounds(method: Method, rounds: Measure) -> str:
     failed = cut_short(method, rounds)
-    notes = [f"{failed} never"] if failed else []
-    notes += [f"{method.diverged} diverged"] if method.diverged else []
-    mark = "≥ " if failed else ""
-    note = f" ({', '.join(notes)})" if notes else ""
-    return f"{mark}{_mean_text(method, rounds, '.1f')}{note}"
+    numbers = {"never": failed, "diverged": method.diverged}
+    notes = [f"{number} {word}" for word, number in numbers.items() if number]
+    text = f"{'≥ ' * bool(failed)}{_mean_text(method, rounds, '.1f')}"
+    return f"{text} ({', '.join(notes)})" if notes else text
 
 
 def _above(result: Result, measure: Measure, label: str) -> str:
+    if label == BASELINE:
+        return "baseline"
     statement = against(result, measure, label, BASELINE)
-    if label == BASELINE or statement is None:
-        return "baseline" if label == BASELINE else DASH
-    return number_text(statement).replace(measure.unit, "")
+    return DASH if statement is None else number_text(statement).replace(measure.unit, "")
 
 
 def _gap(result: Result, label: str, measure: Measure) -> str:
@@ -105,19 +102,15 @@ def crossings_table(results: Sequence[Result]) -> str:
     """Rounds to the first evaluation at the threshold, which hangs on chance: for comparison
     with papers.
     """
-    labels = list(dict.fromkeys(method.label for result in results for method in by_area(result)))
-    lines = []
-    for label in labels:
-        found = [(result.find(label), measures(result.part)[2]) for result in results]
-        lines.append(
-            [
-                name_of(label),
-                *("" if method is None else _rounds(method, first) for method, first in found),
-            ]
-        )
-    return markdown(
-        ["method", *(f"{r.part.title}, {100 * r.part.threshold:g} %" for r in results)], lines
-    )
+    lines: dict[str, list[str]] = {}
+    for place, result in enumerate(results):
+        first = measures(result.part)[2]
+        for method in by_area(result):
+            line = lines.setdefault(method.label, [""] * len(results))
+            line[place] = _rounds(method, first)
+    heads = [f"{result.part.title}, {100 * result.part.threshold:g} %" for result in results]
+    rows = [[name_of(label), *line] for label, line in lines.items()]
+    return markdown(["method", *heads], rows)
 
 
 def cost_table(result: Result) -> str:
@@ -148,7 +141,9 @@ def cost_table(result: Result) -> str:
 
 
 def _short(value: float | None) -> str:
-    return DASH if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"
+    if value is None:
+        return DASH
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def cost_cells(result: Result, method: Method) -> dict[str, Any]:
@@ -182,13 +177,13 @@ def _to_threshold(
     to_threshold = []
     a_round = []
     for run in method.runs.values():
-        at = (
-            None
-            if run.diverged is not None
-            else analysis.reach(run, result.part.threshold, smoothed=True)
-        )
-        a_round.append(float(spent(run)[-1]) / max(run.num_rounds, 1))
-        to_threshold.append(a_round[-1] * run.horizon if at is None else float(spent(run)[at]))
+        spent_r = spent(run)
+        a_round.append(float(spent_r[-1]) / max(run.num_rounds, 1))
+        at = analysis.reach(run, result.part.threshold, smoothed=True)
+        if run.diverged is not None or at is None:
+            to_threshold.append(a_round[-1] * run.horizon)
+        else:
+            to_threshold.append(float(spent_r[at]))
     return float(np.mean(to_threshold)), float(np.mean(a_round))
 
 
@@ -263,34 +258,29 @@ def _method_cells(result: Result, method: Method) -> dict[str, Any]:
     cell |= {"diverged": method.diverged}
     for key, measure in zip(_KEYS, measures(part), strict=True):
         number_s = measure.numbers(method.runs)
-        cell |= interval_cells(
-            key, analysis.mean_interval(number_s) if len(number_s) else (None, None, None)
-        )
+        mean = analysis.mean_interval(number_s) if len(number_s) else (None, None, None)
+        cell |= interval_cells(key, mean)
         other = against(result, measure, label, BASELINE)
         if label != BASELINE and other is not None:
             cell |= interval_cells(f"{key}_to_uniform", (other.estimate, other.low, other.high))
-        cell |= interval_cells(
-            f"gap_{key}", (NO_GAP if no_task(result) else gap_of(result, label, measure))[:3]
-        )
-    for key, measure in (
-        ("client_mean", of_clients("mean")),
-        ("worst_tenth", of_clients("worst_tenth")),
-    ):
-        if len(number_s := measure.numbers(method.runs)) == len(method.runs):
+        gap = NO_GAP if no_task(result) else gap_of(result, label, measure)
+        cell |= interval_cells(f"gap_{key}", gap[:3])
+    by_client = {"client_mean": of_clients("mean"), "worst_tenth": of_clients("worst_tenth")}
+    for key, measure in by_client.items():
+        number_s = measure.numbers(method.runs)
+        if len(number_s) == len(method.runs):
             cell |= interval_cells(key, analysis.mean_interval(number_s))
     return cell | cost_cells(result, method)
 
 
 def tuning_cells(results: Sequence[Result], store: Store) -> Cells:
-    rates = [
-        (result.part, method, rate)
+    cells = [
+        _tuning_cell(result.part, method, rate, store)
         for result in results
         for method in result.methods
         for rate in method.search.rates
     ]
-    return [
-        cell for part, method, rate in rates if (cell := _tuning_cell(part, method, rate, store))
-    ]
+    return [cell for cell in cells if cell]
 
 
 def _tuning_cell(part: Part, method: Method, rate: float, store: Store) -> dict[str, Any]:
