@@ -1,6 +1,6 @@
 """The benchmark's tables: Markdown for people, and everything as rows of CSV."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -234,7 +234,9 @@ def num_params_of(task: str) -> int:
 
 
 def _sizes(state: Any) -> Iterator[int]:
-    """The sizes of the arrays of nested NamedTuples and tuples."""
+    """The sizes of the arrays of nested NamedTuples, tuples and mappings."""
+    if isinstance(state, Mapping):
+        state = tuple(state.values())
     if isinstance(state, tuple):
         for part in state:
             yield from _sizes(part)
