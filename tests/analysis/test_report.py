@@ -192,7 +192,7 @@ def test_the_command_holds_what_is_not_usual_and_makes_the_same_settings() -> No
     )
     text = command_of(settings)
     assert text == (
-        "deltafl compare --task digits --local-steps 4 --scaffold --threshold 0.7 "
+        "deltafl compare --task digits --local-steps 4 --threshold 0.7 --scaffold "
         "--samplers 'uniform,osmd(mixing=0.3)' --seeds 3,5"
     )
     usual = make_settings(CompareSettings, {"seeds": 2, "samplers": "full"})
