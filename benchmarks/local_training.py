@@ -97,7 +97,8 @@ def main() -> None:
     times = take_turns(VARIANTS, options.repeats)
     print(f"{task.dataset.name}; {examples} examples; {machine()}; {versions()}")
     print(
-        f"{'':16}{'median s':>9}{'min':>7}{'max':>7}{'CPU s':>7}{'ratio':>7}{'min-max':>14}{'peak':>7}{'GiB':>7}"
+        f"{'':16}{'median s':>9}{'min':>7}{'max':>7}{'CPU s':>7}{'ratio':>7}{'min-max':>14}"
+        f"{'peak':>7}{'GiB':>7}"
     )
     rows = {}
     for variant, samples in times.items():

@@ -163,7 +163,8 @@ def report(
     """
     print(f"{machine()}; {versions()}")
     print(
-        f"{'':28}{'median ms':>10}{'min':>9}{'max':>9}{'CPU ms':>9}{'ratio':>8}{'min-max':>16}{'in CPU':>8}"
+        f"{'':28}{'median ms':>10}{'min':>9}{'max':>9}{'CPU ms':>9}{'ratio':>8}"
+        f"{'min-max':>16}{'in CPU':>8}"
     )
     rows = {}
     for name, own in samples.items():

@@ -30,9 +30,11 @@ EVERYONE = (
 
 @dataclass(frozen=True)
 class Probe(Callback):
-    """Measures the selected clients in each round, all clients in the first and in every ``every``-th.
+    """Measures the selected clients in each round, all clients in the first and in every
+    ``every``-th.
 
-    The numbers are in the round's line under ``probe``, and in the record of the run (``Run.probes``).
+    The numbers are in the round's line under ``probe``, and in the record of the run
+    (``Run.probes``).
     """
 
     every: int

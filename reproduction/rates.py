@@ -6,7 +6,8 @@ gradients of f at x_0 ... x_{T-1}:
 
 - ``least``  min_t norm(grad f(x_t))^2; its mean over seeds is at most the paper's min_t E norm(grad
   f(x_t))^2,
-- ``mean``  (1/T) sum_t norm(grad f(x_t))^2; its mean over seeds is at least that, and what the paper's proofs bound.
+- ``mean``  (1/T) sum_t norm(grad f(x_t))^2; its mean over seeds is at least that, and what the
+  paper's proofs bound.
 
 A slope is that of log(mean over seeds) against log T by least squares, slope = sum_t c_t log
 mean_t. Linearised, seed s moves it by r_s = sum_t c_t value_ts / mean_t, hence the interval slope

@@ -9,7 +9,8 @@ scales.
     [settings]               # of every part: those of `deltafl compare`, task and samplers included
     options = {floor = 0.1}         # among them: options of the samplers that have them
     [parts.fashion-mnist]           # what one column or panel changes; its own `title`
-    [reported.fashion-mnist]  # the paper's numbers: fedavg = {accuracy = 70.35, sd = 0.51, rounds = 426}
+    [reported.fashion-mnist]  # the paper's numbers:
+    fedavg = {accuracy = 70.35, sd = 0.51, rounds = 426}
     [view]                          # how it is shown (`View`)
     [smoke]  [cpu]  [paper]         # what a scale changes: `parts` (which of them), then settings
     [cpu.change.fashion-mnist]      # what a scale changes in one part

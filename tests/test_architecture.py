@@ -67,9 +67,8 @@ def imports(path: Path, package: str, everywhere: bool) -> Iterator[str]:
                 optional = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try)
                 if everywhere or not optional:
                     for field in ("body", "orelse", "finalbody", "handlers"):
-                        yield from of(
-                            [n for n in getattr(node, field, []) if isinstance(n, ast.AST)]
-                        )  # type: ignore[misc]
+                        inner: list[ast.stmt] = getattr(node, field, [])
+                        yield from of([n for n in inner if isinstance(n, ast.AST)])
 
     yield from of(ast.parse(path.read_text(encoding="utf-8")).body)
 

@@ -343,7 +343,7 @@ def test_with_a_mask_the_estimate_targets_who_is_available(label: str, estimator
 
 
 # --- mistakes of the host
-# ---------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if make_sampler(name).needs_oracle])
@@ -532,7 +532,7 @@ def test_populations_by_hand() -> None:
 
 
 # --- screening
-# --------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------
 
 
 def test_rows_of_missing_clients_are_neutral_for_samplers() -> None:

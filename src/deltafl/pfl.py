@@ -234,7 +234,9 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
         return self.close()
 
     def replies(self) -> tuple[list[Params], Reports]:
-        """Updates and reports in the cohort's order, from all processes; then they are forgotten."""
+        """Updates and reports in the cohort's order, from all processes; then they are
+        forgotten.
+        """
         received = self._received
         self._received = {}
         workers = self._get_ops().distributed

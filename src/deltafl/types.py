@@ -2,17 +2,17 @@
 
 Letters (also the suffixes that give an array's shape, as in ``weight_m`` or ``update_nd``):
 
-====== =====================================================================================================
+====== ===========================================================================================
 m      clients in the population
 n      clients of one cohort (distinct), or rows aligned with them
 d      parameters of the model
-w_i  weight of client i in the target f = sum_i w_i F_i; the weights sum to 1 and *define the target*
-u_i   the update of client i: local model after its training minus the global model, u_i = x_K - x_0
+w_i    weight of client i in the target f = sum_i w_i F_i; the weights sum to 1 and *define it*
+u_i    the update of client i: local model after its training minus global model, u_i = x_K - x_0
 ubar   sum_i w_i u_i: what full participation would give
-pi_i  expectation of how often client i is drawn in this round (its inclusion probability if drawn once at most)
+pi_i   expectation of how often client i is drawn in this round (its inclusion probability)
 p_i    probability of client i in one draw, p_i = pi_i / n for designs with replacement
 zeta_i norm(u_i - ubar), the diversity of client i
-====== =====================================================================================================
+====== ===========================================================================================
 
 Everything is in *update units*: norms are norms of u_i, so that the learning rate cancels in every
 score.

@@ -177,7 +177,7 @@ def test_first_replies_are_unbiased_once_their_rates_are_known_and_naive_means_a
 
 
 # --- FedAU
-# -----------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------
 
 
 def slow_omega(came: list[bool], cutoff: int) -> float:
@@ -224,7 +224,7 @@ def test_fedau_has_the_intervals_of_its_paper() -> None:
 
 
 # --- scores by the second
-# ------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------
 
 
 def test_scores_by_the_second_are_the_best_for_a_budget_of_time() -> None:

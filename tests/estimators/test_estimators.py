@@ -277,7 +277,7 @@ def test_a_starved_client_biases_the_paper_rule_without_a_floor(
 
 
 # --- the coefficients themselves, by hand
-# -----------------------------------------------------------------------------
+# ------------------------------------------------------------------------------
 
 TWO = Cohort(np.array([0, 2]), np.array([1, 2]), np.array([0.5, 1.6]), "replacement")
 WEIGHT_N = np.array([0.2, 0.4])

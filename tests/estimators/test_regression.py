@@ -13,8 +13,8 @@ from deltafl.estimators.control_variates import (
     CommonControl,
     RegressionControl,
     RegressionControlState,
-    with_new_aux,
 )
+from deltafl.moves import Moves
 from deltafl.types import FloatArray
 
 
@@ -125,10 +125,16 @@ def test_predictions_follow_when_the_variables_are_turned() -> None:
     rng = np.random.default_rng(4)
     before_mq = np.hstack([np.ones((6, 1)), rng.normal(size=(6, 3))])
     slope_qd = rng.normal(size=(4, 5))
-    turned_mq = before_mq @ np.linalg.qr(rng.normal(size=(4, 4)))[0]
-    after_mq = np.vstack([turned_mq, rng.normal(size=(1, 4))])
+    turn_qq = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    # ``design_mq`` has a column of ones, so only the other columns can turn.
+    turned_mq = np.hstack([before_mq[:, :1], before_mq[:, 1:] @ turn_qq])
+    after_mq = np.vstack([turned_mq, [1, *rng.normal(size=3)]])
     weight_m = rng.dirichlet(np.ones(7))
-    state = with_new_aux(RegressionControlState(after_mq, weight_m, slope_qd), before_mq)
+    sizes = [1] * 7
+    joined = Population.from_sizes(sizes, aux=after_mq[:, 1:])._replace(weight_m=weight_m)
+    old = RegressionControlState(before_mq, weight_m[:6], slope_qd)
+    state = RegressionControl().resized(old, Moves(joined, np.arange(6), 6))
     np.testing.assert_allclose(turned_mq @ state.slope_qd, before_mq @ slope_qd, atol=1e-12)
-    same = RegressionControlState(before_mq, weight_m[:6], slope_qd)
-    assert with_new_aux(same, before_mq) is same
+    same = Population.from_sizes(sizes, aux=before_mq[[*range(6), 0], 1:])
+    grown = RegressionControl().resized(old, Moves(same, np.arange(6), 6))
+    assert grown.slope_qd is slope_qd

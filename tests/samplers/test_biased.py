@@ -44,7 +44,7 @@ def reply(
 
 
 # --- what biased samplers share
-# ---------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------
 
 
 def test_successive_draws_are_those_that_were_enumerated() -> None:
@@ -106,7 +106,7 @@ def test_they_have_no_selection_probabilities_and_refuse_impossible_rounds(name:
 
 
 # --- Active FL
-# --------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------
 
 
 def active(value: npt.ArrayLike) -> ActiveState:
@@ -164,7 +164,7 @@ def test_active_drops_the_share_that_was_asked_for() -> None:
     assert cohort.client_n.tolist() == list(range(29, 100))
 
 
-# --- Oort -------------------------------------------------------------------------------------------------------------
+# --- Oort -------------------------------------------------------------------------------
 
 
 def oort(
@@ -319,7 +319,7 @@ def test_oort_pacer_relaxes_when_utility_does_not_grow() -> None:
 
 
 # --- DivFL
-# ------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------
 
 
 def diverse(point_mq: FloatArray, available: npt.ArrayLike, n: int, seed: int = 0) -> IntArray:

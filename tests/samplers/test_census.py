@@ -297,9 +297,9 @@ def test_norms_say_whom_to_ask_first() -> None:
     plan = plan.with_census([*answers_of(plan, update_md)[:5], None])
     state = init_round(plan, np.zeros(6))
     score_m = np.sqrt(0.5 + 0.5 * np.array([1, 1, 1, 4, 1, 1.6]) / 1.6)
-    np.testing.assert_allclose(
-        plan.sampler.scores(state.sampler, None, 2, None), score_m / score_m.sum()
-    )  # type: ignore[attr-defined]
+    sampler: Any = plan.sampler
+    found_m = sampler.scores(state.sampler, None, 2, None)
+    np.testing.assert_allclose(found_m, score_m / score_m.sum())
     # A norm out of the blue is selected for certain once, and no longer when it was seen.
     liar = plan.with_census([*answers_of(plan, update_md)[:5], np.append(np.ones(128), 1e300)])
     state = init_round(liar, np.zeros(6))

@@ -23,7 +23,7 @@ from deltafl.types import FloatArray
 from tools.samplers import FOUR, cohort_of, known, mean_counts, norms
 
 # --- K-Vib and Vrb
-# ----------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------
 
 
 def test_kvib_by_hand() -> None:
@@ -103,7 +103,7 @@ def test_learning_samplers_approach_the_optimum(label: str) -> None:
     assert best < loss < even - 0.6 * (even - best)
 
 
-# --- OSMD -------------------------------------------------------------------------------------------------------------
+# --- OSMD -------------------------------------------------------------------------------
 
 
 def test_projection_by_hand() -> None:

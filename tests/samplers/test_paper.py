@@ -60,7 +60,7 @@ def cohort_of(*clients: int) -> Cohort:
 
 
 # --- scores by hand
-# ---------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------
 
 WEIGHTED = Population.from_sizes([1, 2, 3, 4])
 
@@ -172,7 +172,7 @@ def test_oracle_clients_that_fail_are_not_selected() -> None:
 
 
 # --- the paper's practical rule
-# ---------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampler", [FedPracIS(), PracDelta(alpha=(1.0, 0.0))])
@@ -238,7 +238,7 @@ def test_what_the_practical_rule_leaves_alone(sampler: Sampler) -> None:
 
 
 # --- clusters
-# ---------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------
 
 
 def test_obvious_clusters() -> None:
@@ -298,7 +298,7 @@ def test_small_norms_are_left_out_after_the_given_round_and_the_estimate_is_call
 
 
 # --- power of choice
-# --------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------
 
 
 def test_power_of_choice_takes_the_largest_losses() -> None:
@@ -358,7 +358,7 @@ def test_power_of_choice_draws_its_candidates_by_size() -> None:
 
 
 # --- Monte Carlo with the real draws: m = 40, n = 8
-# -------------------------------------------------------------------
+# ------------------------------------------------------------------------------
 
 
 def ratios(label: str, draws: int = 2500) -> tuple[FloatArray, FloatArray, FloatArray]:

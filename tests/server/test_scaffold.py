@@ -193,7 +193,7 @@ def test_in_a_comparison_those_of_whom_nothing_is_known_run_as_they_are() -> Non
         "scaffold": True,
     }
     settings = make_settings(CompareSettings, given)
-    assert [settings.run(label, 0).scaffold for label in settings.samplers] == [
+    assert [settings.run(label, 0).part_settings()["scaffold"] for label in settings.samplers] == [
         False,
         True,
         False,

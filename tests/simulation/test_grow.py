@@ -63,7 +63,7 @@ def test_a_label_with_settings_is_played_as_a_comparison_with_them(
     )
     settings = make_settings(RunSettings, {**SMALL, "sampler": label})
     assert {name: getattr(settings, name) for name in own} == own
-    assert settings.server_momentum == 0.9
+    assert settings.part_settings()["server_momentum"] == 0.9
 
 
 @pytest.mark.parametrize(

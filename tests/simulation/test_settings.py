@@ -63,10 +63,18 @@ def test_stopping_at_the_threshold_needs_one(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_server_momentum_is_filled_in_where_it_is_used() -> None:
-    assert make_settings(RunSettings, {"server_optimizer": "momentum"}).server_momentum == 0.9
-    assert make_settings(RunSettings, {"server_optimizer": "adam"}).server_momentum is None
+    assert (
+        make_settings(RunSettings, {"server_optimizer": "momentum"}).part_settings()[
+            "server_momentum"
+        ]
+        == 0.9
+    )
+    assert (
+        make_settings(RunSettings, {"server_optimizer": "adam"}).part_settings()["server_momentum"]
+        is None
+    )
     given = {"server_optimizer": "momentum", "server_momentum": 0.0}
-    assert make_settings(RunSettings, given).server_momentum == 0.0
+    assert make_settings(RunSettings, given).part_settings()["server_momentum"] == 0.0
 
 
 def test_options_win_over_the_file(tmp_path: Path) -> None:

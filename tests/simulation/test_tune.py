@@ -170,7 +170,10 @@ def test_tuning_judges_by_validation_and_compares_with_the_rates_found(tuned: Pa
         CompareSettings, tomllib.loads((tuned / "comparison" / "config.toml").read_text())
     )
     assert (compared.validation, compared.run("uniform", 0).local_lr) == (None, best)
-    assert compared.run("fedis@multinomial", 1).server_lr == rates["fedis@multinomial"]["server_lr"]
+    assert (
+        compared.run("fedis@multinomial", 1).part_settings()["server_lr"]
+        == rates["fedis@multinomial"]["server_lr"]
+    )
 
 
 def test_nothing_is_played_twice_and_what_is_missing_is(tuned: Path) -> None:
@@ -228,7 +231,7 @@ def test_rates_are_settings_of_a_comparison() -> None:
     given = {"samplers": "full,uniform,fedavg", "rates": {"uniform": 0.3, "full": {"server_lr": 2}}}
     settings = make_settings(CompareSettings, given)
     found = [settings.run(label, 0) for label in settings.samplers]
-    rates = [(run.local_lr, run.server_lr) for run in found]
+    rates = [(run.local_lr, run.part_settings()["server_lr"]) for run in found]
     assert rates == [(0.8, 2.0), (0.3, None), (0.8, None)]
     other = {"samplers": "uniform,innovation", "rates": {"uniform": 0.3, "innovation": 1}}
     more = make_settings(CompareSettings, other)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,12 +111,12 @@ def test_the_pool_may_stand_before_the_relu(make: Callable[[], torch.nn.Module])
 
 def test_the_resnet_is_the_published_one_layer_by_layer() -> None:
     torch.manual_seed(0)
-    model = resnet(classes=7, groups=8)
+    model: Any = resnet(classes=7, groups=8)
     # No pool after the first convolution: 32 x 32 pixels are 4 x 4 before the mean.
-    assert model[:-3](torch.zeros(1, 3, 32, 32)).shape == (1, 512, 4, 4)  # type: ignore[index]
+    assert model[:-3](torch.zeros(1, 3, 32, 32)).shape == (1, 512, 4, 4)
     functional = torch.nn.functional
     (conv1, norm1, _, conv2, norm2) = model[5].inner
-    shortcut = model[5].shortcut  # type: ignore[index]
+    shortcut = model[5].shortcut
     maps = torch.randn(2, 64, 8, 8)
     inner = functional.conv2d(maps, conv1.weight, stride=2, padding=1)
     inner = functional.group_norm(inner, 8, norm1.weight, norm1.bias).clamp(min=0)

@@ -191,8 +191,8 @@ def fieller(numerator_s: FloatArray, denominator_s: FloatArray) -> Interval:
 
         (mean a - theta mean b)^2 <= t^2 (v_aa - 2 theta v_ab + theta^2 v_bb),
 
-    with v the covariances over seeds, divided by S. It is bounded if and only if the interval of mean b excludes 0; otherwise ``low`` and ``high``
-    are None, as with fewer than two pairs.
+    with v the covariances over seeds, divided by S. It is bounded if and only if the interval of
+    mean b excludes 0; otherwise ``low`` and ``high`` are None, as with fewer than two pairs.
 
     Source: Fieller, "Some problems in interval estimation", JRSS B 1954.
     """

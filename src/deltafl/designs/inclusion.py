@@ -2,7 +2,7 @@
 be drawn this round.
 
 - ``draw_probabilities``      p_i = s_i / sum s                    sum 1; for draws with replacement
-- ``inclusion_probabilities`` pi_i = min(1, c s_i)  sum n; for designs that draw a client once at most
+- ``inclusion_probabilities`` pi_i = min(1, c s_i)  sum n; for draws of distinct clients
 - ``with_floor``        (1 - g) s_i / sum s + g / m       sum 1; a score that never starves a client
 
 Undefined cases are defined: n > m, NaN or negative scores are errors; all-zero scores mean equal

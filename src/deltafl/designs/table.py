@@ -4,21 +4,21 @@ Every design is a function ``(expected_m, rng) -> client ids``. ``expected_m`` i
 client is to be drawn on average; an *exact* design keeps that promise to the letter, which is what
 unbiased estimates rest on.
 
-=============== ============================================================================== ======
-name            cohort                                                                         exact
-=============== ============================================================================== ======
-systematic      n distinct (the default); clients in random order                              yes
-pivotal         n distinct; clients in random order                                            yes
-local-pivotal   n distinct, spread over values x_i; without any the same as pivotal            yes
-cube            n distinct, sum x_i / pi_i kept; without values the same as pivotal            yes
-anticluster     one of several groups whose sums x_i / pi_i are alike; else as pivotal         yes
-ordered-pivotal n distinct, spread over the fixed order of the clients; for millions of them   yes
-simple-random   n distinct, equal expectations only                                            yes
-poisson         a random number, each client alone                                             yes
-multinomial     n draws with replacement                                                       yes
-successive      n distinct; what ``numpy.random.choice(replace=False, p=p)`` and              **no**
+=============== ========================================================================= ======
+name            cohort                                                                    exact
+=============== ========================================================================= ======
+systematic      n distinct (the default); clients in random order                         yes
+pivotal         n distinct; clients in random order                                       yes
+local-pivotal   n distinct, spread over values x_i; without any the same as pivotal       yes
+cube            n distinct, sum x_i / pi_i kept; without values the same as pivotal       yes
+anticluster     one of several groups whose sums x_i / pi_i are alike; else as pivotal    yes
+ordered-pivotal n distinct, spread over the fixed order of the clients; for millions      yes
+simple-random   n distinct, equal expectations only                                       yes
+poisson         a random number, each client alone                                        yes
+multinomial     n draws with replacement                                                  yes
+successive      n distinct; what ``numpy.random.choice(replace=False, p=p)`` and          **no**
                 ``torch.multinomial`` do
-=============== ============================================================================== ======
+=============== ========================================================================= ======
 """
 
 from collections.abc import Callable

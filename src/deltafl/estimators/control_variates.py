@@ -405,7 +405,8 @@ class RegressionControl(LearnsFromResiduals):
     and costs q models. With shares s_i = coef_i / sum_S coef_j and G = sum_j w_j x_j x_j^T over all
     clients,
 
-        A = (1 - memory) sum_S s_i x_i x_i^T + memory G,  B <- B + (1 - memory) A^+ sum_S s_i x_i (u_i - B x_i)^T,
+        A = (1 - memory) sum_S s_i x_i x_i^T + memory G
+        B <- B + (1 - memory) A^+ sum_S s_i x_i (u_i - B x_i)^T,
 
     which minimises (1 - memory) sum_S s_i norm(u_i - B x_i)^2 + memory sum_j w_j norm((B -
     B_before) x_j)^2, for any scales of the columns, even if they are collinear. Without auxiliary

@@ -7,12 +7,13 @@ z_i is the contribution of a reply if all replied:
 
 - with replacement: V = n/(n-1) sum_draws norm(q_i z_i / count_i - B)^2        (Hansen-Hurwitz 1943)
 - Poisson:          V = sum_S (1 - pi_i) norm(q_i z_i)^2
-- fixed size:  V = n/(n-1) sum_S (1 - pi_i) norm(q_i z_i - B)^2, B the (1 - pi)-weighted mean of q_i z_i
-                    (Deville 1999 after Hajek 1964). An approximation for many clients, and exact
-                    for equal pi in random order. With six clients of unequal pi its mean is 0.1 to
-                    1.5 times the truth for systematic and pivotal draws. It ignores that draws are
-                    spread, balanced, ordered or stratified. For these it is mostly too large, up to
-                    several times, but no bound: down to 0.4 times the truth with six clients.
+- fixed size:  V = n/(n-1) sum_S (1 - pi_i) norm(q_i z_i - B)^2, B the (1 - pi)-weighted mean of q_i
+                    z_i (Deville 1999 after Hajek 1964). An approximation for many clients, and
+                    exact for equal pi in random order. With six clients of unequal pi its mean is
+                    0.1 to 1.5 times the truth for systematic and pivotal draws. It ignores that
+                    draws are spread, balanced, ordered or stratified. For these it is mostly too
+                    large, up to several times, but no bound: down to 0.4 times the truth with six
+                    clients.
 
 The first two are unbiased for independent draws; ``Design.variance`` says which of a design's is.
 Sums over selected clients are estimated from those that replied by weights 1 / q_i; n is the number

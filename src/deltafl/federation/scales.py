@@ -5,7 +5,9 @@ Each client has one vote, the norm of its last update as it was sent, used or no
 median of all votes, those of this round among them, an update u_i is refused, from the first round
 on, if
 
-    norm(u_i) > max(1000 M, 10 norm(x)),  x the model; as long as one client alone has voted, M = sqrt(d)
+    norm(u_i) > max(1000 M, 10 norm(x)),   x the model
+
+As long as one client alone has voted, M = sqrt(d).
 
 So no single finite reply can carry the model away, and clients that are wrongly refused are used
 once the others have voted as they did. Smaller lies pass: ``clip="median"`` bounds those.
@@ -64,8 +66,8 @@ class Scales:
             median = median_low(votes)
         most = max(FAR * median, WIDE * float(np.linalg.norm(params_d.astype(np.float64))))
         return {
-            place: f"the update has norm {norm:.3g}, far beyond those of the other clients: at most "
-            f"{most:.3g} is used"
+            place: f"the update has norm {norm:.3g}, far beyond those of the other clients: "
+            f"at most {most:.3g} is used"
             for place, norm in norms.items()
             if norm > most
         }

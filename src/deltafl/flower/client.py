@@ -73,7 +73,9 @@ def take_correction(message: Message) -> Correction:
 def _census_reply(
     message: Message, context: Context, call_next: ClientAppCallable, config: ConfigRecord
 ) -> Message:
-    """The answer to a census in place of what was trained; an empty one if that is not the model."""
+    """The answer to a census in place of what was trained; an empty one if that is not the
+    model.
+    """
     sent = _trained(message, config)
     factor = _step_factor(config)
     reply = call_next(message, context)

@@ -20,7 +20,9 @@ Key = TypeVar("Key")
 def by_recipient(
     sent: Iterable[tuple[Key, Message]], replies: Iterable[Message]
 ) -> dict[Key, Message]:
-    """The first reply to each message, by whom it was for: for a dead node the SuperLink answers."""
+    """The first reply to each message, by whom it was for: for a dead node the SuperLink
+    answers.
+    """
     first: dict[str, Message] = {}
     for reply in replies:
         first.setdefault(reply.metadata.reply_to_message_id, reply)

@@ -83,7 +83,9 @@ class Directory:
         return {key: info for key, info in self._registered.values() if key not in self.forget}
 
     def nodes(self) -> dict[str, int]:
-        """Key -> node id; of two nodes with one key the later one: the other may be its own past."""
+        """Key -> node id; of two nodes with one key the later one: the other may be its own
+        past.
+        """
         by_key: dict[str, int] = {}
         for node_id, (key, _) in self._registered.items():
             if key in by_key:
@@ -103,7 +105,9 @@ class Directory:
         settle: bool,
         admit: Callable[[dict[str, ClientInfo]], dict[str, ClientInfo]],
     ) -> dict[str, ClientInfo]:
-        """Refresh until ``admit`` lets enough clients in; with ``settle`` also until all answered."""
+        """Refresh until ``admit`` lets enough clients in; with ``settle`` also until all
+        answered.
+        """
         end = time.monotonic() + seconds
         before = -1
         while True:

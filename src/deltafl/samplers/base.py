@@ -46,9 +46,9 @@ class Sampler(WithRanges, ABC):
     their options.
 
     A subclass defines ``open``, and also ``init``, ``update`` and ``resized`` if it learns from the
-    replies. It overrides the defaults below by class attributes (``needs_loss = True``) or properties: see
-    ``examples/own_sampler.py``. ``ranges`` has the allowed intervals of its options, such as
-    ``{"floor": "[0, 1]"}``. Use it by name like those of the library, as
+    replies. It overrides the defaults below by class attributes (``needs_loss = True``) or
+    properties: see ``examples/own_sampler.py``. ``ranges`` has the allowed intervals of its
+    options, such as ``{"floor": "[0, 1]"}``. Use it by name like those of the library, as
     ``FILE.py:ByLoss(power=2)``; ``check_sampler`` tests it.
     """
 

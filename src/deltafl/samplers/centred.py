@@ -1,7 +1,8 @@
 """The samplers of this project: they score residuals u_i - c_i, c the estimator's control variate.
 
 ``Centred`` is ``delta-centred``, ``innovation`` and ``spread``; ``Balanced`` and
-``BalancedByCensus`` are ``balanced`` and ``census``. docs/theory.md, section 10, derives the scores.
+``BalancedByCensus`` are ``balanced`` and ``census``. docs/theory.md, section 10, derives the
+scores.
 """
 
 from dataclasses import dataclass

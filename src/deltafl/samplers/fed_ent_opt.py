@@ -25,7 +25,7 @@ class FedEntOpt(Unweighted):
     With l_i the counts of client i's labels and L their sum over the clients chosen so far, the
     first client is drawn uniformly, and the next is
 
-        argmax over clients i that are free of H((L + l_i) / sum_c (L + l_i)_c),  H(p) = -sum_c p_c ln p_c.
+        argmax over free clients i of H((L + l_i) / sum_c (L + l_i)_c),  H(p) = -sum_c p_c ln p_c.
 
     The last Q clients selected are in the buffer and not free, Q <= m - n. Ours: Q is a share of m
     (the paper's best Q depends on the skew of the labels); within a cohort, clients with a lower

@@ -42,10 +42,10 @@ class Oort(Unweighted):
     = 1, 2, ... the share of exploration is e_t = max(least_exploration, exploration decay^(t - 1)).
     With k = floor((1 - e_t) n):
 
-        score_i = (min(U_i, q95) - low) / (high - low) + sqrt(0.1 ln t / L_i),  L_i the round it replied in last;
-        all clients with a score of at least cut_off times the k-th largest are admitted;
-        k of them are drawn one after the other without replacement, p proportional to the score;
-        the other n - k places go to clients that were never trained.
+        score_i = (min(U_i, q95) - low) / (high - low) + sqrt(0.1 ln t / L_i)
+        with L_i the round it replied in last; all clients with a score of at least cut_off times
+        the k-th largest are admitted; k of them are drawn one after the other without replacement,
+        p proportional to the score; the other n - k places go to clients that were never trained.
 
     Where the population knows the clients' seconds T_i, as in a simulation with ``speeds``, the
     score is multiplied by the system utility min(1, T / T_i)^penalty, and new clients are drawn

@@ -264,7 +264,9 @@ SAMPLERS: dict[str, SamplerEntry] = {
 
 
 def find_sampler(name: str, kind: type[Sampler] | None = None) -> SamplerEntry:
-    """The row of a sampler: from the table, of ``FILE.py:CLASS``, or of the user's class ``kind``."""
+    """The row of a sampler: from the table, of ``FILE.py:CLASS``, or of the user's class
+    ``kind``.
+    """
     if kind is not None:
         return _own_entry(name, kind)
     if ".py:" in name:

@@ -53,7 +53,9 @@ _SCORED = {
 
 
 class KnownNorms(NamedTuple):
-    """The norm of each client's last update as it was sent, float64 (m,); NaN until there is one."""
+    """The norm of each client's last update as it was sent, float64 (m,); NaN until there is
+    one.
+    """
 
     norm_m: FloatArray
 

@@ -96,9 +96,10 @@ class ServerPart(WithRanges):
     @property
     def text(self) -> str:
         """How it is written where a saved state names what it depends on."""
-        if not is_dataclass(self):  # its repr would hold an address in memory
+        own: Any = self
+        if not is_dataclass(own):  # its repr would hold an address in memory
             return type(self).__name__
-        options = [field.name for field in fields(self)]
+        options = [field.name for field in fields(own)]
         if options == [self.name]:
             return str(self.__dict__[self.name])
         return repr(self) if options else "True"

@@ -1,7 +1,7 @@
 """Callbacks: what follows every round of a run, one concern each.
 
-``run.py`` plays a round: it opens it, trains the cohort and closes it. Everything else follows, in this
-order, which is that of the entries in a line of ``rounds.jsonl``::
+``run.py`` plays a round: it opens it, trains the cohort and closes it. Everything else follows, in
+this order, which is that of the entries in a line of ``rounds.jsonl``::
 
     Evaluation   evaluation.py  the model on the test set, where that is due
     Threshold    evaluation.py  ends the run at a goal
@@ -11,8 +11,9 @@ order, which is that of the entries in a line of ``rounds.jsonl``::
     Checkpoints  recording.py   the state is kept
     Report       callback.py    ``on_round`` hears of it
 
-A callback sees everything and decides nothing about the rounds to come: a run has the same bits with
-and without yours. ``on_round`` and trackers get a ``RoundDone``, which other processes can be sent.
+A callback sees everything and decides nothing about the rounds to come: a run has the same bits
+with and without yours. ``on_round`` and trackers get a ``RoundDone``, which other processes can be
+sent.
 """
 
 import time

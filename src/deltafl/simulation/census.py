@@ -63,7 +63,9 @@ class Asked:
 def ask_everyone(
     plan: Plan, engine: Engine, directory: RunDirectory, group: ProcessGroup
 ) -> Asked | None:
-    """The census of a plan, read from the run's folder if it is there; None if the plan has none."""
+    """The census of a plan, read from the run's folder if it is there; None if the plan has
+    none.
+    """
     if plan.census is None:
         return None
     timer = Stopwatch()

@@ -85,7 +85,9 @@ class Comparison:
         return self.folders[0]
 
     def summary(self) -> Any:
-        """A pandas table with one row a sampler; intervals are the columns ``_low`` and ``_high``."""
+        """A pandas table with one row a sampler; intervals are the columns ``_low`` and
+        ``_high``.
+        """
         import pandas as pd
 
         entries = self.numbers.samplers

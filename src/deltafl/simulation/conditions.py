@@ -25,8 +25,8 @@ DROPOUT = 2
 _PATIENCE = 10_000
 T = TypeVar("T")
 
-#: (round, clock) -> who is available, bool (m,), at least one, or None for everybody; and the clock,
-#: later if the server had to wait.
+#: (round, clock) -> who is available, bool (m,), at least one, or None for everybody; and the
+#: clock, later if the server had to wait.
 Presence = Callable[[int, float], tuple[BoolArray | None, float]]
 
 

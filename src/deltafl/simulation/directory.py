@@ -2,18 +2,22 @@
 
 ::
 
-    DIR.lock                 while a process plays the run
-    DIR/config.toml          every setting that was used
-    DIR/environment.json     versions and hardware, and the name of the data
-    DIR/rounds.jsonl  one line a round: cohort, estimate, evaluation; the same bytes for the same settings
-    DIR/timings.jsonl        one line a round: wall clock
-    DIR/checkpoint.json  the last checkpoint: its tensors, the lengths of the two files above at that moment, the
-                             settings, and checksums of all of them
+    DIR.lock                    while a process plays the run
+    DIR/config.toml             every setting that was used
+    DIR/environment.json        versions and hardware, and the name of the data
+    DIR/rounds.jsonl            one line a round: cohort, estimate, evaluation; the same bytes for
+                                the same settings
+    DIR/timings.jsonl           one line a round: wall clock
+    DIR/checkpoint.json         the last checkpoint: its tensors, the lengths of the two files above
+                                at that moment, the settings, and checksums of all of them
     DIR/checkpoint-N.safetensors
-    DIR/clients.json  at the end of the run: each client's size, and its accuracy with each of the last models
-    DIR/census.safetensors   every client's answer, if the run began with a census
-    DIR/doubtful-N.safetensors  the model of a run with a suspect end (server/watch.py); its last checkpoint is older
-    DIR/memory.json   with ``memory_path``: the folder of this run's memory of one update per client
+    DIR/clients.json            at the end of the run: each client's size, and its accuracy with
+                                each of the last models
+    DIR/census.safetensors      every client's answer, if the run began with a census
+    DIR/doubtful-N.safetensors  the model of a run with a suspect end (server/watch.py); its last
+                                checkpoint is older
+    DIR/memory.json             with ``memory_path``: the folder of this run's memory of one update
+                                per client
 
 A checkpoint is written beside the last one and becomes valid when ``checkpoint.json`` is renamed.
 Lines after it belong to rounds that the next start plays again: they are cut off, so nothing is

@@ -146,7 +146,7 @@ class Engine:
         Where test examples have owners it is the share that is right of the client's own. Elsewhere
         it is
 
-            accuracy_i = sum_c share_ic accuracy_c / sum_c share_ic,  sums over the classes in the test set,
+            accuracy_i = sum_c share_ic accuracy_c / sum_c share_ic,  sums over the tested classes,
 
         with share_ic the share of class c in the client's training data and accuracy_c the share
         that is right of the test examples of class c: the expectation if the test set were split as

@@ -1,4 +1,6 @@
-"""The callbacks that judge the model: its evaluation on the test set, and the goal that ends a run."""
+"""The callbacks that judge the model: its evaluation on the test set, and the goal that ends a
+run.
+"""
 
 from .callback import Callback, LiveRun, PlayedRound
 
@@ -10,7 +12,9 @@ def evaluate(run: LiveRun, round: PlayedRound) -> None:
 
 
 class Evaluation(Callback):
-    """Every ``evaluate_every`` rounds, after the last, and where the round looks like a divergence."""
+    """Every ``evaluate_every`` rounds, after the last, and where the round looks like a
+    divergence.
+    """
 
     def after_round(self, run: LiveRun, round: PlayedRound) -> None:
         is_due = round.number % run.settings.evaluate_every == 0

@@ -1,4 +1,6 @@
-"""The model of a run as a file for PyTorch: the state dict of the task's module, buffers included."""
+"""The model of a run as a file for PyTorch: the state dict of the task's module, buffers
+included.
+"""
 
 import io
 from pathlib import Path

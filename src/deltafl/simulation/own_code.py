@@ -157,7 +157,9 @@ def _defined(part: ast.stmt) -> set[str]:
 
 
 def _source(name: str, known: Any) -> tuple[str, str]:
-    """The text of the file or notebook cell that defines a name or an object, and its name there."""
+    """The text of the file or notebook cell that defines a name or an object, and its name
+    there.
+    """
     if known is None:
         file, top = split_name(name)
         return file.read_text(encoding="utf-8"), top

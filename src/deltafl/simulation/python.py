@@ -67,7 +67,7 @@ def compare(
         DeltaflError: If something cannot be played, in one sentence; or if ``on_round`` raises.
 
     Example:
-        >>> result = deltafl.compare("digits", ["uniform", "innovation"], seeds=3, rounds=20)  # doctest: +SKIP
+        >>> result = deltafl.compare("digits", ["uniform", "census"], rounds=20)  # doctest: +SKIP
         >>> result.summary(); result.plot("accuracy.pdf")  # doctest: +SKIP
     """
     require("pandas", "sim")
@@ -112,7 +112,7 @@ def tune(
 
     Example:
         >>> rates = deltafl.tune("digits", ["uniform", "innovation"], rounds=20)  # doctest: +SKIP
-        >>> deltafl.compare("digits", ["uniform", "innovation"], rounds=20, rates=rates)  # doctest: +SKIP
+        >>> deltafl.compare("digits", ["uniform", "innovation"], rates=rates)  # doctest: +SKIP
     """
     resolved, count = _resolved(TuneSettings, task, samplers, processes, settings)
     folder = _folder(out, "tune", resolved.task)

@@ -2,7 +2,8 @@
 
 ::
 
-    DIR/runs/PART/SAMPLER-seedN.json  the record of one run: settings, curve and draws, about ten kilobytes
+    DIR/runs/PART/SAMPLER-seedN.json     the record of one run: settings, curve and draws, about ten
+                                         kilobytes
     DIR/runs/PART.jsonl.gz               many, one a line; a loose record wins over a packed one
     DIR/unfinished/PART/SAMPLER-seedN/   the folder of a run that is not finished (``sweep.py``)
 

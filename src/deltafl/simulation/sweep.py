@@ -224,7 +224,9 @@ def rounds_played(path: Path) -> int:
 
 
 def require_devices(names: Iterable[str]) -> None:
-    """Refuse, before anything is written, devices that this machine or this PyTorch does not have."""
+    """Refuse, before anything is written, devices that this machine or this PyTorch does not
+    have.
+    """
     from .training.route import find_device
 
     for name in dict.fromkeys(names):

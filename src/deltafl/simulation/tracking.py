@@ -1,5 +1,5 @@
-"""Trackers: ``on_round`` functions that write every round to TensorBoard or MLflow, one run a sampler
-and seed.
+"""Trackers: ``on_round`` functions that write every round to TensorBoard or MLflow, one run a
+sampler and seed.
 """
 
 import hashlib

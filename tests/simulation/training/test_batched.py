@@ -202,7 +202,11 @@ def test_dense_models_equal_the_reference_with_the_same_bits_in_any_cohort(
         return None if drift_d is None else np.float32(1 + client) * drift_d
 
     def trained(clients: Sequence[int]) -> list[LocalResult]:
-        own_nd = None if drift_d is None else np.stack([*map(drift_of_client, clients)])
+        own_nd = (
+            None
+            if drift_d is None
+            else np.stack([np.float32(1 + client) * drift_d for client in clients])
+        )
         return trainer.train([*map(job_of, clients)], params_d, own_nd, squares=True)
 
     everyone = trained(range(12))

@@ -106,15 +106,15 @@ class Form(NamedTuple):
 def form_of(model: torch.nn.Module, task: Task, work: LocalWork, route: Route) -> Form:
     """The one table of how a task is trained.
 
-    =========  ======  =================================  ==========================  ==============
-    path       device  which models                       clients at once             minibatches
-    =========  ======  =================================  ==========================  ==============
-    serial     any     all                                1                           as they are
-    fast       any     ``incompatibility`` is None        1                           as they are
-    batched    CPU     dense chains (own_form)            what fits into its caches   ``padded_width``
-    batched    any     ``vectorized_incompatibility``     what fits into memory       the largest
-                       is None
-    =========  ======  =================================  ==========================  ==============
+    =======  ======  =================================  =========================  ================
+    path     device  which models                       clients at once            minibatches
+    =======  ======  =================================  =========================  ================
+    serial   any     all                                1                          as they are
+    fast     any     ``incompatibility`` is None        1                          as they are
+    batched  CPU     dense chains (own_form)            what fits into its caches  ``padded_width``
+    batched  any     ``vectorized_incompatibility``     what fits into memory      the largest
+                     is None
+    =======  ======  =================================  =========================  ================
     """
     device = torch.device(route.device)
     evaluation_batch = _EVALUATION_BATCH

@@ -222,7 +222,9 @@ def is_cross_entropy(loss: Loss) -> bool:
 
 
 def mean_square(losses: Losses | None, output: torch.Tensor, y: torch.Tensor) -> float:
-    """The mean squared loss of a minibatch's examples, summed in float64; NaN without ``losses``."""
+    """The mean squared loss of a minibatch's examples, summed in float64; NaN without
+    ``losses``.
+    """
     if losses is None:
         return math.nan
     return float(squared_norm(losses(output.detach(), y)).item() / len(y))
