@@ -91,11 +91,6 @@ def test_masks_cancel_in_the_secure_sum() -> None:
     assert float(difference.rpartition(" ")[2]) < 2e-5  # rounding to whole numbers
 
 
-def test_examples_are_short() -> None:
-    for name, limit in (("own_loop.py", 35), ("own_sampler.py", 60), ("own_control.py", 60)):
-        assert len((EXAMPLES / name).read_text().splitlines()) <= limit
-
-
 def test_own_sampler_and_control_enter_a_comparison_by_their_files(tmp_path: Path) -> None:
     label = f"{EXAMPLES / 'own_sampler.py'}:ByLoss(power=2,floor=0.1)"
     control = f"uniform@@{EXAMPLES / 'own_control.py'}:LastUpdate(shrink=0.5)"

@@ -139,7 +139,7 @@ def test_a_masked_table_is_refused_row_by_row() -> None:
     ],
 )
 def test_a_bad_report_counts_as_no_reply(column: str, entry: object, reason: str) -> None:
-    plan = Plan(POPULATION, PracDelta(), 4)
+    plan = Plan(POPULATION, PracDelta(sigma_scale="update"), 4)
     state, cohort = opened(plan)
     columns: dict[str, Any] = {"loss": [1.0] * 4, "step_variance": [0.5, 1.0, 2.0, 3.0]}
     columns[column] = [1, 1, entry, 1]
@@ -173,7 +173,7 @@ def test_a_mean_square_is_no_less_than_the_square_of_the_mean() -> None:
 
 def test_the_largest_values_that_pass_do_no_harm() -> None:
     """At the limits nothing overflows: not the model, not a memory, not what is shown."""
-    plan = Plan(POPULATION, PracDelta(), 4)
+    plan = Plan(POPULATION, PracDelta(sigma_scale="update"), 4)
     state, cohort = opened(plan)
     reports = Reports.make(
         4, loss=[1e18] * 4, square_loss=[1e72] * 4, step_variance=[1e36] * 4, num_steps=[2**62] * 4

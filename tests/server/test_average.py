@@ -84,9 +84,7 @@ def test_it_is_saved_and_its_memory_is_part_of_the_plan(tmp_path: Path) -> None:
     again = load_state(tmp_path / "state.safetensors", plan)
     assert same_tree(again, state)
     assert same_tree(played(2, again, average=0.5)[1], played(2, state, average=0.5)[1])
-    with pytest.raises(
-        DeltaflError, match=r"average = Average\(average=0.5\), and this plan has None"
-    ):
+    with pytest.raises(DeltaflError, match=r"average = 0.5, and this plan has 0.0"):
         load_state(tmp_path / "state.safetensors", make_plan("innovation", SIZES, 2))
 
 

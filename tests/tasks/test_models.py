@@ -124,7 +124,7 @@ def test_the_resnet_is_the_published_one_layer_by_layer() -> None:
         functional.conv2d(inner, conv2.weight, padding=1), 8, norm2.weight, norm2.bias
     )
     side = functional.group_norm(functional.conv2d(maps, shortcut[0].weight, stride=2), 8)
-    assert torch.allclose(model[5](maps), (inner + side).clamp(min=0), atol=1e-5)  # type: ignore[index]
+    assert torch.allclose(model[5](maps), (inner + side).clamp(min=0), atol=1e-5)
     with pytest.raises(DeltaflError, match="which 3 does not divide"):
         resnet(groups=3)
 

@@ -61,9 +61,8 @@ def parse_label(label: "str | Label") -> Label:
     """Parse a label; raises a ``DeltaflError`` if a part is wrong or does not fit.
 
     Example:
-        >>> parse_label("osmd(mixing=0.3)@poisson")
-        Label(name='osmd', options={'mixing': 0.3}, design='poisson', estimator='horvitz-thompson',
-        settings={}, kind=None)
+        >>> parse_label("osmd(mixing=0.3)@poisson")[:4]
+        ('osmd', {'mixing': 0.3}, 'poisson', 'horvitz-thompson')
     """
     if isinstance(label, Label):
         return label
