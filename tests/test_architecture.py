@@ -68,7 +68,7 @@ def imports(path: Path, package: str, everywhere: bool) -> Iterator[str]:
                 if everywhere or not optional:
                     for field in ("body", "orelse", "finalbody", "handlers"):
                         inner: list[ast.stmt] = getattr(node, field, [])
-                        yield from of([n for n in inner if isinstance(n, ast.AST)])
+                        yield from of(inner)
 
     yield from of(ast.parse(path.read_text(encoding="utf-8")).body)
 
