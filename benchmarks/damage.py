@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from deltafl import DeltaflError
-from deltafl.simulation.directory import RunDirectory, recorded_settings
-from deltafl.simulation.divergence import DivergedError
+from deltafl.simulation.directory import DivergedError, RunDirectory, recorded_settings
 from deltafl.simulation.record import read_run
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings

@@ -34,7 +34,7 @@ from deltafl import (
     open_round,
 )
 from deltafl.estimators.control_variates import CommonControlState, ControlVariate
-from deltafl.scale.rows import inner
+from deltafl.scale.numerics import inner
 from deltafl.server.norms import measure
 from deltafl.server.optimizers import SERVER_OPTIMIZERS
 from deltafl.server.screening import screen_replies

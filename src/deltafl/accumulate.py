@@ -30,7 +30,7 @@ from .estimators.variance import (
     variance_form,
 )
 from .plan import Plan, RoundState
-from .scale.rows import inner, weighted_sum
+from .scale.numerics import inner, weighted_sum
 from .server.norms import squared_norms
 from .server.part import Step
 from .server.screening import Updates, screen_replies

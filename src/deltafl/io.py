@@ -20,9 +20,9 @@ from types import ModuleType
 from typing import Any, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from .errors import OWN_ERRORS, DeltaflError, in_one_line
-from .types import Array
 
 T = TypeVar("T")
 
@@ -213,7 +213,7 @@ def sentence(error: Any) -> str:
 
 def write_tensors(
     path: Path,
-    arrays: Mapping[str, Array],
+    arrays: Mapping[str, npt.NDArray[Any]],
     texts: Mapping[str, str] | None = None,
     private: bool = False,
 ) -> int:
@@ -252,7 +252,7 @@ def write_tensors(
 
 def read_tensors(
     path: Path, cure: str, checksum: int | None = None
-) -> tuple[dict[str, Array], dict[str, str]]:
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
     """The arrays and texts of a safetensors file; None as CRC-32 maps it into memory unread, where
     changes stay.
 

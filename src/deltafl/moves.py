@@ -12,18 +12,30 @@ have a method ``resized(state, moves)``, which is a line for each array with one
 ``federation/clients.py`` calls them between two rounds.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from .errors import DeltaflError
 from .scale.persistent_array import PersistentArray
-from .scale.rows import MappedRows
 from .types import Array, IntArray, Population
 
 
 class CannotResizeError(DeltaflError):
     """A state cannot follow: it describes all clients jointly."""
+
+
+@runtime_checkable
+class RowsInFile(Protocol):
+    """Rows that move in their own file (``scale/rows.py``)."""
+
+    def __len__(self) -> int: ...
+
+    def kept(self, kept_k: IntArray) -> "RowsInFile":
+        """The rows of some clients alone, in this order."""
+
+    def resized(self, num_clients: int) -> "RowsInFile":
+        """With rows of zeros for clients who join."""
 
 
 class Moves(NamedTuple):
@@ -47,7 +59,7 @@ class Moves(NamedTuple):
 
         ``old_m`` is an array, a ``PersistentArray``, or what ``RowFormat.zeros`` makes.
         """
-        if isinstance(old_m, MappedRows):
+        if isinstance(old_m, RowsInFile):
             kept = old_m if len(self.stay_k) == self.num_before else old_m.kept(self.stay_k)
             return kept.resized(self.population.num_clients)
         if isinstance(old_m, tuple):

@@ -13,9 +13,9 @@ from .designs.inclusion import check_cohort_size
 from .errors import DeltaflError, WithRanges, unknown_name
 from .estimators.control_variates import ControlVariate
 from .estimators.table import Estimator, find_estimator
-from .samplers import Label, RunFacts, Sampler, make_sampler, parse_label
+from .samplers.base import RunFacts, Sampler
 from .samplers.census import LONGEST, Census
-from .samplers.label import needs_value
+from .samplers.label import Label, make_sampler, needs_value, parse_label
 from .scale.persistent_array import PersistentArray
 from .scale.rows import RowFormat
 from .server.optimizers import ServerOptimizer

@@ -16,7 +16,8 @@ from deltafl import (
 )
 from deltafl.estimators.control_variates import InnovationControl, OwnControl, OwnControlState
 from deltafl.scale.named_arrays import from_named_arrays, named_arrays
-from deltafl.scale.rows import LOST, RowFormat, RunningSum, row_values, weighted_sum
+from deltafl.scale.numerics import weighted_sum
+from deltafl.scale.rows import LOST, RowFormat, RunningSum, row_values
 from deltafl.server.table import make_parts
 
 POPULATION = Population.from_sizes([1, 2, 3, 4])

@@ -20,7 +20,8 @@ from deltafl.cli.main import app
 from deltafl.io import plain_json
 from deltafl.server.watch import Watch
 from deltafl.simulation.comparing import run_comparison
-from deltafl.simulation.divergence import DivergedError, likely_cause
+from deltafl.simulation.directory import DivergedError
+from deltafl.simulation.divergence import likely_cause
 from deltafl.simulation.engine import Engine, Evaluation
 from deltafl.simulation.record import RunStore
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings

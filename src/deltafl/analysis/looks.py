@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..samplers import base_name
+from ..samplers.label import base_name
 
 INK = "#222222"
 GREY = "#767676"

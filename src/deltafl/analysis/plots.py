@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError, require
-from ..samplers import base_name
+from ..samplers.label import base_name
 from ..types import FloatArray
 from .looks import GREY, INK, MOST_STRONG, PALE, WEAK, Look, looks
 from .runs import Run, by_sampler

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..errors import DeltaflError, is_in
 from ..estimators.table import find_estimator
-from ..samplers import make_sampler, parse_label, uses_aux
+from ..samplers.label import make_sampler, parse_label, uses_aux
 
 
 class Evidence(NamedTuple):

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from ..errors import require
 from ..io import write_atomically
-from ..samplers import SAMPLERS, base_name, bias_of
-from ..samplers.table import SHORT_NEEDS
+from ..samplers.label import base_name, bias_of
+from ..samplers.table import SAMPLERS, SHORT_NEEDS
 from .looks import MOST_STRONG, ON_DARK, WEAK, Look, looks
 from .plots import (
     CAPTION,

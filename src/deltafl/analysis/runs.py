@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict
 
 from ..errors import DeltaflError
 from ..estimators.table import find_estimator
-from ..samplers import SAMPLERS, Label, base_name, make_sampler, parse_label
+from ..samplers.label import Label, base_name, make_sampler, parse_label
+from ..samplers.table import SAMPLERS
 from ..types import FloatArray, IntArray
 
 Metric = Literal["accuracy", "loss"]

@@ -6,7 +6,7 @@ The terminal, the report and ``deltafl run`` say it in these words. Verdicts com
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..samplers import base_name, bias_of
+from ..samplers.label import base_name, bias_of
 from .runs import begins_with_census, method_of, only_asks_first
 from .statistics import WINDOW, late_after
 from .summary import (

@@ -21,8 +21,8 @@ from ..errors import DeltaflError
 from ..estimators.table import ESTIMATORS, find_estimator
 from ..plan import Plan, RoundState
 from ..round import close_round, init_round
-from ..samplers import RunFacts, make_sampler, parse_label
-from ..samplers.label import needs_scores
+from ..samplers.base import RunFacts
+from ..samplers.label import make_sampler, needs_scores, parse_label
 from ..server.norms import measure
 from ..server.optimizers import Sgd
 from ..streams import stream

@@ -10,8 +10,8 @@ from .experiments import own_code_explained
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..audit import AuditRow
-    from ..samplers import RunFacts
+    from ..audit.methods import AuditRow
+    from ..samplers.base import RunFacts
 
 
 def audit(
@@ -34,10 +34,12 @@ def audit(
     """
     from rich.console import Console
 
-    from ..audit import audit as audit_methods
-    from ..audit import least_mse
-    from ..samplers import SAMPLERS, split_labels
-    from ..simulation import RunSettings, make_settings, subject_of
+    from ..audit.methods import audit as audit_methods
+    from ..audit.mse_bounds import least_mse
+    from ..samplers.label import split_labels
+    from ..samplers.table import SAMPLERS
+    from ..simulation.settings import RunSettings, make_settings
+    from ..simulation.setup import subject_of
 
     settings = make_settings(RunSettings, {"task": task, "seed": seed, **ctx.obj})
     subject = subject_of(settings)
@@ -102,8 +104,9 @@ def _check_own(label: str, facts: "RunFacts") -> None:
     """Refuse a sampler in a user's file that breaks the protocol, or its claim where sizes
     differ.
     """
-    from ..audit import check_sampler
-    from ..samplers import SAMPLERS, base_name, make_sampler
+    from ..audit.conformance import check_sampler
+    from ..samplers.label import base_name, make_sampler
+    from ..samplers.table import SAMPLERS
 
     if base_name(label) in SAMPLERS or (sampler := make_sampler(label, facts)).needs_oracle:
         return

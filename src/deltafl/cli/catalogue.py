@@ -14,7 +14,7 @@ import typer
 from .options import allowed, text_of
 
 if TYPE_CHECKING:
-    from ..samplers import Label
+    from ..samplers.label import Label
 
 _YES = {True: "yes", False: "no"}
 data = typer.Typer(help="Get and check data sets.", no_args_is_help=True, rich_markup_mode=None)
@@ -32,7 +32,7 @@ def samplers(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = Non
     """
     from ..designs.table import DESIGNS
     from ..estimators.table import ALL_ESTIMATORS
-    from ..samplers import NEEDS, SAMPLERS
+    from ..samplers.table import NEEDS, SAMPLERS
 
     if name is not None:
         show = (
@@ -116,7 +116,8 @@ def _print_label(text: str) -> None:
     """Print what a method does, what it needs, its sampler's options, and the settings in its
     label.
     """
-    from ..samplers import NEEDS, parse_label
+    from ..samplers.label import parse_label
+    from ..samplers.table import NEEDS
 
     label = parse_label(text)
     entry = label.entry
@@ -155,8 +156,7 @@ def _about(part: object) -> str:
 def _claim(method: "str | Label") -> str:
     """Whether a method is unbiased."""
     from ..estimators.table import find_estimator
-    from ..samplers import is_unbiased, make_sampler, parse_label
-    from ..samplers.label import needs_scores
+    from ..samplers.label import is_unbiased, make_sampler, needs_scores, parse_label
 
     label = parse_label(method)
     if not is_unbiased(label):
@@ -244,7 +244,8 @@ def tasks() -> None:
 
     Example: deltafl tasks
     """
-    from ..tasks import PARTITIONS, known_tasks
+    from ..tasks.partitions import PARTITIONS
+    from ..tasks.registry import known_tasks
 
     specs = known_tasks().values()
     rows = []
@@ -273,8 +274,7 @@ def settings(
     Example: deltafl settings local_lr
     """
     from ..errors import unknown_name
-    from ..simulation import CompareSettings, RunSettings
-    from ..simulation.settings import TASK_DEFAULTS
+    from ..simulation.settings import TASK_DEFAULTS, CompareSettings, RunSettings
 
     fields = RunSettings.model_fields | CompareSettings.model_fields
     for name in names or ():
@@ -314,7 +314,7 @@ def fetch_data(
 
     Example: deltafl data fetch fashion-mnist
     """
-    from ..tasks import fetch
+    from ..tasks.files import fetch
 
     files = fetch(name, data_dir)
     typer.echo(f"{name} is in {files[0].parent}")
@@ -328,7 +328,7 @@ def check_data(
 
     Example: deltafl data check mnist --data-dir ~/data
     """
-    from ..tasks import check
+    from ..tasks.files import check
 
     statuses = check(name, data_dir)
     for status in statuses:

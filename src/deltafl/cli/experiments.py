@@ -54,8 +54,11 @@ def compare(
 
     Example: deltafl compare --task digits --samplers full,census,uniform --seeds 3
     """
-    from ..simulation import CompareSettings, count_processes, new_folder, run_comparison
+    from ..simulation.comparing import run_comparison
+    from ..simulation.directory import new_folder
     from ..simulation.distributed import refuse_processes
+    from ..simulation.settings import CompareSettings
+    from ..simulation.sweep import count_processes
 
     refuse_processes("compare")
     settings = o.settings_from(CompareSettings, ctx.obj, set_, config, out, resume)
@@ -84,8 +87,11 @@ def tune(
     Example: deltafl tune --task digits --samplers full,census,uniform --local-rates 0.4,0.8,1.6
     --out tuned
     """
-    from ..simulation import TuneSettings, count_processes, new_folder, run_comparison, tune_rates
+    from ..simulation.comparing import run_comparison
+    from ..simulation.directory import new_folder
     from ..simulation.distributed import refuse_processes
+    from ..simulation.sweep import count_processes
+    from ..simulation.tune import TuneSettings, tune_rates
 
     refuse_processes("tune")
     settings = o.settings_from(TuneSettings, ctx.obj, set_, config, out, resume)
@@ -120,8 +126,8 @@ def report(
 
     Example: deltafl report my-results more-results --out both
     """
-    from ..simulation import joined, new_folder
-    from ..simulation.directory import recorded_settings
+    from ..simulation.comparison import joined
+    from ..simulation.directory import new_folder, recorded_settings
 
     if out is not None and recorded_settings(out) is not None:
         raise DeltaflError(f"{out} holds runs of its own; choose another --out for the report")
@@ -168,8 +174,9 @@ def run(
 
     Example: deltafl run --task digits --sampler pracdelta --rounds 100 --out my-run
     """
-    from ..simulation import RunSettings, new_folder
+    from ..simulation.directory import new_folder
     from ..simulation.distributed import joined_processes
+    from ..simulation.settings import RunSettings
 
     def opened() -> tuple[RunSettings, Path]:
         settings = o.settings_from(RunSettings, ctx.obj, set_, config, out, resume)
@@ -184,8 +191,7 @@ def run(
 def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup", track: "OnRound") -> None:
     """``deltafl run`` in one of the processes that play it; only the first of them prints."""
     from ..analysis.verdict import bias_remark
-    from ..simulation.directory import RunDirectory
-    from ..simulation.divergence import DivergedError
+    from ..simulation.directory import DivergedError, RunDirectory
     from ..simulation.run import run_single
 
     diverged: DivergedError | None = None

@@ -15,20 +15,9 @@ import numpy as np
 
 from ..errors import WithRanges
 from ..moves import Moves
-from ..scale.rows import (
-    RowFormat,
-    Rows,
-    RunningSum,
-    changes,
-    read_rows,
-    replace_rows,
-    row_values,
-    weighted_sum,
-)
+from ..scale.numerics import RANK_TOLERANCE, weighted_sum
+from ..scale.rows import RowFormat, Rows, RunningSum, changes, read_rows, replace_rows, row_values
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
-
-#: Directions of x in which clients vary by less than this share of the largest count as constant.
-RANK_TOLERANCE = 1e-9
 
 
 class ControlValue(NamedTuple):

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from ..moves import Moves
-from ..scale.rows import RowFormat, inner
+from ..scale.numerics import inner
+from ..scale.rows import RowFormat
 from ..types import Cohort, FloatArray, IntArray, Params, Population, Replies
 from .control_variates import ControlValue, ControlVariate
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..moves import Moves
-from ..scale.rows import Rows, RunningSum, inner, replace_rows
+from ..scale.numerics import inner
+from ..scale.rows import Rows, RunningSum, replace_rows
 from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
 from .control_variates import (
     ControlValue,

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import DeltaflError, is_in, unknown_name
 from ..plan import Plan, make_plan
-from ..samplers import Sampler
+from ..samplers.base import Sampler
 from ..scale.rows import RowFormat
 from ..server.table import SETTINGS
 from ..types import Population

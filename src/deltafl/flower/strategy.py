@@ -23,7 +23,7 @@ from ..federation.replies import round_metrics
 from ..federation.rules import check_seconds, check_texts, check_whole, make_rules
 from ..federation.saved import sole_owner
 from ..federation.service import admit, begin, close, log_privacy, select
-from ..samplers import Sampler
+from ..samplers.base import Sampler
 from ..samplers.census import Census
 from ..server.optimizers import ServerOptimizer
 from ..types import Cohort, RoundInfo

@@ -24,7 +24,7 @@ from ..federation.replies import ClientReply, census_answer, reply_of
 from ..federation.rules import check_seconds, check_texts, check_whole, make_rules
 from ..federation.saved import sole_owner
 from ..federation.service import admit, begin, close, log_privacy, select
-from ..samplers import Sampler
+from ..samplers.base import Sampler
 from ..samplers.census import Census
 from ..server.optimizers import ServerOptimizer
 from ..server.table import SETTINGS

@@ -14,18 +14,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import erfc, exp, prod, sqrt
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..arrays import LARGEST_ENTRY
 from ..errors import DeltaflError, WithRanges
-from ..estimators.control_variates import RANK_TOLERANCE, ControlVariate
 from ..estimators.sketch import count_sketch
 from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled
-from ..scale.rows import inner
-from ..server.clipping import lower_median
+from ..scale.numerics import RANK_TOLERANCE, inner, lower_median
 from ..types import FloatArray, Population
 
 #: One answer a client; None, or what is no answer, where there is none.
@@ -42,6 +40,14 @@ _BLOCK = 2**15
 #: Answers in one matrix product: OpenBLAS splits longer sums in another way for each number of
 #: threads.
 _PRODUCT = 256
+
+
+class UsesFirstUpdates(Protocol):
+    """What a census asks of a control variate."""
+
+    @property
+    def uses_first_updates(self) -> bool:
+        """Whether it starts from the clients' first updates."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class Census(WithRanges):
     first_update: bool = False
     ranges: ClassVar = {"components": "[1, 128]", "size": "[1, 128]", "noise": "[0, inf)"}
 
-    def for_control(self, control: ControlVariate) -> "Census":
+    def for_control(self, control: UsesFirstUpdates) -> "Census":
         """What a plan with this control variate asks: with first updates if it uses them and
         there is no noise.
         """

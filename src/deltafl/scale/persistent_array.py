@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from ..types import Array, IntArray
+#: As in ``types.py``, which is above this file.
+Array = npt.NDArray[Any]
+IntArray = npt.NDArray[np.int64]
 
 
 class Buffer:

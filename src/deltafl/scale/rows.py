@@ -34,10 +34,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
 #: A running sum is lost where rounding may be more than this share of its largest entry.
 LOST = 2.0**-20
 
-#: OpenBLAS gives the product of longer vectors to several threads: its bits depend on their number,
-#: and on a busy machine they wait for each other.
-ONE_THREAD = 10_000
-
 
 @dataclass(frozen=True)
 class RowFormat:
@@ -306,30 +302,6 @@ class RunningSum(NamedTuple):
         operations = len(coef_n) + 2  # a difference and a product for each row, then the sums
         rounding = self.rounding + operations * np.finfo(np.float64).eps * size
         return RunningSum(self.total_d + added_d, np.asarray(rounding))
-
-
-def weighted_sum(
-    coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]], num_params: int
-) -> FloatArray:
-    """sum_i coef_i row_i in float64, one row after the other: the same bits whatever BLAS or
-    thread count.
-    """
-    total_d = np.zeros(num_params)
-    product_d = np.empty(num_params)
-    for coef, row_d in zip(coef_n, rows, strict=True):
-        total_d += np.multiply(row_d, coef, out=product_d, dtype=np.float64)
-    return total_d
-
-
-def inner(left_d: FloatArray, right_d: FloatArray) -> Any:
-    """<left, right> along the last axis of float64 arrays: the same bits whatever thread count,
-    or number of rows.
-    """
-    total = np.zeros(left_d.shape[:-1])
-    for first in range(0, left_d.shape[-1], ONE_THREAD):
-        part = slice(first, first + ONE_THREAD)
-        total = total + (left_d[..., None, part] @ right_d[..., part, None])[..., 0, 0]
-    return total
 
 
 def _largest(value_d: np.ndarray[Any, Any]) -> float:

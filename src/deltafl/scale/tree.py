@@ -10,9 +10,12 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from ..types import Array, FloatArray, IntArray
-from .persistent_array import Buffer, PersistentArray
+from .persistent_array import Array, Buffer, IntArray, PersistentArray
+
+#: As in ``types.py``, which is above this file.
+FloatArray = npt.NDArray[np.float64]
 
 #: Children of a node.
 WIDTH = 16

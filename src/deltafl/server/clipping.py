@@ -30,6 +30,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..moves import Moves
+from ..scale.numerics import lower_median
 from ..types import FloatArray, IntArray, Params, Reports
 from .norms import squared_norms
 from .part import Intake, PlanOfParts, ServerPart
@@ -58,14 +59,6 @@ class KnownNorms(NamedTuple):
     """
 
     norm_m: FloatArray
-
-
-def lower_median(value_k: FloatArray) -> float:
-    """The lower median of the numbers that are known; NaN if none is."""
-    known_k = value_k[~np.isnan(value_k)]
-    if len(known_k) == 0:
-        return np.nan
-    return float(np.quantile(known_k, 0.5, method="lower"))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..scale.rows import inner
+from ..scale.numerics import inner
 from ..types import FloatArray, Params
 from .part import PlanOfParts, ServerPart, Step
 

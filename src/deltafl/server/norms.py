@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 
-from ..scale.rows import ONE_THREAD, inner
+from ..scale.numerics import ONE_THREAD, inner
 from ..types import FloatArray, Params, Reports
 
 #: Numbers converted to float64 at a time.

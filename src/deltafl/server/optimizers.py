@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError, unknown_name
-from ..scale.rows import inner
+from ..scale.numerics import inner
 from ..types import FloatArray, Nothing, Params
 from .average import AverageState
 from .part import PlanOfParts, ServerPart, Step

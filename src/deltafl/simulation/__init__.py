@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from .callback import Callback, LiveRun, PlayedRound, RoundDone
     from .comparing import run_comparison
     from .comparison import joined
-    from .directory import RunDirectory, environment, new_folder, refusals
-    from .divergence import DivergedError
+    from .directory import DivergedError, RunDirectory, environment, new_folder, refusals
     from .export import export_model
     from .progress import OnProgress, Progress
     from .record import (
@@ -48,8 +47,7 @@ _MODULES = {
         "callback": "Callback LiveRun PlayedRound RoundDone",
         "comparing": "run_comparison",
         "comparison": "joined",
-        "directory": "RunDirectory environment new_folder refusals",
-        "divergence": "DivergedError",
+        "directory": "DivergedError RunDirectory environment new_folder refusals",
         "export": "export_model",
         "record": (
             "Job RunRecord RunStore read_record record_of require_same what_is_run write_record"

@@ -54,6 +54,11 @@ class LiveRun:
         assert self.settings.rounds is not None
         return self.settings.rounds
 
+    def evaluate(self, round: "PlayedRound") -> None:
+        """Evaluate the model of a round, and note that in its line."""
+        test, round.accuracy_m = self.engine.evaluate_clients(self.plan.model(self.state))
+        round.line["test"] = test._asdict()
+
 
 class Stopwatch:
     """Wall clock and processor time since it was made."""

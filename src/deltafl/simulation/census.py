@@ -18,8 +18,7 @@ from ..types import Cohort, FloatArray, Params, RoundInfo
 from .callback import LiveRun, PlayedRound, Stopwatch
 from .directory import RunDirectory
 from .distributed import ProcessGroup
-from .engine import Engine
-from .oracle import BYTES_PER_PARAMETER
+from .engine import BYTES_PER_PARAMETER, Engine
 
 #: Answers are float64.
 _BYTES_PER_NUMBER = 8

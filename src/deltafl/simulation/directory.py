@@ -75,7 +75,6 @@ from .checkpoint import (
     require_memory,
 )
 from .distributed import ALONE, ProcessGroup
-from .divergence import DivergedError
 from .own_code import code_of, objects_of
 from .settings import RunSettings, Settings, differing
 
@@ -174,6 +173,22 @@ def recorded_settings(path: Path) -> dict[str, Any] | None:
     """The settings recorded in a folder; None if nothing was started there."""
     config = path / "config.toml"
     return read_toml(config) if config.exists() else None
+
+
+class DivergedError(DeltaflError):
+    """A run has diverged and was ended.
+
+    Attributes:
+        round: The round in which it was noticed, counted from 1.
+        kept: The round whose model is kept; 0 is the initial model.
+        why: Symptom and likely cause, one sentence without its full stop.
+    """
+
+    def __init__(self, round: int, kept: int, why: str) -> None:
+        super().__init__(f"diverged in round {round}: {why}; the state of round {kept} is kept")
+        self.round = round
+        self.kept = kept
+        self.why = why
 
 
 class RunDirectory:

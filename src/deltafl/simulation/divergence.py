@@ -1,13 +1,10 @@
-"""How a run ends that has lost its model (``server/watch.py`` notices it): the error, and its
-likely cause.
-"""
+"""The likely cause of a divergence, which ``server/watch.py`` notices."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
-from ..errors import DeltaflError
 from ..estimators.learned_coefficient import LearnedCoefficient
 from ..plan import Plan
 from ..types import RoundInfo
@@ -17,22 +14,6 @@ from .settings import RunSettings
 LARGE_WEIGHT = 5.0
 #: Residuals above so many times the updates (squared norms) do harm; an empty memory leaves 1.
 HARMFUL = 1.2
-
-
-class DivergedError(DeltaflError):
-    """A run has diverged and was ended.
-
-    Attributes:
-        round: The round in which it was noticed, counted from 1.
-        kept: The round whose model is kept; 0 is the initial model.
-        why: Symptom and likely cause, one sentence without its full stop.
-    """
-
-    def __init__(self, round: int, kept: int, why: str) -> None:
-        super().__init__(f"diverged in round {round}: {why}; the state of round {kept} is kept")
-        self.round = round
-        self.kept = kept
-        self.why = why
 
 
 def likely_cause(infos: Sequence[RoundInfo], settings: RunSettings, plan: Plan) -> str:

@@ -20,6 +20,8 @@ from .training import torch
 from .training.route import Computation, Route, choose_route
 from .training.serial import LocalResult, LocalWork
 
+BYTES_PER_PARAMETER = 4  # float32
+
 
 class Training(NamedTuple):
     """What a cohort returns, as ``close_round`` takes it: a row for each client's

@@ -5,12 +5,6 @@ run.
 from .callback import Callback, LiveRun, PlayedRound
 
 
-def evaluate(run: LiveRun, round: PlayedRound) -> None:
-    """Evaluate the model of a round, and note that in its line."""
-    test, round.accuracy_m = run.engine.evaluate_clients(run.plan.model(run.state))
-    round.line["test"] = test._asdict()
-
-
 class Evaluation(Callback):
     """Every ``evaluate_every`` rounds, after the last, and where the round looks like a
     divergence.
@@ -19,7 +13,7 @@ class Evaluation(Callback):
     def after_round(self, run: LiveRun, round: PlayedRound) -> None:
         is_due = round.number % run.settings.evaluate_every == 0
         if is_due or round.is_last or run.watch.suspects(round.info):
-            evaluate(run, round)
+            run.evaluate(round)
 
 
 class Threshold(Callback):

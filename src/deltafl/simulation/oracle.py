@@ -26,11 +26,10 @@ from ..scale.memory_budget import human
 from ..server.norms import measure
 from ..server.screening import screen_replies
 from ..types import Cohort, FloatArray, IntArray, Params, Reports
-from .engine import Engine, Training
+from .engine import BYTES_PER_PARAMETER, Engine, Training
 
 #: Bytes of m updates up to which a round keeps them in RAM.
 TABLE_BYTES = 256 * 2**20
-BYTES_PER_PARAMETER = 4  # float32
 BYTES_OF_STATISTICS = 3 * 8  # loss, step variance, number of steps, as float64 or int64
 
 

@@ -11,13 +11,14 @@ from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from ..calls import Named
 from ..errors import DeltaflError
 from ..io import read_json, write_atomically
-from ..samplers import base_name
+from ..samplers.label import base_name
 from ..tasks.base import Task
 from ..tasks.own import split_name
-from .settings import Settings
 
 
 def objects_of(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def _classes_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {base_name(label): label.of for label in _labels(settings) if isinstance(label, Named)}
 
 
-def with_objects(recorded: Mapping[str, Any], now: Settings) -> dict[str, Any]:
+def with_objects(recorded: Mapping[str, Any], now: BaseModel) -> dict[str, Any]:
     """Recorded settings, which are text alone, with the objects that the settings ``now`` carry."""
     given = now.model_dump()
     classes = _classes_of(given)
@@ -68,7 +69,7 @@ def code_of(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: checksum for name, checksum in found.items() if checksum is not None}
 
 
-def require_same_code(folder: Path, settings: Settings) -> None:
+def require_same_code(folder: Path, settings: BaseModel) -> None:
     """Refuse to go on in a folder with other code of the user's own than it has been played
     with.
     """
@@ -94,7 +95,7 @@ def _different(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     return [name for name, checksum in one.items() if other.get(name, checksum) != checksum]
 
 
-def note_code(folder: Path, settings: Settings) -> None:
+def note_code(folder: Path, settings: BaseModel) -> None:
     """Add the code of samplers that are new in a folder to its ``environment.json``."""
     known = _recorded(folder)
     code = {**code_of(settings.model_dump()), **known.get("code", {})}

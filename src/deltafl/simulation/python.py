@@ -9,7 +9,8 @@ from typing import Any
 
 from ..calls import Named
 from ..errors import DeltaflError, require
-from ..samplers import Sampler, base_name, label_of, split_labels
+from ..samplers.base import Sampler
+from ..samplers.label import base_name, label_of, split_labels
 from ..tasks.base import Task
 from ..tasks.registry import known_tasks
 from .callback import OnRound

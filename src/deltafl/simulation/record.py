@@ -25,7 +25,7 @@ from ..analysis.runs import Fairness, Metric, Run
 from ..analysis.statistics import fairness_of
 from ..errors import DeltaflError
 from ..io import checked, plain_json, read_json, write_atomically
-from ..samplers import file_name
+from ..samplers.label import file_name
 from ..tasks.base import Task
 from ..types import FloatArray, IntArray
 from .checkpoint import CURE

@@ -3,7 +3,7 @@
 from ..analysis.statistics import late_after
 from ..scale.named_arrays import bytes_in_ram
 from .callback import Callback, LiveRun, PlayedRound
-from .divergence import DivergedError
+from .directory import DivergedError
 from .record import note_clients
 
 

@@ -21,12 +21,11 @@ from ..tasks.base import Task
 from ..types import BoolArray, Cohort, RoundInfo
 from .callback import Callback, LiveRun, OnRound, PlayedRound, Report, Stopwatch, guarded
 from .census import Asked, ask_everyone
-from .directory import RunDirectory, locked, recorded_settings
+from .directory import DivergedError, RunDirectory, locked, recorded_settings
 from .distributed import ALONE, ProcessGroup, divided
-from .divergence import DivergedError
-from .engine import Engine, Training
+from .engine import BYTES_PER_PARAMETER, Engine, Training
 from .evaluation import Evaluation, Threshold
-from .oracle import BYTES_PER_PARAMETER, SimulatedOracle
+from .oracle import SimulatedOracle
 from .own_code import require_same_code, with_objects
 from .recording import Checkpoints, Recording
 from .runner import Workers

@@ -26,15 +26,16 @@ from ..errors import DeltaflError, unknown_name
 from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
 from ..io import read_toml, sentence
-from ..samplers import SAMPLERS, RunFacts, parse_label, split_labels
-from ..samplers.label import needs_value, split_settings
+from ..samplers.base import RunFacts
+from ..samplers.label import needs_value, parse_label, split_labels, split_settings
+from ..samplers.table import SAMPLERS
 from ..server.optimizers import Momentum
 from ..server.part import ServerPart
 from ..server.table import IN_TEXT, ROW_OF, SETTINGS, make_parts
-from ..tasks import PARTITIONS, TaskSpec, known_tasks, load_own
 from ..tasks.base import Task
-from ..tasks.own import check_picklable, is_own, is_table, own_spec, registered_spec
-from ..tasks.partitions import find_partition
+from ..tasks.own import check_picklable, is_own, is_table, load_own, own_spec, registered_spec
+from ..tasks.partitions import PARTITIONS, find_partition
+from ..tasks.registry import TaskSpec, known_tasks
 from ..types import Population
 from .conditions import Trace, find_availability, find_speeds
 

@@ -13,24 +13,23 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..audit import KnownUpdates, Subject
+from ..audit.methods import KnownUpdates, Subject
 from ..errors import DeltaflError
 from ..estimators.learned_coefficient import LearnedCoefficient
 from ..estimators.table import Estimator, find_estimator
 from ..estimators.twin import Simulate, Twin
 from ..io import reading
 from ..plan import Plan, make_plan
-from ..samplers import make_sampler, parse_label, uses_aux
+from ..samplers.label import make_sampler, parse_label, uses_aux
 from ..scale.memory_budget import free_ram, human, memory_size, require_room
 from ..scale.rows import RowFormat
 from ..streams import stream
-from ..tasks import make_task
 from ..tasks.base import Task, with_fewer_tests, with_public, with_validation
 from ..tasks.own import is_own
+from ..tasks.registry import make_task
 from ..types import FloatArray, IntArray, Params, Population
 from .conditions import Measured, Trace, find_availability, find_speeds
-from .engine import Engine
-from .oracle import BYTES_PER_PARAMETER
+from .engine import BYTES_PER_PARAMETER, Engine
 from .runner import Workers
 from .settings import RunSettings
 from .training.route import Computation, Route

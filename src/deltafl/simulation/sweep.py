@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from ..errors import require
 from .callback import OnRound, RoundDone
-from .directory import RunDirectory, locked
-from .divergence import DivergedError
+from .directory import DivergedError, RunDirectory, locked
 from .processes import Processes, result, send
 from .progress import OnProgress, Progress
 from .record import UNFINISHED, Job, RunStore, record_of, write_record

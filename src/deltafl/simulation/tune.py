@@ -26,7 +26,7 @@ from ..analysis.runs import Run
 from ..analysis.statistics import area_under, reach, rounds_until
 from ..errors import DeltaflError
 from ..io import write_atomically
-from ..tasks import TaskSpec
+from ..tasks.registry import TaskSpec
 from .comparing import check_comparison, note_settings, recorded_before
 from .own_code import require_same_code
 from .progress import OnProgress

@@ -11,7 +11,6 @@ from ..tasks.base import Task
 from ..types import RoundInfo
 from .callback import Callback, LiveRun, PlayedRound
 from .divergence import likely_cause
-from .evaluation import evaluate
 
 
 def watch_over(task: Task, lines: Iterable[dict[str, Any]]) -> Watch:
@@ -46,7 +45,7 @@ class Watching(Callback):
         symptom = run.watch.see(round.info, finite, *_measured(round.line))
         if symptom is not None:
             if "test" not in round.line:
-                evaluate(run, round)  # a record of what was lost
+                run.evaluate(round)  # a record of what was lost
             round.line["diverged"] = self._explained(run, symptom)
         elif round.is_last and run.watch.suspicion is not None:
             round.line["doubt"] = self._explained(run, run.watch.suspicion)
