@@ -47,14 +47,15 @@ class Label(NamedTuple):
         design = "" if self.design in (None, entry.design) else self.design
         estimator = "" if self.estimator == entry.estimator else self.estimator
         method = f"{write_call(self.name, self.options)}@{design}@{estimator}".rstrip("@")
-        own = sorted(self.settings.items())
-        text = "+".join(
-            [
-                method,
-                *(name if value is True else write_setting(name, value) for name, value in own),
-            ]
-        )
-        return text if self.kind is None else Named(text, self.kind)
+        text = method
+        for name, value in sorted(self.settings.items()):
+            setting = write_setting(name, value)
+            if value is True:  # a switch: ``+scaffold``
+                setting = name
+            text = f"{text}+{setting}"
+        if self.kind is None:
+            return text
+        return Named(text, self.kind)
 
 
 def parse_label(label: "str | Label") -> Label:

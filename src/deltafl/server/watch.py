@@ -73,7 +73,9 @@ class Watch:
         """
         if self._high:
             return self._describe_loss(self._high[-1][0])
-        return self._describe_skill() if self._unskilled else None
+        if self._unskilled:
+            return self._describe_skill()
+        return None
 
     def suspects(self, info: RoundInfo) -> bool:
         """Whether the model should be evaluated now, due or not: a very long step, or a lost
@@ -89,11 +91,9 @@ class Watch:
         """
         long = self._is_long(info)
         self.infos.append(info)
-        self._refused = (
-            self._refused + 1
-            if info.num_selected and not info.num_responded and info.rejected
-            else 0
-        )
+        self._refused += 1
+        if not info.num_selected or info.num_responded or not info.rejected:
+            self._refused = 0
         if not finite:
             return "the model has entries that are not finite"
         if self._refused >= REFUSED:
@@ -102,17 +102,23 @@ class Watch:
             return None
         if not np.isfinite(loss):
             return "the test loss is not finite"
-        self._high = [*self._high, (loss, accuracy)] if loss > HIGH * self._reference else []
+        self._high.append((loss, accuracy))
+        if not loss > HIGH * self._reference:
+            self._high = []
         stays = (
             len(self._high) >= PATIENCE
             and loss >= self._high[0][0]
             and not accuracy > self._high[0][1]
         )
-        self._unskilled = self._unskilled + 1 if self._knows_nothing(loss, accuracy) else 0
+        self._unskilled += 1
+        if not self._knows_nothing(loss, accuracy):
+            self._unskilled = 0
         self._best = float(np.fmax(self._best, accuracy))
         if stays or (self._high and long) or loss > LOST * self._reference:
             return self._describe_loss(loss)
-        return self._describe_skill() if self._unskilled >= PATIENCE else None
+        if self._unskilled >= PATIENCE:
+            return self._describe_skill()
+        return None
 
     def _knows_nothing(self, loss: float, accuracy: float) -> bool:
         """Whether a model that had skill has none: no better than the best constant answer, in

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from math import ceil, prod
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -54,25 +54,32 @@ def task_of(settings: RunSettings) -> Task:
     if is_own(settings.task):
         task = settings.own_task()
     else:
-        synthetic = settings.task == "synthetic"
+        # What is not named here has the task's own default.
+        own: dict[str, Any] = {}
+        if settings.partition is not None:
+            own["alpha"] = settings.alpha
+        if settings.data_dir:
+            own["data_dir"] = Path(settings.data_dir)
+        if settings.task == "synthetic":
+            own |= {"truth": settings.truth, "nu": settings.noise}
         task = make_task(
             settings.task,
             seed=settings.seed,
             num_clients=settings.clients,
             partition=settings.partition,
-            alpha=None if settings.partition is None else settings.alpha,
-            data_dir=Path(settings.data_dir) if settings.data_dir else None,
             column=settings.column,
-            truth=settings.truth if synthetic else None,
-            nu=settings.noise if synthetic else None,
+            **own,
         )
     if settings.public is not None:
         task = with_public(task, settings.public, settings.seed)
     count = settings.test_examples
     if settings.validation is not None:
         task = with_validation(task, settings.validation, settings.seed)
-        count = None if count is None else min(count, len(task.dataset.test_x))
-    return task if count is None else with_fewer_tests(task, count)
+        if count is not None:  # it was meant for the test set, which may be larger
+            count = min(count, len(task.dataset.test_x))
+    if count is not None:
+        task = with_fewer_tests(task, count)
+    return task
 
 
 def engine_of(
@@ -247,12 +254,18 @@ def check_memory(
     """
     m = engine.task.num_clients
     label = parse_label(settings.sampler)
-    ram = None if divided else free_ram()
-    full = label.name == "full"
+    ram = free_ram()
+    if divided:  # no process has the whole round
+        ram = None
     sample = filled_in(settings.sample)
-    selected = m if full else sample
-    copies = COPIES_OF_CERTAIN if selected == m else COPIES_OF_DRAWN
-    cure = "choose a sampler that selects fewer, such as 'uniform'" if full else "lower 'sample'"
+    selected = sample
+    cure = "lower 'sample'"
+    if label.name == "full":
+        selected = m
+        cure = "choose a sampler that selects fewer, such as 'uniform'"
+    copies = COPIES_OF_DRAWN
+    if selected == m:
+        copies = COPIES_OF_CERTAIN
     model = engine.num_params * BYTES_PER_PARAMETER
     needs = [("a round", selected, copies * selected * model, cure)]
     control = find_estimator(label.estimator).control
