@@ -135,8 +135,10 @@ def known_tasks() -> dict[str, TaskSpec]:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            what = f"the module {module!r}, named in {MODULES_VARIABLE} or import_tasks,"
-            raise DeltaflError(f"{what} cannot be imported: {error}") from error
+            raise DeltaflError(
+                f"the module {module!r}, named in {MODULES_VARIABLE} or import_tasks, cannot be "
+                f"imported: {error}"
+            ) from error
     return dict(_TASKS)
 
 
@@ -217,28 +219,6 @@ def make_task(
     )
 
 
-_SUMMARIES = {
-    "toy": "three quadratics in two variables, from the point (1, 1)",
-    "synthetic": (
-        "y = log((A x - b)^2 / 2) learnt from clients whose gradients are noisy in "
-        "different degrees"
-    ),
-    "digits": "8 x 8 images of digits inside scikit-learn, nothing to download",
-    "mnist": "28 x 28 images of digits",
-    "fashion-mnist": "28 x 28 images of clothes",
-    "split-fashion-mnist": (
-        "28 x 28 images of clothes, one kind a client: 9 clients with 6000, 100 with 60"
-    ),
-    "femnist": (
-        "FEMNIST, 28 x 28 images of digits and letters, 62 classes, by writer; LEAF's JSON or h5"
-    ),
-    "cifar10": "CIFAR-10, 32 x 32 in colour, cropped and flipped at random in local training",
-    "celeba": (
-        "CelebA, 84 x 84 faces, smiling or not, by celebrity; LEAF's JSON with img_align_celeba"
-    ),
-    "shakespeare": "Shakespeare, the next character after 80, by role; LEAF's JSON",
-}
-
 # Clients, selected clients and local learning rate follow the name; LEAF's tasks have as many
 # clients as its scripts choose with --sf 0.05, and select 20 % of the writers and the celebrities.
 _toy = partial(TaskSpec, local_steps=1, batch_size=None, metric="loss")
@@ -246,6 +226,7 @@ _files = partial(TaskSpec, needs=("torch", "files"))
 _leaf = partial(TaskSpec, needs=("torch", "archive"), partition="natural", all_owners=True)
 _fashion = _files(
     *("fashion-mnist", 300, 20, 0.01, two_layer_cnn),
+    summary="28 x 28 images of clothes",
     load=partial(load_idx, "fashion-mnist"),
     local_epochs=5,
     partition="hsu2019",
@@ -253,19 +234,26 @@ _fashion = _files(
     threshold=0.70,
 )
 for _spec in (
-    _toy("toy", 3, 2, 0.05, make_quadratic_model, make=make_toy_task, rounds=50, threshold=1.18),
     _toy(
-        "synthetic",
-        20,
-        10,
-        0.001,
-        make_log_model,
+        *("toy", 3, 2, 0.05, make_quadratic_model),
+        summary="three quadratics in two variables, from the point (1, 1)",
+        make=make_toy_task,
+        rounds=50,
+        threshold=1.18,
+    ),
+    _toy(
+        *("synthetic", 20, 10, 0.001, make_log_model),
+        summary=(
+            "y = log((A x - b)^2 / 2) learnt from clients whose gradients are "
+            "noisy in different degrees"
+        ),
         make=make_synthetic_task,
         rounds=2000,
         threshold=2.0,
     ),
     TaskSpec(
         *("digits", 100, 10, 0.8, partial(softmax_regression, 64, 10)),
+        summary="8 x 8 images of digits inside scikit-learn, nothing to download",
         needs=("torch", "scikit-learn"),
         load=load_digits,
         rounds=40,
@@ -278,6 +266,7 @@ for _spec in (
     ),
     _files(
         *("mnist", 200, 10, 0.01, partial(softmax_regression, 784, 10)),
+        summary="28 x 28 images of digits",
         load=partial(load_idx, "mnist"),
         local_steps=5,
         partition="shards",
@@ -287,15 +276,26 @@ for _spec in (
     replace(
         _fashion,
         name="split-fashion-mnist",
+        summary="28 x 28 images of clothes, one kind a client: 9 clients with 6000, 100 with 60",
         num_clients=109,
         sample_size=10,
         partition="split",
         alpha=0.5,
     ),
-    _leaf("femnist", 177, 35, 0.1, femnist_cnn, load=load_femnist, local_epochs=1, threshold=0.70),
+    _leaf(
+        *("femnist", 177, 35, 0.1, femnist_cnn),
+        summary=(
+            "FEMNIST, 28 x 28 images of digits and letters, 62 classes, by writer; "
+            "LEAF's JSON or h5"
+        ),
+        load=load_femnist,
+        local_epochs=1,
+        threshold=0.70,
+    ),
     replace(
         _fashion,
         name="cifar10",
+        summary="CIFAR-10, 32 x 32 in colour, cropped and flipped at random in local training",
         load=load_cifar10,
         make_model=resnet,
         alpha=0.5,
@@ -304,6 +304,9 @@ for _spec in (
     ),
     _leaf(
         *("celeba", 467, 93, 0.1, celeba_cnn),
+        summary=(
+            "CelebA, 84 x 84 faces, smiling or not, by celebrity; LEAF's JSON with img_align_celeba"
+        ),
         needs=("torch", "pillow", "archive"),
         load=load_celeba,
         local_epochs=1,
@@ -311,11 +314,12 @@ for _spec in (
     ),
     _leaf(
         *("shakespeare", 135, 10, 1.0, partial(next_token_lstm, 80)),
+        summary="Shakespeare, the next character after 80, by role; LEAF's JSON",
         load=load_shakespeare,
         local_steps=20,
         threshold=0.40,
         tokens=True,
     ),
 ):
-    register(replace(_spec, summary=_SUMMARIES[_spec.name]))
+    register(_spec)
 _LIBRARY = dict(_TASKS)

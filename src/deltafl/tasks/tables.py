@@ -111,12 +111,14 @@ def table_task(
         )
     owner_e = codes(frame[owner])[0] if owner else np.zeros(len(frame), np.int64)
     y, num_classes, unit = _targets(frame[label], task_type, standardize)
-    encode = (
-        "; encode words first, as pandas.get_dummies(table, columns=[{!r}]) does, or drop "
-        "the "
-        "column"
-    )
-    x = np.column_stack([_numbers(features[each], encode.format(each)) for each in features])
+    columns_of_x = []
+    for each in features:
+        cure = (
+            f"; encode words first, as pandas.get_dummies(table, columns=[{each!r}]) does, or drop "
+            "the column"
+        )
+        columns_of_x.append(_numbers(features[each], cure))
+    x = np.column_stack(columns_of_x)
     test = _test_rows(owner_e, seed, test_share)
     if not test.any():
         raise DeltaflError(
