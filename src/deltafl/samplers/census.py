@@ -24,7 +24,7 @@ from ..errors import DeltaflError, WithRanges
 from ..estimators.sketch import count_sketch
 from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled
 from ..scale.numerics import RANK_TOLERANCE, inner, lower_median
-from ..types import FloatArray, Population
+from ..types import FloatArray, IntArray, Population
 
 #: One answer a client; None, or what is no answer, where there is none.
 Answers = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
@@ -35,7 +35,7 @@ LARGEST_NORM = 1e100
 LONGEST = 5.0
 #: Variance of sketches of length 1 that is rounding, of updates in float32.
 _ROUNDING = 1e-12
-#: Answers processed at a time, as copies of all of them would not fit into memory.
+#: Answers processed at a time: copies of all of them would not fit into memory.
 _BLOCK = 2**15
 #: Answers in one matrix product: OpenBLAS splits longer sums in another way for each number of
 #: threads.
@@ -71,18 +71,16 @@ class Census(WithRanges):
     ranges: ClassVar = {"components": "[1, 128]", "size": "[1, 128]", "noise": "[0, inf)"}
 
     def for_control(self, control: UsesFirstUpdates) -> "Census":
-        """What a plan with this control variate asks: with first updates if it uses them and
-        there is no noise.
-        """
+        """What a plan with this control variate asks: first updates where it uses them."""
         return replace(self, first_update=control.uses_first_updates and self.noise == 0)
+
+    @property
+    def _sends_update(self) -> bool:
+        return self.first_update and self.noise == 0  # an update would show what noise hides
 
     def length(self, num_params: int) -> int:
         """Length of an answer for a model of ``num_params`` parameters."""
-        return (
-            self.size
-            + 1
-            + (code_length(num_params) if self.first_update and self.noise == 0 else 0)
-        )
+        return self.size + 1 + self._sends_update * code_length(num_params)
 
     def answer(
         self,
@@ -108,28 +106,29 @@ class Census(WithRanges):
             raise DeltaflError(
                 "the update is None; write None in place of the answer of a client that failed"
             )
-        update_d = np.asarray(update, dtype=np.float64).ravel()
+        update_d = np.asarray(update, np.float64).ravel()
         ends = np.cumsum([np.prod(tensor, dtype=int) for tensor in tensors] or [len(update_d)])
         if ends[-1] > len(update_d):
             raise DeltaflError(
                 f"the census looks at the last {ends[-1]} parameters of an update of "
                 f"{len(update_d)}"
             )
-        with np.errstate(over="ignore", invalid="ignore"):
+        code_c = np.zeros(0)
+        with np.errstate(over="ignore", invalid="ignore"):  # the server refuses what is infinite
             parts = np.split(update_d[len(update_d) - ends[-1] :], ends[:-1])
             direction_d = np.concatenate([_unit(part) for part in parts])
             sketch_k = _unit(count_sketch(direction_d[None], self.size, seed)[0])
             norm = sqrt(inner(update_d, update_d))
-            code_c = encode(update_d) if self.first_update and self.noise == 0 else ()
+            if self._sends_update:
+                code_c = encode(update_d)
         if self.noise == 0:
             return np.concatenate([sketch_k, [norm], code_c])
         if rng is None:
             raise DeltaflError(
                 "an answer with noise needs a generator: write rng=np.random.default_rng()"
             )
-        sketch_k = np.nan_to_num(
-            sketch_k
-        )  # no noise hides that an update was not finite: it counts as 0
+        # no noise hides that an update was not finite: it counts as 0
+        sketch_k = np.nan_to_num(sketch_k)
         return np.append(sketch_k + rng.normal(scale=self.noise, size=self.size), 0.0)
 
     def population(
@@ -149,64 +148,60 @@ class Census(WithRanges):
         with np.errstate(over="ignore"):  # an infinite one is clipped
             length_m = norms(code_mc)
         if length_m.any():
-            known_k = length_m[
-                length_m > 0
-            ]  # of two, the median is half of what one may have made up
+            known_k = length_m[length_m > 0]
+            # of two, the median is half of what one may have made up
             most = longest * min(float(np.median(known_k)), LONGEST * lower_median(known_k))
             most = min(most, LARGEST_ENTRY)  # the model moves by them
             code_mc = scaled(code_mc, most / np.maximum(length_m, most))
-        aux_mq = self.auxiliary(answer_mk, population.weight_m)
-        return population._replace(
-            aux_mq=aux_mq, norm_m=norm_m, code_mc=code_mc if code_mc.size else None
+        population = population._replace(
+            aux_mq=self.auxiliary(answer_mk, population.weight_m), norm_m=norm_m, code_mc=None
         )
+        if code_mc.size == 0:
+            return population
+        return population._replace(code_mc=code_mc)
 
     def auxiliary(self, answers: Answers, weight_m: FloatArray) -> FloatArray:
-        """The auxiliary variables, float64 (m, components), of mean 0 and mean squared norm 1 under
-        the weights w_i.
+        """The auxiliary variables, float64 (m, components), from the directions of updates.
 
         They are the first principal components of the sketches in the order of their variance, then
-        zeros. Every sketch is scaled to length 1. A client without an answer (None, numbers that
-        are not finite, a list of another length) counts as the mean client.
+        zeros, of mean 0 and mean squared norm 1 under the weights w_i. Every sketch is scaled to
+        length 1. A client without an answer (None, numbers that are not finite, a list of another
+        length) counts as the mean client.
         """
         answer_mk = self._read(answers, len(weight_m))
         here_k = np.flatnonzero(np.isfinite(answer_mk).all(axis=1) & (weight_m > 0))
         aux_mq = np.zeros((len(weight_m), self.components))
         if len(here_k) == 0:
             return aux_mq
-        share_k = weight_m[here_k] / weight_m[here_k].sum()
-        blocks = [slice(first, first + _BLOCK) for first in range(0, len(here_k), _BLOCK)]
+        share_m = weight_m / weight_m[here_k].sum()
+        blocks = [here_k[first : first + _BLOCK] for first in range(0, len(here_k), _BLOCK)]
 
-        def sketch_of(
-            block: slice,
-        ) -> FloatArray:  # made anew for each sum: all of them are as large as the answers
-            return _units(answer_mk[here_k[block], : self.size].astype(np.float64))
+        def sketches(block: IntArray) -> FloatArray:
+            # made anew for each sum: all of them are as large as the answers
+            return _units(answer_mk[block, : self.size].astype(np.float64))
 
-        mean_s = sum(np.einsum("k,ks->s", share_k[block], sketch_of(block)) for block in blocks)
+        mean_s = sum(np.einsum("k,ks->s", share_m[block], sketches(block)) for block in blocks)
         spread_ss: Any = 0.0
         for block in blocks:
-            centred_ks = sketch_of(block) - mean_s
-            weighed_ks = share_k[block, None] * centred_ks
-            for part in (
-                slice(first, first + _PRODUCT) for first in range(0, len(centred_ks), _PRODUCT)
-            ):
+            centred_ks = sketches(block) - mean_s
+            weighed_ks = share_m[block, None] * centred_ks
+            for first in range(0, len(block), _PRODUCT):
+                part = slice(first, first + _PRODUCT)
                 spread_ss = spread_ss + weighed_ks[part].T @ centred_ks[part]
-        variance_s, axes = np.linalg.eigh(spread_ss)
-        axes = (axes * (variance_s > max(RANK_TOLERANCE * variance_s[-1], _ROUNDING)))[:, ::-1][
-            :, : self.components
-        ]
-        axes *= np.sign(
-            axes[np.abs(axes).argmax(axis=0), range(axes.shape[1])]
-        )  # a newcomer turns no axis round
+        variance_s, axis_ss = np.linalg.eigh(spread_ss)
+        axis_ss *= variance_s > max(RANK_TOLERANCE * variance_s[-1], _ROUNDING)
+        axis_sq = axis_ss[:, ::-1][:, : self.components]
+        # A newcomer turns no axis round: its largest entry is positive.
+        largest_q = np.abs(axis_sq).argmax(axis=0)
+        axis_sq *= np.sign(np.take_along_axis(axis_sq, largest_q[None], axis=0))
         for block in blocks:
-            aux_mq[here_k[block], : axes.shape[1]] = np.einsum(
-                "ks,sq->kq", sketch_of(block) - mean_s, axes
-            )
-        aux_mq /= max(sqrt(inner(weight_m, (aux_mq**2).sum(axis=1))), np.finfo(np.float64).tiny)
-        return aux_mq
+            score_kq = np.einsum("ks,sq->kq", sketches(block) - mean_s, axis_sq)
+            aux_mq[block, : axis_sq.shape[1]] = score_kq
+        size = sqrt(inner(weight_m, (aux_mq**2).sum(axis=1)))
+        return aux_mq / max(size, np.finfo(np.float64).tiny)
 
     def _read(self, answers: Answers, num_clients: int) -> npt.NDArray[np.floating]:
-        """The answers as numbers, (m, length): an array of them as it is, else with NaN where there
-        is none.
+        """The answers as numbers, (m, length), an array of them as it is; NaN where there is none.
 
         The length is the one that most of them have.
         """
@@ -214,43 +209,41 @@ class Census(WithRanges):
             raise DeltaflError(
                 f"the census has {len(answers)} answers, not one for each of {num_clients} clients"
             )
-        if isinstance(answers, np.ndarray) and answers.ndim != 2:
-            raise DeltaflError(
-                f"answers to a census are rows of numbers, not an array of shape {answers.shape}"
-            )
-        for answer in answers[:1] if isinstance(answers, np.ndarray) else answers:
-            dtype = getattr(answer, "dtype", None)
-            length = prod(getattr(answer, "shape", ()))
-            if (
-                getattr(dtype, "itemsize", 8) < 8
-                and length > self.size + 1
-                and self._can_have(length)
-            ):
+        if isinstance(answers, np.ndarray):
+            if answers.ndim != 2:
                 raise DeltaflError(
-                    f"an answer to the census has type {dtype}, and needs float64: its code has 52 "
-                    "bits"
+                    "answers to a census are rows of numbers, not an array of shape "
+                    f"{answers.shape}"
                 )
-        if (
-            type(answers) is np.ndarray
-            and answers.dtype.kind == "f"
-            and self._can_have(answers.shape[1])
-        ):
-            return answers
+            if answers.dtype.kind == "f" and self._can_have(answers.shape[1]):
+                self._check_precise(answers[0])
+                return answers
         rows = [_numbers(answer) for answer in answers]
         lengths = Counter(len(row) for row in rows if self._can_have(len(row)))
         if not lengths and any(map(len, rows)):
-            most = f"{max(map(len, rows))} numbers, which is the length of no answer"
             raise DeltaflError(
-                f"what clients sent has {most}; write plan.census.answer(update), or None for no "
-                "answer"
+                f"what clients sent has {max(map(len, rows))} numbers, which is the length of no "
+                "answer; write plan.census.answer(update), or None for no answer"
             )
-        length = lengths.most_common(1)[0][0] if lengths else self.size + 1
-        return np.array([row if len(row) == length else np.full(length, np.nan) for row in rows])
+        length = max(lengths, key=lengths.__getitem__, default=self.size + 1)
+        answer_mk = np.full((num_clients, length), np.nan)
+        for answer_k, row in zip(answer_mk, rows, strict=True):
+            if len(row) == length:
+                self._check_precise(row)
+                answer_k[:] = row
+        return answer_mk
+
+    def _check_precise(self, answer_k: npt.NDArray[Any]) -> None:
+        if answer_k.dtype.itemsize < 8 and len(answer_k) > self.size + 1:
+            raise DeltaflError(
+                f"an answer to the census has type {answer_k.dtype}, and needs float64: its code "
+                "has 52 bits"
+            )
 
     def _can_have(self, length: int) -> bool:
         """Whether an answer of some model can have so many numbers."""
         parameters = (length - self.size - 1) // code_length(1) * BLOCK
-        return length == self.length(parameters) or length == self.size + 1
+        return length in (self.length(parameters), self.size + 1)
 
     def epsilon(self, delta: float) -> float:
         """Epsilon of one answer: local differential privacy of the update, and so of all of the
@@ -274,11 +267,8 @@ class Census(WithRanges):
         ratio = 2 / self.noise
 
         def excess(epsilon: float) -> float:
-            return (
-                _normal(ratio / 2 - epsilon / ratio)
-                - exp(epsilon) * _normal(-ratio / 2 - epsilon / ratio)
-                - delta
-            )
+            above = _normal(ratio / 2 - epsilon / ratio)
+            return above - exp(epsilon) * _normal(-ratio / 2 - epsilon / ratio) - delta
 
         low = 0.0
         high = 512.0
@@ -286,7 +276,10 @@ class Census(WithRanges):
             return float("inf")
         for _ in range(60):
             middle = (low + high) / 2
-            low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+            if excess(middle) > 0:
+                low = middle
+            else:
+                high = middle
         return high
 
 
@@ -298,19 +291,24 @@ def _unit(part: FloatArray) -> FloatArray:
 def _units(part_kd: FloatArray) -> FloatArray:
     """``_unit`` of every row, in place."""
     largest_k = np.abs(part_kd).max(axis=1, initial=0.0)
-    part_kd /= np.where(largest_k == 0, 1.0, largest_k)[:, None]
+    zero_k = largest_k == 0
+    part_kd /= np.where(zero_k, 1.0, largest_k)[:, None]
     norm_k = np.sqrt(inner(part_kd, part_kd))
-    part_kd /= np.where(largest_k == 0, 1.0, norm_k)[:, None]
+    part_kd /= np.where(zero_k, 1.0, norm_k)[:, None]
     return part_kd
 
 
-def _numbers(answer: npt.ArrayLike | None) -> FloatArray:
+def _numbers(answer: npt.ArrayLike | None) -> npt.NDArray[Any]:
     """An answer as numbers, empty if it is none."""
     try:
-        answer_k = np.asarray(() if answer is None else answer, dtype=np.float64)
+        answer_k = np.asarray(answer)
+        if answer_k.dtype.kind not in "biuf":
+            answer_k = answer_k.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
-        answer_k = np.zeros(())
-    return answer_k if answer_k.ndim == 1 and np.isfinite(answer_k).all() else np.zeros(0)
+        return np.zeros(0)
+    if answer_k.ndim != 1 or not np.isfinite(answer_k).all():
+        return np.zeros(0)
+    return answer_k
 
 
 def _normal(x: float) -> float:
@@ -319,11 +317,12 @@ def _normal(x: float) -> float:
 
 
 def output_layer(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """How many numbers each tensor of a model's output layer has: the last one, and weights that
-    fit it if a bias.
+    """How many numbers each tensor of a model's output layer has: weights, then a bias if any.
 
     Weights may have the outputs in rows, as in PyTorch, or in columns, as in Keras and JAX.
     """
-    ends = [tuple(shape) for shape in (shapes[-2][:1], shapes[-2][-1:])] if len(shapes) > 1 else []
-    with_bias = len(shapes[-1]) == 1 and tuple(shapes[-1]) in ends
-    return tuple(prod(shape) for shape in shapes[-2 if with_bias else -1 :])
+    if len(shapes) > 1 and len(shapes[-1]) == 1:
+        weights = shapes[-2]
+        if shapes[-1][0] in (*weights[:1], *weights[-1:]):
+            return prod(weights), prod(shapes[-1])
+    return (prod(shapes[-1]),)
