@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from deltafl.analysis import Run, mean_and_sd
+from deltafl.analysis.methods import rounds_until
 from deltafl.analysis.statistics import (
     Interval,
     area_under,
@@ -17,7 +18,6 @@ from deltafl.analysis.statistics import (
     mean_of_best,
     ratio_of_means,
     reach,
-    rounds_until,
     side_of,
 )
 from deltafl.types import FloatArray

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deltafl.analysis.methods import rounds_until
 from deltafl.analysis.statistics import (
     area_under,
     fairness_of,
@@ -214,4 +215,5 @@ def test_reach_of_a_run_by_one_evaluation_and_by_the_mean_of_five() -> None:
 )
 def test_a_census_that_moves_no_model_is_a_round_before(label: str, before: int) -> None:
     """Rows of a page are labels with the name of a part."""
-    assert make_run(label, 0, None).rounds_before == before
+    run = make_run(label, 0, None)
+    assert rounds_until(run, 0) == run.round_r[0] + before

@@ -24,6 +24,7 @@ from ..io import write_atomically
 from ..samplers.label import base_name, bias_of
 from ..samplers.table import SAMPLERS, SHORT_NEEDS
 from .looks import MOST_STRONG, ON_DARK, WEAK, Look, looks
+from .methods import method_of
 from .plots import (
     CAPTION,
     METRICS,
@@ -39,7 +40,7 @@ from .plots import (
     selections_by_size,
     setting_text,
 )
-from .runs import Run, by_sampler, method_of
+from .runs import Run, by_sampler
 from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ranked, references, value_of
 from .text import COSTS, cells_of, cost_cells, plus_minus, threshold_text
 from .verdict import headline, remarks

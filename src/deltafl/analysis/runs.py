@@ -5,17 +5,12 @@ Letters: ``r`` evaluations of one run in order of time, ``m`` clients, ``s`` see
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from ..errors import DeltaflError
-from ..estimators.table import find_estimator
-from ..samplers.label import Label, base_name, make_sampler, parse_label
-from ..samplers.table import SAMPLERS
 from ..types import FloatArray, IntArray
 
 Metric = Literal["accuracy", "loss"]
@@ -91,13 +86,6 @@ class Run(NamedTuple):
         return int(self.settings.get("rounds") or self.num_rounds)
 
     @property
-    def rounds_before(self) -> int:
-        """Rounds before the recorded ones: 1 for a sampler that begins with a census that moves
-        no model.
-        """
-        return int(only_asks_first(self.sampler))
-
-    @property
     def stopped(self) -> bool:
         """Whether it ended at the threshold, before all of its rounds were played."""
         stops = bool(self.settings.get("stop_at_threshold"))
@@ -119,42 +107,3 @@ def by_sampler(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for run in runs:
         groups.setdefault(run.sampler, []).append(run)
     return {sampler: sorted(group, key=lambda run: run.seed) for sampler, group in groups.items()}
-
-
-def find_label(name: str, labels: Sequence[str]) -> str | None:
-    """The label called ``name``, else the only one that is a variant of it (``name@...``,
-    ``name(...)``), else None.
-    """
-    if name in labels:
-        return name
-    variants = [label for label in labels if base_name(label) == name]
-    return variants[0] if len(variants) == 1 else None
-
-
-def method_of(label: str) -> Label | None:
-    """The method of a row of a table; None if the row is called something else.
-
-    A row may have more in its name than a label has, after a "+".
-    """
-    for text in (label, label.partition("+")[0]):
-        with suppress(DeltaflError):
-            return parse_label(text)
-    return None
-
-
-@cache
-def begins_with_census(label: str) -> bool:
-    """Whether the sampler of a label asks every client once before it draws."""
-    entry = SAMPLERS.get(base_name(label))
-    return entry is not None and entry.needs == "census"
-
-
-@cache
-def only_asks_first(label: str) -> bool:
-    """Whether it does so for numbers that do not move the model, so that a round is lost."""
-    method = method_of(label)
-    if method is None or not begins_with_census(label):
-        return False
-    census = make_sampler(method).census
-    control = find_estimator(method.estimator).control
-    return census is None or not census.for_control(control).first_update

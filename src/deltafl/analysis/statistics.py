@@ -89,11 +89,6 @@ def reach(run: Run, threshold: float, smoothed: bool = False) -> int | None:
     return first_reach(value_r, threshold, run.metric == "accuracy")
 
 
-def rounds_until(run: Run, at: int) -> int:
-    """Rounds up to an evaluation, that of a census included."""
-    return int(run.round_r[at]) + run.rounds_before
-
-
 def area_under(run: Run, horizon: int) -> float:
     """Mean of the metric over rounds 1 to ``horizon``: (1 / T) sum_t a_t, the area under the curve.
 

@@ -15,7 +15,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 from ..errors import DeltaflError, unknown_name
 from ..io import checked, plain_json, read_json, write_atomically
 from ..types import FloatArray
-from .runs import Fairness, Metric, Run, by_sampler, find_label
+from .methods import find_label, rounds_until
+from .runs import Fairness, Metric, Run, by_sampler
 from .statistics import (
     CONFIDENCE,
     area_under,
@@ -25,7 +26,6 @@ from .statistics import (
     mean_of_best,
     ratio_of_means,
     reach,
-    rounds_until,
 )
 
 #: A number, or null where it does not exist.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..samplers.label import base_name, bias_of
-from .runs import begins_with_census, method_of, only_asks_first
+from .methods import begins_with_census, method_of, only_asks_first
 from .statistics import WINDOW, late_after
 from .summary import (
     Gain,

@@ -1,8 +1,7 @@
 """The command line: ``deltafl compare``, ``run``, ``audit``, ``samplers``, ``tasks``, ``data``."""
 
 from ..simulation.progress import sweep_progress
-from .experiments import interruptible
+from .common import Out, interruptible
 from .main import main, run_app
-from .options import Out
 
 __all__ = ["Out", "interruptible", "main", "run_app", "sweep_progress"]

@@ -1,19 +1,29 @@
 """``deltafl audit``: hold every claim of unbiasedness against enumeration or simulation."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import numpy as np
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from ..audit.conformance import check_sampler
+from ..audit.methods import AuditRow, KnownUpdates, Subject
+from ..audit.methods import audit as audit_methods
+from ..audit.mse_bounds import least_mse
 from ..errors import DeltaflError, in_one_line
-from .experiments import own_code_explained
+from ..samplers.base import RunFacts
+from ..samplers.label import base_name, make_sampler, split_labels
+from ..samplers.table import SAMPLERS
+from ..simulation.settings import RunSettings, make_settings
+from ..simulation.setup import engine_of, plan_of
+from . import options as o
+from .own_code import own_code_explained
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from ..audit.methods import AuditRow
-    from ..samplers.base import RunFacts
+app = typer.Typer(rich_markup_mode=None)
 
 
+@app.command(cls=o.settings_command(RunSettings, ("clients", "sample", "weights", "data_dir")))
 def audit(
     ctx: typer.Context,
     samplers: Annotated[str, typer.Option(help="names, or all", metavar="A,B")] = "all",
@@ -32,15 +42,6 @@ def audit(
 
     Example: deltafl audit --samplers all
     """
-    from rich.console import Console
-
-    from ..audit.methods import audit as audit_methods
-    from ..audit.mse_bounds import least_mse
-    from ..samplers.label import split_labels
-    from ..samplers.table import SAMPLERS
-    from ..simulation.settings import RunSettings, make_settings
-    from ..simulation.setup import subject_of
-
     settings = make_settings(RunSettings, {"task": task, "seed": seed, **ctx.obj})
     subject = subject_of(settings)
     population = subject.population
@@ -104,10 +105,6 @@ def _check_own(label: str, facts: "RunFacts") -> None:
     """Refuse a sampler in a user's file that breaks the protocol, or its claim where sizes
     differ.
     """
-    from ..audit.conformance import check_sampler
-    from ..samplers.label import base_name, make_sampler
-    from ..samplers.table import SAMPLERS
-
     if base_name(label) in SAMPLERS or (sampler := make_sampler(label, facts)).needs_oracle:
         return
     try:
@@ -123,8 +120,6 @@ def _check_own(label: str, facts: "RunFacts") -> None:
 
 def _table(sampler: str, rows: "list[AuditRow]", least: float) -> "Table":
     """The findings on one sampler."""
-    from rich.table import Table
-
     table = Table(
         title=f"[bold]{sampler}[/]",
         title_justify="left",
@@ -161,3 +156,21 @@ def _finding(row: "AuditRow") -> str:
             ("if R > 0" if row.needs_scores else "unbiased") if row.claims_unbiased else "none seen"
         )
     return "biased"
+
+
+def subject_of(settings: RunSettings) -> Subject:
+    """One round of a task for the audit: every client trained once from the initial model."""
+    engine = engine_of(settings)
+    population = engine.task.population(settings.weights)
+    params_d = engine.initial_params()
+    client_m = np.arange(population.num_clients)
+    update_md, reports = engine.train(params_d, 0, client_m)
+    losses_m = engine.losses(params_d, client_m)
+    return Subject(
+        population=population,
+        known=KnownUpdates(
+            update_md, population.weight_m, reports.step_variance_n, losses_m, reports.num_steps_n
+        ),
+        n=plan_of(settings, population).n,
+        num_classes=engine.task.dataset.num_classes,
+    )

@@ -7,33 +7,41 @@ import sys
 from collections.abc import Iterable
 from inspect import cleandoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from ..analysis.recommend import recommend as answer
+from ..designs.table import DESIGNS
+from ..errors import unknown_name
+from ..estimators.table import ALL_ESTIMATORS, find_estimator
+from ..samplers.label import Label, is_unbiased, make_sampler, needs_scores, parse_label
+from ..samplers.table import NEEDS, SAMPLERS
+from ..simulation.settings import TASK_DEFAULTS, CompareSettings, RunSettings
+from ..tasks.files import check, fetch
+from ..tasks.partitions import PARTITIONS
+from ..tasks.registry import known_tasks
 from .options import allowed, text_of
 
-if TYPE_CHECKING:
-    from ..samplers.label import Label
-
+app = typer.Typer(rich_markup_mode=None)
 _YES = {True: "yes", False: "no"}
 data = typer.Typer(help="Get and check data sets.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data, name="data")
 
 Where = Annotated[
     Path | None, typer.Option("--data-dir", help="folder for data sets", metavar="DIR")
 ]
 
 
+@app.command()
 def samplers(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None) -> None:
     """List the samplers, designs and estimators, or describe one of them, or a label, with its
     options.
 
     Example: deltafl samplers census+average=0.5
     """
-    from ..designs.table import DESIGNS
-    from ..estimators.table import ALL_ESTIMATORS
-    from ..samplers.table import NEEDS, SAMPLERS
-
     if name is not None:
         show = (
             _print_design
@@ -84,7 +92,6 @@ def samplers(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = Non
 
 
 def _print_design(name: str) -> None:
-    from ..designs.table import DESIGNS
 
     design = DESIGNS[name]
     rows = [
@@ -96,7 +103,6 @@ def _print_design(name: str) -> None:
 
 
 def _print_estimator(name: str) -> None:
-    from ..estimators.table import ALL_ESTIMATORS
 
     rule = ALL_ESTIMATORS[name]
     controls = (
@@ -116,9 +122,6 @@ def _print_label(text: str) -> None:
     """Print what a method does, what it needs, its sampler's options, and the settings in its
     label.
     """
-    from ..samplers.label import parse_label
-    from ..samplers.table import NEEDS
-
     label = parse_label(text)
     entry = label.entry
     made = entry.make({})
@@ -155,9 +158,6 @@ def _about(part: object) -> str:
 
 def _claim(method: "str | Label") -> str:
     """Whether a method is unbiased."""
-    from ..estimators.table import find_estimator
-    from ..samplers.label import is_unbiased, make_sampler, needs_scores, parse_label
-
     label = parse_label(method)
     if not is_unbiased(label):
         return "no"
@@ -185,6 +185,7 @@ def _asked(question: str) -> str | bool:
     return question if sys.stdin is not None and sys.stdin.isatty() else False
 
 
+@app.command()
 def recommend(
     sizes: Annotated[
         Literal["equal", "unequal", "unknown"],
@@ -232,21 +233,17 @@ def recommend(
 
     Example: deltafl recommend --sizes unequal --no-labels --census --memory --reachable
     """
-    from ..analysis.recommend import recommend as answer
-
     unequal = {"equal": False, "unequal": True, "unknown": None}[sizes]
     federation = {"labels": labels, "census": census, "memory": memory, "reachable": reachable}
     typer.echo(answer(unequal_sizes=unequal, **federation, clients=clients, parameters=parameters))
 
 
+@app.command()
 def tasks() -> None:
     """List the tasks and the ways to split their examples over clients.
 
     Example: deltafl tasks
     """
-    from ..tasks.partitions import PARTITIONS
-    from ..tasks.registry import known_tasks
-
     specs = known_tasks().values()
     rows = []
     for spec in specs:
@@ -266,6 +263,7 @@ def tasks() -> None:
     )
 
 
+@app.command()
 def settings(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...")] = None,
 ) -> None:
@@ -273,9 +271,6 @@ def settings(
 
     Example: deltafl settings local_lr
     """
-    from ..errors import unknown_name
-    from ..simulation.settings import TASK_DEFAULTS, CompareSettings, RunSettings
-
     fields = RunSettings.model_fields | CompareSettings.model_fields
     for name in names or ():
         if name not in fields:
@@ -295,9 +290,6 @@ def settings(
 
 def _print_table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
     """Print a plain table; only its last column may be folded."""
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table(box=None, pad_edge=False)
     for heading in headings:
         table.add_column(heading, no_wrap=heading != headings[-1])
@@ -314,8 +306,6 @@ def fetch_data(
 
     Example: deltafl data fetch fashion-mnist
     """
-    from ..tasks.files import fetch
-
     files = fetch(name, data_dir)
     typer.echo(f"{name} is in {files[0].parent}")
 
@@ -328,8 +318,6 @@ def check_data(
 
     Example: deltafl data check mnist --data-dir ~/data
     """
-    from ..tasks.files import check
-
     statuses = check(name, data_dir)
     for status in statuses:
         typer.echo(f"{status.state:<8} {status.file}  {status.path or ''}".rstrip())

@@ -2,25 +2,41 @@
 resumption.
 """
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import nan
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from ..analysis.summary import Summary
+from ..analysis.table import comparison_table
+from ..analysis.verdict import bias_remark
 from ..errors import DeltaflError
+from ..simulation.callback import OnRound, RoundDone
+from ..simulation.comparing import run_comparison
+from ..simulation.comparison import joined
+from ..simulation.directory import (
+    DivergedError,
+    RunDirectory,
+    new_folder,
+    recorded_settings,
+    refusals,
+)
+from ..simulation.distributed import ProcessGroup, joined_processes, refuse_processes
+from ..simulation.export import export_model
 from ..simulation.progress import bars, sweep_progress
+from ..simulation.run import run_single
+from ..simulation.settings import CompareSettings, RunSettings
+from ..simulation.sweep import count_processes
+from ..simulation.tracking import tracker
+from ..simulation.tune import TuneSettings, tune_rates
 from . import options as o
-
-if TYPE_CHECKING:
-    from ..analysis.summary import Summary
-    from ..simulation.callback import OnRound, RoundDone
-    from ..simulation.distributed import ProcessGroup
-    from ..simulation.settings import RunSettings
+from .common import Out, interruptible
+from .own_code import own_code_explained
 
 Processes = Annotated[
     int | None,
@@ -30,20 +46,20 @@ Track = Annotated[
     str | None,
     typer.Option(help="write each round to a tracker, too: tensorboard or mlflow", metavar="NAME"),
 ]
+app = typer.Typer(rich_markup_mode=None)
 NoReport = Annotated[bool, typer.Option("--no-report", help="leave out report.html")]
-EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
 #: A run that diverged: not 1 (a check that failed) and not 2 (bad input).
 EXIT_DIVERGED = 3
 
 
+@app.command(cls=o.settings_command(CompareSettings))
 def compare(
     ctx: typer.Context,
     processes: Processes = None,
     track: Track = None,
     set_: o.SetOption = None,
     config: o.Config = None,
-    out: o.Out = None,
+    out: Out = None,
     resume: o.Resume = False,
     no_report: NoReport = False,
 ) -> None:
@@ -54,12 +70,6 @@ def compare(
 
     Example: deltafl compare --task digits --samplers full,census,uniform --seeds 3
     """
-    from ..simulation.comparing import run_comparison
-    from ..simulation.directory import new_folder
-    from ..simulation.distributed import refuse_processes
-    from ..simulation.settings import CompareSettings
-    from ..simulation.sweep import count_processes
-
     refuse_processes("compare")
     settings = o.settings_from(CompareSettings, ctx.obj, set_, config, out, resume)
     folder = out or new_folder("compare", settings.task)
@@ -70,12 +80,13 @@ def compare(
     _print_summary(summary, [folder], folder)
 
 
+@app.command(cls=o.settings_command(TuneSettings))
 def tune(
     ctx: typer.Context,
     processes: Processes = None,
     set_: o.SetOption = None,
     config: o.Config = None,
-    out: o.Out = None,
+    out: Out = None,
     resume: o.Resume = False,
     no_report: NoReport = False,
 ) -> None:
@@ -87,12 +98,6 @@ def tune(
     Example: deltafl tune --task digits --samplers full,census,uniform --local-rates 0.4,0.8,1.6
     --out tuned
     """
-    from ..simulation.comparing import run_comparison
-    from ..simulation.directory import new_folder
-    from ..simulation.distributed import refuse_processes
-    from ..simulation.sweep import count_processes
-    from ..simulation.tune import TuneSettings, tune_rates
-
     refuse_processes("tune")
     settings = o.settings_from(TuneSettings, ctx.obj, set_, config, out, resume)
     folder = out or new_folder("tune", settings.task)
@@ -112,11 +117,12 @@ def tune(
     _print_summary(summary, [folder / "comparison"], folder / "comparison")
 
 
+@app.command()
 def report(
     folders: Annotated[
         list[Path], typer.Argument(help="what deltafl compare or run wrote", metavar="DIR...")
     ],
-    out: o.Out = None,
+    out: Out = None,
     no_report: NoReport = False,
 ) -> None:
     """Join finished folders of the same task and settings: their table, summary.json, pictures and
@@ -126,9 +132,6 @@ def report(
 
     Example: deltafl report my-results more-results --out both
     """
-    from ..simulation.comparison import joined
-    from ..simulation.directory import new_folder, recorded_settings
-
     if out is not None and recorded_settings(out) is not None:
         raise DeltaflError(f"{out} holds runs of its own; choose another --out for the report")
     together = joined(folders)
@@ -138,10 +141,6 @@ def report(
 
 def _print_summary(summary: "Summary", folders: list[Path], written: Path) -> None:
     """Print the table, and how runs in the folders ended; exit code 3 if one diverged."""
-    from rich.console import Console
-
-    from ..analysis.table import comparison_table
-
     console = Console()
     console.print(comparison_table(summary))
     for folder in folders:
@@ -160,12 +159,13 @@ def _print_summary(summary: "Summary", folders: list[Path], written: Path) -> No
         raise typer.Exit(EXIT_DIVERGED)
 
 
+@app.command(cls=o.settings_command(RunSettings))
 def run(
     ctx: typer.Context,
     track: Track = None,
     set_: o.SetOption = None,
     config: o.Config = None,
-    out: o.Out = None,
+    out: Out = None,
     resume: o.Resume = False,
 ) -> None:
     """Run one sampler with one seed; --resume continues it, perhaps with more --rounds.
@@ -174,9 +174,6 @@ def run(
 
     Example: deltafl run --task digits --sampler pracdelta --rounds 100 --out my-run
     """
-    from ..simulation.directory import new_folder
-    from ..simulation.distributed import joined_processes
-    from ..simulation.settings import RunSettings
 
     def opened() -> tuple[RunSettings, Path]:
         settings = o.settings_from(RunSettings, ctx.obj, set_, config, out, resume)
@@ -190,10 +187,6 @@ def run(
 
 def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup", track: "OnRound") -> None:
     """``deltafl run`` in one of the processes that play it; only the first of them prints."""
-    from ..analysis.verdict import bias_remark
-    from ..simulation.directory import DivergedError, RunDirectory
-    from ..simulation.run import run_single
-
     diverged: DivergedError | None = None
     with _explained("run", folder, settings.task, [settings.sampler]), bars() as shown:
         bar = shown.add_task(settings.sampler, total=settings.rounds, shown="")
@@ -230,6 +223,10 @@ def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup", track: "
         raise typer.Exit(EXIT_DIVERGED)
 
 
+@app.command(
+    epilog="Load it: model.load_state_dict(safetensors.torch.load_file('model.safetensors')), or "
+    "of a .pt file: model.load_state_dict(torch.load('model.pt'))"
+)
 def export(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="folder of a run, or DIR/runs/RUN of a comparison")
@@ -240,8 +237,6 @@ def export(
 
     Example: deltafl export my-run --to model.safetensors
     """
-    from ..simulation.export import export_model
-
     round = export_model(folder, to)
     typer.echo(f"the model after round {round} of {folder} is in {to}")
     _print_ending(folder, "deltafl: the run ")
@@ -249,8 +244,6 @@ def export(
 
 def _print_ending(folder: Path, name: str) -> None:
     """Print how a run ended, if it diverged or looked wrong when it was over."""
-    from ..simulation.directory import RunDirectory
-
     ending = RunDirectory(folder).ending()
     if ending is not None:
         typer.echo(f"{name}{ending} in {folder}", err=True)
@@ -258,8 +251,6 @@ def _print_ending(folder: Path, name: str) -> None:
 
 def _print_refusals(folder: Path) -> None:
     """Print if replies were refused: a client that diverges should not go unnoticed."""
-    from ..simulation.directory import refusals
-
     refused = refusals(folder)
     if refused:
         run, round, client, reason, _ = refused[0]
@@ -271,28 +262,10 @@ def _print_refusals(folder: Path) -> None:
         )
 
 
-@contextmanager
-def interruptible(sentence: Callable[[], str]) -> Iterator[None]:
-    """Turn Ctrl-C, and the system's request to end, into a sentence that states how to continue."""
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        typer.echo(f"interrupted; {sentence()}", err=True)
-        raise typer.Exit(EXIT_TERMINATED if interrupt.args else EXIT_INTERRUPTED) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _terminate(number: int, frame: object) -> None:
-    raise KeyboardInterrupt(number)
-
-
 def _tracked(name: str | None, folder: Path) -> AbstractContextManager["OnRound"]:
     """The tracker that was asked for, or an ``on_round`` that does nothing."""
     if name is None:
         return nullcontext(lambda _: None)
-    from ..simulation.tracking import tracker
 
     return tracker(name, folder)
 
@@ -308,22 +281,3 @@ def _explained(command: str, folder: Path, task: str, labels: Sequence[str]) -> 
 
     with own_code_explained(task, labels), interruptible(how_to_go_on):
         yield
-
-
-@contextmanager
-def own_code_explained(task: str, labels: Sequence[str]) -> Iterator[None]:
-    """Turn errors of the user's own task, samplers and control variates into one sentence."""
-    try:
-        yield
-    except (DeltaflError, OSError, typer.Exit):
-        raise
-    except Exception as error:
-        from ..simulation.processes import failure_of
-        from ..tasks.own import own_code_error
-
-        failure = failure_of(error)
-        parts = [part for label in labels for part in label.split("@")]
-        sentence = own_code_error([task, *parts], failure.summary, failure.places)
-        if sentence is None:
-            raise
-        raise sentence from error

@@ -2,18 +2,55 @@
 
 import logging
 import sys
+from importlib import import_module
+from typing import Any
 
 import typer
 import typer.core
 
-from .. import __version__
 from ..errors import DeltaflError, FirstProcessError
-from . import audit, catalogue, experiments
-from .options import settings_command
+
+#: The commands: the module that has each, and its line in ``deltafl --help``.
+COMMANDS = {
+    "compare": ("experiments", "Compare samplers on one task, seed by seed."),
+    "tune": ("experiments", "Find each sampler's learning rates, then compare with them."),
+    "run": ("experiments", "Run one sampler with one seed, or continue a run."),
+    "report": ("experiments", "Join finished folders of the same task and settings."),
+    "audit": ("audit", "Check which methods are unbiased, and how good they are."),
+    "export": ("experiments", "Write a run's model as a state dict for PyTorch."),
+    "recommend": ("catalogue", "Recommend a sampler for your federation."),
+    "samplers": ("catalogue", "List the samplers, designs and estimators."),
+    "tasks": ("catalogue", "List the tasks and the ways to split their examples."),
+    "settings": ("catalogue", "List the settings of run and compare."),
+    "data": ("catalogue", "Get and check data sets."),
+}
+
+
+class LazyGroup(typer.core.TyperGroup):
+    """Commands whose modules are imported when they are used: ``deltafl --help`` loads no NumPy."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands: dict[str, Any] = dict.fromkeys(COMMANDS)  # the parser lists their names
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command; None if there is none of this name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _ = COMMANDS[cmd_name]
+        commands = typer.main.get_group(import_module(f"deltafl.cli.{module}").app).commands
+        return commands[cmd_name]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list in the help, from the table."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
 
 typer.core.HAS_RICH = False  # with it, plain help shows a backslash: \[required]
 app = typer.Typer(
     name="deltafl",
+    cls=LazyGroup,
     help="Client sampling for federated learning: who to ask, and how to weigh the replies.",
     epilog="Start with: deltafl compare",
     no_args_is_help=True,
@@ -22,28 +59,11 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command(cls=settings_command("CompareSettings"))(experiments.compare)
-app.command(cls=settings_command("TuneSettings"))(experiments.tune)
-app.command(cls=settings_command("RunSettings"))(experiments.run)
-app.command()(experiments.report)
-app.command(cls=settings_command("RunSettings", ("clients", "sample", "weights", "data_dir")))(
-    audit.audit
-)
-app.command(
-    epilog="Load it: model.load_state_dict(safetensors.torch.load_file('model.safetensors')), or "
-    "of a .pt file: "
-    "model.load_state_dict(torch.load('model.pt'))"
-)(experiments.export)
-app.command()(catalogue.recommend)
-app.command()(catalogue.samplers)
-app.command()(catalogue.tasks)
-app.command()(catalogue.settings)
-app.add_typer(catalogue.data, name="data")
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"deltafl {__version__}")
+        typer.echo(f"deltafl {import_module('deltafl').__version__}")
         raise typer.Exit
 
 

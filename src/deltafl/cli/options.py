@@ -6,21 +6,27 @@ import logging
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from importlib import import_module
 from inspect import Parameter, Signature
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
 from ..errors import DeltaflError, near_names
-
-if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
-    from ..simulation.settings import AnySettings
+from ..server.table import IN_TEXT, ROW_OF
+from ..simulation.directory import RunDirectory, recorded_settings
+from ..simulation.settings import (
+    TASK_DEFAULTS,
+    UNION,
+    AnySettings,
+    grown,
+    make_settings,
+    refuse_ignored,
+)
 
 SetOption = Annotated[
     list[str] | None,
@@ -29,15 +35,6 @@ SetOption = Annotated[
 Config = Annotated[
     Path | None, typer.Option(help="TOML file with settings; options win", metavar="FILE")
 ]
-
-
-def _folder(text: str) -> Path:
-    if not text.strip():
-        raise typer.BadParameter("it is empty; write the name of a folder")
-    return Path(text)
-
-
-Out = Annotated[Path | None, typer.Option(help="where results go", metavar="DIR", parser=_folder)]
 Resume = Annotated[bool, typer.Option("--resume", help="continue what is in --out")]
 
 
@@ -51,8 +48,6 @@ _HOLDS = {
 
 def _headings() -> dict[str, str]:
     """Headings of ``--help`` and the options below them, in this order; all others come last."""
-    from ..server.table import IN_TEXT, ROW_OF
-
     of_training = [name for name in IN_TEXT if ROW_OF[name].kind.alters_updates]
     of_server = [name for name in IN_TEXT if name not in of_training]
     return {
@@ -67,21 +62,17 @@ def _headings() -> dict[str, str]:
     }
 
 
-def settings_command(kind: str, names: Sequence[str] = ()) -> type[TyperCommand]:
+def settings_command(kind: type[BaseModel], names: Sequence[str] = ()) -> type[TyperCommand]:
     """A command with an option for each setting of a class, or for those named; ``ctx.obj`` has
     those that were given.
-
-    They are made when the command is used, so that ``deltafl --help`` loads no NumPy.
     """
 
     class SettingsCommand(TyperCommand):
         @cached_property
         def settings(self) -> list[Any]:
-            from ..simulation.settings import TASK_DEFAULTS
 
-            settings = getattr(import_module("deltafl.simulation"), kind)
-            fields = settings.model_fields
-            schemas = settings.model_json_schema()["properties"]
+            fields = kind.model_fields
+            schemas = kind.model_json_schema()["properties"]
             chosen = [name for name in names or fields if name != "rates"]
 
             def with_settings(**_: Any) -> None:
@@ -192,9 +183,6 @@ def settings_from(
     resume: bool,
 ) -> "AnySettings":
     """The settings of a command from its options, checked against what its folder holds already."""
-    from ..simulation.directory import RunDirectory, recorded_settings
-    from ..simulation.settings import UNION, grown, make_settings, refuse_ignored
-
     given = _joined(given, sets or [])
     recorded = recorded_settings(out) if out else None
     held, mine = (

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from .run import run_experiment, run_single
     from .settings import CompareSettings, RunSettings, make_settings
-    from .setup import engine_of, plan_of, subject_of, task_of
+    from .setup import engine_of, plan_of, task_of
     from .sweep import count_processes, require_devices, run_jobs
     from .tracking import tracker
     from .tune import (
@@ -54,7 +54,7 @@ _MODULES = {
         ),
         "run": "run_experiment run_single",
         "settings": "CompareSettings RunSettings make_settings",
-        "setup": "engine_of plan_of subject_of task_of",
+        "setup": "engine_of plan_of task_of",
         "progress": "OnProgress Progress",
         "sweep": "count_processes require_devices run_jobs",
         "tracking": "tracker",
@@ -116,7 +116,6 @@ __all__ += [
 ]
 __all__ += [
     "run_single",
-    "subject_of",
     "task_of",
     "tracker",
     "tune_rates",

@@ -30,7 +30,7 @@ from .own_code import require_same_code, with_objects
 from .recording import Checkpoints, Recording
 from .runner import Workers
 from .settings import RunSettings, grown, make_settings
-from .setup import check_memory, data_of, engine_of, filled_in, plan_of
+from .setup import check_memory, data_of, engine_of, filled_in, plan_of, require_same_sampler
 from .training.route import keep_route, kept_route
 from .watching import Watching, watch_over
 from .world import World
@@ -266,13 +266,3 @@ def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
         require_same_sampler(before, settings, task)
     if (settings.rounds, settings.threshold) != (before.rounds, before.threshold):
         directory.save_settings(settings)
-
-
-def require_same_sampler(before: RunSettings, now: RunSettings, task: Task) -> None:
-    """Refuse more rounds for a sampler whose options depend on how many there are."""
-    population = task.population(now.weights)
-    if plan_of(before, population, task).sampler != plan_of(now, population, task).sampler:
-        raise DeltaflError(
-            f"the options of {now.sampler} depend on the number of rounds, and it began with "
-            f"{before.rounds}: to play {now.rounds}, choose another --out"
-        )

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..audit.methods import KnownUpdates, Subject
 from ..errors import DeltaflError
 from ..estimators.learned_coefficient import LearnedCoefficient
 from ..estimators.table import Estimator, find_estimator
@@ -306,19 +305,11 @@ def filled_in(value: T | None) -> T:
     return value
 
 
-def subject_of(settings: RunSettings) -> Subject:
-    """One round of a task for the audit: every client trained once from the initial model."""
-    engine = engine_of(settings)
-    population = engine.task.population(settings.weights)
-    params_d = engine.initial_params()
-    client_m = np.arange(population.num_clients)
-    update_md, reports = engine.train(params_d, 0, client_m)
-    losses_m = engine.losses(params_d, client_m)
-    return Subject(
-        population=population,
-        known=KnownUpdates(
-            update_md, population.weight_m, reports.step_variance_n, losses_m, reports.num_steps_n
-        ),
-        n=plan_of(settings, population).n,
-        num_classes=engine.task.dataset.num_classes,
-    )
+def require_same_sampler(before: RunSettings, now: RunSettings, task: Task) -> None:
+    """Refuse more rounds for a sampler whose options depend on how many there are."""
+    population = task.population(now.weights)
+    if plan_of(before, population, task).sampler != plan_of(now, population, task).sampler:
+        raise DeltaflError(
+            f"the options of {now.sampler} depend on the number of rounds, and it began with "
+            f"{before.rounds}: to play {now.rounds}, choose another --out"
+        )

@@ -22,12 +22,13 @@ import numpy as np
 import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from ..analysis.methods import rounds_until
 from ..analysis.runs import Run
-from ..analysis.statistics import area_under, reach, rounds_until
+from ..analysis.statistics import area_under, reach
 from ..errors import DeltaflError
 from ..io import write_atomically
 from ..tasks.registry import TaskSpec
-from .comparing import check_comparison, note_settings, recorded_before
+from .checking import check_comparison, note_settings, recorded_before
 from .own_code import require_same_code
 from .progress import OnProgress
 from .record import Job, RunStore

@@ -1,0 +1,38 @@
+"""What commands share, the reproduction's too: where results go, and how they are interrupted."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise typer.BadParameter("it is empty; write the name of a folder")
+    return Path(text)
+
+
+Out = Annotated[Path | None, typer.Option(help="where results go", metavar="DIR", parser=_folder)]
+
+
+@contextmanager
+def interruptible(sentence: Callable[[], str]) -> Iterator[None]:
+    """Turn Ctrl-C, and the system's request to end, into a sentence that states how to continue."""
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        typer.echo(f"interrupted; {sentence()}", err=True)
+        raise typer.Exit(EXIT_TERMINATED if interrupt.args else EXIT_INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise KeyboardInterrupt(number)

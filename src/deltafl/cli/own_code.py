@@ -1,0 +1,26 @@
+"""Errors of the user's own code, for a person."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import typer
+
+from ..errors import DeltaflError
+from ..simulation.processes import failure_of
+from ..tasks.own import own_code_error
+
+
+@contextmanager
+def own_code_explained(task: str, labels: Sequence[str]) -> Iterator[None]:
+    """Turn errors of the user's own task, samplers and control variates into one sentence."""
+    try:
+        yield
+    except (DeltaflError, OSError, typer.Exit):
+        raise
+    except Exception as error:
+        failure = failure_of(error)
+        parts = [part for label in labels for part in label.split("@")]
+        sentence = own_code_error([task, *parts], failure.summary, failure.places)
+        if sentence is None:
+            raise
+        raise sentence from error
