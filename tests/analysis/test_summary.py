@@ -11,8 +11,8 @@ import pytest
 
 from deltafl.analysis import Run, Summary, fieller, read_summary, summarise, write_summary
 from deltafl.analysis import summary as models
+from deltafl.analysis.numbers import SamplerSummary
 from deltafl.analysis.runs import Fairness
-from deltafl.analysis.summary import SamplerSummary
 from deltafl.errors import DeltaflError, MissingExtraError
 from tools.runs import make_run, runs_of
 

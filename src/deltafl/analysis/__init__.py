@@ -7,6 +7,7 @@ The functions of ``statistics`` state their formulas.
 
 from ..samplers import base_name
 from .looks import GREY, INK, PALE, Look, looks
+from .numbers import Summary
 from .plots import (
     CAPTION,
     DPI,
@@ -37,7 +38,7 @@ from .statistics import (
     reach,
     t_quantile,
 )
-from .summary import Summary, read_summary, summarise, write_summary
+from .summary import read_summary, summarise, write_summary
 from .table import comparison_table
 from .text import DIVERGED, human_bytes, human_seconds
 from .verdict import bias_remark, headline, remarks

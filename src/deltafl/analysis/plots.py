@@ -19,8 +19,9 @@ from ..errors import DeltaflError, require
 from ..samplers.label import base_name
 from ..types import FloatArray
 from .looks import GREY, INK, MOST_STRONG, PALE, WEAK, Look, looks
+from .numbers import Summary
 from .runs import Run, by_sampler
-from .summary import Summary, ranked, references
+from .summary import ranked, references
 from .text import threshold_text
 
 #: Matplotlib's classes, which is an optional package and is imported where something is drawn.

@@ -25,6 +25,7 @@ from ..samplers.label import base_name, bias_of
 from ..samplers.table import SAMPLERS, SHORT_NEEDS
 from .looks import MOST_STRONG, ON_DARK, WEAK, Look, looks
 from .methods import method_of
+from .numbers import GapClosed, SamplerSummary, SpeedUp, Summary, value_of
 from .plots import (
     CAPTION,
     METRICS,
@@ -41,7 +42,7 @@ from .plots import (
     setting_text,
 )
 from .runs import Run, by_sampler
-from .summary import GapClosed, SamplerSummary, SpeedUp, Summary, ranked, references, value_of
+from .summary import ranked, references
 from .text import COSTS, cells_of, cost_cells, plus_minus, threshold_text
 from .verdict import headline, remarks
 

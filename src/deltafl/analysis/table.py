@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .summary import Summary
+from .numbers import Summary
 from .text import COSTS, cells_of, cost_cells, has_clock, threshold_text, verdicts_of
 from .verdict import remarks
 

@@ -2,8 +2,7 @@
 
 from rich.filesize import decimal
 
-from .statistics import side_of
-from .summary import (
+from .numbers import (
     Gain,
     GapClosed,
     MeanSd,
@@ -14,6 +13,7 @@ from .summary import (
     ToThreshold,
     value_of,
 )
+from .statistics import side_of
 
 #: Stands for a number that does not exist.
 DASH = "—"

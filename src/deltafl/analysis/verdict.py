@@ -8,21 +8,9 @@ from typing import Any, NamedTuple
 
 from ..samplers.label import base_name, bias_of
 from .methods import begins_with_census, method_of, only_asks_first
+from .numbers import Gain, GapClosed, SeedSummary, SpeedUp, Summary, value_of
 from .statistics import WINDOW, late_after
-from .summary import (
-    Gain,
-    GapClosed,
-    SeedSummary,
-    SpeedUp,
-    Summary,
-    gain,
-    pairs,
-    ranked,
-    references,
-    sign_of,
-    speedup,
-    value_of,
-)
+from .summary import gain, pairs, ranked, references, sign_of, speedup
 from .text import (
     DASH,
     DIVERGED,

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..analysis.summary import Summary
+from ..analysis.numbers import Summary
 from ..analysis.table import comparison_table
 from ..analysis.verdict import bias_remark
 from ..errors import DeltaflError

@@ -17,8 +17,12 @@ inclusion probabilities exact, whatever the places are.
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
-from ..types import BoolArray, FloatArray, IntArray
+#: As in ``types.py``, which is above this file.
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 #: Up to so many clients all distances are computed; more are cut into cells of at most this size.
 CELL_SIZE = 256

@@ -15,12 +15,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray
-
-
-def check_anyone(num_present: int) -> None:
-    """Raise a ``DeltaflError`` if no client is available."""
-    if num_present == 0:
-        raise DeltaflError("no client is available this round; wait until at least one is")
+from .checks import check_anyone, check_cohort_size, check_floor
 
 
 def mask_of(name: str, given: Any, count: int) -> BoolArray:
@@ -80,22 +75,6 @@ def check_scores(score_m: FloatArray) -> FloatArray:
         )
     top = float(score_m.max())
     return score_m / top if top > 0 else np.ones(len(score_m))
-
-
-def check_cohort_size(n: Any, m: int) -> None:
-    """Raise a ``DeltaflError`` unless 1 <= n <= m."""
-    if not (isinstance(n, int | np.integer) and not isinstance(n, bool) and 1 <= n <= m):
-        raise DeltaflError(
-            f"cannot sample {n!r} of {m} clients; the sample must be between 1 and {m}"
-        )
-
-
-def check_floor(floor: float) -> None:
-    """Raise a ``DeltaflError`` unless 0 <= g <= 1."""
-    if not 0 <= floor <= 1:
-        raise DeltaflError(
-            f"floor is {floor}; it must be between 0 (scores only) and 1 (no scores)"
-        )
 
 
 def draw_probabilities(score_m: FloatArray) -> FloatArray:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..scale.tree import Mass, SumTree
 from ..types import FloatArray, IntArray
-from .inclusion import check_cohort_size, check_floor
+from .checks import check_cohort_size, check_floor
 
 _LIFT = 2.0**900  # what the sums of very small scores are multiplied by
 _SHORT = (

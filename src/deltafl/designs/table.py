@@ -31,7 +31,8 @@ from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, IntArray
 from .anticluster import anticluster
 from .balanced import RandomSource, cube, local_pivotal
-from .inclusion import check_anyone, draw_probabilities, inclusion_probabilities, with_floor
+from .checks import check_anyone
+from .inclusion import draw_probabilities, inclusion_probabilities, with_floor
 from .ordered import draw, expectations, ordered_pivotal
 
 Draw = Callable[[FloatArray, np.random.Generator], IntArray]

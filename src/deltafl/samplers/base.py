@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from ..designs.inclusion import check_anyone, check_cohort_size
+from ..designs.checks import check_anyone, check_cohort_size
 from ..designs.table import ORDERED, draw_cohort, draw_from_tree, drawn_once, find_design
 from ..errors import DeltaflError, WithRanges
 from ..moves import Moves

@@ -6,8 +6,7 @@ from ..errors import DeltaflError
 from .directory import RunDirectory, recorded_settings, write_header, write_settings
 from .own_code import note_code, with_objects
 from .settings import AnySettings, CompareSettings, Settings, make_settings
-from .setup import check_memory, data_of, plan_of, require_same_sampler, task_of
-from .sweep import engine_for
+from .setup import check_memory, data_of, engine_for, plan_of, require_same_sampler, task_of
 
 
 def recorded_before(settings: AnySettings, out: Path) -> AnySettings | None:

@@ -15,10 +15,11 @@ from typing import Any
 
 from rich.console import Console
 
+from ..analysis.numbers import Summary
 from ..analysis.plots import draw_curves, draw_plots, small_png
 from ..analysis.report import Part, write_report
 from ..analysis.runs import Run
-from ..analysis.summary import Summary, summarise, write_summary
+from ..analysis.summary import summarise, write_summary
 from ..analysis.table import comparison_table
 from ..errors import DeltaflError, MissingExtraError, require
 from ..io import checked

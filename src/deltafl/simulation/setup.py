@@ -6,7 +6,7 @@ import logging
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from math import ceil, prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,8 +30,8 @@ from ..types import FloatArray, IntArray, Params, Population
 from .conditions import Measured, Trace, find_availability, find_speeds
 from .engine import BYTES_PER_PARAMETER, Engine
 from .runner import Workers
-from .settings import RunSettings
-from .training.route import Computation, Route
+from .settings import OF_SERVER, RunSettings
+from .training.route import Computation, Route, kept_route
 from .training.serial import LocalWork
 from .world import World
 
@@ -313,3 +313,21 @@ def require_same_sampler(before: RunSettings, now: RunSettings, task: Task) -> N
             f"the options of {now.sampler} depend on the number of rounds, and it began with "
             f"{before.rounds}: to play {now.rounds}, choose another --out"
         )
+
+
+@lru_cache(maxsize=1)
+def _kept_engine(settings: RunSettings, route: Any) -> Any:
+    return engine_of(settings, route=route)
+
+
+def engine_for(settings: RunSettings, place: Path) -> Any:
+    """The ``Engine`` of a run, made once in a process for all samplers; its route is that of an
+    unfinished run's folder.
+    """
+    plain = {name: RunSettings.model_fields[name].default for name in OF_SERVER}
+    return _kept_engine(settings.model_copy(update={"sampler": "full", **plain}), kept_route(place))
+
+
+def forget_engine() -> None:
+    """Let the engine go that this process keeps."""
+    _kept_engine.cache_clear()

@@ -9,90 +9,37 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager, suppress
-from functools import lru_cache
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 from ..errors import require
 from .callback import OnRound, RoundDone
-from .directory import DivergedError, RunDirectory, locked
 from .processes import Processes, result, send
 from .progress import OnProgress, Progress
-from .record import UNFINISHED, Job, RunStore, record_of, write_record
-from .settings import OF_SERVER, RunSettings
+from .record import Job
+from .setup import forget_engine
 
 _POLL_SECONDS = 1.0
-#: How long a process of a killed sweep may go on writing its run, on a machine without free memory
-#: for instance.
-_ORPHAN_SECONDS = 60.0
 
 
-class Player(NamedTuple):
-    """How a sweep plays a job; goes to its processes."""
-
-    folder: Path
-    keep_folders: bool = False
+class Player(Protocol):
+    """How a sweep plays a job; goes to its processes. ``run.JobPlayer`` is one."""
 
     def place(self, job: Job) -> Path:
         """The folder of a job's run."""
-        part = "runs" if self.keep_folders else UNFINISHED
-        return self.folder / part / job.key
 
     def is_done(self, job: Job) -> bool:
         """Whether a job is finished."""
-        if self.keep_folders:
-            return RunDirectory(self.place(job)).is_finished(job.settings.rounds or 0)
-        return RunStore(self.folder).get(job) is not None
 
     def play(self, job: Job, on_round: OnRound) -> None:
         """Play a job in this process, from its last checkpoint if there is one."""
-        from .run import begin, run_experiment
-        from .setup import check_memory
-
-        directory = RunDirectory(self.place(job))
-        engine = engine_for(job.settings, directory.path)
-        check_memory(job.settings, engine, self.folder)
-        with locked(directory.path, _ORPHAN_SECONDS):
-            begin(directory, job.settings, engine.task)
-            with suppress(DivergedError):  # the last line has the reason
-                run_experiment(job.settings, engine, directory, on_round, callbacks=job.callbacks)
-            if not self.keep_folders:
-                write_record(
-                    record_of(job, directory, engine.task), RunStore(self.folder).path(job)
-                )
-                directory.delete()
-        if not self.keep_folders:
-            with suppress(OSError):  # other runs of the part are unfinished
-                directory.path.parent.rmdir()
 
 
 def _play_and_send(player: Player, job: Job) -> None:
     """In another process: play a job and send its rounds, and then its key."""
     player.play(job, send)
     send(job.key)
-
-
-def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnProgress) -> None:
-    """Play those of the jobs that are not finished yet, in their order. Results do not depend on
-    the processes.
-
-    Args:
-        jobs: What to play.
-        folder: Where the records are and go.
-        processes: Runs side by side, >= 1; as many as there are cores is best. With 1 they are
-            played in this process.
-        on_progress: Called about once a second.
-
-    Raises:
-        DeltaflError: If what is in the folder has other settings, a run fails, or another process
-            plays there.
-    """
-    require_simulator()
-    with locked(folder), side_by_side(min(processes, len(jobs))) as pool:
-        play_jobs(jobs, Player(folder), pool, on_progress)
-        with suppress(OSError):  # there is none, or it is not empty
-            (folder / UNFINISHED).rmdir()
 
 
 def require_simulator() -> None:
@@ -113,7 +60,7 @@ def count_processes(asked: int | None, device: str | None) -> int:
 @contextmanager
 def side_by_side(count: int) -> Iterator[Processes | None]:
     """Processes that play runs; None for this process alone."""
-    _engine_of.cache_clear()
+    forget_engine()
     try:
         if count == 1:
             yield None
@@ -121,7 +68,7 @@ def side_by_side(count: int) -> Iterator[Processes | None]:
             with Processes(count) as pool:
                 yield pool
     finally:
-        _engine_of.cache_clear()
+        forget_engine()
 
 
 def play_jobs(
@@ -230,20 +177,3 @@ def require_devices(names: Iterable[str]) -> None:
 
     for name in dict.fromkeys(names):
         find_device(name)
-
-
-@lru_cache(maxsize=1)
-def _engine_of(settings: RunSettings, route: Any) -> Any:
-    from .setup import engine_of
-
-    return engine_of(settings, route=route)
-
-
-def engine_for(settings: RunSettings, place: Path) -> Any:
-    """The ``Engine`` of a run, made once in a process for all samplers; its route is that of an
-    unfinished run's folder.
-    """
-    from .training.route import kept_route
-
-    plain = {name: RunSettings.model_fields[name].default for name in OF_SERVER}
-    return _engine_of(settings.model_copy(update={"sampler": "full", **plain}), kept_route(place))
