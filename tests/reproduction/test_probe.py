@@ -11,9 +11,10 @@ from deltafl.cli.audit import subject_of
 from deltafl.round import init_round
 from deltafl.simulation.oracle import SimulatedOracle
 from deltafl.simulation.record import RunStore, measured_columns
-from deltafl.simulation.run import run_jobs, run_single
+from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of
+from deltafl.simulation.sweep import run_jobs
 from reproduction.probe import EVERYONE, Probe, measure_everyone
 from reproduction.spec import load_experiment
 from reproduction.sweeps import make_sweep

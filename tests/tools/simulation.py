@@ -8,8 +8,9 @@ from deltafl.simulation.callback import RoundDone
 from deltafl.simulation.checkpoint import measured, read_checkpoint
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.record import Job
-from deltafl.simulation.run import run_jobs, run_single
+from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
+from deltafl.simulation.sweep import run_jobs
 
 TINY = {
     "task": "digits",

@@ -16,7 +16,6 @@ from ..samplers.base import RunFacts
 from ..samplers.label import base_name, make_sampler, split_labels
 from ..samplers.table import SAMPLERS
 from ..simulation.settings import RunSettings, make_settings
-from ..simulation.setup import engine_of, plan_of
 from . import options as o
 from .own_code import own_code_explained
 
@@ -160,6 +159,8 @@ def _finding(row: "AuditRow") -> str:
 
 def subject_of(settings: RunSettings) -> Subject:
     """One round of a task for the audit: every client trained once from the initial model."""
+    from ..simulation.setup import engine_of, plan_of  # loads torch
+
     engine = engine_of(settings)
     population = engine.task.population(settings.weights)
     params_d = engine.initial_params()

@@ -29,7 +29,6 @@ from ..simulation.directory import (
 from ..simulation.distributed import ProcessGroup, joined_processes, refuse_processes
 from ..simulation.export import export_model
 from ..simulation.progress import bars, sweep_progress
-from ..simulation.run import run_single
 from ..simulation.settings import CompareSettings, RunSettings
 from ..simulation.sweep import count_processes
 from ..simulation.tracking import tracker
@@ -187,6 +186,8 @@ def run(
 
 def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup", track: "OnRound") -> None:
     """``deltafl run`` in one of the processes that play it; only the first of them prints."""
+    from ..simulation.run import run_single  # loads torch
+
     diverged: DivergedError | None = None
     with _explained("run", folder, settings.task, [settings.sampler]), bars() as shown:
         bar = shown.add_task(settings.sampler, total=settings.rounds, shown="")

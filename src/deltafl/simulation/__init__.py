@@ -23,10 +23,10 @@ if TYPE_CHECKING:
         what_is_run,
         write_record,
     )
-    from .run import run_experiment, run_jobs, run_single
+    from .run import run_experiment, run_single
     from .settings import CompareSettings, RunSettings, make_settings
     from .setup import engine_of, plan_of, task_of
-    from .sweep import count_processes, require_devices
+    from .sweep import count_processes, require_devices, run_jobs
     from .tracking import tracker
     from .tune import (
         NEVER,
@@ -52,11 +52,11 @@ _MODULES = {
         "record": (
             "Job RunRecord RunStore read_record record_of require_same what_is_run write_record"
         ),
-        "run": "run_experiment run_jobs run_single",
+        "run": "run_experiment run_single",
         "settings": "CompareSettings RunSettings make_settings",
         "setup": "engine_of plan_of task_of",
         "progress": "OnProgress Progress",
-        "sweep": "count_processes require_devices",
+        "sweep": "count_processes require_devices run_jobs",
         "tracking": "tracker",
         "tune": (
             "NEVER Doubling Grid Score Search Trial TuneSettings mean_score "

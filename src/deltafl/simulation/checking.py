@@ -6,7 +6,6 @@ from ..errors import DeltaflError
 from .directory import RunDirectory, recorded_settings, write_header, write_settings
 from .own_code import note_code, with_objects
 from .settings import AnySettings, CompareSettings, Settings, make_settings
-from .setup import check_memory, data_of, engine_for, plan_of, require_same_sampler, task_of
 
 
 def recorded_before(settings: AnySettings, out: Path) -> AnySettings | None:
@@ -32,6 +31,9 @@ def check_comparison(
     settings: CompareSettings, out: Path, before: CompareSettings | None
 ) -> dict[str, str]:
     """Refuse what cannot be played before anything is written; returns the names of the data."""
+    # loads torch, which the process that waits for the check does without
+    from .setup import check_memory, data_of, engine_for, plan_of, require_same_sampler, task_of
+
     first, *others = settings.seeds
     run = settings.run(settings.samplers[0], first)
     engine = engine_for(run, out)

@@ -21,9 +21,8 @@ from .directory import locked
 from .own_code import require_same_code
 from .processes import result
 from .progress import OnProgress
-from .run import JobPlayer
 from .settings import CompareSettings, grown
-from .sweep import play_jobs, require_simulator, side_by_side
+from .sweep import Player, play_jobs, require_simulator, side_by_side
 
 #: What stands beside the runs in the end.
 WRITTEN = ("summary.json", *PICTURES, "report.html")
@@ -88,5 +87,5 @@ def play_comparison(
                         import_module(name)
                 data = result(checking)
             note_settings(out, settings, before, data)
-            play_jobs(jobs, JobPlayer(out, keep_folders=True), pool, on_progress, guarded(on_round))
+            play_jobs(jobs, Player(out, keep_folders=True), pool, on_progress, guarded(on_round))
         return together([out], [(settings, places_of(out, jobs))])

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +27,7 @@ from .engine import BYTES_PER_PARAMETER, Engine, Training
 from .evaluation import Evaluation, Threshold
 from .oracle import SimulatedOracle
 from .own_code import require_same_code, with_objects
-from .progress import OnProgress
-from .record import UNFINISHED, Job, RunStore, record_of, write_record
+from .record import Job, RunStore, record_of, write_record
 from .recording import Checkpoints, Recording
 from .runner import Workers
 from .settings import RunSettings, grown, make_settings
@@ -41,7 +40,7 @@ from .setup import (
     plan_of,
     require_same_sampler,
 )
-from .sweep import play_jobs, require_simulator, side_by_side
+from .sweep import Player
 from .training.route import keep_route, kept_route
 from .watching import Watching, watch_over
 from .world import World
@@ -283,59 +282,18 @@ def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
         directory.save_settings(settings)
 
 
-class JobPlayer(NamedTuple):
-    """Plays the runs of a folder, see ``sweep.Player``."""
-
-    folder: Path
-    keep_folders: bool = False
-
-    def place(self, job: Job) -> Path:
-        """The folder of a job's run."""
-        part = "runs" if self.keep_folders else UNFINISHED
-        return self.folder / part / job.key
-
-    def is_done(self, job: Job) -> bool:
-        """Whether a job is finished."""
-        if self.keep_folders:
-            return RunDirectory(self.place(job)).is_finished(job.settings.rounds or 0)
-        return RunStore(self.folder).get(job) is not None
-
-    def play(self, job: Job, on_round: OnRound) -> None:
-        """Play a job in this process, from its last checkpoint if there is one."""
-        directory = RunDirectory(self.place(job))
-        engine = engine_for(job.settings, directory.path)
-        check_memory(job.settings, engine, self.folder)
-        with locked(directory.path, _ORPHAN_SECONDS):
-            begin(directory, job.settings, engine.task)
-            with suppress(DivergedError):  # the last line has the reason
-                run_experiment(job.settings, engine, directory, on_round, callbacks=job.callbacks)
-            if not self.keep_folders:
-                write_record(
-                    record_of(job, directory, engine.task), RunStore(self.folder).path(job)
-                )
-                directory.delete()
-        if not self.keep_folders:
-            with suppress(OSError):  # other runs of the part are unfinished
-                directory.path.parent.rmdir()
-
-
-def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnProgress) -> None:
-    """Play those of the jobs that are not finished yet, in their order. Results do not depend on
-    the processes.
-
-    Args:
-        jobs: What to play.
-        folder: Where the records are and go.
-        processes: Runs side by side, >= 1; as many as there are cores is best. With 1 they are
-            played in this process.
-        on_progress: Called about once a second.
-
-    Raises:
-        DeltaflError: If what is in the folder has other settings, a run fails, or another process
-            plays there.
-    """
-    require_simulator()
-    with locked(folder), side_by_side(min(processes, len(jobs))) as pool:
-        play_jobs(jobs, JobPlayer(folder), pool, on_progress)
-        with suppress(OSError):  # there is none, or it is not empty
-            (folder / UNFINISHED).rmdir()
+def play_job(player: Player, job: Job, on_round: OnRound) -> None:
+    """Play a job in this process, from its last checkpoint if there is one."""
+    directory = RunDirectory(player.place(job))
+    engine = engine_for(job.settings, directory.path)
+    check_memory(job.settings, engine, player.folder)
+    with locked(directory.path, _ORPHAN_SECONDS):
+        begin(directory, job.settings, engine.task)
+        with suppress(DivergedError):  # the last line has the reason
+            run_experiment(job.settings, engine, directory, on_round, callbacks=job.callbacks)
+        if not player.keep_folders:
+            write_record(record_of(job, directory, engine.task), RunStore(player.folder).path(job))
+            directory.delete()
+    if not player.keep_folders:
+        with suppress(OSError):  # other runs of the part are unfinished
+            directory.path.parent.rmdir()

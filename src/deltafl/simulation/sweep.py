@@ -9,37 +9,70 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from ..errors import require
 from .callback import OnRound, RoundDone
+from .directory import RunDirectory, locked
 from .processes import Processes, result, send
 from .progress import OnProgress, Progress
-from .record import Job
-from .setup import forget_engine
+from .record import UNFINISHED, Job, RunStore
 
 _POLL_SECONDS = 1.0
 
 
-class Player(Protocol):
-    """How a sweep plays a job; goes to its processes. ``run.JobPlayer`` is one."""
+class Player(NamedTuple):
+    """How a sweep plays a job; goes to its processes."""
+
+    folder: Path
+    keep_folders: bool = False
 
     def place(self, job: Job) -> Path:
         """The folder of a job's run."""
+        part = "runs" if self.keep_folders else UNFINISHED
+        return self.folder / part / job.key
 
     def is_done(self, job: Job) -> bool:
         """Whether a job is finished."""
+        if self.keep_folders:
+            return RunDirectory(self.place(job)).is_finished(job.settings.rounds or 0)
+        return RunStore(self.folder).get(job) is not None
 
     def play(self, job: Job, on_round: OnRound) -> None:
         """Play a job in this process, from its last checkpoint if there is one."""
+        # By name: it loads torch, which the process that only waits for others does without.
+        import_module(f"{__package__}.run").play_job(self, job, on_round)
 
 
 def _play_and_send(player: Player, job: Job) -> None:
     """In another process: play a job and send its rounds, and then its key."""
     player.play(job, send)
     send(job.key)
+
+
+def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnProgress) -> None:
+    """Play those of the jobs that are not finished yet, in their order. Results do not depend on
+    the processes.
+
+    Args:
+        jobs: What to play.
+        folder: Where the records are and go.
+        processes: Runs side by side, >= 1; as many as there are cores is best. With 1 they are
+            played in this process.
+        on_progress: Called about once a second.
+
+    Raises:
+        DeltaflError: If what is in the folder has other settings, a run fails, or another process
+            plays there.
+    """
+    require_simulator()
+    with locked(folder), side_by_side(min(processes, len(jobs))) as pool:
+        play_jobs(jobs, Player(folder), pool, on_progress)
+        with suppress(OSError):  # there is none, or it is not empty
+            (folder / UNFINISHED).rmdir()
 
 
 def require_simulator() -> None:
@@ -60,13 +93,15 @@ def count_processes(asked: int | None, device: str | None) -> int:
 @contextmanager
 def side_by_side(count: int) -> Iterator[Processes | None]:
     """Processes that play runs; None for this process alone."""
+    if count > 1:
+        with Processes(count) as pool:
+            yield pool
+        return
+    from .setup import forget_engine  # loads torch
+
     forget_engine()
     try:
-        if count == 1:
-            yield None
-        else:
-            with Processes(count) as pool:
-                yield pool
+        yield None
     finally:
         forget_engine()
 

@@ -32,7 +32,6 @@ from .checking import check_comparison, note_settings, recorded_before
 from .own_code import require_same_code
 from .progress import OnProgress
 from .record import Job, RunStore
-from .run import run_jobs
 from .settings import (
     CommaSeparated,
     CompareSettings,
@@ -42,7 +41,7 @@ from .settings import (
     grown,
     listed,
 )
-from .sweep import require_simulator
+from .sweep import require_simulator, run_jobs
 
 NEVER = 2  # a tuning run that never reaches the threshold counts as so many times its rounds
 
