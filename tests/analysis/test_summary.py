@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from deltafl.analysis import Run, Summary, fieller, read_summary, summarise, write_summary
-from deltafl.analysis import summary as models
+from deltafl.analysis import numbers as models
 from deltafl.analysis.numbers import SamplerSummary
 from deltafl.analysis.runs import Fairness
 from deltafl.errors import DeltaflError, MissingExtraError
