@@ -51,7 +51,8 @@ def test_the_repository_stays_small_enough_to_look_through() -> None:
         pytest.skip("no git repository")
     files = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split("\n")
-    assert len(files) < 700
+    ).stdout.split()
+    # Modules do not count: one idea a file is the rule there.
+    assert len([name for name in files if not name.endswith(".py")]) < 306
     for folder in RESULTS.glob("*/"):
         assert len(list(folder.glob("*.png"))) <= 2, f"{folder.name} has more than two pictures"
