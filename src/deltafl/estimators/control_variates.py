@@ -4,7 +4,43 @@ estimator subtracts.
 ``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` is unbiased for *any* c, and its variance is that
 of the residuals u_i - c_i. To write your own, subclass ``ControlVariate`` and use
 ``Plan(..., estimator=Mine())``, or the label ``uniform@@my_control.py:Mine(power=2)``.
-docs/theory.md, section 10, explains each of these.
+docs/theory.md, section 10, explains each of the control variates below.
+
+A control variate is a frozen dataclass of hyper-parameters. It never changes: what it learns is a
+state, a NamedTuple of arrays, which each method takes and the learning ones return anew. An older
+state stays valid. Of these methods the first three must be written, the others have defaults:
+
+- ``init`` makes the state before the first round, from the clients and the number d of parameters.
+- ``value`` gives sum_j w_j c_j over all clients, and c_i of some of them, (n, d). It may use only
+  what was known before the draw: that is what makes D unbiased. One row (1, d) stands for c_i that
+  are all equal.
+- ``update`` learns from the updates u_i of the clients that replied, once D has been computed.
+- ``at_model`` runs before ``value``, once the round's model is known: for c_i that are computed
+  from the model, as in ``twin.py``.
+- ``update_from_sum`` learns from sum_S coef_i (u_i - c_i) alone. Write it where that is enough:
+  the round then adds up updates as they arrive and keeps none.
+- ``first_mean`` gives the mean of the updates of the initial model, if a census has brought them:
+  the first model then takes a step with it.
+- ``with_rows`` takes over how a plan stores one update per client (``Plan.memory``). Write it if
+  the state has such rows.
+- ``resized`` follows clients who join, leave or change their size (``moves.py``): one line per
+  array with a row per client, and every sum with weights is made anew.
+
+Control variates that hold another one (``learned_coefficient.py``, ``twin.py``) also use:
+
+- ``value_times``: beta c. Write it only to save a copy.
+- ``update_knowing``: ``update`` where c_i are known already. If learning needs c_i, write this one
+  and subclass ``LearnsFromResiduals``, which supplies ``update``.
+- ``coefficient``: beta of this round, for the log.
+
+What the rest of the program asks of a control variate, as class attributes or properties:
+
+- ``remembers``: the state holds one update per client. Its memory is estimated before a run.
+- ``uses_aux``: it reads ``Population.aux_mq``, which hosts then ask the clients for.
+- ``uses_first_updates``: a census shall bring ``Population.code_mc``, as ``init`` reads it.
+- ``learns_from_sums``: there is an ``update_from_sum``; nobody sets this.
+- ``knows_clients``: c_i differ, so that SCAFFOLD can correct local steps with them. Only a wrapper
+  sets it, to what the wrapped one says.
 """
 
 from abc import ABC, abstractmethod
@@ -30,24 +66,18 @@ class ControlValue(NamedTuple):
 
 
 class ControlVariate(WithRanges, ABC):
-    """Base class. Subclasses are frozen dataclasses of hyper-parameters; the state is a NamedTuple
-    of arrays.
+    """Base class; the top of this file explains its methods and attributes."""
 
-    Override the defaults below by class attributes, such as ``uses_aux = True``.
-    """
-
+    # Properties, not class attributes, because a wrapper answers with those of the wrapped one.
     @property
     def learns_from_sums(self) -> bool:
-        """Whether there is an ``update_from_sum``, so that no update has to be kept until the
-        round closes.
-        """
+        """Whether there is an ``update_from_sum``."""
         return type(self).update_from_sum is not ControlVariate.update_from_sum
 
     @property
     def knows_clients(self) -> bool:
-        """Whether c_i differs between clients, so that the server can correct their local steps
-        with it.
-        """
+        """Whether c_i differs between clients."""
+        # A sum does not tell clients apart, so that what learns from sums has one c for all.
         return not self.learns_from_sums
 
     @property
@@ -57,39 +87,29 @@ class ControlVariate(WithRanges, ABC):
 
     @property
     def uses_aux(self) -> bool:
-        """Whether it uses ``Population.aux_mq``."""
+        """Whether it reads ``Population.aux_mq``."""
         return False
 
     @property
     def uses_first_updates(self) -> bool:
-        """Whether it uses the updates of the initial model, ``Population.code_mc``, if a census
-        asks for them.
-        """
+        """Whether it reads ``Population.code_mc``."""
         return False
 
     def with_rows(self, rows: RowFormat) -> Self:
         """The same, with any stored updates kept in another format."""
         return self
 
-    def coefficient(self, state: Any) -> float:
-        """Beta of this round, see ``learned_coefficient.py``."""
-        return 1.0
-
     @abstractmethod
     def init(self, population: Population, num_params: int) -> Any:
         """The state before the first round."""
 
-    def at_model(self, state: Any, population: Population, params_d: Params, round: int) -> Any:
-        """The state once a round's model is known, before its draw: for c_i that depend on the
-        model (``twin.py``).
-        """
-        return state
-
     def first_mean(self, state: Any) -> FloatArray | None:
-        """The mean of all clients' updates of the initial model, (d,), if a census has brought
-        them, else None.
-        """
+        """The mean of all clients' updates of the initial model, (d,), if they are known."""
         return None
+
+    def at_model(self, state: Any, population: Population, params_d: Params, round: int) -> Any:
+        """The state once a round's model is known, before its draw."""
+        return state
 
     @abstractmethod
     def value(self, state: Any, client_n: IntArray) -> ControlValue:
@@ -98,13 +118,20 @@ class ControlVariate(WithRanges, ABC):
     def value_times(self, state: Any, client_n: IntArray, beta: float) -> ControlValue:
         """``value`` times beta."""
         value = self.value(state, client_n)
-        return value if beta == 1 else ControlValue(beta * value.total_d, beta * value.control_nd)
+        if beta == 1:
+            return value
+        # Not in place: what ``value`` gives may be a part of the state.
+        return ControlValue(beta * value.total_d, beta * value.control_nd)
+
+    def coefficient(self, state: Any) -> float:
+        """Beta of this round."""
+        return 1.0
 
     @abstractmethod
     def update(
         self, state: Any, population: Population, replies: Replies, update_nd: Params
     ) -> Any:
-        """Learn from the replies, (n, d); called after D has been computed."""
+        """Learn from the updates (n, d) of the clients that replied."""
 
     def update_knowing(
         self,
@@ -114,9 +141,7 @@ class ControlVariate(WithRanges, ABC):
         update_nd: Params,
         value: ControlValue,
     ) -> Any:
-        """``update``, given the ``value`` for the clients that replied, which may be
-        overwritten.
-        """
+        """``update``, given their ``value``, which may be overwritten."""
         return self.update(state, population, replies, update_nd)
 
     def update_from_sum(self, state: Any, replies: Replies, residual_d: FloatArray) -> Any:
@@ -124,7 +149,7 @@ class ControlVariate(WithRanges, ABC):
         raise NotImplementedError
 
     def resized(self, state: Any, moves: Moves) -> Any:
-        """The state when clients join, change or leave (``moves.py``); by default nobody can."""
+        """The state when clients join, change or leave; by default nobody can join or leave."""
         moves.require_none(self)
         return state
 
@@ -135,9 +160,8 @@ class LearnsFromResiduals(ControlVariate):
     def update(
         self, state: Any, population: Population, replies: Replies, update_nd: Params
     ) -> Any:
-        return self.update_knowing(
-            state, population, replies, update_nd, self.value(state, replies.client_n)
-        )
+        value = self.value(state, replies.client_n)
+        return self.update_knowing(state, population, replies, update_nd, value)
 
 
 class NoControlState(NamedTuple):
@@ -185,27 +209,27 @@ class CommonControl(ControlVariate):
         return CommonControlState(np.zeros(num_params))
 
     def value(self, state: CommonControlState, client_n: IntArray) -> ControlValue:
-        """The same c for all clients; since the weights sum to 1, it is also the weighted sum."""
+        # The weights sum to 1, so that the weighted sum of equal c is c.
         return ControlValue(state.control_d, state.control_d[None])
 
     def update(
         self, state: CommonControlState, population: Population, replies: Replies, update_nd: Params
     ) -> CommonControlState:
-        """Move towards the ratio mean of the replies, which an extreme sum of weights cannot
-        inflate.
-        """
         total = replies.coef_n.sum()
         if total <= 0:
             return state
-        return self._follow(
-            state, weighted_sum(replies.coef_n / total, update_nd, len(state.control_d))
-        )
+        # The ratio mean, which an extreme sum of coefficients cannot inflate.
+        mean_d = weighted_sum(replies.coef_n / total, update_nd, len(state.control_d))
+        return self._follow(state, mean_d)
 
     def update_from_sum(
         self, state: CommonControlState, replies: Replies, residual_d: FloatArray
     ) -> CommonControlState:
         total = replies.coef_n.sum()
-        return self._follow(state, residual_d / total + state.control_d) if total > 0 else state
+        if total <= 0:
+            return state
+        # The same mean: sum_S coef_i u_i is residual_d plus total times c.
+        return self._follow(state, residual_d / total + state.control_d)
 
     def resized(self, state: CommonControlState, moves: Moves) -> CommonControlState:
         return state
@@ -217,13 +241,12 @@ class CommonControl(ControlVariate):
 class OwnControlState(NamedTuple):
     """One update per client, and their weighted sum."""
 
-    control_md: (
-        Rows  #: m rows: a tuple of them, one (m, d) array, as it is after a resume, or a file
-    )
-    total_d: FloatArray  #: sum_j w_j c_j of the rows as they are stored
-    rounding: FloatArray = np.zeros(
-        ()
-    )  #: how far rounding may have led ``total_d`` from it (``RunningSum``)
+    #: m rows: a tuple of them, one (m, d) array, as it is after a resume, or a file
+    control_md: Rows
+    #: sum_j w_j c_j of the rows as they are stored
+    total_d: FloatArray
+    #: how far rounding may have led ``total_d`` from it (``RunningSum``)
+    rounding: FloatArray = np.zeros(())
 
 
 @dataclass(frozen=True)
@@ -235,39 +258,39 @@ class OwnControl(ControlVariate):
     not reply.
     """
 
-    rows: RowFormat = field(
-        default_factory=RowFormat
-    )  #: how they are stored; a plan sets it to its ``memory``
+    #: how they are stored; a plan sets it to its ``memory``
+    rows: RowFormat = field(default_factory=RowFormat)
     remembers = True
 
     def with_rows(self, rows: RowFormat) -> Self:
         return replace(self, rows=rows)
 
     def init(self, population: Population, num_params: int) -> OwnControlState:
-        return OwnControlState(
-            self.rows.zeros(population.num_clients, num_params), np.zeros(num_params)
-        )
+        rows = self.rows.zeros(population.num_clients, num_params)
+        return OwnControlState(rows, np.zeros(num_params))
 
     def value(self, state: OwnControlState, client_n: IntArray) -> ControlValue:
-        return ControlValue(
-            state.total_d, read_rows(state.control_md, client_n, len(state.total_d))
-        )
+        control_nd = read_rows(state.control_md, client_n, len(state.total_d))
+        return ControlValue(state.total_d, control_nd)
 
     def update(
         self, state: OwnControlState, population: Population, replies: Replies, update_nd: Params
     ) -> OwnControlState:
         client_n = replies.client_n
         rows = replace_rows(state.control_md, client_n, update_nd)
+        # Of the rows as stored, not of update_nd: a bfloat16 row is not the update that came.
         changed = changes(state.control_md, rows, client_n, len(state.total_d))
-        followed = RunningSum(state.total_d, state.rounding).plus(
-            population.weight_m[client_n], changed
-        )
+        before = RunningSum(state.total_d, state.rounding)
+        followed = before.plus(population.weight_m[client_n], changed)
         new = OwnControlState(rows, *followed)
-        return summed_anew(new, population.weight_m) if followed.is_lost else new
+        if followed.is_lost:
+            return summed_anew(new, population.weight_m)
+        return new
 
     def resized(self, state: OwnControlState, moves: Moves) -> OwnControlState:
         rows = state.control_md
-        if isinstance(rows, np.ndarray):  # after a resume; a tuple shares its rows with the state
+        # One array after a resume; as a tuple, the new state shares its rows.
+        if isinstance(rows, np.ndarray):
             rows = tuple(rows)
         kept = state._replace(control_md=moves.rows(rows, 0))
         return summed_anew(kept, moves.population.weight_m)
@@ -317,6 +340,7 @@ class InnovationControl(LearnsFromResiduals):
     def value(self, state: InnovationControlState, client_n: IntArray) -> ControlValue:
         total_d, control_nd = self.own.value(state.own, client_n)
         common_d = state.common.control_d
+        # Nobody has written into the rows of unseen clients: they are 0 in the sum of all.
         control_nd[state.unseen_m[client_n]] = common_d
         return ControlValue(total_d + state.unseen_weight * common_d, control_nd)
 
@@ -324,7 +348,8 @@ class InnovationControl(LearnsFromResiduals):
         self, state: InnovationControlState, client_n: IntArray, beta: float
     ) -> ControlValue:
         total_d, control_nd = self.value(state, client_n)
-        control_nd *= beta  # in place: it is as large as all updates, twice
+        # In place: it is as large as all updates, twice.
+        control_nd *= beta
         return ControlValue(beta * total_d, control_nd)
 
     def update_knowing(
@@ -338,9 +363,14 @@ class InnovationControl(LearnsFromResiduals):
         common_d = follow_estimate(
             state.common.control_d, self.memory, value, update_nd, replies.coef_n
         )
-        own = self.own.update(state.own, population, replies, update_nd)
+        unseen_m = state.unseen_m.copy()
+        unseen_m[replies.client_n] = False
         return InnovationControlState(
-            own, CommonControlState(common_d), *seen(state.unseen_m, population, replies)
+            own=self.own.update(state.own, population, replies, update_nd),
+            common=CommonControlState(common_d),
+            unseen_m=unseen_m,
+            # Summed anew, not lowered by those who replied: it ends at exactly 0.
+            unseen_weight=np.array(population.weight_m[unseen_m].sum()),
         )
 
     def resized(self, state: InnovationControlState, moves: Moves) -> InnovationControlState:
@@ -352,26 +382,18 @@ class InnovationControl(LearnsFromResiduals):
         )
 
 
-def seen(
-    unseen_m: BoolArray, population: Population, replies: Replies
-) -> tuple[BoolArray, FloatArray]:
-    """Which clients have still not replied after these replies, and the sum of their weights."""
-    left_m = unseen_m.copy()
-    left_m[replies.client_n] = False
-    return left_m, np.asarray(population.weight_m[left_m].sum())
-
-
 def follow_estimate(
     common_d: FloatArray, memory: float, value: ControlValue, update_nd: Params, coef_n: FloatArray
 ) -> FloatArray:
-    """C <- memory c + (1 - memory) D, D the round's estimate with coefficient 1; c stays if no
-    reply counts.
-    """
+    """The next c: memory c + (1 - memory) D, D with beta = 1; c itself if no reply counts."""
     if coef_n.sum() <= 0:
         return common_d
-    pairs = zip(update_nd, np.broadcast_to(value.control_nd, update_nd.shape), strict=True)
+    # One row at a time, in the same memory: all residuals would be as large as all updates, twice.
     residual_d = np.empty_like(value.total_d)
-    residuals = (np.subtract(update_d, control_d, out=residual_d) for update_d, control_d in pairs)
+    residuals = (
+        np.subtract(update_d, control_d, out=residual_d)
+        for update_d, control_d in zip(update_nd, value.control_nd, strict=True)
+    )
     estimate_d = value.total_d + weighted_sum(coef_n, residuals, len(common_d))
     return memory * common_d + (1 - memory) * estimate_d
 
@@ -408,14 +430,15 @@ class RegressionControl(LearnsFromResiduals):
 
     def init(self, population: Population, num_params: int) -> RegressionControlState:
         aux_mq = population.design_mq()
-        return RegressionControlState(
-            aux_mq, population.weight_m, np.zeros((aux_mq.shape[1], num_params))
-        )
+        slope_qd = np.zeros((aux_mq.shape[1], num_params))
+        return RegressionControlState(aux_mq, population.weight_m, slope_qd)
 
     def value(self, state: RegressionControlState, client_n: IntArray) -> ControlValue:
         mean_q = np.einsum("m,mq->q", state.weight_m, state.aux_mq)
+        # einsum, not @: the same bits whatever the number of threads.
         total_d = np.einsum("q,qd->d", mean_q, state.slope_qd)
-        return ControlValue(total_d, np.einsum("nq,qd->nd", state.aux_mq[client_n], state.slope_qd))
+        control_nd = np.einsum("nq,qd->nd", state.aux_mq[client_n], state.slope_qd)
+        return ControlValue(total_d, control_nd)
 
     def update_knowing(
         self,
@@ -428,17 +451,16 @@ class RegressionControl(LearnsFromResiduals):
         total = replies.coef_n.sum()
         if total <= 0:
             return state
-        memory = self.memory
         aux_nq = state.aux_mq[replies.client_n]
         share_n = replies.coef_n / total
         here_qq = np.einsum("n,np,nq->pq", share_n, aux_nq, aux_nq)
         all_qq = np.einsum("m,mp,mq->pq", state.weight_m, state.aux_mq, state.aux_mq)
-        inverse_qq = pseudoinverse((1 - memory) * here_qq + memory * all_qq)
-        gain_qn = (1 - memory) * np.einsum("pq,nq,n->pn", inverse_qq, aux_nq, share_n)
+        gain = 1 - self.memory
+        inverse_qq = pseudoinverse(gain * here_qq + self.memory * all_qq)
+        gain_qn = gain * np.einsum("pq,nq,n->pn", inverse_qq, aux_nq, share_n)
         residual_nd = np.subtract(update_nd, value.control_nd, out=value.control_nd)
-        return state._replace(
-            slope_qd=state.slope_qd + np.einsum("qn,nd->qd", gain_qn, residual_nd)
-        )
+        change_qd = np.einsum("qn,nd->qd", gain_qn, residual_nd)
+        return state._replace(slope_qd=state.slope_qd + change_qd)
 
     def resized(self, state: RegressionControlState, moves: Moves) -> RegressionControlState:
         """With slopes whose predictions are nearest to those of before, of the clients who stay.
@@ -461,15 +483,13 @@ class RegressionControl(LearnsFromResiduals):
 
 
 def pseudoinverse(square_qq: FloatArray) -> FloatArray:
-    """The pseudoinverse of sum_j x_j x_j^T. Columns of x of other sizes than 1/32 to 32 are scaled
-    to these first.
-
-    One of less than 1e-12 of the largest is rounding, and counts as 0.
-    """
+    """The pseudoinverse of sum_j x_j x_j^T, for columns of x in any units."""
     size_q = np.sqrt(np.diag(square_qq))
+    # A column of less than 1e-12 of the largest is rounding, and counts as 0.
     seen_q = size_q > 1e-12 * size_q.max(initial=0.0)
-    scale_q = np.exp2(-10 * np.round(np.log2(np.where(seen_q, size_q, 1.0)) / 10)) * seen_q
+    known_q = np.where(seen_q, size_q, 1.0)
+    # To sizes of 1/32 to 32 by powers of 1024, so that those within keep their bits.
+    scale_q = np.exp2(-10 * np.round(np.log2(known_q) / 10)) * seen_q
     scaled_qq = scale_q[:, None] * square_qq * scale_q
-    return np.asarray(
-        scale_q[:, None] * np.linalg.pinv(scaled_qq, rcond=RANK_TOLERANCE, hermitian=True) * scale_q
-    )
+    inverse_qq = np.linalg.pinv(scaled_qq, rcond=RANK_TOLERANCE, hermitian=True)
+    return np.asarray(scale_q[:, None] * inverse_qq * scale_q)

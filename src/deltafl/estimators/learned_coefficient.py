@@ -102,19 +102,19 @@ class LearnedCoefficient(_Scaled):
     ranges: ClassVar = {"memory": "[0, 1)"}
 
     def init(self, population: Population, num_params: int) -> LearnedCoefficientState:
-        return LearnedCoefficientState(
-            self.control.init(population, num_params), np.zeros(()), np.zeros(())
-        )
+        control = self.control.init(population, num_params)
+        return LearnedCoefficientState(control, np.zeros(()), np.zeros(()))
 
     def coefficient(self, state: LearnedCoefficientState) -> float:
-        return float(np.clip(state.cross / state.square, 0.0, 1.0)) if state.square > 0 else 1.0
+        if state.square <= 0:
+            return 1.0
+        return float(np.clip(state.cross / state.square, 0.0, 1.0))
 
     def at_model(
         self, state: LearnedCoefficientState, population: Population, params_d: Params, round: int
     ) -> LearnedCoefficientState:
-        return state._replace(
-            control=self.control.at_model(state.control, population, params_d, round)
-        )
+        known = self.control.at_model(state.control, population, params_d, round)
+        return state._replace(control=known)
 
     def value(self, state: LearnedCoefficientState, client_n: IntArray) -> ControlValue:
         return self.control.value_times(state.control, client_n, self.coefficient(state))
@@ -127,13 +127,12 @@ class LearnedCoefficient(_Scaled):
         update_nd: Params,
     ) -> LearnedCoefficientState:
         value = self.control.value(state.control, replies.client_n)
-        cross, square = _products(
-            update_nd, value.control_nd, population.weight_m[replies.client_n], replies
-        )
+        weight_n = population.weight_m[replies.client_n]
+        # Before the inner control learns, which may overwrite c.
+        cross, square = _products(update_nd, value.control_nd, weight_n, replies)
+        control = self.control.update_knowing(state.control, population, replies, update_nd, value)
         return LearnedCoefficientState(
-            control=self.control.update_knowing(
-                state.control, population, replies, update_nd, value
-            ),
+            control=control,
             cross=np.asarray(self.memory * state.cross + cross),
             square=np.asarray(self.memory * state.square + square),
         )
@@ -145,49 +144,49 @@ class LearnedCoefficient(_Scaled):
 def _products(
     update_nd: Params, control_nd: FloatArray, weight_n: FloatArray, replies: Replies
 ) -> tuple[float, float]:
-    """A and B of one round: of the draw, about the means if the common part cancels, and of the
-    responses.
-    """
+    """A and B of one round, from the draw and from the responses."""
     rate_n = replies.response_n
-    sent_n = replies.response_n * replies.coef_n
+    sent_n = rate_n * replies.coef_n
     count_n = replies.cohort.count_n
     alone_n = (1 - rate_n) / rate_n**2
     if replies.cohort.kind == "replacement":
+        # A client that was drawn twice is two draws, each with half of its coefficient.
         mass_n = count_n / rate_n
         sent_n = sent_n / count_n
         alone_n = alone_n * count_n**2
     else:
+        # w_i / coef_i is pi_i; a coefficient of 0 says nothing, and its mass is 0.
         decided_n = np.divide(weight_n, sent_n, out=np.ones(len(sent_n)), where=sent_n > 0)
         mass_n = np.clip(1 - decided_n, 0.0, 1.0) / rate_n
     total = mass_n.sum()
-    cross = square = alone_cross = alone_square = 0.0
+    cross = 0.0
+    square = 0.0
+    alone_cross = 0.0
+    alone_square = 0.0
     mean_y_d, mean_z_d = np.zeros((2, control_nd.shape[1]))
+    # One reply at a time, in the same memory: copies of all would be as large as all updates.
     y_d, z_d, part_d = np.empty((3, control_nd.shape[1]))
-    rows = zip(
-        mass_n,
-        alone_n,
-        sent_n,
-        update_nd,
-        np.broadcast_to(control_nd, update_nd.shape),
-        strict=True,
-    )
-    for mass, alone, sent, update_d, control_d in rows:
-        np.multiply(update_d, sent, out=y_d, dtype=np.float64)
-        np.multiply(control_d, sent, out=z_d)
+    control_nd = np.broadcast_to(control_nd, update_nd.shape)
+    for i, sent in enumerate(sent_n):
+        np.multiply(update_nd[i], sent, out=y_d, dtype=np.float64)
+        np.multiply(control_nd[i], sent, out=z_d)
         product = float(inner(y_d, z_d))
         length = float(inner(z_d, z_d))
-        cross = cross + mass * product
-        square = square + mass * length
-        alone_cross = alone_cross + alone * product
-        alone_square = alone_square + alone * length
+        cross += mass_n[i] * product
+        square += mass_n[i] * length
+        alone_cross += alone_n[i] * product
+        alone_square += alone_n[i] * length
         if total > 0:
-            mean_y_d += np.multiply(y_d, mass / total, out=part_d)
-            mean_z_d += np.multiply(z_d, mass / total, out=part_d)
+            share = mass_n[i] / total
+            mean_y_d += np.multiply(y_d, share, out=part_d)
+            mean_z_d += np.multiply(z_d, share, out=part_d)
+    # Draws of fixed size cancel what all replies have in common.
     if replies.cohort.kind != "poisson" and _open_places(replies.selected) > 1:
         spread = square - total * float(inner(mean_z_d, mean_z_d))
-        beyond_rounding = spread > _SPREAD * square
-        cross = cross - total * float(inner(mean_y_d, mean_z_d)) if beyond_rounding else 0.0
-        square = spread if beyond_rounding else 0.0
+        if spread <= _SPREAD * square:
+            return alone_cross, alone_square
+        cross -= total * float(inner(mean_y_d, mean_z_d))
+        square = spread
     return cross + alone_cross, square + alone_square
 
 
@@ -195,4 +194,5 @@ def _open_places(selected: Cohort) -> int:
     """How many places of a cohort were decided by chance: its draws without the certain ones."""
     if selected.kind == "replacement":
         return int(selected.count_n.sum())
+    # Not ``< 1``: an unknown expectation, NaN, is no certainty.
     return int(np.count_nonzero(~(selected.expected_n >= 1)))

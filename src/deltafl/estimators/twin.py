@@ -41,9 +41,9 @@ class TwinState(NamedTuple):
 
 
 def _no_simulation(params_d: Params, population: Population, round: int) -> Params:
-    what = "a function (params_d, population, round) -> (m, d)"
     raise DeltaflError(
-        f"a twin needs a simulation of the clients: write estimator=Twin(simulate), {what}"
+        "a twin needs a simulation of the clients: write estimator=Twin(simulate), a function "
+        "(params_d, population, round) -> (m, d)"
     )
 
 
@@ -78,10 +78,8 @@ class Twin(ControlVariate):
 
     def init(self, population: Population, num_params: int) -> TwinState:
         zero_md = np.zeros((population.num_clients, num_params), dtype=np.float32)
-        return TwinState(
-            OwnControlState(zero_md, np.zeros(num_params)),
-            self.residual.init(population, num_params),
-        )
+        residual = self.residual.init(population, num_params)
+        return TwinState(OwnControlState(zero_md, np.zeros(num_params)), residual)
 
     def at_model(
         self, state: TwinState, population: Population, params_d: Params, round: int
@@ -89,6 +87,7 @@ class Twin(ControlVariate):
         shape = (population.num_clients, len(params_d))
         simulated = self.simulate(params_d, population, round)
         try:
+            # What overflows float32 is not finite, and is answered for below.
             with np.errstate(over="ignore"):
                 twin_md = np.array(simulated, dtype=np.float32)
         except (TypeError, ValueError):
@@ -102,16 +101,18 @@ class Twin(ControlVariate):
             )
         fault_k = np.flatnonzero(~np.isfinite(twin_md).all(axis=1))
         if len(fault_k):
-            why = f"the simulation of client {fault_k[0]} is not finite"
             _log.warning(
-                "round %d: %s, so that this round has no twins; lower its learning rate",
+                "round %d: the simulation of client %d is not finite, so that this round has no "
+                "twins; lower its learning rate",
                 round + 1,
-                why,
+                fault_k[0],
             )
+            # All of them: without one, its own residual alone would be as large as an update.
             twin_md = np.zeros(shape, dtype=np.float32)
         norm_m = np.linalg.norm(twin_md, axis=1)
         limit = LONGEST * np.median(norm_m)
-        twin_md[norm_m > limit] *= (limit / norm_m[norm_m > limit])[:, None]
+        long_m = norm_m > limit
+        twin_md[long_m] *= (limit / norm_m[long_m])[:, None]
         twin = summed_anew(OwnControlState(twin_md, np.zeros(shape[1])), population.weight_m)
         return TwinState(twin, self.residual.at_model(state.residual, population, params_d, round))
 
@@ -124,10 +125,9 @@ class Twin(ControlVariate):
         self, state: TwinState, population: Population, replies: Replies, update_nd: Params
     ) -> TwinState:
         residual_nd = update_nd - np.asarray(state.twin.control_md)[replies.client_n]
-        return state._replace(
-            residual=self.residual.update(state.residual, population, replies, residual_nd)
-        )
+        residual = self.residual.update(state.residual, population, replies, residual_nd)
+        return state._replace(residual=residual)
 
     def resized(self, state: TwinState, moves: Moves) -> TwinState:
-        """The twins of before are of no use: ``at_model``, which follows, simulates all clients."""
+        # The twins of before are of no use: ``at_model``, which follows, simulates all clients.
         return state._replace(residual=self.residual.resized(state.residual, moves))

@@ -56,12 +56,14 @@ def decode(code_nc: FloatArray, num_params: int) -> FloatArray:
     n = len(code_nc)
     blocks = code_nc.shape[1] // _LENGTH
     code_nbl = code_nc.reshape(n, blocks, _LENGTH)
+    # Clients may send anything: what is no 52-bit number becomes the nearest one.
     packed_nbn = np.clip(code_nbl[:, :, 1:], 0, 2.0**52 - 1).astype(np.int64)
-    level_nbk = ((packed_nbn[..., None] >> _SHIFTS) & 3).reshape(n, blocks, _NUMBERS * _EACH)[
-        :, :, :BLOCK
-    ]
-    block_nbk = _LEVELS[level_nbk]
-    block_nbk *= np.abs(code_nbl[:, :, :1])  # the scales
+    level_nbk = (packed_nbn[..., None] >> _SHIFTS) & 3
+    level_nbk = level_nbk.reshape(n, blocks, _NUMBERS * _EACH)
+    # The last number of a block has room for more levels than the block has entries.
+    block_nbk = _LEVELS[level_nbk[:, :, :BLOCK]]
+    scale_nb1 = np.abs(code_nbl[:, :, :1])
+    block_nbk *= scale_nb1
     vector_nbk = _rotated(block_nbk.reshape(-1, BLOCK)) * _signs()
     return np.asarray(vector_nbk.reshape(n, BLOCK * blocks)[:, :num_params])
 
@@ -100,5 +102,6 @@ def _rotated(block_bk: FloatArray) -> FloatArray:
     """
     hadamard = _hadamard()
     square_brc = (block_bk.reshape(-1, _SIDE) @ hadamard).reshape(-1, _SIDE, _SIDE)
-    turned_bcr = np.ascontiguousarray(square_brc.swapaxes(1, 2)).reshape(-1, _SIDE) @ hadamard
-    return np.asarray(turned_bcr.reshape(-1, _SIDE, _SIDE).swapaxes(1, 2).reshape(block_bk.shape))
+    square_bcr = np.ascontiguousarray(square_brc.swapaxes(1, 2))
+    turned_bcr = (square_bcr.reshape(-1, _SIDE) @ hadamard).reshape(-1, _SIDE, _SIDE)
+    return np.asarray(turned_bcr.swapaxes(1, 2).reshape(block_bk.shape))

@@ -31,14 +31,13 @@ class LastResidualsState(NamedTuple):
     those on x; and a sum.
     """
 
-    code_mc: Rows  # of Q_i until client i replies, then of e_i
-    is_first_m: BoolArray  # whose code is that of Q_i
+    code_mc: Rows  #: of Q_i until client i replies, then of e_i
+    is_first_m: BoolArray  #: whose code is that of Q_i
     aux_mq: FloatArray
-    fitted_qd: FloatArray  # B_0
-    total_d: FloatArray  # sum_j w_j e_j
-    rounding: FloatArray = np.zeros(
-        ()
-    )  # how far rounding may have led ``total_d`` from it (``RunningSum``)
+    fitted_qd: FloatArray  #: B_0
+    total_d: FloatArray  #: sum_j w_j e_j
+    #: how far rounding may have led ``total_d`` from it (``RunningSum``)
+    rounding: FloatArray = np.zeros(())
 
 
 @dataclass(frozen=True)
@@ -58,27 +57,27 @@ class LastResiduals(LearnsFromResiduals):
     def init(self, population: Population, num_params: int) -> LastResidualsState:
         aux_mq = population.design_mq()
         m = population.num_clients
-        code_mc = np.zeros((m, 0)) if population.code_mc is None else population.code_mc
-        zero_qd = np.zeros((aux_mq.shape[1], num_params))
-        zero_d = np.zeros(num_params)
-        if code_mc.shape[1] not in (0, code_length(num_params)):
+        moment_qd = np.zeros((aux_mq.shape[1], num_params))
+        code_mc = population.code_mc
+        if code_mc is None:
+            nobody_m = np.zeros(m, dtype=np.bool_)
+            zero_d = np.zeros(num_params)
+            return LastResidualsState(np.zeros((m, 0)), nobody_m, aux_mq, moment_qd, zero_d)
+        if code_mc.shape[1] != code_length(num_params):
             raise DeltaflError(
                 f"the census is not of this model of {num_params:,} parameters; take it anew"
             )
-        sent_m = np.asarray(np.any(code_mc != 0, axis=1), dtype=np.bool_)
-        state = LastResidualsState(code_mc, sent_m, aux_mq, zero_qd, zero_d)
-        if code_mc.shape[1] == 0:
-            return state
+        # A client without a first update has a code of zeros.
+        sent_m = np.any(code_mc != 0, axis=1)
         weight_m = population.weight_m * sent_m
-        moment_qd = np.zeros_like(zero_qd)
         for rows in _blocks(m, num_params):
-            moment_qd += np.einsum(
-                "mq,md->qd", weight_m[rows, None] * aux_mq[rows], decode(code_mc[rows], num_params)
-            )
+            weighted_mq = weight_m[rows, None] * aux_mq[rows]
+            moment_qd += np.einsum("mq,md->qd", weighted_mq, decode(code_mc[rows], num_params))
         square_qq = np.einsum("m,mp,mq->pq", weight_m, aux_mq, aux_mq)
         fitted_qd = np.einsum("pq,qd->pd", pseudoinverse(square_qq), moment_qd)
+        # The first of x is 1, so that row 0 is the sum over clients.
         total_d = moment_qd[0] - np.einsum("q,qd->d", square_qq[0], fitted_qd)
-        return state._replace(fitted_qd=fitted_qd, total_d=total_d)
+        return LastResidualsState(code_mc, np.asarray(sent_m), aux_mq, fitted_qd, total_d)
 
     def value(self, state: LastResidualsState, client_n: IntArray) -> ControlValue:
         if not has_codes(state):
@@ -97,28 +96,32 @@ class LastResiduals(LearnsFromResiduals):
         if not has_codes(state) or len(client_n) == 0:
             return state
         code_nc = np.array([encode(residual_d) for residual_d in update_nd])
+        # What was lost by encoding is lost in the sum too.
         changed_nd = decode(code_nc, len(state.total_d)) - value.control_nd
         is_first_m = state.is_first_m.copy()
         is_first_m[client_n] = False
-        followed = RunningSum(state.total_d, state.rounding).plus(
-            population.weight_m[client_n], changed_nd
-        )
+        before = RunningSum(state.total_d, state.rounding)
+        followed = before.plus(population.weight_m[client_n], changed_nd)
         new = state._replace(
             code_mc=replace_rows(state.code_mc, client_n, code_nc),
             is_first_m=is_first_m,
             total_d=followed.total_d,
             rounding=followed.rounding,
         )
-        return residuals_summed_anew(new, population.weight_m) if followed.is_lost else new
+        if followed.is_lost:
+            return residuals_summed_anew(new, population.weight_m)
+        return new
 
     def resized(self, state: LastResidualsState, moves: Moves) -> LastResidualsState:
         fresh = self.init(moves.population, len(state.total_d))
+        num_stay = len(moves.stay_k)
         code_mc = np.asarray(fresh.code_mc)
-        if np.shape(state.code_mc)[1:] == np.shape(code_mc)[1:]:  # else there were none yet
-            code_mc = moves.rows(np.asarray(state.code_mc), code_mc[len(moves.stay_k) :])
+        # Without codes before, the answers of newcomers have brought the first ones.
+        if has_codes(state) == has_codes(fresh):
+            code_mc = moves.rows(np.asarray(state.code_mc), code_mc[num_stay:])
         kept = state._replace(
             code_mc=code_mc,
-            is_first_m=moves.rows(state.is_first_m, fresh.is_first_m[len(moves.stay_k) :]),
+            is_first_m=moves.rows(state.is_first_m, fresh.is_first_m[num_stay:]),
             aux_mq=fresh.aux_mq,
             fitted_qd=fresh.fitted_qd,
         )
@@ -131,27 +134,25 @@ def has_codes(state: LastResidualsState) -> bool:
 
 
 def residuals_summed_anew(state: LastResidualsState, weight_m: FloatArray) -> LastResidualsState:
-    """The same residuals with sum_j w_j e_j recomputed from them: for new weights, or a lost
-    sum.
-    """
+    """The same, with sum_j w_j e_j summed anew: for new weights, or a lost sum."""
     total_d = np.zeros_like(state.total_d)
+    client_m = np.arange(len(weight_m))
     if has_codes(state):
         for rows in _blocks(len(weight_m), len(total_d)):
-            total_d += np.einsum(
-                "m,md->d", weight_m[rows], _residuals(state, np.arange(len(weight_m))[rows])
-            )
+            residual_nd = _residuals(state, client_m[rows])
+            total_d += np.einsum("m,md->d", weight_m[rows], residual_nd)
     return state._replace(total_d=total_d, rounding=np.zeros(()))
 
 
 def _residuals(state: LastResidualsState, client_n: IntArray) -> FloatArray:
     """e_i of some clients, (n, d)."""
-    code_nc = np.array([state.code_mc[client] for client in client_n.tolist()]).reshape(
-        -1, len(state.code_mc[0])
-    )
+    code_nc = np.zeros((len(client_n), len(state.code_mc[0])))
+    for place, client in enumerate(client_n):
+        code_nc[place] = state.code_mc[client]
     row_nd = decode(code_nc, len(state.total_d))
-    row_nd -= np.einsum(
-        "nq,qd->nd", state.aux_mq[client_n] * state.is_first_m[client_n, None], state.fitted_qd
-    )
+    # A code of Q_i lacks B_0 x_i; one of e_i is the residual itself.
+    first_nq = state.aux_mq[client_n] * state.is_first_m[client_n, None]
+    row_nd -= np.einsum("nq,qd->nd", first_nq, state.fitted_qd)
     return row_nd
 
 
@@ -204,33 +205,30 @@ class TwoPhase(ControlVariate):
 
     def first_mean(self, state: TwoPhaseState) -> FloatArray | None:
         first = state.first.control
-        nobody = np.zeros(0, dtype=np.int64)
         if not has_codes(first):
             return None
-        return np.asarray(
-            (self.regression.value(state.regression, nobody).total_d + first.total_d) / KEPT
-        )
+        nobody = np.zeros(0, dtype=np.int64)
+        regression_d = self.regression.value(state.regression, nobody).total_d
+        # Codes are shorter than what they stand for, on average by KEPT.
+        return np.asarray((regression_d + first.total_d) / KEPT)
 
     def value(self, state: TwoPhaseState, client_n: IntArray) -> ControlValue:
+        trust = _trust(state)
         value = self.regression.value(state.regression, client_n)
         first = self.first.value(state.first, client_n)
-        trust = _trust(state)
-        return ControlValue(
-            trust * (value.total_d + first.total_d), trust * (value.control_nd + first.control_nd)
-        )
+        total_d = trust * (value.total_d + first.total_d)
+        return ControlValue(total_d, trust * (value.control_nd + first.control_nd))
 
     def update(
         self, state: TwoPhaseState, population: Population, replies: Replies, update_nd: Params
     ) -> Any:
         first = state.first
         if has_codes(first.control):
-            left_nd: Any = (
-                update_nd - self.regression.value(state.regression, replies.client_n).control_nd
-            )
+            guess = self.regression.value(state.regression, replies.client_n)
+            left_nd: Any = update_nd - guess.control_nd
             first = self.first.update(first, population, replies, left_nd)
-        return TwoPhaseState(
-            self.regression.update(state.regression, population, replies, update_nd), first
-        )
+        regression = self.regression.update(state.regression, population, replies, update_nd)
+        return TwoPhaseState(regression, first)
 
     def resized(self, state: TwoPhaseState, moves: Moves) -> TwoPhaseState:
         """With the answers of clients who join or answer late.
@@ -239,13 +237,15 @@ class TwoPhase(ControlVariate):
         the regression, as it is now, leaves of them.
         """
         state = TwoPhaseState(
-            self.regression.resized(state.regression, moves), self.first.resized(state.first, moves)
+            regression=self.regression.resized(state.regression, moves),
+            first=self.first.resized(state.first, moves),
         )
         first = state.first.control
         sent = self.first.init(moves.population, len(first.total_d)).control
         if not has_codes(sent):
             return state
         code_mc = np.asarray(first.code_mc)
+        # A client that has replied since has another code, of its residual, which stays.
         untouched_m = (code_mc == sent.code_mc).all(axis=1) | (code_mc == 0).all(axis=1)
         joins_m = np.arange(len(code_mc)) >= len(moves.stay_k)
         new_k = np.flatnonzero(sent.is_first_m & untouched_m & (joins_m | ~first.is_first_m))
@@ -253,9 +253,9 @@ class TwoPhase(ControlVariate):
             self._left_by_regression(state, client, sent.code_mc[client])
             for client in new_k.tolist()
         ]
-        is_first_m = first.is_first_m & ~joins_m
         first = first._replace(
-            code_mc=replace_rows(first.code_mc, new_k, np.array(code_kc)), is_first_m=is_first_m
+            code_mc=replace_rows(first.code_mc, new_k, np.array(code_kc)),
+            is_first_m=first.is_first_m & ~joins_m,
         )
         first = residuals_summed_anew(first, moves.population.weight_m)
         return state._replace(first=state.first._replace(control=first))
@@ -263,19 +263,20 @@ class TwoPhase(ControlVariate):
     def _left_by_regression(
         self, state: TwoPhaseState, client: int, code_c: FloatArray
     ) -> FloatArray:
-        guess_1d = self.regression.value(state.regression, np.array([client])).control_nd
-        return encode((decode(code_c[None], guess_1d.shape[1]) - guess_1d)[0])
+        guess_d = self.regression.value(state.regression, np.array([client])).control_nd[0]
+        sent_d = decode(code_c[None], len(guess_d))[0]
+        return encode(sent_d - guess_d)
 
 
 def _trust(state: TwoPhaseState) -> float:
     """The factor of both terms in this round: R^2 as long as no coefficient has been learned."""
-    if state.regression.square > 0 or not state.first.control.is_first_m.any():
-        return 1.0
     first = state.first.control
+    if state.regression.square > 0 or not first.is_first_m.any():
+        return 1.0
     weight_m = state.regression.control.weight_m
+    fitted_qd = first.fitted_qd
     square_qq = np.einsum("m,mp,mq->pq", weight_m * first.is_first_m, first.aux_mq, first.aux_mq)
-    explained = float(
-        np.einsum("pd,pq,qd->", first.fitted_qd, square_qq, first.fitted_qd, optimize=True)
-    )
+    explained = float(np.einsum("pd,pq,qd->", fitted_qd, square_qq, fitted_qd, optimize=True))
+    # Of what is decoded, as B_0 is of that too.
     square = KEPT * float(inner(weight_m, norms(np.asarray(first.code_mc)) ** 2))
     return min(explained / max(square, np.finfo(np.float64).tiny), 1.0)

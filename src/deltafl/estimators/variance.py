@@ -65,8 +65,10 @@ def estimate_variance(replies: Replies, residual_nd: npt.NDArray[np.floating]) -
     for first in range(0, residual_nd.shape[1], _BLOCK):
         part_nb = residual_nd[:, first : first + _BLOCK]
         scaled_nb = form.scale_n[:, None] * part_nb
+        # Without mass nothing was left to chance: there is no mean, and V of the draw is 0.
         if form.centred and total > 0:
-            scaled_nb -= (form.mass_n[:, None] * scaled_nb).sum(axis=0) / total
+            mean_b = (form.mass_n[:, None] * scaled_nb).sum(axis=0) / total
+            scaled_nb -= mean_b
         squared_n += np.einsum("nd,nd->n", scaled_nb, scaled_nb)
         if some_fail:
             squared_residual_n += np.einsum("nd,nd->n", part_nb, part_nb)
@@ -81,21 +83,22 @@ def variance_form(replies: Replies) -> VarianceForm | None:
     if not np.all(np.isfinite(cohort.expected_n)):
         return None
     alone_n = (1 - rate_n) * coef_n**2
+    scale_n = rate_n * coef_n
     if cohort.kind == "replacement":
         if int(cohort.count_n.sum()) < 2:
             return None
         size = int(replies.selected.count_n.sum())
-        scale_n = rate_n * coef_n / cohort.count_n
-        return VarianceForm(
-            size / (size - 1), cohort.count_n / rate_n, scale_n, alone_n, centred=True
-        )
+        # The variance is that between draws: of a client drawn twice, each brought half.
+        mass_n = cohort.count_n / rate_n
+        scale_n = scale_n / cohort.count_n
+        return VarianceForm(size / (size - 1), mass_n, scale_n, alone_n, centred=True)
     mass_n = _undecided(cohort.expected_n) / rate_n
     if cohort.kind == "poisson":
-        return VarianceForm(1.0, mass_n, rate_n * coef_n, alone_n, centred=False)
+        return VarianceForm(1.0, mass_n, scale_n, alone_n, centred=False)
     size = int(np.count_nonzero(_undecided(replies.selected.expected_n)))
     if size > 0 and np.count_nonzero(mass_n) < 2:
         return None
-    return VarianceForm(size / max(size - 1, 1), mass_n, rate_n * coef_n, alone_n, centred=True)
+    return VarianceForm(size / max(size - 1, 1), mass_n, scale_n, alone_n, centred=True)
 
 
 def _undecided(expected_n: FloatArray) -> FloatArray:
@@ -104,8 +107,8 @@ def _undecided(expected_n: FloatArray) -> FloatArray:
 
 
 def effective_sample_size(coef_n: FloatArray) -> float:
-    """(sum c)^2 / sum c^2: how many equally weighted replies the cohort is worth (Kish 1965); 0
-    without replies.
-    """
+    """(sum c)^2 / sum c^2: how many replies of equal weight these are worth (Kish 1965)."""
     squares = float(np.sum(coef_n**2))
-    return float(coef_n.sum()) ** 2 / squares if squares > 0 else 0.0
+    if squares == 0:
+        return 0.0
+    return float(coef_n.sum()) ** 2 / squares
