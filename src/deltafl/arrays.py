@@ -79,10 +79,13 @@ class Layout(NamedTuple):
         ``rest``.
         """
         trained = split(params_d, self.trained)
-        return {
-            name: _narrowed(trained[name], dtype) if kind == "trained" else rest[name]
-            for name, _, dtype, kind in self.entries
-        }
+        arrays = {}
+        for entry in self.entries:
+            if entry.kind == "trained":
+                arrays[entry.name] = _narrowed(trained[entry.name], entry.dtype)
+            else:
+                arrays[entry.name] = rest[entry.name]
+        return arrays
 
     def rest(self, arrays: Mapping[str, Array]) -> Arrays:
         """The arrays that are not trained."""
@@ -98,9 +101,10 @@ class Layout(NamedTuple):
             array = arrays[entry.name]
             if array.shape != entry.shape:
                 return f"array {entry.name!r} has shape {array.shape}, expected {entry.shape}"
-            if array.dtype.kind != ("f" if entry.kind != "counter" else np.dtype(entry.dtype).kind):
+            # Of any width: a client may compute in another one.
+            if array.dtype.kind != np.dtype(entry.dtype).kind:
                 return f"array {entry.name!r} has type {array.dtype}, expected {entry.dtype}"
-            fault = None if entry.kind == "trained" else _value_fault(entry, array)
+            fault = _value_fault(entry, array)
             if fault is not None:
                 return f"{entry.kind} {entry.name!r} has {fault}"
         return None
@@ -155,15 +159,17 @@ def unflatten(vector: Any, like: Any) -> Any:
     vector_d = as_array(vector)
     num_params = sum(map(prod, layout.trained.values()))
     if vector_d.shape != (num_params,):
-        what = f"the vector has shape {vector_d.shape}, the model has {num_params} parameters"
-        raise DeltaflError(f"{what}; give a vector that flatten made of such a model")
+        raise DeltaflError(
+            f"the vector has shape {vector_d.shape}, the model has {num_params} parameters; give a "
+            "vector that flatten made of such a model"
+        )
     rebuilt = layout.rebuild(vector_d.astype(np.float32), layout.rest(arrays))
-    new = {
-        name: part.detach().new_tensor(rebuilt[name])
-        if hasattr(part, "detach")
-        else np.array(rebuilt[name])
-        for name, part in parts.items()
-    }
+    new: dict[str, Any] = {}
+    for name, part in parts.items():
+        # Copies, as what is no parameter would be shared with ``like``.
+        new[name] = np.array(rebuilt[name])
+        if hasattr(part, "detach"):
+            new[name] = part.detach().new_tensor(rebuilt[name])
     if hasattr(like, "state_dict"):
         model = copy.deepcopy(like)
         model.load_state_dict(new)
@@ -193,16 +199,18 @@ def initial_model(params: Any) -> Params:
     a flattened model.
     """
     try:
-        params_d = (
-            flatten(params) if is_model(params) else np.array(as_array(params), dtype=np.float32)
-        )
-    except (TypeError, ValueError) as error:
-        if isinstance(error, DeltaflError):
-            raise
+        if is_model(params):
+            params_d = flatten(params)
+        else:
+            params_d = np.array(as_array(params), dtype=np.float32)
+    except DeltaflError:
+        raise
+    except (TypeError, ValueError):
         raise DeltaflError(
             "params must be one flat array of numbers; write deltafl.flatten(model)"
         ) from None
-    if (bad := np.count_nonzero(~np.isfinite(params_d))) or params_d.ndim != 1:
+    bad = np.count_nonzero(~np.isfinite(params_d))
+    if bad > 0 or params_d.ndim != 1:
         raise DeltaflError(
             f"params of shape {params_d.shape}, {bad} not finite; give a flat array of finite "
             "numbers"
@@ -235,10 +243,8 @@ def _parts(model: Any) -> dict[str, Any]:
 def split(flat_d: Params, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
     """A flat vector as named arrays of these shapes."""
     stops = np.cumsum([prod(shape) for shape in shapes.values()])
-    parts = np.split(flat_d, stops[:-1])
-    return {
-        name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)
-    }
+    parts = zip(shapes.items(), np.split(flat_d, stops[:-1]), strict=True)
+    return {name: part.reshape(shape) for (name, shape), part in parts}
 
 
 def _narrowed(array: Array, dtype: str) -> Array:
@@ -272,13 +278,17 @@ def mean_rest(
     """
     rest = layout.rest(sent)
     total = float(coef_n.sum())
-    for entry in layout.entries if total > 0 else ():
-        if entry.kind != "trained" and entry.dtype != "bool":
-            old = sent[entry.name]
-            new = [reply[entry.name] for reply in replies]
-            rest[entry.name] = (
-                _lower_median(old, new) if median else _mean(old, new, coef_n / total)
-            )
+    if total <= 0:
+        return rest
+    for entry in layout.entries:
+        if entry.kind == "trained" or entry.dtype == "bool":
+            continue
+        old = sent[entry.name]
+        new = [reply[entry.name] for reply in replies]
+        if median:
+            rest[entry.name] = _lower_median(old, new)
+        else:
+            rest[entry.name] = _mean(old, new, coef_n / total)
     return rest
 
 
@@ -289,32 +299,31 @@ def _kind(name: str, array: Array, buffers: Sequence[str]) -> str:
         raise DeltaflError(
             f"array {name!r} has type {array.dtype}; use floats, integers or booleans"
         )
-    return "buffer" if any(fnmatchcase(str(name), pattern) for pattern in buffers) else "trained"
+    if _matches(str(name), buffers):
+        return "buffer"
+    return "trained"
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _value_fault(entry: Entry, array: Array) -> str | None:
-    """What is wrong with a buffer or a counter, which may come in a wider type than the server
-    keeps it in.
-    """
-    if array.dtype.kind == "b" or array.size == 0:
+    """What is wrong with the values of a buffer or a counter, in the type that the server keeps."""
+    if entry.kind == "trained" or array.dtype.kind == "b" or array.size == 0:
         return None
     if entry.kind == "counter":
         kept = np.iinfo(entry.dtype)
-        fits = kept.min <= int(array.min()) <= int(array.max()) <= kept.max
-        return (
-            None
-            if fits
-            else f"entries outside {kept.min} to {kept.max}, the range of {entry.dtype}"
-        )
+        if int(array.min()) < kept.min or int(array.max()) > kept.max:
+            return f"entries outside {kept.min} to {kept.max}, the range of {entry.dtype}"
+        return None
     largest = min(LARGEST_ENTRY, float(np.finfo(entry.dtype).max))
+    # Not ``any(> largest)``, which NaN is not.
     if not np.all(np.abs(array) <= largest):
         return f"NaN, or entries of a size above {largest:.3g}"
-    is_variance = any(fnmatchcase(entry.name, pattern) for pattern in _VARIANCES)
-    return (
-        "negative entries, impossible for a variance"
-        if is_variance and not np.all(array >= 0)
-        else None
-    )
+    if _matches(entry.name, _VARIANCES) and np.any(array < 0):
+        return "negative entries, impossible for a variance"
+    return None
 
 
 def _lower_median(old: Array, replies: list[Array]) -> Array:
@@ -326,13 +335,17 @@ def _mean(old: Array, replies: list[Array], share_n: FloatArray) -> Array:
     largest reply.
     """
     is_float = old.dtype.kind == "f"
-    wide: Any = (
-        np.float64 if is_float else np.longdouble
-    )  # float64 does not hold all 64-bit integers
+    wide: Any = np.float64
+    if not is_float:
+        # float64 does not hold all 64-bit integers.
+        wide = np.longdouble
+    old_wide = old.astype(wide)
     change: Any = np.zeros(old.shape, dtype=wide)
     for share, new in zip(share_n, replies, strict=True):
-        change += share * (new.astype(wide) - old.astype(wide))
-    mean = old.astype(wide) + (change if is_float else np.rint(change))
-    if not is_float:
-        mean = np.clip(mean, np.minimum.reduce(replies), np.maximum.reduce(replies))
+        change += share * (new.astype(wide) - old_wide)
+    if is_float:
+        return np.asarray(old_wide + change).astype(old.dtype)
+    mean = old_wide + np.rint(change)
+    # Where longdouble is float64, rounding could leave the range of the type.
+    mean = np.clip(mean, np.minimum.reduce(replies), np.maximum.reduce(replies))
     return np.asarray(mean).astype(old.dtype)

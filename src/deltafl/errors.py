@@ -43,9 +43,14 @@ def require(package: str, extra: str) -> None:
 def is_in(value: Any, interval: str) -> bool:
     """Whether something is a number in an interval, such as ``"[0, 1)"``."""
     low, high = map(float, interval[1:-1].split(","))
-    ends = (low,) * (interval[0] == "[") + (high,) * (interval[-1] == "]")
     number = value  # mypy does not know how to compare a Real
-    return isinstance(value, Real) and bool(low < number < high or number in ends)
+    if not isinstance(value, Real):
+        return False
+    if number == low:
+        return interval.startswith("[")
+    if number == high:
+        return interval.endswith("]")
+    return bool(low < number < high)
 
 
 class WithRanges:
@@ -57,8 +62,11 @@ class WithRanges:
     def __post_init__(self) -> None:
         for name, interval in self.ranges.items():
             value = getattr(self, name)
+            # A dataclass keeps its defaults as class attributes.
             may_lack = getattr(type(self), name, None) is None
-            if not ((value is None and may_lack) or is_in(value, interval)):
+            if value is None and may_lack:
+                continue
+            if not is_in(value, interval):
                 raise DeltaflError(f"{name} is {value!r:.60}; it must be in {interval}")
 
 
@@ -67,10 +75,13 @@ def unknown_name(kind: str, given: str, allowed: Iterable[str], of: str = "") ->
     one that does.
     """
     names = sorted(allowed)
-    near = " or ".join(map(repr, near_names(str(given), names)))
-    hint = f"did you mean {near}?" if near else f"choose one of {', '.join(names)}"
-    whole = f" of {of!r}" if of else ""
-    return DeltaflError(f"unknown {kind} {given!r}{whole}: {hint}")
+    near = [repr(name) for name in near_names(str(given), names)]
+    shown = repr(given)
+    if of:
+        shown = f"{shown} of {of!r}"
+    if near:
+        return DeltaflError(f"unknown {kind} {shown}: did you mean {' or '.join(near)}?")
+    return DeltaflError(f"unknown {kind} {shown}: choose one of {', '.join(names)}")
 
 
 def near_names(given: str, names: Sequence[str]) -> list[str]:
@@ -90,6 +101,9 @@ def near_names(given: str, names: Sequence[str]) -> list[str]:
 def in_one_line(error: BaseException, path: Path | None = None) -> str:
     """An error in one line, with the line of a user's file that it came from."""
     frames = traceback.extract_tb(error.__traceback__)
+    sentence = f"{type(error).__name__}: {' '.join(str(error).split())}"
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-    where = f" (line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
+    if not lines:
+        return sentence
+    # The innermost line of the user's own file, not of a library that it calls.
+    return f"{sentence} (line {lines[-1]})"

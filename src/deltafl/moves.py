@@ -34,7 +34,7 @@ class RowsInFile(Protocol):
     def kept(self, kept_k: IntArray) -> "RowsInFile":
         """The rows of some clients alone, in this order."""
 
-    def resized(self, num_clients: int) -> "RowsInFile":
+    def lengthened(self, num_clients: int) -> "RowsInFile":
         """With rows of zeros for clients who join."""
 
 
@@ -61,7 +61,7 @@ class Moves(NamedTuple):
         """
         if isinstance(old_m, RowsInFile):
             kept = old_m if len(self.stay_k) == self.num_before else old_m.kept(self.stay_k)
-            return kept.resized(self.population.num_clients)
+            return kept.lengthened(self.population.num_clients)
         if isinstance(old_m, tuple):
             new_d = np.full_like(old_m[0], newcomer)  # one for all newcomers, until they reply
             return (*(old_m[index] for index in self.stay_k), *[new_d] * self.num_newcomers)

@@ -14,8 +14,7 @@ from deltafl import (
     make_sampler,
     open_round,
 )
-from deltafl.estimators.control_variates import InnovationControl, OwnControl, OwnControlState
-from deltafl.scale.named_arrays import from_named_arrays, named_arrays
+from deltafl.estimators.control_variates import OwnControl, OwnControlState
 from deltafl.scale.numerics import weighted_sum
 from deltafl.scale.rows import LOST, RowFormat, RunningSum, row_values
 from deltafl.server.table import make_parts
@@ -118,14 +117,3 @@ def test_rounds_are_unbiased_again_after_a_broken_client(estimator: str) -> None
         state, _ = close_round(plan, state, cohort, update_nd)
     own = getattr(state.control, "own", state.control)
     np.testing.assert_allclose(own.total_d, POPULATION.weight_m @ UPDATE_MD, rtol=1e-5)
-
-
-def test_a_state_from_before_there_was_a_bound_is_read() -> None:
-    for control in (OwnControl(), InnovationControl()):
-        state = control.init(POPULATION, 3)
-        arrays = {
-            name: array for name, array in named_arrays(state) if not name.endswith("rounding")
-        }
-        assert len(arrays) < len(dict(named_arrays(state)))
-        again = from_named_arrays(state, arrays)
-        assert dict(named_arrays(again)).keys() == dict(named_arrays(state)).keys()

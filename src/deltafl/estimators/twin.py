@@ -107,7 +107,6 @@ class Twin(ControlVariate):
                 round + 1,
                 fault_k[0],
             )
-            # All of them: without one, its own residual alone would be as large as an update.
             twin_md = np.zeros(shape, dtype=np.float32)
         norm_m = np.linalg.norm(twin_md, axis=1)
         limit = LONGEST * np.median(norm_m)

@@ -27,12 +27,16 @@ def memory_size(
     """An estimate from above; ``shape`` is (m, d), and None rows a checkpoint: there are no
     checkpoints.
     """
-    row = shape[1] * DTYPES[format.dtype].itemsize
+    num_clients, num_params = shape
+    row = num_params * DTYPES[format.dtype].itemsize
+    rows = num_clients * row
+    if format.folder is None and rows_a_checkpoint is None:
+        return MemorySize(ram=rows, disk=0)
+    # The last checkpoint stays until the next one is whole: there are two of them.
     if format.folder is None:
-        copies, files = (1, 0) if rows_a_checkpoint is None else (COPIES, 2)
-        return MemorySize(ram=copies * shape[0] * row, disk=files * shape[0] * row)
-    changed = min(shape[0], rows_a_checkpoint or shape[0])
-    return MemorySize(ram=COPIES * changed * row, disk=(shape[0] + 2 * changed) * row)
+        return MemorySize(ram=COPIES * rows, disk=2 * rows)
+    changed = min(num_clients, rows_a_checkpoint or num_clients) * row
+    return MemorySize(ram=COPIES * changed, disk=rows + 2 * changed)
 
 
 def require_room(
@@ -48,31 +52,32 @@ def require_room(
     ``fewer_rows`` and ``setting`` are the host's words: what makes fewer rows change between two
     checkpoints, and where checkpoints go. ``held`` bytes of the RAM are taken already.
     """
-    start = "the memory of one update per client takes up to"
-    cure = "an estimator that keeps one model: 'difference'"
-    cure = (
-        f"or {cure}" if format.dtype == "bfloat16" else f"memory_dtype bfloat16 (half), or {cure}"
-    )
     ram = free_ram()
     if ram is not None and size.ram - held > ram:
-        change = fewer_rows if format.folder else "memory_path (a folder on a disk)"
+        change = "memory_path (a folder on a disk)"
+        if format.folder is not None:
+            change = fewer_rows
         raise DeltaflError(
-            f"{start} {human(size.ram)} of RAM and {human(ram)} are free: set {change}, {cure}"
+            f"the memory of one update per client takes up to {human(size.ram)} of RAM and "
+            f"{human(ram)} are free: set {change}, memory_dtype bfloat16 (half of float32), or an "
+            "estimator that keeps one model: 'difference'"
         )
-    place = Path(format.folder) if format.folder else checkpoints
+    place = checkpoints
+    if format.folder is not None:
+        place = Path(format.folder)
+        setting = "memory_path"
     if place is None:
         return
-    there = next(
-        folder for folder in (place.absolute(), *place.absolute().parents) if folder.is_dir()
-    )
-    allocated = sum(
-        512 * file.stat().st_blocks for file in place.glob("rows*.bin")
-    )  # they may be sparse
+    folders = (place.absolute(), *place.absolute().parents)
+    there = next(folder for folder in folders if folder.is_dir())
+    # The rows that are there already, by what they take: their files may be sparse.
+    allocated = sum(512 * file.stat().st_blocks for file in place.glob("rows*.bin"))
     disk = shutil.disk_usage(there).free + allocated
     if size.disk > disk:
-        change = f"choose another {'memory_path' if format.folder else setting}"
         raise DeltaflError(
-            f"{start} {human(size.disk)} in {place} and {human(disk)} are free: {change}, {cure}"
+            f"the memory of one update per client takes up to {human(size.disk)} in {place} and "
+            f"{human(disk)} are free: choose another {setting}, memory_dtype bfloat16 (half of "
+            "float32), or an estimator that keeps one model: 'difference'"
         )
 
 
@@ -82,16 +87,18 @@ def free_ram() -> int | None:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    return next(
-        (1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None
-    )
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return 1024 * int(line.split()[1])
+    return None
 
 
 def human(number: int) -> str:
     """Bytes as a person writes them: 1.2 GB."""
     value = float(number)
-    unit = 0
-    while value >= 999.5 and unit < 4:
+    for unit in ("B", "kB", "MB", "GB"):
+        # Three digits are written, so that 999.5 would be 1000.
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
         value = value / 1000
-        unit = unit + 1
-    return f"{value:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[unit]}"
+    return f"{value:.3g} TB"

@@ -50,17 +50,11 @@ def from_named_arrays(
     """Put arrays, which belong to the state from now on, into the form of a template, a state of
     the same settings.
 
-    A field with a default keeps it if there is no array for it; one of shape (0,) takes any. If an
-    array is missing, or has another shape, the arrays belong to other settings: that is a
-    ``DeltaflError``.
+    A field of shape (0,) takes any. If an array is missing, or has another shape, the arrays belong
+    to other settings: that is a ``DeltaflError``.
     """
     if hasattr(template, "_fields"):
-        parts = {}
-        for field, part in zip(template._fields, template, strict=True):
-            name = f"{prefix}.{field}"
-            lacks = field in template._field_defaults and name not in arrays
-            if not lacks or any(other.startswith(f"{name}.") for other in arrays):
-                parts[field] = from_named_arrays(part, arrays, name, any_shape)
+        parts = from_named_arrays(template._asdict(), arrays, prefix, any_shape)
         return type(template)(**parts)
     if isinstance(template, Mapping):
         return {
@@ -80,7 +74,9 @@ def from_named_arrays(
         return SumTree(array, arrays.get(prefix + _INNER))
     if isinstance(template, PersistentArray):
         return PersistentArray(array)
-    return int(array) if isinstance(template, int) else array
+    if isinstance(template, int):
+        return int(array)
+    return array
 
 
 def bytes_in_ram(state: Any) -> int:

@@ -62,6 +62,7 @@ class PersistentArray(NDArrayOperatorsMixin):
         buffer = self.current()
         newer = object.__new__(type(self))
         newer._difference = None
+        # Nobody holds the version before, so that no older one will be read.
         if buffer.before() is None:
             buffer.changes = 0
         if buffer.changes + len(index_k) > len(self):
@@ -92,7 +93,8 @@ class PersistentArray(NDArrayOperatorsMixin):
             path.append(version)
             version = version._difference[2]
         if path:
-            self._buffer.before = lambda: True  # newer versions may be in use, whoever holds them
+            # Newer versions may be in use, whoever holds them.
+            self._buffer.before = lambda: True
         for older in reversed(path):
             index_k, value_k, newer = older._difference  # type: ignore[misc]  # all on the path have one
             newer._difference = (index_k, self._buffer.array_m[index_k], older)
@@ -116,7 +118,10 @@ class PersistentArray(NDArrayOperatorsMixin):
 
     def __getitem__(self, index: Any) -> Any:
         part = self.current().array_m[index]
-        return part.copy() if isinstance(part, np.ndarray) and part.base is not None else part
+        # A slice is a view of the buffer, which later versions change.
+        if isinstance(part, np.ndarray) and part.base is not None:
+            return part.copy()
+        return part
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy is False:
@@ -126,13 +131,15 @@ class PersistentArray(NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if any(isinstance(out, PersistentArray) for out in kwargs.get("out", ())):
             raise TypeError("a version of an array is never changed; use replaced(places, entries)")
-        plain = (
-            np.asarray(value) if isinstance(value, PersistentArray) else value for value in inputs
-        )
+        plain = list(inputs)
+        for place, value in enumerate(inputs):
+            if isinstance(value, PersistentArray):
+                plain[place] = np.asarray(value)
         return getattr(ufunc, method)(*plain, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (np.asarray(self),)  # copies and pickles share nothing with the original
+        # Copies and pickles share nothing with the original.
+        return type(self), (np.asarray(self),)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({np.asarray(self)!r})"

@@ -12,7 +12,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,8 +39,8 @@ LOST = 2.0**-20
 class RowFormat:
     """How rows are kept."""
 
-    dtype: str = "float32"  # or "bfloat16"
-    folder: str | None = None  # where the file goes, a folder of this run alone; None for RAM
+    dtype: str = "float32"  #: or "bfloat16"
+    folder: str | None = None  #: where the file goes, a folder of this run alone; None for RAM
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -48,9 +48,11 @@ class RowFormat:
 
     def zeros(self, num_clients: int, num_params: int) -> "Rows":
         """Rows of zeros; they take no memory until they change."""
-        if self.folder is not None:
-            return MappedRows(self, (num_clients, num_params))
-        return (np.zeros(num_params, dtype=DTYPES[self.dtype]),) * num_clients
+        zero_d = np.zeros(num_params, dtype=DTYPES[self.dtype])
+        if self.folder is None:
+            return (zero_d,) * num_clients
+        crc_m = np.full(num_clients, zlib.crc32(zero_d.data), np.uint32)
+        return MappedRows(self, (num_clients, num_params), crc_m)
 
 
 def to_bfloat16(value_d: Params) -> npt.NDArray[np.uint16]:
@@ -66,35 +68,38 @@ def from_bfloat16(bits_d: npt.NDArray[np.uint16]) -> Params:
     return (bits_d.astype(np.uint32) << 16).view(np.float32)
 
 
+@dataclass(frozen=True, eq=False)
 class MappedRows:
-    """Rows in a file, and those that ``changed`` since it was written. Immutable, but for the file.
+    """Rows in a file, and those that changed since it was written. Immutable, but for the file."""
 
-    ``written`` says which file holds the others, counted from 1; 0 if none does: then they are
-    zero. ``crc_m`` are the CRC-32 of the rows in the file.
-    """
+    format: RowFormat
+    shape: tuple[int, int]
+    crc_m: Row  #: the CRC-32 of the rows in the file
+    changed: Mapping[int, Row] = field(default_factory=dict)
+    #: which file holds the others, counted from 1; 0 if none does: then they are zero
+    written: int = 0
 
-    def __init__(
-        self,
-        format: RowFormat,
-        shape: tuple[int, int],
-        changed: Mapping[int, Row] | None = None,
-        written: int = 0,
-        crc_m: Row | None = None,
-    ) -> None:
-        self.format = format
-        self.shape = shape
-        self.changed = dict(changed or {})
-        self.written = written
-        self.dtype = DTYPES[format.dtype]
-        self._zero_crc = zlib.crc32(bytes(shape[1] * self.dtype.itemsize))
-        self.crc_m = np.full(shape[0], self._zero_crc, np.uint32) if crc_m is None else crc_m
-        self.path = Path(str(format.folder)) / (
-            "rows.bin" if written < 2 else f"rows-{written}.bin"
-        )
-        self.num_bytes = shape[0] * shape[1] * self.dtype.itemsize
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the stored numbers."""
+        return DTYPES[self.format.dtype]
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of a file with all rows."""
+        return self.shape[0] * self.shape[1] * self.dtype.itemsize
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        name = "rows.bin"
+        if self.written >= 2:
+            name = f"rows-{self.written}.bin"
+        return Path(str(self.format.folder)) / name
 
     @cached_property
     def _file(self) -> "np.memmap[Any, Any]":
+        # When it is first read: in a run, most of these objects are replaced before.
         return np.memmap(self.path, self.dtype, "r", shape=self.shape)
 
     def __len__(self) -> int:
@@ -109,8 +114,8 @@ class MappedRows:
         if zlib.crc32(stored_d.data) != self.crc_m[client]:
             raise DeltaflError(
                 f"the update of client {client} in {self.path} is not as it was written: put "
-                "copies of this file and "
-                "of the run's folder back that were made at the same time, or start anew"
+                "copies of this file and of the run's folder back that were made at the same "
+                "time, or start anew"
             )
         return stored_d
 
@@ -119,85 +124,82 @@ class MappedRows:
 
     def replaced(self, rows: Mapping[int, Row]) -> "MappedRows":
         """The same with other rows of some clients."""
-        return MappedRows(
-            self.format, self.shape, {**self.changed, **rows}, self.written, self.crc_m
-        )
+        return replace(self, changed={**self.changed, **rows})
 
-    def resized(self, num_clients: int) -> "MappedRows":
-        """With rows of zeros for clients who join; the last checkpoint does not look at the file
-        beyond its own.
-        """
-        crc_m = np.append(self.crc_m, np.full(num_clients - len(self), self._zero_crc, np.uint32))
-        rows = MappedRows(
-            self.format, (num_clients, self.shape[1]), self.changed, self.written, crc_m
+    def lengthened(self, num_clients: int) -> "MappedRows":
+        """With rows of zeros for clients who join."""
+        zero_crc = zlib.crc32(bytes(self.shape[1] * self.dtype.itemsize))
+        joined_k = np.full(num_clients - len(self), zero_crc, np.uint32)
+        rows = replace(
+            self, shape=(num_clients, self.shape[1]), crc_m=np.append(self.crc_m, joined_k)
         )
         if self.written:
+            # The last checkpoint does not look at the file beyond its own rows. Never shorter:
+            # it may have more of them.
             os.truncate(self.path, max(rows.num_bytes, self.path.stat().st_size))
         return rows
 
     def kept(self, kept_k: IntArray) -> "MappedRows":
-        """The rows of some clients alone, in this order, in a new file: the last checkpoint
-        needs the old one.
-        """
-        crc_k = np.array(
-            [zlib.crc32(self[client].data) for client in kept_k.tolist()], dtype=np.uint32
-        )
-        rows = MappedRows(
-            self.format, (len(kept_k), self.shape[1]), written=self.written + 1, crc_m=crc_k
-        )
-        rows._write(enumerate(self[client] for client in kept_k.tolist()), new=True)
+        """The rows of some clients alone, in this order."""
+        clients = kept_k.tolist()
+        crc_k = np.array([zlib.crc32(self[client].data) for client in clients], np.uint32)
+        # In a new file: the last checkpoint needs the old one.
+        shape = (len(clients), self.shape[1])
+        rows = MappedRows(self.format, shape, crc_k, written=self.written + 1)
+        rows._write(enumerate(self[client] for client in clients), new=True)
         return rows
 
     def _write(self, rows: Iterable[tuple[int, Row]], new: bool) -> None:
-        """Write rows to the disk, not through the mapping: a full disk would end the process
-        there.
-        """
-        with writing(self.path):
-            private_folder(self.path.parent)
-            with open(self.path, "wb" if new else "r+b", opener=private_opener) as file:
+        """Write rows into the file."""
+        path = self.path
+        mode = "r+b"
+        if new:
+            mode = "wb"
+        # Not through the mapping: there, a full disk would end the process.
+        with writing(path):
+            private_folder(path.parent)
+            with open(path, mode, opener=private_opener) as file:
                 if new:
-                    file.truncate(self.num_bytes)  # zeros that take no space yet
+                    # Zeros that take no space yet.
+                    file.truncate(self.num_bytes)
                 for client, row_d in rows:
                     file.seek(client * row_d.nbytes)
                     file.write(row_d.tobytes())
                 file.flush()
                 os.fsync(file.fileno())
-            sync_folder(self.path.parent)
+            sync_folder(path.parent)
 
     def journal(self) -> dict[str, npt.NDArray[Any]]:
-        """What a checkpoint holds: the changed rows with their clients, and which file holds the
-        others.
-        """
+        """What a checkpoint holds: the changed rows, and which file holds the others."""
         clients = sorted(self.changed)
         row_kd = np.zeros((len(clients), self.shape[1]), dtype=self.dtype)
         for place, client in enumerate(clients):
             row_kd[place] = self.changed[client]
-        written = np.array(self.written, np.int64)
         return {
             "client_k": np.array(clients, np.int64),
             "row_kd": row_kd,
-            "written": written,
+            "written": np.array(self.written, np.int64),
             "crc_m": self.crc_m,
         }
 
     def restored(self, journal: Mapping[str, npt.NDArray[Any]]) -> "MappedRows":
-        """The rows of a checkpoint; a ``DeltaflError`` if the file that they go with is not
-        there, or is too short.
-        """
+        """The rows of a checkpoint, if the file that they go with is there."""
         changed = dict(zip(journal["client_k"].tolist(), journal["row_kd"], strict=True))
-        rows = MappedRows(
-            self.format, self.shape, changed, int(journal["written"]), journal["crc_m"]
-        )
-        if rows.written and (not rows.path.is_file() or rows.path.stat().st_size < rows.num_bytes):
+        written = int(journal["written"])
+        rows = replace(self, changed=changed, written=written, crc_m=journal["crc_m"])
+        path = rows.path
+        # It may be longer: of clients who joined after the checkpoint.
+        if written and (not path.is_file() or path.stat().st_size < rows.num_bytes):
             raise DeltaflError(
-                f"the clients' updates are not in {rows.path}, or not all of them; put the file "
+                f"the clients' updates are not in {path}, or not all of them; put the file "
                 "back, or start anew"
             )
         return rows
 
     def settled(self) -> "MappedRows":
-        """The same with the changed rows in the file, and older files deleted: once a checkpoint
-        holds them.
+        """The same with the changed rows in the file, and older files deleted.
+
+        Only once a checkpoint holds these rows: older states end with it.
         """
         if self.written:
             for other in set(row_files(self.path.parent)) - {self.path}:
@@ -206,8 +208,9 @@ class MappedRows:
             return self
         self._write(sorted(self.changed.items()), new=not self.written)
         crc_m = self.crc_m.copy()
-        crc_m[list(self.changed)] = [zlib.crc32(row_d.data) for row_d in self.changed.values()]
-        return MappedRows(self.format, self.shape, written=max(self.written, 1), crc_m=crc_m)
+        for client, row_d in self.changed.items():
+            crc_m[client] = zlib.crc32(row_d.data)
+        return MappedRows(self.format, self.shape, crc_m, written=max(self.written, 1))
 
 
 def is_own_folder(folder: Path, within: Path) -> bool:
@@ -242,13 +245,14 @@ def read_rows(rows: Rows, client_n: IntArray, num_params: int) -> FloatArray:
 
 def row_values(stored_d: Row) -> Params:
     """The values of a stored row, float32 (d,)."""
-    return from_bfloat16(stored_d) if stored_d.dtype == np.uint16 else stored_d
+    if stored_d.dtype == np.uint16:
+        return from_bfloat16(stored_d)
+    return stored_d
 
 
 def changes(before: Rows, after: Rows, client_n: IntArray, num_params: int) -> Iterator[FloatArray]:
-    """By how much the row of each of some clients changed, float64 (d,), one after the other in
-    the same memory.
-    """
+    """By how much the row of each of some clients changed, float64 (d,)."""
+    # One after the other in the same memory: all would be as large as all updates, twice.
     change_d = np.empty(num_params)
     for client in client_n.tolist():
         new_d = row_values(after[client])
@@ -257,19 +261,21 @@ def changes(before: Rows, after: Rows, client_n: IntArray, num_params: int) -> I
 
 
 def replace_rows(rows: Rows, client_n: IntArray, update_nd: Params) -> Rows:
-    """The rows with those of some clients replaced, in the format that they have; the others are
-    shared.
-    """
-    narrow = rows.dtype if isinstance(rows, MappedRows) else rows[0].dtype
-    new_n = [
-        to_bfloat16(update_d) if narrow == np.uint16 else update_d.copy() for update_d in update_nd
-    ]
+    """The rows with those of some clients replaced, in their format; the others are shared."""
+    pairs = zip(client_n.tolist(), update_nd, strict=True)
     if isinstance(rows, MappedRows):
-        return rows.replaced(dict(zip(client_n.tolist(), new_n, strict=True)))
+        return rows.replaced({client: _stored(row_d, rows.dtype) for client, row_d in pairs})
     listed = list(rows)
-    for client, row_d in zip(client_n.tolist(), new_n, strict=True):
-        listed[client] = row_d
+    for client, row_d in pairs:
+        listed[client] = _stored(row_d, rows[0].dtype)
     return tuple(listed)
+
+
+def _stored(update_d: Params, dtype: np.dtype[Any]) -> Row:
+    if dtype == np.uint16:
+        return to_bfloat16(update_d)
+    # A view would keep the updates of the whole cohort in memory.
+    return update_d.copy()
 
 
 class RunningSum(NamedTuple):
@@ -286,9 +292,7 @@ class RunningSum(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it must be recomputed: its error may exceed a millionth of the sum's largest
-        entry.
-        """
+        """Whether it must be recomputed."""
         return float(self.rounding) > LOST * _largest(self.total_d)
 
     def plus(self, coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]]) -> "RunningSum":
@@ -299,7 +303,8 @@ class RunningSum(NamedTuple):
         for coef, row_d in zip(coef_n, rows, strict=True):
             added_d += np.multiply(row_d, coef, out=product_d, dtype=np.float64)
             size += abs(float(coef)) * _largest(row_d)
-        operations = len(coef_n) + 2  # a difference and a product for each row, then the sums
+        # A difference and a product for each row, then the sums.
+        operations = len(coef_n) + 2
         rounding = self.rounding + operations * np.finfo(np.float64).eps * size
         return RunningSum(self.total_d + added_d, np.asarray(rounding))
 
@@ -315,7 +320,9 @@ def settled(state: Any) -> Any:
     """
     if hasattr(state, "_fields"):
         return type(state)(*(settled(part) for part in state))
-    return state.settled() if isinstance(state, MappedRows) else state
+    if isinstance(state, MappedRows):
+        return state.settled()
+    return state
 
 
 class Note(NamedTuple):
@@ -326,9 +333,8 @@ class Note(NamedTuple):
 
 
 def note_round(folder: Path, round: int, owner: str) -> None:
-    """Note which round's state the rows in a folder belong to, once all of them are there;
-    nothing without a folder.
-    """
+    """Note which round's state the rows in a folder belong to, once all of them are there."""
+    # Before the first row is written there is no folder, and nothing to note.
     if folder.is_dir():
         write_atomically(folder / "round", json.dumps(Note(round, owner)) + "\n", private=True)
 

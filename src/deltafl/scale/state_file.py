@@ -67,9 +67,9 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
         )
     for name, value in owner(plan).items():
         if texts.get(name) != value:
-            other = f"a plan with {name} = {texts.get(name)}, and this plan has {value}"
             raise DeltaflError(
-                f"the state in {path} belongs to {other}; load it with the plan it was saved with"
+                f"the state in {path} belongs to a plan with {name} = {texts.get(name)}, and this "
+                f"plan has {value}; load it with the plan it was saved with"
             )
     template_plan = plan
     if all(
@@ -96,13 +96,10 @@ def read_sealed(path: Path, cure: str) -> tuple[dict[str, Array], dict[str, str]
     """
     arrays, texts = read_tensors(path, cure)
     checksum = texts.pop(_SEAL, None)
+    if checksum is None:
+        raise DeltaflError(f"{path} has no checksum, so that another version wrote it; {cure}")
     if checksum != _seal(arrays, texts):
-        why = (
-            "has no checksum, so that another version wrote it"
-            if checksum is None
-            else "is not as it was written"
-        )
-        raise DeltaflError(f"{path} {why}; {cure}")
+        raise DeltaflError(f"{path} is not as it was written; {cure}")
     return arrays, texts
 
 
@@ -119,17 +116,20 @@ def owner(plan: Plan) -> dict[str, str]:
     depends on.
     """
     population = plan.population
-    aux_mq = plan.population.aux_mq
+    aux = "None"
+    if population.aux_mq is not None:
+        aux = _checksum(population.aux_mq, np.float64)
     return {
         "clients": str(population.num_clients),
         "weight_m": _checksum(population.weight_m, np.float64),
         "num_examples_m": _checksum(population.num_examples_m, np.int64),
-        "aux_mq": "None" if aux_mq is None else _checksum(aux_mq, np.float64),
+        "aux_mq": aux,
         "sampler": written(plan.sampler),
         "estimator": _without_addresses(plan.rule.name),
         **plan.part_texts,
         "seed": str(plan.seed),
-        "memory": plan.memory.dtype,  # not its folder, which is no part of the state
+        # Not its folder, which is no part of the state.
+        "memory": plan.memory.dtype,
     }
 
 
@@ -137,7 +137,9 @@ def written(part: object) -> str:
     """How a sampler or an optimizer is written; only its type where the text would hold an
     address in memory.
     """
-    return _without_addresses(repr(part)) if is_dataclass(part) else type(part).__name__
+    if not is_dataclass(part):
+        return type(part).__name__
+    return _without_addresses(repr(part))
 
 
 def _without_addresses(text: str) -> str:

@@ -127,9 +127,9 @@ class SumTree(PersistentArray):
             child_kb, value_kb = buffer.children(level, node_k)
             end_kb = mass.slope * np.cumsum(value_kb, axis=1, dtype=np.float64)
             if mass.base:
-                end_kb += mass.base * _heads(
-                    child_kb, WIDTH ** (level - 1), len(self), mass.without_c
-                )
+                span = WIDTH ** (level - 1)
+                end_kb += mass.base * _heads(child_kb, span, len(self), mass.without_c)
+            # Rounding in the level above may put a position past the end of its block.
             left_k = np.minimum(left_k, np.nextafter(end_kb[:, -1], 0.0))
             place_k = (end_kb <= left_k[:, None]).sum(axis=1)
             left_k = left_k - np.where(place_k > 0, end_kb[row_k, place_k - 1], 0.0)
@@ -145,9 +145,5 @@ def _heads(child_kb: IntArray, span: int, m: int, without_c: IntArray) -> Any:
     end_kb = np.minimum((child_kb + 1) * span, m)
     if len(without_c) == 0:
         return end_kb - start_k1
-    return (
-        end_kb
-        - start_k1
-        - np.searchsorted(without_c, end_kb)
-        + np.searchsorted(without_c, start_k1)
-    )
+    massless_kb = np.searchsorted(without_c, end_kb) - np.searchsorted(without_c, start_k1)
+    return end_kb - start_k1 - massless_kb
