@@ -27,7 +27,7 @@ from deltafl.estimators.table import ESTIMATORS
 from deltafl.scale import memory_budget
 from deltafl.scale.memory_budget import human, memory_size, require_room
 from deltafl.scale.named_arrays import named_arrays
-from deltafl.scale.rows import MappedRows, RowFormat, from_bfloat16, to_bfloat16
+from deltafl.scale.rows import MappedRows, RowFormat, from_bfloat16, replace_rows, to_bfloat16
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
@@ -103,6 +103,32 @@ def test_bfloat16_is_the_nearest(values: list[float]) -> None:
     got_d = from_bfloat16(to_bfloat16(value_d)).astype(np.float64)
     best_d = np.minimum(np.abs(below_d - value_d), np.abs(above_d - value_d))
     np.testing.assert_array_equal(np.abs(got_d - value_d), best_d)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_is_the_update_as_it_was_when_it_came(
+    tmp_path: Path, dtype: str, mapped: bool
+) -> None:
+    rows = RowFormat(dtype, str(tmp_path) if mapped else None).zeros(M, D)
+    update_nd = stream(1, "audit").normal(size=(2, D)).astype(np.float32)
+    expected_nd = {"float32": update_nd, "bfloat16": to_bfloat16(update_nd)}[dtype].copy()
+    new = replace_rows(rows, np.array([3, 1]), update_nd)
+    update_nd[:] = 7
+    assert np.array_equal([new[3], new[1]], expected_nd)
+    assert not rows[3].any()
+
+
+def test_a_file_is_not_shortened_for_an_older_state(tmp_path: Path) -> None:
+    """A state of 4 clients from a checkpoint, whose file has had 6 since."""
+    rows = RowFormat("float32", str(tmp_path)).zeros(4, D)
+    older = replace_rows(rows, np.array([2]), np.ones((1, D), np.float32))
+    assert isinstance(older, MappedRows)
+    older = older.settled()
+    newer = older.lengthened(6)
+    again = older.lengthened(5)
+    assert older.path.stat().st_size == newer.num_bytes
+    assert [row_d.tolist() for row_d in again] == [[float(i == 2)] * D for i in range(5)]
 
 
 @pytest.mark.parametrize("mapped", [False, True])
