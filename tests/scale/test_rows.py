@@ -112,7 +112,9 @@ def test_a_row_is_the_update_as_it_was_when_it_came(
 ) -> None:
     rows = RowFormat(dtype, str(tmp_path) if mapped else None).zeros(M, D)
     update_nd = stream(1, "audit").normal(size=(2, D)).astype(np.float32)
-    expected_nd = {"float32": update_nd, "bfloat16": to_bfloat16(update_nd)}[dtype].copy()
+    expected_nd: Any = update_nd.copy()
+    if dtype == "bfloat16":
+        expected_nd = to_bfloat16(expected_nd)
     new = replace_rows(rows, np.array([3, 1]), update_nd)
     update_nd[:] = 7
     assert np.array_equal([new[3], new[1]], expected_nd)
@@ -303,6 +305,14 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(DeltaflError, match="choose another memory_path"):
         require_room(memory_size(mapped, (10**6, 10**5), 100), mapped, tmp_path)
     require_room(memory_size(mapped, (1000, 1000), 100), mapped, tmp_path)
+
+
+def test_a_smaller_type_is_advised_only_where_it_is_not_set(tmp_path: Path) -> None:
+    for dtype, advised in (("float32", True), ("bfloat16", False)):
+        rows = RowFormat(dtype)
+        with pytest.raises(DeltaflError, match="an estimator that keeps one model") as caught:
+            require_room(memory_size(rows, (10**9, 10**6), None), rows, tmp_path)
+        assert ("memory_dtype" in str(caught.value)) == advised
 
 
 @pytest.mark.parametrize(

@@ -52,18 +52,20 @@ def require_room(
     ``fewer_rows`` and ``setting`` are the host's words: what makes fewer rows change between two
     checkpoints, and where checkpoints go. ``held`` bytes of the RAM are taken already.
     """
+    less = "or an estimator that keeps one model: 'difference'"
+    if format.dtype != "bfloat16":
+        less = f"memory_dtype bfloat16 (half), {less}"
     ram = free_ram()
     if ram is not None and size.ram - held > ram:
         change = "memory_path (a folder on a disk)"
-        if format.folder is not None:
+        if format.folder:
             change = fewer_rows
         raise DeltaflError(
             f"the memory of one update per client takes up to {human(size.ram)} of RAM and "
-            f"{human(ram)} are free: set {change}, memory_dtype bfloat16 (half of float32), or an "
-            "estimator that keeps one model: 'difference'"
+            f"{human(ram)} are free: set {change}, {less}"
         )
     place = checkpoints
-    if format.folder is not None:
+    if format.folder:
         place = Path(format.folder)
         setting = "memory_path"
     if place is None:
@@ -76,8 +78,7 @@ def require_room(
     if size.disk > disk:
         raise DeltaflError(
             f"the memory of one update per client takes up to {human(size.disk)} in {place} and "
-            f"{human(disk)} are free: choose another {setting}, memory_dtype bfloat16 (half of "
-            "float32), or an estimator that keeps one model: 'difference'"
+            f"{human(disk)} are free: choose another {setting}, {less}"
         )
 
 
