@@ -26,14 +26,12 @@ from deltafl import (
     open_round,
     stream,
 )
-from deltafl.estimators.sketch import SKETCH_SIZE
 from deltafl.scale.named_arrays import named_arrays
 from deltafl.types import FloatArray, Params
 
 M = 30
 N = 8
 COUNT = 3
-LARGE = 5 * SKETCH_SIZE
 
 
 def plan_of(

@@ -40,9 +40,15 @@ def require(package: str, extra: str) -> None:
         raise MissingExtraError(package, extra)
 
 
+def bounds_of(interval: str) -> tuple[float, float]:
+    """The ends of an interval, such as ``"[0, 1)"``; its brackets say which belong to it."""
+    low, high = interval[1:-1].split(",")
+    return float(low), float(high)
+
+
 def is_in(value: Any, interval: str) -> bool:
     """Whether something is a number in an interval, such as ``"[0, 1)"``."""
-    low, high = map(float, interval[1:-1].split(","))
+    low, high = bounds_of(interval)
     number = value  # mypy does not know how to compare a Real
     if not isinstance(value, Real):
         return False

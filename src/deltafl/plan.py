@@ -1,6 +1,5 @@
 """What never changes during the rounds, ``Plan``, and what does, ``RoundState``."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -220,10 +219,11 @@ class Plan(WithRanges):
 
     def intakes(self, state: RoundState, cohort: Cohort) -> dict[str, Intake]:
         """What the parts do to the replies of a round, by their names."""
+        parts = [part for part in self.parts if type(part).intake is not ServerPart.intake]
+        if not parts:
+            return {}
         coef_n = self.collect_replies(state, cohort).coef_n / cohort.count_n
-        intakes = {
-            part.name: part.intake(self, state.parts[part.name], coef_n) for part in self.parts
-        }
+        intakes = {part.name: part.intake(self, state.parts[part.name], coef_n) for part in parts}
         return {name: intake for name, intake in intakes.items() if intake is not None}
 
     def advance(
@@ -264,8 +264,9 @@ class Plan(WithRanges):
 
 def saved_model(arrays: Mapping[str, Params]) -> Params:
     """``Plan.model`` of a saved state, of which only the arrays are known."""
-    averages = [name for name in arrays if re.fullmatch(r"state\.parts\.\w+\.model_d", name)]
-    return arrays[averages[-1] if averages else "state.params_d"]
+    names = ["state.params_d", *(f"state.parts.{row.kind.name}.model_d" for row in ROWS)]
+    # As ``Plan.model`` passes it on: the last part that has one decides.
+    return [arrays[name] for name in names if name in arrays][-1]
 
 
 def make_plan(

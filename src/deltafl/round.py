@@ -16,6 +16,7 @@ clients are sent: ``state.params_d``, and with ``mime`` or ``scaffold`` a drift.
 
 import logging
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -47,9 +48,7 @@ def init_round(plan: Plan, params: Any) -> RoundState:
     control = plan.rule.control
     mean_d = control.first_mean(state.control)
     if mean_d is not None:  # the first round has been played
-        length = 1.0
-        for part in plan.parts:
-            length *= part.first_step
+        length = prod(part.first_step for part in plan.parts)
         state = plan.move(state, Step(state.round, state.params_d, length * mean_d))
     known = control.at_model(state.control, plan.population, state.params_d, state.round)
     return state._replace(control=known)

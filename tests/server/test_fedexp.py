@@ -23,6 +23,8 @@ from deltafl import (
     make_plan,
     open_round,
 )
+from deltafl.plan import saved_model
+from deltafl.scale.named_arrays import named_arrays
 from deltafl.server.optimizers import FedExP, Sgd
 from deltafl.server.part import Step
 from deltafl.server.table import make_parts
@@ -92,6 +94,19 @@ def test_the_model_to_judge_is_the_mean_of_the_last_two() -> None:
     state = init_round(plain, np.ones(1))
     after, _ = close_round(plain, state, open_round(plain, state), np.array([[3.0], [-2.0]]))
     assert plain.model(after) is after.params_d
+
+
+def test_a_saved_models_average_is_the_one_that_the_plan_uses_whatever_the_files_order() -> None:
+    """With an average of its own, FedExP's mean of two is not the model to use."""
+    plan = make_plan("full", [1, 1], 2, server_optimizer=FedExP(), average=0.9)
+    state = init_round(plan, np.ones(1))
+    for _ in range(3):
+        state, _ = close_round(plan, state, open_round(plan, state), np.array([[3.0], [-2.0]]))
+    arrays = dict(named_arrays(state))
+    for names in (sorted(arrays), sorted(arrays, reverse=True)):
+        saved = saved_model({name: arrays[name] for name in names})
+        np.testing.assert_array_equal(saved, plan.model(state))
+    assert not np.array_equal(plan.model(state), state.parts["server_optimizer"].model_d)
 
 
 class Recording(FedExP):

@@ -13,9 +13,6 @@ from ..errors import DeltaflError
 from ..streams import stream
 from ..types import FloatArray
 
-#: Numbers of a sketch where norms are to be measured on it: a squared norm is right to sqrt(2 / 64)
-#: = 18 %.
-SKETCH_SIZE = 64
 _BLOCK = 2**16  # coordinates whose buckets are in memory at once
 _LARGEST = 128  # buckets and signs together fit a byte
 

@@ -20,7 +20,7 @@ from ..designs.table import find_design
 from ..errors import DeltaflError
 from ..estimators.control_variates import ControlVariate, NoControl
 from ..estimators.table import ESTIMATORS, find_estimator, is_estimator
-from ..server.table import is_biased
+from ..server.table import biased_by
 from .base import RunFacts, Sampler
 from .table import SAMPLERS, SamplerEntry, find_sampler
 
@@ -233,7 +233,7 @@ def bias_of(label: str | Label) -> str | None:
         return f"estimator {parsed.estimator}"
     if parsed.design is not None and not find_design(parsed.design).exact:
         return f"design {parsed.design}"
-    biased = is_biased(parsed.settings)
+    biased = biased_by(parsed.settings)
     if biased is not None:
         return biased
     sampler = make_sampler(parsed)

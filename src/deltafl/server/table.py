@@ -55,7 +55,7 @@ class Row(NamedTuple):
             )
         if first is None and setting.default is not None:
             raise DeltaflError(f"{self.kind.name} is None; it must be in {setting.values}")
-        if first is setting.default or first == setting.default:
+        if first == setting.default:
             return None
         return self.kind() if setting.values is bool else self.kind(first)  # type: ignore[call-arg]
 
@@ -66,29 +66,22 @@ def _optimizer(name: Any, lr: float | None, momentum: float | None) -> ServerOpt
     return make_server_optimizer(name, lr, momentum)
 
 
+def _row(kind: type[ServerPart], default: Any, meaning: str, values: Any = None) -> Row:
+    """The row of a part with one setting; the interval of a number is that of the part's field."""
+    if values is None:
+        values = kind.ranges[kind.name]
+    return Row(kind, {kind.name: Setting(values, default, meaning)})
+
+
 ROWS = (
-    Row(DifferentialPrivacy, {"dp": Setting(DifferentialPrivacy, None, "clip and add noise")}),
-    Row(
-        Clip,
-        {"clip": Setting(("median",), None, "clip long updates of hostile clients; biased")},
-    ),
-    Row(
-        Mime,
-        {"mime": Setting("[0, 1)", 0.0, "beta of the momentum that all clients apply (FedMIME)")},
-    ),
-    Row(
-        Scaffold,
-        {"scaffold": Setting(bool, False, "correct clients' local steps (SCAFFOLD)")},
-    ),
-    Row(
+    _row(DifferentialPrivacy, None, "clip and add noise", DifferentialPrivacy),
+    _row(Clip, None, "clip long updates of hostile clients; biased", ("median",)),
+    _row(Mime, 0.0, "beta of the momentum that all clients apply (FedMIME)"),
+    _row(Scaffold, False, "correct clients' local steps (SCAFFOLD)", bool),
+    _row(
         NormGuard,
-        {
-            "norm_guard": Setting(
-                "(1, inf)",
-                None,
-                "limit each step to this many medians of the last 20 step norms; biased",
-            )
-        },
+        None,
+        "limit each step to this many medians of the last 20 step norms; biased",
     ),
     Row(
         ServerOptimizer,
@@ -99,14 +92,7 @@ ROWS = (
         },
         _optimizer,
     ),
-    Row(
-        Average,
-        {
-            "average": Setting(
-                "[0, 1)", 0.0, "evaluate a running average of the models with this memory"
-            )
-        },
-    ),
+    _row(Average, 0.0, "evaluate a running average of the models with this memory"),
 )
 
 #: Setting -> its row.
@@ -152,7 +138,7 @@ def in_order(parts: tuple[ServerPart, ...]) -> tuple[ServerPart, ...]:
     )
 
 
-def is_biased(settings: Mapping[str, Any]) -> str | None:
+def biased_by(settings: Mapping[str, Any]) -> str | None:
     """The first of these settings that makes every method biased; None if there is none."""
     for name, value in settings.items():
         row = ROW_OF.get(name)

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from ..calls import Named
-from ..errors import DeltaflError, unknown_name
+from ..errors import DeltaflError, bounds_of, unknown_name
 from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
 from ..io import read_toml, sentence
@@ -106,7 +106,7 @@ def _field(name: str) -> tuple[Any, Any]:
     if isinstance(values, tuple):
         kind = Literal[values]
     elif not isinstance(values, type):
-        low, high = map(float, values[1:-1].split(","))
+        low, high = bounds_of(values)
         limits: Any = {"ge" if values[0] == "[" else "gt": low}
         if high < inf:
             limits["le" if values[-1] == "]" else "lt"] = high
