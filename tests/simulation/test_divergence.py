@@ -124,9 +124,9 @@ def test_exploding_steps_make_one_high_loss_enough() -> None:
     watch = Watch(2.3, True)
     for _ in range(6):
         assert watch.see(info(), True, 2.0) is None
-    assert not watch.suspects(info(norm=900.0))
-    assert watch.suspects(info(norm=1100.0))
-    assert watch.suspects(info(loss=24.0))
+    assert not watch.wants_evaluation(info(norm=900.0))
+    assert watch.wants_evaluation(info(norm=1100.0))
+    assert watch.wants_evaluation(info(loss=24.0))
     assert watch.see(info(norm=1100.0), True, 2.0) is None  # the norm alone ends nothing
     assert watch.see(info(norm=1100.0), True, 30.0) is not None
 
@@ -175,7 +175,7 @@ def test_a_watch_goes_on_from_the_lines_of_a_run() -> None:
     test = {"loss": 30.0, "accuracy": 0.1}
     lines = [plain_json({**info()._asdict(), "round": i, "test": test}) for i in range(1, 20)]
     watch = watch_over(task, [{"round": 0, "test": {"loss": 2.3, "accuracy": 0.1}}, *lines])
-    assert watch.suspicion is not None
+    assert watch.suspect is not None
     assert watch.see(info(), True, 30.0, 0.1) is not None
 
 
@@ -252,9 +252,9 @@ def test_a_suspect_end_is_reported_and_keeps_the_good_state(tmp_path: Path) -> N
     code, output = command("run", **given, out=folder)
     words = "suspect end after 12 rounds: .*likely cause: .*lower server_lr, now 100.*of round 0"
     assert code == 0 and re.search(words, output)
-    assert lines_of(folder)[-1]["doubt"]["kept"] == 0
+    assert lines_of(folder)[-1]["suspect"]["kept"] == 0
     before = (folder / "rounds.jsonl").read_bytes()
-    model_d = load_file(folder / "doubtful-12.safetensors")["params_d"]
+    model_d = load_file(folder / "suspect-12.safetensors")["params_d"]
     last = run(folder, **given)  # what is after the checkpoint is played again
     assert (folder / "rounds.jsonl").read_bytes() == before
     test = engine_of(make_settings(RunSettings, given)).evaluate(model_d)

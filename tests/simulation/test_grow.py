@@ -107,7 +107,7 @@ def test_more_rounds_end_in_the_bits_of_a_run_played_at_once(out: Path, tmp_path
 def test_a_run_with_a_suspect_end_goes_on_from_its_last_good_state(tmp_path: Path) -> None:
     wild = {**SMALL, "sampler": "uniform", "local_lr": 50.0}
     run(tmp_path / "one", **wild)
-    assert "doubt" in lines_of(tmp_path / "one")[-1]
+    assert "suspect" in lines_of(tmp_path / "one")[-1]
     run(tmp_path / "one", **{**wild, "rounds": 6})
     run(tmp_path / "six", **{**wild, "rounds": 6})
     assert bits(tmp_path / "one") == bits(tmp_path / "six")

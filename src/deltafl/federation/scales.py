@@ -92,7 +92,7 @@ class Scales:
             middle = median_low(ratios)
         symptom = self._watch.see(info, bool(np.isfinite(params_d).all()), middle)
         refused = bool(info.rejected) and not info.num_responded
-        self.sound = symptom is None and self._watch.suspicion is None and not refused
+        self.sound = symptom is None and self._watch.suspect is None and not refused
         if symptom is None:
             return None
         self._watch = Watch(1.0, log_loss=True)

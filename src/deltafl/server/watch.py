@@ -67,7 +67,7 @@ class Watch:
         self._refused = 0
 
     @property
-    def suspicion(self) -> str | None:
+    def suspect(self) -> str | None:
         """What looks wrong by the last evaluation, as a clause; None if its state may be kept as
         good.
         """
@@ -77,7 +77,7 @@ class Watch:
             return self._describe_skill()
         return None
 
-    def suspects(self, info: RoundInfo) -> bool:
+    def wants_evaluation(self, info: RoundInfo) -> bool:
         """Whether the model should be evaluated now, due or not: a very long step, or a lost
         local loss.
         """

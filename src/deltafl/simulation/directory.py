@@ -14,7 +14,7 @@
     DIR/clients.json            at the end of the run: each client's size, and its accuracy with
                                 each of the last models
     DIR/census.safetensors      every client's answer, if the run began with a census
-    DIR/doubtful-N.safetensors  the model of a run with a suspect end (server/watch.py); its last
+    DIR/suspect-N.safetensors   the model of a run with a suspect end (server/watch.py); its last
                                 checkpoint is older
     DIR/memory.json             with ``memory_path``: the folder of this run's memory of one update
                                 per client
@@ -84,7 +84,7 @@ CENSUS = "census.safetensors"
 CLIENTS = "clients.json"
 _FIXED = ("environment.json", "engine.json", CENSUS)
 #: Checkpoints and models that looked wrong.
-_TENSORS = re.compile(r"(checkpoint|doubtful)-\d+\.safetensors")
+_TENSORS = re.compile(r"(checkpoint|suspect)-\d+\.safetensors")
 
 
 @contextmanager
@@ -223,7 +223,7 @@ class RunDirectory:
         for name, line in zip(LINE_FILES, (round_line, timing_line), strict=True):
             with writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(plain_json(line), allow_nan=False) + "\n")
-        mark = read_checkpoint(self.path) if {"diverged", "doubt"} & round_line.keys() else None
+        mark = read_checkpoint(self.path) if {"diverged", "suspect"} & round_line.keys() else None
         if mark is not None:  # the run ends without another checkpoint
             mark._replace(
                 ended={name: measured(self.path / name, sync=True) for name in LINE_FILES}
@@ -274,16 +274,12 @@ class RunDirectory:
         last = self.last_line()
         if "diverged" in last:
             return str(DivergedError(last["round"], **last["diverged"]))
-        if "doubt" not in last:
+        if "suspect" not in last:
             return None
-        ended = (
-            f"has a suspect end after {last['round']} rounds: {last['doubt']['why']}; the "
-            "last "
-            "good state"
-        )
+        ended = last["suspect"]
         return (
-            f"{ended}, of round {last['doubt']['kept']}, is kept, and the model as it ended "
-            "beside it"
+            f"has a suspect end after {last['round']} rounds: {ended['why']}; the last good state, "
+            f"of round {ended['kept']}, is kept, and the model as it ended beside it"
         )
 
     def is_finished(self, rounds: int) -> bool:
@@ -295,7 +291,7 @@ class RunDirectory:
         if mark is None or mark.round >= rounds or "diverged" in last:
             return mark is not None
         is_over = "stopped" in last or last.get("round", 0) >= rounds
-        return is_over and ("doubt" in last or mark.round == last["round"])
+        return is_over and ("suspect" in last or mark.round == last["round"])
 
     def num_clients(self) -> int:
         """The number of clients, by the last checkpoint; 0 if there is none."""
@@ -344,7 +340,7 @@ class RunDirectory:
     def save_suspect(self, state: RoundState) -> None:
         """Write the model of a run with a suspect end, beside the last checkpoint, which stays."""
         model = {"params_d": np.asarray(state.params_d)}
-        write_tensors(self.path / f"doubtful-{state.round}.safetensors", model, private=True)
+        write_tensors(self.path / f"suspect-{state.round}.safetensors", model, private=True)
 
     def save_settings(self, settings: Settings) -> None:
         """Write other settings than the run began with: it goes on with more rounds."""

@@ -12,7 +12,7 @@ class Evaluation(Callback):
 
     def after_round(self, run: LiveRun, round: PlayedRound) -> None:
         is_due = round.number % run.settings.evaluate_every == 0
-        if is_due or round.is_last or run.watch.suspects(round.info):
+        if is_due or round.is_last or run.watch.wants_evaluation(round.info):
             run.evaluate(round)
 
 

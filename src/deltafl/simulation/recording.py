@@ -42,7 +42,7 @@ class Checkpoints(Callback):
     def after_round(self, run: LiveRun, round: PlayedRound) -> None:
         if not (round.is_last or round.number % run.settings.checkpoint_every == 0):
             return
-        if run.watch.suspicion is None:
+        if run.watch.suspect is None:
             run.kept = round.number
             if run.group.is_first:
                 run.state = run.directory.save(run.state)

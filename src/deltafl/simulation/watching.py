@@ -47,8 +47,8 @@ class Watching(Callback):
             if "test" not in round.line:
                 run.evaluate(round)  # a record of what was lost
             round.line["diverged"] = self._explained(run, symptom)
-        elif round.is_last and run.watch.suspicion is not None:
-            round.line["doubt"] = self._explained(run, run.watch.suspicion)
+        elif round.is_last and run.watch.suspect is not None:
+            round.line["suspect"] = self._explained(run, run.watch.suspect)
 
     def _explained(self, run: LiveRun, what: str) -> dict[str, Any]:
         cause = likely_cause(run.watch.infos, run.settings, run.plan)
