@@ -11,7 +11,6 @@ from conftest import Recorder, replies_of
 from deltafl import Plan, Population, close_round, init_round, make_sampler, open_round
 from deltafl.estimators.control_variates import (
     CommonControl,
-    CommonControlState,
     RegressionControl,
     RegressionControlState,
 )
@@ -139,15 +138,3 @@ def test_predictions_follow_when_the_variables_are_turned() -> None:
     same = Population.from_sizes(sizes, aux=before_mq[[*range(6), 0], 1:])
     grown = RegressionControl().resized(old, Moves(same, np.arange(6), 6))
     assert grown.slope_qd is slope_qd
-
-
-@pytest.mark.parametrize("coef_n", [[0.3, 0.9], [0.0, 0.0]])
-def test_a_common_control_learns_the_same_from_the_sum(coef_n: list[float]) -> None:
-    control = CommonControl()
-    state = CommonControlState(np.array([1.0, -2.0, 3.0]))
-    update_nd = np.arange(6, dtype=np.float32).reshape(2, 3)
-    replies = replies_of([0, 3], coef_n)
-    residual_d = replies.coef_n @ (update_nd - state.control_d)
-    single = control.update(state, Population.from_sizes([1, 2, 3, 4]), replies, update_nd)
-    from_sum = control.update_from_sum(state, replies, residual_d)
-    np.testing.assert_allclose(from_sum.control_d, single.control_d, rtol=1e-12)

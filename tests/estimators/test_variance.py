@@ -5,7 +5,6 @@ import pytest
 
 from conftest import Recorder, all_cohorts, all_replies, make_problem, mean_square
 from deltafl import (
-    Accumulator,
     Cohort,
     Fixed,
     Full,
@@ -135,9 +134,6 @@ def test_fewer_than_two_undecided_replies_do_not_tell(answering: int) -> None:
     assert cohort.expected_n.tolist()[0] == 1
     updates = [np.full(4, i + 1.0) if i < answering else None for i in range(3)]
     assert np.isnan(close_round(plan, state, cohort, updates)[1].variance)
-    aggregation = Accumulator(plan, state, cohort)
-    aggregation.add_rows(updates[:answering], places=np.arange(answering))
-    assert np.isnan(aggregation.close()[1].variance)
     assert close_round(plan, state, cohort, np.ones((3, 4)))[1].variance >= 0
 
 

@@ -46,8 +46,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_sampler.py"
         ("fedis@pivotal@difference", FedIS("pivotal", 0.0)),
         ("cluster-is-oracle", ClusterISOracle(5, "systematic", 0.0)),
         (
-            "delta(floor=0.3, alpha=(1.0, 2.0), sigma_scale=update)@poisson",
-            Delta("poisson", 0.3, (1.0, 2.0), "update"),
+            "delta(floor=0.3, alpha=(1.0, 2.0))@poisson",
+            Delta("poisson", 0.3, (1.0, 2.0)),
         ),
         ("cluster-is(clusters=7,drop_small_after=3)", ClusterIS(7, "systematic", 0.1, 3)),
         ("power-of-choice(candidates=None)", PowerOfChoice()),

@@ -2,16 +2,12 @@
 hanging after a crash.
 """
 
-import json
 import os
-import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +15,7 @@ from hypothesis import strategies as st
 from deltafl.errors import DeltaflError
 from deltafl.simulation.distributed import ProcessGroup, divided, refuse_processes
 from deltafl.simulation.run import run_single
-from tools.rank_processes import GATHERED, RESUMED, SUMMED, THEORY, quiet, settings_of
+from tools.rank_processes import RESUMED, RUNS, quiet, settings_of
 from tools.simulation import lines_of
 
 
@@ -52,31 +48,15 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     """
     folder = tmp_path_factory.mktemp("ranks")
     ends = two_processes("fails", folder)
-    for name, settings in (SUMMED | GATHERED | THEORY).items():
+    for name, settings in RUNS.items():
         run_single(settings_of(settings), folder / f"{name}-alone", quiet)
     return folder, ends
-
-
-def numbers_of(line: dict[str, Any]) -> list[float]:
-    """All numbers in a line, however deep."""
-    return [float(number) for number in re.findall(r"-?\d+\.?\d*(?:e[+-]?\d+)?", json.dumps(line))]
-
-
-@pytest.mark.parametrize("name", [*SUMMED, *THEORY])
-def test_summed_rounds_are_those_of_one_process_up_to_rounding(played: Played, name: str) -> None:
-    one = lines_of(played[0] / f"{name}-alone")
-    two = lines_of(played[0] / name)
-    assert len(one) == len(two) == 4
-    assert one != two  # summed, and in another order
-    for line, shared in zip(one, two, strict=True):
-        assert (shared.get("cohort"), shared.keys()) == (line.get("cohort"), line.keys())
-        np.testing.assert_allclose(numbers_of(shared), numbers_of(line), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
     "pair",
     [
-        *(f"{name} {name}-alone" for name in GATHERED),
+        *(f"{name} {name}-alone" for name in RUNS),
         *(f"{name} {name}-again" for name in RESUMED),
         "theory theory-file",
     ],
@@ -104,10 +84,7 @@ def test_after_a_kill_the_others_end_and_the_run_goes_on_from_its_checkpoint(
     settings = settings_of({"sampler": "pracdelta"})
     run_single(settings, tmp_path / "killed", quiet)  # by one process
     run_single(settings, tmp_path / "alone", quiet)
-    for shared, line in zip(
-        lines_of(tmp_path / "killed"), lines_of(tmp_path / "alone"), strict=True
-    ):
-        assert shared["test"]["loss"] == pytest.approx(line["test"]["loss"], rel=1e-6)
+    assert lines_of(tmp_path / "killed") == lines_of(tmp_path / "alone")
 
 
 @given(st.lists(st.floats(0.1, 100.0), max_size=30), st.integers(1, 5))

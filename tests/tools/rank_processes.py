@@ -23,17 +23,14 @@ TINY = {
     "batch_size": 16,
     "checkpoint_every": 2,
 }
-#: Runs by name: those whose updates are summed, then those whose updates are gathered.
-SUMMED: Runs = {
+#: Runs by name.
+RUNS: Runs = {
     "plain": {"sampler": "pracdelta"},
     "common": {"sampler": "uniform@poisson@difference", "mime": 0.5},
-}
-GATHERED: Runs = {
     "own": {"sampler": "uniform@pivotal@difference-own"},
     "losses": {"sampler": "power-of-choice@@fedvarp"},
+    "theory": {"sampler": "delta"},  # everybody's updates are gathered
 }
-#: A theoretical sampler: everybody's updates are gathered, those of the cohort summed.
-THEORY: Runs = {"theory": {"sampler": "delta"}}
 
 #: Runs that are also broken off and resumed.
 RESUMED = ("common", "own")
@@ -57,20 +54,20 @@ def stop_after_one(done: RoundDone) -> None:
 
 
 def play(folder: Path, ranks: ProcessGroup) -> None:
-    for name, given in (SUMMED | GATHERED | THEORY).items():
+    for name, given in RUNS.items():
         # Only the first process's machine has the folder.
         run_single(
             settings_of(given), folder / name if ranks.is_first else Path("nowhere"), quiet, ranks
         )
     oracle.TABLE_BYTES = 0
     run_single(
-        settings_of(THEORY["theory"]),
+        settings_of(RUNS["theory"]),
         folder / "theory-file" if ranks.is_first else Path("nowhere"),
         quiet,
         ranks,
     )
     for name in RESUMED:
-        settings = settings_of((SUMMED | GATHERED)[name])
+        settings = settings_of(RUNS[name])
         where = folder / f"{name}-again"
         try:
             run_single(settings, where, stop_after_one, ranks)

@@ -17,8 +17,6 @@ state stays valid. Of these methods the first three must be written, the others 
 - ``update`` learns from the updates u_i of the clients that replied, once D has been computed.
 - ``at_model`` runs before ``value``, once the round's model is known: for c_i that are computed
   from the model, as in ``twin.py``.
-- ``update_from_sum`` learns from sum_S coef_i (u_i - c_i) alone. Write it where that is enough:
-  the round then adds up updates as they arrive and keeps none.
 - ``first_mean`` gives the mean of the updates of the initial model, if a census has brought them:
   the first model then takes a step with it.
 - ``with_rows`` takes over how a plan stores one update per client (``Plan.memory``). Write it if
@@ -38,9 +36,8 @@ What the rest of the program asks of a control variate, as class attributes or p
 - ``remembers``: the state holds one update per client. Its memory is estimated before a run.
 - ``uses_aux``: it reads ``Population.aux_mq``, which hosts then ask the clients for.
 - ``uses_first_updates``: a census shall bring ``Population.code_mc``, as ``init`` reads it.
-- ``learns_from_sums``: there is an ``update_from_sum``; nobody sets this.
-- ``knows_clients``: c_i differ, so that SCAFFOLD can correct local steps with them. Only a wrapper
-  sets it, to what the wrapped one says.
+- ``learns_from_sums``: one c for all clients, which learns from sum_S coef_i u_i alone, so that
+  secure aggregation is enough. Others know clients apart, so that SCAFFOLD can correct local steps.
 """
 
 from abc import ABC, abstractmethod
@@ -68,16 +65,13 @@ class ControlValue(NamedTuple):
 class ControlVariate(WithRanges, ABC):
     """Base class; the top of this file explains its methods and attributes."""
 
-    # Properties, not class attributes, because a wrapper answers with those of the wrapped one.
-    @property
-    def learns_from_sums(self) -> bool:
-        """Whether there is an ``update_from_sum``."""
-        return type(self).update_from_sum is not ControlVariate.update_from_sum
+    #: Whether all c_i are equal, and a weighted sum of the updates is enough to learn from.
+    learns_from_sums: ClassVar[bool] = False
 
+    # Properties, because a wrapper answers with those of the wrapped one.
     @property
     def knows_clients(self) -> bool:
         """Whether c_i differs between clients."""
-        # A sum does not tell clients apart, so that what learns from sums has one c for all.
         return not self.learns_from_sums
 
     @property
@@ -144,10 +138,6 @@ class ControlVariate(WithRanges, ABC):
         """``update``, given their ``value``, which may be overwritten."""
         return self.update(state, population, replies, update_nd)
 
-    def update_from_sum(self, state: Any, replies: Replies, residual_d: FloatArray) -> Any:
-        """Learn only from ``residual_d`` = sum_S coef_i (u_i - c_i)."""
-        raise NotImplementedError
-
     def resized(self, state: Any, moves: Moves) -> Any:
         """The state when clients join, change or leave; by default nobody can join or leave."""
         moves.require_none(self)
@@ -174,6 +164,8 @@ class NoControlState(NamedTuple):
 class NoControl(ControlVariate):
     """c = 0: the plain estimators."""
 
+    learns_from_sums = True
+
     def init(self, population: Population, num_params: int) -> NoControlState:
         return NoControlState(np.zeros(num_params))
 
@@ -181,9 +173,6 @@ class NoControl(ControlVariate):
         return ControlValue(state.zero_d, state.zero_d[None])
 
     def update(self, state: NoControlState, *_: object) -> NoControlState:
-        return state
-
-    def update_from_sum(self, state: NoControlState, *_: object) -> NoControlState:
         return state
 
     def resized(self, state: NoControlState, moves: Moves) -> NoControlState:
@@ -204,6 +193,7 @@ class CommonControl(ControlVariate):
 
     memory: float = 0.7
     ranges: ClassVar = {"memory": "[0, 1)"}
+    learns_from_sums = True
 
     def init(self, population: Population, num_params: int) -> CommonControlState:
         return CommonControlState(np.zeros(num_params))
@@ -220,22 +210,10 @@ class CommonControl(ControlVariate):
             return state
         # The ratio mean, which an extreme sum of coefficients cannot inflate.
         mean_d = weighted_sum(replies.coef_n / total, update_nd, len(state.control_d))
-        return self._follow(state, mean_d)
-
-    def update_from_sum(
-        self, state: CommonControlState, replies: Replies, residual_d: FloatArray
-    ) -> CommonControlState:
-        total = replies.coef_n.sum()
-        if total <= 0:
-            return state
-        # The same mean: sum_S coef_i u_i is residual_d plus total times c.
-        return self._follow(state, residual_d / total + state.control_d)
+        return CommonControlState(self.memory * state.control_d + (1 - self.memory) * mean_d)
 
     def resized(self, state: CommonControlState, moves: Moves) -> CommonControlState:
         return state
-
-    def _follow(self, state: CommonControlState, mean_d: FloatArray) -> CommonControlState:
-        return CommonControlState(self.memory * state.control_d + (1 - self.memory) * mean_d)
 
 
 class OwnControlState(NamedTuple):

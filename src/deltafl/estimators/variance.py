@@ -44,10 +44,6 @@ class VarianceForm(NamedTuple):
     alone_n: FloatArray
     centred: bool
 
-    def total(self, squared_n: FloatArray, squared_residual_n: FloatArray) -> float:
-        """V, from norm(scale_i l_i - B)^2 and norm(l_i)^2."""
-        return float(self.ratio * (self.mass_n @ squared_n) + self.alone_n @ squared_residual_n)
-
 
 def estimate_variance(replies: Replies, residual_nd: npt.NDArray[np.floating]) -> float:
     """Estimate E norm(D - E D)^2 over draws and replies, in squared update units, from the l_i, (n,
@@ -72,7 +68,7 @@ def estimate_variance(replies: Replies, residual_nd: npt.NDArray[np.floating]) -
         squared_n += np.einsum("nd,nd->n", scaled_nb, scaled_nb)
         if some_fail:
             squared_residual_n += np.einsum("nd,nd->n", part_nb, part_nb)
-    return form.total(squared_n, squared_residual_n)
+    return float(form.ratio * (form.mass_n @ squared_n) + form.alone_n @ squared_residual_n)
 
 
 def variance_form(replies: Replies) -> VarianceForm | None:

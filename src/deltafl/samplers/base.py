@@ -94,11 +94,6 @@ class Sampler(WithRanges, ABC):
         return False
 
     @property
-    def counts_draws(self) -> bool:
-        """Whether zeta_i is about the mean over draws, not over distinct clients."""
-        return False
-
-    @property
     def sketch_size(self) -> int:
         """Length q <= 128 of the sketches of u_i - c_i in ``reports.sketch_nq``; 0 for none."""
         return 0

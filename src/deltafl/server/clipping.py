@@ -104,17 +104,8 @@ class Clipping(Intake):
         with np.errstate(divide="ignore"):
             self._reach_n = SHARE / (n * coef_n)
 
-    def received(self, place_k: IntArray, update_kd: Params) -> Params:
-        self.norm_n[place_k] = np.sqrt(squared_norms(update_kd)[0])
-        return update_kd
-
-    def merge(self, group: Any) -> None:
-        known_n = ~np.isnan(self.norm_n)
-        sent_2n = np.array([np.nan_to_num(self.norm_n), known_n])
-        norm_n, senders_n = group.add_up(sent_2n.ravel()).reshape(2, len(known_n))
-        self.norm_n = np.where(senders_n > 0, norm_n, np.nan)
-
     def counted(self, place_k: IntArray, update_kd: Params, control_kd: FloatArray) -> Params:
+        self.norm_n[place_k] = np.sqrt(squared_norms(update_kd)[0])
         if np.isnan(self.radius):
             self.radius = RADIUS * lower_median(self.norm_n)
         first_k1 = _factor(self.radius, self.norm_n[place_k])

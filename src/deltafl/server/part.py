@@ -166,13 +166,6 @@ class Intake:
     def __init__(self, n: int) -> None:
         self.factor_n = np.ones(n)
 
-    def received(self, place_k: IntArray, update_kd: Params) -> Params:
-        """Updates as they go on, from usable ones as they came; their places in the cohort."""
-        return update_kd
-
-    def merge(self, group: Any) -> None:
-        """Exchange what was noted of the replies with the other processes of a group."""
-
     def counted(self, place_k: IntArray, update_kd: Params, control_kd: FloatArray) -> Params:
         """Updates as they count, with the control variate of each."""
         return update_kd

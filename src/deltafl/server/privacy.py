@@ -130,12 +130,7 @@ class ClippedToC(Intake):
         super().__init__(n)
         self._most = longest * (1 - 2.0**-20)  # rounding to float32 must not lead beyond C
 
-    def received(self, place_k: IntArray, update_kd: Params) -> Params:
+    def counted(self, place_k: IntArray, update_kd: Params, control_kd: FloatArray) -> Params:
         norm_k = np.sqrt(squared_norms(update_kd)[0])
         factor_k1 = (self._most / np.maximum(norm_k, self._most))[:, None]
         return np.asarray(update_kd * factor_k1, dtype=np.float32)
-
-    def merge(self, group: Any) -> None:
-        raise DeltaflError(
-            "dp makes other noise in each process; gather the updates and use close_round"
-        )

@@ -1,10 +1,9 @@
 """One run played by several processes, on one machine or many:
 ``torchrun --nproc-per-node 2 -m deltafl run ...``.
 
-All make the same seeded draw from the same state, train their share of the cohort, and close the
-round together: one sum over all processes; or the updates are gathered, where an estimator or the
-draw needs them (docs/distributed.md). Only the first process reads and writes the run's folder: the
-others need none.
+All make the same seeded draw from the same state and train their share of the cohort; the updates
+are gathered, and each process closes the same round (docs/distributed.md). Only the first process
+reads and writes the run's folder: the others need none.
 """
 
 import os
@@ -16,7 +15,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import DeltaflError, FirstProcessError, require
-from ..types import FloatArray
 
 T = TypeVar("T")
 #: After waiting so long for another, a process gives up.
@@ -43,10 +41,6 @@ class ProcessGroup:
     def from_first(self, make: Callable[[], T]) -> T:
         """What ``make`` gives, or raises, in the first process; it is not called in the others."""
         return make()
-
-    def add_up(self, vector: FloatArray) -> FloatArray:
-        """The sum of float64 vectors over all processes, the same bits in all of them."""
-        return vector
 
     def gathered(self, item: T) -> list[T]:
         """Everybody's items, in the order of ranks."""
@@ -100,12 +94,6 @@ class _TorchProcessGroup(ProcessGroup):
             raise failure or FirstProcessError(sentence)
         found: T = made
         return found
-
-    def add_up(self, vector: FloatArray) -> FloatArray:
-        total = self._torch.tensor(vector, dtype=self._torch.float64, device=self._device)
-        self._communicate(lambda: self._dist.all_reduce(total))
-        summed: FloatArray = total.cpu().numpy()
-        return summed
 
     def gathered(self, item: T) -> list[T]:
         items: list[Any] = [None] * self.count

@@ -5,15 +5,12 @@ cohort, and for the theoretical samplers it acts as the oracle, which trains all
 follows each round, evaluation for instance, is a callback (``callback.py``).
 """
 
-import logging
+import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ..accumulate import Accumulator
 from ..errors import DeltaflError
 from ..plan import RoundState
 from ..round import close_round, init_round, open_round
@@ -22,7 +19,7 @@ from ..types import BoolArray, Cohort, RoundInfo
 from .callback import Callback, LiveRun, OnRound, PlayedRound, Report, Stopwatch, guarded
 from .census import Asked, ask_everyone
 from .directory import DivergedError, RunDirectory, locked, recorded_settings
-from .distributed import ALONE, ProcessGroup, divided
+from .distributed import ALONE, ProcessGroup
 from .engine import BYTES_PER_PARAMETER, Engine, Training
 from .evaluation import Evaluation, Threshold
 from .oracle import SimulatedOracle
@@ -138,26 +135,16 @@ def _follow(run: LiveRun, round: PlayedRound, callbacks: Sequence[Callback]) -> 
 def _train_and_close(
     run: LiveRun, cohort: Cohort, oracle: SimulatedOracle, responded_n: BoolArray
 ) -> tuple[Training, RoundState, RoundInfo]:
-    """Train the cohort and close the round; each of several processes with a share of it."""
-    plan = run.plan
-    group = run.group
-    # A control variate that learns from single updates gets all of them in every process.
-    if group.count == 1 or not plan.rule.control.learns_from_sums:
-        training = oracle.train(cohort.client_n)
-        reports = training.reports._replace(responded_n=responded_n)
-        return training, *close_round(plan, run.state, cohort, training.update_nd, reports)
-    shares = divided(run.engine.costs(cohort.client_n), group.count)
-    place_k = np.array(shares[group.rank], dtype=np.int64)
-    with run.engine.workers.apart():
-        training = oracle.train(cohort.client_n[place_k])
-    accumulator = Accumulator(plan, run.state, cohort)
-    reports = training.reports._replace(responded_n=responded_n[place_k])
-    accumulator.add_rows(training.update_nd, reports, place_k)
-    accumulator.merge(group)
-    state, info = accumulator.close()
-    if info.warning is not None and group.is_first:
-        logging.getLogger(__name__).warning("%s", info.warning)
-    return training, state, info
+    """Train the cohort, of which each of several processes has a share, and close the round."""
+    digest = zlib.crc32(run.state.params_d.tobytes(), zlib.crc32(cohort.client_n.tobytes()))
+    if len(set(run.group.gathered(digest))) > 1:
+        raise DeltaflError(
+            "the processes of this run do not have the same model and cohort in round "
+            f"{run.state.round}: run the same versions on the same kind of machine everywhere"
+        )
+    training = oracle.train(cohort.client_n)
+    reports = training.reports._replace(responded_n=responded_n)
+    return training, *close_round(run.plan, run.state, cohort, training.update_nd, reports)
 
 
 def _open_run(

@@ -237,18 +237,6 @@ class Workers(AbstractContextManager["Workers"]):
         """How many jobs run at the same time."""
         return self.count * self._group.count
 
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        """In the block, jobs are this process's own share already, and are not divided among the
-        processes.
-        """
-        group = self._group
-        self._group = ALONE
-        try:
-            yield
-        finally:
-            self._group = group
-
     def map(
         self,
         runner: object,
