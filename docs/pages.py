@@ -238,7 +238,7 @@ def write_api(folder: Path) -> None:
     folder.mkdir()
     of_package: dict[str, list[str]] = {package: [] for package in PACKAGES}
     for name in deltafl.__all__:
-        package = deltafl._MODULES[name].partition(".")[0]
+        package = deltafl._MODULES[name].split(".")[1]
         of_package[package if package in PACKAGES else "round"].append(f"deltafl.{name}")
     for package, (title, others) in PACKAGES.items():
         names = [*of_package[package], *(f"deltafl.{package}.{name}" for name in others.split())]

@@ -1,0 +1,28 @@
+"""Names of a package that are loaded when they are first used."""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+def names_of(package: str, file: str) -> dict[str, str]:
+    """The public names of a package and their modules, from the stub beside its ``__init__.py``.
+
+    A line of the stub is ``from .module import name as name``: one table for type checkers and for
+    the interpreter.
+    """
+    lines = Path(file).with_suffix(".pyi").read_text(encoding="utf-8").splitlines()
+    words = [line.split() for line in lines if line.startswith("from ")]
+    return {name: f"{package}{module}" for _, module, _, name, *_ in words}
+
+
+def loader(package: str, modules: dict[str, str]) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a package (PEP 562)."""
+
+    def load(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(modules[name]), name)
+
+    return load

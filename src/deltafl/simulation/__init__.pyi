@@ -1,0 +1,47 @@
+# The names of the package. Type checkers and editors read this file; ``_lazy.py`` loads a name from
+# the module that stands here when it is first used.
+
+from .callback import Callback as Callback
+from .callback import LiveRun as LiveRun
+from .callback import PlayedRound as PlayedRound
+from .callback import RoundDone as RoundDone
+from .comparing import run_comparison as run_comparison
+from .comparison import joined as joined
+from .directory import DivergedError as DivergedError
+from .directory import RunDirectory as RunDirectory
+from .directory import environment as environment
+from .directory import new_folder as new_folder
+from .directory import refusals as refusals
+from .export import export_model as export_model
+from .progress import OnProgress as OnProgress
+from .progress import Progress as Progress
+from .record import Job as Job
+from .record import RunRecord as RunRecord
+from .record import RunStore as RunStore
+from .record import read_record as read_record
+from .record import record_of as record_of
+from .record import require_same as require_same
+from .record import what_is_run as what_is_run
+from .record import write_record as write_record
+from .run import run_experiment as run_experiment
+from .run import run_single as run_single
+from .settings import CompareSettings as CompareSettings
+from .settings import RunSettings as RunSettings
+from .settings import make_settings as make_settings
+from .setup import engine_of as engine_of
+from .setup import plan_of as plan_of
+from .setup import task_of as task_of
+from .sweep import count_processes as count_processes
+from .sweep import require_devices as require_devices
+from .sweep import run_jobs as run_jobs
+from .tracking import tracker as tracker
+from .tune import NEVER as NEVER
+from .tune import Doubling as Doubling
+from .tune import Grid as Grid
+from .tune import Score as Score
+from .tune import Search as Search
+from .tune import Trial as Trial
+from .tune import TuneSettings as TuneSettings
+from .tune import mean_score as mean_score
+from .tune import rounds_to_threshold as rounds_to_threshold
+from .tune import tune_rates as tune_rates
