@@ -5,17 +5,17 @@ What is left out is filled from the task's own defaults by ``resolve``, so that 
 value used. All mistakes end in one sentence (``DeltaflError``) before anything is written.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from math import ceil, inf
+from collections.abc import Container, Mapping
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    JsonValue,
     ValidationError,
     WrapValidator,
     create_model,
@@ -39,9 +39,10 @@ from ..tasks.registry import TaskSpec, known_tasks
 from ..types import Population
 from .conditions import Trace, find_availability, find_speeds
 
+LARGEST = 1e37  # in float32
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[Finite, Field(gt=0, le=1e37)]  # in float32
-NotNegative = Annotated[Finite, Field(ge=0, le=1e37)]
+Positive = Annotated[Finite, Field(gt=0, le=LARGEST)]
+NotNegative = Annotated[Finite, Field(ge=0, le=LARGEST)]
 Share = Annotated[Finite, Field(gt=0, lt=1)]
 Memory = Annotated[Finite, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -50,14 +51,42 @@ CommaSeparated = BeforeValidator(lambda v: v.split(",") if isinstance(v, str) el
 Numbers = Annotated[tuple[float, float], CommaSeparated]
 # pydantic would keep the text alone.
 Name = Annotated[str, WrapValidator(lambda v, checked: v if isinstance(v, Named) else checked(v))]
-Labels = Annotated[
-    tuple[Name, ...], BeforeValidator(lambda v: tuple(split_labels(v)) if isinstance(v, str) else v)
-]
 Seed = Annotated[int, Field(ge=0)]
 
-#: In a field: not in ``--help``, as nobody has measured it; ``deltafl settings`` shows it,
-#: ``--set`` and files take it.
-UNMEASURED: dict[str, JsonValue] = {"hidden": True}
+
+def _once(values: Any) -> Any:
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"{value} is named twice; name each once")
+    return values
+
+
+def listed(seeds: Any) -> Any:
+    """``"3,5,8"`` as a list, and a number of seeds as 0, 1, ..."""
+    listed = seeds
+    if isinstance(seeds, str) and "," in seeds:
+        listed = seeds.split(",")
+    if isinstance(listed, list | tuple):
+        return [seed for seed in listed if seed != ""]
+    if not (str(seeds).strip().isdecimal() and 0 < int(seeds) <= 10**5):
+        raise ValueError("it must be a number of seeds, 1 to 100,000, or a list such as 3,5,8")
+    return range(int(seeds))
+
+
+Labels = Annotated[
+    tuple[Name, ...],
+    Field(min_length=1),
+    BeforeValidator(lambda v: tuple(split_labels(v)) if isinstance(v, str) else v),
+    AfterValidator(_once),
+]
+Seeds = Annotated[
+    tuple[Seed, ...], Field(min_length=1), BeforeValidator(listed), AfterValidator(_once)
+]
+#: The learning rates of one sampler; a number alone is the local one.
+Rates = Annotated[
+    dict[Literal["local_lr", "server_lr"], Positive],
+    BeforeValidator(lambda v: {"local_lr": v} if isinstance(v, float | int | str) else v),
+]
 
 #: Settings that may differ when a run is continued: they do not change its result.
 FREE_ON_RESUME = {"workers", "data_dir", "checkpoint_every"}
@@ -84,18 +113,17 @@ OF_LABELS = (
 )
 
 #: Settings that a task fills in, and the names of its defaults.
-TASK_DEFAULTS = {"clients": "num_clients", "sample": "sample_size"} | {
-    name: name
-    for name in (
-        "rounds",
-        "local_epochs",
-        "local_steps",
-        "batch_size",
-        "local_lr",
-        "partition",
-        "alpha",
-        "threshold",
-    )
+TASK_DEFAULTS = {
+    "clients": "num_clients",
+    "sample": "sample_size",
+    "rounds": "rounds",
+    "local_epochs": "local_epochs",
+    "local_steps": "local_steps",
+    "batch_size": "batch_size",
+    "local_lr": "local_lr",
+    "partition": "partition",
+    "alpha": "alpha",
+    "threshold": "threshold",
 }
 
 
@@ -107,11 +135,9 @@ def _field(name: str) -> tuple[Any, Any]:
         kind = Literal[values]
     elif not isinstance(values, type):
         low, high = bounds_of(values)
-        limits: Any = {"ge" if values[0] == "[" else "gt": low}
-        if high < inf:
-            limits["le" if values[-1] == "]" else "lt"] = high
-        else:
-            limits["le"] = 1e37  # in float32
+        least = {"[": "ge", "(": "gt"}[values[0]]
+        most = {"]": "le", ")": "lt"}[values[-1]]
+        limits: Any = {least: low, most: min(high, LARGEST)}
         kind = Annotated[Finite, Field(**limits)]
     if default is None:
         kind = kind | None
@@ -135,119 +161,114 @@ class Settings(BaseModel):
     default.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # What stands below a field says what it is, in ``--help`` and in ``deltafl settings``.
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    task: Name = Field(
-        "digits",
-        description=(
-            "what is learnt; see `deltafl tasks`; FILE.py:FUNCTION or table.csv: docs/own-data.md"
-        ),
-    )
-    clients: Count | None = Field(None, description="number of clients m")
-    sample: Count | None = Field(None, description="clients selected per round, n")
-    rounds: Count | None = Field(None, description="communication rounds T")
-    local_epochs: Count | None = Field(None, description="passes over the client's data per round")
-    local_steps: Count | None = Field(None, description="minibatch steps per round, not epochs")
-    batch_size: Count | None = Field(None, description="examples per minibatch")
-    local_lr: Positive | None = Field(None, description="local learning rate")
-    local_momentum: Memory = Field(
-        0.0, description="local momentum gamma, new in every round of a client"
-    )
-    proximal: NotNegative = Field(0.0, description="proximal term mu (FedProx)")
-    fixed_order: bool = Field(
-        False, description="same minibatches in every round; needs a whole pass"
-    )
-    partition: str | None = Field(None, description="how clients share examples")
-    alpha: Positive | None = Field(None, description="of Dirichlet partitions")
-    column: str | None = Field(None, description="column of the owner: natural partition, tables")
-    label: str | None = Field(
-        None, description="column of the label, for tables; 'label' if not set"
-    )
-    task_type: Literal["classification", "regression"] | None = Field(
-        None, description="what a table's label is; words and up to 20 whole numbers are classes"
-    )
-    weights: Literal["data", "uniform"] = Field(
-        "data", description="target: w_i = n_i / N, or 1 / m"
-    )
-    memory_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of one update per client, where kept"
-    )
-    memory_path: str | None = Field(
-        None, description="folder on a disk for them; in RAM if not set"
-    )
-    threshold: Finite | None = Field(None, description="accuracy (or loss) that counts as reached")
-    stop_at_threshold: bool = Field(False, description="end a run that reaches the threshold")
-    evaluate_every: Count = Field(1, description="rounds between two evaluations")
-    test_examples: Count | None = Field(
-        None, description="test examples to evaluate on; all if not set"
-    )
-    validation: Share | None = Field(None, description="judge by this share of training examples")
-    public: Count | None = Field(None, description="public examples per class, for twins")
-    availability: str = Field("always", description="who is there; docs/world.md")
-    speeds: str | None = Field(None, description="how fast clients are; no clock if not set")
-    dropout: Memory = Field(0.0, description="share that never replies")
-    deadline: Positive | None = Field(None, description="seconds until a round is closed")
-    over_select: Annotated[Finite, Field(ge=1, le=100)] = Field(
-        1.0, description="ask n times this, keep the first n"
-    )
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda|cuda:\d+|auto)$")] = Field(
-        "cpu",
-        description="where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)",
-    )
-    precision: Literal["float32", "bfloat16"] = Field(
-        "float32",
-        description="of products in training; not yet measured on a GPU",
-        json_schema_extra=UNMEASURED,
-    )
-    data_dir: str | None = Field(
-        None, description="folder with data sets; DELTAFL_DATA does the same"
-    )
-    noise: NotNegative = Field(20.0, description="nu (synthetic task only)")
-    truth: Numbers = Field((8.0, 2.0), description="(synthetic task only)")
-    checkpoint_every: Count = Field(10, description="rounds between two checkpoints")
+    task: Name = "digits"
+    """what is learnt; see `deltafl tasks`; FILE.py:FUNCTION or table.csv: docs/own-data.md"""
+    clients: Count | None = None
+    """number of clients m"""
+    sample: Count | None = None
+    """clients selected per round, n"""
+    rounds: Count | None = None
+    """communication rounds T"""
+    local_epochs: Count | None = None
+    """passes over the client's data per round"""
+    local_steps: Count | None = None
+    """minibatch steps per round, not epochs"""
+    batch_size: Count | None = None
+    """examples per minibatch"""
+    local_lr: Positive | None = None
+    """local learning rate"""
+    local_momentum: Memory = 0.0
+    """local momentum gamma, new in every round of a client"""
+    proximal: NotNegative = 0.0
+    """proximal term mu (FedProx)"""
+    fixed_order: bool = False
+    """same minibatches in every round; needs a whole pass"""
+    partition: str | None = None
+    """how clients share examples"""
+    alpha: Positive | None = None
+    """of Dirichlet partitions"""
+    column: str | None = None
+    """column of the owner: natural partition, tables"""
+    label: str | None = None
+    """column of the label, for tables; 'label' if not set"""
+    task_type: Literal["classification", "regression"] | None = None
+    """what a table's label is; words and up to 20 whole numbers are classes"""
+    weights: Literal["data", "uniform"] = "data"
+    """target: w_i = n_i / N, or 1 / m"""
+    memory_dtype: Literal["float32", "bfloat16"] = "float32"
+    """of one update per client, where kept"""
+    memory_path: str | None = None
+    """folder on a disk for them; in RAM if not set"""
+    threshold: Finite | None = None
+    """accuracy (or loss) that counts as reached"""
+    stop_at_threshold: bool = False
+    """end a run that reaches the threshold"""
+    evaluate_every: Count = 1
+    """rounds between two evaluations"""
+    test_examples: Count | None = None
+    """test examples to evaluate on; all if not set"""
+    validation: Share | None = None
+    """judge by this share of training examples"""
+    public: Count | None = None
+    """public examples per class, for twins"""
+    availability: str = "always"
+    """who is there; docs/world.md"""
+    speeds: str | None = None
+    """how fast clients are; no clock if not set"""
+    dropout: Memory = 0.0
+    """share that never replies"""
+    deadline: Positive | None = None
+    """seconds until a round is closed"""
+    over_select: Annotated[Finite, Field(ge=1, le=100)] = 1.0
+    """ask n times this, keep the first n"""
+    device: Annotated[str, Field(pattern="^(cpu|cuda|cuda:\\d+|auto)$")] = "cpu"
+    """where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)"""
+    # Not in ``--help``, as nobody has measured it; ``deltafl settings`` shows it.
+    precision: Annotated[
+        Literal["float32", "bfloat16"], Field(json_schema_extra={"hidden": True})
+    ] = "float32"
+    """of products in training; not yet measured on a GPU"""
+    data_dir: str | None = None
+    """folder with data sets; DELTAFL_DATA does the same"""
+    noise: NotNegative = 20.0
+    """nu (synthetic task only)"""
+    truth: Numbers = (8.0, 2.0)
+    """(synthetic task only)"""
+    checkpoint_every: Count = 10
+    """rounds between two checkpoints"""
 
     def resolve(self) -> Self:
         """Fill in the task's defaults; a ``DeltaflError`` for unknown names and what does not go
         together.
         """
         spec = self._spec()
-        if self.local_epochs is not None and self.local_steps is not None:
-            raise DeltaflError(
-                "local_epochs and local_steps are both set; two ways to say one thing, keep one"
-            )
-        own_work = self.local_epochs is not None or self.local_steps is not None
-        own = {"local_epochs", "local_steps"} if own_work else set()
-        partition = PARTITIONS.get(self.partition or spec.partition or "")
-        if (
-            partition is not None
-            and partition.uses_column
-            and (self.partition is not None or spec.all_owners)
-        ):
-            own.add("clients")  # all owners, however many there are
-        if is_own(self.task):
-            own |= (
-                {"clients"}
-                if partition is not None and partition.uses_alpha
-                else {"clients", "alpha"}
-            )
-        missing = {
-            key: getattr(spec, name)
-            for key, name in TASK_DEFAULTS.items()
-            if getattr(self, key) is None and key not in own
-        }
-        if (
-            spec.metric == "loss"
-            and "samplers" in type(self).model_fields.keys() - self.model_fields_set
-        ):
-            default = type(self).model_fields["samplers"].default
-            missing["samplers"] = tuple(
-                label for label in default if label != "balanced"
-            )  # which needs labels
-        resolved = self.model_copy(update=missing | self._missing_momentum())
+        resolved = self.model_copy(update=self._missing(spec))
         resolved._check(spec)
         return resolved
 
-    def _missing_momentum(self) -> dict[str, float]:
+    def _missing(self, spec: TaskSpec) -> dict[str, Any]:
+        """The values that the task has for what is not set."""
+        partition = PARTITIONS.get(self.partition or spec.partition or "")
+        of_column = partition is not None and partition.uses_column
+        not_its = set[str]()
+        if self.local_epochs is not None or self.local_steps is not None:
+            not_its |= {"local_epochs", "local_steps"}
+        if of_column and (self.partition is not None or spec.all_owners):
+            not_its.add("clients")  # all owners, however many there are
+        if is_own(self.task):
+            not_its.add("clients")
+            if partition is None or not partition.uses_alpha:
+                not_its.add("alpha")
+        return self._missing_momentum() | {
+            key: getattr(spec, name)
+            for key, name in TASK_DEFAULTS.items()
+            if getattr(self, key) is None and key not in not_its
+        }
+
+    def _missing_momentum(self) -> dict[str, Any]:
         """Momentum's own beta where it is used and not set: a record has every value."""
         given = self.part_settings()
         if given["server_optimizer"] == "momentum" and given["server_momentum"] is None:
@@ -264,21 +285,16 @@ class Settings(BaseModel):
 
     def _spec(self) -> TaskSpec:
         """The task's defaults; an own task is made once to know its clients and its metric."""
-        for setting in ("label", "task_type"):
+        only_tables = OF_TABLES if is_own(self.task) else ("label", "task_type")
+        for setting in only_tables:
             if getattr(self, setting) is not None and not is_table(self.task):
                 raise DeltaflError(
-                    f"{setting} is a setting of tables, not of the task {self.task!r}: leave it out"
+                    f"{setting} is a setting of tables, and the task {self.task!r} says itself who "
+                    "holds what: leave it out"
                 )
-        if not is_own(self.task):
-            return registered_spec(self.task)
-        for setting in OF_TABLES:
-            if getattr(self, setting) is not None and not is_table(self.task):
-                raise DeltaflError(
-                    f"{setting} is not a setting of {self.task}: a task of your own says itself "
-                    "who holds what; "
-                    "leave it out"
-                )
-        return own_spec(self.task, self.own_task())
+        if is_own(self.task):
+            return own_spec(self.task, self.own_task())
+        return registered_spec(self.task)
 
     def own_task(self, seed: int = 0) -> Task:
         """The task of a user's file or table."""
@@ -287,6 +303,10 @@ class Settings(BaseModel):
     def _check(self, spec: TaskSpec) -> None:
         """Refuse unknown names, and values that do not go together."""
         self.parts()
+        if self.local_epochs is not None and self.local_steps is not None:
+            raise DeltaflError(
+                "local_epochs and local_steps are both set; two ways to say one thing, keep one"
+            )
         if self.partition is not None:
             find_partition(self.partition)
         clients = spec.num_clients if is_own(self.task) else self.clients
@@ -300,8 +320,10 @@ class Settings(BaseModel):
         needs_clock = self.deadline is not None or self.over_select > 1
         needs_clock |= isinstance(find_availability(self.availability), Trace)
         if find_speeds(self.speeds) is None and needs_clock:
-            what = "a deadline, over_select and a trace of availability"
-            raise DeltaflError(f"{what} need a clock: write speeds = 'lognormal', or a file")
+            raise DeltaflError(
+                "a deadline, over_select and a trace of availability need a clock: write speeds = "
+                "'lognormal', or a file"
+            )
         if self.stop_at_threshold and self.threshold is None:
             raise DeltaflError(
                 "stop_at_threshold needs a threshold: set one, such as threshold = 0.7"
@@ -322,15 +344,35 @@ class Settings(BaseModel):
             m=population.num_clients,
         )
 
+    def deciding(self, beside: Self) -> dict[str, Any]:
+        """What decides the results, and so has to be the same in ``beside``."""
+        free = FREE_ON_RESUME | UNION
+        if not (self.stop_at_threshold or beside.stop_at_threshold):
+            free |= {"threshold"}  # it marks a place on the curve and ends no run
+        return self.model_dump(exclude=free)
+
+    def with_those_of(self, before: Self) -> Self:
+        """These settings with the samplers and seeds of ``before``, too."""
+        return self
+
+    def labels(self) -> tuple[str, ...]:
+        """The samplers that are played."""
+        return ()
+
 
 class RunSettings(Settings):
     """One run: one sampler, one seed."""
 
-    workers: Count = Field(1, description="processes that train clients")
-    sampler: Name = Field(
-        "census", description="name@design@estimator+setting; see `deltafl samplers`"
-    )
-    seed: Seed = Field(0, description="fixes split, initial model, draws and minibatches")
+    workers: Count = 1
+    """processes that train clients"""
+    sampler: Name = "census"
+    """name@design@estimator+setting; see `deltafl samplers`"""
+    seed: Seed = 0
+    """fixes split, initial model, draws and minibatches"""
+
+    def labels(self) -> tuple[str, ...]:
+        """The sampler."""
+        return (self.sampler,)
 
     def own_task(self, seed: int = 0) -> Task:
         """The task of a user's file or table with the run's seed; it can be sent to workers."""
@@ -341,17 +383,16 @@ class RunSettings(Settings):
 
     def resolve(self) -> Self:
         """Take the settings in the label, then fill in the task's defaults."""
-        own = own_settings(
-            self.sampler, (*OF_LABELS, "public")
-        )  # which would give runs of a comparison other data
-        return super(RunSettings, type(self)(**self.model_dump() | own) if own else self).resolve()
+        # ``public`` would give the runs of a comparison different data.
+        own = own_settings(self.sampler, (*OF_LABELS, "public"))
+        settings = type(self)(**self.model_dump() | own)
+        return super(RunSettings, settings).resolve()
 
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
-        if len(labels := split_labels(self.sampler)) > 1:
+        if len(split_labels(self.sampler)) > 1:
             raise DeltaflError(
-                f"a run has one sampler, not {len(labels)}; write: deltafl compare --samplers "
-                f"{self.sampler}"
+                f"a run has one sampler; write: deltafl compare --samplers {self.sampler}"
             )
         parse_label(self.sampler)
         if self.workers > 1 and (self.device, self.precision) != ("cpu", "float32"):
@@ -361,40 +402,34 @@ class RunSettings(Settings):
             )
 
 
-def listed(seeds: Any) -> Any:
-    """``"3,5,8"`` as a list, and a number of seeds as 0, 1, ..."""
-    listed = seeds.split(",") if isinstance(seeds, str) and "," in seeds else seeds
-    if isinstance(listed, list | tuple):
-        return [seed for seed in listed if seed != ""]
-    if not (str(seeds).strip().isdecimal() and 0 < int(seeds) <= 10**5):
-        raise ValueError("it must be a number of seeds, 1 to 100,000, or a list such as 3,5,8")
-    return range(int(seeds))
-
-
-#: The learning rates of one sampler; a number alone is the local one.
-Rates = Annotated[
-    dict[Literal["local_lr", "server_lr"], Positive],
-    BeforeValidator(lambda v: {"local_lr": v} if isinstance(v, float | int | str) else v),
-]
-
-
 class CompareSettings(Settings):
     """A comparison: several samplers, each with the same seeds."""
 
-    samplers: Labels = Field(
-        ("full", "census", "balanced", "innovation", "pracdelta", "fedavg", "uniform"),
-        min_length=1,
-        description="labels, comma separated; own settings: uniform+average=0.5",
+    samplers: Labels = (
+        "full",
+        "census",
+        "balanced",
+        "innovation",
+        "pracdelta",
+        "fedavg",
+        "uniform",
     )
-    seeds: Annotated[tuple[Seed, ...], BeforeValidator(listed)] = Field(
-        5,
-        min_length=1,
-        validate_default=True,
-        description="number of seeds, which are 0, 1, ..., or a list: 3,5,8",
-    )
-    rates: dict[Name, Rates] | None = Field(
-        None, description="by label, where they are not those of all samplers"
-    )
+    """labels, comma separated; own settings: uniform+average=0.5"""
+    seeds: Seeds = Field(5, validate_default=True)
+    """number of seeds, which are 0, 1, ..., or a list: 3,5,8"""
+    rates: dict[Name, Rates] | None = None
+    """by label, where they are not those of all samplers"""
+
+    def labels(self) -> tuple[str, ...]:
+        """The samplers that are compared."""
+        return self.samplers
+
+    def _missing(self, spec: TaskSpec) -> dict[str, Any]:
+        missing = super()._missing(spec)
+        if spec.metric == "loss" and "samplers" not in self.model_fields_set:
+            # ``balanced`` needs labels.
+            missing["samplers"] = tuple(label for label in self.samplers if label != "balanced")
+        return missing
 
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
@@ -403,14 +438,20 @@ class CompareSettings(Settings):
             parse_label(carrying.get(label, label))
             if own_settings(label):
                 self.run(label, self.seeds[0])._check(spec)
-        if len(set(self.samplers)) < len(self.samplers):
-            raise DeltaflError(
-                f"a sampler is named twice in {', '.join(self.samplers)}; name each once"
-            )
-        if len(set(self.seeds)) < len(self.seeds):
-            raise DeltaflError(
-                f"a seed is named twice in {', '.join(map(str, self.seeds))}; name each once"
-            )
+
+    def deciding(self, beside: Self) -> dict[str, Any]:
+        """What decides the results, and so has to be the same in ``beside``."""
+        return super().deciding(beside) | {"rates": self.rates_of(beside.samplers)}
+
+    def with_those_of(self, before: Self) -> Self:
+        """These settings with the samplers, seeds and rates of ``before``, too."""
+        own = before.rates_of(before.samplers) | self.rates_of(self.samplers)
+        both = {
+            "samplers": tuple(dict.fromkeys(before.samplers + self.samplers)),
+            "seeds": tuple(dict.fromkeys(before.seeds + self.seeds)),
+            "rates": own or None,
+        }
+        return self.model_copy(update=both)
 
     def rates_of(self, samplers: Container[str]) -> dict[str, Rates]:
         """``rates`` of those of the samplers that are compared."""
@@ -443,20 +484,20 @@ def make_settings(
     """Settings from a TOML file and options; options win. Resolved and checked; every mistake is
     a ``DeltaflError``.
     """
-    values = {**(read_toml(config) if config else {}), **given}
+    values = dict(given)
+    if config is not None:
+        values = read_toml(config) | values
     for key, value in values.items():
         if key not in kind.model_fields:
-            for sampler in (name for name, entry in SAMPLERS.items() if key in entry.options):
-                raise DeltaflError(
-                    f"{key} is an option of samplers; write it in the label: "
-                    f"{sampler}({key}={value})"
-                )
+            for sampler, entry in SAMPLERS.items():
+                if key in entry.options:
+                    raise DeltaflError(
+                        f"{key} is an option of samplers; write it in the label: "
+                        f"{sampler}({key}={value})"
+                    )
             raise unknown_name("setting", key, kind.model_fields)
-        if (
-            isinstance(value, bool)
-            and kind.model_fields[key].annotation is not bool
-            and key != "seeds"
-        ):
+        # pydantic would take True for 1.
+        if isinstance(value, bool) and kind.model_fields[key].annotation is not bool:
             raise DeltaflError(f"{key} is {value}; only switches are true or false: write a value")
         if isinstance(value, str) and value.encode(errors="ignore").decode() != value:
             raise DeltaflError(
@@ -468,7 +509,7 @@ def make_settings(
         raise DeltaflError(sentence(error.errors()[0])) from None
 
 
-def own_settings(label: str, allowed: Sequence[str] = OF_LABELS) -> dict[str, Any]:
+def own_settings(label: str, allowed: tuple[str, ...] = OF_LABELS) -> dict[str, Any]:
     """The settings in a label; a ``DeltaflError`` for those that belong to the whole comparison."""
     own = split_settings(label)[1]  # of a class that this process does not know, too
     for name, value in own.items():
@@ -491,54 +532,34 @@ def refuse_ignored(settings: Settings, given: Mapping[str, Any]) -> None:
     partition = PARTITIONS.get(settings.partition or "")
     has_alpha = partition is not None and partition.uses_alpha
     has_column = is_own(settings.task) or (partition is not None and partition.uses_column)
-    labels = getattr(settings, "samplers", None) or [getattr(settings, "sampler", "full")]
-    controls = [_control_of(label) for label in labels]
     has_files = not is_own(settings.task) and not {"files", "archive"}.isdisjoint(
         known_tasks()[settings.task].needs
     )
-    for key, is_used, who in (
-        (
-            "memory_path",
-            any(c.remembers for c in controls),
-            "only methods that remember one update per client have it",
-        ),
-        *(
-            (
-                name,
-                any(ROW_OF[name].kind.fits(control) for control in controls),
-                "only methods that know something of each client have it",
-            )
-            for name in IN_TEXT
-        ),
-        ("data_dir", has_files, "only tasks with files of data have it"),
-        ("noise", is_synthetic, "only the task 'synthetic' has it"),
-        ("truth", is_synthetic, "only the task 'synthetic' has it"),
-        ("alpha", has_alpha, "only Dirichlet partitions have it"),
-        ("column", has_column, "only the partition 'natural' and tables have it"),
-    ):
+    controls = [_control_of(label) for label in settings.labels()]
+    remembers = any(control.remembers for control in controls)
+    used = {
+        "memory_path": (remembers, "methods that remember one update per client have it"),
+        "data_dir": (has_files, "tasks with files of data have it"),
+        "noise": (is_synthetic, "the task 'synthetic' has it"),
+        "truth": (is_synthetic, "the task 'synthetic' has it"),
+        "alpha": (has_alpha, "Dirichlet partitions have it"),
+        "column": (has_column, "the partition 'natural' and tables have it"),
+    }
+    for name in IN_TEXT:
+        fits = any(ROW_OF[name].kind.fits(control) for control in controls)
+        used[name] = (fits, "methods that know something of each client have it")
+    for key, (is_used, who) in used.items():
         if key in given and not is_used:
-            raise DeltaflError(f"{key} does nothing here: {who}; leave it out")
+            raise DeltaflError(f"{key} does nothing here: only {who}; leave it out")
 
 
-def differing(before: AnySettings, now: AnySettings) -> Iterator[tuple[str, Any, Any]]:
-    """The settings that change what is played and differ, with both values; which samplers and
+def differing(before: AnySettings, now: AnySettings) -> list[tuple[str, Any, Any]]:
+    """The settings that decide what is played and differ, with both values; which samplers and
     seeds does not count.
     """
-    free = FREE_ON_RESUME | UNION
-    if not (before.stop_at_threshold or now.stop_at_threshold):
-        free |= {"threshold"}  # it marks a place on the curve and ends no run
-    for key in type(now).model_fields:
-        old = getattr(before, key)
-        new = getattr(now, key)
-        if (
-            isinstance(before, CompareSettings)
-            and isinstance(now, CompareSettings)
-            and key == "rates"
-        ):
-            old = before.rates_of(now.samplers)
-            new = now.rates_of(before.samplers)
-        if key not in free and old != new:
-            yield key, old, new
+    old = before.deciding(now)
+    new = now.deciding(before)
+    return [(key, old[key], new[key]) for key in new if old[key] != new[key]]
 
 
 def grown(before: AnySettings, now: AnySettings) -> AnySettings:
@@ -557,15 +578,6 @@ def grown(before: AnySettings, now: AnySettings) -> AnySettings:
         if old % now.evaluate_every:
             raise DeltaflError(
                 f"the run ended with an evaluation after {old} rounds, not one of every "
-                f"{now.evaluate_every}: to play "
-                f"{new} rounds, choose another --out"
+                f"{now.evaluate_every}: to play {new} rounds, choose another --out"
             )
-    both = {
-        key: getattr(before, key) + getattr(now, key)
-        for key in UNION
-        if key in type(now).model_fields
-    }
-    union: dict[str, Any] = {key: tuple(dict.fromkeys(values)) for key, values in both.items()}
-    if isinstance(before, CompareSettings) and isinstance(now, CompareSettings):
-        union["rates"] = {**before.rates_of(before.samplers), **now.rates_of(now.samplers)} or None
-    return now.model_copy(update=union)
+    return now.with_those_of(before)
