@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from deltafl.analysis import Run, summarise
+from deltafl.analysis.bands import client_accuracies, selections_by_size
 from deltafl.analysis.looks import ON_DARK, looks
-from deltafl.analysis.plots import client_accuracies, selections_by_size
 from deltafl.analysis.report import Part, write_report
 from deltafl.analysis.statistics import fairness_of, worst_tenth
 from deltafl.analysis.verdict import headline

@@ -1,6 +1,5 @@
 """What a person reads: the table at 80 and 100 columns, and the sentences below it."""
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -127,7 +126,7 @@ def test_numbers_for_people() -> None:
 
 
 def test_no_threshold_shows_totals() -> None:
-    lines = render(summarise(runs_of(fedavg=[3, 4]), math.nan), 80)
+    lines = render(summarise(runs_of(fedavg=[3, 4]), None), 80)
     row = next(line for line in lines if line.startswith("fedavg"))
     assert row.split() == ["fedavg", "80.0±0.0", "—", "10.0", "kB"]
 

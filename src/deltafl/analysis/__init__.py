@@ -6,17 +6,15 @@ The functions of ``statistics`` state their formulas.
 """
 
 from ..samplers import base_name
+from .bands import Band, band_of, curve_band
 from .looks import GREY, INK, PALE, Look, looks
 from .numbers import Summary
 from .plots import (
     CAPTION,
     DPI,
     WIDTH,
-    Band,
     Line,
     Panel,
-    band_of,
-    curve_band,
     draw_panels,
     draw_plots,
     panel_title,

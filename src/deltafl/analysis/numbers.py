@@ -43,10 +43,18 @@ class Reach(_Model):
     """bytes down + up until there"""
 
 
-class Gain(_Model):
-    """A difference to the baseline, over paired seeds."""
+class _OfAllPairs(_Model):
+    """A difference from which no seed is left out."""
 
     no_difference: ClassVar[float] = 0.0
+    num_left_out: ClassVar[int] = 0
+    num_lost: ClassVar[int] = 0
+    num_won: ClassVar[int] = 0
+
+
+class Gain(_OfAllPairs):
+    """A difference to the baseline, over paired seeds."""
+
     value: float
     """mean difference; above 0 is better"""
     low: Number
@@ -129,12 +137,11 @@ class SpeedUp(_Model):
         return self.ratio
 
 
-class GapClosed(_Model):
+class GapClosed(_OfAllPairs):
     """How much of the way from uniform sampling to full participation, by the area under the
     curve of the metric.
     """
 
-    no_difference: ClassVar[float] = 0.0
     value: float
     """(A - A_uniform) / (A_full - A_uniform), A the mean of the metric over all rounds"""
     low: Number
@@ -143,6 +150,9 @@ class GapClosed(_Model):
     """upper end of its interval; null likewise"""
     num_seeds: int
     """seeds that all three ran"""
+
+
+Difference = SpeedUp | GapClosed | Gain
 
 
 class ToThreshold(_Model):
@@ -196,7 +206,7 @@ class SamplerSummary(_Model):
     """metric at the last evaluation"""
     top5: MeanSd
     """`top5` of the runs; for accuracy this is the paper's acc_top5"""
-    area: MeanSd | None = None
+    area: MeanSd
     """mean of the metric over all rounds"""
     fairness: SamplerFairness | None = None
     """null if a run did not measure it"""
@@ -218,7 +228,9 @@ class SamplerSummary(_Model):
     @property
     def speedup(self) -> SpeedUp | None:
         """Against the baseline, if there is one and both reached the threshold."""
-        return None if self.to_threshold is None else self.to_threshold.speedup
+        if self.to_threshold is None:
+            return None
+        return self.to_threshold.speedup
 
 
 class Summary(_Model):
@@ -246,4 +258,4 @@ def value_of(entry: SamplerSummary, summary: Summary) -> MeanSd:
     """The metric as tables show it: over the best late evaluations for accuracy, at the last one
     for loss.
     """
-    return entry.top5 if summary.metric == "accuracy" else entry.final
+    return {"accuracy": entry.top5, "loss": entry.final}[summary.metric]

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import DeltaflError, require
-from ..samplers.label import base_name
-from ..types import FloatArray
+from .bands import Band, curve_band, mean_clock, selections
 from .looks import GREY, INK, MOST_STRONG, PALE, WEAK, Look, looks
 from .numbers import Summary
 from .runs import Run, by_sampler
@@ -63,15 +61,6 @@ PICTURES = ("accuracy.png", "loss.png", "selections.png")
 CAPTION = "Line: mean over seeds. Band: from the lowest to the highest seed."
 
 
-class Band(NamedTuple):
-    """One method's curve over seeds at the rounds that all its seeds evaluated: (r,) each."""
-
-    round_r: npt.NDArray[Any]
-    mean_r: FloatArray
-    low_r: FloatArray
-    high_r: FloatArray
-
-
 class Line(NamedTuple):
     """One curve of a panel."""
 
@@ -104,7 +93,7 @@ def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> 
     drawn = {
         accuracy: draw_curves(runs, summary, "accuracy", accuracy),
         loss: draw_curves(runs, summary, "loss", loss),
-        selected: _draw_selections(_first_in_colour(runs, summary), selected),
+        selected: _draw_selections(runs, summary, selected),
     }
     return [path for path, figure in drawn.items() if figure is not None]
 
@@ -113,18 +102,23 @@ def draw_curves(
     runs: Sequence[Run], summary: Summary, metric: str, path: Path | None = None
 ) -> Figure | None:
     """Draw the curves of a metric, as ``draw_panels`` does; None if no run has an accuracy."""
-    groups = _first_in_colour(runs, summary)
+    groups = by_sampler(runs)
     drawn = []
-    note = CAPTION
-    for label, look in looks(list(groups)).items():
+    missing = []
+    for label, look in looks(first_in_colour(summary)).items():
         band = curve_band(groups[label], metric)
         if np.isfinite(band.mean_r).any():
             drawn.append(Line(label, look, band))
-    if missing := groups.keys() - {line.name for line in drawn}:
-        note += f" Never finite: {', '.join(label for label in groups if label in missing)}."
+        else:
+            missing.append(label)
     if not drawn and metric == "accuracy":
         return None
-    goal = goal_of(summary) if metric == summary.metric else None
+    note = CAPTION
+    if missing:
+        note += f" Never finite: {', '.join(missing)}."
+    goal = None
+    if metric == summary.metric:
+        goal = goal_of(summary)
     if goal is not None:
         note += f" Dashed: {threshold_text(summary).removeprefix('loss ')}, the threshold."
     panels = [Panel(panel_title("", runs), drawn, OVER["round"], METRICS[metric], goal)]
@@ -144,50 +138,13 @@ def goal_of(summary: Summary) -> float | None:
     return {"accuracy": 100, "loss": 1}[summary.metric] * summary.threshold
 
 
-def mean_clock(runs: Sequence[Run]) -> FloatArray:
-    """Mean over seeds of the virtual clock at the rounds of ``curve_band``."""
-    return band_of([(run.round_r, run.clock_r) for run in runs if run.clock_r is not None]).mean_r
-
-
-def _first_in_colour(runs: Sequence[Run], summary: Summary) -> dict[str, list[Run]]:
-    """The runs by sampler: full participation and uniform sampling, then the best."""
-    groups = by_sampler(runs)
+def first_in_colour(summary: Summary) -> list[str]:
+    """The samplers in the order in which they get colours: those that a gap lies between, then
+    the best.
+    """
     ends = references(summary)
     order = [entry.sampler for entry in ranked(summary)]
-    return {label: groups[label] for label in sorted(order, key=lambda label: label not in ends)}
-
-
-def band_of(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> Band:
-    """The band of several curves, each its rounds and its values, at the rounds that all of them
-    have.
-    """
-    shared = curves[0][0]
-    for round_r, _ in curves[1:]:
-        shared = np.intersect1d(shared, round_r)
-    value_sr = np.array([value_r[np.isin(round_r, shared)] for round_r, value_r in curves], float)
-    value_sr[:, ~np.isfinite(value_sr).all(axis=0)] = np.nan
-    return Band(shared, value_sr.mean(axis=0), value_sr.min(axis=0), value_sr.max(axis=0))
-
-
-def curve_band(runs: Sequence[Run], y: str, smoothing: int = 1) -> Band:
-    """Mean and range over seeds of ``accuracy`` (in percent), ``loss`` or ``log10-loss``, as a
-    moving average.
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return band_of([(run.round_r, _smooth(_curve(run, y), smoothing)) for run in runs])
-
-
-def _curve(run: Run, y: str) -> FloatArray:
-    if y == "accuracy":
-        return 100 * run.accuracy_r
-    return run.loss_r if y == "loss" else np.log10(run.loss_r)
-
-
-def _smooth(value_r: FloatArray, window: int) -> FloatArray:
-    """Moving average of each evaluation and those before it; shorter at the beginning."""
-    sum_r = np.convolve(value_r, np.ones(window))[: len(value_r)]
-    smooth_r: FloatArray = sum_r / np.minimum(np.arange(1, len(value_r) + 1), window)
-    return smooth_r
+    return sorted(order, key=lambda label: label not in ends)
 
 
 def draw_panels(
@@ -212,7 +169,9 @@ def draw_panels(
     # A letter of the legend is about 0.063 inches wide, its key 0.5.
     names_a_row = max(1, int((WIDTH - 0.2) / (0.5 + 0.063 * max(map(len, names), default=0))))
     rows = math.ceil(len(panels) / columns)
-    panel_height = 2.35 if columns > 1 else 3.35
+    panel_height = 2.35
+    if columns == 1:
+        panel_height = 3.35
     height = panel_height * rows + 0.2 * math.ceil(len(names) / names_a_row) + 0.4
     with styled():
         from matplotlib.figure import Figure
@@ -222,7 +181,9 @@ def draw_panels(
         handles: dict[str, Any] = {}
         for axes, panel in zip(all_axes, panels, strict=False):
             for line in panel.lines:
-                look = line.look.weak if line.name in weak else line.look
+                look = line.look
+                if line.name in weak:
+                    look = look.weak
                 handles.setdefault(line.name, _draw_line(axes, line.band, look))
             _dress(axes, panel, WIDTH / columns, log_y, log_x)
         for unused in all_axes[len(panels) :]:
@@ -251,12 +212,16 @@ def _draw_line(axes: Axes, band: Band, look: Look) -> Any:
         axes.fill_between(
             x_r, low_r, high_r, color=look.colour, alpha=0.13, linewidth=0, zorder=1.5
         )
+    # Thinner where a curve has many points, or it hides what lies behind.
+    width = 1.2
+    if len(x_r) > 150:
+        width = 0.8
     (drawn,) = axes.plot(
         x_r,
         mean_r,
         color=look.colour,
         linestyle=look.dash,
-        linewidth=1.2 if len(x_r) <= 150 else 0.8,
+        linewidth=width,
         marker=look.marker,
         markersize=3.2,
         markevery=max(1, len(x_r) // 8),
@@ -310,82 +275,38 @@ def _filled(text: str, letters: float) -> str:
     return "\n".join(textwrap.fill(line, int(letters)) for line in text.split("\n"))
 
 
-def _draw_selections(groups: dict[str, list[Run]], path: Path) -> Figure | None:
+def _draw_selections(runs: Sequence[Run], summary: Summary, path: Path) -> Figure | None:
     """Counts of each client, sorted within a run and averaged over seeds, one line a sampler;
     None for full alone.
     """
-    bands = selections(groups)
+    groups = by_sampler(runs)
+    look_of = looks(first_in_colour(summary))
+    bands = selections({label: groups[label] for label in look_of})
     if not bands:
         return None
-    look_of = looks(list(groups))
     shares = []
     for label in bands:
         never = float(np.mean([run.draws_m == 0 for run in groups[label]]))
         if never:
             shares.append(f"{label} {100 * never:.0f} %")
-    note = f"{CAPTION} Clients never selected: {', '.join(shares)}." if shares else CAPTION
+    note = CAPTION
+    if shares:
+        note += f" Clients never selected: {', '.join(shares)}."
     lines = [Line(label, look_of[label], band) for label, band in bands.items()]
-    title = panel_title("", next(iter(groups.values())))
-    panel = Panel(title, lines, SELECTED_FIRST, "times selected")
+    panel = Panel(panel_title("", runs), lines, SELECTED_FIRST, "times selected")
     return draw_panels([panel], 1, note, path, log_y=True)
-
-
-def selections(groups: dict[str, list[Run]]) -> dict[str, Band]:
-    """How often clients were selected, sorted within a run; without ``full``, which selects
-    everyone, every time.
-    """
-    bands = {}
-    for label, group in groups.items():
-        client_m = np.arange(1, len(group[0].draws_m) + 1)
-        if base_name(label) != "full":
-            bands[label] = band_of([(client_m, -np.sort(-1.0 * run.draws_m)) for run in group])
-    return bands
-
-
-def selections_by_size(runs: Sequence[Run], groups: int = 10) -> Band | None:
-    """How often clients were selected by their size: tenths of the clients of all seeds, with their
-    middle 80 %.
-
-    None if sizes were not recorded, or are all the same.
-    """
-    require("pandas", "sim")
-    import pandas as pd
-
-    sizes = [run.num_examples_m for run in runs if run.num_examples_m is not None]
-    if len(sizes) < len(runs):
-        return None
-    draws = [run.draws_m for run in runs]
-    clients = pd.DataFrame({"size": np.concatenate(sizes), "draws": np.concatenate(draws)})
-    if clients["size"].nunique() == 1:
-        return None
-    place = clients["size"].rank(method="first") - 1
-    parts = clients.groupby(place * groups // len(clients))
-    draws = parts["draws"]
-    return Band(parts["size"].mean(), draws.mean(), draws.quantile(0.1), draws.quantile(0.9))
-
-
-def client_accuracies(runs: Sequence[Run]) -> Band | None:
-    """Accuracy of the worst q percent of the clients' best, q = 0 to 100, over seeds; None if it
-    was not recorded.
-    """
-    percent = np.linspace(0, 100, 101)
-    curves = []
-    for run in runs:
-        if run.accuracy_km is None or run.fairness is None:
-            return None
-        curve_kq = np.nanpercentile(run.accuracy_km, percent, axis=1)
-        curves.append((percent, 100 * curve_kq.mean(axis=1)))
-    return band_of(curves)
 
 
 def panel_title(title: str, runs: Sequence[Run]) -> str:
     """A title, and below it the task of the runs, its m clients, and the n of a round."""
     task = str(runs[0].settings.get("task", ""))
-    is_named = task.replace("-", "") in title.lower().replace("-", "")
-    setting = ["" if is_named else task, f"m = {len(runs[0].draws_m):,}"]
+    setting = [f"m = {len(runs[0].draws_m):,}"]
+    # A title that names the data set says so once.
+    if task and task.replace("-", "") not in title.lower().replace("-", ""):
+        setting.insert(0, task)
     if n := _samples(runs):
         setting.append(f"n = {n}")
-    return "\n".join(filter(None, [title, ", ".join(filter(None, setting))]))
+    return f"{title}\n{', '.join(setting)}".lstrip()
 
 
 def setting_text(runs: Sequence[Run]) -> str:
@@ -394,7 +315,7 @@ def setting_text(runs: Sequence[Run]) -> str:
     texts = [f"{len(runs[0].draws_m):,} clients"]
     if n := _samples(runs):
         texts.append(f"{n} selected a round")
-    return ", ".join([*texts, "1 seed" if seeds == 1 else f"{seeds} seeds"])
+    return ", ".join([*texts, f"{seeds} seed{'s' * (seeds > 1)}"])
 
 
 def _samples(runs: Sequence[Run]) -> str:

@@ -6,13 +6,15 @@ task of the benchmark. ``python -m reproduction.evidence`` makes it from
 """
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from statistics import mean
 from typing import NamedTuple
 
 from ..errors import DeltaflError, is_in
+from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
+from ..samplers.base import Sampler
 from ..samplers.label import make_sampler, parse_label, uses_aux
 
 
@@ -54,41 +56,50 @@ class Recommendation(NamedTuple):
     caveats: tuple[str, ...]  #: where the evidence is thin
 
     def __str__(self) -> str:
-        heading = "Evidence, the share of that gap that it closes, with 95 % intervals:"
-        rows = map(str, self.evidence)
-        text = [
+        lines = [
             f"{self.label}: {self.why}",
             f"Cost: {self.cost}",
-            heading,
-            *rows,
+            "Evidence, the share of that gap that it closes, with 95 % intervals:",
+            *map(str, self.evidence),
             *self.caveats,
             self.usage,
         ]
-        return "\n".join(text)
+        return "\n".join(lines)
 
     @property
     def usage(self) -> str:
         """How to use it on the command line, in Python and in Flower, one line each."""
-        parsed = parse_label(self.label)
-        population = "sizes"
-        number = ""
+        sampler, _, uses_labels = _parts(self.label)
         label = f"{self.label}+average=0.5"
-        sampler = make_sampler(parsed)
-        after = ""
-        client = ""
+        python = "sizes, n=10)"
+        flower = "n=10)"
         if sampler.census is not None:
-            after = ".with_census(answers)  # docs/census.md"
-            client = ", and ClientApp(mods=[delta_mod])"
-        elif uses_aux(sampler, parsed.estimator):
-            population = "deltafl.Population.from_sizes(sizes, aux=label_shares)"
-            number = ", aux=10"  # ten labels
+            python += ".with_census(answers)  # docs/census.md"
+            flower += ", and ClientApp(mods=[delta_mod])"
+        elif uses_labels:
+            python = "deltafl.Population.from_sizes(sizes, aux=label_shares), n=10)"
+            flower = "n=10, aux=10)"
         return (
             f"Command line: deltafl compare --task YOURS.csv --samplers 'full,uniform,{label}'  # "
             "docs/own-data.md\n"
-            f'Python: plan = deltafl.make_plan("{label}", {population}, n=10){after}\n'
-            f'Flower: strategy = DeltaStrategy("{label}", n=10{number}){client}  # of '
-            "deltafl.flower"
+            f'Python: plan = deltafl.make_plan("{label}", {python}\n'
+            f'Flower: strategy = DeltaStrategy("{label}", {flower}  # of deltafl.flower'
         )
+
+
+class _Method(NamedTuple):
+    """What a method is made of, and whether it needs auxiliary variables such as labels."""
+
+    sampler: Sampler
+    control: ControlVariate
+    uses_labels: bool
+
+
+def _parts(label: str) -> _Method:
+    parsed = parse_label(label)
+    sampler = make_sampler(parsed)
+    control = find_estimator(parsed.estimator).control
+    return _Method(sampler, control, sampler.census is None and uses_aux(sampler, parsed.estimator))
 
 
 def recommend(
@@ -125,33 +136,28 @@ def recommend(
     for name, number in {"clients": clients, "parameters": parameters}.items():
         if number is not None and not is_in(number, "[1, inf)"):
             raise DeltaflError(f"{name} is {number!r}; write a whole number >= 1, or leave it out")
-    for name, answer in {
-        "labels": labels,
-        "census": census,
-        "memory": memory,
-        "reachable": reachable,
-    }.items():
-        if answer not in (True, False):
-            raise DeltaflError(f"{name} is {answer!r}; write True or False")
-    rows = [row for row in read_evidence() if unequal_sizes in (None, row.unequal)]
-    tasks = {row.task for row in rows}
-    complete = [
-        x
-        for x in dict.fromkeys(r.label for r in rows)
-        if {r.task for r in rows if r.label == x} == tasks
-    ]
-    allowed = [label for label in complete if _fits(label, labels, census, memory, reachable)]
-    gaps = {label: _mean_gap(label, rows) for label in allowed}
-    best, *others = sorted(allowed, key=lambda label: -gaps[label])
-    following = ", ".join(f"{x} {gaps[x]:.2f}" for x in others[:2])
-    most = f"the most of the {len(allowed)} unbiased methods that fit. Next: {following}."
+    rows: dict[str, dict[str, Evidence]] = {}
+    for row in read_evidence():
+        if unequal_sizes in (None, row.unequal):
+            rows.setdefault(row.label, {})[row.task] = row
+    num_tasks = max(map(len, rows.values()))
+    gaps = {
+        label: _mean_gap(by_task.values())
+        for label, by_task in rows.items()
+        # Methods are compared on tasks that all of them have.
+        if len(by_task) == num_tasks and _fits(label, labels, census, memory, reachable)
+    }
+    best, *others = sorted(gaps, key=lambda label: -gaps[label])
     why = (
         f"closes {gaps[best]:.2f} of the gap between uniform sampling (0) and full participation "
-        "(1) on the "
-        f"{len(tasks)} tasks like yours, "
-        f"{most if others else 'and is the only unbiased method that fits.'}"
+        f"(1) on the {num_tasks} tasks like yours, "
     )
-    evidence = tuple(row for row in rows if row.label == best)
+    if others:
+        following = ", ".join(f"{x} {gaps[x]:.2f}" for x in others[:2])
+        why += f"the most of the {len(gaps)} unbiased methods that fit. Next: {following}."
+    else:
+        why += "and is the only unbiased method that fits."
+    evidence = tuple(rows[best].values())
     caveats = (*_ties(best, others, rows), *_caveats(best, evidence, reachable))
     return Recommendation(best, why, evidence, _cost(best, clients, parameters), caveats)
 
@@ -166,26 +172,24 @@ def read_evidence() -> list[Evidence]:
         ]
 
 
-def _mean_gap(label: str, rows: Iterable[Evidence]) -> float:
+def _mean_gap(rows: Iterable[Evidence]) -> float:
     """The mean over data sets of the mean over their tasks, so that no data set counts by the
     number of its tasks.
     """
     gaps: dict[str, list[float]] = {}
     for row in rows:
-        if row.label == label:
-            gaps.setdefault(row.data, []).append(row.gap)
+        gaps.setdefault(row.data, []).append(row.gap)
     return mean(map(mean, gaps.values()))
 
 
-def _ties(best: str, others: Iterable[str], rows: Iterable[Evidence]) -> Iterable[str]:
+def _ties(
+    best: str, others: Iterable[str], rows: Mapping[str, Mapping[str, Evidence]]
+) -> Iterable[str]:
     """Which methods are not clearly behind: on no task do their intervals lie below those of the
     best.
     """
-    found = {(row.label, row.task): row for row in rows}
-    tasks = dict.fromkeys(task for _, task in found)
-    ties = [
-        x for x in others if all(found[x, task].high >= found[best, task].low for task in tasks)
-    ]
+    low = {task: row.low for task, row in rows[best].items()}
+    ties = [x for x in others if all(row.high >= low[task] for task, row in rows[x].items())]
     if ties:
         yield (
             f"Not clearly behind: {', '.join(ties[:3])}. Their intervals overlap on each task: "
@@ -194,42 +198,39 @@ def _ties(best: str, others: Iterable[str], rows: Iterable[Evidence]) -> Iterabl
 
 
 def _fits(label: str, labels: bool, census: bool, memory: bool, reachable: bool) -> bool:
-    parsed = parse_label(label)
-    sampler = make_sampler(parsed)
-    control = find_estimator(parsed.estimator).control
-    asks = sampler.census is not None
-    needs_labels = uses_aux(sampler, parsed.estimator)
-    has_what_it_needs = (census if asks else labels or not needs_labels) and (
-        memory or not control.remembers
-    )
-    return has_what_it_needs and (reachable or not sampler.accepts_no_mask)
+    sampler, control, uses_labels = _parts(label)
+    wanted = {
+        "labels": uses_labels,
+        "census": sampler.census is not None,
+        "memory": control.remembers,
+        # Such a sampler needs every client's reply.
+        "reachable": sampler.accepts_no_mask,
+    }
+    given = {"labels": labels, "census": census, "memory": memory, "reachable": reachable}
+    return all(given[name] for name, is_needed in wanted.items() if is_needed)
 
 
 def _cost(label: str, clients: int | None, parameters: int | None) -> str:
-    parsed = parse_label(label)
-    sampler = make_sampler(parsed)
+    sampler, control, uses_labels = _parts(label)
     known = "sizes alone"
     kept = "fewer than 150 numbers a client"
-    control = find_estimator(parsed.estimator).control
     if sampler.census is not None:
         known = f"{sampler.census.size + 1} numbers"
         models = sampler.census.components + 1
         if control.uses_first_updates:
-            known = f"{known} and its first update in 2.75 bits a parameter"
-            models = 2 * models
+            known += " and its first update in 2.75 bits a parameter"
+            models *= 2
             kept = "those, fewer than 20 numbers a client"
         known = f"sizes, and from each client's answer after one round of training {known}"
-        kept = f"{kept} and {models} models"
-    elif uses_aux(sampler, parsed.estimator):
+        kept += f" and {models} models"
+    elif uses_labels:
         known = "q auxiliary variables of each client, such as shares of labels"
         kept = f"q + 1 models and {kept}"
     if control.remembers:
         kept = "one update a client"
         if clients is not None and parameters is not None:
-            kept += (
-                f", {4e-9 * clients * parameters:.3g} GB as float32 (memory_dtype=bfloat16 "
-                "halves it)"
-            )
+            gigabytes = f"{4e-9 * clients * parameters:.3g} GB"
+            kept += f", {gigabytes} as float32 (memory_dtype=bfloat16 halves it)"
     return f"the server knows {known}, and keeps {kept}."
 
 
@@ -238,15 +239,13 @@ def _caveats(label: str, evidence: Sequence[Evidence], reachable: bool) -> Itera
         "The numbers are without +average=0.5, whose model, plan.model(state), is no worse "
         "(docs/backbones.md)."
     )
-    if make_sampler(parse_label(label)).census is not None:
+    if _parts(label).sampler.census is not None:
         yield (
             "Add +scaffold if the model is linear and clients take ten local steps a round; with a "
-            "CNN add +mime=0.7 "
-            "and at least double the local rate (docs/backbones.md)."
+            "CNN add +mime=0.7 and at least double the local rate (docs/backbones.md)."
         )
-    data = list(dict.fromkeys(row.data for row in evidence))
-    sets = "one data set" if len(data) == 1 else f"{len(data)} data sets"
-    yield f"All are simulations, on {sets} ({', '.join(data)}), with rates tuned for each method."
+    data = ", ".join(dict.fromkeys(row.data for row in evidence))
+    yield f"All are simulations, on data of {data}, with rates tuned for each method."
     yield (
         "Where clients may lie, add clip='median' (biased; deltafl run --clip median; "
         "docs/flower-operation.md)."

@@ -1,9 +1,8 @@
 """The report: one HTML file that shows a comparison, opens from a disk and asks the network for
-nothing. Needs Bokeh.
+nothing. Needs Bokeh, which brings Jinja2.
 
-Python writes the sentences, the table with its dots and bars, and the figures; ``report.html`` has
-the style and the script that switches samplers, axes and colours. Numbers are those of the
-``Summary``: none is computed twice.
+``report.html`` is the template: the page, its style, and the script that switches samplers, axes
+and colours. Here is what it shows. Numbers are those of the ``Summary``: none is computed twice.
 """
 
 import gzip
@@ -11,9 +10,7 @@ import json
 import math
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,27 +20,30 @@ from ..errors import require
 from ..io import write_atomically
 from ..samplers.label import base_name, bias_of
 from ..samplers.table import SAMPLERS, SHORT_NEEDS
+from .bands import (
+    Band,
+    band_of,
+    client_accuracies,
+    curve_band,
+    mean_clock,
+    selections,
+    selections_by_size,
+)
 from .looks import MOST_STRONG, ON_DARK, WEAK, Look, looks
 from .methods import method_of
-from .numbers import GapClosed, SamplerSummary, SpeedUp, Summary, value_of
+from .numbers import Summary
 from .plots import (
     CAPTION,
     METRICS,
     OVER,
     SELECTED_FIRST,
-    Band,
-    band_of,
-    client_accuracies,
-    curve_band,
+    first_in_colour,
     goal_of,
-    mean_clock,
-    selections,
-    selections_by_size,
     setting_text,
 )
 from .runs import Run, by_sampler
-from .summary import ranked, references
-from .text import COSTS, cells_of, cost_cells, plus_minus, threshold_text
+from .summary import ranked
+from .text import COSTS, cells_of, cost_cells, threshold_text
 from .verdict import headline, remarks
 
 #: The columns of one line of a figure; those that are drawn are x, y, low and high.
@@ -76,16 +76,15 @@ class _Scale(NamedTuple):
     marks: tuple[float, ...]
 
     def percent(self, value: float) -> float:
-        first, last, at = (self.place(it) for it in (self.start, self.end, max(value, self.start)))
-        return round(100 * min((at - first) / (last - first), 1.0), 1)
+        first = self.place(self.start)
+        share = (self.place(max(value, self.start)) - first) / (self.place(self.end) - first)
+        return round(100 * min(share, 1.0), 1)
 
 
 _SCALES = {
     "gap": _Scale(float, -0.5, 1.25, (0.0, 1.0)),
     "speedup": _Scale(math.log, 0.25, 8.0, (1.0,)),
 }
-#: The columns of the board, after the samplers.
-_COLUMNS = ("gap", "speedup", "value", "area", "tail", "rounds", "bytes")
 
 
 class Part(NamedTuple):
@@ -106,26 +105,27 @@ def write_report(parts: Sequence[Part], path: Path | str, title: str) -> None:
     require("bokeh", "plot")
     from bokeh.embed import json_item
     from bokeh.resources import INLINE
+    from jinja2 import Environment
 
     sections = []
     items = []
-    links = ""
-    for number, part in enumerate(parts):
+    for part in parts:
         figures = _figures(part)
-        sections.append(_section(part, number, figures))
+        sections.append(_section(part, figures))
         items.append({name: json_item(figure) for name, figure in figures.items()})
-        links += f'<a href="#part-{number}">{escape(part.title)}</a>'
-    script = {"most": MOST_STRONG, "weak": WEAK, "weakDark": ON_DARK[WEAK]}
-    template = Template((Path(__file__).parent / "report.html").read_text(encoding="utf-8"))
-    page = template.substitute(
-        title=escape(title),
-        links=f"<nav>{links}</nav>" if len(parts) > 1 else "",
-        sections="\n".join(sections),
+    constants = {"most": MOST_STRONG, "weak": WEAK, "weakDark": ON_DARK[WEAK]}
+    template = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
+    # One file that names no other: the environment needs no loader.
+    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(template)
+    html = page.render(
+        title=title,
+        sections=sections,
+        scales=_SCALES,
         figures=_packed(json.dumps(items)),
         script=_packed(INLINE.js_raw[0]),
-        constants=json.dumps({**script, "titles": METRICS | OVER}),
+        constants=json.dumps({**constants, "titles": METRICS | OVER}),
     )
-    write_atomically(Path(path), page)
+    write_atomically(Path(path), html)
 
 
 def _packed(text: str) -> str:
@@ -133,168 +133,65 @@ def _packed(text: str) -> str:
     return b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
-def _section(part: Part, number: int, figures: Mapping[str, Any]) -> str:
+def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template shows of a part."""
     summary = part.summary
-    first, *more = map(escape, headline(summary))
-    *notes, columns = map(escape, remarks(summary))
-    confidence = f"In brackets: {100 * summary.confidence:g} % intervals."
-    blocks = [
-        f'<section class="part" id="part-{number}">',
-        _note(escape(f"{part.title}: {setting_text(part.runs)}. {confidence}")),
-        f"<h1>{first}</h1>",
-        *(f"<p>{sentence}</p>" for sentence in more),
-    ]
-    if part.command:
-        blocks.append(_note(f"Repeat it: <code>{_command(part.command)}</code>", "note command"))
-    blocks += [_board(summary), _note(columns)]
-    for name, figure in figures.items():
-        heading, text = _BELOW[name]
-        controls = ""
-        if name == "curves":
-            controls = _controls(part)
-            text += f" Dashed: {threshold_text(summary)}." if summary.threshold else ""
-        if figure.xaxis.axis_label == _SIZES:
-            text += " Clients in tenths by their size. Band: the middle 80 % of a tenth."
-        blocks.append(
-            f'<h2>{heading}</h2>{controls}<p class="legend"></p>'
-            f'<figure data-figure="{name}"></figure>{_note(text)}'
+    goal = threshold_text(summary)
+    below = {name: list(_BELOW[name]) for name in figures}
+    if summary.threshold:
+        below["curves"][1] += f" Dashed: {goal}."
+    if "selections" in figures and figures["selections"].xaxis.axis_label == _SIZES:
+        below["selections"][1] += (
+            " Clients in tenths by their size. Band: the middle 80 % of a tenth."
         )
-    blocks.append(_details("What else the numbers show", "".join(f"<p>{it}</p>" for it in notes)))
-    if any(entry.costs for entry in summary.samplers):
-        lines = [[entry.sampler, *cost_cells(entry)] for entry in summary.samplers]
-        blocks.append(_details("What a run costs", _facts([["costs of a run", *COSTS], *lines])))
-    for title, facts in (
-        ("Settings", summary.settings),
-        ("Data and environment", summary.environment),
-    ):
-        if facts:
-            blocks.append(_details(title, _facts([[key, _value(it)] for key, it in facts.items()])))
-    return "\n".join([*blocks, "</section>"]).replace(" %", "\N{NO-BREAK SPACE}%")
-
-
-def _note(text: str, kind: str = "note") -> str:
-    return f'<p class="{kind}">{text}</p>'
-
-
-def _command(text: str) -> str:
-    """A command that breaks between its words and after commas, not at hyphens."""
-    return " ".join(
-        f"<span>{escape(word).replace(',', ',<wbr>')}</span>" for word in text.split(" ")
-    )
-
-
-def _details(title: str, body: str) -> str:
-    return f"<details><summary>{title}</summary>{body}</details>"
-
-
-def _facts(lines: Sequence[Sequence[str]]) -> str:
-    rows = []
-    for head, *cells in lines:
-        texts = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        rows.append(f"<tr><th>{escape(head)}</th>{texts}</tr>")
-    return f'<table class="facts">{"".join(rows)}</table>'
-
-
-def _value(found: Any) -> str:
-    return ", ".join(map(str, found)) if isinstance(found, list) else str(found)
-
-
-def _controls(part: Part) -> str:
     over = dict(OVER)
     if part.runs[0].clock_r is None:
         del over["clock"]
-    choices: dict[str, dict[str, str]] = {
-        "metric": {name: METRICS[name] for name in (part.summary.metric, "loss")},
-        "over": over,
-        "scale": {name: name for name in ("linear", "log y", "log x")},
-    }
-    selects = ""
-    for name, texts in choices.items():
-        options = "".join(
-            f'<option value="{value}">{text}</option>' for value, text in texts.items()
-        )
-        selects += f'<label>{name} <select name="{name}">{options}</select></label>'
-    return f'<div class="controls">{selects}</div>'
-
-
-def _board(summary: Summary) -> str:
-    """The leaderboard, which is the legend too: a row switches its sampler on and off in all
-    figures.
-    """
-    order = ranked(summary)
-    ends = references(summary)
-    look_of = looks([entry.sampler for entry in order])
-    strong = sorted(order, key=lambda entry: entry.sampler not in ends)
-    shown = {"area", *cells_of(order[0], summary)}
-    columns = [name for name in _COLUMNS if name in shown]
-    rows = ""
-    for entry in order:
-        rows += _row(entry, summary, look_of[entry.sampler], strong.index(entry), columns)
-    goal = threshold_text(summary)
-    texts = {
+    costs = [["costs of a run", *COSTS]]
+    costs += [[entry.sampler, *cost_cells(entry)] for entry in summary.samplers if entry.costs]
+    headings = {
         "gap": "gap closed",
         "speedup": "speed-up",
         "value": METRICS[summary.metric],
         "area": "mean over rounds",
         "tail": "worst tenth, %",
         "rounds": f"rounds to {goal}",
-        "bytes": "bytes" if summary.threshold is None else f"bytes to {goal}",
+        "bytes": f"bytes to {goal}".removesuffix(" to none"),
     }
-    heads = "".join(
-        f'<th aria-sort="none"><button type="button" data-column="{place}">{text}</button></th>'
-        for place, text in enumerate(["sampler", *(texts[name] for name in columns)])
-    )
-    return (
-        '<div class="tools"><input type="search" placeholder="filter samplers" aria-label="filter '
-        'samplers"><button type="button" data-switch="all">all</button><button type="button" '
-        'data-switch="none">none</button></div>'
-        '<div class="wide" tabindex="0" role="region" aria-label="results"><table class="board">'
-        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
+    shown = cells_of(summary.samplers[0], summary)
+    return {
+        "part": part,
+        "setting": f"{setting_text(part.runs)}. In brackets: {100 * summary.confidence:g} %",
+        "headline": headline(summary),
+        "remarks": remarks(summary),
+        "headings": {name: text for name, text in headings.items() if name in shown},
+        "rows": _rows(summary),
+        "figures": below,
+        "controls": {
+            "metric": {name: METRICS[name] for name in (summary.metric, "loss")},
+            "over": over,
+            "scale": {name: name for name in ("linear", "log y", "log x")},
+        },
+        "costs": costs,
+    }
 
 
-def _row(
-    entry: SamplerSummary, summary: Summary, look: Look, rank: int, columns: Sequence[str]
-) -> str:
-    texts = {**cells_of(entry, summary), "area": plus_minus(entry.area, summary.metric)}
-    numbers = _numbers(entry, summary)
-    differences = {"gap": entry.gap_closed, "speedup": entry.speedup}
-    bars = {name: _bar(_SCALES[name], found) for name, found in differences.items() if found}
-    swatch = (
-        '<svg viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28" '
-        f'stroke-dasharray="{" ".join(f"{2 * length:g}" for length in look.lengths) or "none"}"/>'
-        "</svg>"
-    )
-    label = f'<label><input type="checkbox" checked>{swatch}{escape(entry.sampler)}</label>'
-    cells = f'<th scope="row">{label}<small>{_needs(entry.sampler)}</small></th>'
-    for name in columns:
-        text, _, more = texts[name].partition("\n")
-        number = numbers.get(name)
-        value = "" if number is None else f' data-value="{number!r}"'
-        cells += (
-            f'<td data-name="{name}"{value}>{bars.get(name, "")}'
-            f"<span>{text} <small>{more}</small></span></td>"
-        )
-    data = f'data-rank="{rank}" data-colour="{look.colour}" data-dark="{ON_DARK[look.colour]}"'
-    return f'<tr data-sampler="{escape(entry.sampler)}" {data}>{cells}</tr>'
-
-
-def _numbers(entry: SamplerSummary, summary: Summary) -> dict[str, float | None]:
-    """The numbers by which the columns of the board are sorted."""
-    numbers = {"value": value_of(entry, summary).mean, "bytes": entry.total_bytes}
-    if entry.area is not None:
-        numbers["area"] = entry.area.mean
-    if entry.gap_closed is not None:
-        numbers["gap"] = entry.gap_closed.value
-    if entry.fairness is not None:
-        numbers["tail"] = entry.fairness.worst_tenth.mean
-    if entry.to_threshold is not None:
-        numbers["bytes"] = entry.to_threshold.bytes
-        if entry.to_threshold.rounds is not None:
-            numbers["rounds"] = entry.to_threshold.rounds.mean
-    if entry.speedup is not None:
-        numbers["speedup"] = entry.speedup.ratio
-    return numbers
+def _rows(summary: Summary) -> list[dict[str, Any]]:
+    """The rows of the board, the best first, which are the legend too."""
+    order = ranked(summary)
+    look_of = looks([entry.sampler for entry in order])
+    ranks = first_in_colour(summary)
+    return [
+        {
+            "label": entry.sampler,
+            "look": look_of[entry.sampler],
+            "dark": ON_DARK[look_of[entry.sampler].colour],
+            "rank": ranks.index(entry.sampler),
+            "needs": _needs(entry.sampler),
+            "cells": cells_of(entry, summary),
+        }
+        for entry in order
+    ]
 
 
 def _needs(label: str) -> str:
@@ -303,16 +200,9 @@ def _needs(label: str) -> str:
     if method is None or base_name(label) not in SAMPLERS:
         return ""
     words = f"knows {SHORT_NEEDS[SAMPLERS[base_name(label)].needs]}"
-    return words if bias_of(method) is None else f"biased; {words}"
-
-
-def _bar(scale: _Scale, found: GapClosed | SpeedUp) -> str:
-    """A dot with its interval, and lines where it would mean nothing or everything."""
-    line = "".join(f'<u style="left:{scale.percent(mark)}%"></u>' for mark in scale.marks)
-    if found.low is not None and found.high is not None:
-        left = scale.percent(found.low)
-        line += f'<i style="left:{left}%;width:{scale.percent(found.high) - left:.1f}%"></i>'
-    return f'<span class="bar">{line}<b style="left:{scale.percent(found.value)}%"></b></span>'
+    if bias_of(method) is not None:
+        return f"biased; {words}"
+    return words
 
 
 def _figures(part: Part) -> dict[str, Any]:
@@ -332,24 +222,22 @@ def _figures(part: Part) -> dict[str, Any]:
             location=goal, dimension="width", name=metric, line_dash=[6, 4], line_color="#888888"
         )
         found["curves"].add_layout(line)
-    selected = selections(groups)
+    selected: Mapping[str, Band | None] = selections(groups)
+    x_label = SELECTED_FIRST
     by_size = {label: selections_by_size(groups[label]) for label in selected}
-    if selected and all(by_size.values()):
-        found["selections"] = _figure_of(by_size, look_of, _SIZES, "times selected")
-    elif selected:
-        found["selections"] = _figure_of(selected, look_of, SELECTED_FIRST, "times selected")
+    if all(by_size.values()):
+        selected = by_size
+        x_label = _SIZES
     clients = {label: client_accuracies(groups[label]) for label in look_of}
-    if any(clients.values()):
-        x_label = "clients, the worst first, %"
-        found["clients"] = _figure_of(clients, look_of, x_label, METRICS["accuracy"])
+    pictures = {
+        "selections": (selected, x_label, "times selected"),
+        "clients": (clients, "clients, the worst first, %", METRICS["accuracy"]),
+    }
+    for name, (bands, x_label, y_label) in pictures.items():
+        lines = {label: _columns(band) for label in look_of if (band := bands.get(label))}
+        if lines:
+            found[name] = _figure(lines, look_of, x_label, y_label)
     return found
-
-
-def _figure_of(
-    bands: Mapping[str, Band | None], look_of: Mapping[str, Look], x_label: str, y_label: str
-) -> Any:
-    lines = {label: _columns(band) for label in look_of if (band := bands.get(label))}
-    return _figure(lines, look_of, x_label, y_label)
 
 
 def _columns(band: Band) -> Columns:

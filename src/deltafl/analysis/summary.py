@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeltaflError, unknown_name
+from ..errors import DeltaflError
 from ..io import checked, read_json, write_atomically
-from ..types import FloatArray
 from .methods import find_label, rounds_until
 from .numbers import (
     Costs,
@@ -30,7 +29,7 @@ from .numbers import (
     ToThreshold,
     value_of,
 )
-from .runs import Metric, Run, by_sampler
+from .runs import Run, by_sampler
 from .statistics import (
     area_under,
     gap_closed,
@@ -54,10 +53,9 @@ def summarise(
 
     Args:
         runs: One run for each sampler and seed, all of one task.
-        threshold: Value of the metric to be reached: a share in [0, 1] for accuracy, a finite
-            number for loss. None (or NaN) if there is none: then nothing that needs one is
-            computed.
-        baseline: Sampler that speed-ups compare with; by default ``uniform``, else ``fedavg``, else
+        threshold: Value of the metric to be reached; None if there is none: then nothing that needs
+            one is computed.
+        baseline: Label that speed-ups compare with; by default ``uniform``, else ``fedavg``, else
             none.
         settings: The experiment's settings, kept in the summary as they are.
         environment: Hardware and versions, kept in the summary as they are.
@@ -68,17 +66,18 @@ def summarise(
         runs that reach it.
     """
     _require_comparable(runs)
-    metric = runs[0].metric
-    if threshold is not None:
-        threshold = _checked_threshold(threshold, metric)
     groups = by_sampler(runs)
-    seeds = {
-        label: [_seed_summary(run, threshold) for run in group] for label, group in groups.items()
-    }
-    reference = _baseline(baseline, list(seeds))
+    labels = list(groups)
+    baseline = baseline or find_label("uniform", labels) or find_label("fedavg", labels)
+    seeds = {x: [_seed_summary(run, threshold) for run in group] for x, group in groups.items()}
     samplers = []
     for label, own in seeds.items():
-        base = seeds[reference] if reference not in (None, label) else []
+        base: Sequence[SeedSummary] = ()
+        if baseline not in (None, label):
+            base = seeds[baseline]
+        to_threshold = None
+        if threshold is not None:
+            to_threshold = _to_threshold(own, base)
         entry = SamplerSummary(
             sampler=label,
             gap_closed=_gap_closed(label, groups),
@@ -86,7 +85,7 @@ def summarise(
             top5=_mean_sd(seed.top5 for seed in own),
             area=_mean_sd(seed.area for seed in own),
             fairness=_fairness(own, base),
-            to_threshold=_to_threshold(own, base) if threshold is not None else None,
+            to_threshold=to_threshold,
             total_seconds=_mean_of(seed.total_seconds for seed in own),
             total_bytes=_mean_of(seed.total_bytes for seed in own),
             total_clock=_mean_of(seed.total_clock for seed in own),
@@ -96,9 +95,9 @@ def summarise(
         )
         samplers.append(entry)
     return Summary(
-        metric=metric,
+        metric=runs[0].metric,
         threshold=threshold,
-        baseline=reference,
+        baseline=baseline,
         samplers=samplers,
         settings=dict(settings or {}),
         environment=dict(environment or {}),
@@ -129,12 +128,13 @@ def ranked(summary: Summary) -> list[SamplerSummary]:
     """
 
     def key(entry: SamplerSummary) -> tuple[float, float]:
-        gap = entry.gap_closed
+        gap = value = -np.inf
+        if entry.gap_closed is not None:
+            gap = entry.gap_closed.value
         mean = value_of(entry, summary).mean
-        return (
-            -np.inf if gap is None else gap.value,
-            -np.inf if mean is None else sign_of(summary) * mean,
-        )
+        if mean is not None:
+            value = sign_of(summary) * mean
+        return gap, value
 
     return sorted(summary.samplers, key=key, reverse=True)
 
@@ -157,40 +157,24 @@ def _require_comparable(runs: Sequence[Run]) -> None:
         )
 
 
-def _checked_threshold(threshold: float, metric: Metric) -> float | None:
-    if np.isnan(threshold):
-        return None
-    if np.isinf(threshold) or (metric == "accuracy" and not 0 <= threshold <= 1):
-        raise DeltaflError(
-            f"threshold is {threshold}; write a share in [0, 1] for accuracy, a finite number for "
-            "loss"
-        )
-    return threshold
-
-
-def _baseline(given: str | None, labels: Sequence[str]) -> str | None:
-    if given is None:
-        return find_label("uniform", labels) or find_label("fedavg", labels)
-    found = find_label(given, labels)
-    if found is None:
-        raise unknown_name("baseline", given, labels)
-    return found
-
-
 def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
-    final = float(run.value_r[-1])
-    is_whole = not (run.diverged or run.stopped)
-    higher = run.metric == "accuracy"
+    final = top5 = float(run.value_r[-1])
+    if not (run.diverged or run.stopped):
+        top5 = mean_of_best(run.value_r, run.round_r, run.metric == "accuracy")
+    area = None
+    # A run that ended at the threshold has no rest of its curve.
+    if not run.stopped:
+        area = area_under(run, run.horizon)
     return SeedSummary(
         seed=run.seed,
         num_rounds=run.num_rounds,
         final=final,
-        top5=mean_of_best(run.value_r, run.round_r, higher) if is_whole else final,
-        area=None if run.stopped else area_under(run, run.horizon),
+        top5=top5,
+        area=area,
         fairness=run.fairness,
         total_seconds=float(run.seconds_r[-1]),
         total_bytes=float(run.bytes_r[-1]),
-        total_clock=_at(run.clock_r, -1),
+        total_clock=_clock_at(run, -1),
         diverged=run.diverged is not None or not np.isfinite(run.loss_r[-1]),
         stopped=run.stopped,
         diverged_in=run.diverged,
@@ -199,30 +183,33 @@ def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
 
 
 def _reach(run: Run, threshold: float | None) -> Reach | None:
-    at = None if threshold is None else reach(run, threshold)
-    if at is None:
+    if threshold is None or (at := reach(run, threshold)) is None:
         return None
     return Reach(
         round=rounds_until(run, at),
         seconds=float(run.seconds_r[at]),
-        clock=_at(run.clock_r, at),
+        clock=_clock_at(run, at),
         bytes=float(run.bytes_r[at]),
     )
 
 
-def _at(value_r: FloatArray | None, place: int) -> float | None:
-    return None if value_r is None else float(value_r[place])
+def _clock_at(run: Run, place: int) -> float | None:
+    if run.clock_r is None:
+        return None
+    return float(run.clock_r[place])
 
 
 def _mean_of(values: Iterable[float | None]) -> float | None:
     """The mean of the numbers that there are; None without any."""
     known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+    if not known:
+        return None
+    return float(np.mean(known))
 
 
 def _mean_sd(values: Iterable[float | None]) -> MeanSd:
     """Of a number that was not finite, which is null in a summary, there is no mean."""
-    mean, sd = mean_and_sd(np.array([np.nan if value is None else value for value in values]))
+    mean, sd = mean_and_sd(np.array([*values], np.float64))
     return MeanSd(mean=mean, sd=sd)
 
 
@@ -259,10 +246,13 @@ def _fairness(runs: Sequence[SeedSummary], base: Sequence[SeedSummary]) -> Sampl
 
 def _to_threshold(runs: Sequence[SeedSummary], base: Sequence[SeedSummary]) -> ToThreshold:
     reached = [run.reach for run in runs if run.reach is not None]
+    rounds = None
+    if reached:
+        rounds = _mean_sd(reach.round for reach in reached)
     return ToThreshold(
         num_reached=len(reached),
         num_never=len(runs) - len(reached),
-        rounds=_mean_sd(reach.round for reach in reached) if reached else None,
+        rounds=rounds,
         seconds=_mean_of(reach.seconds for reach in reached),
         clock=_mean_of(reach.clock for reach in reached),
         bytes=_mean_of(reach.bytes for reach in reached),
@@ -322,8 +312,9 @@ def _gap_closed(label: str, groups: Mapping[str, Sequence[Run]]) -> GapClosed | 
     horizon = min(run.horizon for of_seed in runs for run in of_seed.values())
     area_ks = np.array([[area_under(of_seed[seed], horizon) for seed in seeds] for of_seed in runs])
     # A cost is low where the method is good.
-    cost_ks = -area_ks if runs[0][seeds[0]].metric == "accuracy" else area_ks
-    found = gap_closed(*cost_ks)
+    if runs[0][seeds[0]].metric == "accuracy":
+        area_ks = -area_ks
+    found = gap_closed(*area_ks)
     if found is None:
         return None
     return GapClosed(value=found.mean, low=found.low, high=found.high, num_seeds=len(seeds))

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .numbers import Summary
-from .text import COSTS, cells_of, cost_cells, has_clock, threshold_text, verdicts_of
+from .text import COSTS, cells_of, cost_cells, has_clock, threshold_text, verdict_of
 from .verdict import remarks
 
 _STYLES = {"better": "green", "worse": "red", "open": ""}
@@ -27,19 +27,20 @@ def comparison_table(summary: Summary) -> RenderableType:
         "gap": "gap closed\n[95 %]",
         "rounds": f"rounds to\n{threshold_text(summary).removeprefix('loss ')}",
         "speedup": "speed-up\n[95 %]",
-        "bytes": "bytes\ntime" if has_clock(summary) else "bytes",
+        "bytes": "bytes",
     }
-    shown = cells_of(summary.samplers[0], summary)
+    if has_clock(summary):
+        headings["bytes"] = "bytes\ntime"
+    shown = [name for name in headings if name in cells_of(summary.samplers[0], summary)]
     table = _table(["sampler", *(headings[name] for name in shown)])
     costs = _table(["costs of a run", *(heading.replace(" ", "\n", 1) for heading in COSTS)])
     for entry in summary.samplers:
         label = Text(_foldable(entry.sampler))
-        verdicts = verdicts_of(entry)
-        cells = []
-        for name, text in cells_of(entry, summary).items():
-            style = "dim" if text == "baseline" else _STYLES[verdicts.get(name, "open")]
-            cells.append(Text(text, style))
-        table.add_row(label, *cells)
+        cells = cells_of(entry, summary)
+        table.add_row(
+            label,
+            *(Text(cells[x].lines, _STYLES[verdict_of(cells[x].difference)]) for x in shown),
+        )
         costs.add_row(label, *cost_cells(entry))
     notes = Table.grid(padding=(0, 1))
     for sentence in remarks(summary):
@@ -60,6 +61,7 @@ def _table(headings: Sequence[str]) -> Table:
     )
     table.add_column(headings[0], overflow="fold")
     for heading in headings[1:]:
+        # As Text, or the brackets of an interval would be markup.
         table.add_column(Text(heading), justify="right", no_wrap=True)
     return table
 
@@ -69,4 +71,6 @@ def _foldable(label: str) -> str:
     is the same label.
     """
     folded = label.replace("+", " +")
-    return folded.replace("(", " (") if len(label) > 20 else folded
+    if len(label) > 20:
+        return folded.replace("(", " (")
+    return folded

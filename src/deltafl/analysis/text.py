@@ -1,14 +1,14 @@
 """Numbers of a comparison as a person reads them, in the terminal and in the report."""
 
+from typing import NamedTuple
+
 from rich.filesize import decimal
 
 from .numbers import (
-    Gain,
-    GapClosed,
+    Difference,
     MeanSd,
     SamplerFairness,
     SamplerSummary,
-    SpeedUp,
     Summary,
     ToThreshold,
     value_of,
@@ -23,29 +23,70 @@ MARK = "*"
 DIVERGED = "†"
 #: The columns of the table of costs.
 COSTS = ("clients' seconds", "server's seconds", "bytes down", "bytes up", "server's memory")
-Difference = SpeedUp | GapClosed | Gain
+#: By metric, what a number is multiplied with, and its format.
+_FORMS = {"accuracy": (100, ".1f"), "loss": (1, ".3g")}
 
 
-def cells_of(entry: SamplerSummary, summary: Summary) -> dict[str, str]:
-    """The cells of a sampler in the order of the table, a second line with the interval or the
-    share of seeds.
-    """
-    cells = {"value": value_text(entry, summary)}
+class Cell(NamedTuple):
+    """What a table shows of a sampler in one column."""
+
+    text: str
+    more: str = ""  #: below the text: its interval, or the share of seeds
+    number: float | None = None  #: by which the column is sorted
+    difference: Difference | None = None  #: by which the cell is judged
+
+    @property
+    def lines(self) -> str:
+        """Both, one below the other."""
+        return "\n".join(filter(None, [self.text, self.more]))
+
+
+def cells_of(entry: SamplerSummary, summary: Summary) -> dict[str, Cell]:
+    """The cells of a sampler by column: those that the comparison has."""
+    area = Cell(plus_minus(entry.area, summary.metric), number=entry.area.mean)
+    value = Cell(value_text(entry, summary), number=value_of(entry, summary).mean)
+    cells = {"value": value, "area": area, "gap": _difference_cell(entry.gap_closed)}
     if has_fairness(summary):
-        cells["tail"] = _tail_text(entry.fairness)
-    cells["gap"] = difference_text(entry.gap_closed)
+        cells["tail"] = _tail_cell(entry.fairness)
     reached = entry.to_threshold
     if reached is None:
-        cells["bytes"] = human_bytes(entry.total_bytes)
-        clock = entry.total_clock
-    else:
-        cells["rounds"] = rounds_text(reached)
-        cells["speedup"] = _speedup_text(entry.sampler == summary.baseline, reached.speedup)
-        cells["bytes"] = human_bytes(reached.bytes)
-        clock = reached.clock
+        return cells | {"bytes": _bytes_cell(entry.total_bytes, entry.total_clock)}
+    cells["rounds"] = _rounds_cell(reached)
+    cells["speedup"] = _difference_cell(reached.speedup)
+    if entry.sampler == summary.baseline:
+        cells["speedup"] = Cell("baseline")
+    return cells | {"bytes": _bytes_cell(reached.bytes, reached.clock)}
+
+
+def _difference_cell(found: Difference | None) -> Cell:
+    if found is None:
+        return Cell(DASH)
+    text = number_text(found.value) + MARK * bool(found.num_left_out)
+    return Cell(text, interval_text(found), found.value, found)
+
+
+def _tail_cell(found: SamplerFairness | None) -> Cell:
+    if found is None or found.sd.mean is None:
+        return Cell(DASH)
+    tail = found.worst_tenth
+    spread = f"sd {100 * found.sd.mean:.1f}"
+    return Cell(plus_minus(tail, "accuracy"), spread, tail.mean, found.gain)
+
+
+def _rounds_cell(reached: ToThreshold) -> Cell:
+    share = ""
+    if reached.num_never:
+        share = f"{reached.num_reached}/{reached.num_reached + reached.num_never} seeds"
+    if reached.rounds is None:
+        return Cell(DASH, share)
+    return Cell(rounds_text(reached), share, reached.rounds.mean)
+
+
+def _bytes_cell(number: float | None, clock: float | None) -> Cell:
+    more = ""
     if clock is not None:
-        cells["bytes"] += f"\n{human_seconds(clock)} s"
-    return cells
+        more = f"{human_seconds(clock)} s"
+    return Cell(human_bytes(number), more, number)
 
 
 def cost_cells(entry: SamplerSummary) -> list[str]:
@@ -70,41 +111,43 @@ def has_clock(summary: Summary) -> bool:
 
 def human_bytes(number: float | None) -> str:
     """With a decimal unit (1 kB = 1000 bytes); a dash for None."""
-    return DASH if number is None else decimal(round(number))
+    if number is None:
+        return DASH
+    return decimal(round(number))
 
 
 def human_seconds(number: float | None) -> str:
     """Seconds with three digits, whole from 100 on; a dash for None."""
     if number is None:
         return DASH
-    return f"{number:,.0f}" if number >= 99.95 else f"{number:.3g}"
+    # Else 99.96 would be 100 in one form and 1e+02 in the other.
+    if number >= 99.95:
+        return f"{number:,.0f}"
+    return f"{number:.3g}"
 
 
 def number_text(number: float) -> str:
     """Two decimals, or three digits of a large number."""
-    return f"{number:.2f}" if abs(number) < 99.995 else f"{number:.3g}"
+    if abs(number) < 99.995:
+        return f"{number:.2f}"
+    return f"{number:.3g}"
 
 
-def plus_minus(found: MeanSd | None, metric: str) -> str:
+def plus_minus(found: MeanSd, metric: str) -> str:
     """A mean with its spread, if there are several seeds; a dash without a mean."""
-    if found is None or found.mean is None:
+    if found.mean is None:
         return DASH
-    numbers = [found.mean] if found.sd is None else [found.mean, found.sd]
-    if metric == "accuracy":
-        return "±".join(f"{100 * number:.1f}" for number in numbers)
-    return "±".join(f"{number:.3g}" for number in numbers)
+    scale, form = _FORMS[metric]
+    numbers = (found.mean, found.sd)
+    return "±".join(f"{scale * number:{form}}" for number in numbers if number is not None)
 
 
 def value_text(entry: SamplerSummary, summary: Summary) -> str:
     """The metric as tables show it, with its spread."""
     text = plus_minus(value_of(entry, summary), summary.metric)
-    return text + DIVERGED if entry.num_diverged and text != DASH else text
-
-
-def _tail_text(found: SamplerFairness | None) -> str:
-    if found is None or found.sd.mean is None:
-        return DASH
-    return f"{plus_minus(found.worst_tenth, 'accuracy')}\nsd {100 * found.sd.mean:.1f}"
+    if entry.num_diverged and text != DASH:
+        return text + DIVERGED
+    return text
 
 
 def threshold_text(summary: Summary) -> str:
@@ -117,29 +160,23 @@ def threshold_text(summary: Summary) -> str:
 
 
 def rounds_text(reached: ToThreshold) -> str:
-    """Mean rounds to the threshold, and how many seeds reached it where some did not."""
-    num_seeds = reached.num_reached + reached.num_never
-    share = f"{reached.num_reached}/{num_seeds} seeds"
-    if reached.rounds is None or reached.rounds.mean is None:
-        return f"{DASH}\n{share}"
-    mean = f"{reached.rounds.mean:,.{min(num_seeds - 1, 1)}f}"
-    return f"{mean}\n{share}" if reached.num_never else mean
-
-
-def _speedup_text(is_baseline: bool, found: SpeedUp | None) -> str:
-    if is_baseline:
-        return "baseline"
-    return difference_text(found, MARK if found and found.num_left_out else "")
-
-
-def difference_text(found: Difference | None, mark: str = "") -> str:
-    """A difference with its interval on a second line; a dash for None."""
-    if found is None:
+    """Mean rounds to the threshold; of several seeds with a decimal."""
+    if reached.rounds is None:
         return DASH
-    text = number_text(found.value) + mark
+    decimals = min(reached.num_reached + reached.num_never - 1, 1)
+    return f"{reached.rounds.mean:,.{decimals}f}"
+
+
+def interval_text(found: Difference) -> str:
+    """The interval of a difference in brackets; empty where it has none, or no width."""
     if found.low is None or found.high is None or found.low == found.high:
-        return text
-    return f"{text}\n[{number_text(found.low)}, {number_text(found.high)}]"
+        return ""
+    return f"[{number_text(found.low)}, {number_text(found.high)}]"
+
+
+def difference_text(found: Difference) -> str:
+    """A difference with its interval in one line."""
+    return f"{number_text(found.value)} {interval_text(found)}".rstrip()
 
 
 def verdict_of(found: Difference | None) -> str:
@@ -151,14 +188,8 @@ def verdict_of(found: Difference | None) -> str:
     if found is None or found.low is None or found.high is None:
         return "open"
     side = side_of(found.low, found.high, found.no_difference)
-    if isinstance(found, SpeedUp) and (found.num_lost if side > 0 else found.num_won):
-        return "open"
-    return ("open", "better", "worse")[side]
-
-
-def verdicts_of(entry: SamplerSummary) -> dict[str, str]:
-    """The verdicts on the cells of a sampler that have one."""
-    verdicts = {"gap": verdict_of(entry.gap_closed), "speedup": verdict_of(entry.speedup)}
-    if entry.fairness is not None:
-        verdicts["tail"] = verdict_of(entry.fairness.gain)
-    return verdicts
+    if side > 0 and not found.num_lost:
+        return "better"
+    if side < 0 and not found.num_won:
+        return "worse"
+    return "open"

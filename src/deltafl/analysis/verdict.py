@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 from ..samplers.label import base_name, bias_of
 from .methods import begins_with_census, method_of, only_asks_first
-from .numbers import Gain, GapClosed, SeedSummary, SpeedUp, Summary, value_of
+from .numbers import Difference, Gain, GapClosed, SpeedUp, Summary, value_of
 from .statistics import WINDOW, late_after
 from .summary import gain, pairs, ranked, references, sign_of, speedup
 from .text import (
     DASH,
     DIVERGED,
     MARK,
-    Difference,
     difference_text,
     has_clock,
     has_fairness,
@@ -39,27 +38,30 @@ def headline(summary: Summary) -> list[str]:
     gaps = {entry.sampler: entry.gap_closed for entry in rated if entry.gap_closed}
     speedups = {entry.sampler: entry.speedup for entry in rated if entry.speedup}
     if gaps:
-        race = _Race(summary, gaps, "uniform sampling", "over all rounds")
+        best = _best(gaps)
         claim = (
-            f"{race.best} closes {_in_line(gaps[race.best])} of the gap between {race.reference} "
+            f"{best} closes {difference_text(gaps[best])} of the gap between uniform sampling "
             "and full participation"
         )
+        race = _Race(summary, gaps, best, claim, "uniform sampling", "over all rounds")
     elif speedups:
-        race = _Race(summary, speedups, str(summary.baseline), f"to {threshold_text(summary)}")
+        best = _best(speedups)
+        span = f"to {threshold_text(summary)}"
         claim = (
-            f"{race.best} needs {_in_line(speedups[race.best])} times fewer rounds {race.span} "
-            f"than {race.reference}"
+            f"{best} needs {difference_text(speedups[best])} times fewer rounds {span} "
+            f"than {summary.baseline}"
         )
+        race = _Race(summary, speedups, best, claim, str(summary.baseline), span)
     else:
         return _without_intervals(summary)
-    if race.found[race.best].low is None and _has_one_seed(summary):
+    if race.found[best].low is None and _has_one_seed(summary):
         return [
             f"{claim}, in one seed.",
             "One seed has no interval: another seed may change the order.",
         ]
-    if verdict_of(race.found[race.best]) != "better":
-        return _without_a_lead(race, claim)
-    return [*_ahead_of_others(race, claim), *_savings(summary, race.best)]
+    if verdict_of(race.found[best]) != "better":
+        return _without_a_lead(race)
+    return [*_ahead_of_others(race), *_savings(summary, best)]
 
 
 class _Race(NamedTuple):
@@ -69,23 +71,25 @@ class _Race(NamedTuple):
 
     summary: Summary
     found: Mapping[str, GapClosed | SpeedUp]
+    best: str
+    claim: str
     reference: str
     span: str
-
-    @property
-    def best(self) -> str:
-        return max(self.found, key=lambda label: self.found[label].value)
 
     def lead(self, other: str) -> Gain | SpeedUp | None:
         """How far the best is ahead of another one over paired seeds: in the mean metric, or in
         rounds.
         """
-        seeds: dict[str, list[SeedSummary]] = {e.sampler: e.seeds for e in self.summary.samplers}
+        seeds = {entry.sampler: entry.seeds for entry in self.summary.samplers}
         if isinstance(self.found[other], SpeedUp):
             return speedup(seeds[self.best], seeds[other])
         sign = sign_of(self.summary)
         areas = [(one.area, two.area) for one, two in pairs(seeds[self.best], seeds[other])]
         return gain([(sign * a, sign * b) for a, b in areas if a is not None and b is not None])
+
+
+def _best(found: Mapping[str, Difference]) -> str:
+    return max(found, key=lambda label: found[label].value)
 
 
 def _without_intervals(summary: Summary) -> list[str]:
@@ -101,38 +105,40 @@ def _without_intervals(summary: Summary) -> list[str]:
     ]
 
 
-def _without_a_lead(race: _Race, claim: str) -> list[str]:
+def _without_a_lead(race: _Race) -> list[str]:
     better = [label for label, found in race.found.items() if verdict_of(found) == "better"]
-    who = f"{', '.join(better) or 'No sampler'} {'are' if len(better) > 1 else 'is'}"
+    who = f"{', '.join(better) or 'No sampler'} is"
+    if len(better) > 1:
+        who = f"{', '.join(better)} are"
     highest = race.found[race.best]
     why = f"has an interval that does not lie above {highest.no_difference:g}"
     if highest.low is None:
         why = "has no interval"
-    elif isinstance(highest, SpeedUp) and highest.num_lost and highest.low > 1:
+    elif highest.num_lost and highest.low > highest.no_difference:
         why = "leaves out seeds with which its sampler never got there"
     return [
         f"{who} shown to be better than {race.reference}.",
-        f"The highest number {why}: {claim}. More seeds make intervals shorter.",
+        f"The highest number {why}: {race.claim}. More seeds make intervals shorter.",
     ]
 
 
-def _ahead_of_others(race: _Race, claim: str) -> list[str]:
+def _ahead_of_others(race: _Race) -> list[str]:
     leads = {label: race.lead(label) for label in race.found if label != race.best}
     if not leads:
-        return [f"{claim}."]
+        return [f"{race.claim}."]
     rivals = [label for label, lead in leads.items() if verdict_of(lead) != "better"]
     if rivals:
         named = [f"{label} ({_lead_text(leads[label], race.summary)})" for label in rivals[:3]]
         if len(rivals) > len(named):
             named.append("others")
         return [
-            f"{claim}.",
+            f"{race.claim}.",
             f"Not clearly different from it {race.span}, by paired seeds: {', '.join(named)}. "
             "More seeds decide.",
         ]
-    following = max(leads, key=lambda label: race.found[label].value)
+    following = _best({label: race.found[label] for label in leads})
     return [
-        f"{claim}; no other sampler is ahead.",
+        f"{race.claim}; no other sampler is ahead.",
         f"The next is {following}: {race.best} is ahead by "
         f"{_lead_text(leads[following], race.summary)} {race.span}, by paired seeds.",
     ]
@@ -142,17 +148,15 @@ def _lead_text(lead: Gain | SpeedUp | None, summary: Summary) -> str:
     if lead is None:
         return "no pair of seeds"
     if isinstance(lead, SpeedUp):
-        lost = ", without seeds with which only it failed" if lead.num_lost else ""
-        return f"{_in_line(lead)} times fewer rounds{lost}"
+        text = f"{difference_text(lead)} times fewer rounds"
+        if lead.num_lost:
+            text += ", without seeds with which only it failed"
+        return text
     factor, digits, unit = {"accuracy": (100, 1, " points"), "loss": (1, 3, "")}[summary.metric]
     text = f"{factor * lead.value:.{digits}f}"
     if lead.low is not None and lead.high is not None:
         text += f" [{factor * lead.low:.{digits}f}, {factor * lead.high:.{digits}f}]"
     return text + unit
-
-
-def _in_line(found: Difference) -> str:
-    return difference_text(found).replace("\n", " ")
 
 
 def _savings(summary: Summary, best: str) -> list[str]:
@@ -163,19 +167,20 @@ def _savings(summary: Summary, best: str) -> list[str]:
         reached = label and entries[label].to_threshold
         if not reached or reached.rounds is None:
             return []
-        rounds = rounds_text(reached).splitlines()[0]
-        first = " (the first with all clients)" if begins_with_census(str(label)) else ""
-        costs = [f"{rounds} rounds{first}", human_bytes(reached.bytes)]
-        if reached.clock is not None:
-            costs.append(f"{human_seconds(reached.clock)} s of the clock")
-        text = f"{', '.join(costs[:-1])} and {costs[-1]}"
+        text = f"{rounds_text(reached)} rounds"
+        if begins_with_census(str(label)):
+            text += " (the first with all clients)"
+        if reached.clock is None:
+            text += f" and {human_bytes(reached.bytes)}"
+        else:
+            text += (
+                f", {human_bytes(reached.bytes)} and {human_seconds(reached.clock)} s of the clock"
+            )
         if reached.num_never:
             text += f" ({reached.num_reached} of {reached.num_reached + reached.num_never} seeds)"
         texts.append(text)
-    return [
-        f"{best} reaches {threshold_text(summary)} after {texts[0]}, {summary.baseline} after "
-        f"{texts[1]}."
-    ]
+    goal = threshold_text(summary)
+    return [f"{best} reaches {goal} after {texts[0]}, {summary.baseline} after {texts[1]}."]
 
 
 def remarks(summary: Summary) -> list[str]:
@@ -264,8 +269,10 @@ def _shares(summary: Summary, number_of: Mapping[str, int]) -> str:
     for entry in summary.samplers:
         number = number_of.get(entry.sampler, 0)
         if number:
-            noun = "seed" if len(entry.seeds) == 1 else "seeds"
-            texts.append(f"{entry.sampler} ({number} of {len(entry.seeds)} {noun})")
+            seeds = "1 seed"
+            if len(entry.seeds) > 1:
+                seeds = f"{len(entry.seeds)} seeds"
+            texts.append(f"{entry.sampler} ({number} of {seeds})")
     return ", ".join(texts)
 
 
@@ -273,7 +280,9 @@ def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]
     """One sentence if methods are biased: all by a setting, else those whose own parts are, with
     the part.
     """
-    who = "Biased, all of them" if len(labels) > 1 else "Biased"
+    who = "Biased"
+    if len(labels) > 1:
+        who = "Biased, all of them"
     factor = settings.get("norm_guard")
     if factor is not None:
         return [
@@ -284,7 +293,9 @@ def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]
     methods = {label: method_of(label) for label in labels}
     parts = {label: bias_of(method) for label, method in methods.items() if method}
     named = [f"{label} ({part})" for label, part in parts.items() if part is not None]
-    return [f"Biased: {', '.join(named)}."] if named else []
+    if not named:
+        return []
+    return [f"Biased: {', '.join(named)}."]
 
 
 def _columns(summary: Summary) -> Iterator[str]:
@@ -298,7 +309,9 @@ def _columns(summary: Summary) -> Iterator[str]:
         value = f"Accuracy: mean of the {WINDOW} best of the evaluations after round {late}"
     else:
         value = "Loss: test loss at the last evaluation"
-    yield f"{value}." if _has_one_seed(summary) else f"{value}, ± sd over seeds."
+    if not _has_one_seed(summary):
+        value += ", ± sd over seeds"
+    yield f"{value}."
     if has_fairness(summary):
         yield (
             "Worst tenth: mean accuracy of the tenth of the clients with the lowest, and the sd "

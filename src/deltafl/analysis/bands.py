@@ -1,0 +1,111 @@
+"""What pictures show: bands over seeds of curves, of how often clients were selected, and of the
+clients' accuracies. Letter: ``q`` percent of clients.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import require
+from ..samplers.label import base_name
+from ..types import FloatArray
+from .runs import Run
+
+
+class Band(NamedTuple):
+    """One method's curve over seeds at the rounds that all its seeds evaluated: (r,) each."""
+
+    round_r: npt.NDArray[Any]
+    mean_r: FloatArray
+    low_r: FloatArray
+    high_r: FloatArray
+
+
+def band_of(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> Band:
+    """The band of several curves, each its rounds and its values, at the rounds that all of them
+    have.
+    """
+    shared = curves[0][0]
+    for round_r, _ in curves[1:]:
+        shared = np.intersect1d(shared, round_r)
+    value_sr = np.array([value_r[np.isin(round_r, shared)] for round_r, value_r in curves], float)
+    value_sr[:, ~np.isfinite(value_sr).all(axis=0)] = np.nan
+    return Band(shared, value_sr.mean(axis=0), value_sr.min(axis=0), value_sr.max(axis=0))
+
+
+def curve_band(runs: Sequence[Run], y: str, smoothing: int = 1) -> Band:
+    """Mean and range over seeds of ``accuracy`` (in percent), ``loss`` or ``log10-loss``, as a
+    moving average.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return band_of([(run.round_r, _smooth(_curve(run, y), smoothing)) for run in runs])
+
+
+def _curve(run: Run, y: str) -> FloatArray:
+    if y == "accuracy":
+        return 100 * run.accuracy_r
+    if y == "loss":
+        return run.loss_r
+    return np.log10(run.loss_r)
+
+
+def _smooth(value_r: FloatArray, window: int) -> FloatArray:
+    """Moving average of each evaluation and those before it; shorter at the beginning."""
+    sum_r = np.convolve(value_r, np.ones(window))[: len(value_r)]
+    smooth_r: FloatArray = sum_r / np.minimum(np.arange(1, len(value_r) + 1), window)
+    return smooth_r
+
+
+def mean_clock(runs: Sequence[Run]) -> FloatArray:
+    """Mean over seeds of the virtual clock at the rounds of ``curve_band``."""
+    return band_of([(run.round_r, run.clock_r) for run in runs if run.clock_r is not None]).mean_r
+
+
+def selections(groups: Mapping[str, Sequence[Run]]) -> dict[str, Band]:
+    """How often clients were selected, sorted within a run; without ``full``, which selects
+    everyone, every time.
+    """
+    bands = {}
+    for label, group in groups.items():
+        client_m = np.arange(1, len(group[0].draws_m) + 1)
+        if base_name(label) != "full":
+            bands[label] = band_of([(client_m, -np.sort(-1.0 * run.draws_m)) for run in group])
+    return bands
+
+
+def selections_by_size(runs: Sequence[Run], groups: int = 10) -> Band | None:
+    """How often clients were selected by their size: tenths of the clients of all seeds, with their
+    middle 80 %.
+
+    None if sizes were not recorded, or are all the same.
+    """
+    require("pandas", "sim")
+    import pandas as pd
+
+    sizes = [run.num_examples_m for run in runs if run.num_examples_m is not None]
+    if len(sizes) < len(runs):
+        return None
+    draws = [run.draws_m for run in runs]
+    clients = pd.DataFrame({"size": np.concatenate(sizes), "draws": np.concatenate(draws)})
+    if clients["size"].nunique() == 1:
+        return None
+    place = clients["size"].rank(method="first") - 1
+    parts = clients.groupby(place * groups // len(clients))
+    draws = parts["draws"]
+    return Band(parts["size"].mean(), draws.mean(), draws.quantile(0.1), draws.quantile(0.9))
+
+
+def client_accuracies(runs: Sequence[Run]) -> Band | None:
+    """Accuracy of the worst q percent of the clients' best, q = 0 to 100, over seeds; None if it
+    was not recorded.
+    """
+    percent = np.linspace(0, 100, 101)
+    curves = []
+    for run in runs:
+        if run.accuracy_km is None or run.fairness is None:
+            return None
+        curve_kq = np.nanpercentile(run.accuracy_km, percent, axis=1)
+        curves.append((percent, 100 * curve_kq.mean(axis=1)))
+    return band_of(curves)
