@@ -22,7 +22,6 @@ import numpy as np
 
 from damage import damage
 from deltafl import DeltaflError
-from deltafl.arrays import Layout
 from deltafl.federation.clients import ClientInfo
 from deltafl.federation.federation import Federation
 from deltafl.federation.replies import ClientReply
@@ -46,7 +45,7 @@ def make(root: Path, mapped: bool) -> Federation:
         "running_mean": np.zeros(3, np.float32),
         "steps": np.array(0),
     }
-    return Federation(strategy.rules, model, Layout.of(model))
+    return Federation(strategy.rules, model)
 
 
 def play(federation: Federation, rounds: int, start: int, root: Path | None = None) -> None:

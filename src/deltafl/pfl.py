@@ -18,7 +18,7 @@ import numpy as np
 from .arrays import flatten, unflatten
 from .errors import DeltaflError, require
 from .federation.local_work import NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE, LocalSteps
-from .federation.replies import LOSS_NAMES, ClientReply, reply_of, reports_of, round_metrics
+from .federation.replies import LOSS_NAMES, ClientReply, read_reply, reports_of, round_metrics
 from .plan import Plan, RoundState
 from .round import close_round, init_round, open_round
 from .samplers.census import output_layer
@@ -224,7 +224,7 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
         metrics = user_context.metrics
         known = [name for name in _REPORTED if name in metrics]
         reported = {name: float(get_overall_value(metrics[name])) for name in known}
-        self._received[self._training] = update_d, reply_of({}, reported)
+        self._received[self._training] = update_d, read_reply(dict, reported, {})
         return stats, Metrics()
 
     def postprocess_server(

@@ -20,7 +20,6 @@ from deltafl import (
     draw_cohort,
     init_round,
 )
-from deltafl.arrays import Layout
 from deltafl.estimators.control_variates import OwnControl
 from deltafl.estimators.table import find_estimator
 from deltafl.federation.federation import Federation
@@ -203,7 +202,7 @@ class Followed(Visited):
 
 def test_what_an_own_sampler_learned_is_kept_whatever_its_name() -> None:
     model = {"x": np.zeros(3, np.float32)}
-    fed = Federation(make_rules(Followed(), n=3), model, Layout.of(model))
+    fed = Federation(make_rules(Followed(), n=3), model)
     admit(fed, sizes_of(5))
     play(fed, 4)
     before = fed.current.sampler
@@ -219,7 +218,7 @@ def test_what_an_own_sampler_learned_is_kept_whatever_its_name() -> None:
 def test_an_own_sampler_that_says_nothing_of_newcomers_gets_none() -> None:
     """No array is taken for one of clients by its name."""
     model = {"x": np.zeros(3, np.float32)}
-    fed = Federation(make_rules(Visited(), n=3), model, Layout.of(model))
+    fed = Federation(make_rules(Visited(), n=3), model)
     admit(fed, sizes_of(5))
     play(fed, 4)
     before = fed.current.sampler
@@ -278,7 +277,7 @@ def test_a_forgotten_client_leaves_nothing_behind(label: str, tmp_path: Path) ->
     assert np.array_equal(fed.current.selected_m, kept)
     assert fed.plan.population.weight_m.tolist() == [0.2] * 5
     save(tmp_path, fed)
-    again = Federation(fed.rules, {"x": np.zeros(3, np.float32)}, fed.layout)
+    again = Federation(fed.rules, {"x": np.zeros(3, np.float32)})
     load(tmp_path, again)
     play(again, 40, targets=targets)
     assert np.all(np.abs(again.params_d) < 10)

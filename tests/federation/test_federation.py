@@ -8,7 +8,7 @@ import pytest
 from conftest import Recorder
 from deltafl import DeltaflError, DifferentialPrivacy
 from deltafl.arrays import Arrays
-from deltafl.federation.replies import ClientReply, reply_of
+from deltafl.federation.replies import ClientReply, read_reply
 from deltafl.types import FloatArray
 
 from .tools import federation, play, play_once, rates_of
@@ -48,12 +48,15 @@ def test_faulty_arrays_are_non_response_with_a_reason(fault: str) -> None:
 
 
 def test_numpys_numbers_are_read_and_integers_out_of_range_end_no_round() -> None:
-    reply = reply_of(
-        {}, {"loss": np.float32(1.5), "num-steps": np.int64(4), "step-variance": np.float32(0.25)}
-    )
+    metrics = {
+        "loss": np.float32(1.5),
+        "num-steps": np.int64(4),
+        "step-variance": np.float32(0.25),
+    }
+    reply = read_reply(dict, metrics, {})
     assert (reply.loss, reply.num_steps, reply.step_variance) == (1.5, 4.0, 0.25)
     fed = federation("uniform", n=2, m=2)
-    info = play_once(fed, lambda i: reply_of(fed.arrays(), {"loss": 10**400 if i else 1}))
+    info = play_once(fed, lambda i: read_reply(fed.arrays, {"loss": 10**400 if i else 1}, {}))
     assert [client for client, _ in info.rejected] == [1]
 
 

@@ -10,8 +10,9 @@ import pytest
 from deltafl import DeltaflError
 from deltafl.federation.clients import ClientInfo
 from deltafl.federation.replies import ClientReply
+from deltafl.federation.rules import make_rules
 from deltafl.federation.saved import load, save
-from deltafl.federation.service import admit as admit_and_log
+from deltafl.federation.service import Service
 
 from .tools import admit, federation, play, play_once
 
@@ -51,12 +52,9 @@ def test_told_sizes_count_three_medians_at_most() -> None:
 
 
 def test_a_warning_names_who_told_more(caplog: pytest.LogCaptureFixture) -> None:
-    fed = federation("uniform", clip="median")
-    admit_and_log(
-        fed,
-        {f"client:{i}": ClientInfo(10 if i else 500) for i in range(4)},
-        logging.getLogger("host").log,
-    )
+    rules = make_rules("uniform", clip="median")
+    fed = Service(rules, {"x": np.zeros(3, np.float32)}, logging.getLogger("host").log)
+    fed.let_in({f"client:{i}": ClientInfo(10 if i else 500) for i in range(4)})
     assert (
         "client:0 reported more than 3 times the median number of examples; that many is what "
         "each "

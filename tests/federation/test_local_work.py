@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from deltafl import DeltaflError, corrected_steps, flatten, stream
-from deltafl.federation.local_work import Correction, LocalSteps
+from deltafl.federation.exchange import Correction
+from deltafl.federation.local_work import LocalSteps
 
 
 def test_the_step_variance_is_the_textbooks() -> None:

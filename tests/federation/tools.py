@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from deltafl import make_sampler, stream
-from deltafl.arrays import Arrays, Layout
+from deltafl.arrays import Arrays
 from deltafl.federation.clients import ClientInfo
 from deltafl.federation.federation import Federation
 from deltafl.federation.replies import ClientReply
@@ -26,7 +26,7 @@ def federation(
     estimator = settings.get("estimator", parse_label(label).estimator)
     aux = 3 if sampler.census is None and uses_aux(sampler, estimator) else 0
     settings = {"n": 3, "aux": aux, **settings}
-    fed = Federation(make_rules(label, **settings), model, Layout.of(model))
+    fed = Federation(make_rules(label, **settings), model)
     if m:
         admit(fed, sizes_of(m))
     return fed

@@ -35,9 +35,10 @@ from deltafl import (
 )
 from deltafl.arrays import Arrays, update_of
 from deltafl.federation.clients import ClientInfo
+from deltafl.federation.exchange import census_question
 from deltafl.federation.federation import Federation
-from deltafl.federation.local_work import question
 from deltafl.flower import DeltaStrategy, delta_mod, register
+from deltafl.flower.client import asked_in
 from deltafl.samplers.census import output_layer
 from deltafl.types import FloatArray
 from federation.tools import admit, federation, sizes_of
@@ -102,7 +103,7 @@ def asked(grid: FakeGrid) -> list[tuple[int, int]]:
 
 
 def is_question(message: Message) -> bool:
-    return "deltafl-census" in message.content.config_records.get("config", {})
+    return "census" in asked_in(message)
 
 
 def answers_of(fed: Federation) -> list[tuple[float, ...]]:
@@ -121,18 +122,19 @@ def expected_answers(m: int, census: Census) -> list[FloatArray]:
 
 
 def ask(app: ClientApp, census: Census, config: dict[str, Any] | None = None) -> Message:
-    asks = {"deltafl-trained": list(SHAPES), "deltafl-census": question(census), **(config or {})}
+    asked = ConfigRecord(census_question(census, list(SHAPES), 1.0))
+    own = ConfigRecord(config or {})
     arrays = ArrayRecord({name: Array(array) for name, array in zeros().items()})
-    message = Message(RecordDict({"arrays": arrays, "config": ConfigRecord(asks)}), 1, "train")
+    message = Message(RecordDict({"arrays": arrays, "config": own, "deltafl": asked}), 1, "train")
     return app(message, Context(1, 1, {"examples": 5, "target": 2.0}, RecordDict(), {}))
 
 
 def answer_in(reply: Message) -> list[float]:
     """The only thing in a reply."""
     assert list(reply.content) == ["deltafl"]
-    record = reply.content.metric_records["deltafl"]
-    assert list(record) == ["deltafl-census"]
-    return cast(list[float], record["deltafl-census"])
+    report = asked_in(reply)
+    assert list(report) == ["census"]
+    return cast(list[float], report["census"])
 
 
 def test_the_answer_is_the_censuss_and_nothing_else_leaves_the_client() -> None:
@@ -235,9 +237,8 @@ def failing(message: Message, context: Context) -> Message | None:
 
 def lying(answer: list[float]) -> Handler:
     def reply(message: Message, context: Context) -> Message | None:
-        return Message(
-            RecordDict({"x": MetricRecord({"deltafl-census": answer})}), reply_to=message
-        )
+        report = ConfigRecord({"census": answer})
+        return Message(RecordDict({"deltafl": report}), reply_to=message)
 
     return reply
 

@@ -19,8 +19,9 @@ from deltafl import (
     make_plan,
     open_round,
 )
-from deltafl.federation.local_work import Correction
+from deltafl.federation.exchange import Correction
 from deltafl.flower import DeltaStrategy, delta_mod, register, take_correction
+from deltafl.flower.client import asked_in
 from deltafl.types import Params
 
 from .grid import FakeGrid, configs, played, start, trained
@@ -121,7 +122,7 @@ def test_only_train_messages_of_the_cohort_hold_a_correction() -> None:
     grid = FakeGrid(app_with([delta_mod]), configs(5))
     played(DeltaStrategy(CENSUS, n=2, seed=1, scaffold=True), grid, 3)
     trainings = [message for message in grid.sent if message.metadata.message_type == "train"]
-    questions = [m for m in trainings if "deltafl-census" in m.content.config_records["config"]]
+    questions = [m for m in trainings if "census" in asked_in(m)]
     assert (len(trainings), len(questions)) == (5 + 2 * 2, 5)
     # The client took it out of its own message, which in this process is the server's.
     assert all("deltafl-correction" not in message.content for message in trainings)

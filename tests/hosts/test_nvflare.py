@@ -30,7 +30,7 @@ from deltafl import (
     open_round,
 )
 from deltafl.arrays import Arrays, split, update_of
-from deltafl.federation.local_work import Correction, question
+from deltafl.federation.exchange import Correction, census_question
 from deltafl.nvflare import DeltaClient, DeltaFedAvg
 from deltafl.nvflare import client as client_module
 from deltafl.samplers.census import Census, output_layer
@@ -241,7 +241,7 @@ def test_clients_tell_their_size_once_and_only_the_cohort_is_sent_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     controller = played(monkeypatch, "uniform", m=6, rounds=4)
-    assert controller.log_of[:6] == [(f"site-{i}", ["register"]) for i in range(6, 0, -1)]
+    assert controller.log_of[:6] == [(f"site-{i}", ["aux", "round"]) for i in range(6, 0, -1)]
     assert [asked for _, asked in controller.log_of[6:]] == [["round"]] * 12
     assert controller.federation is not None
     assert [info.num_examples for info in controller.federation.clients.values()] == [
@@ -251,7 +251,7 @@ def test_clients_tell_their_size_once_and_only_the_cohort_is_sent_the_model(
 
 def test_a_census_takes_no_parameters_from_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(2, [])
-    asked = {"census": question(Census(size=16)), "trained": list(MODEL)}
+    asked = census_question(Census(size=16), list(MODEL), 1.0)
     monkeypatch.setattr(
         client_module,
         "flare",
@@ -381,7 +381,7 @@ def test_a_client_that_does_not_register_is_asked_three_times(
         sites["site-4"].client.aux = [1.0]
 
     controller = played(monkeypatch, "balanced", m=5, aux=3, prepare=prepare)
-    assert controller.log_of.count(("site-4", ["register"])) == 3
+    assert controller.log_of.count(("site-4", ["aux", "round"])) == 3
     assert controller.federation is not None
     assert controller.federation.keys == ["site-1", "site-2", "site-3", "site-5"]
     assert "site-4 did not register: the server wants 3 auxiliary variables" in caplog.text
@@ -427,14 +427,14 @@ def test_a_new_job_resumes_and_forgets(
 
 
 def test_a_job_that_is_stopped_counts_nobody_as_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    for label, what in (("uniform", "round"), ("census", "census"), ("uniform", "register")):
+    for label, what in (("uniform", "round"), ("census", "census"), ("uniform", "aux")):
         controller = Played(label, 3, 5).join(monkeypatch, 5)
 
         class Stopping(Site):
             def answer(
                 self, message: FLModel, what: str = what, signal: Signal = controller.abort_signal
             ) -> FLModel | None:
-                if what in message.meta["deltafl"]:
+                if message.meta["deltafl"].get(what) is not None:
                     signal.trigger("stopped")
                     return None
                 return super().answer(message)
@@ -443,7 +443,7 @@ def test_a_job_that_is_stopped_counts_nobody_as_silent(monkeypatch: pytest.Monke
         controller.run()
         assert controller.history == []
         assert controller.federation is not None
-        if what == "register":
+        if what == "aux":
             assert controller.federation.state is None
         else:
             assert not np.asarray(controller.federation.current.selected_m).any()
@@ -458,7 +458,7 @@ def test_nobody_is_sent_anything_where_nobody_is_drawn(monkeypatch: pytest.Monke
 def settings_of(controller: DeltaFedAvg) -> list[Any]:
     rules = controller.rules
     plan = [rules.plan.sampler, rules.plan.n, rules.plan.parts]
-    own = [getattr(controller, name) for name in ("timeout", "forget", "buffers")]
+    own = [controller.timeout, rules.forget, rules.buffers]
     return [
         *plan,
         *own,

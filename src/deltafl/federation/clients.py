@@ -3,18 +3,13 @@ change or leave.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, Field
 
-from ..errors import DeltaflError
-from ..io import checked
 from ..moves import Moves
 from ..plan import Plan, RoundState
 
-#: What to write where the answer to a registration query is no answer.
-CURE = "call deltafl.flower.register, or make a deltafl.nvflare.DeltaClient, in the client's app"
 #: A newcomer begins as if it had been known for so many rounds, in which it was away as often as
 #: the others.
 PRIOR_ROUNDS = 10
@@ -25,26 +20,6 @@ class ClientInfo(NamedTuple):
 
     num_examples: int
     aux: tuple[float, ...] = ()
-
-
-class Report(BaseModel):
-    """What a client may report of its data."""
-
-    num_examples: Annotated[int, Field(strict=True, ge=1, le=2**40)]
-    aux: list[Annotated[float, Field(ge=-1e9, le=1e9)]]
-
-
-def read_info(num_examples: object, aux: object, num_aux: int) -> ClientInfo:
-    """What a client reports, checked: it may be anything."""
-    sent = aux if isinstance(aux, list) and num_aux else []
-    if len(sent) != num_aux:
-        raise DeltaflError(
-            f"the server wants {num_aux} auxiliary variables of each client, and the client sent "
-            f"{len(sent) or 'none'}; give aux=... to register"
-        )
-    given = {"num_examples": num_examples, "aux": sent}
-    report = checked(Report, given, "the answer to the registration query", CURE)
-    return ClientInfo(report.num_examples, tuple(report.aux))
 
 
 def resize_state(plan: Plan, state: RoundState, kept_k: Sequence[int] | None = None) -> RoundState:

@@ -5,7 +5,7 @@ A client is a *key*, a string that outlives connections and restarts.
 """
 
 import secrets
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Mapping
 from itertools import compress
 from typing import NamedTuple
@@ -22,8 +22,8 @@ from ..scale.memory_budget import memory_size, require_room
 from ..scale.rows import DTYPES
 from ..types import Cohort, IntArray, Params, RejectedReply, RoundInfo
 from .clients import ClientInfo, resize_state
-from .local_work import NOT_CORRECTED, Correction
-from .replies import ClientReply, reports_of
+from .exchange import STEP_FACTOR, Question
+from .replies import NOT_CORRECTED, ClientReply, reports_of
 from .rules import Rules
 from .scales import Scales
 
@@ -43,25 +43,23 @@ class Kept(NamedTuple):
 class Federation:
     """Clients, the model and the state of the rounds, which is None before anybody was admitted."""
 
-    def __init__(self, rules: Rules, arrays: Arrays, layout: Layout) -> None:
+    def __init__(self, rules: Rules, arrays: Arrays) -> None:
         self.rules = rules
         self.plan = rules.plan
-        self.layout = layout
+        self.layout = Layout.of(arrays, tuple(rules.buffers))
         #: All clients ever admitted, in the order of the population.
         self.clients: dict[str, ClientInfo] = {}
-        self.rest: Arrays = layout.rest(arrays)
+        self.rest: Arrays = self.layout.rest(arrays)
         self.state: RoundState | None = None
         #: Sentences for the log; whoever logs them empties the list.
         self.warnings: list[str] = []
         #: A random name, by which its files know each other.
         self.owner = secrets.token_hex(8)
         self.scales = Scales()
-        #: How often a client without an answer to the census was asked for it.
-        self.asked = Counter[str]()
         #: States before the last rounds in which the model looked sound, the oldest first.
         self.kept: deque[Kept] = deque(maxlen=KEPT)
         self._left_out: set[str] = set()
-        self._initial_d = layout.flatten(arrays)
+        self._initial_d = self.layout.flatten(arrays)
         if self.plan.part("dp") is not None and self.rest:
             raise DeltaflError(
                 f"dp: the mean of {next(iter(self.rest))!r} would get no noise; use layers without "
@@ -152,22 +150,25 @@ class Federation:
         self.kept.clear()  # they know these clients
         self.scales.begin_anew()  # their part of the model is still in it
 
-    @property
-    def step_factor(self) -> float:
-        """How many times their own steps the clients take, in the census as well."""
-        return float(self.plan.step_factor)
-
-    def corrections(self, cohort: Cohort) -> list[Correction]:
-        """What each client of a cohort adds to its local steps: see ``Plan.drifts``."""
-        n = len(cohort.client_n)
+    def questions(self, cohort: Cohort) -> list[Question]:
+        """What the clients of a cohort are asked, one question for all whose drift is the same."""
+        keys = self.keys_of(cohort)
         drift = self.plan.drifts(self.current, cohort.client_n)
         if drift is None:
-            return [Correction({}, self.step_factor)] * n
+            return [Question(keys, {}, {})]
+        asked = {STEP_FACTOR: self.plan.step_factor}
         trained = self.layout.trained
-        own = [
-            Correction(split(own_d, trained), self.step_factor) for own_d in np.atleast_2d(drift)
+        if drift.ndim == 1:
+            return [Question(keys, asked, split(drift, trained))]
+        return [
+            Question([key], asked, split(drift_d, trained))
+            for key, drift_d in zip(keys, drift, strict=True)
         ]
-        return own if drift.ndim > 1 else own * n
+
+    def keys_of(self, cohort: Cohort) -> list[str]:
+        """The keys of a cohort's clients, in its order."""
+        keys = self.keys
+        return [keys[client] for client in cohort.client_n]
 
     def open(self, present: Collection[str]) -> Cohort:
         """Select from the clients that are present; the same cohort until the round is closed."""
@@ -183,7 +184,7 @@ class Federation:
         state = self.current
         sent = self.arrays()
         client_n = cohort.client_n.tolist()
-        keys = np.array(self.keys)[cohort.client_n].tolist()
+        keys = self.keys_of(cohort)
         # Whether an update is refused, a model put back or a round left out would show without
         # noise what clients sent.
         private = plan.part("dp") is not None
@@ -289,7 +290,7 @@ class Federation:
         """The reply with its fault, if it has one; the core checks its numbers and its update."""
         if reply.arrays is None or reply.fault is not None:
             return reply
-        if self.plan.sends_drifts and reply.corrected != self.step_factor:
+        if self.plan.sends_drifts and reply.corrected != self.plan.step_factor:
             return reply._replace(fault=NOT_CORRECTED)
         return reply._replace(fault=self.layout.fault(reply.arrays))
 

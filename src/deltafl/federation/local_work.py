@@ -1,29 +1,24 @@
-"""The client's side of any host: what its training loop may report, and how updates become
-answers and differences.
+"""The client's side of any host: what its training loop may report, and steps that the server
+corrects.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
 import numpy as np
 
-from ..arrays import Arrays, Layout, as_array, unflatten, update_of
+from ..arrays import Arrays, Layout, as_array, unflatten
 from ..errors import DeltaflError
-from ..samplers.census import Census, output_layer
-from ..types import Array, FloatArray, Params
+from ..types import FloatArray, Params
+from .exchange import Correction
 
 #: Names of the statistics in a client's metrics.
 LOSS = "loss"
 SQUARE_LOSS = "square-loss"
 STEP_VARIANCE = "step-variance"
 NUM_STEPS = "num-steps"
-NOT_CORRECTED = (
-    "the client did not correct its local steps; train inside "
-    "corrected_steps(take_correction(...), ...), in Flower "
-    "with delta_mod among the ClientApp's mods"
-)
 
 
 class LocalSteps:
@@ -113,21 +108,6 @@ class LocalSteps:
         if self._num_squares == count:
             metrics[SQUARE_LOSS] = self._square_loss / count
         return metrics | {STEP_VARIANCE: variance, NUM_STEPS: count}
-
-
-class Correction(Arrays):
-    """What the server adds to a client's local steps, by array name; no arrays for nothing."""
-
-    #: The client takes so many times its own steps, 0 < step_factor <= 1: 1 - beta with ``mime``.
-    step_factor: float = 1.0
-
-    def __init__(self, arrays: Mapping[str, Array] | None = None, step_factor: float = 1.0) -> None:
-        super().__init__(arrays or {})
-        self.step_factor = step_factor
-
-    def copy(self) -> "Correction":
-        """A copy with the same factor."""
-        return Correction(self, self.step_factor)
 
 
 @contextmanager
@@ -244,23 +224,3 @@ def corrected_steps(
             "the optimizer that corrected_steps was given took no step; give the one that trains"
         )
     add(left / num_steps)
-
-
-def answer_census(sent: Arrays, received: Arrays, asked: Sequence[Any]) -> list[float]:
-    """A client's answer to a ``question``, of what it trained; its noise cannot be reproduced."""
-    census = Census(size=int(asked[0]), noise=float(asked[1]), first_update=bool(asked[2]))
-    tensors = output_layer([array.shape for array in sent.values()])
-    answer_k = census.answer(update_of(sent, received), tensors, rng=np.random.default_rng())
-    return [float(number) for number in answer_k]
-
-
-def question(census: Census) -> list[float]:
-    """What a client has to know of a census, as numbers: [size, noise, first_update]."""
-    return [float(census.size), census.noise, float(census.first_update)]
-
-
-def fits(sent: Arrays, received: Arrays) -> bool:
-    """Whether what came back is the model that was sent."""
-    return all(
-        name in received and received[name].shape == array.shape for name, array in sent.items()
-    )

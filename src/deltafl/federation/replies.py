@@ -1,20 +1,43 @@
-"""What a client sent after training, and the numbers of a round, as plain values."""
+"""What clients send, read: it may be anything. And the numbers of a round, as plain values."""
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import isfinite, nan
 from numbers import Real
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, Field
 
 from ..arrays import Arrays, update_of
+from ..errors import DeltaflError
+from ..io import checked
+from ..samplers.census import LARGEST_NORM
 from ..types import Params, Reports, RoundInfo
-from .local_work import LOSS, NOT_CORRECTED, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
+from .clients import ClientInfo
+from .exchange import AUX, CENSUS, CORRECTED, NUM_EXAMPLES
+from .local_work import LOSS, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
 
 Metrics = dict[str, int | float | list[int] | list[float]]
 
 #: Names under which clients report their loss: ours, Flower's usual one, and its spelling with a
 #: hyphen.
 LOSS_NAMES = (LOSS, "train_loss", "train-loss")
+#: What to write where the answer to a registration query is no answer.
+CURE = "call deltafl.flower.register, or make a deltafl.nvflare.DeltaClient, in the client's app"
+NO_REGISTRATION = "no answer to the registration query in time"
+NOT_CORRECTED = (
+    "the client did not correct its local steps; train inside "
+    "corrected_steps(take_correction(...), ...), in Flower "
+    "with delta_mod among the ClientApp's mods"
+)
+
+
+class Registration(BaseModel):
+    """What a client reports of its data."""
+
+    num_examples: Annotated[int, Field(strict=True, ge=1, le=2**40)]
+    aux: list[Annotated[float, Field(ge=-1e9, le=1e9)]]
 
 
 class ClientReply(NamedTuple):
@@ -29,9 +52,8 @@ class ClientReply(NamedTuple):
     square_loss: float | None = None
     step_variance: float = 0.0
     num_steps: float = 1
-    #: The factor of its own steps with which the client corrected its local steps; None if it did
-    #: not.
-    corrected: float | None = None
+    #: How many times its own steps the client says that it took, beside the drift; NaN for no word.
+    corrected: float = nan
 
     def update(self, trained: Arrays) -> Params | None:
         """What training has added to the arrays that were sent; None if it cannot be used."""
@@ -40,29 +62,62 @@ class ClientReply(NamedTuple):
         return update_of(trained, self.arrays)
 
 
-def reply_of(
-    arrays: Arrays, metrics: Mapping[str, object], confirmed: object = None
-) -> ClientReply:
-    """A reply from a trained model and metrics, which may hold anything; weights are ignored.
+def read_info(report: Mapping[str, Any], num_aux: int) -> ClientInfo:
+    """What a client reports of its data when it registers."""
+    aux = report.get(AUX)
+    if not isinstance(aux, list) or num_aux == 0:
+        aux = []
+    if len(aux) != num_aux:
+        raise DeltaflError(
+            f"the server wants {num_aux} auxiliary variables of each client, and the client sent "
+            f"{len(aux) or 'none'}; give aux=... to register"
+        )
+    given = {"num_examples": report.get(NUM_EXAMPLES), "aux": aux}
+    known = checked(Registration, given, "the answer to the registration query", CURE)
+    return ClientInfo(known.num_examples, tuple(known.aux))
 
-    ``confirmed`` is the step factor with which the client says it corrected its local steps.
-    """
-    losses = [metrics[name] for name in LOSS_NAMES if isinstance(metrics.get(name), Real)]
+
+def read_reply(
+    arrays: Callable[[], Arrays], metrics: Mapping[str, Any], report: Mapping[str, Any]
+) -> ClientReply:
+    """A reply from a trained model and metrics; weights are ignored."""
+    try:
+        received = arrays()
+    except Exception as error:  # whatever a client's bytes can make NumPy raise
+        return ClientReply(fault=f"the reply's arrays cannot be read ({type(error).__name__})")
+    losses = [_number(metrics[name]) for name in LOSS_NAMES if isinstance(metrics.get(name), Real)]
     return ClientReply(
-        arrays,
-        loss=_number(losses[0]) if losses else None,
+        received,
+        loss=losses[0] if losses else None,
         square_loss=_number(metrics.get(SQUARE_LOSS, nan)),
         step_variance=_number(metrics.get(STEP_VARIANCE, 0.0)),
         num_steps=_number(metrics.get(NUM_STEPS, 1)),
-        corrected=_factor(confirmed),
+        corrected=_number(report.get(CORRECTED)),
     )
 
 
-def census_answer(answer: object, confirmed: object, step_factor: float) -> object:
-    """A client's answer to a census, or why it cannot be used: its steps had another factor."""
-    if answer is not None and step_factor < 1 and _factor(confirmed) != step_factor:
-        return NOT_CORRECTED
-    return answer
+def read_answer(report: Any, length: int, step_factor: float | None = None) -> tuple[float, ...]:
+    """A client's answer to a census, or a ``DeltaflError`` that says why there is none.
+
+    Args:
+        report: What the client reported; a text says why it failed.
+        length: The length of an answer.
+        step_factor: How many times their own steps clients were asked to take, if at all.
+    """
+    if isinstance(report, str):
+        raise DeltaflError(report)
+    if CENSUS not in report:
+        raise DeltaflError(
+            "the reply holds no answer; add delta_mod to the ClientApp's mods, or use DeltaClient"
+        )
+    if step_factor is not None and _number(report.get(CORRECTED)) != step_factor:
+        raise DeltaflError(NOT_CORRECTED)
+    answer = report[CENSUS]
+    if not isinstance(answer, list) or len(answer) != length or not all(map(_is_answer, answer)):
+        raise DeltaflError(
+            f"the answer is not {length} finite numbers of at most {LARGEST_NORM:.0e}"
+        )
+    return tuple(map(float, answer))
 
 
 def reports_of(replies: Sequence[ClientReply], responded: Sequence[bool] | None = None) -> Reports:
@@ -83,21 +138,29 @@ def round_metrics(info: RoundInfo) -> Metrics:
         "sum-of-weights": info.sum_of_weights,
         "mean-over-diversity": info.mean_over_diversity,
     }
-    metrics: Metrics = {
+    known = {name: float(number) for name, number in numbers.items() if isfinite(number)}
+    return {
         "selected": info.num_selected,
         "responded": info.num_responded,
         "rejected": len(info.rejected),
+        **known,
     }
-    for name, number in numbers.items():
-        if isfinite(number):
-            metrics[name] = float(number)
-    return metrics
 
 
-def _factor(confirmed: object) -> float | None:
-    if not isinstance(confirmed, int | float):
-        return None
-    return float(confirmed)
+def mean_metrics(weighted: Iterable[tuple[float, Mapping[str, Any]]]) -> dict[str, float]:
+    """Weighted means of clients' metrics, each over the replies that have a number for it."""
+    totals = defaultdict[str, float](float)
+    weights = defaultdict[str, float](float)
+    for weight, metrics in weighted:
+        for name, value in metrics.items():
+            if name != NUM_EXAMPLES and isinstance(value, int | float) and isfinite(value):
+                totals[name] += weight * value
+                weights[name] += weight
+    return {name: total / weights[name] for name, total in totals.items() if weights[name] > 0}
+
+
+def _is_answer(number: object) -> bool:
+    return isinstance(number, int | float) and abs(number) <= LARGEST_NORM  # False for NaN
 
 
 def _number(value: object) -> float:

@@ -2,12 +2,14 @@
 federation can have.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from secrets import randbits, token_hex
 from typing import Any
 
+from ..arrays import BUFFERS
 from ..errors import DeltaflError, is_in, unknown_name
 from ..plan import Plan, make_plan
 from ..samplers.base import Sampler
@@ -17,28 +19,43 @@ from ..types import Population
 from .clients import ClientInfo
 
 IDENTITIES = ("auto", "public-key", "name", "config")
-#: Attributes of the plan that hosts hand on as they are.
-OF_PLAN = ("estimator", "response_floor")
-#: Settings of the federation itself, for what was mistyped.
-OF_RULES = ("weights", "seed", "identity", "max_ratio", "aux", "memory_dtype", "memory_path")
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What does not change over the rounds; ``make_rules`` makes them."""
+    """What does not change over the rounds; ``make_rules`` makes them of settings.
 
-    #: The plan, but for its population and with the largest cohort size; with this federation's own
-    #: memory folder.
+    Attributes:
+        plan: The plan, but for its population and with the largest cohort size; with this
+            federation's own memory folder.
+        own_seed: Whether the seed was drawn here: then that of a saved state takes its place.
+        state_path: Folder where the state is saved after every round and from which a restart
+            resumes; or None.
+        min_clients: Clients without whom no round begins.
+        weights: ``"data"`` for the target sum_i (n_i / N) F_i, ``"uniform"`` for the plain mean
+            over clients.
+        identity: How clients are identified across restarts, one of ``IDENTITIES``.
+        max_ratio: No client counts more than so many times the median number of examples; None for
+            3 with ``clip``, and for no limit without.
+        aux: Number of auxiliary variables that every client must send when it registers, such as
+            its shares of 10 labels, for ``balanced``.
+        buffers: Name patterns of floating-point arrays that are not trained.
+        forget: Keys of clients (as in the log) to drop from the saved state, with everything
+            remembered about them; they are never selected again.
+        registration_timeout: Seconds that clients have to register.
+    """
+
     plan: Plan
+    own_seed: bool
+    state_path: Path | None
+    min_clients: int
     weights: str = "data"
-    aux: int = 0
-    state_path: Path | None = None
     identity: str = "auto"
     max_ratio: float | None = None
-    #: Whether the seed was drawn here: then that of a saved state takes its place.
-    own_seed: bool = False
-    #: Clients without whom no round begins.
-    min_clients: int = 1
+    aux: int = 0
+    buffers: Collection[str] = BUFFERS
+    forget: Collection[str] = ()
+    registration_timeout: float = 120.0
 
     def __post_init__(self) -> None:
         """Refuse what no federation can do: later it would cost a round of the clients' work."""
@@ -47,6 +64,9 @@ class Rules:
         if self.identity not in IDENTITIES:
             raise unknown_name("identity", self.identity, IDENTITIES)
         check_whole("seed", plan.seed, "at least 0", 0)
+        check_texts("buffers", self.buffers)
+        check_texts("forget", self.forget)
+        check_seconds("registration_timeout", self.registration_timeout)
         if sampler.needs_oracle:
             sampler.require_oracle(None)
         if sampler.census is not None and self.aux:
@@ -75,20 +95,20 @@ class Rules:
         return plan if plan.census is None else plan.with_census(aux)
 
 
+#: Attributes of ``Rules`` that users set as they are.
+_OWN = tuple(Rules.__dataclass_fields__)[4:]
+
+
 def make_rules(
     sampler: str | Sampler = "innovation@local-pivotal",
     n: int = 10,
     state_path: str | Path | None = None,
     *,
-    weights: str = "data",
     seed: int | None = None,
-    identity: str = "auto",
-    max_ratio: float | None = None,
     min_clients: int | None = None,
-    aux: int = 0,
     memory_dtype: str = "float32",
     memory_path: str | Path | None = None,
-    **parts: Any,
+    **settings: Any,
 ) -> Rules:
     """The rules from the settings that all hosts share.
 
@@ -97,76 +117,66 @@ def make_rules(
             default keeps one update of each client at the server: as many models as there are
             clients.
         n: Clients selected per round.
-        state_path: Folder where the state is saved after every round and from which a restart
-            resumes; or None.
-        weights: ``"data"`` for the target sum_i (n_i / N) F_i, ``"uniform"`` for the plain mean
-            over clients.
+        state_path: See ``Rules``.
         seed: Seed of the draws, which says who is selected when; None draws one, which the state
             keeps and nothing else shows.
-        identity: How clients are identified across restarts, one of ``IDENTITIES``.
-        max_ratio: No client counts more than so many times the median number of examples; None for
-            3 with ``clip``, and for no limit without.
         min_clients: Clients without whom no round begins; None for n.
-        aux: Number of auxiliary variables that every client must send when it registers, such as
-            its shares of 10 labels, for ``balanced``.
         memory_dtype: ``"float32"`` or ``"bfloat16"``, for the updates that the server remembers,
             one per client.
         memory_path: Folder on a disk for them, with ``state_path``; None for RAM.
-        parts: ``estimator``, ``response_floor``, and the settings of the server's parts
-            (``server/table.py``): ``average=0.5``, ``mime=0.7``, ``clip="median"``, ``dp=...``.
+        settings: ``weights`` and all that follows it in ``Rules``, ``estimator``,
+            ``response_floor``, and the settings of the server's parts (``server/table.py``):
+            ``average=0.5``, ``mime=0.7``, ``clip="median"``, ``dp=...``.
 
     Raises:
         DeltaflError: If a name is unknown, an argument is out of range, or no federation can do it.
     """
-    known = [*OF_PLAN, *SETTINGS]
-    for name in parts:
+    known = [*signature(make_rules).parameters][:-1]
+    known += [*_OWN, "estimator", "response_floor", *SETTINGS]
+    for name in settings:
         if name not in known:
-            raise unknown_name("setting", name, [*known, *OF_RULES])
+            raise unknown_name("setting", name, known)
+    own = {name: settings.pop(name) for name in _OWN if name in settings}
+    aux = own.get("aux", 0)
     check_whole("n", n, "at least 1", 1)
     check_whole("aux", aux, "0 for none", 0)
-    min_clients = n if min_clients is None else min_clients
-    check_whole("min_clients", min_clients, "at least 1, or None for n", 1)
-    for name, given in (("state_path", state_path), ("memory_path", memory_path)):
-        if given == "" or not isinstance(given, str | Path | None):
-            raise DeltaflError(f"{name} is {given!r}; write the name of a folder, or None for none")
+    needed = n if min_clients is None else min_clients
+    check_whole("min_clients", needed, "at least 1, or None for n (min_nodes in Flower)", 1)
+    for name, path in (("state_path", state_path), ("memory_path", memory_path)):
+        if path == "" or not isinstance(path, str | Path | None):
+            raise DeltaflError(f"{name} is {path!r}; write the name of a folder, or None for none")
     memory = RowFormat(memory_dtype)
     if memory_path is not None:
-        own = Path(memory_path).absolute() / f"federation-{token_hex(4)}"
-        memory = replace(memory, folder=str(own))
-    if parts.get("estimator", "") is None:
-        del parts["estimator"]
+        rows = Path(memory_path).absolute() / f"federation-{token_hex(4)}"
+        memory = replace(memory, folder=str(rows))
+    if settings.get("estimator", "") is None:
+        del settings["estimator"]
     # The clients are not known yet; every label is checked with as many as one cohort.
     own_aux = [[0.0] * aux] * n if aux else None
-    somebody = Population.from_sizes([1] * n, weights, own_aux, max_ratio)
-    own_seed = randbits(63) if seed is None else seed
-    plan = make_plan(sampler, somebody, n, seed=own_seed, memory=memory, **parts)
-    if max_ratio is None and plan.part("clip") is not None:
-        max_ratio = 3.0
-    path = None if state_path is None else Path(state_path)
-    return Rules(plan, weights, aux, path, identity, max_ratio, seed is None, min_clients)
+    weights = own.get("weights", "data")
+    somebody = Population.from_sizes([1] * n, weights, own_aux, own.get("max_ratio"))
+    drawn = randbits(63) if seed is None else seed
+    plan = make_plan(sampler, somebody, n, seed=drawn, memory=memory, **settings)
+    if own.get("max_ratio") is None and plan.part("clip") is not None:
+        own["max_ratio"] = 3.0
+    folder = None if state_path is None else Path(state_path)
+    return Rules(plan, seed is None, folder, needed, **own)
 
 
 def check_whole(name: str, value: Any, allowed: str, least: int) -> None:
-    """Raise a ``DeltaflError`` unless ``value`` is an int of at least ``least``; booleans and
-    10.0 are refused.
-    """
+    """Refuse what is no int of at least ``least``, such as a boolean or 10.0."""
     if type(value) is not int or value < least:
         raise DeltaflError(f"{name} is {value!r}; it must be a whole number, {allowed}")
 
 
-def check_texts(name: str, value: Iterable[str]) -> tuple[str, ...]:
-    """Return a list of strings as a tuple; a single string, which would be read letter by
-    letter, is refused.
-    """
+def check_texts(name: str, value: Any) -> None:
+    """Refuse what is no list of texts: a single one would be read letter by letter."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise DeltaflError(f"{name} is {value!r}; it must be a list of texts: write {name}=['...']")
-    return tuple(value)
 
 
 def check_seconds(name: str, value: Any, interval: str = "(0, inf)") -> float:
-    """Return a number of seconds as a float; a ``DeltaflError`` unless it is a number in the
-    interval.
-    """
+    """A number of seconds as a float; refuse what is not in the interval."""
     if not is_in(value, interval):
         raise DeltaflError(f"{name} is {value!r}; it must be a number of seconds in {interval}")
     return float(value)

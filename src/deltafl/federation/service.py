@@ -1,204 +1,213 @@
-"""What a server does in its rounds, whatever brings the messages: begin or resume, admit,
-select, close, log.
+"""What a server does in its rounds, whatever brings the messages: begin or resume, let clients in,
+ask them, select, close, save, log.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
 
-from ..arrays import Arrays, Layout
+from ..arrays import Arrays
 from ..errors import DeltaflError
-from ..samplers.census import LARGEST_NORM, Census
 from ..server.privacy import DifferentialPrivacy
 from ..types import Cohort, RoundInfo
 from .clients import ClientInfo
+from .exchange import STEP_FACTOR, Question, census_question
 from .federation import Federation
-from .replies import ClientReply
+from .replies import ClientReply, mean_metrics, read_answer
 from .rules import Rules
-from .saved import load, save
+from .saved import load, save, sole_owner
 
 #: ``logging.Logger.log``.
 Log = Callable[..., None]
-#: (keys, what is asked) -> what came back from each: numbers, or anything else; a string says why a
-#: client failed.
-Ask = Callable[[list[str], Census], Mapping[str, Any]]
+#: What is asked of clients together with the model -> what each reported; a text says why a client
+#: failed.
+Ask = Callable[[Question], Mapping[str, Any]]
 #: How often a client without an answer to the census is asked.
 _MOST = 3
 
 
-def begin(
-    rules: Rules, arrays: Arrays, buffers: Sequence[str], forget: Collection[str], log: Log
-) -> Federation:
-    """A new federation, or the saved one without the clients to forget."""
-    federation = Federation(rules, arrays, Layout.of(arrays, buffers))
-    if rules.state_path is None or not load(rules.state_path, federation):
-        return federation
-    unknown = set(forget) - federation.clients.keys()
-    if unknown:
-        log(WARNING, "forget names %s, which no saved client has", ", ".join(sorted(unknown)))
-    forgotten = set(forget) - unknown
-    if forgotten:
-        federation.forget(forgotten)
-        save(rules.state_path, federation, anew=True)
-    text = "Resuming after round %d with %d known clients"
-    log(INFO, text, federation.current.round, len(federation.clients))
-    return federation
+@contextmanager
+def serving(rules: Rules, arrays: Arrays, num_rounds: int, log: Log) -> Iterator["Service"]:
+    """A federation, new or resumed, whose saved state no other server uses meanwhile."""
+    with sole_owner(rules.state_path):
+        service = Service(rules, arrays, log)
+        service.resume()
+        dp = rules.plan.part("dp")
+        if isinstance(dp, DifferentialPrivacy):
+            rounds = max(service.round, num_rounds)
+            epsilon = dp.epsilon(rounds, rules.plan.n / rules.min_clients)
+            text = "After %d rounds: epsilon = %.3g at most, with delta = %g"
+            log(INFO, text, rounds, epsilon, dp.delta)
+        yield service
 
 
-def admit(
-    federation: Federation, present: Mapping[str, ClientInfo], log: Log
-) -> dict[str, ClientInfo]:
-    """Let clients join or change what they report; those of them that take part."""
-    before = federation.clients
-    federation.admit(present)
-    log_warnings(federation, log)
-    if federation.clients is not before:
-        _log_joined(federation, len(federation.clients) - len(before), log)
-    return {key: info for key, info in present.items() if key in federation.clients}
+class Service(Federation):
+    """A federation that is saved after each round and logs what happens."""
 
+    def __init__(self, rules: Rules, arrays: Arrays, log: Log) -> None:
+        super().__init__(rules, arrays)
+        self.log = log
+        #: The cohort of the round that is open; None if the round was a census.
+        self.cohort: Cohort | None = None
+        #: How often a client without an answer to the census was asked for it.
+        self._asked = Counter[str]()
 
-def _log_joined(federation: Federation, num_joined: int, log: Log) -> None:
-    keys = federation.keys
-    population = federation.plan.population
-    share_m = 100 * population.weight_m
-    heaviest = keys[share_m.argmax()]
-    text = "%d clients joined, %d are known; %s counts most, %.1f %% of all"
-    log(INFO, text, num_joined, len(keys), heaviest, share_m.max())
-    counted = dict(zip(keys, population.num_examples_m.tolist(), strict=True))
-    over = [key for key, info in federation.clients.items() if info.num_examples > counted[key]]
-    if over:
+    def resume(self) -> None:
+        """Go on from the saved state, if there is one, without the clients to forget."""
+        folder = self.rules.state_path
+        if folder is None or not load(folder, self):
+            return
+        forget = set(self.rules.forget)
+        unknown = forget - self.clients.keys()
+        if unknown:
+            names = ", ".join(sorted(unknown))
+            self.log(WARNING, "forget names %s, which no saved client has", names)
+        if forget > unknown:
+            self.forget(forget - unknown)
+            save(folder, self, anew=True)
+        text = "Resuming after round %d with %d known clients"
+        self.log(INFO, text, self.round, len(self.clients))
+
+    def let_in(self, present: Mapping[str, ClientInfo]) -> dict[str, ClientInfo]:
+        """Let clients join or change what they report; those of them that take part."""
+        before = self.clients
+        self.admit(present)
+        self._log_warnings()
+        if self.clients is not before:
+            self._log_joined(len(self.clients) - len(before))
+        return {key: info for key, info in present.items() if key in self.clients}
+
+    def begin_round(self, present: Collection[str], ask: Ask) -> list[Question]:
+        """Take a census of those who have not answered it, draw a cohort, and say what to ask it.
+
+        Nothing, and ``cohort`` is None, if the census itself was the round: it has brought the
+        clients' first updates, and the model has moved.
+        """
+        number = self.round
+        folder = self.rules.state_path
+        self.cohort = None
+        if self._take_census(present, ask) and number == 0 and folder is not None:
+            save(folder, self)  # everybody has worked for it
+        if self.round > number:
+            text = "Round %d: the census, the model has moved by the mean of the answers"
+            self.log(INFO, text, number + 1)
+            return []
+        self.cohort = self.open(present)
+        text = "Round %d: %d of %d clients selected"
+        self.log(INFO, text, number + 1, len(self.cohort.client_n), len(present))
+        return self.questions(self.cohort)
+
+    def end_round(self, received: Mapping[str, ClientReply]) -> RoundInfo:
+        """Close the round with the replies by key, save the state, and log what happened."""
+        assert self.cohort is not None
+        keys = self.keys  # a state that is put back may have fewer
+        folder = self.rules.state_path
+        clients = self.cohort.client_n.tolist()
+        replies = {client: received[keys[client]] for client in clients if keys[client] in received}
+        info = self.close(self.cohort, replies)
+        if folder is not None:
+            save(folder, self)
+        silent = [keys[client] for client in clients if client not in replies]
+        if silent:
+            self.log(WARNING, "\tno reply in time: %s", ", ".join(silent))
+        for client, reason in info.rejected:
+            self.log(WARNING, "\treply of %s rejected: %s", keys[client], reason)
+        self._log_sums(info)
+        self._log_warnings()
+        return info
+
+    def mean_of(
+        self, asked: Collection[str], received: Mapping[str, Mapping[str, Any] | str]
+    ) -> dict[str, float]:
+        """The mean of the metrics of an evaluation, by the clients' weights in the target.
+
+        ``received`` has the metrics of clients, or why there are none.
+        """
+        weights = dict(zip(self.keys, self.plan.population.weight_m.tolist(), strict=True))
+        results = {key: received.get(key, "no reply in time") for key in asked}
+        failed = [(key, fault) for key, fault in results.items() if isinstance(fault, str)]
+        if failed:
+            text = "\tevaluation: no result from %d of %d clients; the first is %s: %s"
+            self.log(WARNING, text, len(failed), len(asked), *failed[0])
+        return mean_metrics(
+            (weights[key], metrics)
+            for key, metrics in results.items()
+            if not isinstance(metrics, str)
+        )
+
+    def _take_census(self, present: Collection[str], ask: Ask) -> bool:
+        """Ask the clients that are present and have not answered; whether anybody did.
+
+        A client that is silent or fails is asked again in later rounds, three times in all; one
+        that sends anything else is not.
+        """
+        census = self.plan.census
+        keys = [key for key in self.unanswered() if key in present and self._asked[key] < _MOST]
+        if census is None or not keys:
+            return False
+        began = time.monotonic()
+        length = census.length(self.num_params)
+        self.log(INFO, "Census: %d clients are asked for their answer", len(keys))
+        asked = census_question(census, list(self.layout.trained), self.plan.step_factor)
+        reports = ask(Question(keys, asked, {}))
+        answers = dict[str, tuple[float, ...]]()
+        faults = dict[str, list[str]]()
+        for key in keys:
+            report = reports.get(key, "no reply in time")
+            try:
+                answers[key] = read_answer(report, length, asked.get(STEP_FACTOR))
+            except DeltaflError as error:
+                faults.setdefault(str(error), []).append(key)
+                self._asked[key] += 1
+                if not isinstance(report, str):  # asked again, it would send the same
+                    self._asked[key] = _MOST
+        self.answer(answers)
+        for fault, silent in faults.items():
+            text = "\tcensus: no answer from %d clients: %s; they count as the mean of all: %s"
+            self.log(WARNING, text, len(silent), fault, ", ".join(silent))
+        down = len(keys) * sum(array.nbytes for array in self.arrays().values())
+        up = len(answers) * 8 * length
+        text = "Census: %d of %d clients answered in %.3g s; %.3g MB were sent, %.3g MB came back"
+        seconds = time.monotonic() - began
+        self.log(INFO, text, len(answers), len(keys), seconds, down / 1e6, up / 1e6)
+        return bool(answers)
+
+    def _log_joined(self, num_joined: int) -> None:
+        keys = self.keys
+        share_m = 100 * self.plan.population.weight_m
+        text = "%d clients joined, %d are known; %s counts most, %.1f %% of all"
+        self.log(INFO, text, num_joined, len(keys), keys[share_m.argmax()], share_m.max())
+        counted_m = self.plan.population.num_examples_m
+        over = [
+            key
+            for (key, info), counted in zip(self.clients.items(), counted_m, strict=True)
+            if info.num_examples > counted
+        ]
+        if over:
+            text = (
+                "%s reported more than %g times the median number of examples; that many is what "
+                "each counts: %d"
+            )
+            self.log(WARNING, text, ", ".join(over), self.rules.max_ratio, counted_m.max())
+
+    def _log_sums(self, info: RoundInfo) -> None:
+        if info.warning is not None:
+            self.log(WARNING, "\tall replies were rejected and nothing was learnt")
         text = (
-            "%s reported more than %g times the median number of examples; that many is what each "
-            "counts: %d"
+            "\t%d of %d replies used; sum of weights %.3f, largest %.3f, effective sample size %.1f"
         )
-        max_ratio = federation.rules.max_ratio
-        log(WARNING, text, ", ".join(over), max_ratio, max(counted.values()))
+        size = np.nan_to_num(info.effective_sample_size)
+        weights = (info.sum_of_weights, info.largest_weight, size)
+        self.log(INFO, text, info.num_responded, info.num_selected, *weights)
+        if info.clip_factor < 1:
+            text = "\tclipped, by factors down to %.3g: the estimate of this round is biased"
+            self.log(INFO, text, info.clip_factor)
 
-
-def log_privacy(rules: Rules, rounds: int, log: Log) -> None:
-    """Log what so many rounds spend."""
-    dp = rules.plan.part("dp")
-    if isinstance(dp, DifferentialPrivacy):
-        epsilon = dp.epsilon(rounds, rules.plan.n / rules.min_clients)
-        text = "After %d rounds: epsilon = %.3g at most, with delta = %g"
-        log(INFO, text, rounds, epsilon, dp.delta)
-
-
-def select(federation: Federation, present: Collection[str], ask: Ask, log: Log) -> Cohort | None:
-    """Take a census of those who have not answered it, and draw the cohort of the round.
-
-    None if the census itself was the round: it has brought the clients' first updates, and the
-    model has moved.
-    """
-    number = federation.current.round
-    path = federation.rules.state_path
-    if take_census(federation, present, ask, log) and number == 0 and path is not None:
-        save(path, federation)  # everybody has worked for it
-    if federation.current.round > number:
-        log(
-            INFO, "Round %d: the census, the model has moved by the mean of the answers", number + 1
-        )
-        return None
-    cohort = federation.open(present)
-    log(INFO, "Round %d: %d of %d clients selected", number + 1, len(cohort.client_n), len(present))
-    return cohort
-
-
-def take_census(federation: Federation, present: Collection[str], ask: Ask, log: Log) -> bool:
-    """Ask the clients that are present and have not answered the census; whether anybody did.
-
-    A client that is silent or fails is asked again in later rounds, three times in all; one that
-    sends anything else is not.
-    """
-    census = federation.plan.census
-    asked = [
-        key for key in federation.unanswered() if key in present and federation.asked[key] < _MOST
-    ]
-    if census is None or not asked:
-        return False
-    began = time.monotonic()
-    length = census.length(federation.num_params)
-    log(INFO, "Census: %d clients are asked for their answer", len(asked))
-    replies = ask(asked, census)
-    answers = dict[str, tuple[float, ...]]()
-    faults = dict[str, list[str]]()
-    for key in asked:
-        reply = replies.get(key, "no reply in time")
-        try:
-            answers[key] = read_answer(reply, length)
-        except DeltaflError as error:
-            faults.setdefault(str(error), []).append(key)
-            federation.asked[key] += 1
-            if not isinstance(reply, str):  # asked again, it would send the same
-                federation.asked[key] = _MOST
-    federation.answer(answers)
-    missing = "\tcensus: no answer from %d clients: %s; they count as the mean of all: %s"
-    for fault, keys in faults.items():
-        log(WARNING, missing, len(keys), fault, ", ".join(keys))
-    down = len(asked) * sum(array.nbytes for array in federation.arrays().values())
-    up = len(answers) * 8 * length
-    text = (
-        "Census: %d of %d clients answered in %.3g s; %.3g MB were sent to them, %.3g MB came back"
-    )
-    log(INFO, text, len(answers), len(asked), time.monotonic() - began, down / 1e6, up / 1e6)
-    return bool(answers)
-
-
-def read_answer(reply: Any, length: int) -> tuple[float, ...]:
-    """A client's answer to a census; a ``DeltaflError`` says why there is none."""
-    if isinstance(reply, str):
-        raise DeltaflError(reply)
-    if reply is None:
-        raise DeltaflError(
-            "the reply holds no answer; add delta_mod to the ClientApp's mods, or use DeltaClient"
-        )
-    if not isinstance(reply, list) or len(reply) != length or not all(map(_is_answer, reply)):
-        raise DeltaflError(
-            f"the answer is not {length} finite numbers of at most {LARGEST_NORM:.0e}"
-        )
-    return tuple(map(float, reply))
-
-
-def _is_answer(number: object) -> bool:
-    return isinstance(number, int | float) and abs(number) <= LARGEST_NORM  # False for NaN
-
-
-def close(
-    federation: Federation, cohort: Cohort, received: Mapping[int, ClientReply], log: Log
-) -> RoundInfo:
-    """Close the round with the replies by client index, save the state, and log what happened."""
-    keys = federation.keys
-    path = federation.rules.state_path  # a state that is put back may have fewer keys
-    info = federation.close(cohort, received)
-    if path is not None:
-        save(path, federation)
-    silent = [client for client in cohort.client_n.tolist() if client not in received]
-    _log_round(info, keys, silent, log)
-    log_warnings(federation, log)
-    return info
-
-
-def _log_round(info: RoundInfo, keys: Sequence[str], silent: Sequence[int], log: Log) -> None:
-    """Log who did not reply, which replies were rejected and why, and what the others add up to."""
-    if silent:
-        log(WARNING, "\tno reply in time: %s", ", ".join(keys[client] for client in silent))
-    for client, reason in info.rejected:
-        log(WARNING, "\treply of %s rejected: %s", keys[client], reason)
-    if info.warning is not None:
-        log(WARNING, "\tall replies were rejected and nothing was learnt")
-    text = "\t%d of %d replies used; sum of weights %.3f, largest %.3f, effective sample size %.1f"
-    size = np.nan_to_num(info.effective_sample_size)
-    weights = (info.sum_of_weights, info.largest_weight, size)
-    log(INFO, text, info.num_responded, info.num_selected, *weights)
-    if info.clip_factor < 1:
-        text = "\tclipped, by factors down to %.3g: the estimate of this round is biased"
-        log(INFO, text, info.clip_factor)
-
-
-def log_warnings(federation: Federation, log: Log) -> None:
-    """Log what the federation has noted, once."""
-    while federation.warnings:
-        log(WARNING, "\t%s", federation.warnings.pop(0))
+    def _log_warnings(self) -> None:
+        while self.warnings:
+            self.log(WARNING, "\t%s", self.warnings.pop(0))

@@ -1,32 +1,30 @@
 """The client's side: a mod and the registration."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from ..arrays import Arrays
 from ..errors import DeltaflError
-from ..federation.local_work import Correction, answer_census, fits
+from ..federation.exchange import (
+    AUX,
+    CENSUS,
+    NUM_EXAMPLES,
+    RECORD,
+    STEP_FACTOR,
+    TRAINED,
+    Correction,
+    report_of,
+)
 
-#: The record that the mod adds, and the action of the registration query (``query.deltafl``).
-RECORD = "deltafl"
+#: What a client reports of who it is.
 KIND = "kind"
 CLIENT_ID = "client-id"
-NUM_EXAMPLES = "num-examples"
-AUX = "aux"
-#: In the train message's config: the names of trained arrays.
-TRAINED = "deltafl-trained"
-#: In a train message's config: [size, noise] of the answer that is wanted. In the reply: the
-#: answer.
-CENSUS = "deltafl-census"
-#: In a train message: what ``take_correction`` takes out. In a reply, if that was done: the step
-#: factor.
+#: The record of a train message that ``take_correction`` takes out.
 CORRECTION = "deltafl-correction"
-CORRECTED = "steps-corrected"
-#: In a train message's config, with ``mime``: how many times its own steps the client takes.
-STEP_FACTOR = "deltafl-step-factor"
 
 
 def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -40,17 +38,20 @@ def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) 
 
     All other messages pass unchanged.
     """
-    config = _config(message)
-    is_train = message.metadata.message_type.split(".")[0] == "train"
-    if is_train and CENSUS in config:
-        return _census_reply(message, context, call_next, config)
-    if is_train and CORRECTION in message.content:
-        factor = _step_factor(config)
-        reply = call_next(message, context)
-        if CORRECTION not in message.content and not reply.has_error():
-            reply.content[RECORD] = MetricRecord({CORRECTED: factor})
+    record = asked_in(message)
+    asked = dict(record)
+    if CENSUS not in asked and STEP_FACTOR not in asked:
+        return call_next(message, context)
+    sent = _trained(message, asked)
+    reply = call_next(message, context)
+    if reply.has_error():
         return reply
-    return call_next(message, context)
+    corrected = STEP_FACTOR in asked and STEP_FACTOR not in record
+    report = ConfigRecord(report_of(asked, corrected, sent, _trained(reply, asked)))
+    if CENSUS in asked:
+        return Message(RecordDict({RECORD: report}), reply_to=message)
+    reply.content[RECORD] = report
+    return reply
 
 
 def take_correction(message: Message) -> Correction:
@@ -61,34 +62,9 @@ def take_correction(message: Message) -> Correction:
     steps, and add 1 / K of each array in each of K steps. ``delta_mod`` then confirms that it was
     taken.
     """
-    record = message.content.pop(CORRECTION, None)
-    config = _config(message)
-    factor = _step_factor(config)
-    config.pop(STEP_FACTOR, None)
-    if not isinstance(record, ArrayRecord):
-        return Correction({}, factor)
-    return Correction({name: array.numpy() for name, array in record.items()}, factor)
-
-
-def _census_reply(
-    message: Message, context: Context, call_next: ClientAppCallable, config: ConfigRecord
-) -> Message:
-    """The answer to a census in place of what was trained; an empty one if that is not the
-    model.
-    """
-    sent = _trained(message, config)
-    factor = _step_factor(config)
-    reply = call_next(message, context)
-    if reply.has_error():
-        return reply
-    received = _trained(reply, config)
-    asked = config[CENSUS]
-    answered = MetricRecord({CENSUS: []})
-    if fits(sent, received) and isinstance(asked, list):
-        answered[CENSUS] = answer_census(sent, received, asked)
-    if factor < 1 and STEP_FACTOR not in config:
-        answered[CORRECTED] = factor
-    return Message(RecordDict({RECORD: answered}), reply_to=message)
+    drift = message.content.array_records.pop(CORRECTION, ArrayRecord())
+    factor: Any = asked_in(message).pop(STEP_FACTOR, 1.0)
+    return Correction({name: array.numpy() for name, array in drift.items()}, factor)
 
 
 def register(
@@ -114,10 +90,14 @@ def register(
         kind, own_id = _default_id(context) if client_id is None else ("client", client_id(context))
         size = int(num_examples(context))
         record = ConfigRecord({KIND: kind, CLIENT_ID: own_id, NUM_EXAMPLES: size})
-        wanted = message.content.config_records.get(RECORD, ConfigRecord()).get(AUX)
-        if aux is not None and wanted:
+        if aux is not None and asked_in(message).get(AUX):
             record[AUX] = [float(value) for value in aux(context)]
         return Message(RecordDict({RECORD: record}), reply_to=message)
+
+
+def asked_in(message: Message) -> ConfigRecord:
+    """What is asked or reported in a message."""
+    return message.content.config_records.get(RECORD, ConfigRecord())
 
 
 def _default_id(context: Context) -> tuple[str, str]:
@@ -130,21 +110,10 @@ def _default_id(context: Context) -> tuple[str, str]:
     )
 
 
-def _config(message: Message) -> ConfigRecord:
-    return next(iter(message.content.config_records.values()), ConfigRecord())
-
-
-def _step_factor(config: ConfigRecord) -> float:
-    factor = config.get(STEP_FACTOR)
-    if isinstance(factor, float):
-        return factor
-    return 1.0
-
-
-def _trained(message: Message, config: ConfigRecord) -> Arrays:
-    """The trained arrays of a message, in the server's order; none unless it has one record."""
+def _trained(message: Message, asked: Mapping[str, Any]) -> Arrays:
+    """The arrays that a census asks for, in the server's order; none without one record of them."""
     records = list(message.content.array_records.values())
-    names = config[TRAINED]
-    if len(records) != 1 or not isinstance(names, list):
+    if len(records) != 1:
         return {}
-    return {str(name): records[0][str(name)].numpy() for name in names if name in records[0]}
+    names = [name for name in asked.get(TRAINED, ()) if name in records[0]]
+    return {name: records[0][name].numpy() for name in names}

@@ -2,17 +2,15 @@
 anything.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable
-from math import isfinite
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from ..arrays import Arrays
-from ..federation.federation import Federation
-from ..federation.replies import ClientReply, Metrics, census_answer, reply_of
-from . import client
+from ..federation.exchange import RECORD, Question
+from ..federation.replies import ClientReply, Metrics, read_reply
+from .client import CORRECTION, asked_in
 
 Key = TypeVar("Key")
 
@@ -41,51 +39,51 @@ def fault_of(reply: Message) -> str | None:
     return f"error {reply.error.code}: {shown}"
 
 
-def read_reply(reply: Message) -> ClientReply:
-    """A client's reply to a train message; weights that it may contain are ignored."""
+def report_in(reply: Message) -> Mapping[str, Any] | str:
+    """What a client reported beside its model; or why it failed."""
+    return fault_of(reply) or asked_in(reply)
+
+
+def metrics_in(reply: Message) -> Metrics | str:
+    """All metrics of a reply; of a name that occurs several times the first: none counts twice."""
     fault = fault_of(reply)
     if fault is not None:
-        return ClientReply(fault=fault)
-    metrics = all_metrics(reply)
+        return fault
+    metrics: Metrics = {}
+    for record in reply.content.metric_records.values():
+        for name, value in record.items():
+            metrics.setdefault(name, value)
+    return metrics
+
+
+def reply_in(reply: Message) -> ClientReply:
+    """A client's reply to a train message; weights that it may contain are ignored."""
+    metrics = metrics_in(reply)
+    if isinstance(metrics, str):
+        return ClientReply(fault=metrics)
     records = list(reply.content.array_records.values())
     if len(records) != 1:
         return ClientReply(fault=f"the reply has {len(records)} array records, expected one")
-    try:
-        arrays = {name: array.numpy() for name, array in records[0].items()}
-    except Exception as error:  # whatever a client's bytes can make NumPy raise
-        return ClientReply(fault=f"the reply's arrays cannot be read ({type(error).__name__})")
-    return reply_of(arrays, metrics, metrics.get(client.CORRECTED))
+    return read_reply(lambda: to_arrays(records[0]), metrics, asked_in(reply))
 
 
-def read_census(reply: Message, step_factor: float) -> object:
-    """A client's answer to a census, or a sentence that says why it cannot be used."""
-    metrics = all_metrics(reply)
-    answer = census_answer(metrics.get(client.CENSUS), metrics.get(client.CORRECTED), step_factor)
-    return fault_of(reply) or answer
-
-
-def content_for_all(
-    federation: Federation, arrays: Arrays, config: ConfigRecord, number: int
-) -> RecordDict:
-    """What every client is sent: a model, the user's config, the number of the round, from 1."""
-    sent = ConfigRecord(dict(config.items()))  # Flower passes the same one to every round
-    sent["server-round"] = number
-    sent[client.TRAINED] = list(federation.layout.trained)
-    return RecordDict({"arrays": to_record(arrays), "config": sent})
-
-
-def content_for(
-    content: RecordDict, step_factor: float, correction: ArrayRecord | None = None
-) -> RecordDict:
-    """What one client is sent: the common content, and its correction."""
-    # A client in this process takes entries out of its message, so only the arrays are shared.
-    config = ConfigRecord(dict(content.config_records["config"]))
-    sent = RecordDict({**content, "config": config})
-    if step_factor < 1:
-        config[client.STEP_FACTOR] = step_factor
-    if correction:
-        sent[client.CORRECTION] = correction
-    return sent
+def contents(
+    question: Question, arrays: ArrayRecord, config: ConfigRecord, number: int
+) -> Iterable[tuple[str, RecordDict]]:
+    """What each client is sent: the model, the user's config with the number of the round from 1,
+    and what deltafl asks.
+    """
+    # One for all: with mime a message would otherwise hold a second model.
+    drift = to_record(question.drift)
+    for key in question.keys:
+        # A client in this process takes entries out of its message, so only arrays are shared.
+        own = ConfigRecord({**config, "server-round": number})
+        content = RecordDict({"arrays": arrays, "config": own})
+        if question.asked:
+            content[RECORD] = ConfigRecord(question.asked)
+        if drift:
+            content[CORRECTION] = drift
+        yield key, content
 
 
 def to_record(arrays: Arrays) -> ArrayRecord:
@@ -93,26 +91,6 @@ def to_record(arrays: Arrays) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
-def mean_metrics(weighted: Iterable[tuple[float, Message]]) -> Metrics:
-    """Weighted means of the clients' metrics, each over the replies that have a number for it."""
-    totals = defaultdict[str, float](float)
-    weights = defaultdict[str, float](float)
-    for weight, reply in weighted:
-        metrics = all_metrics(reply)
-        metrics.pop(client.NUM_EXAMPLES, None)
-        for name, value in metrics.items():
-            if isinstance(value, int | float) and isfinite(value):
-                totals[name] += weight * value
-                weights[name] += weight
-    return {name: total / weights[name] for name, total in totals.items() if weights[name] > 0}
-
-
-def all_metrics(reply: Message) -> Metrics:
-    """All metrics of a reply; of a name that occurs several times the first: none counts twice."""
-    metrics: Metrics = {}
-    if reply.has_error():
-        return metrics
-    for record in reply.content.metric_records.values():
-        for name, value in record.items():
-            metrics.setdefault(name, value)
-    return metrics
+def to_arrays(record: ArrayRecord) -> Arrays:
+    """The named arrays of a record of Flower's."""
+    return {name: array.numpy() for name, array in record.items()}

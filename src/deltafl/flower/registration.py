@@ -7,7 +7,7 @@ Node ids change between runs, so a client has a key: ``partition:`` in a simulat
 
 import hashlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from logging import INFO, WARNING
 from typing import Annotated, Literal
 
@@ -19,10 +19,13 @@ from flwr.superlink.grid import InMemoryGrid
 from pydantic import BaseModel, StringConstraints
 
 from ..errors import DeltaflError
-from ..federation.clients import CURE, ClientInfo, read_info
+from ..federation.clients import ClientInfo
+from ..federation.exchange import AUX, RECORD
+from ..federation.replies import CURE, NO_REGISTRATION, read_info
+from ..federation.rules import Rules
 from ..io import checked
-from .client import AUX, CLIENT_ID, KIND, NUM_EXAMPLES, RECORD
-from .messages import by_recipient, fault_of
+from .client import CLIENT_ID, KIND
+from .messages import by_recipient, report_in
 
 #: Seconds until a node whose registration failed is asked again.
 _RETRY = 30.0
@@ -38,17 +41,12 @@ class Identity(BaseModel):
 
 
 class Directory:
-    """Clients by key, and the nodes through which they can be reached now; the clients
-    ``forget`` count as absent.
+    """Clients by key, and the nodes through which they can be reached now; those to forget count
+    as absent.
     """
 
-    def __init__(
-        self, identity: str, timeout: float, num_aux: int = 0, forget: Collection[str] = ()
-    ) -> None:
-        self.identity = identity
-        self.timeout = timeout
-        self.num_aux = num_aux
-        self.forget = frozenset(forget)
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
         #: Node id -> (key, what it reported), in the order of registration.
         self._registered: dict[int, tuple[str, ClientInfo]] = {}
         #: Node id -> the query under way, and when it counts as failed; or None, and when to ask
@@ -70,17 +68,16 @@ class Directory:
         }
         new = sorted(nodes.keys() - self._registered.keys() - busy)
         if new:
-            query = ConfigRecord()
-            if self.num_aux:
-                query[AUX] = self.num_aux
-            wanted = RecordDict({RECORD: query})
+            wanted = RecordDict({RECORD: ConfigRecord({AUX: self.rules.aux})})
+            seconds = self.rules.registration_timeout
             kind = f"query.{RECORD}"
-            messages = [Message(wanted, node_id, kind, ttl=self.timeout) for node_id in new]
+            messages = [Message(wanted, node_id, kind, ttl=seconds) for node_id in new]
             grid.push_messages(messages)
             for node_id, message in zip(new, messages, strict=True):
-                self._queries[node_id] = (message, now + self.timeout)
+                self._queries[node_id] = (message, now + seconds)
         self._collect(grid, nodes)
-        return {key: info for key, info in self._registered.values() if key not in self.forget}
+        forget = self.rules.forget
+        return {key: info for key, info in self._registered.values() if key not in forget}
 
     def nodes(self) -> dict[str, int]:
         """Key -> node id; of two nodes with one key the later one: the other may be its own
@@ -100,14 +97,14 @@ class Directory:
     def wait(
         self,
         grid: Grid,
-        min_nodes: int,
         seconds: float,
-        settle: bool,
         admit: Callable[[dict[str, ClientInfo]], dict[str, ClientInfo]],
+        settle: bool,
     ) -> dict[str, ClientInfo]:
         """Refresh until ``admit`` lets enough clients in; with ``settle`` also until all
         answered.
         """
+        needed = self.rules.min_clients
         end = time.monotonic() + seconds
         before = -1
         while True:
@@ -115,9 +112,9 @@ class Directory:
             waiting = any(message for message, _ in self._queries.values())
             settled = len(present) == before and not waiting
             over = time.monotonic() >= end
-            if len(present) >= min_nodes and (settled or not settle or over):
+            if len(present) >= needed and (settled or not settle or over):
                 able = admit(present)
-                if len(able) >= min_nodes:
+                if len(able) >= needed:
                     return able
             if over:
                 silent = ""
@@ -129,11 +126,11 @@ class Directory:
                     )
                 raise DeltaflError(
                     f"{len(able)} clients are registered and connected after {seconds:g} s, "
-                    f"{min_nodes} are needed; start more SuperNodes, lower min_nodes, or raise "
+                    f"{needed} are needed; start more SuperNodes, lower min_nodes, or raise "
                     f"wait_for_nodes{silent}"
                 )
-            if len(able) < min_nodes and len(present) != before:
-                log(INFO, "Waiting for clients: %d registered, %d needed", len(able), min_nodes)
+            if len(able) < needed and len(present) != before:
+                log(INFO, "Waiting for clients: %d registered, %d needed", len(able), needed)
             before = len(present)
             time.sleep(min(1.0, max(0.05, end - time.monotonic())))
 
@@ -151,8 +148,8 @@ class Directory:
             if reply is None and now < self._queries[node_id][1]:
                 continue
             try:
-                own_key, info = read_registration(reply, self.num_aux)
-                key = client_key(self.identity, nodes[node_id], own_key, simulated)
+                own_key, info = read_registration(reply, self.rules.aux)
+                key = client_key(self.rules.identity, nodes[node_id], own_key, simulated)
             except DeltaflError as error:
                 num_failed += 1
                 self._queries[node_id] = (None, now + _RETRY)
@@ -191,11 +188,10 @@ def client_key(identity: str, node: NodeInfo, own_key: str, simulated: bool) -> 
 
 def read_registration(reply: Message | None, num_aux: int = 0) -> tuple[str, ClientInfo]:
     """A client's own key and what it reports, from a reply that may hold anything."""
-    fault = "no answer to the registration query in time" if reply is None else fault_of(reply)
-    if reply is None or fault is not None:
-        raise DeltaflError(fault)
-    record = reply.content.config_records.get(RECORD, ConfigRecord())
-    info = read_info(record.get(NUM_EXAMPLES), record.get(AUX), num_aux)
-    values = {name.replace("-", "_"): record.get(name) for name in (KIND, CLIENT_ID)}
-    client = checked(Identity, values, "the answer to the registration query", CURE)
+    report = NO_REGISTRATION if reply is None else report_in(reply)
+    if isinstance(report, str):
+        raise DeltaflError(report)
+    info = read_info(report, num_aux)
+    given = {"kind": report.get(KIND), "client_id": report.get(CLIENT_ID)}
+    client = checked(Identity, given, "the answer to the registration query", CURE)
     return f"{client.kind}:{client.client_id}", info

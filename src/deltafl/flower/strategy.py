@@ -2,40 +2,34 @@
 mathematics of its own.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
-from logging import INFO, WARNING
+from collections.abc import Callable, Iterable, Mapping
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
-from ..arrays import BUFFERS
+from ..arrays import Arrays
 from ..errors import DeltaflError
 from ..estimators.control_variates import ControlVariate
-from ..federation.federation import Federation
-from ..federation.local_work import question
+from ..federation.exchange import Question
 from ..federation.replies import round_metrics
-from ..federation.rules import check_seconds, check_texts, check_whole, make_rules
-from ..federation.saved import sole_owner
-from ..federation.service import admit, begin, close, log_privacy, select
+from ..federation.rules import check_seconds, check_whole, make_rules
+from ..federation.service import Service, serving
 from ..samplers.base import Sampler
-from ..samplers.census import Census
 from ..server.optimizers import ServerOptimizer
-from ..types import Cohort, RoundInfo
-from .client import CENSUS
+from ..types import RoundInfo
 from .messages import (
     by_recipient,
-    content_for,
-    content_for_all,
-    fault_of,
-    mean_metrics,
-    read_census,
-    read_reply,
+    contents,
+    metrics_in,
+    reply_in,
+    report_in,
+    to_arrays,
     to_record,
 )
 from .registration import Directory
@@ -68,13 +62,10 @@ class DeltaStrategy(Strategy):
             default.
         min_nodes: Clients that must be connected before a round begins; None for n.
         wait_for_nodes: Seconds to wait for them before an error.
-        registration_timeout: Seconds that a new node has to register.
-        buffers: Name patterns of floating-point arrays that are not trained.
         evaluate: Whether all connected clients evaluate the model after every round.
-        forget: Keys of clients (as in the log) to drop from the saved state, with everything
-            remembered about them; they are never selected again.
-        settings: What all hosts share, by name: ``weights``, ``seed``, ``aux``, ``average``,
-            ``mime``, ``clip``, ``dp``, ...; docs/flower-operation.md lists them.
+        settings: What all hosts share, by name: ``weights``, ``seed``, ``buffers``, ``forget``,
+            ``aux``, ``average``, ``mime``, ``clip``, ``dp``, ...; docs/flower-operation.md lists
+            them.
 
     Raises:
         DeltaflError: If the sampler needs every update before the draw, or an argument is unknown
@@ -91,17 +82,11 @@ class DeltaStrategy(Strategy):
         *,
         min_nodes: int | None = None,
         wait_for_nodes: float = 600.0,
-        registration_timeout: float = 120.0,
-        buffers: Sequence[str] = BUFFERS,
         evaluate: bool = False,
-        forget: Collection[str] = (),
         **settings: Any,
     ) -> None:
         self.name = sampler if isinstance(sampler, str) else type(sampler).__name__
         self.wait_for_nodes = check_seconds("wait_for_nodes", wait_for_nodes, "[0, inf]")
-        if min_nodes is not None:
-            check_whole("min_nodes", min_nodes, "at least 1, or None for n", 1)
-        self.buffers = check_texts("buffers", buffers)
         self.evaluate = evaluate
         self.rules = make_rules(
             sampler,
@@ -112,19 +97,13 @@ class DeltaStrategy(Strategy):
             min_clients=min_nodes,
             **settings,
         )
-        self.min_nodes = self.rules.min_clients
-        self.state_path = self.rules.state_path
-        seconds = check_seconds("registration_timeout", registration_timeout)
-        self.directory = Directory(
-            self.rules.identity, seconds, self.rules.aux, check_texts("forget", forget)
-        )
-        self.federation: Federation | None = None
+        self.directory = Directory(self.rules)
+        self.federation: Service | None = None
         #: The statistics of every round, for callers who want more than Flower's metrics.
         self.history: list[RoundInfo] = []
         self._timeout = 3600.0
-        #: The last round's cohort, and the messages to its clients.
-        self._cohort: Cohort | None = None
-        self._trainings: list[tuple[int, Message]] = []
+        #: The round's messages, by client.
+        self._trainings: list[tuple[str, Message]] = []
         self._evaluations: list[tuple[str, Message]] = []
 
     def start(
@@ -144,13 +123,11 @@ class DeltaStrategy(Strategy):
         """
         check_whole("num_rounds", num_rounds, "at least 0", 0)
         self._timeout = check_seconds("timeout", timeout)
-        with sole_owner(self.state_path):
-            arrays = {name: array.numpy() for name, array in initial_arrays.items()}
-            federation = begin(self.rules, arrays, self.buffers, self.directory.forget, log)
+        arrays = to_arrays(initial_arrays)
+        with serving(self.rules, arrays, num_rounds, log) as federation:
             self.federation = federation
-            self._cohort = None
+            self._settled = False
             done = federation.round
-            log_privacy(self.rules, max(done, num_rounds), log)
 
             def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
                 assert evaluate_fn is not None
@@ -182,50 +159,31 @@ class DeltaStrategy(Strategy):
         text = "\t├──> deltafl: sampler %s, n = %d, estimator %s"
         log(INFO, text, self.name, plan.n, plan.rule.name)
         log(INFO, "\t├──> weights by %s, server: %s", self.rules.weights, plan.parts)
-        log(INFO, "\t└──> state kept in %s", self.state_path or "memory only")
+        log(INFO, "\t└──> state kept in %s", self.rules.state_path or "memory only")
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Select clients; returns a list because the deployment's grid iterates over it twice."""
+        """Select clients; a list, because the deployment's grid iterates over it twice."""
         if KEY_CLIPPING_NORM in config:
             raise DeltaflError(_FOREIGN_PRIVACY)
         federation = self._active()
-        is_first = self._cohort is None
-        let_in = partial(admit, federation, log=log)
-        present = self.directory.wait(
-            grid, self.min_nodes, self.wait_for_nodes, settle=is_first, admit=let_in
-        )
-        number = federation.current.round + 1
-        ttl = self._timeout + TTL_GRACE
-        nodes = self.directory.nodes()
-        content = content_for_all(federation, federation.arrays(), config, number)
+        seconds = self.wait_for_nodes
+        present = self.directory.wait(grid, seconds, federation.let_in, settle=not self._settled)
+        self._settled = True
+        number = federation.round + 1
+        model = federation.arrays()
 
-        def train(content: RecordDict, node_id: int) -> Message:
-            group = str(number)
-            return Message(content, node_id, MessageType.TRAIN, ttl=ttl, group_id=group)
-
-        def ask(keys: list[str], census: Census) -> dict[str, object]:
-            sent = []
-            for key in keys:
-                asked = content_for(content, federation.step_factor)
-                asked.config_records["config"][CENSUS] = question(census)
-                sent.append((key, train(asked, nodes[key])))
+        def ask(question: Question) -> Mapping[str, Any]:
+            sent = self._messages(MessageType.TRAIN, question, model, config, number)
             messages = [message for _, message in sent]
             received = grid.send_and_receive(messages, timeout=self._timeout)
-            replies = by_recipient(sent, received).items()
-            return {key: read_census(reply, federation.step_factor) for key, reply in replies}
+            return {key: report_in(reply) for key, reply in by_recipient(sent, received).items()}
 
         self._trainings = []
-        self._cohort = cohort = select(federation, present, ask, log)
-        if cohort is None:
-            return []
-        corrections = federation.corrections(cohort)
-        # With mime one for all: a record once made is not made again.
-        records = {id(correction): to_record(correction) for correction in corrections}
-        for client, correction in zip(cohort.client_n.tolist(), corrections, strict=True):
-            own = content_for(content, correction.step_factor, records[id(correction)])
-            self._trainings.append((client, train(own, nodes[federation.keys[client]])))
+        for question in federation.begin_round(present, ask):
+            sent = self._messages(MessageType.TRAIN, question, model, config, number)
+            self._trainings.extend(sent)
         return [message for _, message in self._trainings]
 
     def aggregate_train(
@@ -233,14 +191,13 @@ class DeltaStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Close the round: estimate, step, the sampler's update; then save the state."""
         federation = self._active()
-        cohort = self._cohort
-        if cohort is None:  # the round was the census
-            return to_record(federation.model()), MetricRecord()
-        first = by_recipient(self._trainings, replies)
-        received = {client: read_reply(reply) for client, reply in first.items()}
-        info = close(federation, cohort, received, log)
-        self.history.append(info)
-        return to_record(federation.model()), MetricRecord(round_metrics(info))
+        metrics = MetricRecord()
+        if federation.cohort is not None:  # else the round was the census
+            received = by_recipient(self._trainings, replies).items()
+            info = federation.end_round({key: reply_in(reply) for key, reply in received})
+            self.history.append(info)
+            metrics = MetricRecord(round_metrics(info))
+        return to_record(federation.model()), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -249,37 +206,38 @@ class DeltaStrategy(Strategy):
         self._evaluations = []
         if self.evaluate:
             federation = self._active()
-            ttl = self._timeout + TTL_GRACE
-            number = federation.current.round  # of the round that was closed
-            content = content_for_all(federation, federation.model(), config, number)
-            for key, node_id in self.directory.nodes().items():
-                if key in federation.clients:
-                    message = Message(
-                        content, node_id, MessageType.EVALUATE, ttl=ttl, group_id=str(number)
-                    )
-                    self._evaluations.append((key, message))
+            keys = [key for key in self.directory.nodes() if key in federation.clients]
+            question = Question(keys, {}, {})
+            model = federation.model()
+            number = federation.round  # of the round that was closed
+            self._evaluations = self._messages(
+                MessageType.EVALUATE, question, model, config, number
+            )
         return [message for _, message in self._evaluations]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """The mean of the clients' metrics by their weights in the target."""
-        federation = self._active()
-        weight_m = federation.plan.population.weight_m.tolist()
-        weights = dict(zip(federation.keys, weight_m, strict=True))
-        received = by_recipient(self._evaluations, replies)
-        faults: dict[str, str | None] = {key: "no reply in time" for key, _ in self._evaluations}
-        faults |= {key: fault_of(reply) for key, reply in received.items()}
-        failed = [(key, fault) for key, fault in faults.items() if fault is not None]
-        if failed:
-            text = "\tevaluation: no result from %d of %d clients; the first is %s: %s"
-            log(WARNING, text, len(failed), len(self._evaluations), *failed[0])
-        metrics = mean_metrics((weights[key], reply) for key, reply in received.items())
-        if not metrics:
-            return None
-        return MetricRecord(metrics)
+        received = by_recipient(self._evaluations, replies).items()
+        metrics = self._active().mean_of(
+            [key for key, _ in self._evaluations],
+            {key: metrics_in(reply) for key, reply in received},
+        )
+        return MetricRecord(dict(metrics)) if metrics else None
 
-    def _active(self) -> Federation:
-        if self.federation is None:
+    def _messages(
+        self, kind: str, question: Question, model: Arrays, config: ConfigRecord, number: int
+    ) -> list[tuple[str, Message]]:
+        nodes = self.directory.nodes()
+        group = str(number)
+        ttl = self._timeout + TTL_GRACE
+        return [
+            (key, Message(content, nodes[key], kind, ttl=ttl, group_id=group))
+            for key, content in contents(question, to_record(model), config, number)
+        ]
+
+    def _active(self) -> Service:
+        if self.federation is None:  # a wrapper has its own ``start``
             raise DeltaflError(_FOREIGN_PRIVACY)
         return self.federation

@@ -9,20 +9,20 @@ import nvflare.client as flare
 from nvflare.client import FLModel, ParamsType
 
 from ..arrays import Arrays, as_array
-from ..federation.local_work import Correction, answer_census, fits
+from ..federation.exchange import (
+    AUX,
+    CENSUS,
+    NUM_EXAMPLES,
+    RECORD,
+    STEP_FACTOR,
+    TRAINED,
+    Correction,
+    report_of,
+)
 
-#: Where a message's metadata hold what is deltafl's, and the names in it.
-RECORD = "deltafl"
-REGISTER = "register"
-CENSUS = "census"
-TRAINED = "trained"
+#: In what is asked: the round, which the reply repeats; the drift, by array.
 ROUND = "round"
-NUM_EXAMPLES = "num-examples"
-AUX = "aux"
-#: Of a client that is to correct its local steps; in its reply, if it took them: the step factor.
-CORRECTION = "correction"
-STEP_FACTOR = "step-factor"
-CORRECTED = "corrected"
+DRIFT = "drift"
 
 
 class DeltaClient:
@@ -44,20 +44,19 @@ class DeltaClient:
         self.aux = [float(value) for value in aux]
         self._asked: dict[str, Any] = {}
         self._sent: Arrays = {}
-        self._corrected: float | None = None
+        self._corrected = False
 
     def receive(self, timeout: float | None = None) -> FLModel | None:
         """The next model to train, or None where the job ends; as ``flare.receive``."""
         while (model := flare.receive(timeout)) is not None:
-            self._asked = model.meta.get(RECORD, {})
-            self._corrected = None
-            self._sent = {}
-            if CENSUS in self._asked:
-                self._sent = trained(model, self._asked.get(TRAINED, ()))
-            if REGISTER not in self._asked:
+            asked = model.meta.get(RECORD, {})
+            if AUX not in asked:
+                self._asked = asked
+                self._corrected = False
+                self._sent = trained(model, asked.get(TRAINED, ()))
                 return model
             report: dict[str, Any] = {NUM_EXAMPLES: self.num_examples, AUX: []}
-            if self._asked[REGISTER]:  # auxiliary variables are sent only where they are used
+            if asked[AUX]:  # auxiliary variables are sent only where they are used
                 report[AUX] = self.aux
             flare.send(FLModel(metrics={}, meta={RECORD: report}))
         return None
@@ -70,21 +69,16 @@ class DeltaClient:
         steps, and add 1 / K of each array in each of K steps. ``send`` confirms that it was taken:
         the server refuses a model without.
         """
-        if STEP_FACTOR in self._asked:
-            self._corrected = float(self._asked[STEP_FACTOR])
-        return Correction(self._asked.get(CORRECTION), self._corrected or 1.0)
+        self._corrected = STEP_FACTOR in self._asked
+        return Correction(self._asked.get(DRIFT), self._asked.get(STEP_FACTOR, 1.0))
 
     def send(self, model: FLModel) -> None:
         """Send what was trained from the last model received; as ``flare.send``."""
-        asked = self._asked.get(CENSUS)
-        report = {ROUND: self._asked.get(ROUND), CORRECTED: self._corrected}
-        if isinstance(asked, list):
-            received = trained(model, self._sent, self._sent)
-            report[CENSUS] = []
-            if fits(self._sent, received):
-                report[CENSUS] = answer_census(self._sent, received, asked)
+        received = trained(model, self._sent, self._sent)
+        report = report_of(self._asked, self._corrected, self._sent, received)
+        if CENSUS in self._asked:
             model = FLModel(metrics={})
-        model.meta[RECORD] = report
+        model.meta[RECORD] = {ROUND: self._asked.get(ROUND), **report}
         flare.send(model)
 
 

@@ -4,7 +4,7 @@ mathematics of its own.
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from logging import WARNING
 from math import ceil
@@ -15,33 +15,18 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 
-from ..arrays import BUFFERS, Arrays, as_array
+from ..arrays import Arrays, as_array
 from ..errors import DeltaflError
-from ..federation.clients import ClientInfo, read_info
-from ..federation.federation import Federation
-from ..federation.local_work import Correction, question
-from ..federation.replies import ClientReply, census_answer, reply_of
-from ..federation.rules import check_seconds, check_texts, check_whole, make_rules
-from ..federation.saved import sole_owner
-from ..federation.service import admit, begin, close, log_privacy, select
+from ..federation.clients import ClientInfo
+from ..federation.exchange import AUX, RECORD, Question
+from ..federation.replies import NO_REGISTRATION, ClientReply, read_info, read_reply
+from ..federation.rules import check_seconds, check_whole, make_rules
+from ..federation.service import Service, serving
 from ..samplers.base import Sampler
-from ..samplers.census import Census
 from ..server.optimizers import ServerOptimizer
 from ..server.table import SETTINGS
 from ..types import RoundInfo
-from .client import (
-    AUX,
-    CENSUS,
-    CORRECTED,
-    CORRECTION,
-    NUM_EXAMPLES,
-    RECORD,
-    REGISTER,
-    ROUND,
-    STEP_FACTOR,
-    TRAINED,
-    trained,
-)
+from .client import DRIFT, ROUND, trained
 
 #: How often a client that does not register is asked.
 _MOST = 3
@@ -68,13 +53,11 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
             resumes; or None. Not in the job's workspace, which a new job does not see.
         min_clients: Clients that must have registered before a round begins; None for n.
         timeout: Seconds that a round waits for replies.
-        registration_timeout: Seconds that clients have to register.
-        buffers: Name patterns of floating-point arrays that are not trained.
-        forget: Names of clients to drop from the saved state, and never to select again.
         persistor_id: The component that loads the initial model and saves the global one, such as
             ``PTModel`` adds.
-        settings: What all hosts share, by name: ``estimator``, ``weights``, ``seed``, ``aux``,
-            ``average``, ``mime``, ``clip``, ``dp``, ...; docs/flower-operation.md lists them.
+        settings: What all hosts share, by name: ``estimator``, ``weights``, ``seed``, ``buffers``,
+            ``forget`` (names of clients), ``aux``, ``average``, ``mime``, ``clip``, ``dp``, ...;
+            docs/flower-operation.md lists them.
 
     Raises:
         DeltaflError: If the sampler needs every update before the draw, or an argument is unknown
@@ -91,9 +74,6 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         *,
         min_clients: int | None = None,
         timeout: float = 3600.0,
-        registration_timeout: float = 120.0,
-        buffers: Sequence[str] = BUFFERS,
-        forget: Collection[str] = (),
         persistor_id: str = AppConstants.DEFAULT_PERSISTOR_ID,
         **settings: Any,
     ) -> None:
@@ -106,9 +86,6 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         self.__dict__.update(arguments)
         check_whole("num_rounds", num_rounds, "at least 1", 1)
         check_seconds("timeout", timeout)  # 0 would be for ever
-        check_seconds("registration_timeout", registration_timeout)
-        self.buffers = list(check_texts("buffers", buffers))
-        self.forget = list(check_texts("forget", forget))
         self.settings = {name: as_plain(value) for name, value in settings.items()}
         self.rules = make_rules(
             sampler,
@@ -119,7 +96,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
             identity="name",
             **{name: as_object(name, value) for name, value in settings.items()},
         )
-        self.federation: Federation | None = None
+        self.federation: Service | None = None
         #: The statistics of every round.
         self.history: list[RoundInfo] = []
         self._registered: dict[str, ClientInfo] = {}
@@ -139,74 +116,53 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
             raise DeltaflError(
                 "the job has no initial model; add one, job.to_server(PTModel(model))"
             )
-        log = self.logger.log
-        with sole_owner(self.rules.state_path):
-            arrays = {name: as_array(value) for name, value in params.items()}
-            federation = begin(self.rules, arrays, self.buffers, self.forget, log)
+        arrays = {name: as_array(value) for name, value in params.items()}
+        with serving(self.rules, arrays, self.num_rounds, self.logger.log) as federation:
             self.federation = federation
-            log_privacy(self.rules, self.num_rounds, log)
             if federation.round >= self.num_rounds:
                 self._hand_on(federation)  # a persistor of this job has the initial model
             while federation.round < self.num_rounds and self._play(federation):
                 pass
 
-    def _play(self, federation: Federation) -> bool:
+    def _play(self, federation: Service) -> bool:
         """One round; False if the job is being stopped, which is nobody's non-response."""
-        log = self.logger.log
-        registered = self._present(federation)
+        registered = self._present()
         if self.abort_signal.triggered:
             return False
-        present = admit(federation, registered, log)
+        present = federation.let_in(registered)
         if len(present) < self.rules.min_clients:
             raise DeltaflError(
                 f"{len(present)} clients have registered, {self.rules.min_clients} are needed; "
                 "raise registration_timeout, lower min_clients, or use DeltaClient in scripts"
             )
+        number = federation.round
+        model = federation.arrays()
 
-        def ask(keys: list[str], census: Census) -> dict[str, Any]:
-            factor = federation.step_factor
-            asked = correction_of(Correction(step_factor=factor))
-            asked[CENSUS] = question(census)
-            asked[TRAINED] = list(federation.layout.trained)
-            answers = dict[str, Any]()
-            for key, reply in self._send(federation, [(asked, keys)], federation.arrays()).items():
-                own = reported(reply)
-                answers[key] = census_answer(own.get(CENSUS), own.get(CORRECTED), factor)
-            return answers
+        def ask(question: Question) -> dict[str, Any]:
+            replies = self._send([question], number, model).items()
+            return {key: reported(reply) for key, reply in replies}
 
-        number = federation.current.round
-        cohort = select(federation, present, ask, log)
-        if cohort is None:  # the round was the census
-            self._hand_on(federation)
-            return True
-        self.fl_ctx.set_prop(AppConstants.CURRENT_ROUND, number, private=True, sticky=False)
-        self.event(AppEventType.ROUND_STARTED)
-        sent = federation.arrays()
-        keys = federation.keys
-        clients = {keys[client]: client for client in cohort.client_n.tolist()}
-        # One message for all with the same correction, as with mime and without any.
-        questions = dict[int, tuple[dict[str, Any], list[str]]]()
-        for key, correction in zip(clients, federation.corrections(cohort), strict=True):
-            asked = correction_of(correction) | {ROUND: number}
-            _, names = questions.setdefault(id(correction), (asked, []))
-            names.append(key)
-        replies = self._send(federation, list(questions.values()), federation.arrays())
-        if self.abort_signal.triggered:
-            return False
-        received = {clients[key]: read_reply(reply, sent, number) for key, reply in replies.items()}
-        self.history.append(close(federation, cohort, received, log))
+        questions = federation.begin_round(present, ask)
+        if federation.cohort is not None:  # else the round was the census
+            self.fl_ctx.set_prop(AppConstants.CURRENT_ROUND, number, private=True, sticky=False)
+            self.event(AppEventType.ROUND_STARTED)
+            replies = self._send(questions, number, model).items()
+            if self.abort_signal.triggered:
+                return False
+            received = {key: reply_in(reply, model, number) for key, reply in replies}
+            self.history.append(federation.end_round(received))
+            self.event(AppEventType.ROUND_DONE)
         self._hand_on(federation)
-        self.event(AppEventType.ROUND_DONE)
         return True
 
-    def _hand_on(self, federation: Federation) -> None:
+    def _hand_on(self, federation: Service) -> None:
         """Save the model after the round that was closed last, by the persistor."""
-        number = federation.current.round - 1
+        number = federation.round - 1
         self.save_model(
             FLModel(params=federation.model(), current_round=number, total_rounds=self.num_rounds)
         )
 
-    def _present(self, federation: Federation) -> dict[str, ClientInfo]:
+    def _present(self) -> dict[str, ClientInfo]:
         """What the connected clients reported of their data.
 
         Who has not yet is asked, again while too few have.
@@ -214,16 +170,14 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         known = self._registered
         aux = self.rules.aux
         while True:
-            names = {client.name for client in self.engine.get_clients()} - set(self.forget)
+            names = {client.name for client in self.engine.get_clients()} - set(self.rules.forget)
             asked = sorted(name for name in names - known.keys() if self._asked[name] < _MOST)
-            seconds = self.registration_timeout
-            replies = self._send(federation, [({REGISTER: aux}, asked)], timeout=seconds)
+            replies = self._send([Question(asked, {AUX: aux}, {})])
             for name in asked:
                 try:
                     if name not in replies:
-                        raise DeltaflError("no answer to the registration query in time")
-                    answer = reported(replies[name])
-                    known[name] = read_info(answer.get(NUM_EXAMPLES), answer.get(AUX), aux)
+                        raise DeltaflError(NO_REGISTRATION)
+                    known[name] = read_info(reported(replies[name]), aux)
                 except DeltaflError as error:
                     self._asked[name] += 1
                     self.logger.log(WARNING, "%s did not register: %s", name, error)
@@ -232,29 +186,30 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
                 return present
 
     def _send(
-        self,
-        federation: Federation,
-        questions: Sequence[tuple[Mapping[str, Any], Sequence[str]]],
-        params: Arrays | None = None,
-        timeout: float | None = None,
+        self, questions: Sequence[Question], number: int | None = None, model: Arrays | None = None
     ) -> dict[str, FLModel]:
-        """Send clients their questions, with a model or without; the replies in time, by name."""
+        """Ask clients, with the model of a round or without one; the replies in time, by name."""
         replies = dict[str, FLModel]()
-        seconds = ceil(timeout or self.timeout)
+        seconds = self.rules.registration_timeout if model is None else self.timeout
 
         def take(reply: FLModel) -> None:
             replies[reply.meta["client_name"]] = reply
 
-        for asked, names in questions:
-            if names:  # none would be everybody for NVFlare
+        for question in questions:
+            asked = {**question.asked, ROUND: number}
+            if question.drift:
+                asked[DRIFT] = question.drift
+            if question.keys:  # none would be everybody for NVFlare
                 task = FLModel(
-                    params=params,
-                    metrics={} if params is None else None,  # NVFlare wants one of them
-                    current_round=federation.round,
+                    params=model,
+                    metrics={} if model is None else None,  # NVFlare wants one of them
+                    current_round=number,
                     total_rounds=self.num_rounds,
-                    meta={RECORD: dict(asked)},
+                    meta={RECORD: asked},
                 )
-                self.send_model(data=task, targets=list(names), timeout=seconds, callback=take)
+                self.send_model(
+                    data=task, targets=question.keys, timeout=ceil(seconds), callback=take
+                )
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
             time.sleep(0.1)
         return dict(replies)
@@ -278,22 +233,12 @@ def reported(reply: FLModel) -> Mapping[str, Any]:
     return {}
 
 
-def correction_of(correction: Correction) -> dict[str, Any]:
-    """What a client is sent to correct its local steps; nothing for one that is not to."""
-    if not correction and correction.step_factor == 1:
-        return {}
-    return {CORRECTION: dict(correction), STEP_FACTOR: correction.step_factor}
-
-
-def read_reply(reply: FLModel, sent: Arrays, number: int) -> ClientReply:
+def reply_in(reply: FLModel, sent: Arrays, number: int) -> ClientReply:
     """A client's reply to the model of a round, which may hold anything."""
-    own = reported(reply)
-    if own.get(ROUND) != number:
+    report = reported(reply)
+    if report.get(ROUND) != number:
         return ClientReply(
-            fault=f"the reply is to round {own.get(ROUND)}; use DeltaClient in the client's script"
+            fault=f"the reply is to round {report.get(ROUND)}; use DeltaClient in its script"
         )
-    try:
-        arrays = trained(reply, list(reply.params or {}), sent)
-    except Exception as error:  # whatever a client's arrays can make NumPy raise
-        return ClientReply(fault=f"the reply's arrays cannot be read ({type(error).__name__})")
-    return reply_of(arrays, reply.metrics or {}, confirmed=own.get(CORRECTED))
+    arrays = reply.params or {}
+    return read_reply(lambda: trained(reply, list(arrays), sent), reply.metrics or {}, report)

@@ -1,0 +1,85 @@
+"""What a server asks of clients beside training, and what they report: plain values by name, the
+same in every host.
+
+A host carries both in the place ``RECORD`` of its messages. What comes back is read in
+``replies.py``.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays import Arrays, update_of
+from ..samplers.census import Census, output_layer
+from ..types import Array
+
+RECORD = "deltafl"
+#: Asked and reported when a client registers: how many auxiliary variables; they, and its size.
+AUX = "aux"
+NUM_EXAMPLES = "num-examples"
+#: Asked: [size, noise, first_update] of the answer to a census. Reported: the answer.
+CENSUS = "census"
+#: Asked with it: the names of the trained arrays.
+TRAINED = "trained"
+#: Asked of clients that are to correct their local steps: how many times their own steps they take.
+STEP_FACTOR = "step-factor"
+#: Reported by those that did: that factor.
+CORRECTED = "corrected"
+
+
+class Question(NamedTuple):
+    """What some clients are asked, and the drift that moves them during their local steps."""
+
+    keys: list[str]
+    asked: dict[str, Any]
+    drift: Arrays
+
+
+class Correction(Arrays):
+    """What the server adds to a client's local steps, by array name; no arrays for nothing."""
+
+    #: The client takes so many times its own steps, 0 < step_factor <= 1: 1 - beta with ``mime``.
+    step_factor: float = 1.0
+
+    def __init__(self, arrays: Mapping[str, Array] | None = None, step_factor: float = 1.0) -> None:
+        super().__init__(arrays or {})
+        self.step_factor = step_factor
+
+    def copy(self) -> "Correction":
+        """A copy with the same factor."""
+        return Correction(self, self.step_factor)
+
+
+def census_question(census: Census, trained: list[str], step_factor: float) -> dict[str, Any]:
+    """What clients are asked for a census; with ``mime`` they take shorter steps in it as well."""
+    asked: dict[str, Any] = {
+        CENSUS: [float(census.size), census.noise, float(census.first_update)],
+        TRAINED: trained,
+    }
+    if step_factor < 1:
+        asked[STEP_FACTOR] = step_factor
+    return asked
+
+
+def report_of(
+    asked: Mapping[str, Any], corrected: bool, sent: Arrays, received: Arrays
+) -> dict[str, Any]:
+    """What a client reports that was asked this, of the arrays that it was sent and has trained.
+
+    Both are needed for a census alone; the answer is empty where they are not the same model.
+    """
+    report = dict[str, Any]()
+    if corrected:
+        report[CORRECTED] = asked[STEP_FACTOR]
+    if CENSUS in asked:
+        shapes = [array.shape for array in sent.values()]
+        report[CENSUS] = []
+        if [received[name].shape for name in sent if name in received] == shapes:
+            size, noise, first_update = asked[CENSUS]
+            census = Census(size=int(size), noise=noise, first_update=bool(first_update))
+            update_d = update_of(sent, received)
+            # Not a seeded generator: nobody shall be able to take the noise away.
+            answer_k = census.answer(update_d, output_layer(shapes), rng=np.random.default_rng())
+            report[CENSUS] = answer_k.tolist()
+    return report
