@@ -175,7 +175,6 @@ def test_shorter_steps_that_nobody_took_are_an_error() -> None:
         corrected_steps({}, model, torch.optim.SGD(model.parameters(), lr=1.0), 1, step_factor=0.5),
     ):
         torch.optim.SGD(model.parameters(), lr=1.0).step()
-    assert Correction({}, 0.5).copy().step_factor == 0.5
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, 1.5, float("nan"), "0.3"])
@@ -211,7 +210,7 @@ def test_a_tensor_with_two_names_moves_once_and_no_correction_changes_nothing() 
         ({"num_steps": 2.0}, "num_steps is 2.0"),
         (
             {"correction": {"other": np.ones(1)}},
-            "the model has no array 'other'; give the module whose state dict",
+            "the model has no array 'other' of shape",
         ),
         (
             {"optimizer": object()},
@@ -220,7 +219,7 @@ def test_a_tensor_with_two_names_moves_once_and_no_correction_changes_nothing() 
         ({"correction": np.ones(7)}, "the vector has shape (7,), the model has 3 parameters"),
         (
             {"correction": {"weight": np.ones((2, 1))}},
-            "'weight' of the correction has shape (2, 1), expected (1, 2)",
+            "the model has no array 'weight' of shape (2, 1)",
         ),
     ],
 )

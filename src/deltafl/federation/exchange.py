@@ -46,10 +46,6 @@ class Correction(Arrays):
         super().__init__(arrays or {})
         self.step_factor = step_factor
 
-    def copy(self) -> "Correction":
-        """A copy with the same factor."""
-        return Correction(self, self.step_factor)
-
 
 def census_question(census: Census, trained: list[str], step_factor: float) -> dict[str, Any]:
     """What clients are asked for a census; with ``mime`` they take shorter steps in it as well."""

@@ -109,10 +109,8 @@ class Federation:
         """
         known = dict(self.clients)
         for key in infos.keys() & known.keys():
-            answer = known[key].aux
-            known[key] = infos[key]
-            if self.plan.census is not None:  # what is known of it stays
-                known[key] = infos[key]._replace(aux=answer)
+            # An answer to the census stays: then nothing else is reported.
+            known[key] = infos[key]._replace(aux=infos[key].aux or known[key].aux)
         # Nodes connect in any order: sort newcomers, partition 10 after partition 9.
         newcomers = sorted(infos.keys() - known.keys(), key=lambda key: (len(key), key))
         try:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Arrays, Layout, as_array, unflatten
-from ..errors import DeltaflError
+from ..errors import DeltaflError, is_in
 from ..types import FloatArray, Params
 from .exchange import Correction
 
@@ -149,12 +149,10 @@ def corrected_steps(
         DeltaflError: If the model lacks an array of the correction, an argument is of another kind,
             or the optimizer took no step though it should have taken shorter ones.
     """
-    if correction is None:
-        correction = {}
     factor: Any = step_factor
     if step_factor is None:
         factor = correction.step_factor if isinstance(correction, Correction) else 1.0
-    if not isinstance(factor, int | float) or not 0 < factor <= 1:
+    if not is_in(factor, "(0, 1]"):
         raise DeltaflError(f"step_factor is {factor!r}; it must be a number above 0 and at most 1")
     if type(num_steps) is not int or num_steps < 1:
         raise DeltaflError(
@@ -166,26 +164,20 @@ def corrected_steps(
             "in each step instead"
         )
     tensors = model.state_dict(keep_vars=True)
-    if not isinstance(correction, dict):
+    drift = {} if correction is None else correction
+    if not isinstance(drift, dict):
+        whole = unflatten(drift, tensors)
         trained = Layout.of({name: as_array(tensor) for name, tensor in tensors.items()}).trained
-        whole = unflatten(correction, tensors)
-        correction = {name: as_array(whole[name]) for name in trained}
-    for name, part in correction.items():
-        if name not in tensors:
+        drift = {name: as_array(whole[name]) for name in trained}
+    # By identity: a tensor that has two names moves once.
+    parts = dict[int, tuple[Any, Any]]()
+    for name, part in drift.items():
+        if name not in tensors or tensors[name].shape != part.shape:
             raise DeltaflError(
-                f"the model has no array {name!r}; give the module whose state dict the client "
-                "sends"
+                f"the model has no array {name!r} of shape {part.shape}; give the module whose "
+                "state dict the client sends"
             )
-        shape = tuple(tensors[name].shape)
-        if part.shape != shape:
-            raise DeltaflError(
-                f"{name!r} of the correction has shape {part.shape}, expected {shape}"
-            )
-    # A tensor that has two names moves once.
-    parts = {
-        id(tensors[name]): (tensors[name], tensors[name].new_tensor(part))
-        for name, part in correction.items()
-    }
+        parts[id(tensors[name])] = (tensors[name], tensors[name].new_tensor(part))
     left = num_steps
     taken = 0
     original = optimizer.step
@@ -199,12 +191,14 @@ def corrected_steps(
     @wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
         nonlocal left, taken
-        stepped = [
-            tensor for group in optimizer.param_groups for tensor in group["params"] if factor < 1
+        before = [
+            (tensor, tensor.detach().clone())
+            for group in optimizer.param_groups
+            for tensor in group["params"]
+            if factor < 1
         ]
-        before = [tensor.detach().clone() for tensor in stepped]
         result = original(*args, **kwargs)
-        for tensor, old in zip(stepped, before, strict=True):
+        for tensor, old in before:
             tensor.data.lerp_(old, 1 - factor)
         taken += 1
         if left > 0:

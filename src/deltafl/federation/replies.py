@@ -31,6 +31,16 @@ NOT_CORRECTED = (
     "corrected_steps(take_correction(...), ...), in Flower "
     "with delta_mod among the ClientApp's mods"
 )
+#: What is said of a round where it is known.
+_NUMBERS = (
+    "loss",
+    "estimate_norm",
+    "variance",
+    "effective_sample_size",
+    "largest_weight",
+    "sum_of_weights",
+    "mean_over_diversity",
+)
 
 
 class Registration(BaseModel):
@@ -122,29 +132,27 @@ def read_answer(report: Any, length: int, step_factor: float | None = None) -> t
 
 def reports_of(replies: Sequence[ClientReply], responded: Sequence[bool] | None = None) -> Reports:
     """What these clients reported of their work; ``responded`` None if all of them did."""
-    columns = ("loss", "square_loss", "step_variance", "num_steps")
-    reported = {name: [reply._asdict()[name] for reply in replies] for name in columns}
-    return Reports.make(len(replies), responded=responded, **reported)
+    return Reports.make(
+        len(replies),
+        responded=responded,
+        loss=[reply.loss for reply in replies],
+        square_loss=[reply.square_loss for reply in replies],
+        step_variance=[reply.step_variance for reply in replies],
+        num_steps=[reply.num_steps for reply in replies],
+    )
 
 
 def round_metrics(info: RoundInfo) -> Metrics:
     """The metrics of a round; unknown numbers are left out."""
-    numbers = {
-        "loss": info.loss,
-        "estimate-norm": info.estimate_norm,
-        "variance": info.variance,
-        "effective-sample-size": info.effective_sample_size,
-        "largest-weight": info.largest_weight,
-        "sum-of-weights": info.sum_of_weights,
-        "mean-over-diversity": info.mean_over_diversity,
-    }
-    known = {name: float(number) for name, number in numbers.items() if isfinite(number)}
-    return {
+    metrics: Metrics = {
         "selected": info.num_selected,
         "responded": info.num_responded,
         "rejected": len(info.rejected),
-        **known,
     }
+    for name, number in info._asdict().items():
+        if name in _NUMBERS and isfinite(number):
+            metrics[name.replace("_", "-")] = float(number)
+    return metrics
 
 
 def mean_metrics(weighted: Iterable[tuple[float, Mapping[str, Any]]]) -> dict[str, float]:
@@ -153,10 +161,10 @@ def mean_metrics(weighted: Iterable[tuple[float, Mapping[str, Any]]]) -> dict[st
     weights = defaultdict[str, float](float)
     for weight, metrics in weighted:
         for name, value in metrics.items():
-            if name != NUM_EXAMPLES and isinstance(value, int | float) and isfinite(value):
+            if name != NUM_EXAMPLES and isfinite(_number(value)):
                 totals[name] += weight * value
                 weights[name] += weight
-    return {name: total / weights[name] for name, total in totals.items() if weights[name] > 0}
+    return {name: total / weights[name] for name, total in totals.items()}
 
 
 def _is_answer(number: object) -> bool:

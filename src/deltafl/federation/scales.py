@@ -47,7 +47,7 @@ class Scales:
 
     def __init__(self) -> None:
         self.known: dict[str, ClientScale] = {}
-        self._watch = Watch(1.0, log_loss=True)
+        self._watch = _new_watch()
         #: Whether nothing in the last round suggested that the model is lost.
         self.sound = True
 
@@ -58,10 +58,10 @@ class Scales:
         norms = dict[int, float]()
         for place, (key, update) in enumerate(zip(keys, updates, strict=True)):
             if update is not None and np.isfinite(update).all():  # else it is refused as it is
-                norms[place] = float(np.sqrt(squared_norms(update[None])[0][0]))
+                norms[place] = sqrt(squared_norms(update[None])[0][0])
                 self.known[key] = self._of(key)._replace(norm=norms[place])
-        votes = [scale.norm for scale in self.known.values() if scale.norm > 0]
         median = sqrt(len(params_d))
+        votes = [scale.norm for scale in self.known.values() if scale.norm > 0]
         if len(votes) > 1:
             median = median_low(votes)
         most = max(FAR * median, WIDE * float(np.linalg.norm(params_d.astype(np.float64))))
@@ -78,7 +78,7 @@ class Scales:
     def begin_anew(self) -> None:
         """Take the next losses as the first ones."""
         self.known = {key: scale._replace(loss=0.0) for key, scale in self.known.items()}
-        self._watch = Watch(1.0, log_loss=True)
+        self._watch = _new_watch()
 
     def see(self, info: RoundInfo, losses: Mapping[str, float], params_d: Params) -> str | None:
         """Why the model is lost after a round with these losses, as a clause; None if it is not."""
@@ -95,5 +95,9 @@ class Scales:
         self.sound = symptom is None and self._watch.suspect is None and not refused
         if symptom is None:
             return None
-        self._watch = Watch(1.0, log_loss=True)
-        return symptom.replace("the test loss", "the clients' median loss over their first one")
+        self._watch = _new_watch()
+        return symptom
+
+
+def _new_watch() -> Watch:
+    return Watch(1.0, log_loss=True, metric="the clients' median loss over their first one")

@@ -49,24 +49,25 @@ class Directory:
         self.rules = rules
         #: Node id -> (key, what it reported), in the order of registration.
         self._registered: dict[int, tuple[str, ClientInfo]] = {}
-        #: Node id -> the query under way, and when it counts as failed; or None, and when to ask
-        #: again.
-        self._queries: dict[int, tuple[Message | None, float]] = {}
-        self._last_fault = ""
+        #: Node id -> the query under way, and when it counts as failed.
+        self._queries: dict[int, tuple[Message, float]] = {}
+        #: Node id -> when to ask it again.
+        self._failed: dict[int, float] = {}
+        self._last_fault = "no answer yet"
         self._warned: set[str] = set()
 
     def refresh(self, grid: Grid) -> dict[str, ClientInfo]:
         """Query new nodes and read the answers that came, without waiting; all clients by key."""
         nodes = {node.node_id: node for node in grid.get_nodes()}
-        for gone in self._registered.keys() - nodes.keys():
-            del self._registered[gone]
-        for gone in self._queries.keys() - nodes.keys():
-            del self._queries[gone]
+        for known in (self._registered, self._queries, self._failed):
+            for gone in known.keys() - nodes.keys():
+                known.pop(gone)
         now = time.monotonic()
-        busy = {
-            node_id for node_id, (message, until) in self._queries.items() if message or until > now
-        }
-        new = sorted(nodes.keys() - self._registered.keys() - busy)
+        new = sorted(
+            node_id
+            for node_id in nodes.keys() - self._registered.keys() - self._queries.keys()
+            if self._failed.get(node_id, now) <= now
+        )
         if new:
             wanted = RecordDict({RECORD: ConfigRecord({AUX: self.rules.aux})})
             seconds = self.rules.registration_timeout
@@ -75,7 +76,8 @@ class Directory:
             grid.push_messages(messages)
             for node_id, message in zip(new, messages, strict=True):
                 self._queries[node_id] = (message, now + seconds)
-        self._collect(grid, nodes)
+        if self._queries:
+            self._collect(grid, nodes)
         forget = self.rules.forget
         return {key: info for key, info in self._registered.values() if key not in forget}
 
@@ -109,25 +111,19 @@ class Directory:
         before = -1
         while True:
             present = able = self.refresh(grid)
-            waiting = any(message for message, _ in self._queries.values())
-            settled = len(present) == before and not waiting
+            settled = len(present) == before and not self._queries
             over = time.monotonic() >= end
             if len(present) >= needed and (settled or not settle or over):
                 able = admit(present)
                 if len(able) >= needed:
                     return able
             if over:
-                silent = ""
-                if self._queries:
-                    silent = (
-                        f". {len(self._queries)} more did not register "
-                        f"({self._last_fault or 'no answer yet'}); does their ClientApp call "
-                        "deltafl.flower.register(app, ...)?"
-                    )
+                silent = len(self._queries) + len(self._failed)
                 raise DeltaflError(
                     f"{len(able)} clients are registered and connected after {seconds:g} s, "
                     f"{needed} are needed; start more SuperNodes, lower min_nodes, or raise "
-                    f"wait_for_nodes{silent}"
+                    f"wait_for_nodes. {silent} more did not register ({self._last_fault}); does "
+                    "their ClientApp call deltafl.flower.register(app, ...)?"
                 )
             if len(able) < needed and len(present) != before:
                 log(INFO, "Waiting for clients: %d registered, %d needed", len(able), needed)
@@ -135,9 +131,8 @@ class Directory:
             time.sleep(min(1.0, max(0.05, end - time.monotonic())))
 
     def _collect(self, grid: Grid, nodes: dict[int, NodeInfo]) -> None:
-        pending = [(node_id, message) for node_id, (message, _) in self._queries.items() if message]
-        if not pending:
-            return
+        """Read the answers to the queries that are under way."""
+        pending = [(node_id, message) for node_id, (message, _) in self._queries.items()]
         ids = [message.metadata.message_id for _, message in pending]
         replies = by_recipient(pending, grid.pull_messages(ids))
         simulated = isinstance(grid, InMemoryGrid)
@@ -147,15 +142,16 @@ class Directory:
             reply = replies.get(node_id)
             if reply is None and now < self._queries[node_id][1]:
                 continue
+            del self._queries[node_id]
             try:
                 own_key, info = read_registration(reply, self.rules.aux)
                 key = client_key(self.rules.identity, nodes[node_id], own_key, simulated)
             except DeltaflError as error:
                 num_failed += 1
-                self._queries[node_id] = (None, now + _RETRY)
+                self._failed[node_id] = now + _RETRY
                 self._last_fault = str(error)
                 continue
-            del self._queries[node_id]
+            self._failed.pop(node_id, None)
             self._registered[node_id] = (key, info)
             if key == own_key and not (simulated and key.startswith("partition:")):
                 self._warn_once(

@@ -56,7 +56,9 @@ class Watch:
         log_loss: bool,
         chance: float = np.nan,
         first_accuracy: float = np.nan,
+        metric: str = "the test loss",
     ) -> None:
+        self._metric = metric
         self._first = first_loss
         self._reference = max(first_loss, 1.0) if log_loss else np.inf
         self._chance = chance if chance < 1 else np.nan
@@ -101,7 +103,7 @@ class Watch:
         if loss is None:
             return None
         if not np.isfinite(loss):
-            return "the test loss is not finite"
+            return f"{self._metric} is not finite"
         self._high.append((loss, accuracy))
         if not loss > HIGH * self._reference:
             self._high = []
@@ -132,7 +134,7 @@ class Watch:
         return bool(lost and loss >= -np.log(self._chance))
 
     def _describe_loss(self, loss: float) -> str:
-        return f"the test loss is {loss:.3g}, it was {self._first:.3g} at the start"
+        return f"{self._metric} is {loss:.3g}, it was {self._first:.3g} at the start"
 
     def _describe_skill(self) -> str:
         known = (
