@@ -36,10 +36,10 @@ import torch
 
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.runner import Workers
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.training.route import Route, device_name, exact_products, find_device
 from deltafl.simulation.training.serial import LocalWork, minibatches, train_serial
+from deltafl.simulation.workers import Workers
 from deltafl.streams import stream
 from deltafl.tasks import find_task, make_task
 from deltafl.tasks.base import Dataset, Task

@@ -10,8 +10,8 @@ import numpy as np
 
 from deltafl import Plan, close_round, init_round, make_sampler, open_round
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.runner import Workers
 from deltafl.simulation.training.serial import LocalWork
+from deltafl.simulation.workers import Workers
 from deltafl.tasks.base import Dataset, Task
 from deltafl.tasks.models import cross_entropy, two_layer_cnn
 

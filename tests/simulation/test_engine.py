@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,10 +23,10 @@ from torch.nn.functional import cross_entropy
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine, Training
 from deltafl.simulation.processes import Processes
-from deltafl.simulation.runner import Workers
 from deltafl.simulation.training.serial import LocalWork
+from deltafl.simulation.workers import Recipe, Workers
 from deltafl.tasks.base import Dataset, Task
-from deltafl.types import Broadcast, IntArray
+from deltafl.types import IntArray, Params
 
 SIZES = (5, 40, 12, 25, 8, 17)
 WORK = LocalWork(lr=0.1, epochs=2, batch_size=8)
@@ -208,20 +209,17 @@ def test_a_task_may_fix_its_starting_point() -> None:
         Engine(make_task(softmax_net, initial_params=start_d[1:]), WORK, 0)
 
 
-def sent(*params: float) -> Broadcast:
-    return Broadcast(np.array(params, dtype=np.float32), None)
-
-
 class Names:
-    def who(self, sent: Broadcast, index: int) -> int:
+    def who(self, params_d: Params, index: int) -> int:
         time.sleep(0.005)
         return os.getpid()
 
-    def echo(self, sent: Broadcast, a: int, b: int) -> tuple[float, int]:
-        return float(sent.params_d.sum()), 10 * a + b
+    def echo(self, params_d: Params, a: int, b: int) -> tuple[float, int]:
+        return float(params_d.sum()), 10 * a + b
 
 
-NAMES = Names()
+NAMES = Recipe(Names, ())
+PARAMS = np.array([1, 2], dtype=np.float32)
 
 
 def pids(workers: Workers) -> list[int]:
@@ -229,15 +227,15 @@ def pids(workers: Workers) -> list[int]:
     jobs = [(index,) for index in range(40)]
     found: set[int] = set()
     while len(found) < workers.count:
-        found |= {*workers.map(NAMES, "who", sent(0), jobs, [1.0] * 40)}
+        found |= {*workers.map(NAMES, "who", PARAMS, jobs, [1.0] * 40)}
     return sorted(found)
 
 
 def test_results_come_in_the_order_of_the_jobs(two: Workers) -> None:
     jobs = [(i, j) for i in range(5) for j in range(4)]
     costs = [float(i * j % 7) for i, j in jobs]
-    assert two.map(NAMES, "echo", sent(1, 2), jobs, costs) == [(3.0, 10 * i + j) for i, j in jobs]
-    assert two.map(NAMES, "echo", sent(1, 2), [], []) == []
+    assert two.map(NAMES, "echo", PARAMS, jobs, costs) == [(3.0, 10 * i + j) for i, j in jobs]
+    assert two.map(NAMES, "echo", PARAMS, [], []) == []
 
 
 def test_workers_leave_interrupts_to_the_parent(two: Workers) -> None:
@@ -247,29 +245,33 @@ def test_workers_leave_interrupts_to_the_parent(two: Workers) -> None:
     assert pids(two) == before
 
 
-def test_a_killed_worker_is_an_error_and_not_a_hang() -> None:
+def test_a_killed_worker_is_an_error_and_not_a_hang_and_others_take_its_place() -> None:
     with Workers(2) as workers:
         before = pids(workers)
         assert len(before) == 2
         assert os.getpid() not in before
         os.kill(before[0], signal.SIGKILL)
-        for _ in range(2):
-            with pytest.raises(DeltaflError, match="died; if it was killed"):
-                pids(workers)
+        with pytest.raises(DeltaflError, match="died; if it was killed"):
+            pids(workers)
+        assert not set(before) & set(pids(workers))
 
 
 def test_an_error_ends_calls_under_way() -> None:
     with pytest.raises(KeyboardInterrupt), Processes(1) as processes:
-        pid = processes.submit(os.getpid).result()[1]
+        pid = processes.submit(os.getpid).result()
         processes.submit(time.sleep, 600)
         raise KeyboardInterrupt
     assert not is_alive(pid)
 
 
-def test_a_task_that_cannot_be_pickled_is_an_error() -> None:
-    with Workers(2) as workers, pytest.raises(DeltaflError, match="top of a module"):
+def test_models_of_a_script_are_sent_and_what_cannot_be_is_named() -> None:
+    with Workers(2) as workers:
         engine = Engine(make_task(lambda: softmax_net()), WORK, 0, workers)  # noqa: PLW0108
-        engine.evaluate(engine.initial_params())
+        assert engine.evaluate(engine.initial_params()).loss > 0
+        lock = threading.Lock()
+        engine = Engine(make_task(lambda: lock and softmax_net()), WORK, 0, workers)
+        with pytest.raises(DeltaflError, match=r"cannot be sent to other processes .*lock"):
+            engine.evaluate(engine.initial_params())
 
 
 def test_errors_of_a_model_come_back_with_their_traceback() -> None:

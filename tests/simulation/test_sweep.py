@@ -3,6 +3,8 @@ or mixed up.
 """
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +18,9 @@ import pytest
 from filelock import FileLock
 
 from deltafl.errors import DeltaflError
+from deltafl.simulation.callback import RoundDone
 from deltafl.simulation.directory import RunDirectory
+from deltafl.simulation.processes import Processes
 from deltafl.simulation.progress import Progress
 from deltafl.simulation.record import (
     UNFINISHED,
@@ -30,7 +34,7 @@ from deltafl.simulation.record import (
 from deltafl.simulation.run import run_experiment
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, task_of
-from deltafl.simulation.sweep import rounds_played
+from deltafl.simulation.sweep import Player, play_jobs, rounds_played
 from reproduction.spec import Experiment, parse_experiment
 from reproduction.sweeps import make_sweep, records_of, run_sweep
 from tools.simulation import StopError, lines_of, quiet, reseal, run_job, stop_after
@@ -250,6 +254,47 @@ def test_runs_end_when_the_sweep_is_killed(tmp_path: Path) -> None:
 
     wait_for(stands_still, pause=1)
     assert seen[-1] < 2000
+
+
+def test_runs_go_on_when_their_process_is_killed(job: Job, tmp_path: Path) -> None:
+    """Both runs, although one process is killed: an executor gives up all calls then."""
+    changes = {"rounds": 40, "checkpoint_every": 1}
+    jobs = [
+        job._replace(settings=job.settings.model_copy(update=changes | {"seed": seed}))
+        for seed in (0, 1)
+    ]
+    jobs = [each._replace(part=f"seed{each.settings.seed}") for each in jobs]
+    player = Player(tmp_path, keep_folders=True)
+    seen = list[tuple[int, int]]()
+    killed = list[int]()
+
+    def on_round(done: RoundDone) -> None:
+        seen.append((done.seed, done.round))
+        if not killed:
+            killed.extend(pool._pool._processes)
+            os.kill(killed[0], signal.SIGKILL)
+
+    with Processes(2) as pool:
+        play_jobs(jobs, player, pool, quiet, on_round)
+        assert not set(killed) & set(pool._pool._processes)
+    assert sorted(seen) == [(seed, round) for seed in (0, 1) for round in range(1, 41)]
+    for each in jobs:
+        run_in(tmp_path / "alone" / each.part, each)
+        whole, cut = (
+            (place / "rounds.jsonl").read_bytes()
+            for place in (tmp_path / "alone" / each.part, player.place(each))
+        )
+        assert whole == cut
+
+
+def test_a_run_that_kills_its_process_again_and_again_is_an_error(job: Job, tmp_path: Path) -> None:
+    with Processes(2) as pool, pytest.raises(DeltaflError, match="died; if it was killed"):
+        play_jobs([job], Deadly(tmp_path), pool, quiet)
+
+
+class Deadly(Player):
+    def play(self, job: Job, on_round: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_run_waits_for_a_process_that_outlives_its_killed_sweep(job: Job, tmp_path: Path) -> None:

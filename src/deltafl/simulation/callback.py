@@ -127,6 +127,23 @@ class RoundDone(NamedTuple):
 OnRound = Callable[[RoundDone], None]
 
 
+def round_done(settings: RunSettings, line: dict[str, Any], seconds: float) -> RoundDone:
+    """The round of a line of ``rounds.jsonl``."""
+    assert settings.rounds is not None
+    test = line.get("test", {})
+    return RoundDone(
+        sampler=str(settings.sampler),  # the text alone goes to other processes
+        seed=settings.seed,
+        round=line["round"],
+        rounds=settings.rounds,
+        accuracy=test.get("accuracy"),
+        loss=test.get("loss"),
+        seconds=seconds,
+        bytes=float(line["bytes_down"] + line["bytes_up"]),
+        line=line,
+    )
+
+
 class Report(Callback):
     """Tells ``on_round`` of each round."""
 
@@ -135,20 +152,7 @@ class Report(Callback):
 
     def after_round(self, run: LiveRun, round: PlayedRound) -> None:
         line = plain_json(round.line)
-        test = line.get("test", {})
-        self._on_round(
-            RoundDone(
-                sampler=str(run.settings.sampler),  # the text alone goes to other processes
-                seed=run.settings.seed,
-                round=round.number,
-                rounds=run.rounds,
-                accuracy=test.get("accuracy"),
-                loss=test.get("loss"),
-                seconds=round.timing["seconds"],
-                bytes=float(line["bytes_down"] + line["bytes_up"]),
-                line=line,
-            )
-        )
+        self._on_round(round_done(run.settings, line, round.timing["seconds"]))
 
 
 def guarded(on_round: OnRound) -> OnRound:

@@ -6,21 +6,24 @@ cohort.
 """
 
 import math
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import DeltaflError
-from ..tasks.base import Task
-from ..types import BoolArray, Broadcast, FloatArray, IntArray, Params, Reports
-from .runner import ClientRunner, Workers, new_model
+from ..tasks.base import Dataset, Task
+from ..types import BoolArray, FloatArray, IntArray, Params, Reports
+from .runner import ClientRunner, new_model
 from .training import torch
-from .training.route import Computation, Route, choose_route
+from .training.route import Computation, Route, choose_route, form_of
 from .training.serial import LocalResult, LocalWork
+from .workers import Recipe, Workers
 
 BYTES_PER_PARAMETER = 4  # float32
+_NONE = np.zeros(0)
 
 
 class Training(NamedTuple):
@@ -75,9 +78,16 @@ class Engine:
                 f"needs {random_d.shape}"
             )
         self.route = kept or choose_route(model, task, work, how or Computation())
-        self._runner = ClientRunner(task, work, seed, model, self.route)
-        if self.workers.count > 1:
-            self._runner.share()
+        self._form = form_of(model, task, work, self.route)
+        data = task.dataset
+        # Copied only where they are read-only or not contiguous.
+        stored = tuple(
+            torch.from_numpy(np.require(part, requirements=["C", "W"]))
+            for part in (data.train_x, data.train_y, data.test_x, data.test_y)
+        )
+        rest = replace(task, dataset=Dataset("", _NONE, _NONE, _NONE, _NONE, 0))
+        make = partial(ClientRunner, rest, work, seed, self.route, self._form)
+        self._recipe = Recipe(make, stored)
 
     def initial_params(self) -> Params:
         """The global model before the first round: the task's own, or a random one from the
@@ -101,21 +111,20 @@ class Engine:
         clients = client_n.tolist()
         cost_n = self.costs(client_n)
         share = -(-len(clients) // self.workers.width)
-        size = max(1, min(self._runner.group_size, share))
+        size = max(1, min(self._form.group_size, share))
         # Clients of similar costs are trained at once.
         order = sorted(range(len(clients)), key=lambda place: -cost_n[place])
         groups = [order[first : first + size] for first in range(0, len(order), size)]
-        sent = Broadcast(params_d, drifts)
         own_g: list[Params | None] = [None] * len(groups)
-        if drifts is not None and drifts.ndim == 2:
-            sent = Broadcast(params_d, None)
-            own_g = [drifts[group] for group in groups]
+        if drifts is not None:
+            drift_nd = np.broadcast_to(drifts, (len(clients), self.num_params))
+            own_g = [drift_nd[group] for group in groups]
         jobs = [
             (round, [clients[place] for place in group], squares, own_nd)
             for group, own_nd in zip(groups, own_g, strict=True)
         ]
         costs = [sum(cost_n[place] for place in group) for group in groups]
-        trained = self.workers.map(self._runner, "train", sent, jobs, costs)
+        trained = self.workers.map(self._recipe, "train", params_d, jobs, costs)
         found: dict[int, LocalResult] = dict(zip(order, chain(*trained), strict=True))
         results = [found[place] for place in range(len(clients))]
         return Training(
@@ -132,9 +141,7 @@ class Engine:
     def losses(self, params_d: Params, client_k: IntArray) -> FloatArray:
         """Mean loss of the global model on each client's own training data, float64 (k,)."""
         jobs = [(client,) for client in client_k.tolist()]
-        found = self.workers.map(
-            self._runner, "loss", Broadcast(params_d, None), jobs, self.costs(client_k)
-        )
+        found = self.workers.map(self._recipe, "loss", params_d, jobs, self.costs(client_k))
         return np.array(found, dtype=np.float64)
 
     def evaluate(self, params_d: Params) -> Evaluation:
@@ -181,10 +188,8 @@ class Engine:
     def _test(self, params_d: Params) -> tuple[float, BoolArray]:
         """The loss on the pooled test set, and which of its examples are right."""
         num_examples = len(self.task.dataset.test_x)
-        jobs = [(start,) for start in range(0, num_examples, self._runner.evaluation_batch)]
-        found = self.workers.map(
-            self._runner, "test", Broadcast(params_d, None), jobs, [1.0] * len(jobs)
-        )
+        jobs = [(start,) for start in range(0, num_examples, self._form.evaluation_batch)]
+        found = self.workers.map(self._recipe, "test", params_d, jobs, [1.0] * len(jobs))
         loss = float(np.array([loss for loss, _ in found]).sum()) / num_examples
         return loss, np.concatenate([hits for _, hits in found])
 

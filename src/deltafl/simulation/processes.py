@@ -7,21 +7,22 @@ import logging.handlers
 import multiprocessing
 import os
 import pickle
-import queue
 import signal
 import sys
 import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager, suppress
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any, NamedTuple
 
 from ..errors import DeltaflError, in_one_line, require
 from ..tasks.registry import added_tasks, import_tasks, register, task_modules
+
+_log = logging.getLogger(__name__)
 
 
 class Failure(NamedTuple):
@@ -34,21 +35,15 @@ class Failure(NamedTuple):
     places: list[tuple[str, int | None]]
 
 
-class _DiedError(DeltaflError):
-    def __init__(self) -> None:
-        super().__init__(
-            "a process of this run died; if it was killed, memory may have run out: use fewer "
-            "processes and give the same command again. In a script of your own, start below: "
-            "if __name__ == '__main__':"
-        )
-
-
 class JobError(RuntimeError):
     """A call failed in another process; the traceback there is in the message."""
 
     def __init__(self, failure: Failure) -> None:
-        super().__init__(f"a run failed in another process:\n{failure.text}")
+        super().__init__(failure)  # an error is sent as its class and these arguments
         self.failure = failure
+
+    def __str__(self) -> str:
+        return f"a run failed in another process:\n{self.failure.text}"
 
 
 def failure_of(error: Exception) -> Failure:
@@ -59,13 +54,15 @@ def failure_of(error: Exception) -> Failure:
     return Failure(traceback.format_exc(), in_one_line(error), places)
 
 
-class Processes(AbstractContextManager["Processes"]):
-    """Processes that take calls, each when it is free. Use it in a ``with`` statement.
+class Processes(Executor):
+    """An ``Executor`` of processes, which take calls when they are free. Use it in a ``with``
+    statement.
 
-    After an error or Ctrl-C, calls under way are ended at once.
+    After an error or Ctrl-C, calls under way are ended at once. If a process dies, the calls that
+    were submitted raise ``BrokenExecutor``; later ones go to new processes.
 
-    Each first calls ``start`` with the arguments; torch tensors in shared memory are passed without
-    a copy.
+    Each process first calls ``start`` with the arguments; torch tensors in shared memory are passed
+    without a copy.
     """
 
     def __init__(
@@ -76,16 +73,12 @@ class Processes(AbstractContextManager["Processes"]):
             os.environ.setdefault(f"{library}_NUM_THREADS", "1")
         context = _context()
         messages = context.Queue()
-        self._sent = context.Queue()
-        self.count = count
         self._listener = logging.handlers.QueueListener(messages, _Forward())
         self._listener.start()
-        # A runner's functions may be those of a script, which its processes import; others receive
-        # what they need.
-        self._imports_main = start is not None
-        specs = _packed([] if self._imports_main else [*added_tasks().values()])
-        values = messages, self._sent, specs, task_modules(), start, arguments
-        self._pool = ProcessPoolExecutor(count, context, _begin, values)
+        tasks = packed([*added_tasks().values()])
+        begin = messages, tasks, task_modules(), start, arguments
+        self._new_pool = partial(ProcessPoolExecutor, count, context, _begin, begin)
+        self._pool = self._new_pool()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
@@ -94,29 +87,18 @@ class Processes(AbstractContextManager["Processes"]):
         self._pool.shutdown(cancel_futures=kind is not None)
         self._listener.stop()
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Call a function of a module in one of the processes; ``result`` gives what it returned
-        or raised.
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        """Call a function in one of the processes; its errors become ``DeltaflError``s and
+        ``JobError``s.
         """
-        try:
-            with _interrupts_wait():
-                if self._imports_main:
-                    return self._pool.submit(_attempt, function, *arguments)
-                with _without_main():
-                    return self._pool.submit(_attempt_packed, function, _packed(arguments))
-        except BrokenProcessPool:
-            raise _DiedError from None
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise DeltaflError(
-                f"the task cannot be sent to worker processes ({error}); "
-                "define its model and loss at the top of a module, or use one process"
-            ) from error
-
-    def received(self, is_all: Callable[[], bool] = lambda: True) -> Iterator[Any]:
-        """What the calls have sent with ``send`` up to now; it waits for more until ``is_all``."""
-        with suppress(queue.Empty):  # a process was killed
-            while not (self._sent.empty() and is_all()):
-                yield self._sent.get(timeout=10)
+        call = packed(partial(function, *arguments, **named))
+        with _interrupts_wait(), _without_main():
+            try:
+                return self._pool.submit(_attempt, call)
+            except BrokenExecutor:  # a pool that has lost a process takes no calls
+                _log.warning("a process was killed; others take its place")
+                self._pool = self._new_pool()
+                return self._pool.submit(_attempt, call)
 
 
 def _context() -> Any:
@@ -134,19 +116,19 @@ def _context() -> Any:
     return context
 
 
-def _packed(value: object) -> bytes:
+def packed(value: object) -> bytes:
     """A value with what a script or a notebook defines for it, which pickle would only name."""
     require("cloudpickle", "sim")
     import cloudpickle
 
     try:
-        packed: bytes = cloudpickle.dumps(value)
+        content: bytes = cloudpickle.dumps(value)
     except Exception as error:
         raise DeltaflError(
             "a task or a sampler of yours cannot be sent to other processes "
-            f"({in_one_line(error)}); write processes=1"
+            f"({in_one_line(error)}); use one process"
         ) from error
-    return packed
+    return content
 
 
 @contextmanager
@@ -180,40 +162,25 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def send(value: object) -> None:
-    """In one of the processes: send a value to the process that has started it."""
-    _to_parent[0].put(value)
-
-
 def result(future: Future[Any]) -> Any:
-    """What a call returned; a ``DeltaflError`` if it raised one or its process died, else a
-    ``JobError``.
-    """
+    """What a call returned or raised."""
     try:
-        failure, found = future.result()
-    except BrokenProcessPool:
-        raise _DiedError from None
-    if isinstance(failure, Failure):
-        raise JobError(failure)
-    if failure is not None:
-        raise DeltaflError(failure)
-    return found
+        return future.result()
+    except BrokenExecutor:
+        raise DeltaflError(
+            "a process of this run died; if it was killed, memory may have run out: use fewer "
+            "processes and give the same command again"
+        ) from None
 
 
-def _attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Failure | str | None, Any]:
-    """Errors come back as values: tracebacks cannot be sent, nor can every exception."""
+def _attempt(call: bytes) -> Any:
+    """Errors are sent as text: not every exception can be sent, nor can tracebacks."""
     try:
-        return None, function(*arguments)
+        return pickle.loads(call)()  # noqa: S301 - this process's parent has packed it
     except DeltaflError as error:
-        return str(error), None
+        raise DeltaflError(str(error)) from None
     except Exception as error:
-        return failure_of(error), None
-
-
-def _attempt_packed(
-    function: Callable[..., Any], packed: bytes
-) -> tuple[Failure | str | None, Any]:
-    return _attempt(lambda: function(*pickle.loads(packed)))  # noqa: S301 - its parent has packed it
+        raise JobError(failure_of(error)) from None
 
 
 class _Forward(logging.Handler):
@@ -221,14 +188,9 @@ class _Forward(logging.Handler):
         logging.getLogger(record.name).handle(record)
 
 
-#: In one of the processes: the queue of ``send``.
-_to_parent: list[Any] = []
-
-
 def _begin(
     messages: Any,
-    sent: Any,
-    specs: bytes,
+    tasks: bytes,
     modules: Sequence[str],
     start: Callable[..., None] | None,
     arguments: tuple[Any, ...],
@@ -236,7 +198,6 @@ def _begin(
     """In a new process: send its log to the parent, end with it even if it is killed, and know
     its tasks.
     """
-    _to_parent[:] = [sent]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     log = logging.getLogger("deltafl")
@@ -245,7 +206,7 @@ def _begin(
     log.propagate = False
     for module in modules:
         import_tasks(module)
-    for spec in pickle.loads(specs):  # noqa: S301 - this process's parent has packed them
+    for spec in pickle.loads(tasks):  # noqa: S301 - this process's parent has packed them
         register(spec)
     if start is not None:
         start(*arguments)

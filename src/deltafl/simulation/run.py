@@ -26,7 +26,6 @@ from .oracle import SimulatedOracle
 from .own_code import require_same_code, with_objects
 from .record import Job, RunStore, record_of, write_record
 from .recording import Checkpoints, Recording
-from .runner import Workers
 from .settings import RunSettings, grown, make_settings
 from .setup import (
     check_memory,
@@ -40,6 +39,7 @@ from .setup import (
 from .sweep import Player
 from .training.route import keep_route, kept_route
 from .watching import Watching, watch_over
+from .workers import Workers
 from .world import World
 
 #: How long a process of a killed sweep may go on writing its run, on a machine without free memory

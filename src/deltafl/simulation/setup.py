@@ -29,10 +29,10 @@ from ..tasks.registry import make_task
 from ..types import FloatArray, IntArray, Params, Population
 from .conditions import Measured, Trace, find_availability, find_speeds
 from .engine import BYTES_PER_PARAMETER, Engine
-from .runner import Workers
 from .settings import OF_SERVER, RunSettings
 from .training.route import Computation, Route, kept_route
 from .training.serial import LocalWork
+from .workers import Workers
 from .world import World
 
 T = TypeVar("T")

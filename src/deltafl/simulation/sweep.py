@@ -5,23 +5,28 @@ their folder. With ``keep_folders``, as ``deltafl compare`` has it, there are no
 folders stay in ``DIR/runs/``.
 """
 
+import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, wait
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import require
-from .callback import OnRound, RoundDone
+from .callback import OnRound, RoundDone, round_done
 from .directory import RunDirectory, locked
-from .processes import Processes, result, send
+from .processes import Processes, result
 from .progress import OnProgress, Progress
 from .record import UNFINISHED, Job, RunStore
+from .settings import RunSettings
 
 _POLL_SECONDS = 1.0
+#: So many times a run is played again because its process was killed, while no other run ends.
+_PATIENCE = 3
 
 
 class Player(NamedTuple):
@@ -47,10 +52,8 @@ class Player(NamedTuple):
         import_module(f"{__package__}.run").play_job(self, job, on_round)
 
 
-def _play_and_send(player: Player, job: Job) -> None:
-    """In another process: play a job and send its rounds, and then its key."""
-    player.play(job, send)
-    send(job.key)
+def _play(player: Player, job: Job) -> None:
+    player.play(job, lambda _: None)  # its rounds are read from its folder
 
 
 def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnProgress) -> None:
@@ -91,7 +94,7 @@ def count_processes(asked: int | None, device: str | None) -> int:
 
 
 @contextmanager
-def side_by_side(count: int) -> Iterator[Processes | None]:
+def side_by_side(count: int) -> Iterator[Executor | None]:
     """Processes that play runs; None for this process alone."""
     if count > 1:
         with Processes(count) as pool:
@@ -109,99 +112,120 @@ def side_by_side(count: int) -> Iterator[Processes | None]:
 def play_jobs(
     jobs: Sequence[Job],
     player: Player,
-    pool: Processes | None,
+    pool: Executor | None,
     on_progress: OnProgress,
     on_round: OnRound = lambda _: None,
 ) -> None:
     """Play unfinished jobs in their order; one that fails ends the sweep, and what is finished
-    stays finished.
+    stays finished. A job whose process is killed is played again, from its checkpoint.
 
-    ``on_round`` is called here for each round; with a pool up to a second later, a run's rounds in
-    their order.
+    ``pool`` may be any executor whose processes see the folder. ``on_round`` is called here for
+    each round; with a pool up to a second later, a run's rounds in their order, and only where
+    folders are kept.
     """
-    waiting = [job for job in jobs if not player.is_done(job)]
-    report = _Report(player, jobs, waiting, on_progress)
+    done = {job.key for job in jobs if player.is_done(job)}
+    waiting = [job for job in jobs if job.key not in done]
+
+    def tell(*running: str) -> None:
+        played = 0
+        for job in jobs:
+            if job.key in done:
+                played += job.settings.rounds or 0
+            else:
+                played += rounds_played(player.place(job))
+        total = sum((job.settings.rounds or 0) for job in jobs)
+        on_progress(Progress(played, total, len(done), len(jobs), running))
+
+    def finished(job: Job) -> None:
+        done.add(job.key)
+        tell()
+
+    tell()
     if pool is not None:
-        _play_side_by_side(waiting, player, pool, report, on_round)
+        _play_side_by_side(waiting, player, pool, tell, finished, on_round)
         return
+    told = time.monotonic()
     for job in waiting:
 
-        def after_round(round_done: RoundDone, key: str = job.key) -> None:
-            on_round(round_done)
-            report.running(key)
+        def after_round(played: RoundDone, key: str = job.key) -> None:
+            nonlocal told
+            on_round(played)
+            if time.monotonic() - told >= _POLL_SECONDS:
+                told = time.monotonic()
+                tell(key)
 
         player.play(job, after_round)
-        report.finished(job.key)
-
-
-class _Report:
-    """Tells ``on_progress`` how far the jobs are."""
-
-    def __init__(
-        self,
-        player: Player,
-        jobs: Sequence[Job],
-        waiting: Sequence[Job],
-        on_progress: OnProgress,
-    ) -> None:
-        self._place_of = {job.key: player.place(job) for job in jobs}
-        self._rounds_of = {job.key: job.settings.rounds or 0 for job in jobs}
-        self._done = self._rounds_of.keys() - {job.key for job in waiting}
-        self._on_progress = on_progress
-        self._tell()
-
-    def finished(self, key: str) -> None:
-        """A job has been played."""
-        self._done.add(key)
-        self._tell()
-
-    def running(self, *keys: str) -> None:
-        """These jobs are being played; told about once a second."""
-        if time.monotonic() - self._told >= _POLL_SECONDS:
-            self._tell(*keys)
-
-    def _tell(self, *running: str) -> None:
-        self._told = time.monotonic()
-        played = 0
-        for key, rounds in self._rounds_of.items():
-            played += rounds if key in self._done else rounds_played(self._place_of[key])
-        total = sum(self._rounds_of.values())
-        self._on_progress(Progress(played, total, len(self._done), len(self._rounds_of), running))
+        finished(job)
 
 
 def _play_side_by_side(
-    waiting: list[Job], player: Player, pool: Processes, report: _Report, on_round: OnRound
+    waiting: Sequence[Job],
+    player: Player,
+    pool: Executor,
+    tell: Callable[..., None],
+    finished: Callable[[Job], None],
+    on_round: OnRound,
 ) -> None:
-    running = dict[Future[Any], Job]()
-    received = set[str]()
-
-    def receive(keys: Sequence[str] = ()) -> None:
-        """Pass on the rounds that have come, and wait for all of those jobs."""
-        for sent in pool.received(lambda: received.issuperset(keys)):
-            if isinstance(sent, RoundDone):
-                on_round(sent)
-            else:
-                received.add(sent)
-
-    while waiting or running:
-        while waiting and len(running) < pool.count:
-            job = waiting.pop(0)
-            running[pool.submit(_play_and_send, player, job)] = job
-        for future in wait(running, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
-            job = running.pop(future)
+    readers = [_RoundReader(player.place(job), job.settings, on_round) for job in waiting]
+    playing = {pool.submit(_play, player, job): job for job in waiting}
+    lost = Counter[str]()
+    while playing:
+        ended = wait(playing, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done
+        for reader in readers:
+            reader.read()
+        for future in ended:
+            job = playing.pop(future)
+            if isinstance(future.exception(), BrokenExecutor) and lost[job.key] < _PATIENCE:
+                # One process was killed, and the executor gave up what all of them did.
+                lost[job.key] += 1
+                playing[pool.submit(_play, player, job)] = job
+                continue
             result(future)
-            receive([job.key])
-            report.finished(job.key)
-        receive()
-        report.running(*(job.key for job in running.values()))
+            lost.clear()
+            finished(job)
+        tell(*(job.key for future, job in playing.items() if future.running()))
+
+
+class _RoundReader:
+    """Reads the rounds of a run that another process plays, in the run's folder.
+
+    A run that goes on from a checkpoint cuts off what follows it and writes the same bytes again:
+    the place up to which they have been read stays right.
+    """
+
+    def __init__(self, folder: Path, settings: RunSettings, on_round: OnRound) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._on_round = on_round
+        self._place = sum(map(len, _whole_lines(folder / "rounds.jsonl")))
+
+    def read(self) -> None:
+        """Pass on the rounds that have been written since the last call."""
+        lines = _whole_lines(self._folder / "rounds.jsonl", self._place)
+        timings = map(json.loads, _whole_lines(self._folder / "timings.jsonl") if lines else ())
+        seconds = {timing["round"]: timing["seconds"] for timing in timings}
+        for text in lines:
+            line = json.loads(text)
+            if line["round"] not in seconds:  # its timing is written next
+                return
+            self._place += len(text)
+            if line["round"] > 0:
+                self._on_round(round_done(self._settings, line, seconds[line["round"]]))
 
 
 def rounds_played(path: Path) -> int:
     """The rounds in an unfinished run's ``timings.jsonl``, whose first line is that of round 0."""
+    return max(0, len(_whole_lines(path / "timings.jsonl")) - 1)
+
+
+def _whole_lines(path: Path, start: int = 0) -> list[bytes]:
+    """The lines of a file that another process may be writing; none if it is not there."""
     try:
-        return max(0, (path / "timings.jsonl").read_bytes().count(b"\n") - 1)
+        with path.open("rb") as file:
+            file.seek(start)
+            return [line for line in file if line.endswith(b"\n")]
     except OSError:
-        return 0
+        return []
 
 
 def require_devices(names: Iterable[str]) -> None:

@@ -27,9 +27,9 @@ from batch_tools import (
     twin_of,
 )
 from deltafl.simulation.engine import Engine, Training
-from deltafl.simulation.training.batched import BatchedTrainer, LocalJob
+from deltafl.simulation.training.batched import BatchedTrainer
 from deltafl.simulation.training.route import Computation, Route, padded_width
-from deltafl.simulation.training.serial import LocalResult, LocalWork, train_serial
+from deltafl.simulation.training.serial import LocalJob, LocalResult, LocalWork, train_serial
 from deltafl.streams import stream
 from deltafl.tasks import crop_and_flip
 from deltafl.tasks.models import cross_entropy, mlp

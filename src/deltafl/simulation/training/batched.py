@@ -24,15 +24,14 @@ from torch import nn
 from torch.nn import functional
 
 from ...tasks.base import Loss
-from ...types import IntArray, Params
+from ...types import Params
 from .convolution import ConvolutionsAsProducts
 from .dense import ALIGNMENT, DenseChain, Stretch
 from .fast import CPU, has_hooks, take_step
 from .serial import (
-    Augmented,
+    LocalJob,
     LocalResult,
     LocalWork,
-    Noise,
     is_cross_entropy,
     losses_of,
     passes,
@@ -50,17 +49,6 @@ Forward = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
 #: Numbers of the inputs that are gathered at once: 8 MiB.
 _STRETCH_NUMBERS = 2**21
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class LocalJob(NamedTuple):
-    """The local training of one client: ``rows`` are its examples, the rest is as in
-    ``serial.train_serial``.
-    """
-
-    rows: IntArray
-    rng: np.random.Generator
-    noise: Noise | None = None
-    augment: Augmented | None = None
 
 
 class Schedule(NamedTuple):
@@ -146,23 +134,19 @@ class BatchedTrainer:
         self,
         jobs: Sequence[LocalJob],
         params_d: Params,
-        drift_d: Params | None = None,
+        drifts: Params | None = None,
         squares: bool = False,
     ) -> list[LocalResult]:
-        """``serial.train_serial`` for each of at least one client; ``drift_d`` is (d,) for all,
-        or (n, d).
-        """
+        """``serial.train_serial`` for each of at least one client; ``drifts`` are (n, d)."""
         with torch.inference_mode(self._chain is not None):  # no bookkeeping for autograd
             schedule = schedule_of(jobs, self._work, self._width)
             num_steps = len(schedule.rows_knb)
             moved = self._shapes, params_d, self._work
             state = _State(len(jobs), num_steps, *moved, squares, self._device)
             drift_nd = None
-            if drift_d is not None:
-                if drift_d.ndim == 2:
-                    drift_d = drift_d[schedule.order]
+            if drifts is not None:
                 steps_n = torch.from_numpy(schedule.steps_n)
-                drift_nd = state.padded(torch.tensor(drift_d) / steps_n[:, None])
+                drift_nd = state.padded(torch.tensor(drifts[schedule.order]) / steps_n[:, None])
             noisy = any(job.noise is not None for job in jobs)
             for first, some in self._stretches(schedule):
                 active = some.weight_knb.shape[1]

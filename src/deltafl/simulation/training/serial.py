@@ -69,6 +69,17 @@ class LocalWork:
         return (self.epochs or 1) * batches_a_pass
 
 
+class LocalJob(NamedTuple):
+    """The local training of one client in a round; ``rows`` are its examples, the rest is as in
+    ``train_serial``.
+    """
+
+    rows: IntArray
+    rng: np.random.Generator
+    noise: Noise | None = None
+    augment: Augmented | None = None
+
+
 class LocalResult(NamedTuple):
     """What a client returns."""
 
