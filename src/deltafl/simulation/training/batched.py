@@ -27,7 +27,7 @@ from ...tasks.base import Loss
 from ...types import Params
 from .convolution import ConvolutionsAsProducts
 from .dense import ALIGNMENT, DenseChain, Stretch
-from .fast import CPU, has_hooks, take_step
+from .fast import CPU, Descent, has_hooks
 from .serial import (
     LocalJob,
     LocalResult,
@@ -79,18 +79,15 @@ def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedu
     ):
         num_examples = len(job.rows)
         orders, size = passes(num_examples, work, job.rng)
-        whole = -(-num_examples // size) * size
+        batches = work.batches_a_pass(num_examples)
         # Places of examples among the client's; 0 for padding.
-        place_pe = np.zeros((len(orders), whole), dtype=np.int64)
+        place_pe = np.zeros((len(orders), batches * size), dtype=np.int64)
         place_pe[:, :num_examples] = orders
         rows_kb[:] = job.rows[0]
         rows_kb[:num_steps, :size] = job.rows[place_pe.reshape(-1, size)[:num_steps]]
-        weight_kb[:num_steps, :size] = 1 / size
-        rest = num_examples % size
-        if rest > 0:  # the last minibatch of each pass
-            weight_kb[whole // size - 1 : num_steps : whole // size] = np.where(
-                np.arange(width) < rest, 1 / rest, 0
-            )
+        left_k = num_examples - size * (np.arange(num_steps) % batches)
+        size_k1 = np.minimum(size, left_k)[:, None]
+        weight_kb[:num_steps] = np.where(np.arange(width) < size_k1, 1 / size_k1, 0)
     rows_knb = torch.from_numpy(rows_nkb.swapaxes(0, 1).copy())
     weight_knb = torch.from_numpy(weight_nkb.swapaxes(0, 1).copy())
     return Schedule(jobs, order, steps_n, rows_knb, weight_knb)
@@ -129,6 +126,7 @@ class BatchedTrainer:
         if plain and isinstance(self._forward, DenseChain):
             self._chain = self._forward
         self._shapes = [param.shape for param in model.parameters()]
+        self._num_params = sum(shape.numel() for shape in self._shapes)
 
     def train(
         self,
@@ -140,28 +138,66 @@ class BatchedTrainer:
         """``serial.train_serial`` for each of at least one client; ``drifts`` are (n, d)."""
         with torch.inference_mode(self._chain is not None):  # no bookkeeping for autograd
             schedule = schedule_of(jobs, self._work, self._width)
-            num_steps = len(schedule.rows_knb)
-            moved = self._shapes, params_d, self._work
-            state = _State(len(jobs), num_steps, *moved, squares, self._device)
-            drift_nd = None
+            num_steps, n, _ = schedule.rows_knb.shape
+            start_nd = self._padded(torch.tensor(params_d)).expand(n, -1)
+            step_nd = None
             if drifts is not None:
                 steps_n = torch.from_numpy(schedule.steps_n)
-                drift_nd = state.padded(torch.tensor(drifts[schedule.order]) / steps_n[:, None])
-            noisy = any(job.noise is not None for job in jobs)
+                step_nd = self._padded(torch.tensor(drifts[schedule.order]) / steps_n[:, None])
+            cohort = Descent.of(start_nd, step_nd)
+            # Each step's losses, squared losses and squared gradient norms; 0 once a client's have
+            # ended.
+            value_3kn = torch.zeros(3, num_steps, n, dtype=torch.float64, device=self._device)
+            if not squares:
+                value_3kn[1] = math.nan
             for first, some in self._stretches(schedule):
-                active = some.weight_knb.shape[1]
-                differentiate = self._differentiation(state, some)
+                active = some.x.shape[1]
+                own = cohort.first(active)
+                differentiate = self._differentiation(own, some)
                 losses = []
-                squares_k = []
-                for step in range(len(some.weight_knb)):
+                norms = []
+                for step in range(len(some.x)):
                     losses.append(differentiate(step))
-                    if noisy:
-                        noise_nd = _noise(schedule.jobs[:active], len(params_d))
-                        state.gradient_nd[:active, : len(params_d)].add_(noise_nd.to(self._device))
-                    squares_k.append(state.step(active, self._work, drift_nd))
-                loss_knb = torch.stack(losses).view(some.weight_knb.shape)
-                state.note(first, some, loss_knb, torch.stack(squares_k))
-            return state.results(schedule, self._work.rate)
+                    self._add_noise(own.gradient, schedule.jobs)
+                    norms.append(own.step(self._work))
+                value_3ka = value_3kn[:, first : first + len(some.x), :active]
+                loss_kab = torch.stack(losses).view(some.weight_knb.shape)
+                weighted_kab = (loss_kab * some.weight_knb).double()
+                value_3ka[0] = _sums(weighted_kab)
+                if squares:
+                    # w l^2 = (w l)^2 / w, and all of a minibatch have the weight of its first.
+                    weight_ka = some.weight_knb[:, :, 0].double()
+                    value_3ka[1] = _sums(weighted_kab.square_()) / weight_ka
+                value_3ka[2] = torch.stack(norms)
+            # Added one after the other, however many steps were taken at once.
+            sums_3n = np.add.accumulate(value_3kn.cpu().numpy(), axis=1)[:, -1]
+            update_nd = (cohort.current - start_nd)[:, : self._num_params].cpu().numpy()
+            norm_n = squared_norm(cohort.gradient_sum).tolist()
+            columns = update_nd, *sums_3n.tolist(), norm_n, schedule.steps_n.tolist()
+            rows = list(zip(*columns, strict=True))
+            rate = self._work.rate
+            return [result_of(*rows[place], rate) for place in np.argsort(schedule.order)]
+
+    def _padded(self, vector_nd: torch.Tensor) -> torch.Tensor:
+        """A copy on the device, with zeros up to a multiple of 64 bytes."""
+        padding = -self._num_params % ALIGNMENT
+        return functional.pad(vector_nd.float(), (0, padding)).to(self._device)
+
+    def _views(self, vector_nd: torch.Tensor) -> list[torch.Tensor]:
+        """Its parts in the shapes of the model's parameters."""
+        sizes = [shape.numel() for shape in self._shapes]
+        pieces = torch.split(vector_nd[:, : self._num_params], sizes, dim=1)
+        return [piece.view(-1, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
+
+    def _add_noise(self, gradient_nd: torch.Tensor, jobs: Sequence[LocalJob]) -> None:
+        """Draw the gradient noise of one step of the first clients."""
+        if all(job.noise is None for job in jobs):
+            return
+        noise_nd = np.zeros((len(gradient_nd), self._num_params), dtype=np.float32)
+        for noise_d, job in zip(noise_nd, jobs, strict=False):
+            if job.noise is not None:
+                noise_d[:] = job.noise(self._num_params)
+        gradient_nd[:, : self._num_params].add_(torch.from_numpy(noise_nd).to(self._device))
 
     def _stretches(self, schedule: Schedule) -> Iterator[tuple[int, Stretch]]:
         """The examples of one or more steps at a time, as many as fit into a few MiB, all with the
@@ -189,134 +225,29 @@ class BatchedTrainer:
             yield first, Stretch(x, y, weight_knb)
             first = last
 
-    def _differentiation(self, state: "_State", some: Stretch) -> Callable[[int], torch.Tensor]:
+    def _differentiation(self, own: Descent, some: Stretch) -> Callable[[int], torch.Tensor]:
         """A function of a step: it writes the gradients of sum_b weight_b loss_b, and returns
         loss_b, (n, B).
         """
-        params, gradients = state.parts(some.weight_knb.shape[1])
+        params = self._views(own.current)
+        gradients = self._views(own.gradient)
         if self._chain is not None:
             return self._chain.differentiation(params, gradients, some)
 
         def differentiate(step: int) -> torch.Tensor:
             x, y, weight_nb = (part[step] for part in some)
             # The parameters are cast here, not by autocast, which does not reach into torch.vmap.
-            own = [part.detach().to(self._dtype).requires_grad_() for part in params]
+            cast = [part.detach().to(self._dtype).requires_grad_() for part in params]
             if x.is_floating_point():
                 x = x.to(self._dtype)
-            output = self._forward(own, x)
+            output = self._forward(cast, x)
             loss_nb = self._losses(output.float(), y)
-            found = torch.autograd.grad((loss_nb * weight_nb).sum(), own, materialize_grads=True)
+            found = torch.autograd.grad((loss_nb * weight_nb).sum(), cast, materialize_grads=True)
             for gradient, value in zip(gradients, found, strict=True):
                 gradient.copy_(value)
             return loss_nb.detach()
 
         return differentiate
-
-
-class _State:
-    """The models of a cohort and the sums of their statistics, in rows padded to a multiple of
-    64 bytes.
-    """
-
-    def __init__(
-        self,
-        n: int,
-        num_steps: int,
-        shapes: Sequence[torch.Size],
-        params_d: Params,
-        work: LocalWork,
-        squares: bool,
-        device: torch.device,
-    ) -> None:
-        self._shapes = shapes
-        self._squares = squares
-        self._device = device
-        self._num_params = len(params_d)
-        self._width = -(-len(params_d) // ALIGNMENT) * ALIGNMENT
-        self._start_nd = self.padded(torch.tensor(params_d)).expand(n, self._width)
-        self._current_nd = self._start_nd.clone(memory_format=torch.contiguous_format)
-        self.gradient_nd = torch.zeros_like(self._current_nd)
-        self._gradient_sum_nd = torch.zeros_like(self._current_nd)
-        self._velocity_nd = torch.zeros(n, self._width * (work.momentum > 0), device=device)
-        # Each step's losses, squared losses and squared gradient norms; 0 for those who have ended.
-        self._value_3kn = torch.zeros(3, num_steps, n, dtype=torch.float64, device=device)
-        if not squares:
-            self._value_3kn[1] = math.nan
-        self._parts: tuple[int, list[torch.Tensor], list[torch.Tensor]] = (0, [], [])
-
-    def padded(self, vector_nd: torch.Tensor) -> torch.Tensor:
-        """A copy on the device, padded with zeros."""
-        return functional.pad(vector_nd.float(), (0, self._width - self._num_params)).to(
-            self._device
-        )
-
-    def parts(self, active: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Views of the first clients' parameters and gradients in the shapes of the model."""
-        if self._parts[0] != active:
-            self._parts = (
-                active,
-                self._views(self._current_nd[:active]),
-                self._views(self.gradient_nd[:active]),
-            )
-        return self._parts[1:]
-
-    def _views(self, vector_nd: torch.Tensor) -> list[torch.Tensor]:
-        sizes = [shape.numel() for shape in self._shapes]
-        pieces = torch.split(vector_nd[:, : self._num_params], sizes, dim=1)
-        return [piece.view(-1, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
-
-    def note(
-        self, first: int, some: Stretch, loss_knb: torch.Tensor, square_kn: torch.Tensor
-    ) -> None:
-        """Note the losses sum_b weight_b loss_b and squared gradient norms of a stretch from
-        step ``first`` on.
-        """
-        num_steps, active = square_kn.shape
-        value_3kn = self._value_3kn[:, first : first + num_steps, :active]
-        weighted_knb = (loss_knb * some.weight_knb).double()
-        value_3kn[0] = _sums(weighted_knb)
-        if self._squares:
-            # w l^2 = (w l)^2 / w, and all examples of a minibatch have the weight of its first.
-            value_3kn[1] = _sums(weighted_knb.square_()) / some.weight_knb[:, :, 0].double()
-        value_3kn[2] = square_kn
-
-    def step(self, active: int, work: LocalWork, drift_nd: torch.Tensor | None) -> torch.Tensor:
-        """Move the first clients along their gradients, whose squared norms it returns; reuses
-        their memory.
-        """
-        gradient_nd = self.gradient_nd[:active]
-        square_n = squared_norm(gradient_nd, dim=1)
-        self._gradient_sum_nd[:active].add_(gradient_nd)
-        if drift_nd is not None:
-            drift_nd = drift_nd[:active]
-        current_nd = self._current_nd[:active]
-        start_nd = self._start_nd[:active]
-        take_step(current_nd, gradient_nd, start_nd, self._velocity_nd[:active], work, drift_nd)
-        return square_n
-
-    def results(self, schedule: Schedule, rate: float) -> list[LocalResult]:
-        """The results of all clients in the order in which they were given."""
-        update_nd = (self._current_nd - self._start_nd)[:, : self._num_params].cpu().numpy()
-        # One after the other, however many steps were taken at once.
-        sums_3kn = np.add.accumulate(self._value_3kn.cpu().numpy(), axis=1)
-        loss_n, square_loss_n, square_n = sums_3kn[:, -1].tolist()
-        norm_n = squared_norm(self._gradient_sum_nd, dim=1).tolist()
-        steps_n = schedule.steps_n.tolist()
-        return [
-            result_of(
-                update_nd[i], loss_n[i], square_loss_n[i], square_n[i], norm_n[i], steps_n[i], rate
-            )
-            for i in np.argsort(schedule.order)
-        ]
-
-
-def _noise(jobs: Sequence[LocalJob], num_params: int) -> torch.Tensor:
-    """Draw the gradient noise of one step."""
-    noise_nd = np.zeros((len(jobs), num_params), dtype=np.float32)
-    for noise_d, job in zip(noise_nd, jobs, strict=True):
-        if job.noise is not None:
-            noise_d[:] = job.noise(num_params)
-    return torch.from_numpy(noise_nd)
 
 
 def _sums(wide_knb: torch.Tensor) -> torch.Tensor:

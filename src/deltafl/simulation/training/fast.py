@@ -17,6 +17,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -40,6 +41,45 @@ CPU = torch.device("cpu")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
+class Descent(NamedTuple):
+    """Models on their way, (d,) or (n, d), and the sums of their gradients."""
+
+    start: torch.Tensor
+    current: torch.Tensor
+    gradient: torch.Tensor
+    gradient_sum: torch.Tensor
+    velocity: torch.Tensor
+    drift_step: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, start: torch.Tensor, drift_step: torch.Tensor | None = None) -> Self:
+        """Before the first step."""
+        current = start.clone(memory_format=torch.contiguous_format)
+        gradient, gradient_sum, velocity = (torch.zeros_like(current) for _ in range(3))
+        return cls(start, current, gradient, gradient_sum, velocity, drift_step)
+
+    def first(self, number: int) -> "Descent":
+        """Those of the first models, in the same memory."""
+        return Descent(*(part[:number] for part in self if part is not None))
+
+    def step(self, work: LocalWork) -> torch.Tensor:
+        """Take one step along the gradients and return their squared norms; their memory is
+        reused.
+        """
+        square = squared_norm(self.gradient)
+        self.gradient_sum.add_(self.gradient)
+        direction = self.gradient
+        if work.proximal > 0:
+            direction.add_(self.current, alpha=work.proximal)
+            direction.sub_(self.start, alpha=work.proximal)
+        if work.momentum > 0:
+            direction = self.velocity.mul_(work.momentum).add_(direction)
+        self.current.sub_(direction, alpha=work.rate)
+        if self.drift_step is not None:
+            self.current.add_(self.drift_step)
+        return square
+
+
 class FastTrainer:
     """Trains one client after another with one copy of a model for which
     ``route.incompatibility`` is None.
@@ -51,13 +91,10 @@ class FastTrainer:
         self._device = device
         self._params = list(self._model.parameters())
         sizes = [param.numel() for param in self._params]
-        self._current_d = torch.zeros(sum(sizes), device=device)
-        for param, piece in zip(self._params, torch.split(self._current_d, sizes), strict=True):
+        self._own = Descent.of(torch.zeros(sum(sizes), device=device))
+        pieces = torch.split(self._own.current, sizes)
+        for param, piece in zip(self._params, pieces, strict=True):
             param.data = piece.view(param.shape)
-        self._start_d = torch.zeros_like(self._current_d)
-        self._gradient_d = torch.zeros_like(self._current_d)
-        self._gradient_sum_d = torch.zeros_like(self._current_d)
-        self._velocity_d = torch.zeros_like(self._current_d)
         self._forward: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def train(
@@ -73,10 +110,11 @@ class FastTrainer:
         squares: bool = False,
     ) -> LocalResult:
         """``serial.train_serial``, with this trainer's model and loss."""
-        self._start_d.copy_(torch.tensor(params_d))
-        self._current_d.copy_(self._start_d)
-        self._gradient_sum_d.zero_()
-        self._velocity_d.zero_()
+        own = self._own
+        own.start.copy_(torch.tensor(params_d))
+        own.current.copy_(own.start)
+        own.gradient_sum.zero_()
+        own.velocity.zero_()
         losses = None
         if squares:
             losses = losses_of(self._loss, y)
@@ -86,9 +124,9 @@ class FastTrainer:
         if self._forward is None:
             self._forward = choose_forward(self._model, x)
         batches = minibatches(len(x), work, rng)
-        drift_step_d = None
         if drift_d is not None:
             drift_step_d = torch.tensor(drift_d, device=self._device) / len(batches)
+            own = own._replace(drift_step=drift_step_d)
         for x_batch, y_batch in _examples(x, y, batches):
             varied = x_batch
             if augment is not None:
@@ -96,39 +134,17 @@ class FastTrainer:
             output = self._forward(varied)
             batch_loss = self._loss(output, y_batch)
             gradients = torch.autograd.grad(batch_loss, self._params, materialize_grads=True)
-            torch.cat([gradient.reshape(-1) for gradient in gradients], out=self._gradient_d)
+            torch.cat([gradient.reshape(-1) for gradient in gradients], out=own.gradient)
             loss_sum += batch_loss.item()
             square_loss_sum += mean_square(losses, output, y_batch)
             if noise is not None:
-                self._gradient_d += torch.from_numpy(noise(len(self._gradient_d))).to(self._device)
-            self._gradient_sum_d += self._gradient_d
-            square_sum += squared_norm(self._gradient_d).item()
-            moved = self._current_d, self._gradient_d, self._start_d, self._velocity_d
-            take_step(*moved, work, drift_step_d)
-        update_d: Params = (self._current_d - self._start_d).cpu().numpy()
-        norm_of_sum = squared_norm(self._gradient_sum_d).item()
+                own.gradient.add_(torch.from_numpy(noise(len(own.gradient))).to(self._device))
+            square_sum += own.step(work).item()
+        update_d: Params = (own.current - own.start).cpu().numpy()
+        norm_of_sum = squared_norm(own.gradient_sum).item()
         return result_of(
             update_d, loss_sum, square_loss_sum, square_sum, norm_of_sum, len(batches), work.rate
         )
-
-
-def take_step(
-    current: torch.Tensor,
-    gradient: torch.Tensor,
-    start: torch.Tensor,
-    velocity: torch.Tensor,
-    work: LocalWork,
-    drift_step: torch.Tensor | None,
-) -> None:
-    """Take one step in place; the gradient's memory is reused."""
-    direction = gradient
-    if work.proximal > 0:
-        direction.add_(current, alpha=work.proximal).sub_(start, alpha=work.proximal)
-    if work.momentum > 0:
-        direction = velocity.mul_(work.momentum).add_(direction)
-    current.sub_(direction, alpha=work.rate)
-    if drift_step is not None:
-        current.add_(drift_step)
 
 
 def _examples(

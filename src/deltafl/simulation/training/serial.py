@@ -61,12 +61,15 @@ class LocalWork:
         """
         return min(self.batch_size or num_examples, num_examples)
 
+    def batches_a_pass(self, num_examples: int) -> int:
+        """Minibatches in one pass over so many examples."""
+        return -(-num_examples // self.minibatch_size(num_examples))
+
     def num_steps(self, num_examples: int) -> int:
         """K of a client with so many examples."""
         if self.steps is not None:
             return self.steps
-        batches_a_pass = -(-num_examples // self.minibatch_size(num_examples))
-        return (self.epochs or 1) * batches_a_pass
+        return (self.epochs or 1) * self.batches_a_pass(num_examples)
 
 
 class LocalJob(NamedTuple):
@@ -117,9 +120,9 @@ def passes(
     num_examples: int, work: LocalWork, rng: np.random.Generator
 ) -> tuple[list[IntArray], int]:
     """The orders of a client's examples, one for each pass, and the size of its minibatches."""
-    size = work.minibatch_size(num_examples)
-    number = -(-work.num_steps(num_examples) // -(-num_examples // size))
-    return [rng.permutation(num_examples) for _ in range(number)], size
+    number = -(-work.num_steps(num_examples) // work.batches_a_pass(num_examples))
+    orders = [rng.permutation(num_examples) for _ in range(number)]
+    return orders, work.minibatch_size(num_examples)
 
 
 def minibatches(num_examples: int, work: LocalWork, rng: np.random.Generator) -> list[IntArray]:
@@ -241,7 +244,7 @@ def mean_square(losses: Losses | None, output: torch.Tensor, y: torch.Tensor) ->
     return float(squared_norm(losses(output.detach(), y)).item() / len(y))
 
 
-def squared_norm(x: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-    """norm(x)^2, along one axis or of all entries, summed in float64."""
-    norm: torch.Tensor = torch.linalg.vector_norm(x, dim=dim, dtype=torch.float64)
+def squared_norm(x: torch.Tensor) -> torch.Tensor:
+    """norm(x)^2 along the last axis, summed in float64."""
+    norm: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
     return norm.square()
