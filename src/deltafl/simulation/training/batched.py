@@ -173,10 +173,14 @@ class BatchedTrainer:
             sums_3n = np.add.accumulate(value_3kn.cpu().numpy(), axis=1)[:, -1]
             update_nd = (cohort.current - start_nd)[:, : self._num_params].cpu().numpy()
             norm_n = squared_norm(cohort.gradient_sum).tolist()
-            columns = update_nd, *sums_3n.tolist(), norm_n, schedule.steps_n.tolist()
-            rows = list(zip(*columns, strict=True))
-            rate = self._work.rate
-            return [result_of(*rows[place], rate) for place in np.argsort(schedule.order)]
+            sums = zip(*sums_3n.tolist(), norm_n, strict=True)
+            results = [
+                result_of(update_d, own_sums, num_steps, self._work.rate)
+                for update_d, own_sums, num_steps in zip(
+                    update_nd, sums, schedule.steps_n.tolist(), strict=True
+                )
+            ]
+            return [results[place] for place in np.argsort(schedule.order)]
 
     def _padded(self, vector_nd: torch.Tensor) -> torch.Tensor:
         """A copy on the device, with zeros up to a multiple of 64 bytes."""

@@ -141,10 +141,8 @@ class FastTrainer:
                 own.gradient.add_(torch.from_numpy(noise(len(own.gradient))).to(self._device))
             square_sum += own.step(work).item()
         update_d: Params = (own.current - own.start).cpu().numpy()
-        norm_of_sum = squared_norm(own.gradient_sum).item()
-        return result_of(
-            update_d, loss_sum, square_loss_sum, square_sum, norm_of_sum, len(batches), work.rate
-        )
+        sums = loss_sum, square_loss_sum, square_sum, squared_norm(own.gradient_sum).item()
+        return result_of(update_d, sums, len(batches), work.rate)
 
 
 def _examples(

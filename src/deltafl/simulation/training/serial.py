@@ -98,22 +98,17 @@ class LocalResult(NamedTuple):
 
 
 def result_of(
-    update_d: Params,
-    loss_sum: float,
-    square_loss_sum: float,
-    square_sum: float,
-    squared_norm_of_sum: float,
-    num_steps: int,
-    rate: float,
+    update_d: Params, sums: tuple[float, float, float, float], num_steps: int, rate: float
 ) -> LocalResult:
-    """The result from sums over the steps: of losses and norm(g_k)^2, and norm(sum_k g_k)^2."""
-    mean_square = square_sum / num_steps
-    variance = rate * rate * (mean_square - squared_norm_of_sum / (num_steps * num_steps))
+    """The result from sums over the steps: of losses, squared losses, norm(g_k)^2; and
+    norm(sum_k g_k)^2.
+    """
+    loss, square_loss, square, squared_norm_of_sum = sums
+    spread = square / num_steps - squared_norm_of_sum / (num_steps * num_steps)
+    variance = rate * rate * spread
     if variance < 0 or num_steps == 1:  # it is NaN if the training diverged
         variance = 0.0
-    return LocalResult(
-        update_d, loss_sum / num_steps, square_loss_sum / num_steps, variance, num_steps
-    )
+    return LocalResult(update_d, loss / num_steps, square_loss / num_steps, variance, num_steps)
 
 
 def passes(
@@ -204,9 +199,8 @@ def train_serial(
         current_d = current_d - work.rate * velocity_d + drift_step_d
     norm_of_sum = gradient_sum_d.square().sum().item()
     update_d: Params = (current_d - start_d).cpu().numpy()
-    return result_of(
-        update_d, loss_sum, square_loss_sum, square_sum, norm_of_sum, len(batches), work.rate
-    )
+    sums = loss_sum, square_loss_sum, square_sum, norm_of_sum
+    return result_of(update_d, sums, len(batches), work.rate)
 
 
 def _gradient(model: torch.nn.Module, batch_loss: torch.Tensor) -> torch.Tensor:
