@@ -55,6 +55,8 @@ def presences(text: str, rounds: int = ROUNDS) -> BoolArray:
         ("bernoulli(rate=0.3)", np.full(M, 0.3)),
         ("markov(rate=0.4, memory=0.8)", np.full(M, 0.4)),
         ("labels(least=0.2, most=0.8)", SHARE_MC @ [0.2, 0.4, 0.6, 0.8]),
+        ("sizes(least=0.1, most=0.7)", np.linspace(0.1, 0.7, M)),
+        ("daily(share=0.25, period=20)", np.full(M, 0.25)),
     ],
 )
 def test_clients_are_there_as_often_as_promised(text: str, rate_m: FloatArray) -> None:
@@ -72,13 +74,16 @@ def test_spells_have_the_length_of_the_chain() -> None:
     assert both == pytest.approx(0.4 + 0.8 * 0.6, abs=0.02)
 
 
-def test_somebody_is_always_there() -> None:
-    assert presences("bernoulli(rate=0.001)", 50).sum(axis=1).min() >= 1
+def test_days_come_again_and_somebody_is_always_there() -> None:
+    there_tm = presences("daily(share=0.3, period=24)", 72)
+    assert np.array_equal(there_tm[:24], there_tm[48:])
+    for text in ("daily(share=0.001, period=24)", "bernoulli(rate=0.001)"):
+        assert presences(text, 50).sum(axis=1).min() >= 1
     with pytest.raises(DeltaflError, match="nobody was available"):
         world_of("labels(least=0, most=1e-9)").available(0, 0.0)
 
 
-@pytest.mark.parametrize("text", ["bernoulli", "markov", "labels(memory=0.5)"])
+@pytest.mark.parametrize("text", ["bernoulli", "markov", "daily", "labels", "sizes"])
 def test_a_round_is_the_same_in_whichever_order_it_is_asked_for(text: str) -> None:
     forward = presences(text, 12)
     world = world_of(text)
@@ -117,12 +122,15 @@ def test_seconds_are_those_of_the_work_and_the_network(tmp_path: Path) -> None:
 
 def test_log_normal_speeds() -> None:
     many = Population.from_sizes(np.arange(1, 5001))
-    step_m, megabits_m = LogNormal(seconds=0.2, megabits=5, sigma=0.7).begin(many, 0)
+    step_m, megabits_m = LogNormal(seconds=0.2, megabits=5, sigma=0.7, size=0.6).begin(many, 0)
     for value_m, median in ((step_m, 0.2), (megabits_m, 5)):
         log_m = np.log(value_m / median)
         assert abs(log_m.mean()) < 4 * 0.7 / np.sqrt(5000)
         assert log_m.std() == pytest.approx(0.7, rel=0.05)
-    assert abs(np.corrcoef(np.log(step_m), np.log(megabits_m))[0, 1]) < 4 / np.sqrt(5000)
+    by_rank = np.corrcoef([np.log(step_m), np.log(megabits_m), np.arange(5000)])[2]
+    # The correlation of a normal score with its rank is sqrt(3 / pi).
+    assert by_rank[0] == pytest.approx(0.6 * np.sqrt(3 / np.pi), abs=0.04)
+    assert abs(by_rank[1]) < 4 / np.sqrt(5000)
 
 
 def test_the_slowest_or_a_deadline_ends_the_round() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from ..calls import check_options, parse_call
 from ..errors import DeltaflError, WithRanges, in_one_line, require, unknown_name
 from ..streams import stream
-from ..types import BoolArray, FloatArray, Population
+from ..types import BoolArray, FloatArray, IntArray, Population
 
 #: The ``client`` of the world's streams: what a round's numbers are for. Round 0 has what holds for
 #: the whole run.
@@ -79,18 +79,23 @@ class ByRate(Availability):
             while last < round:  # steps of the chain are drawn in order, also after a resume
                 last += 1
                 rng = stream(seed, "world", last + 1, AVAILABLE)
-                for _ in range(_PATIENCE):
-                    chance_m = rate_m + self.memory * (there_m - rate_m)
-                    there_m = (rng.random(len(chance_m)) < chance_m).astype(float)
-                    if there_m.any():
-                        break
-                else:
-                    raise DeltaflError(
-                        f"nobody was available {_PATIENCE:,} times in a row; write a higher rate"
-                    )
+                there_m = self._step(rate_m, there_m, rng)
             return there_m > 0, clock
 
         return at
+
+    def _step(
+        self, rate_m: FloatArray, there_m: FloatArray, rng: np.random.Generator
+    ) -> FloatArray:
+        """The next step of the chain at which somebody is there."""
+        for _ in range(_PATIENCE):
+            chance_m = rate_m + self.memory * (there_m - rate_m)
+            there_m = (rng.random(len(chance_m)) < chance_m).astype(float)
+            if there_m.any():
+                return there_m
+        raise DeltaflError(
+            f"nobody was available {_PATIENCE:,} times in a row; write a higher rate"
+        )
 
 
 @dataclass(frozen=True)
@@ -113,27 +118,71 @@ class Markov(Bernoulli):
 
 
 @dataclass(frozen=True)
-class ByLabel(ByRate):
-    """a_i = least + (most - least) g_i, where g_i grows evenly from 0 for the first class to 1 for
-    the last, and is the mean over a client's examples.
-
-    Clients of some labels are there rarely: what biases every method that takes those who are there
-    for all.
-    """
+class Graded(ByRate):
+    """a_i = least + (most - least) g_i, g_i in [0, 1]."""
 
     least: float = 0.1
     most: float = 0.9
 
     ranges: ClassVar = ByRate.ranges | {"least": "[0, 1]", "most": "(0, 1]"}
 
+    @abstractmethod
+    def grades(self, population: Population) -> FloatArray:
+        """The g_i, float64 (m,)."""
+
     def rates(self, population: Population) -> FloatArray:
+        return np.asarray(self.least + (self.most - self.least) * self.grades(population))
+
+
+@dataclass(frozen=True)
+class ByLabel(Graded):
+    """g_i grows evenly from the first class to the last, and is the mean over a client's examples.
+
+    Clients of some labels are there rarely: what biases every method that takes those who are there
+    for all.
+    """
+
+    def grades(self, population: Population) -> FloatArray:
         share_mc = population.aux_mq
         if share_mc is None:
             raise DeltaflError(
-                "availability by labels needs a task with classes; write 'bernoulli'"
+                "availability by labels needs a task with classes; write 'sizes' or 'bernoulli'"
             )
-        grade_m = share_mc @ np.linspace(0, 1, share_mc.shape[1])
-        return np.asarray(self.least + (self.most - self.least) * grade_m)
+        return np.asarray(share_mc @ np.linspace(0, 1, share_mc.shape[1]))
+
+
+@dataclass(frozen=True)
+class BySize(Graded):
+    """g_i grows evenly by rank, from the client with the fewest examples to that with the most."""
+
+    def grades(self, population: Population) -> FloatArray:
+        return _ranks(population.num_examples_m)
+
+
+@dataclass(frozen=True)
+class Daily(Availability):
+    """Day and night: each client is there for a ``share`` of every ``period`` rounds, from an hour
+    of its own.
+
+    If nobody is there, the server waits for the next client.
+    """
+
+    share: float = 0.5
+    period: float = 24.0
+
+    ranges: ClassVar = {"share": "(0, 1]", "period": "[1, inf)"}
+
+    def begin(self, population: Population, seed: int) -> Presence:
+        phase_m = stream(seed, "world", 0, AVAILABLE).random(population.num_clients)
+
+        def at(round: int, clock: float) -> tuple[BoolArray, float]:
+            hour_m = (round / self.period + phase_m) % 1.0
+            there_m = hour_m < self.share
+            if not there_m.any():
+                there_m = hour_m == hour_m.max()  # whose day is the next to begin
+            return there_m, clock
+
+        return at
 
 
 @dataclass(frozen=True)
@@ -193,18 +242,25 @@ class LogNormal(Speeds):
     seconds: float = 0.1  #: the median client's of a local step
     megabits: float = 10.0  #: the median client's per second
     sigma: float = 1.0  #: standard deviation of both logarithms over clients; they are independent
+    size: float = 0.0  #: correlation of the log seconds of a step with the client's rank in size
     jitter: float = 0.1
 
     ranges: ClassVar = {
         "seconds": "[1e-9, 1e9]",
         "megabits": "[1e-9, 1e9]",
         "sigma": "[0, 9]",
+        "size": "[-1, 1]",
         "jitter": "[0, 9]",
     }
 
     def begin(self, population: Population, seed: int) -> tuple[FloatArray, FloatArray]:
+        from scipy.special import ndtri
+
         m = population.num_clients
         of_step_m, of_send_m = stream(seed, "world", 0, SECONDS).standard_normal((2, m))
+        # The normal score of a client's rank in size, correlated with its steps alone.
+        score_m = ndtri((_ranks(population.num_examples_m) * (m - 1) + 0.5) / m)
+        of_step_m = self.size * score_m + np.sqrt(1 - self.size**2) * of_step_m
         step_m = self.seconds * np.exp(self.sigma * of_step_m)
         megabits_m = self.megabits * np.exp(self.sigma * of_send_m)
         return step_m, megabits_m
@@ -232,7 +288,9 @@ AVAILABILITIES: dict[str, type[Availability]] = {
     "always": Always,
     "bernoulli": Bernoulli,
     "markov": Markov,
+    "daily": Daily,
     "labels": ByLabel,
+    "sizes": BySize,
 }
 SPEEDS: dict[str, type[Speeds]] = {"lognormal": LogNormal}
 
@@ -259,6 +317,19 @@ def _called(what: str, text: str, kinds: Mapping[str, type[T]], table: Callable[
         raise unknown_name(what, name, [*kinds, "FILE.csv"])
     check_options(kinds[name], options, name)
     return kinds[name](**options)
+
+
+def _ranks(size_m: IntArray) -> FloatArray:
+    """Ranks from 0 to 1, those of equal sizes their mean; 1/2 for a single client or where all
+    are equal.
+    """
+    m = len(size_m)
+    if m == 1:
+        return np.full(1, 0.5)
+    order_m = np.sort(size_m)
+    first_m = np.searchsorted(order_m, size_m)
+    last_m = np.searchsorted(order_m, size_m, side="right") - 1
+    return np.asarray((first_m + last_m) / 2 / (m - 1))
 
 
 def _columns(path: str, *names: str) -> list[FloatArray]:
