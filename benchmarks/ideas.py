@@ -24,8 +24,8 @@ from pydantic import BaseModel, Field
 
 from deltafl.analysis import mean_interval
 from deltafl.analysis.statistics import first_reach, gap_closed
-from deltafl.io import checked, read_json, read_text
 from deltafl.simulation import RunSettings, make_settings
+from deltafl.store import checked, read_json, read_text
 from deltafl.tasks import import_tasks
 from deltafl.types import FloatArray
 

@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from deltafl import DeltaflError, tasks
 from deltafl.errors import require
-from deltafl.io import read_toml
+from deltafl.store import read_toml
 from deltafl.types import IntArray
 
 #: ``unipen62``: writers with fewer examples are left out, and of one with more only the first ones
@@ -51,7 +51,9 @@ STRIDE = 10
 #: training.
 FEWEST_OF_ROLE = 1000
 TRAIN_SHARE = 0.8
-ARCHIVES: dict[str, dict[str, str]] = read_toml(Path(__file__).with_name("archives.toml"))
+ARCHIVES: dict[str, dict[str, str]] = read_toml(
+    Path(__file__).with_name("archives.toml"), users=True
+)
 Bytes = npt.NDArray[np.uint8]
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from deltafl.errors import DeltaflError
-from deltafl.io import read_text, write_atomically
+from deltafl.store import read_text, write_atomically
 
 from .page import VERDICT, Finding, read_verdict
 from .spec import TEXTS, experiment_names

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from deltafl.analysis import Run
 from deltafl.errors import DeltaflError
-from deltafl.io import checked, read_json, write_atomically
+from deltafl.store import checked, read_json, write_atomically
 
 from .spec import Experiment, Frozen
 from .text import Cells, counted, csv_text, folded

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from deltafl.errors import DeltaflError, require
-from deltafl.io import write_atomically
 from deltafl.simulation import require_devices
+from deltafl.store import write_atomically
 
 #: What an experiment that is no sweep measured, a line each of ``runs.jsonl.gz``.
 Row = dict[str, Any]

@@ -32,9 +32,9 @@ from pydantic import BaseModel, ConfigDict
 
 from deltafl.analysis import Run
 from deltafl.errors import DeltaflError, unknown_name
-from deltafl.io import checked, read_toml
 from deltafl.samplers import find_sampler, parse_label
 from deltafl.simulation import CompareSettings, Job, make_settings
+from deltafl.store import checked, read_toml
 
 from .probe import Probe
 
@@ -42,7 +42,7 @@ from .probe import Probe
 SHOWN_BY = {"figure-3": "toy", "figure-5": "toy"}
 _FILES = Path(__file__).parent / "files"
 #: Whole sentences of the pages, by page.
-TEXTS: dict[str, dict[str, str]] = read_toml(Path(__file__).parent / "texts.toml")
+TEXTS: dict[str, dict[str, str]] = read_toml(Path(__file__).parent / "texts.toml", users=True)
 Scale = Literal["smoke", "cpu", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 Kind = Literal[
@@ -258,7 +258,7 @@ def load_experiment(name: str) -> Experiment:
         )
     if name not in experiment_names():
         raise unknown_name("experiment", name, experiment_names())
-    return parse_experiment(name, read_toml(_FILES / f"{name}.toml"))
+    return parse_experiment(name, read_toml(_FILES / f"{name}.toml", users=True))
 
 
 def parse_experiment(name: str, content: dict[str, Any]) -> Experiment:

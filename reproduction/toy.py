@@ -23,8 +23,8 @@ from deltafl import (
 )
 from deltafl.analysis import DPI, GREY, INK, PALE, WIDTH, looks, small_png, styled
 from deltafl.designs import every_cohort
-from deltafl.io import write_atomically
 from deltafl.server import ServerOptimizer, Step
+from deltafl.store import write_atomically
 from deltafl.types import FloatArray, Params
 
 from .page import OwnPage

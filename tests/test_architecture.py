@@ -32,7 +32,7 @@ PUBLIC = {
     "simulation",
     "tasks",
 }
-PUBLIC |= {"errors", "io", "types"}
+PUBLIC |= {"errors", "store", "types"}
 
 
 def modules() -> dict[str, Path]:

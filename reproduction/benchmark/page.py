@@ -11,9 +11,9 @@ import numpy as np
 
 from deltafl import analysis
 from deltafl.analysis.looks import MOST_STRONG
-from deltafl.io import write_atomically
 from deltafl.samplers import is_unbiased
 from deltafl.simulation import OnProgress
+from deltafl.store import write_atomically
 
 from ..page import REPORT, OwnPage, diverged, hardware, write
 from ..running import Request, no_run

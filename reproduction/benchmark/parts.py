@@ -18,9 +18,9 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deltafl.errors import DeltaflError, unknown_name
-from deltafl.io import checked
 from deltafl.samplers import SAMPLERS, parse_label
 from deltafl.simulation import Doubling, Grid, Job, RunSettings, make_settings
+from deltafl.store import checked
 
 from ..probe import Probe
 from ..spec import Experiment

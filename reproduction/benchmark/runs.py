@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from deltafl.analysis import Run, area_under
 from deltafl.errors import DeltaflError, unknown_name
-from deltafl.io import checked
 from deltafl.simulation import (
     Job,
     OnProgress,
@@ -27,6 +26,7 @@ from deltafl.simulation import (
     task_of,
     what_is_run,
 )
+from deltafl.store import checked
 
 from ..running import Request, read_rows, require_training, write_rows
 from ..spec import Frozen

@@ -22,7 +22,8 @@ from .federation.replies import LOSS_NAMES, ClientReply, read_reply, reports_of,
 from .plan import Plan, RoundState
 from .round import close_round, init_round, open_round
 from .samplers.census import output_layer
-from .scale.state_file import load_state, read_sealed, save_state, write_sealed
+from .scale.state_file import load_state, save_state
+from .store.sealed import read_sealed, write_sealed
 from .streams import stream
 from .types import Params, Reports, RoundInfo
 
@@ -166,7 +167,7 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
         """Save the state of the rounds and the answers to a census."""
         if self.state is not None:
             if self._answers is not None:
-                write_sealed(Path(dir_path) / _CENSUS, {"answer_mk": self._answers}, {})
+                write_sealed(Path(dir_path) / _CENSUS, {"answer_mk": self._answers})
             save_state(Path(dir_path) / _STATE, self.state, self.plan)
 
     def load(self, dir_path: str) -> None:

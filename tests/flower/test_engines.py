@@ -2,7 +2,6 @@
 authentication. Slow.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -18,9 +17,9 @@ import pytest
 pytest.importorskip("torch")
 
 from deltafl import close_round, init_round, make_plan, open_round
-from deltafl.io import read_tensors
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
+from deltafl.store.sealed import read_sealed
 from deltafl.tasks.registry import make_task
 from deltafl.types import FloatArray
 
@@ -41,15 +40,12 @@ def flower(tmp_path: Path) -> Iterator[Processes]:
 
 def header_of(state: Path) -> dict[str, Any]:
     """The description in a saved state."""
-    header: dict[str, Any] = json.loads(
-        read_tensors(state / "federation.safetensors", "")[1]["deltafl-federation"]
-    )
-    return header
+    return read_sealed(state / "federation.safetensors", "")[1]
 
 
 def answers_in(state: Path) -> FloatArray:
     """The answers to the census in a saved state, a row each."""
-    answer_mk: FloatArray = read_tensors(state / "federation.safetensors", "")[0]["aux_mk"]
+    answer_mk: FloatArray = read_sealed(state / "federation.safetensors", "")[0]["aux_mk"]
     return answer_mk
 
 
@@ -132,7 +128,7 @@ def test_a_deployment_outlives_its_crashes(label: str, flower: Processes, tmp_pa
     assert answers_in(state).shape == (3, 162 if label == "census" else 0)
     assert np.array_equal(flower.model(3), kept)  # nothing was played twice
     assert not np.array_equal(flower.model(6), kept)
-    tensors = read_tensors(state / "federation.safetensors", "")[0]
+    tensors = read_sealed(state / "federation.safetensors", "")[0]
     drawn = 2 * (
         6 - (label == "census")
     )  # two a round, over both lives of the server; a census draws nobody
@@ -171,6 +167,6 @@ def test_tls_and_node_authentication(flower: Processes, tmp_path: Path) -> None:
         flower.supernode("b", 1, "--auth-supernode-private-key", str(flower.tls / "b"))
     flower.wait_for("done", 300)
     assert [key[:4] for key in header_of(tmp_path / "state")["clients"]] == ["key:"] * 2
-    tensors = read_tensors(tmp_path / "state" / "federation.safetensors", "")[0]
+    tensors = read_sealed(tmp_path / "state" / "federation.safetensors", "")[0]
     assert tensors["state.selected_m"].tolist() == [8, 8]
     assert tensors["state.responded_m"].sum() >= 10

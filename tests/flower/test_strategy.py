@@ -315,13 +315,13 @@ def test_a_state_belongs_to_one_server(tmp_path: Path) -> None:
     grid = FakeGrid(linear_app(), configs(8))
     with (
         FileLock(tmp_path / "federation.lock"),
-        pytest.raises(DeltaflError, match="another server is using it"),
+        pytest.raises(DeltaflError, match="another process is using"),
     ):
         start(strategy, grid, 1)
     assert not (tmp_path / "federation.safetensors").exists()
     start(strategy, grid, 1)
     (tmp_path / "file").touch()
-    with pytest.raises(DeltaflError, match=r"cannot keep the state .*; choose another state_path"):
+    with pytest.raises(DeltaflError, match="cannot write"):
         start(DeltaStrategy("uniform", 2, state_path=tmp_path / "file"), grid)
 
 

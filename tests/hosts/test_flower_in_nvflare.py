@@ -6,7 +6,6 @@ them by the gRPC adapter, which Flower has dropped in 1.40: hence an environment
 Flower 1.39 and those options.
 """
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -17,9 +16,9 @@ import pytest
 pytest.importorskip("torch")
 
 from deltafl import close_round, init_round, make_plan, open_round
-from deltafl.io import read_tensors
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
+from deltafl.store.sealed import read_sealed
 from deltafl.tasks.registry import make_task
 
 from .session import run_session
@@ -58,8 +57,7 @@ def test_its_models_are_those_of_the_simulator(tmp_path: Path) -> None:
     run_session(
         [str(PYTHON), "job.py", str(state_path), str(tmp_path / "workspace")], tmp_path, environment
     )
-    tensors, texts = read_tensors(state_path / "federation.safetensors", "")
-    header = json.loads(texts["deltafl-federation"])
+    tensors, header = read_sealed(state_path / "federation.safetensors", "")
     assert header["round"] == 5
     assert list(header["clients"]) == ["partition:0", "partition:1", "partition:2"]
 

@@ -23,9 +23,9 @@ from deltafl import (
 from deltafl.estimators.control_variates import pseudoinverse
 from deltafl.estimators.sketch import count_sketch
 from deltafl.estimators.two_bits import norms
-from deltafl.io import read_json
 from deltafl.samplers.census import output_layer
 from deltafl.simulation import make_settings, run_single
+from deltafl.simulation.checkpoint import read_checkpoint
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.settings import RunSettings
@@ -396,8 +396,9 @@ def test_an_interrupted_run_keeps_its_answers(sampler: str, length: int, tmp_pat
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    settings: dict[str, object] = read_json(folder / "checkpoint.json")["settings"]
-    return settings
+    mark = read_checkpoint(folder)
+    assert mark is not None
+    return mark.settings
 
 
 def test_damaged_answers_are_refused(tmp_path: Path) -> None:

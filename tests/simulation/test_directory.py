@@ -72,7 +72,9 @@ def add(directory: RunDirectory, *rounds: int) -> None:
             "counts": [1, 1],
             "test": {"loss": 1.0, "accuracy": 0.5},
         }
-        directory.append(line, {"round": round, "seconds": 0.1, "cpu_seconds": 0.1})
+        directory.append(
+            line, {"round": round, "seconds": 0.1, "cpu_seconds": 0.1, "client_seconds": 0.1}
+        )
 
 
 def test_lines_after_the_checkpoint_are_cut_off_even_half_ones(directory: RunDirectory) -> None:
@@ -88,15 +90,11 @@ def test_lines_after_the_checkpoint_are_cut_off_even_half_ones(directory: RunDir
 
 def test_an_unfinished_checkpoint_does_not_count(directory: RunDirectory) -> None:
     directory.save(played(2))
-    (directory.path / "checkpoint-3.safetensors.part").write_bytes(b"half")
-    (directory.path / "checkpoint-4.safetensors").write_bytes(
-        b"whole, but not named by checkpoint.json"
-    )
+    (directory.path / "checkpoint.safetensors.part").write_bytes(b"half")
     assert same(directory.load(START), played(2))
     directory.save(played(3))
-    assert [path.name for path in sorted(directory.path.glob("checkpoint-*"))] == [
-        "checkpoint-3.safetensors"
-    ]
+    assert same(directory.load(START), played(3))
+    assert not (directory.path / "checkpoint.safetensors.part").exists()
 
 
 def test_a_copied_folder_does_not_go_on_from_a_memory_that_is_newer(
@@ -111,7 +109,8 @@ def test_a_copied_folder_does_not_go_on_from_a_memory_that_is_newer(
     assert same(copy.load(START), played(2))
     directory.save(played(3))
     with pytest.raises(
-        DeltaflError, match=r"is of round 3, and the last checkpoint of .*copy is of round 2: put"
+        DeltaflError,
+        match=r"are of round 3 of .*, and the last checkpoint of .*copy is of round 2 of .*: put",
     ):
         copy.load(START)
     assert same(directory.load(START), played(3))
@@ -134,14 +133,10 @@ def test_a_reader_can_tell_which_file_is_damaged(directory: RunDirectory, tmp_pa
     """
     add(directory, 0, 1)
     directory.save(played(2))
-    directory.memory_folder(str(tmp_path / "memory"))
     readers: dict[str, Callable[[], object]] = {
-        **dict.fromkeys(
-            ("checkpoint.json", "checkpoint-2.safetensors"), lambda: directory.load(START)
-        ),
+        "checkpoint.safetensors": lambda: directory.load(START),
         **dict.fromkeys(("rounds.jsonl", "timings.jsonl"), lambda: read_run(directory, SETTINGS)),
         "environment.json": directory.environment,
-        "memory.json": lambda: directory.memory_folder(str(tmp_path / "memory")),
         "config.toml": lambda: recorded_settings(directory.path),
     }
     for name, read in readers.items():
@@ -199,7 +194,7 @@ def test_the_folder_of_a_run_that_another_process_plays_is_refused_until_it_is_k
     tmp_path: Path,
 ) -> None:
     with another_process(tmp_path / "run"):
-        with pytest.raises(DeltaflError, match="another process is playing the run in "):
+        with pytest.raises(DeltaflError, match="another process is using "):
             run(tmp_path / "run", task="toy", rounds=2)
         assert not (tmp_path / "run").exists()
     assert (tmp_path / "run.lock").exists()
@@ -214,5 +209,5 @@ def test_the_command_line_refuses_a_folder_in_use(tmp_path: Path) -> None:
         )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "deltafl: another process is playing the run in out; wait for it, or choose another --out\n"
+        "deltafl: another process is using out; wait for it, stop it, or choose another --out\n"
     )

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from conftest import population_of
 from deltafl.analysis import remarks
 from deltafl.cli.main import app
-from deltafl.io import plain_json
 from deltafl.server.watch import Watch
 from deltafl.simulation.comparing import run_comparison
 from deltafl.simulation.directory import DivergedError
@@ -27,6 +26,7 @@ from deltafl.simulation.record import RunStore
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of, task_of
 from deltafl.simulation.watching import watch_over
+from deltafl.store import plain_json
 from deltafl.types import RejectedReply, RoundInfo
 from reproduction.measures import accuracy, late_loss
 from reproduction.sweeps import records_of, write_page
@@ -254,7 +254,7 @@ def test_a_suspect_end_is_reported_and_keeps_the_good_state(tmp_path: Path) -> N
     assert code == 0 and re.search(words, output)
     assert lines_of(folder)[-1]["suspect"]["kept"] == 0
     before = (folder / "rounds.jsonl").read_bytes()
-    model_d = load_file(folder / "suspect-12.safetensors")["params_d"]
+    model_d = load_file(folder / "suspect.safetensors")["params_d"]
     last = run(folder, **given)  # what is after the checkpoint is played again
     assert (folder / "rounds.jsonl").read_bytes() == before
     test = engine_of(make_settings(RunSettings, given)).evaluate(model_d)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 from deltafl.analysis import Summary
 from deltafl.errors import DeltaflError
@@ -37,8 +38,9 @@ def out(small: Path, tmp_path: Path) -> Path:
 
 def bits(folder: Path) -> tuple[bytes, bytes]:
     """The lines of a run's rounds and its last checkpoint."""
-    (tensors,) = folder.glob("checkpoint-*.safetensors")
-    return (folder / "rounds.jsonl").read_bytes(), tensors.read_bytes()
+    tensors = load_file(folder / "checkpoint.safetensors")
+    state = b"".join(array.tobytes() for _, array in sorted(tensors.items()))
+    return (folder / "rounds.jsonl").read_bytes(), state
 
 
 def test_a_comparison_grows_by_samplers_and_seeds(out: Path) -> None:
@@ -172,7 +174,7 @@ def test_folders_that_differ_are_not_joined(out: Path, small: Path, tmp_path: Pa
     reseal(place)
     with pytest.raises(DeltaflError, match="other data than another run of seed 0"):
         joined([small, out])
-    (place / "checkpoint.json").unlink()
+    (place / "checkpoint.safetensors").unlink()
     with pytest.raises(
         DeltaflError, match="is not finished; go on with: deltafl compare --resume --out"
     ):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from deltafl import DeltaflError
+from deltafl.simulation.checkpoint import change_checkpoint
 from deltafl.simulation.directory import RunDirectory, recorded_settings
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
@@ -117,8 +118,8 @@ def test_what_a_run_folder_names_is_neither_deleted_nor_written(tmp_path: Path, 
         other.symlink_to(tmp_path / "diary")
     other.mkdir(exist_ok=True)
     (other / "diary.txt").write_text("dear diary")
-    (run / "memory.json").write_text(json.dumps({"folder": str(other)}))
-    with pytest.raises(DeltaflError, match=r"no folder of a run in|is not there"):
+    change_checkpoint(run, memory=str(other))
+    with pytest.raises(DeltaflError, match=r"no folder of a run in|are not there"):
         run_single(settings_of(tmp_path), run, quiet)
     directory = RunDirectory(run)
     if named.startswith("memory"):
@@ -160,7 +161,7 @@ def test_a_memory_and_a_checkpoint_of_different_rounds_are_refused(
         shutil.copytree(tmp_path / f"{name}-{age}", tmp_path / name)
     before = content(tmp_path)
     with pytest.raises(
-        DeltaflError, match=r"the memory in .* (is of round \d|is not there).* last checkpoint of "
+        DeltaflError, match=r"updates in .* are (of round \d|not there).* last checkpoint of "
     ):
         run_single(settings_of(tmp_path), tmp_path / "run", quiet)
     assert content(tmp_path) == before
@@ -212,14 +213,8 @@ def test_nothing_is_cut_off_before_the_checkpoint_is_known_to_fit(tmp_path: Path
 
 def test_a_folder_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
     run = broken(tmp_path)
-    mark = {
-        "round": 4,
-        "tensors": "checkpoint-4.safetensors",
-        "lengths": {"rounds.jsonl": 100},
-        "crc32": 7,
-    }
-    (run / "checkpoint.json").write_text(json.dumps(mark))
-    with pytest.raises(DeltaflError, match="or of an older version: delete this run's folder"):
+    (run / "checkpoint.safetensors").rename(run / "checkpoint-4.safetensors")
+    with pytest.raises(DeltaflError, match=r"no checkpoint\.safetensors: delete this run's folder"):
         run_single(settings_of(tmp_path), run, quiet)
 
 

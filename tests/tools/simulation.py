@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from deltafl.simulation.callback import RoundDone
-from deltafl.simulation.checkpoint import measured, read_checkpoint
+from deltafl.simulation.checkpoint import change_checkpoint, read_checkpoint
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.record import Job
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.sweep import run_jobs
+from deltafl.store.lines import seal_of
 
 TINY = {
     "task": "digits",
@@ -57,4 +58,4 @@ def reseal(folder: Path) -> None:
     """Give the checkpoint the checksums of the files as they are now."""
     mark = read_checkpoint(folder)
     assert mark is not None
-    mark._replace(files={name: measured(folder / name) for name in mark.files}).write(folder)
+    change_checkpoint(folder, files={name: seal_of(folder / name) for name in mark.files})

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
-from ..io import plain_json
+from ..store import plain_json
 from .runs import Fairness, Metric
 from .statistics import CONFIDENCE
 

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import require
-from ..io import write_atomically
 from ..samplers.label import base_name, bias_of
 from ..samplers.table import SAMPLERS, SHORT_NEEDS
+from ..store import write_atomically
 from .bands import (
     Band,
     band_of,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeltaflError
-from ..io import checked, read_json, write_atomically
+from ..store import checked, read_json, write_atomically
 from .methods import find_label, rounds_until
 from .numbers import (
     Costs,

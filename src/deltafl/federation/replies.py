@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field
 
 from ..arrays import Arrays, update_of
 from ..errors import DeltaflError
-from ..io import checked
 from ..samplers.census import LARGEST_NORM
+from ..store import checked
 from ..types import Params, Reports, RoundInfo
 from .clients import ClientInfo
 from .exchange import AUX, CENSUS, CORRECTED, NUM_EXAMPLES

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
-from secrets import randbits, token_hex
+from secrets import randbits
 from typing import Any
 
 from ..arrays import BUFFERS
@@ -15,6 +15,7 @@ from ..plan import Plan, make_plan
 from ..samplers.base import Sampler
 from ..scale.rows import RowFormat
 from ..server.table import SETTINGS
+from ..store.folder import new_name
 from ..types import Population
 from .clients import ClientInfo
 
@@ -147,7 +148,7 @@ def make_rules(
             raise DeltaflError(f"{name} is {path!r}; write the name of a folder, or None for none")
     memory = RowFormat(memory_dtype)
     if memory_path is not None:
-        rows = Path(memory_path).absolute() / f"federation-{token_hex(4)}"
+        rows = Path(memory_path).absolute() / new_name("federation")
         memory = replace(memory, folder=str(rows))
     if settings.get("estimator", "") is None:
         del settings["estimator"]

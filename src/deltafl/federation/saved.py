@@ -6,28 +6,27 @@ whose model is lost goes back to them, and a person may put one in the place of 
 damaged, which a checksum shows. All are for their owner alone.
 
 With ``memory_path`` the clients' updates are in a file of their own, in a folder that the header
-names, and the state holds only those of the last round. Both record their round: where an old copy
-of one was put back, the estimate would count updates that nobody sent.
+names, and the state holds only those of the last round (``store/folder.py``).
 """
 
 import json
 import os
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from ..errors import DeltaflError
-from ..io import private_folder
 from ..round import blank_state
 from ..scale.named_arrays import from_named_arrays, named_arrays
-from ..scale.rows import is_own_folder, note_round, noted, settled
-from ..scale.state_file import owner, read_sealed, write_sealed
+from ..scale.rows import settled
+from ..scale.state_file import owner
+from ..store.files import private_folder
+from ..store.folder import Note, owned, read_note, require_note, require_own, write_note
+from ..store.sealed import read_sealed, write_sealed
 from ..types import Array, FloatArray
 from .clients import ClientInfo
 from .federation import KEPT, Federation, Kept
@@ -36,34 +35,20 @@ from .scales import ClientScale
 #: The last state, and the good ones before it.
 FILES = ["federation.safetensors", *(f"federation-{age}.safetensors" for age in range(1, KEPT))]
 FILE = FILES[0]
-_HEADER = "deltafl-federation"
-_VERSION = 8
+_VERSION = 9
 _REST = "rest."
 _AUX = "aux_mk"
 
 
-@contextmanager
-def sole_owner(folder: Path | None) -> Iterator[None]:
-    """Lock the folder against other servers, which would overwrite this one's rounds; nothing
+def sole_owner(folder: Path | None) -> AbstractContextManager[None]:
+    """Keep other servers out of the folder, where they would overwrite this one's rounds; nothing
     without a folder.
     """
     if folder is None:
-        yield
-        return
-    try:
-        private_folder(folder)
-        lock = FileLock(folder / "federation.lock").acquire(timeout=0)
-    except OSError as error:
-        why = (
-            "another server is using it; stop that one, or"
-            if isinstance(error, Timeout)
-            else f"{error.strerror};"
-        )
-        raise DeltaflError(
-            f"cannot keep the state in {folder}: {why} choose another state_path"
-        ) from None
-    with lock:
-        yield
+        return nullcontext()
+    private_folder(folder)
+    # In the folder: what is beside a mounted one is not shared.
+    return owned(folder, folder / "federation.lock", "state_path")
 
 
 def save(folder: Path, federation: Federation, anew: bool = False) -> None:
@@ -72,7 +57,6 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
     """
     private_folder(folder)
     memory = federation.rules.plan.memory.folder
-    note = None if memory is None else noted(Path(memory))
     header = {
         "version": _VERSION,
         "owner": federation.owner,
@@ -81,31 +65,38 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
         "layout": federation.layout.entries,
         "clients": {key: info.num_examples for key, info in federation.clients.items()},
         "scales": federation.scales.known,
-        "memory": None if memory is None else {"folder": memory, "round": note and note.round},
+        "memory": memory,
+        "note": None if memory is None else read_note(Path(memory)),
     }
-    rest = {_REST + name: array for name, array in federation.rest.items()}
     arrays = {
         **dict(named_arrays(federation.current)),
-        **rest,
+        **{_REST + name: array for name, array in federation.rest.items()},
         _AUX: _aux_of(federation.clients.values()),
     }
-    for name in FILES[1:] if anew else ():
-        (folder / name).unlink(missing_ok=True)
-    if memory is None and federation.scales.sound and not anew:
-        _keep_last(folder)
-    write_sealed(folder / FILE, arrays, {_HEADER: json.dumps(header)})
+    if anew:
+        for name in FILES[1:]:
+            (folder / name).unlink(missing_ok=True)
+    elif memory is None and federation.scales.sound:
+        _keep_last(*(folder / name for name in FILES))
+    write_sealed(folder / FILE, arrays, header)
     _settle(federation)
 
 
-def _keep_last(folder: Path) -> None:
+def _keep_last(last: Path, before: Path, oldest: Path) -> None:
     """Keep the state of the round before, which has proved good, beside the one that takes its
     place.
     """
-    paths = [folder / name for name in FILES]
-    for newer, older in reversed(list(pairwise(paths))):
-        with suppress(OSError):  # there is none yet; a file system without links keeps none
-            older.unlink(missing_ok=True)
-            os.link(newer, older)
+    _undo_keeping(last, before)
+    with suppress(OSError):  # there is none yet; a file system without links keeps none
+        before.replace(oldest)
+    with suppress(OSError):
+        os.link(last, before)
+
+
+def _undo_keeping(last: Path, before: Path) -> None:
+    """A server that was killed before it wrote leaves its last state under two names."""
+    if before.exists() and last.exists() and before.samefile(last):
+        before.unlink()
 
 
 def load(folder: Path, federation: Federation) -> bool:
@@ -117,6 +108,7 @@ def load(folder: Path, federation: Federation) -> bool:
                 f"{folder} has no {FILE}; rename {before}, or choose a new state_path"
             )
         return False
+    _undo_keeping(folder / FILE, folder / FILES[1])
     for name in reversed(FILES[1:]):
         with suppress(DeltaflError):  # there is none, or one of other settings, or damaged
             _restore(folder / name, federation)
@@ -131,16 +123,10 @@ def load(folder: Path, federation: Federation) -> bool:
 def _restore(file: Path, federation: Federation) -> None:
     copy = FILES[1] if (file.parent / FILES[1]).exists() else "a copy of the folder"
     cure = f"put {copy} in its place, or choose a new state_path"
-    arrays, texts = read_sealed(file, cure)
-    try:
-        header = json.loads(texts[_HEADER])
-        if header["version"] != _VERSION:
-            raise DeltaflError(f"{file} is of another version of deltafl; choose a new state_path")
-        _take(file.parent, federation, header, arrays)
-    except DeltaflError:
-        raise
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise DeltaflError(f"{file} is damaged; {cure}") from error
+    arrays, header = read_sealed(file, cure, mapped=True)
+    if header.get("version") != _VERSION:
+        raise DeltaflError(f"{file} is of another version of deltafl; choose a new state_path")
+    _take(file.parent, federation, header, arrays)
 
 
 def _take(
@@ -189,23 +175,14 @@ def _aux_of(infos: Collection[ClientInfo]) -> FloatArray:
 
 def _find_memory(folder: Path, federation: Federation, header: dict[str, Any]) -> None:
     """Point to the folder of the clients' updates, and check that they belong to this state."""
-    memory = header["memory"]
-    round = header["round"]
     plan = federation.rules.plan
-    if not is_own_folder(Path(memory["folder"]), Path(str(plan.memory.folder)).parent):
-        why = f"names {memory['folder']}, which is not in memory_path"
-        raise DeltaflError(f"the state in {folder} {why}; choose a new state_path")
-    plan = replace(plan, memory=replace(plan.memory, folder=memory["folder"]))
+    memory = Path(header["memory"])
+    require_own(memory, Path(str(plan.memory.folder)).parent)
+    plan = replace(plan, memory=replace(plan.memory, folder=str(memory)))
     federation.rules = replace(federation.rules, plan=plan)
-    # A server killed before or while it settled: the saved state has the missing rows.
-    note = noted(Path(memory["folder"]))
-    owners = (None, header["owner"])
-    if (note and note.round) not in (memory["round"], round) or (note and note.owner) not in owners:
-        raise DeltaflError(
-            f"the clients' updates in {memory['folder']} do not belong to the state in {folder} "
-            f"after round {round}: "
-            "put back copies of both that were made at the same time, or choose a new state_path"
-        )
+    before = None if header["note"] is None else Note(*header["note"])
+    now = Note(header["round"], header["owner"])
+    require_note(memory, before, now, f"the state in {folder}")
 
 
 def _settle(federation: Federation) -> None:
@@ -213,7 +190,7 @@ def _settle(federation: Federation) -> None:
     folder = federation.rules.plan.memory.folder
     if folder is not None:
         federation.state = settled(federation.current)
-        note_round(Path(folder), federation.current.round, federation.owner)
+        write_note(Path(folder), Note(federation.current.round, federation.owner))
 
 
 def _settings(federation: Federation) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from ..federation.clients import ClientInfo
 from ..federation.exchange import AUX, RECORD
 from ..federation.replies import CURE, NO_REGISTRATION, read_info
 from ..federation.rules import Rules
-from ..io import checked
+from ..store import checked
 from .client import CLIENT_ID, KIND
 from .messages import by_recipient, report_in
 

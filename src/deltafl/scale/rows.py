@@ -3,11 +3,10 @@ float32 or bfloat16.
 
 Rows that change are kept in RAM, and a checkpoint holds them. Only when it is valid are they
 written into the file (``settled``), which ends the life of older states. So after kill -9 at any
-moment, loading the checkpoint and writing its rows again gives the state bit for bit. The round
-that is noted beside the rows (``note_round``) shows whether they belong to a checkpoint.
+moment, loading the checkpoint and writing its rows again gives the state bit for bit. The note
+beside the rows (``store/folder.py``) shows whether they belong to a checkpoint.
 """
 
-import json
 import os
 import re
 import zlib
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
-from ..io import private_folder, private_opener, read_json, sync_folder, write_atomically, writing
+from ..store.files import opened, private_folder, sync_folder
 from ..types import FloatArray, IntArray, Params
 
 #: float32 (d,), or uint16 (d,): the bits of bfloat16.
@@ -100,7 +99,8 @@ class MappedRows:
     @cached_property
     def _file(self) -> "np.memmap[Any, Any]":
         # When it is first read: in a run, most of these objects are replaced before.
-        return np.memmap(self.path, self.dtype, "r", shape=self.shape)
+        with opened(self.path) as file:
+            return np.memmap(file, self.dtype, "r", shape=self.shape)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -136,7 +136,8 @@ class MappedRows:
         if self.written:
             # The last checkpoint does not look at the file beyond its own rows. Never shorter:
             # it may have more of them.
-            os.truncate(self.path, max(rows.num_bytes, self.path.stat().st_size))
+            with opened(self.path, "r+b") as file:
+                file.truncate(max(rows.num_bytes, file.seek(0, os.SEEK_END)))
         return rows
 
     def kept(self, kept_k: IntArray) -> "MappedRows":
@@ -151,23 +152,22 @@ class MappedRows:
 
     def _write(self, rows: Iterable[tuple[int, Row]], new: bool) -> None:
         """Write rows into the file."""
-        path = self.path
+        folder = self.path.parent
+        private_folder(folder)
         mode = "r+b"
         if new:
             mode = "wb"
         # Not through the mapping: there, a full disk would end the process.
-        with writing(path):
-            private_folder(path.parent)
-            with open(path, mode, opener=private_opener) as file:
-                if new:
-                    # Zeros that take no space yet.
-                    file.truncate(self.num_bytes)
-                for client, row_d in rows:
-                    file.seek(client * row_d.nbytes)
-                    file.write(row_d.tobytes())
-                file.flush()
-                os.fsync(file.fileno())
-            sync_folder(path.parent)
+        with opened(self.path, mode, private=True) as file:
+            if new:
+                # Zeros that take no space yet.
+                file.truncate(self.num_bytes)
+            for client, row_d in rows:
+                file.seek(client * row_d.nbytes)
+                file.write(row_d.tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(folder)
 
     def journal(self) -> dict[str, npt.NDArray[Any]]:
         """What a checkpoint holds: the changed rows, and which file holds the others."""
@@ -211,17 +211,6 @@ class MappedRows:
         for client, row_d in self.changed.items():
             crc_m[client] = zlib.crc32(row_d.data)
         return MappedRows(self.format, self.shape, crc_m, written=max(self.written, 1))
-
-
-def is_own_folder(folder: Path, within: Path) -> bool:
-    """Whether a folder is named as one that a run makes in another: what a file names is
-    followed nowhere else.
-    """
-    return (
-        folder.parent == within
-        and bool(re.fullmatch(r".+-[0-9a-f]{8}", folder.name))
-        and not folder.is_symlink()
-    )
 
 
 def row_files(folder: Path) -> list[Path]:
@@ -323,29 +312,3 @@ def settled(state: Any) -> Any:
     if isinstance(state, MappedRows):
         return state.settled()
     return state
-
-
-class Note(NamedTuple):
-    """Which round's state the rows in a folder belong to, and of which run."""
-
-    round: int
-    owner: str
-
-
-def note_round(folder: Path, round: int, owner: str) -> None:
-    """Note which round's state the rows in a folder belong to, once all of them are there."""
-    # Before the first row is written there is no folder, and nothing to note.
-    if folder.is_dir():
-        write_atomically(folder / "round", json.dumps(Note(round, owner)) + "\n", private=True)
-
-
-def noted(folder: Path) -> Note | None:
-    """The note that was written last; None if none was."""
-    if not (folder / "round").is_file():
-        return None
-    match read_json(folder / "round"):
-        case [int(round), str(owner)]:
-            return Note(round, owner)
-    raise DeltaflError(
-        f"{folder / 'round'} does not say to which round the rows beside it belong; put a copy back"
-    )

@@ -3,11 +3,9 @@
 What rounds write stays in memory. A file is read once when it is loaded, to compare its checksum.
 """
 
-import json
 import os
 import re
 import zlib
-from collections.abc import Mapping
 from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +14,11 @@ import numpy as np
 
 from ..accumulate import clients_of
 from ..errors import DeltaflError
-from ..io import read_tensors, write_tensors
 from ..plan import Plan, RoundState
 from ..round import blank_state
+from ..store.sealed import read_sealed, write_sealed
 from ..types import Array, Population
 from .named_arrays import from_named_arrays, named_arrays
-
-#: The text that marks a state's file.
-_MARK = "deltafl-state"
-_VERSION = "3"
-_SEAL = "crc32"
 
 
 def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> None:
@@ -45,9 +38,8 @@ def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> N
         raise DeltaflError(
             "this plan keeps rows in a file of their own, which a state file cannot hold"
         )
-    write_sealed(
-        Path(path), dict(named_arrays(state, shared=True)), {_MARK: _VERSION, **owner(plan)}
-    )
+    arrays = dict(named_arrays(state, shared=True))
+    write_sealed(Path(path), arrays, owner(plan))
 
 
 def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
@@ -59,16 +51,12 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
     new. Files of other clients or another plan, or that are no such files, are refused by a
     ``DeltaflError``.
     """
-    arrays, texts = read_sealed(Path(path), "put a copy back, or write it anew with save_state")
-    if texts.get(_MARK) != _VERSION:
-        raise DeltaflError(
-            f"{path} does not say which clients and plan its state belongs to; write it with "
-            "save_state"
-        )
+    cure = "put a copy back, or write it anew with save_state"
+    arrays, saved = read_sealed(Path(path), cure, mapped=True)
     for name, value in owner(plan).items():
-        if texts.get(name) != value:
+        if saved.get(name) != value:
             raise DeltaflError(
-                f"the state in {path} belongs to a plan with {name} = {texts.get(name)}, and this "
+                f"the state in {path} belongs to a plan with {name} = {saved.get(name)}, and this "
                 f"plan has {value}; load it with the plan it was saved with"
             )
     template_plan = plan
@@ -83,32 +71,6 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
     template = blank_state(template_plan, np.zeros(params_d.shape, dtype=np.float32))
     state: RoundState = from_named_arrays(template, arrays, any_shape=True)
     return state
-
-
-def write_sealed(path: Path, arrays: Mapping[str, Array], texts: Mapping[str, str]) -> None:
-    """Write a file for its owner alone, with the CRC-32 of all that it says among its texts."""
-    write_tensors(path, arrays, {**texts, _SEAL: _seal(arrays, texts)}, private=True)
-
-
-def read_sealed(path: Path, cure: str) -> tuple[dict[str, Array], dict[str, str]]:
-    """Arrays and texts of such a file; a ``DeltaflError`` that ends in ``cure`` if it is not as
-    it was written.
-    """
-    arrays, texts = read_tensors(path, cure)
-    checksum = texts.pop(_SEAL, None)
-    if checksum is None:
-        raise DeltaflError(f"{path} has no checksum, so that another version wrote it; {cure}")
-    if checksum != _seal(arrays, texts):
-        raise DeltaflError(f"{path} is not as it was written; {cure}")
-    return arrays, texts
-
-
-def _seal(arrays: Mapping[str, Array], texts: Mapping[str, str]) -> str:
-    checksum = zlib.crc32(json.dumps(texts).encode())
-    for name, array in sorted(arrays.items()):
-        checksum = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), checksum)
-        checksum = zlib.crc32(np.ascontiguousarray(array).data, checksum)
-    return f"{checksum:08x}"
 
 
 def owner(plan: Plan) -> dict[str, str]:

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line
-from ..io import plain_json
 from ..plan import Plan, RoundState
 from ..server.watch import Watch
+from ..store import plain_json
 from ..types import Cohort, FloatArray, RoundInfo
 from .directory import RunDirectory
 from .distributed import ProcessGroup

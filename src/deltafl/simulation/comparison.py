@@ -22,7 +22,7 @@ from ..analysis.runs import Run
 from ..analysis.summary import summarise, write_summary
 from ..analysis.table import comparison_table
 from ..errors import DeltaflError, MissingExtraError, require
-from ..io import checked
+from ..store import checked
 from ..tasks.own import is_table, short_name
 from .directory import RunDirectory, environment, recorded_settings
 from .own_code import require_one_code

@@ -8,34 +8,28 @@
     DIR/rounds.jsonl            one line a round: cohort, estimate, evaluation; the same bytes for
                                 the same settings
     DIR/timings.jsonl           one line a round: wall clock
-    DIR/checkpoint.json         the last checkpoint: its tensors, the lengths of the two files above
-                                at that moment, the settings, and checksums of all of them
-    DIR/checkpoint-N.safetensors
+    DIR/checkpoint.safetensors  the last good state, with the settings, and the lengths and
+                                checksums of the files above at that moment
     DIR/clients.json            at the end of the run: each client's size, and its accuracy with
                                 each of the last models
     DIR/census.safetensors      every client's answer, if the run began with a census
-    DIR/suspect-N.safetensors   the model of a run with a suspect end (server/watch.py); its last
+    DIR/suspect.safetensors     the model of a run with a suspect end (server/watch.py); its last
                                 checkpoint is older
-    DIR/memory.json             with ``memory_path``: the folder of this run's memory of one update
-                                per client
 
-A checkpoint is written beside the last one and becomes valid when ``checkpoint.json`` is renamed.
-Lines after it belong to rounds that the next start plays again: they are cut off, so nothing is
-recorded twice or half. All that it counts on is on the disk by then (fsync); what does not fit it,
-because it is damaged, edited or of another run, is refused. Checkpoints and memories are for their
-owner alone (0600).
+A checkpoint takes the place of the last one in one step. Lines after it belong to rounds that the
+next start plays again: they are cut off, so nothing is recorded twice or half. All that it counts
+on is on the disk by then (fsync); what does not fit it, because it is damaged, edited or of another
+run, is refused. Checkpoints and memories are for their owner alone (0600).
 """
 
 import json
 import os
 import platform
-import re
 import secrets
 import shlex
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from functools import cache
 from importlib import metadata
@@ -45,34 +39,33 @@ from typing import Any
 
 import numpy as np
 import tomli_w
-from filelock import FileLock, Timeout
 
 from ..errors import DeltaflError
-from ..io import (
-    parsed,
-    plain_json,
-    private_folder,
-    read_json,
-    read_tensors,
-    read_toml,
-    reading,
-    write_atomically,
-    write_tensors,
-    writing,
-)
 from ..plan import RoundState, saved_model
 from ..scale.named_arrays import from_named_arrays, named_arrays
-from ..scale.rows import note_round, noted, row_files, settled
+from ..scale.rows import row_files, settled
+from ..store.files import write_atomically
+from ..store.folder import (
+    Note,
+    new_name,
+    owned,
+    read_note,
+    require_note,
+    require_own,
+    write_note,
+)
+from ..store.lines import NOTHING, append_line, cut_back, last_line, read_lines, seal_of, sync
+from ..store.sealed import read_sealed, write_sealed
+from ..store.values import read_json, read_toml
 from ..tasks.own import short_name
-from ..types import FloatArray, Params
+from ..types import Array, FloatArray, Params
 from .checkpoint import (
     CURE,
     FILE,
     Checkpoint,
-    measured,
-    memory_folder,
+    change_checkpoint,
+    checkpoint_arrays,
     read_checkpoint,
-    require_memory,
 )
 from .distributed import ALONE, ProcessGroup
 from .own_code import code_of, objects_of
@@ -83,36 +76,16 @@ LINE_FILES = ("rounds.jsonl", "timings.jsonl")
 CENSUS = "census.safetensors"
 CLIENTS = "clients.json"
 _FIXED = ("environment.json", "engine.json", CENSUS)
-#: Checkpoints and models that looked wrong.
-_TENSORS = re.compile(r"(checkpoint|suspect)-\d+\.safetensors")
+SUSPECT = "suspect.safetensors"
 
 
-@contextmanager
-def locked(folder: Path, seconds: float = 0) -> Iterator[None]:
-    """Wait some seconds for other processes, then keep them from playing in a folder; one that
-    is killed lets go.
-    """
+def locked(folder: Path, seconds: float = 0) -> AbstractContextManager[None]:
+    """Wait some seconds for other processes, then keep them from playing in a folder."""
     place = folder.resolve()
     if place.is_file():
         raise DeltaflError(f"{folder} is a file; choose another --out")
-    is_new = not place.parent.exists()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(f"{place}.lock")
-    try:
-        lock.acquire(timeout=seconds)
-    except Timeout:
-        busy = f"another process is playing the run in {folder}; wait for it, or"
-        why = busy if Path(lock.lock_file).exists() else f"{place.parent} takes no files;"
-        raise DeltaflError(f"{why} choose another --out") from None
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # Windows deletes no open file: it stays and locks nothing
-            Path(lock.lock_file).unlink()
-        lock.release()
-        if is_new:
-            with suppress(OSError):  # it is in use now
-                place.parent.rmdir()
+    # Beside the folder, which a refused run must not make.
+    return owned(folder, Path(f"{place}.lock"), "--out", seconds)
 
 
 def environment() -> dict[str, str | int]:
@@ -198,7 +171,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._memory: Path | None = None  # see memory_folder
+        self._memory: Path | None = None  #: see ``memory_folder``
 
     def start(self, settings: Settings, data: Mapping[str, str] | None = None) -> None:
         """Write what is known before the first round, unless the folder holds rounds: nothing is
@@ -210,8 +183,7 @@ class RunDirectory:
                 raise DeltaflError(f"{self.path / name} belongs to another run, {cure}")
         self.path.mkdir(parents=True, exist_ok=True)
         for name in LINE_FILES:
-            (self.path / name).touch()
-        (self.path / "memory.json").unlink(missing_ok=True)
+            cut_back(self.path / name, 0)
         write_header(self.path, settings, data)
 
     def environment(self) -> dict[str, Any]:
@@ -221,22 +193,16 @@ class RunDirectory:
     def append(self, round_line: Mapping[str, Any], timing_line: Mapping[str, Any]) -> None:
         """Add one round."""
         for name, line in zip(LINE_FILES, (round_line, timing_line), strict=True):
-            with writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(plain_json(line), allow_nan=False) + "\n")
-        mark = read_checkpoint(self.path) if {"diverged", "suspect"} & round_line.keys() else None
-        if mark is not None:  # the run ends without another checkpoint
-            mark._replace(
-                ended={name: measured(self.path / name, sync=True) for name in LINE_FILES}
-            ).write(self.path)
+            append_line(self.path / name, line)
+        ends = {"diverged", "suspect"} & round_line.keys()
+        if ends and (self.path / FILE).exists():  # no other checkpoint will hold these lines
+            change_checkpoint(self.path, ended=self._seals(LINE_FILES))
 
     def lines(self, name: str) -> Iterator[dict[str, Any]]:
         """The lines of ``rounds.jsonl`` or ``timings.jsonl``, one by one; an error if they are
         not as written.
         """
-        place = self._whole(name)
-        with reading(place), place.open("rb") as file:
-            for number, text in enumerate(file, start=1):
-                yield parsed(text, f"{place}, line {number},")
+        return read_lines(self._whole(name))
 
     def _whole(self, name: str) -> Path:
         """A file of the folder; an error if it is not as the last checkpoint has it."""
@@ -247,25 +213,15 @@ class RunDirectory:
 
     def last_line(self) -> dict[str, Any]:
         """The last line of ``rounds.jsonl``; empty if there is none, or it was cut off as it was
-        written.
+        written: then the run goes on from its checkpoint.
         """
-        ends = list[tuple[int, bytes]]()
-        mark = read_checkpoint(self.path)
-        try:
-            for name in LINE_FILES:
-                with (self.path / name).open("rb") as file:
-                    ends += deque(enumerate(file, start=1), maxlen=1)
-            if len(ends) < len(LINE_FILES) or ends[0][0] != ends[1][0]:
-                return {}
-            if mark is not None and mark.ended and not mark.is_whole(self.path / LINE_FILES[0]):
-                return {}
-            return dict(parsed(ends[0][1], "the last line"))
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-        ):  # not there, or cut off within a line: it goes on from its checkpoint
+        line, timing = (last_line(self.path / name) for name in LINE_FILES)
+        if line.get("round") != timing.get("round"):
             return {}
+        mark = read_checkpoint(self.path)
+        if mark is not None and mark.ended and not mark.is_whole(self.path / LINE_FILES[0]):
+            return {}
+        return line
 
     def ending(self) -> str | None:
         """How the run ended, if it diverged or looked wrong when it was over, as a sentence
@@ -295,8 +251,9 @@ class RunDirectory:
 
     def num_clients(self) -> int:
         """The number of clients, by the last checkpoint; 0 if there is none."""
-        mark = read_checkpoint(self.path)
-        return len(mark.arrays(self.path)["state.selected_m"]) if mark else 0
+        if not (self.path / FILE).exists():
+            return 0
+        return len(checkpoint_arrays(self.path)["state.selected_m"])
 
     def require_same_data(self, now: Mapping[str, str]) -> None:
         """Refuse other data than those that the folder records."""
@@ -311,44 +268,37 @@ class RunDirectory:
 
     def save(self, state: RoundState) -> RoundState:
         """Write a checkpoint after the rounds appended so far; returns the state to go on with."""
-        before = read_checkpoint(self.path) or Checkpoint(
-            0, 0, {}, secrets.token_hex(8), recorded_settings(self.path) or {}, None, {}
-        )
+        before = read_checkpoint(self.path)
+        if before is None:
+            before = Checkpoint(0, secrets.token_hex(8), recorded_settings(self.path) or {}, {}, {})
         there = [name for name in (*LINE_FILES, *_FIXED) if (self.path / name).exists()]
-        mark = before._replace(
-            round=state.round,
-            files={
-                name: measured(self.path / name, before.files.get(name, (0, 0)), sync=True)
-                for name in there
-            },
-            memory=noted(self._memory) if self._memory else None,
-        )
-        mark = mark._replace(
-            crc32=write_tensors(self.path / mark.tensors, dict(named_arrays(state)), private=True)
-        )
-        mark.write(self.path)
-        for old in self.path.iterdir():
-            if _TENSORS.fullmatch(old.name.removesuffix(".part")) and old.name != mark.tensors:
-                old.unlink()
+        mark = before._replace(round=state.round, files=self._seals(there, before))
+        if self._memory is not None:
+            mark = mark._replace(memory=str(self._memory), note=read_note(self._memory))
+        write_sealed(self.path / FILE, dict(named_arrays(state)), mark._asdict())
+        (self.path / SUSPECT).unlink(missing_ok=True)
+        # The file has the rows from here on, and they may take the place of older ones.
         following: RoundState = settled(state)
         if self._memory is not None:
-            with writing(self._memory):
-                private_folder(self._memory)
-            note_round(self._memory, state.round, mark.run)
+            write_note(self._memory, Note(mark.round, mark.run))
         return following
+
+    def _seals(self, names: Iterable[str], before: Checkpoint | None = None) -> dict[str, Any]:
+        """Bring files to the disk; their seals, reading only what was added to those ``before``."""
+        known = before.files if before else {}
+        for name in names:
+            sync(self.path / name)
+        return {name: seal_of(self.path / name, known.get(name, NOTHING)) for name in names}
 
     def save_suspect(self, state: RoundState) -> None:
         """Write the model of a run with a suspect end, beside the last checkpoint, which stays."""
-        model = {"params_d": np.asarray(state.params_d)}
-        write_tensors(self.path / f"suspect-{state.round}.safetensors", model, private=True)
+        write_sealed(self.path / SUSPECT, {"params_d": np.asarray(state.params_d)})
 
     def save_settings(self, settings: Settings) -> None:
         """Write other settings than the run began with: it goes on with more rounds."""
-        mark = read_checkpoint(self.path)
-        if mark is not None:
-            mark._replace(settings=settings.model_dump(mode="json", exclude_none=True)).write(
-                self.path
-            )
+        if (self.path / FILE).exists():
+            now = settings.model_dump(mode="json", exclude_none=True)
+            change_checkpoint(self.path, settings=now)
         write_settings(self.path, settings)
 
     def require_settings(self, now: RunSettings, rounds: int | None = None) -> None:
@@ -377,7 +327,7 @@ class RunDirectory:
         mark = read_checkpoint(self.path)
         if mark is None:
             return None
-        return mark.round, saved_model(mark.arrays(self.path))
+        return mark.round, saved_model(checkpoint_arrays(self.path))
 
     def load(self, template: RoundState, group: ProcessGroup = ALONE) -> RoundState:
         """The state of the last checkpoint (the template itself if there is none); later lines are
@@ -393,7 +343,7 @@ class RunDirectory:
 
     def save_census(self, answer_mk: FloatArray) -> None:
         """Keep every client's answer, for a resume; it counts from the first checkpoint on."""
-        write_tensors(self.path / CENSUS, {"answer_mk": answer_mk}, private=True)
+        write_sealed(self.path / CENSUS, {"answer_mk": answer_mk})
 
     def census(self) -> FloatArray | None:
         """Every client's answer; None if there is no checkpoint, so that the census is taken
@@ -401,62 +351,62 @@ class RunDirectory:
         """
         if read_checkpoint(self.path) is None:
             return None
-        answer_mk: FloatArray = read_tensors(self._whole(CENSUS), CURE)[0]["answer_mk"]
+        answer_mk: FloatArray = read_sealed(self._whole(CENSUS), CURE)[0]["answer_mk"]
         return answer_mk
 
-    def _read_all(self) -> dict[str, Any] | None:
+    def _read_all(self) -> dict[str, Array] | None:
         """The arrays of the checkpoint, if everything beside it belongs to it."""
         mark = read_checkpoint(self.path)
-        if self._memory is not None:
-            require_memory(self._memory, self.path, mark)
-        for name in LINE_FILES:
-            if (self.path / name).is_symlink():
-                raise DeltaflError(
-                    f"{self.path / name} is a link, and rounds are added to it; put the file "
-                    "itself there"
-                )
         if mark is None:
+            if self.last_line().get("round"):
+                raise DeltaflError(f"{self.path} has rounds and no {FILE}: {CURE}")
             return None
+        if self._memory is not None:
+            now = Note(mark.round, mark.run)
+            require_note(self._memory, mark.note, now, f"the last checkpoint of {self.path}")
         for name in mark.files:
             mark._replace(ended={}).require(self.path / name)
-        return mark.arrays(self.path)
+        return checkpoint_arrays(self.path)
 
     def _cut_off(self) -> None:
         mark = read_checkpoint(self.path)
-        if mark is not None and mark.ended:
-            mark._replace(ended={}).write(self.path)
         for name in LINE_FILES:
-            with writing(self.path / name):
-                (self.path / name).touch()
-                os.truncate(self.path / name, mark.files[name][0] if mark else 0)
-        if mark is not None and self._memory is not None:
-            note_round(self._memory, mark.round, mark.run)
+            end = mark.files[name] if mark else NOTHING
+            cut_back(self.path / name, end.length)
+        if mark is None:
+            return
+        if mark.ended:
+            change_checkpoint(self.path, ended={})
+        if self._memory is not None:
+            write_note(self._memory, Note(mark.round, mark.run))
 
     def memory_folder(self, memory_path: str | None) -> Path | None:
         """The folder of this run alone in ``memory_path``, the same after a resume; None without
         one.
         """
-        self._memory = None if memory_path is None else memory_folder(self.path, memory_path)
-        return self._memory
+        if memory_path is None:
+            return None
+        within = Path(memory_path).absolute()
+        folder = within / new_name(self.path.name)
+        mark = read_checkpoint(self.path)
+        if mark is not None:
+            folder = Path(str(mark.memory))
+            require_own(folder, within)
+        self._memory = folder
+        return folder
 
     def delete(self) -> None:
         """Delete the run, and what it kept in its memory's folder: the files that this library
         writes, no others.
         """
         mark = read_checkpoint(self.path)
-        folder = self._memory
-        if (
-            folder is not None
-            and (note := noted(folder)) is not None
-            and mark
-            and note.owner == mark.run
-        ):
-            _delete(folder, [*row_files(folder), folder / "round"])
-        own = (*LINE_FILES, *_FIXED, "config.toml", "memory.json", CLIENTS, FILE)
-        names = [(file.name.removesuffix(".part"), file) for file in self.path.iterdir()]
-        _delete(
-            self.path, [file for name, file in names if name in own or _TENSORS.fullmatch(name)]
-        )
+        memory = self._memory
+        if memory is not None and mark is not None:
+            note = read_note(memory)
+            if note is not None and note.owner == mark.run:
+                _delete(memory, [*row_files(memory), memory / "round"])
+        own = (*LINE_FILES, *_FIXED, "config.toml", CLIENTS, SUSPECT, FILE)
+        _delete(self.path, [self.path / f"{name}{end}" for name in own for end in ("", ".part")])
 
 
 def _delete(folder: Path, files: Iterable[Path]) -> None:

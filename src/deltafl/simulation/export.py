@@ -6,7 +6,8 @@ import io
 from pathlib import Path
 
 from ..errors import DeltaflError, require
-from ..io import write_atomically, write_tensors
+from ..store.files import write_atomically
+from ..store.sealed import write_sealed
 from .directory import RunDirectory, recorded_settings
 from .settings import RunSettings, make_settings
 
@@ -59,7 +60,6 @@ def export_model(folder: Path, to: Path) -> int:
         torch.save(tensors, buffer)
         write_atomically(to, buffer.getvalue())
     else:
-        write_tensors(
-            to, {name: tensor.numpy() for name, tensor in tensors.items()}, {"format": "pt"}
-        )
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        write_sealed(to, arrays, private=False)
     return round

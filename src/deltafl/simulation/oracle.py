@@ -19,12 +19,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
-from ..io import writing
 from ..plan import Plan, RoundState
 from ..round import broadcast
 from ..scale.memory_budget import human
 from ..server.norms import measure
 from ..server.screening import screen_replies
+from ..store.files import writing
 from ..types import Cohort, FloatArray, IntArray, Params, Reports
 from .engine import BYTES_PER_PARAMETER, Engine, Training
 

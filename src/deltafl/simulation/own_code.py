@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 import re
+import symtable
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,8 +16,8 @@ from pydantic import BaseModel
 
 from ..calls import Named
 from ..errors import DeltaflError
-from ..io import read_json, write_atomically
 from ..samplers.label import base_name
+from ..store import read_json, read_text, write_atomically
 from ..tasks.base import Task
 from ..tasks.own import split_name
 
@@ -118,43 +119,29 @@ def _checksum(name: str, known: Any = None) -> str | None:
     """Of a name in a file, or of an object; None if its source is not found, or is no Python."""
     try:
         text, top = _source(name, known)
-        body = ast.parse(text).body
+        parts = ast.parse(text).body
+        tables = [symtable.symtable(ast.unparse(part), name, "exec") for part in parts]
     except (OSError, TypeError, ValueError, SyntaxError):
         return None
+    known = set[str]()
     names = {top}
-    used = list[ast.stmt]()
-    while grows := [part for part in body if part not in used and names & _defined(part)]:
-        used += grows
-        names |= set[str]().union(*map(_needed, grows))
-    source = "\n".join(ast.unparse(part) for part in body if part in used)
+    while known != names:
+        known = names
+        names = known.union(*(_needed(table) for table in tables if known & _defined(table)))
+    used = [part for part, table in zip(parts, tables, strict=True) if names & _defined(table)]
+    source = "\n".join(map(ast.unparse, used))
     return f"{zlib.crc32(source.encode()):08x}"
 
 
-def _needed(part: ast.stmt) -> set[str]:
-    """The names that a statement of a file reads and does not bind itself."""
-    nodes = [*ast.walk(part)]
-    read = {
-        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    }
-    arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}
-    return read - arguments - _stored(part)
-
-
-def _stored(part: ast.stmt) -> set[str]:
-    return {
-        node.id
-        for node in ast.walk(part)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-
-
-def _defined(part: ast.stmt) -> set[str]:
+def _defined(table: symtable.SymbolTable) -> set[str]:
     """The names that a statement of a file defines."""
-    if isinstance(part, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        return {part.name}
-    if isinstance(part, ast.Import | ast.ImportFrom):
-        return {alias.asname or alias.name.partition(".")[0] for alias in part.names}
-    return _stored(part)
+    return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned()}
+
+
+def _needed(table: symtable.SymbolTable) -> set[str]:
+    """The names of the file that a statement, a class or a function uses."""
+    names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+    return names.union(*map(_needed, table.get_children()))
 
 
 def _source(name: str, known: Any) -> tuple[str, str]:
@@ -163,7 +150,7 @@ def _source(name: str, known: Any) -> tuple[str, str]:
     """
     if known is None:
         file, top = split_name(name)
-        return file.read_text(encoding="utf-8"), top
+        return read_text(file, users=True), top
     known = known.make_model if isinstance(known, Task) else known
     methods = filter(inspect.isfunction, vars(known).values() if isinstance(known, type) else ())
     for part in (known, *methods):  # in a notebook a class is found by its methods alone

@@ -24,8 +24,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from ..analysis.runs import Fairness, Metric, Run
 from ..analysis.statistics import fairness_of
 from ..errors import DeltaflError
-from ..io import checked, plain_json, read_json, write_atomically
 from ..samplers.label import file_name
+from ..store import checked, plain_json, read_json, write_atomically
+from ..store.files import read_bytes
 from ..tasks.base import Task
 from ..types import FloatArray, IntArray
 from .checkpoint import CURE
@@ -174,9 +175,6 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     def tested(name: str) -> FloatArray:
         return _floats([line["test"].get(name) for line in evaluated])
 
-    client_seconds = [
-        timing.get("client_seconds") for timing in timings
-    ]  # runs of earlier versions lack it
     clocks = [line["clock"] for line in evaluated if "clock" in line]
     client_accuracy_r = tested("client_accuracy")
     drawn_n, count_n = (
@@ -194,11 +192,11 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         round_r=at_r,
         accuracy_r=tested("accuracy"),
         loss_r=tested("loss"),
-        seconds_r=summed([timing.get("seconds") for timing in timings]),
-        cpu_seconds_r=summed([timing.get("cpu_seconds") for timing in timings]),
+        seconds_r=summed([timing["seconds"] for timing in timings]),
+        cpu_seconds_r=summed([timing["cpu_seconds"] for timing in timings]),
         bytes_r=summed([line.get("bytes_down", 0) + line.get("bytes_up", 0) for line in lines]),
         bytes_up_r=summed([line.get("bytes_up", 0) for line in lines]),
-        client_seconds_r=None if None in client_seconds else summed(client_seconds),
+        client_seconds_r=summed([timing["client_seconds"] for timing in timings]),
         server_bytes=max(timing.get("server_bytes", 0) for timing in timings) or None,
         client_accuracy_r=None if np.isnan(client_accuracy_r).all() else client_accuracy_r,
         clock_r=np.array(clocks) if clocks else None,
@@ -351,8 +349,9 @@ def _read_packed(path: Path) -> dict[str, RunRecord]:
 def _lines_of(path: Path, stamp: tuple[int, int]) -> dict[str, RunRecord]:
     """The content of a packed file; ``stamp`` changes with the file."""
     cure = "restore it, or delete it to run again"
+    content = read_bytes(path)
     try:
-        values = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+        values = [json.loads(line) for line in gzip.decompress(content).splitlines()]
     except (OSError, EOFError, ValueError, RecursionError) as error:
         raise DeltaflError(f"{path} cannot be read: {error}; {cure}") from None
     found = [

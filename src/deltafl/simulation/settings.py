@@ -25,13 +25,13 @@ from ..calls import Named
 from ..errors import DeltaflError, bounds_of, unknown_name
 from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
-from ..io import read_toml, sentence
 from ..samplers.base import RunFacts
 from ..samplers.label import needs_value, parse_label, split_labels, split_settings
 from ..samplers.table import SAMPLERS
 from ..server.optimizers import Momentum
 from ..server.part import ServerPart
 from ..server.table import IN_TEXT, ROW_OF, SETTINGS, make_parts
+from ..store.values import read_toml, sentence
 from ..tasks.base import Task
 from ..tasks.own import check_picklable, is_own, is_table, load_own, own_spec, registered_spec
 from ..tasks.partitions import PARTITIONS, find_partition
@@ -486,7 +486,7 @@ def make_settings(
     """
     values = dict(given)
     if config is not None:
-        values = read_toml(config) | values
+        values = read_toml(config, users=True) | values
     for key, value in values.items():
         if key not in kind.model_fields:
             for sampler, entry in SAMPLERS.items():

@@ -17,11 +17,11 @@ from ..errors import DeltaflError
 from ..estimators.learned_coefficient import LearnedCoefficient
 from ..estimators.table import Estimator, find_estimator
 from ..estimators.twin import Simulate, Twin
-from ..io import reading
 from ..plan import Plan, make_plan
 from ..samplers.label import make_sampler, parse_label, uses_aux
 from ..scale.memory_budget import free_ram, human, memory_size, require_room
 from ..scale.rows import RowFormat
+from ..store.files import read_bytes
 from ..streams import stream
 from ..tasks.base import Task, with_fewer_tests, with_public, with_validation
 from ..tasks.own import is_own
@@ -121,8 +121,7 @@ def data_of(settings: RunSettings, task: Task) -> dict[str, str]:
     checksum = int(task.data["data_crc32"], 16)
     for part in (find_availability(settings.availability), find_speeds(settings.speeds)):
         if isinstance(part, Trace | Measured):
-            with reading(Path(part.path)):
-                checksum = zlib.crc32(Path(part.path).read_bytes(), checksum)
+            checksum = zlib.crc32(read_bytes(Path(part.path), users=True), checksum)
     return task.data | {"data_crc32": f"{checksum:08x}"}
 
 

@@ -26,7 +26,7 @@ from ..analysis.methods import rounds_until
 from ..analysis.runs import Run
 from ..analysis.statistics import area_under, reach
 from ..errors import DeltaflError
-from ..io import write_atomically
+from ..store import write_atomically
 from ..tasks.registry import TaskSpec
 from .checking import check_comparison, note_settings, recorded_before
 from .own_code import require_same_code

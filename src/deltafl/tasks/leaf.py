@@ -28,7 +28,7 @@ import numpy.typing as npt
 from pydantic import BaseModel
 
 from ..errors import DeltaflError, require
-from ..io import checked, read_json
+from ..store import checked, read_json
 from ..types import Array, IntArray
 from .base import Dataset
 from .files import cache_folder, cached_images, data_folders, find, require_ram
@@ -91,7 +91,7 @@ def read_shares(root: Path, part: str) -> Iterator[Share]:
     for path in sorted((root / part).glob("*.json")):
         content = checked(
             LeafFile,
-            read_json(path),
+            read_json(path, users=True),
             f"{path} is not a file of LEAF",
             "run its preprocess.sh again",
         )

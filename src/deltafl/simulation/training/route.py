@@ -21,7 +21,7 @@ from pydantic import Field
 from torch.nn.modules.module import register_module_forward_hook
 
 from ...errors import DeltaflError
-from ...io import checked, read_json, write_atomically
+from ...store import checked, read_json, write_atomically
 from ...tasks.base import Task
 from ...types import IntArray
 from .batched import own_form, vectorized_forward

@@ -1,0 +1,61 @@
+"""Python files of users: a class by its name in a file, and modules."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from .errors import OWN_ERRORS, DeltaflError, in_one_line
+
+T = TypeVar("T")
+
+
+def load_class(spec: str, base: type[T]) -> type[T]:
+    """The class that ``FILE.py:Class`` names, a subclass of ``base``; a ``DeltaflError`` if
+    there is none.
+    """
+    path, _, name = spec.rpartition(":")
+    found = getattr(import_file(Path(path), "FILE.py:Class"), name, None)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise DeltaflError(
+            f"{path} has no class {name!r} that is a subclass of deltafl.{base.__name__}"
+        )
+    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    if missing:
+        raise DeltaflError(
+            f"{spec} lacks {', '.join(missing)}; define what deltafl.{base.__name__} leaves open"
+        )
+    return found
+
+
+def import_file(path: Path, form: str) -> ModuleType:
+    """Import a file as any module is, under its own name, with its folder at the end of
+    ``sys.path``; once a process.
+
+    So it can import the files beside it, and other processes find its classes again.
+
+    Raises:
+        DeltaflError: If there is no such file (write one as ``form``), another module has its name,
+            or it fails.
+    """
+    if not path.is_file():
+        raise DeltaflError(f"there is no file {path}; write {form}")
+    path = path.resolve()
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    importlib.invalidate_caches()
+    usable = path.stem.isidentifier() and not path.stem.startswith("__")
+    spec = importlib.util.find_spec(path.stem) if usable else None
+    if spec is None or Path(str(spec.origin)).resolve() != path:
+        why = "another module has this name" if spec else "this is no name of a module"
+        raise DeltaflError(
+            f"{path.name} cannot be imported: {why}; rename it, for instance to my_task.py"
+        )
+    try:
+        return importlib.import_module(path.stem)
+    except DeltaflError:
+        raise
+    except OWN_ERRORS as error:
+        raise DeltaflError(f"{path.name} cannot be imported: {in_one_line(error, path)}") from error

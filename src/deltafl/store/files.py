@@ -1,0 +1,163 @@
+"""Files: the one function that opens them, and text that is never seen half written.
+
+Whoever can write in a folder can put there a link to a file of somebody else, or a pipe that never
+ends. So a file is looked at before it is opened, and once more when it is open.
+"""
+
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import DeltaflError
+
+#: Bytes of a text that is read at once, such as JSON.
+LARGEST_TEXT = 2**32
+
+if sys.platform == "win32":
+    _SAFELY = os.O_BINARY
+    _NO_LINK = 0
+else:
+    # A pipe that is put there at the last moment would wait for its writer.
+    _SAFELY = os.O_NONBLOCK
+    _NO_LINK = os.O_NOFOLLOW
+
+
+@contextmanager
+def opened(
+    path: Path,
+    mode: str = "rb",
+    *,
+    users: bool = False,
+    private: bool = False,
+    largest: int = sys.maxsize,
+) -> Iterator[IO[bytes]]:
+    """Open a regular file; what goes wrong as long as it is open is a ``DeltaflError``.
+
+    Args:
+        path: The file.
+        mode: That of ``open``, with a ``b``.
+        users: It is the user's own input, which may be a link and may have several names.
+        private: If it is made, its owner alone can read it.
+        largest: A longer file is refused.
+    """
+    opener = partial(_open, users=users, private=private, largest=largest)
+    named = reading if mode == "rb" else writing
+    with named(path), open(path, mode, opener=opener) as file:
+        yield file
+
+
+def _open(name: str, flags: int, users: bool, private: bool, largest: int) -> int:
+    # Opening a device or a pipe has effects already.
+    if os.path.lexists(name):
+        _require_plain(name, Path(name).stat(follow_symlinks=users), users, largest)
+    # Emptied below, when it is known what it is.
+    flags_here = (flags & ~os.O_TRUNC) | _SAFELY
+    if not users:
+        flags_here |= _NO_LINK
+    descriptor = os.open(name, flags_here, 0o600 if private else 0o666)
+    try:
+        _require_plain(name, os.fstat(descriptor), users, largest)
+        if flags & os.O_TRUNC:
+            os.ftruncate(descriptor, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _require_plain(name: str, found: os.stat_result, users: bool, largest: int) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        raise DeltaflError(f"{name} is a link, which may lead anywhere; put the file itself there")
+    if not stat.S_ISREG(found.st_mode):
+        raise DeltaflError(f"{name} is no file but a folder, a pipe or a device; name a file")
+    if found.st_nlink > 1 and not users:
+        raise DeltaflError(
+            f"{name} is a file with {found.st_nlink} names, and what is written under one of them "
+            "changes all; put a copy there"
+        )
+    if found.st_size > largest:
+        raise DeltaflError(
+            f"{name} has {found.st_size} bytes, which is more than the {largest} that are read; "
+            "name another file"
+        )
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Make an error of the system a sentence that names the file that is read."""
+    try:
+        yield
+    except OSError as error:
+        raise DeltaflError(f"cannot read {path}: {error.strerror}") from None
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Make an error of the system, such as a full disk, a sentence that names what is written."""
+    try:
+        yield
+    except OSError as error:
+        raise DeltaflError(
+            f"cannot write {path}: {error.strerror}; make room, or choose a folder that exists"
+        ) from error
+
+
+def read_bytes(path: Path, *, users: bool = False) -> bytes:
+    """The content of a file, which is looked at as a whole."""
+    with opened(path, users=users, largest=LARGEST_TEXT) as file:
+        return file.read()
+
+
+def read_text(path: Path, *, users: bool = False) -> str:
+    """The text of a file, which must be in UTF-8."""
+    try:
+        return read_bytes(path, users=users).decode()
+    except UnicodeDecodeError as error:
+        raise DeltaflError(
+            f"{path} is not text in UTF-8: {error.reason} at byte {error.start}"
+        ) from None
+
+
+def write_atomically(path: Path, *parts: Any, private: bool = False) -> None:
+    """Write texts or bytes so that a reader (or a restart) sees the old file or the new one, never
+    a part.
+
+    A ``private`` file, with what is known of single clients, can be read by its owner alone.
+    """
+    beside = path.with_name(path.name + ".part")
+    try:
+        with writing(path):
+            # Left by a process that was killed, or a link that somebody put there.
+            beside.unlink(missing_ok=True)
+            with opened(beside, "xb", private=private) as file:
+                for part in parts:
+                    file.write(part.encode() if isinstance(part, str) else part)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+            sync_folder(path.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk: a file that is made or renamed is there after a
+    power loss.
+    """
+    if os.name == "posix":  # Windows opens no folders
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder for its owner alone; one that is there keeps its permissions."""
+    with writing(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,0 +1,106 @@
+"""A folder with one owner: one process writes in it, and what is beside a state belongs to it.
+
+Rows that are too many for a state file are in a folder of their own. The state names it, and a note
+in it says of which round and of which owner the rows are. A process that was killed leaves a note
+of the state's round, or of the one before, and can go on from both; another note comes from a copy
+that was put back.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import DeltaflError
+from .files import private_folder, write_atomically, writing
+from .values import read_json
+
+
+@contextmanager
+def owned(folder: Path, lock: Path, option: str, seconds: float = 0) -> Iterator[None]:
+    """Wait some seconds for other processes, then keep them out; one that is killed lets go.
+
+    ``option`` is what names the folder, for the error.
+    """
+    from filelock import FileLock, Timeout  # the core does without it
+
+    is_new = not lock.parent.exists()
+    held = FileLock(lock)
+    with writing(lock):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            held.acquire(timeout=seconds)
+        except Timeout:
+            raise DeltaflError(
+                f"another process is using {folder}; wait for it, stop it, or choose another "
+                f"{option}"
+            ) from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows deletes no open file: it stays and locks nothing
+            lock.unlink()
+        held.release()
+        if is_new:
+            with suppress(OSError):  # it is in use now
+                lock.parent.rmdir()
+
+
+class Note(NamedTuple):
+    """Of which round's state the rows in a folder are, and of which owner."""
+
+    round: int
+    owner: str
+
+
+def write_note(folder: Path, note: Note) -> None:
+    """Note of which state the rows in a folder are, once all of them are there."""
+    private_folder(folder)
+    write_atomically(folder / "round", json.dumps(note) + "\n", private=True)
+
+
+def read_note(folder: Path) -> Note | None:
+    """The note that was written last; None if none was."""
+    file = folder / "round"
+    if not file.exists():
+        return None
+    match read_json(file):
+        case [int(round), str(owner)]:
+            return Note(round, owner)
+    raise DeltaflError(
+        f"{file} does not say of which round the rows beside it are: put a copy back"
+    )
+
+
+def require_note(folder: Path, before: Note | None, now: Note, state: str) -> None:
+    """Refuse rows of another state than that of ``now``: they would count as updates that nobody
+    sent. A process that was killed before it wrote them leaves the note that was there ``before``.
+    """
+    found = read_note(folder)
+    if found in (before, now):
+        return
+    where = "not there"
+    if found is not None:
+        where = f"of round {found.round} of {found.owner}"
+    raise DeltaflError(
+        f"the clients' updates in {folder} are {where}, and {state} is of round {now.round} of "
+        f"{now.owner}: put copies of both back that were made at once, or begin anew elsewhere"
+    )
+
+
+def new_name(owner: str) -> str:
+    """A name for a folder of rows that no other has."""
+    return f"{owner}-{secrets.token_hex(4)}"
+
+
+def require_own(folder: Path, within: Path) -> None:
+    """Refuse a folder without such a name: what a file names is followed nowhere else."""
+    named = folder.parent == within and re.fullmatch(r".+-[0-9a-f]{8}", folder.name)
+    if not named or folder.is_symlink():
+        raise DeltaflError(
+            f"the clients' updates are said to be in {folder}, which is no folder of a run in "
+            f"{within}; start where it began, or begin anew in another folder"
+        )

@@ -1,0 +1,77 @@
+"""A log of lines: one JSON value a line, added one after the other.
+
+A process that is killed may leave half a line, and lines that its last checkpoint does not know. A
+``Seal`` is how long a file was at some moment, and its checksum then: up to there it must stay as
+it was, and to there it is cut back.
+"""
+
+import json
+import os
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .files import opened
+from .values import parsed, plain_json
+
+
+class Seal(NamedTuple):
+    """The beginning of a file."""
+
+    length: int
+    crc32: int
+
+
+NOTHING = Seal(0, 0)
+
+
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Add a line, of which numbers that are not finite become null."""
+    text = json.dumps(plain_json(line), allow_nan=False) + "\n"
+    with opened(path, "ab") as file:
+        file.write(text.encode())
+
+
+def read_lines(path: Path) -> Iterator[Any]:
+    """The lines, one by one; an error if one is damaged."""
+    with opened(path) as file:
+        for number, text in enumerate(file, start=1):
+            yield parsed(text, f"{path}, line {number},")
+
+
+def last_line(path: Path) -> dict[str, Any]:
+    """The last line; empty if there is none, or it was cut off as it was written."""
+    if not path.exists():
+        return {}
+    with opened(path) as file:
+        last = deque(file, maxlen=1)
+    try:
+        return dict(json.loads(last[0]))
+    except (IndexError, ValueError, TypeError, RecursionError):
+        return {}
+
+
+def seal_of(path: Path, known: Seal = NOTHING, end: float = inf) -> Seal:
+    """The seal of a file up to ``end``, from one of its beginning that is ``known``."""
+    length, checksum = known
+    with opened(path) as file:
+        file.seek(length)
+        while part := file.read(int(min(2**20, end - length))):
+            length += len(part)
+            checksum = zlib.crc32(part, checksum)
+    return Seal(length, checksum)
+
+
+def sync(path: Path) -> None:
+    """Bring a file to the disk: a power loss does not shorten it."""
+    with opened(path, "r+b") as file:
+        os.fsync(file.fileno())
+
+
+def cut_back(path: Path, length: int) -> None:
+    """Cut off what follows; a file that is not there is made."""
+    with opened(path, "ab") as file:
+        file.truncate(length)

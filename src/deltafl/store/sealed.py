@@ -1,0 +1,128 @@
+"""A sealed file: arrays, and a header that describes them, with checksums of both.
+
+It is a safetensors file, so that others can read the arrays. One that is damaged, cut off or edited
+is refused.
+"""
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from ..errors import DeltaflError
+from ..types import Array
+from .files import opened, write_atomically
+
+#: safetensors' names of types.
+_TYPES = {
+    **{f"F{bits}": np.dtype(f"f{bits // 8}") for bits in (64, 32, 16)},
+    **{f"I{bits}": np.dtype(f"i{bits // 8}") for bits in (64, 32, 16, 8)},
+    **{f"U{bits}": np.dtype(f"u{bits // 8}") for bits in (64, 32, 16, 8)},
+    "BOOL": np.dtype(np.bool_),
+}
+_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+#: Where safetensors keeps texts.
+_TEXTS = "__metadata__"
+_SEAL = "seal"
+
+
+def write_sealed(
+    path: Path,
+    arrays: Mapping[str, Array],
+    header: Mapping[str, Any] | None = None,
+    private: bool = True,
+) -> None:
+    """Write arrays, and a header that JSON can hold; for the owner alone if it is ``private``."""
+    # Wide types first: every array begins at a multiple of its width.
+    ordered = dict(sorted(arrays.items(), key=lambda part: -part[1].itemsize))
+    entries: dict[str, Any] = {}
+    checksum = 0
+    end = 0
+    for name, array in ordered.items():
+        if array.dtype not in _NAMES:
+            names = ", ".join(dtype.name for dtype in _NAMES)
+            raise DeltaflError(
+                f"{name} has type {array.dtype}, which a file of arrays does not hold; use one of "
+                f"{names}"
+            )
+        ordered[name] = np.ascontiguousarray(array)
+        entries[name] = {
+            "dtype": _NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [end, end + array.nbytes],
+        }
+        end += array.nbytes
+        checksum = zlib.crc32(ordered[name].data, checksum)
+    entries[_TEXTS] = {
+        "header": json.dumps(dict(header or {})),
+        "crc32": f"{checksum:08x}",
+        "format": "pt",  # what readers of models for PyTorch ask for
+    }
+    entries[_TEXTS][_SEAL] = _seal_of(entries)
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    length = len(text).to_bytes(8, "little")
+    write_atomically(path, length, text, *ordered.values(), private=private)
+
+
+def read_sealed(
+    path: Path, cure: str, mapped: bool = False
+) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The arrays and the header; an error of a file that is not as it was written ends in
+    ``cure``.
+
+    ``mapped``: the arrays are mapped into memory, and what changes in them stays there.
+    """
+    with opened(path) as file, _damage_refused(path, cure):
+        entries = _read_entries(file)
+        texts = entries.pop(_TEXTS)
+        first = file.tell()
+        if mapped:
+            data = np.asarray(np.memmap(file, np.uint8, mode="c"))[first:]
+        else:
+            data = np.fromfile(file, np.uint8)
+        if f"{zlib.crc32(data.data):08x}" != texts["crc32"]:
+            raise ValueError("the arrays have another checksum")
+        arrays = {}
+        for name, entry in entries.items():
+            start, end = entry["data_offsets"]
+            array = data[start:end].view(_TYPES[entry["dtype"]])
+            arrays[name] = array.reshape(entry["shape"])
+        return arrays, json.loads(texts["header"])
+
+
+def read_header(path: Path, cure: str) -> dict[str, Any]:
+    """The header alone, however long the arrays are."""
+    with opened(path) as file, _damage_refused(path, cure):
+        header: dict[str, Any] = json.loads(_read_entries(file)[_TEXTS]["header"])
+        return header
+
+
+def _read_entries(file: IO[bytes]) -> dict[str, Any]:
+    length = int.from_bytes(file.read(8), "little")
+    # A damaged length may be larger than any memory.
+    if length > file.seek(0, 2):
+        raise ValueError("it is cut off")
+    file.seek(8)
+    entries: dict[str, Any] = json.loads(file.read(length))
+    if entries[_TEXTS].pop(_SEAL) != _seal_of(entries):
+        raise ValueError("the header has another checksum")
+    return entries
+
+
+def _seal_of(entries: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(entries).encode()):08x}"
+
+
+@contextmanager
+def _damage_refused(path: Path, cure: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DeltaflError(
+            f"{path} is not as it was written, or another version wrote it: {cure}"
+        ) from error

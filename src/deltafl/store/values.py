@@ -1,0 +1,106 @@
+"""Values from JSON and TOML, as the types that they must have."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from ..errors import DeltaflError
+from .files import read_text
+
+T = TypeVar("T")
+
+#: What is allowed, by the types of pydantic's errors; its own words say the others.
+_ALLOWED = {
+    "bool_parsing": "it must be true or false",
+    "bool_type": "it must be true or false",
+    "dict_type": "it must be a table of names and values",
+    "finite_number": "it must be a finite number",
+    "float_parsing": "it must be a number",
+    "float_type": "it must be a number",
+    "greater_than": "it must be greater than {gt:.10g}",
+    "greater_than_equal": "it must be greater than or equal to {ge:.10g}",
+    "int_from_float": "it must be a whole number",
+    "int_parsing": "it must be a whole number",
+    "int_type": "it must be a whole number",
+    "less_than": "it must be less than {lt:.10g}",
+    "less_than_equal": "it must be less than or equal to {le:.10g}",
+    "literal_error": "it must be {expected}",
+    "string_type": "it must be text",
+    "too_short": "write at least {min_length}",
+    "value_error": "{error}",
+}
+
+
+def plain_json(value: Any) -> Any:
+    """``value`` with tuples as lists and numbers that are not finite as None, however deep."""
+    if isinstance(value, float):
+        return float(value) if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: plain_json(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(entry) for entry in value]
+    return value
+
+
+def read_toml(path: Path, *, users: bool = False) -> dict[str, Any]:
+    """A TOML file as a dict; a ``DeltaflError`` if it is none."""
+    text = read_text(path, users=users)
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DeltaflError(f"{path} is not valid TOML: {error}") from None
+
+
+def read_json(path: Path, *, users: bool = False) -> Any:
+    """The value in a JSON file; a ``DeltaflError`` if it holds none."""
+    return parsed(read_text(path, users=users), str(path))
+
+
+def parsed(text: str | bytes, where: str) -> Any:
+    """The value of a JSON text; a ``DeltaflError`` that begins with ``where`` if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DeltaflError(f"{where} is not valid JSON: {error}") from None
+
+
+def checked(kind: type[T], value: Any, where: str, cure: str) -> T:
+    """A value as the type that it must have; the error has ``where``, the entry and ``cure``."""
+    from pydantic import ValidationError  # the core does without it
+
+    try:
+        found: T = _adapter(cast(Any, kind)).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        entry = ".".join(map(str, first["loc"])) or "the whole"
+        raise DeltaflError(f"{where}: {entry}: {allowed(first)}; {cure}") from None
+    return found
+
+
+def allowed(error: Any) -> str:
+    """What one of pydantic's errors says is allowed."""
+    if error["type"] in _ALLOWED:
+        return _ALLOWED[error["type"]].format(**error.get("ctx", {}))
+    return str(error["msg"])
+
+
+def sentence(error: Any) -> str:
+    """One of pydantic's errors as a sentence: the setting, what was given and what is allowed."""
+    # Of what it is, too: rates of uniform.
+    name = " of ".join(part for part in error["loc"][:2] if isinstance(part, str))
+    given = error["input"]
+    shown = repr(given)
+    if isinstance(given, list | tuple):
+        shown = ", ".join(map(str, given)) or "empty"
+    return f"{name or 'settings'} is {shown}; {allowed(error)}"
+
+
+@cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
