@@ -161,7 +161,7 @@ def test_a_record_counts_for_the_same_settings_alone(job: Job, tmp_path: Path) -
         ({"proximal": 0.1}, r"proximal = 0\.1, not 0\.0"),
         (
             {"rounds": "many"},
-            f"{path.name} has impossible settings: rounds: Input should be.*delete it to run",
+            f"{path.name} has impossible settings: rounds: it must be.*delete it to run",
         ),
         ({"rounds": 3, "no_such": 1}, "no_such: Extra inputs"),
     ):
