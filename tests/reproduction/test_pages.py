@@ -231,7 +231,7 @@ def test_pictures_of_long_runs_stay_small_and_keep_the_colours(tmp_path: Path) -
     [
         ({"kind": "curves", "view": {"y": ["acuracy"]}}, "view.y"),
         ({"view": {"smothing": 3}}, "view.smothing"),
-        ({"kind": "tabel"}, "kind: Input should be 'table'"),
+        ({"kind": "tabel"}, "kind: it must be 'table'"),
     ],
 )
 def test_a_wrong_file_is_a_sentence(change: dict[str, Any], words: str) -> None:
