@@ -227,7 +227,7 @@ def plain_loop(
             loader = DataLoader(examples, work.minibatch_size(len(examples)), shuffle=True)
             for x, y in islice(chain.from_iterable(repeat(loader)), work.num_steps(len(examples))):
                 optimizer.zero_grad()
-                task.loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+                task.loss(model(x), y).backward()
                 if task.gradient_noise_m is not None:
                     for parameter in model.parameters():
                         assert parameter.grad is not None

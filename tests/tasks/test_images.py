@@ -16,16 +16,18 @@ import numpy.typing as npt
 import pytest
 
 from deltafl.errors import DeltaflError, MissingExtraError
-from deltafl.tasks import check, files, make_task
+from deltafl.tasks import check, images, make_task
 from deltafl.tasks.files import (
     CIFAR_ARCHIVE,
-    CIFAR_FILES,
     SOURCES,
     TEST_IMAGES,
     TEST_LABELS,
     TRAIN_IMAGES,
     TRAIN_LABELS,
     Source,
+)
+from deltafl.tasks.images import (
+    CIFAR_FILES,
     idx_sha256,
     load_cifar10,
     load_digits,
@@ -77,7 +79,7 @@ def test_digits_are_scikit_learns_1500_and_297() -> None:
 
 
 def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "distribution", Mock(side_effect=PackageNotFoundError))
+    monkeypatch.setattr(images, "distribution", Mock(side_effect=PackageNotFoundError))
     with pytest.raises(MissingExtraError, match=r"pip install 'deltafl\[sim\]'"):
         load_digits()
 

@@ -181,37 +181,41 @@ def test_natural_goes_by_owner_and_can_choose_some() -> None:
     assert len({tuple(len(rows) for rows in clients) for clients in chosen}) == 3
 
 
-def test_mistakes_are_one_sentence_that_says_what_to_write() -> None:
-    label_e = balanced(20)
-    rng = stream(0, "partition")
-    dataset = make_dataset(label_e)
-    one = make_dataset(label_e, city=label_e)
-    two = make_dataset(label_e, writer=label_e, city=label_e)
-    mistakes: list[tuple[str, Dataset, int | None, float, str | None, str]] = [
-        ("hsu", dataset, 4, 0.1, None, "did you mean 'hsu2019'"),
-        (
-            "iid",
-            dataset,
-            21,
-            0.1,
-            None,
-            "21 clients, but there are 20 examples: write a number from 1 to 20",
-        ),
-        ("iid", dataset, None, 0.1, None, "None clients"),
-        ("natural", one, 11, 0.1, None, "11 clients, but there are 10 owners"),
-        ("hsu2019", dataset, 4, 0.0, None, "alpha is 0.0"),
-        ("shards", dataset, 11, 0.1, None, "need 22 examples"),
-        ("shards", make_dataset(label_e, 0), 2, 0.1, None, "needs class labels"),
-        ("split", dataset, 12, 0.1, None, "write 10 to 11"),
-        ("quantity", dataset, 1, 0.1, None, "2 clients"),
-        ("quantity", dataset, 10, 0.1, None, "10 examples for each small one"),
-        ("natural", dataset, 2, 0.1, None, "needs a column of owners, got None; made up has none"),
-        ("writer", two, 2, 0.1, "city", "needs the column 'writer', got 'city'"),
-        ("natural", two, 2, 0.1, None, "got None; made up has writer, city"),
-    ]
-    for name, data, num_clients, alpha, column, words in mistakes:
-        with pytest.raises(DeltaflError, match=words):
-            make_partition(name, data, num_clients, alpha, rng, column)
+LABEL_E = balanced(20)
+PLAIN = make_dataset(LABEL_E)
+ONE = make_dataset(LABEL_E, city=LABEL_E)
+TWO = make_dataset(LABEL_E, writer=LABEL_E, city=LABEL_E)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "num_clients", "alpha", "column", "words"),
+    [
+        ("hsu", PLAIN, 4, 0.1, None, "did you mean 'hsu2019'"),
+        ("iid", PLAIN, 21, 0.1, None, "'iid' got 21 clients; write a number from 1 to 20"),
+        ("iid", PLAIN, None, 0.1, None, "None clients"),
+        ("iid", ONE, 2, 0.1, "city", "column 'city' says who holds them: leave one of them out"),
+        ("natural", ONE, 11, 0.1, None, "got 11 clients; write a number from 1 to 10"),
+        ("hsu2019", PLAIN, 4, 0.0, None, "alpha is 0.0"),
+        ("shards", PLAIN, 11, 0.1, None, "need 22 examples"),
+        ("shards", make_dataset(LABEL_E, 0), 2, 0.1, None, "needs class labels"),
+        ("split", PLAIN, 12, 0.1, None, "write 10 to 11"),
+        ("quantity", PLAIN, 1, 0.1, None, "2 clients"),
+        ("quantity", PLAIN, 10, 0.1, None, "10 examples for each small one"),
+        ("natural", PLAIN, 2, 0.1, None, "needs a column of owners, got None; made up has none"),
+        ("writer", TWO, 2, 0.1, "city", "needs writer, got 'city'"),
+        ("natural", TWO, 2, 0.1, None, "got None; made up has writer, city"),
+    ],
+)
+def test_mistakes_say_what_to_write(
+    name: str,
+    data: Dataset,
+    num_clients: int | None,
+    alpha: float,
+    column: str | None,
+    words: str,
+) -> None:
+    with pytest.raises(DeltaflError, match=words):
+        make_partition(name, data, num_clients, alpha, stream(0, "partition"), column)
 
 
 @given(

@@ -40,7 +40,8 @@ def synthetic_loss(task: Task, theta: tuple[float, float]) -> torch.Tensor:
         for parameter, value in zip(model.parameters(), theta, strict=True):
             parameter.fill_(value)
     output = model(torch.from_numpy(task.dataset.train_x))
-    return task.loss(output, torch.from_numpy(task.dataset.train_y)).detach()
+    loss: torch.Tensor = task.loss(output, torch.from_numpy(task.dataset.train_y))
+    return loss.detach()
 
 
 def test_synthetic_is_zero_at_the_truth_and_nowhere_near_the_singularity() -> None:

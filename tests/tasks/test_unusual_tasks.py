@@ -48,7 +48,7 @@ def tripled(part: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tens
 
 def hooked(make: Callable[[], nn.Module], place: str) -> Callable[[], nn.Module]:
     def made() -> nn.Module:
-        model = make()
+        model: nn.Module = make()
         model.get_submodule(place).register_forward_hook(tripled)
         return model
 
@@ -74,7 +74,7 @@ def test_hooks_are_trained_with(name: str, at_once: bool) -> None:
 
 def test_a_layer_called_in_another_way_is_trained_so() -> None:
     def make() -> nn.Module:
-        model = mlp(17, [9], CLASSES)
+        model: nn.Module = mlp(17, [9], CLASSES)
         layer = model.get_submodule("1")
         layer.register_parameter("scale", nn.Parameter(torch.tensor(2.0)))
         layer.register_forward_pre_hook(lambda part, inputs: (inputs[0] * part.scale,))

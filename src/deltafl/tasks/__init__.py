@@ -10,9 +10,9 @@ from .files import (
     check,
     data_folders,
     fetch,
-    idx_dataset,
     read_arrays,
 )
+from .images import idx_dataset
 from .leaf import encode_text
 from .models import (
     celeba_cnn,
@@ -40,8 +40,6 @@ __all__ = [
     "cache_folder",
     "cached_images",
     "celeba_cnn",
-]
-__all__ += [
     "check",
     "check_task",
     "crop_and_flip",
@@ -49,8 +47,6 @@ __all__ += [
     "data_folders",
     "encode_text",
     "femnist_cnn",
-]
-__all__ += [
     "fetch",
     "find_task",
     "from_huggingface",
@@ -58,8 +54,6 @@ __all__ += [
     "idx_dataset",
     "import_tasks",
     "known_tasks",
-]
-__all__ += [
     "load_own",
     "make_partition",
     "make_task",
@@ -68,5 +62,8 @@ __all__ += [
     "read_arrays",
     "register",
     "resnet",
+    "softmax_regression",
+    "squared_error",
+    "table_task",
+    "two_layer_cnn",
 ]
-__all__ += ["softmax_regression", "squared_error", "table_task", "two_layer_cnn"]

@@ -4,22 +4,23 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
 from ..streams import stream
-from ..types import IntArray, Population
+from ..types import FloatArray, IntArray, Population
 
-if TYPE_CHECKING:
-    import torch
-
-    Augment = Callable[[torch.Tensor, np.random.Generator], torch.Tensor]
-
+# PyTorch is optional and slow to import, so its types have names of ours in all of this package.
+Tensor: TypeAlias = Any  #: a ``torch.Tensor``
+Module: TypeAlias = Any  #: a ``torch.nn.Module``
+MakeModel = Callable[[], Module]
 #: ``loss(output, y)``: the mean loss of a minibatch.
-Loss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+Loss = Callable[[Tensor, Tensor], Tensor]
+#: ``augment(x, rng)``: a random variation of a minibatch's inputs.
+Augment = Callable[[Tensor, np.random.Generator], Tensor]
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,13 @@ class Task:
     name: str
     dataset: Dataset
     client_rows: Sequence[IntArray]
-    make_model: "Callable[[], torch.nn.Module]"
+    make_model: MakeModel
     loss: Loss
     metric: Literal["accuracy", "loss"] = "accuracy"
     input_scale: float = 1.0 / 255.0
-    gradient_noise_m: npt.NDArray[np.float64] | None = None
+    gradient_noise_m: FloatArray | None = None
     initial_params: npt.NDArray[np.float32] | None = None
-    augment: "Augment | None" = None
+    augment: Augment | None = None
     test_clients: IntArray | None = None
     tokens: bool = False
     public_rows: Sequence[IntArray] = ()
@@ -101,9 +102,9 @@ class Task:
         auxiliary variables.
         """
         sizes = [len(rows) for rows in self.client_rows]
-        return Population.from_sizes(
-            sizes, weights, self.label_shares() if self.dataset.num_classes > 0 else None
-        )
+        if self.dataset.num_classes == 0:
+            return Population.from_sizes(sizes, weights)
+        return Population.from_sizes(sizes, weights, self.label_shares())
 
     @cached_property
     def data(self) -> dict[str, str]:
@@ -114,10 +115,9 @@ class Task:
         data = self.dataset
         for part in (data.train_x, data.train_y, data.test_x, data.test_y, *self.client_rows):
             array = np.ascontiguousarray(part)
-            content = array.reshape(-1).view(np.uint8).data
-            checksum = zlib.crc32(
-                content, zlib.crc32(f"{array.dtype} {array.shape}".encode(), checksum)
-            )
+            # The type and the shape, too: zeros of any type have the same bytes.
+            checksum = zlib.crc32(f"{array.dtype} {array.shape}".encode(), checksum)
+            checksum = zlib.crc32(array.reshape(-1).view(np.uint8).data, checksum)
         return {"data": data.name, "data_crc32": f"{checksum:08x}"}
 
     @property
@@ -130,13 +130,13 @@ class Task:
         label_e = self.dataset.test_y.ravel()
         return int(np.bincount(label_e).max()) / len(label_e)
 
-    def label_shares(self) -> npt.NDArray[np.float64]:
+    def label_shares(self) -> FloatArray:
         """The share of each class among the labels of each client, float64 (m, classes)."""
+        num_classes = self.dataset.num_classes
+        # Raveled, for an example may have several labels.
         labels = [self.dataset.train_y[np.asarray(rows)].ravel() for rows in self.client_rows]
-        count_mc = np.stack(
-            [np.bincount(label_e, minlength=self.dataset.num_classes) for label_e in labels]
-        )
-        share_mc: npt.NDArray[np.float64] = count_mc / count_mc.sum(axis=1, keepdims=True)
+        count_mc = np.stack([np.bincount(label_n, minlength=num_classes) for label_n in labels])
+        share_mc: FloatArray = count_mc / count_mc.sum(axis=1, keepdims=True)
         return share_mc
 
 
@@ -152,11 +152,10 @@ def with_fewer_tests(task: Task, count: int) -> Task:
     row_e = np.arange(count) * len(data.test_x) // count
     owners = {name: owner_e[row_e] for name, owner_e in data.test_columns.items()}
     fewer = replace(data, test_x=data.test_x[row_e], test_y=data.test_y[row_e], test_columns=owners)
-    return replace(
-        task,
-        dataset=fewer,
-        test_clients=None if task.test_clients is None else task.test_clients[row_e],
-    )
+    test_clients = task.test_clients
+    if test_clients is not None:
+        test_clients = test_clients[row_e]
+    return replace(task, dataset=fewer, test_clients=test_clients)
 
 
 def with_public(task: Task, count: int, seed: int) -> Task:
@@ -174,18 +173,19 @@ def with_public(task: Task, count: int, seed: int) -> Task:
         )
     rng = stream(seed, "public")
     held_e = np.unique(np.concatenate(task.client_rows))
-    row_e = rng.permutation(
-        np.setdiff1d(held_e, [rng.choice(np.asarray(rows)) for rows in task.client_rows])
-    )
+    # One example of each client stays where it is.
+    last_m = [rng.choice(np.asarray(rows)) for rows in task.client_rows]
+    row_e = rng.permutation(np.setdiff1d(held_e, last_m))
     of_class = [row_e[data.train_y[row_e] == label] for label in range(data.num_classes)]
+    # A class that no client has cannot be public; all others must.
     for label in np.unique(data.train_y[held_e]):
         if len(of_class[label]) < count:
-            left = f"{len(of_class[label])} of class {label} beside one example of each client"
-            raise DeltaflError(f"public is {count}; {data.name} has {left}: lower 'public'")
+            raise DeltaflError(
+                f"public is {count}; {data.name} has {len(of_class[label])} of class {label} "
+                "beside one example of each client: lower 'public'"
+            )
     public = [rows[:count] for rows in of_class]
-    stays_e = np.ones(len(data.train_x), bool)
-    stays_e[np.concatenate(public)] = False
-    kept = [np.asarray(rows)[stays_e[rows]] for rows in task.client_rows]
+    kept = _without(task, np.concatenate(public))
     return replace(task, client_rows=kept, public_rows=public)
 
 
@@ -201,27 +201,35 @@ def with_validation(task: Task, share: float, seed: int) -> Task:
         DeltaflError: If there is nothing to hold out, or a client would be left without examples.
     """
     data = task.dataset
-    held = list[IntArray]()
-    owners = list[IntArray]()
+    held = []
+    owners = []
     for client, rows in enumerate(task.client_rows):
         rng = stream(seed, "validation", client=client)
         row_n = np.asarray(rows, dtype=np.int64)
+        # Rounded at random, with the right mean.
         count = min(int(share * len(row_n) + rng.random()), len(row_n) - 1)
         held.append(rng.permutation(row_n)[:count])
         owners.append(np.full(count, client))
     row_e, first_e = np.unique(np.concatenate(held), return_index=True)
-    stays_e = np.ones(len(data.train_x), bool)
-    stays_e[row_e] = False
-    kept = [np.asarray(rows)[stays_e[rows]] for rows in task.client_rows]
+    kept = _without(task, row_e)
     if len(row_e) == 0 or not all(map(len, kept)):
         raise DeltaflError(
             f"{data.name} has too few examples a client to hold out {share:g} of them for "
             "validation; raise "
             "'validation', or choose a task with larger clients"
         )
-    x = data.train_x[row_e]
-    y = data.train_y[row_e]
-    owner_e = None if task.test_clients is None else np.concatenate(owners)[first_e]
     columns = {name: column[row_e] for name, column in data.columns.items()}
-    parts = replace(data, test_x=x, test_y=y, test_columns=columns)
-    return replace(task, dataset=parts, client_rows=kept, test_clients=owner_e)
+    parts = replace(
+        data, test_x=data.train_x[row_e], test_y=data.train_y[row_e], test_columns=columns
+    )
+    test_clients = task.test_clients
+    if test_clients is not None:
+        test_clients = np.concatenate(owners)[first_e]
+    return replace(task, dataset=parts, client_rows=kept, test_clients=test_clients)
+
+
+def _without(task: Task, row_e: IntArray) -> list[IntArray]:
+    """The clients' rows but for some, also where several clients hold one of these."""
+    stays_e = np.ones(len(task.dataset.train_x), bool)
+    stays_e[row_e] = False
+    return [np.asarray(rows)[stays_e[rows]] for rows in task.client_rows]

@@ -1,5 +1,4 @@
-"""The files of data sets: found, fetched, checked; and the readers of digits, MNIST, FashionMNIST
-and CIFAR-10.
+"""The files of data sets: found, fetched, checked, and decoded once.
 
 Files are looked for in ``data_dir/NAME`` and ``data_dir``, in the same two folders of the
 environment variable ``DELTAFL_DATA``, where operating systems install them, and in the user's
@@ -10,47 +9,31 @@ import gzip
 import hashlib
 import logging
 import os
-import struct
-import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DeltaflError, MissingExtraError, require
-from ..scale.memory_budget import free_ram, human
-from ..types import IntArray
-from .base import Dataset
+from ..errors import DeltaflError, require
 
 TRAIN_IMAGES = "train-images-idx3-ubyte"
 TRAIN_LABELS = "train-labels-idx1-ubyte"
 TEST_IMAGES = "t10k-images-idx3-ubyte"
 TEST_LABELS = "t10k-labels-idx1-ubyte"
-
-#: ``digits``: the first 1,500 examples, in scikit-learn's order, are for training and the last 297
-#: for the test.
-DIGITS_TRAIN = 1500
-DIGITS_FILE = "sklearn/datasets/data/digits.csv.gz"
-
-#: An IDX file of unsigned bytes starts with these, the number of its axes and their lengths.
-IDX_BYTES = bytes([0, 0, 8])
-
-#: The files of CIFAR-10; the last one is the test set. An image is a label and 3,072 bytes: red,
-#: green, blue planes.
-CIFAR_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
-CIFAR_ROW = 1 + 3 * 32 * 32
 
 Bytes = npt.NDArray[np.uint8]
 
 RETRIES = 3
+
+#: What reading a compressed file that is cut or damaged raises.
+BROKEN = (OSError, EOFError, zlib.error)
 
 T = TypeVar("T")
 
@@ -88,7 +71,7 @@ SOURCES: dict[str, Source] = {
     ),
     "cifar10": Source(
         url="https://www.cs.toronto.edu/~kriz/",
-        checksums={"cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530"},
+        checksums={CIFAR_ARCHIVE: "md5:c32a1d4ab5d03f1284b67883e8d87530"},
         gzipped=False,
     ),
 }
@@ -115,11 +98,9 @@ def data_folders(name: str, data_dir: Path | None) -> list[Path]:
     """The folders where a data set is looked for, best first; a given one that is not there is a
     ``DeltaflError``.
     """
-    folders: list[Path] = []
-    for label, path in {
-        "data_dir": data_dir,
-        "DELTAFL_DATA": os.environ.get("DELTAFL_DATA"),
-    }.items():
+    folders = []
+    given = {"data_dir": data_dir, "DELTAFL_DATA": os.environ.get("DELTAFL_DATA")}
+    for label, path in given.items():
         if path:
             folder = Path(path).expanduser()
             if not folder.is_dir():
@@ -127,8 +108,9 @@ def data_folders(name: str, data_dir: Path | None) -> list[Path]:
                     f"{label} is {folder}, which is not a folder: give one with data sets"
                 )
             folders += [folder / name, folder]
-    system_folders = SOURCES[name].system_folders if name in SOURCES else ()
-    return [*folders, *system_folders, cache_folder() / name]
+    if name in SOURCES:
+        folders += SOURCES[name].system_folders
+    return [*folders, cache_folder() / name]
 
 
 def find_file(folder: Path, name: str) -> Path | None:
@@ -146,9 +128,9 @@ def find(name: str, data_dir: Path | None, needed: str, look: Callable[[Path], T
         found = look(folder)
         if found is not None:
             return found
-    looked = ", ".join(map(str, folders))
     raise DeltaflError(
-        f"{name} needs {needed}; not found in {looked}: give its folder as data_dir or DELTAFL_DATA"
+        f"{name} needs {needed}; not found in {', '.join(map(str, folders))}: give its folder as "
+        "data_dir or DELTAFL_DATA"
     )
 
 
@@ -167,31 +149,34 @@ def fetch(name: str, directory: Path | None = None, *, progress: bool = True) ->
     from requests.exceptions import RequestException
 
     folder = (directory or cache_folder()).expanduser() / name
-    # The checksums are those of the unpacked content, and compared here.
-    published = {file: f"{file}.gz" if source.gzipped else file for file in source.checksums}
-    registry = dict.fromkeys(published.values())
+    ending = ".gz" if source.gzipped else ""
+    # pooch is told no checksums: those published are of the unpacked content, and compared here.
+    registry = dict.fromkeys(file + ending for file in source.checksums)
     server = pooch.create(folder, source.url, registry=registry, retry_if_failed=RETRIES)
     download = pooch.HTTPDownloader(progressbar=progress, chunk_size=1 << 16)
     paths = []
     for file, checksum in source.checksums.items():
         path = find_file(folder, file)
-        url = source.url + published[file]
-        if path is None or not matches(path, checksum):
-            try:
-                if path is not None:
-                    path.unlink()
-                path = Path(server.fetch(published[file], downloader=download))
-            except RequestException as error:
-                raise DeltaflError(
-                    f"{url} cannot be downloaded ({error}); try again later"
-                ) from error
-            except OSError as error:
-                raise DeltaflError(
-                    f"cannot write to {folder}: {error}; make room, or give another folder"
-                ) from error
-            if not matches(path, checksum):
+        if path is not None and matches(path, checksum):
+            paths.append(path)
+            continue
+        try:
+            if path is not None:
                 path.unlink()
-                raise DeltaflError(f"{url} does not have the published content; nothing was kept")
+            path = Path(server.fetch(file + ending, downloader=download))
+        except RequestException as error:
+            raise DeltaflError(
+                f"{source.url}{file}{ending} cannot be downloaded ({error}); try again later"
+            ) from error
+        except OSError as error:
+            raise DeltaflError(
+                f"cannot write to {folder}: {error}; make room, or give another folder"
+            ) from error
+        if not matches(path, checksum):
+            path.unlink()
+            raise DeltaflError(
+                f"{source.url}{file}{ending} does not have the published content; nothing was kept"
+            )
         paths.append(path)
     return paths
 
@@ -221,8 +206,8 @@ def _source_of(name: str) -> Source:
     if name not in SOURCES:
         raise DeltaflError(
             f"{name!r} is no data set that deltafl can fetch or check; these are "
-            f"{', '.join(SOURCES)} (digits comes "
-            "with scikit-learn; femnist, celeba and shakespeare you bring)"
+            f"{', '.join(SOURCES)} (digits comes with scikit-learn; femnist, celeba and "
+            "shakespeare you bring)"
         )
     return SOURCES[name]
 
@@ -232,11 +217,10 @@ def matches(path: Path, checksum: str) -> bool:
     algorithm, _, digest = checksum.rpartition(":")
     try:
         with path.open("rb") if algorithm else unpacked(path) as content:
-            return (
-                hashlib.file_digest(cast(Any, content), algorithm or "sha256").hexdigest() == digest
-            )
-    except (OSError, EOFError, zlib.error):
+            found = hashlib.file_digest(cast(Any, content), algorithm or "sha256")
+    except BROKEN:
         return False
+    return found.hexdigest() == digest
 
 
 @contextmanager
@@ -247,7 +231,10 @@ def unpacked(path: Path) -> Iterator[IO[bytes]]:
     with path.open("rb") as file:
         is_gzipped = file.read(2) == b"\x1f\x8b"
         file.seek(0)
-        yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if is_gzipped else file
+        if is_gzipped:
+            yield cast(IO[bytes], gzip.GzipFile(fileobj=file))
+        else:
+            yield file
 
 
 def read_arrays(path: Path, keys: tuple[str, ...] | None = None) -> dict[str, npt.NDArray[Any]]:
@@ -255,41 +242,24 @@ def read_arrays(path: Path, keys: tuple[str, ...] | None = None) -> dict[str, np
     ``DeltaflError``.
     """
     try:
-        # A file opened here is closed whatever happens; NumPy leaves its own open if the archive is
-        # broken.
+        # Opened here, for NumPy leaves its own file open if the archive is broken.
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise ValueError("it is a single array, as .npy files are")
-            require_ram(sum(entry.file_size for entry in archive.zip.infolist()))
             return {key: np.asarray(archive[key]) for key in keys or archive.files}
     # NumPy and zipfile raise a dozen kinds, MemoryError and RuntimeError among them.
     except Exception as error:
-        why = str(error) or type(error).__name__
-        if keys is None:
-            raise DeltaflError(f"{path} is not an NPZ file of plain arrays: {why}") from error
+        wanted = ", ".join(keys or ("plain arrays",))
         raise DeltaflError(
-            f"{path} is not an archive with the arrays {', '.join(keys)}: {why}"
+            f"{path} is not an NPZ archive of {wanted}: {type(error).__name__}: {error}"
         ) from error
 
 
-def require_ram(size: int) -> None:
-    """Raise a ``MemoryError`` if so many bytes, which a file says that it unpacks to, do not fit
-    into free memory.
-    """
-    free = free_ram()
-    if free is not None and size > free:
-        raise MemoryError(f"it unpacks to {human(size)}, and {human(free)} of memory are free")
-
-
-def cached_images(
-    file: Path, shape: tuple[int, ...], decode: Callable[[], npt.NDArray[np.uint8]]
-) -> npt.NDArray[np.uint8]:
+def cached_images(file: Path, shape: tuple[int, ...], decode: Callable[[], Bytes]) -> Bytes:
     """Decoded images, uint8, from a file in the cache, which appears whole or not at all; else
     by ``decode``.
     """
     try:
-        images: npt.NDArray[Any] = np.load(file, allow_pickle=False)
+        images: Bytes = np.load(file, allow_pickle=False)
         if images.shape == shape and images.dtype == np.uint8:
             return images
     except (OSError, ValueError, EOFError):
@@ -297,163 +267,14 @@ def cached_images(
     images = decode()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        # Of a name of its own, for several runs may decode at a time.
         with tempfile.TemporaryDirectory(dir=file.parent) as folder:
             part = Path(folder) / "images.npy"
             np.save(part, images)
             part.replace(file)  # atomic
     except OSError as error:
+        # A cache that is full or read-only makes the next run slower, not this one wrong.
         logging.getLogger("deltafl").warning(
             "decoded images cannot be kept in %s: %s", file, error.strerror
         )
     return images
-
-
-def load_digits(data_dir: Path | None = None) -> Dataset:
-    """scikit-learn's digits, 1,500 + 297 images of 8 x 8 with values 0 to 16; nothing is looked for
-    in ``data_dir``.
-
-    They are read from scikit-learn's file: importing it takes longer than a round.
-    """
-    try:
-        path = Path(str(distribution("scikit-learn").locate_file(DIGITS_FILE)))
-    except PackageNotFoundError:
-        raise MissingExtraError("scikit-learn", "sim") from None
-    table = np.loadtxt(path, delimiter=",")
-    x = table[:, :-1].reshape(-1, 1, 8, 8).astype(np.uint8)
-    y = table[:, -1].astype(np.int64)
-    return Dataset(
-        "digits",
-        x[:DIGITS_TRAIN],
-        y[:DIGITS_TRAIN],
-        x[DIGITS_TRAIN:],
-        y[DIGITS_TRAIN:],
-        num_classes=10,
-    )
-
-
-def load_idx(name: str, data_dir: Path | None = None) -> Dataset:
-    """``mnist`` or ``fashion-mnist``, 60,000 + 10,000 images of 28 x 28, from the first folder
-    with all four files.
-    """
-    needed = f"{TRAIN_IMAGES}.gz and the other three files, which 'deltafl data fetch {name}' gets"
-
-    def look(folder: Path) -> dict[str, Path] | None:
-        found = {
-            file: path
-            for file in SOURCES[name].checksums
-            if (path := find_file(folder, file)) is not None
-        }
-        return found if len(found) == len(SOURCES[name].checksums) else None
-
-    paths = find(name, data_dir, needed, look)
-    return idx_dataset(
-        name, {file: read_idx(path) for file, path in paths.items()}, paths[TRAIN_IMAGES].parent
-    )
-
-
-def idx_dataset(
-    name: str,
-    arrays: Mapping[str, Bytes],
-    origin: Path,
-    columns: Mapping[str, IntArray] | None = None,
-) -> Dataset:
-    """``mnist`` or ``fashion-mnist`` of the arrays of its four IDX files, by the names of the
-    files, from ``origin``.
-
-    The data set's name says so if the content is not the published one.
-    """
-    for images, labels in ((TRAIN_IMAGES, TRAIN_LABELS), (TEST_IMAGES, TEST_LABELS)):
-        image = arrays[images]
-        label = arrays[labels]
-        if (
-            image.shape != (label.size, 28, 28)
-            or label.ndim != 1
-            or label.size == 0
-            or label.max() > 9
-        ):
-            raise DeltaflError(
-                f"{origin}: {images} has shape {image.shape} and {labels} {label.shape}; needs (N, "
-                "28, 28) and N labels from 0 to 9"
-            )
-    checksums = {file: idx_sha256(array) for file, array in arrays.items()}
-    title = name
-    if checksums != SOURCES[name].checksums:
-        title = f"{name} (other content than published: {origin})"
-    return Dataset(
-        name=title,
-        train_x=arrays[TRAIN_IMAGES][:, np.newaxis],
-        train_y=arrays[TRAIN_LABELS].astype(np.int64),
-        test_x=arrays[TEST_IMAGES][:, np.newaxis],
-        test_y=arrays[TEST_LABELS].astype(np.int64),
-        num_classes=10,
-        columns=columns or {},
-    )
-
-
-#: The published ones have 47 MB; the bytes that a small gzipped file unpacks to may be without end.
-IDX_LARGEST = 2**30
-
-
-def read_idx(path: Path) -> Bytes:
-    """The array of an IDX file of unsigned bytes, gzipped or not."""
-    try:
-        with unpacked(path) as file:
-            content = file.read(IDX_LARGEST)
-        if content[:3] != IDX_BYTES:
-            raise ValueError(f"it starts with {content[:3].hex()!r}")
-        shape = struct.unpack_from(f">{content[3]}I", content, 4)
-        return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
-    except (OSError, EOFError, zlib.error, IndexError, struct.error, ValueError) as error:
-        raise DeltaflError(
-            f"{path} is no whole IDX file of bytes: {error}; remove it and fetch it again"
-        ) from error
-
-
-def idx_sha256(array: Bytes) -> str:
-    """The SHA-256 of the unpacked IDX file that holds the array."""
-    digest = hashlib.sha256(IDX_BYTES + struct.pack(f">B{array.ndim}I", array.ndim, *array.shape))
-    digest.update(np.ascontiguousarray(array).data.cast("B"))
-    return digest.hexdigest()
-
-
-def load_cifar10(data_dir: Path | None = None) -> Dataset:
-    """CIFAR-10 (Krizhevsky 2009), 50,000 + 10,000 images of 32 x 32 in colour, from its
-    ``.tar.gz``.
-
-    Its name says so if the content is not the published one.
-    """
-    needed = f"{CIFAR_ARCHIVE}, which 'deltafl data fetch cifar10' gets"
-    path = find("cifar10", data_dir, needed, lambda folder: find_file(folder, CIFAR_ARCHIVE))
-    try:
-        with tarfile.open(path, "r:gz") as archive:
-            members = [
-                member
-                for member in archive
-                if member.isfile() and Path(member.name).name in CIFAR_FILES
-            ]
-            require_ram(sum(member.size for member in members))
-            files = {
-                Path(member.name).name: cast(IO[bytes], archive.extractfile(member)).read()
-                for member in members
-            }
-    except (tarfile.TarError, OSError, EOFError, zlib.error, MemoryError) as error:
-        raise DeltaflError(f"{path} is not a whole tar archive: {error}") from error
-    batches = []
-    for name in CIFAR_FILES:
-        content = np.frombuffer(files.get(name, b""), np.uint8)
-        if content.size == 0 or content.size % CIFAR_ROW or content[::CIFAR_ROW].max() > 9:
-            raise DeltaflError(
-                f"{path}: {name} is missing or broken; an image has {CIFAR_ROW} bytes, a label 0 "
-                "to 9"
-            )
-        batches.append(content.reshape(-1, CIFAR_ROW))
-    row_e = np.concatenate(batches)
-    num_tests = len(batches[-1])
-    x = row_e[:, 1:].reshape(-1, 3, 32, 32)
-    y = row_e[:, 0].astype(np.int64)
-    title = "CIFAR-10"
-    if not matches(path, SOURCES["cifar10"].checksums[CIFAR_ARCHIVE]):
-        title = f"CIFAR-10 (other content than published: {path})"
-    return Dataset(
-        title, x[:-num_tests], y[:-num_tests], x[-num_tests:], y[-num_tests:], num_classes=10
-    )

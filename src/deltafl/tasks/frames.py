@@ -3,50 +3,57 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy.typing as npt
+from typing import Any, TypeAlias
 
 from ..errors import DeltaflError, in_one_line, require
 from .files import read_arrays
 
-if TYPE_CHECKING:
-    import pandas as pd
+#: A ``pandas.DataFrame``. pandas is optional and slow to import, so its types have names of ours.
+Frame: TypeAlias = Any
 
 
-def read_frame(table: "str | Path | pd.DataFrame") -> "tuple[str, pd.DataFrame]":
+def read_frame(table: Any) -> tuple[str, Frame]:
     """A table and its name, which is also in its index, and is that of the file; columns have
     texts as names.
     """
     require("pandas", "sim")
     import pandas as pd
 
-    if not isinstance(table, str | os.PathLike | pd.DataFrame):
-        kind = type(table).__name__
+    if isinstance(table, pd.DataFrame):
+        name = "data frame"
+        frame = table
+    elif isinstance(table, str | os.PathLike):
+        name = Path(table).name
+        frame = _read_file(Path(table))
+    else:
         raise DeltaflError(
-            f"the table is of type {kind}; give a file or a pandas data frame, as pandas.DataFrame "
-            "makes"
+            f"the table is of type {type(table).__name__}; give a file or a pandas data frame, as "
+            "pandas.DataFrame makes"
         )
-    name = "data frame" if isinstance(table, pd.DataFrame) else Path(table).name
-    frame = table if isinstance(table, pd.DataFrame) else _read_file(Path(table))
+    # Of objects some are numbers, as after dropna() of a column that had a gap.
     frame = frame.set_axis(frame.columns.map(str), axis=1).reset_index(drop=True).infer_objects()
-    if frame.columns.has_duplicates:  # else a label would become a feature
-        raise DeltaflError(
-            f"{name}: column {frame.columns[frame.columns.duplicated()][0]!r} is named twice"
-        )
+    if frame.columns.has_duplicates:  # else a second label would become a feature
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise DeltaflError(f"{name}: column {twice!r} is named twice")
+    # Errors take table and row from the index, also where two tables are joined.
     return name, pd.concat([frame], keys=[name])
 
 
-def _read_file(path: Path) -> "pd.DataFrame":
-    suffix = path.suffix.lower()
-    if suffix not in _READERS:
+def is_table_file(name: str) -> bool:
+    """Whether a file's name is that of a table, whatever the case of its ending."""
+    return name.lower().endswith(TABLE_SUFFIXES)
+
+
+def _read_file(path: Path) -> Frame:
+    if not is_table_file(path.name):
         raise DeltaflError(
             f"{path.name} is no table that can be read; give one of {', '.join(TABLE_SUFFIXES)}"
         )
     if not path.is_file():
         raise DeltaflError(f"there is no table {path}")
+    read = next(read for end, read in _READERS.items() if path.name.lower().endswith(end))
     try:
-        return _READERS[suffix](path)
+        return read(path)
     except DeltaflError:
         raise
     # pyarrow's errors are of these kinds, too.
@@ -56,32 +63,39 @@ def _read_file(path: Path) -> "pd.DataFrame":
         ) from error
 
 
-def _read_csv(path: Path) -> "pd.DataFrame":
+def _read_csv(path: Path) -> Frame:
     import pandas as pd
 
+    # utf-8-sig: spreadsheets begin a file with a mark, which would be part of the first name.
+    # Without index_col=False a comma at the end of each row would make the first column an index.
     options: dict[str, Any] = {"encoding": "utf-8-sig", "index_col": False}
     table = pd.read_csv(path, **options)
-    # pandas renames the second of two equal columns, so the header is read once more, as it is.
-    names = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **options)
-    header = names.loc[0]
-    if header.duplicated().any():
-        return table.set_axis(header, axis=1)
-    _check_header(path.name, header.tolist())
-    return table
+    # pandas gives columns without a name one, and renames the second of two equal ones. So the
+    # header is read once more, as it is.
+    first = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **options)
+    header = first.loc[0].tolist()
+    if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
+        raise DeltaflError(f"{path.name} has one column, {header[0]!r}: separate columns by commas")
+    if "" in header:
+        raise DeltaflError(
+            f"{path.name}: column {header.index('') + 1} has no name; if it is the index of a data "
+            "frame, leave it out by to_csv(..., index=False), else name it"
+        )
+    return table.set_axis(header, axis=1)
 
 
-def _read_parquet(path: Path) -> "pd.DataFrame":
+def _read_parquet(path: Path) -> Frame:
     require("pyarrow", "data")
     import pandas as pd
 
     return pd.read_parquet(path)
 
 
-def _read_npz(path: Path) -> "pd.DataFrame":
+def _read_npz(path: Path) -> Frame:
     """Every array is a column (N,), or several (N, k), which are called NAME[0], NAME[1], ..."""
     import pandas as pd
 
-    columns: dict[str, npt.NDArray[Any]] = {}
+    columns = {}
     for name, array in read_arrays(path).items():
         if array.ndim == 1:
             columns[name] = array
@@ -91,18 +105,8 @@ def _read_npz(path: Path) -> "pd.DataFrame":
     return pd.DataFrame(columns)
 
 
-def _check_header(name: str, columns: list[str]) -> None:
-    """Refuse a CSV file without commas between its columns, or with a column without a name."""
-    if len(columns) == 1 and any(mark in columns[0] for mark in ";\t"):
-        raise DeltaflError(f"{name} has one column, {columns[0]!r}: separate columns by commas")
-    if "" in columns:
-        raise DeltaflError(
-            f"{name}: column {columns.index('') + 1} has no name; if it is the index of a data "
-            "frame, leave it out by to_csv(..., index=False), else name it"
-        )
-
-
-_READERS: dict[str, "Callable[[Path], pd.DataFrame]"] = {
+#: The formats: how a file's name ends, and what reads it.
+_READERS: dict[str, Callable[[Path], Frame]] = {
     ".csv": _read_csv,
     ".npz": _read_npz,
     ".parquet": _read_parquet,

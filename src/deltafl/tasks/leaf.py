@@ -8,8 +8,6 @@ list of 784 numbers from 0 (ink) to 1 (paper) in FEMNIST, the name of a picture 
 the next one. A folder fits if it is the one with ``train`` and ``test``, the one above (LEAF's
 ``data/femnist``), or the whole repository.
 
-FEMNIST is also read from TensorFlow Federated's ``fed_emnist_train.h5`` and ``fed_emnist_test.h5``,
-which hold ``/examples/WRITER/pixels`` (n, 28, 28) from 0 to 1 and ``/examples/WRITER/label`` (n,).
 For Hugging Face's ``flwrlabs/femnist`` use
 ``from_huggingface(..., label="character", column="writer_id", inputs="image")``.
 
@@ -17,25 +15,21 @@ Source: Caldas et al., "LEAF: a benchmark for federated settings", arXiv:1812.01
 """
 
 import hashlib
-import importlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel
 
 from ..errors import DeltaflError, require
 from ..store import checked, read_json
 from ..types import Array, IntArray
 from .base import Dataset
-from .files import cache_folder, cached_images, data_folders, find, require_ram
+from .files import Bytes, cache_folder, cached_images, find
 
 PARTS = ("train", "test")
-NEEDED = "LEAF's data/train/*.json and data/test/*.json"
-H5_FILES = ("fed_emnist_train.h5", "fed_emnist_test.h5")
 
 FEMNIST_CLASSES = 62
 FEMNIST_SIDE = 28
@@ -65,24 +59,24 @@ class Share(NamedTuple):
 
     path: Path
     user: str
-    x: list[Any] | Array
-    y: list[Any] | Array
+    x: list[Any]
+    y: list[Any]
 
     def error(self, problem: str) -> DeltaflError:
         """A mistake in the user's examples."""
         return DeltaflError(f"{self.path}: user {self.user!r}: {problem}")
 
 
-def find_leaf(name: str, needed: str, data_dir: Path | None) -> Path:
+def find_leaf(name: str, data_dir: Path | None, beside: str = "") -> Path:
     """The folder with ``train`` and ``test`` of a data set of LEAF."""
 
     def look(folder: Path) -> Path | None:
-        roots = (folder / "data", folder, folder / "data" / name / "data")
-        return next(
-            (root for root in roots if all(any((root / part).glob("*.json")) for part in PARTS)),
-            None,
-        )
+        for root in (folder / "data", folder, folder / "data" / name / "data"):
+            if all(any((root / part).glob("*.json")) for part in PARTS):
+                return root
+        return None
 
+    needed = f"LEAF's data/train/*.json and data/test/*.json{beside}"
     return find(name, data_dir, needed, look)
 
 
@@ -95,6 +89,7 @@ def read_shares(root: Path, part: str) -> Iterator[Share]:
             f"{path} is not a file of LEAF",
             "run its preprocess.sh again",
         )
+        # LEAF's scripts write some users twice.
         for user in dict.fromkeys(content.users):
             data = content.user_data.get(user)
             if data is None or len(data.x) != len(data.y):
@@ -105,104 +100,78 @@ def read_shares(root: Path, part: str) -> Iterator[Share]:
                 yield Share(path, user, data.x, data.y)
 
 
-def _labels(share: Share, classes: int) -> IntArray:
-    """The user's y as class labels; LEAF's CelebA has numbers such as 1.0."""
-    label = np.asarray(share.y)
-    is_number = label.dtype.kind in "iuf" and label.ndim == 1
-    if not (is_number and ((label == np.floor(label)) & (label >= 0) & (label < classes)).all()):
-        raise share.error(f"every y must be a whole number from 0 to {classes - 1}")
-    return label.astype(np.int64)
-
-
 def _dataset(
+    root: Path,
     title: str,
     column: str,
-    parts: Iterable[Iterable[Share]],
-    inputs_of: Callable[[Share], Array],
-    classes: int,
+    num_classes: int,
+    arrays_of: Callable[[Share], tuple[Array, Array]],
 ) -> Dataset:
-    """A data set of the shares of its two parts; owners are numbered in the order of their names,
-    over both parts.
+    """A data set of LEAF's two parts; owners are numbered in the order of their names, over both
+    parts.
 
     Users of the test part who hold no training examples are no clients; their examples are in the
     pooled test set only.
     """
     arrays = []
     owners = []
-    for part, shares in zip(PARTS, parts, strict=True):
-        found = [(inputs_of(share), _labels(share, classes), share.user) for share in shares]
-        if not found:
+    for part in PARTS:
+        x = []
+        y = []
+        users = []
+        for share in read_shares(root, part):
+            share_x, share_y = arrays_of(share)
+            x.append(share_x)
+            y.append(share_y)
+            users += [share.user] * len(share_y)
+        if not users:
             raise DeltaflError(f"{title}: there is no {part} example")
-        x, y, users = zip(*found, strict=True)
-        arrays.append((np.concatenate(x), np.concatenate(y)))
-        owners.append(np.repeat(users, [len(label) for label in y]))
+        arrays.append((np.concatenate(x), np.concatenate(y).astype(np.int64)))
+        owners.append(users)
     number = np.unique(np.concatenate(owners), return_inverse=True)[1].astype(np.int64)
-    owner, test_owner = np.split(number, [len(owners[0])])
-    title = f"{title}, {len(np.unique(owner))} clients"
-    (train_x, train_y), (test_x, test_y) = arrays
-    columns = {column: owner}
-    test_columns = {column: test_owner}
-    return Dataset(title, train_x, train_y, test_x, test_y, classes, columns, test_columns)
+    owner_e, test_owner_e = np.split(number, [len(owners[0])])
+    title = f"{title}, {len(np.unique(owner_e))} clients"
+    return Dataset(
+        title,
+        *arrays[0],
+        *arrays[1],
+        num_classes=num_classes,
+        columns={column: owner_e},
+        test_columns={column: test_owner_e},
+    )
+
+
+def _labels(share: Share, num_classes: int) -> IntArray:
+    """The user's y as class labels; LEAF's CelebA has numbers such as 1.0."""
+    label_n = np.asarray(share.y)
+    is_number = label_n.dtype.kind in "iuf"
+    # By membership, which refuses fractions and NaN, too.
+    if not (is_number and np.isin(label_n, np.arange(num_classes)).all()):
+        raise share.error(f"every y must be a whole number from 0 to {num_classes - 1}")
+    return label_n.astype(np.int64)
 
 
 def load_femnist(data_dir: Path | None = None) -> Dataset:
     """FEMNIST, 62 classes (0-9, A-Z, a-z), dark ink on white paper; the column of owners is
     ``writer``.
     """
-    folders = data_folders("femnist", data_dir)
-    h5_folder = next(
-        (folder for folder in folders if all((folder / file).is_file() for file in H5_FILES)), None
-    )
-    if h5_folder is not None:
-        title = "FEMNIST (TensorFlow Federated's h5)"
-        parts = [_read_h5(h5_folder / file) for file in H5_FILES]
-    else:
-        root = find_leaf("femnist", f"{NEEDED}, or {' with '.join(H5_FILES)}", data_dir)
-        title = "FEMNIST (LEAF's JSON)"
-        parts = [read_shares(root, part) for part in PARTS]
-    return _dataset(title, "writer", parts, _handwriting, FEMNIST_CLASSES)
+    root = find_leaf("femnist", data_dir)
+    return _dataset(root, "FEMNIST (LEAF's JSON)", "writer", FEMNIST_CLASSES, _handwriting)
 
 
-def _read_h5(path: Path) -> Iterator[Share]:
-    require("h5py", "data")
-    h5py = importlib.import_module("h5py")
-    try:
-        with h5py.File(path, "r") as file:
-            for writer, group in file["examples"].items():
-                require_ram(group["pixels"].nbytes + group["label"].nbytes)
-                image = group["pixels"][()]
-                label = group["label"][()]
-                yield Share(path, writer, image.reshape(len(label), -1), label)
-    except (
-        OSError,
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        RuntimeError,
-        MemoryError,
-    ) as error:
-        raise DeltaflError(
-            f"{path} is not TensorFlow Federated's FEMNIST in HDF5: {error}"
-        ) from error
-
-
-def _handwriting(share: Share) -> npt.NDArray[np.uint8]:
+def _handwriting(share: Share) -> tuple[Bytes, IntArray]:
     """The images, uint8 (n, 1, 28, 28); levels are whole 255ths in all published files."""
     try:
         level_nd = np.asarray(share.x, dtype=np.float64)
-        good = level_nd.shape[1:] == (FEMNIST_SIDE**2,) and bool(
-            ((level_nd >= 0) & (level_nd <= 1)).all()
-        )
-    except (
-        TypeError,
-        ValueError,
-        OverflowError,
-    ):  # the last for whole numbers of hundreds of digits
-        good = False
-    if not good:
+    # The last one for whole numbers of hundreds of digits.
+    except (TypeError, ValueError, OverflowError):
+        level_nd = np.zeros(0)
+    is_level = (level_nd >= 0) & (level_nd <= 1)
+    if level_nd.shape[1:] != (FEMNIST_SIDE**2,) or not is_level.all():
         raise share.error(f"every x must be {FEMNIST_SIDE**2} numbers from 0 (ink) to 1 (paper)")
-    return np.rint(level_nd * 255).astype(np.uint8).reshape(-1, 1, FEMNIST_SIDE, FEMNIST_SIDE)
+    pixel_nd = np.rint(level_nd * 255).astype(np.uint8)
+    image_n = pixel_nd.reshape(-1, 1, FEMNIST_SIDE, FEMNIST_SIDE)
+    return image_n, _labels(share, FEMNIST_CLASSES)
 
 
 def load_celeba(data_dir: Path | None = None) -> Dataset:
@@ -212,35 +181,32 @@ def load_celeba(data_dir: Path | None = None) -> Dataset:
     As in LEAF, each picture is reduced to 84 x 84; that takes minutes for all of CelebA, so the
     result is kept in the user's cache.
     """
-    root = find_leaf(
-        "celeba", f"{NEEDED}, with the pictures in data/raw/img_align_celeba/", data_dir
-    )
+    root = find_leaf("celeba", data_dir, ", with the pictures in data/raw/img_align_celeba/")
     require("PIL", "sim")
     folder = root / "raw" / "img_align_celeba"
-    shares = (read_shares(root, part) for part in PARTS)
-    data = _dataset(
-        "CelebA (LEAF's JSON)", "celebrity", shares, lambda share: _names(share, folder), 2
-    )
-    train_x = _faces(folder, "train", data.train_x)
-    test_x = _faces(folder, "test", data.test_x)
-    return replace(data, train_x=train_x, test_x=test_x)
+
+    def names(share: Share) -> tuple[Array, IntArray]:
+        for name in share.x:
+            # A name with a folder in it could be of any file.
+            is_name = isinstance(name, str) and Path(name).name == name
+            if not is_name or not (folder / name).is_file():
+                raise share.error(f"x is {name!r}, which is not the name of a picture in {folder}")
+        return np.array(share.x), _labels(share, 2)
+
+    named = _dataset(root, "CelebA (LEAF's JSON)", "celebrity", 2, names)
+    train_x = _faces(folder, "train", named.train_x)
+    return replace(named, train_x=train_x, test_x=_faces(folder, "test", named.test_x))
 
 
-def _names(share: Share, folder: Path) -> Array:
-    for name in share.x:
-        if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
-            raise share.error(f"x is {name!r}, which is not the name of a picture in {folder}")
-    return np.array(share.x)
-
-
-def _faces(folder: Path, part: str, name_e: Array) -> npt.NDArray[np.uint8]:
+def _faces(folder: Path, part: str, name_e: Array) -> Bytes:
     shape = (len(name_e), 3, CELEBA_SIDE, CELEBA_SIDE)
+    # By names, sizes and dates: reading all pictures would take as long as decoding them.
     digest = hashlib.sha256()
     for name in name_e:
         found = (folder / name).stat()
         digest.update(f"{name} {found.st_size} {found.st_mtime_ns}\n".encode())
 
-    def decode() -> npt.NDArray[np.uint8]:
+    def decode() -> Bytes:
         from PIL import Image
 
         image = np.empty(shape, np.uint8)
@@ -256,9 +222,8 @@ def _faces(folder: Path, part: str, name_e: Array) -> npt.NDArray[np.uint8]:
             image[number] = np.asarray(face).transpose(2, 0, 1)
         return image
 
-    return cached_images(
-        cache_folder() / "celeba" / f"{part}_{digest.hexdigest()[:16]}.npy", shape, decode
-    )
+    file = cache_folder() / "celeba" / f"{part}_{digest.hexdigest()[:16]}.npy"
+    return cached_images(file, shape, decode)
 
 
 def load_shakespeare(data_dir: Path | None = None) -> Dataset:
@@ -267,38 +232,27 @@ def load_shakespeare(data_dir: Path | None = None) -> Dataset:
 
     LEAF's windows start 1 character apart, and lines are padded with spaces in front.
     """
-    root = find_leaf("shakespeare", NEEDED, data_dir)
-    shares = (map(_encoded, read_shares(root, part)) for part in PARTS)
-    return _dataset(
-        "Shakespeare (LEAF's JSON)",
-        "role",
-        shares,
-        lambda share: np.asarray(share.x),
-        len(LEAF_ALPHABET),
-    )
+    root = find_leaf("shakespeare", data_dir)
+    return _dataset(root, "Shakespeare (LEAF's JSON)", "role", len(LEAF_ALPHABET), _tokens)
 
 
-def _encoded(share: Share) -> Share:
-    """The user's windows (n, 80) and following characters as tokens."""
+def _tokens(share: Share) -> tuple[Bytes, Bytes]:
+    """The user's windows (n, 80) and the characters that follow."""
+    tokens = []
     for texts, length, name in ((share.x, WINDOW, "x"), (share.y, 1, "y")):
         if not all(isinstance(text, str) and len(text) == length for text in texts):
             raise share.error(f"every {name} must be a string of length {length}")
-    # surrogatepass: JSON may hold half of a pair, which is in no alphabet either
-    window, following = (
-        encode_text(
-            np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32),
-            LEAF_ALPHABET,
-        )
-        for texts in (share.x, share.y)
-    )
-    return share._replace(x=window.reshape(-1, WINDOW), y=following)
+        # surrogatepass: JSON may hold half of a pair, which is in no alphabet either
+        code = "".join(texts).encode("utf-32-le", "surrogatepass")
+        tokens.append(encode_text(np.frombuffer(code, np.uint32), LEAF_ALPHABET))
+    return tokens[0].reshape(-1, WINDOW), tokens[1]
 
 
-def encode_text(code_k: Array, alphabet: str) -> npt.NDArray[np.uint8]:
+def encode_text(code_k: Array, alphabet: str) -> Bytes:
     """Positions in the alphabet of characters given by their codes; a space for those that are
     not in it.
     """
     table = np.full(256, alphabet.index(" "), np.uint8)
     table[[ord(letter) for letter in alphabet]] = np.arange(len(alphabet))
-    encoded: npt.NDArray[np.uint8] = table[np.where(code_k < 256, code_k, ord(" "))]
+    encoded: Bytes = table[np.where(code_k < 256, code_k, ord(" "))]
     return encoded

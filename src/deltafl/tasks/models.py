@@ -5,55 +5,49 @@ All of them raise ``MissingExtraError`` without PyTorch.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from itertools import pairwise
 
 import numpy as np
 
 from ..errors import DeltaflError
-
-if TYPE_CHECKING:
-    import torch
+from .base import Module, Tensor
 
 #: Pixels of zeros around an image before it is cropped back to its size.
 PAD = 4
 
 
-def softmax_regression(in_features: int, classes: int) -> "torch.nn.Module":
+def softmax_regression(in_features: int, classes: int) -> Module:
     """Multinomial logistic regression: one linear layer on the flattened input."""
     return mlp(in_features, (), classes)
 
 
-def one_output(
-    model: "Callable[[int, int], torch.nn.Module]", in_features: int
-) -> "torch.nn.Module":
+def one_output(model: Callable[[int, int], Module], in_features: int) -> Module:
     """``model(in_features, 1)`` with outputs (B,) for regression, as targets are."""
     from .modules import nn
 
     return nn.Sequential(model(in_features, 1), nn.Flatten(0))
 
 
-def mlp(in_features: int, hidden: Sequence[int], classes: int) -> "torch.nn.Module":
+def mlp(in_features: int, hidden: Sequence[int], classes: int) -> Module:
     """A chain of linear layers of widths ``hidden`` with ReLU between them; none is softmax
     regression.
     """
     from .modules import nn
 
     widths = [in_features, *hidden]
-    layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in zip(widths, hidden, strict=False):
+    layers: list[Module] = [nn.Flatten()]
+    for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
 
 def two_layer_cnn(
     channels: tuple[int, int] = (16, 32), in_channels: int = 1, side: int = 28, classes: int = 10
-) -> "torch.nn.Module":
+) -> Module:
     """Two blocks of convolution 5 x 5 without padding, max-pooling by 2 and ReLU; then one linear
     layer.
 
-    For images of ``side`` x ``side`` >= 16 pixels; the default has 18,378 parameters. The pool
-    stands before the ReLU: the two commute, so it is the same function with a quarter of the ReLU's
-    work.
+    For images of ``side`` x ``side`` >= 16 pixels; the default has 18,378 parameters.
 
     Raises:
         DeltaflError: If the image is too small.
@@ -64,34 +58,29 @@ def two_layer_cnn(
         )
     from .modules import nn
 
-    first, second = channels
     side_out = ((side - 4) // 2 - 4) // 2
-    blocks = [nn.Conv2d(in_channels, first, 5), nn.MaxPool2d(2), nn.ReLU()]
-    blocks += [nn.Conv2d(first, second, 5), nn.MaxPool2d(2), nn.ReLU()]
-    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(second * side_out**2, classes))
+    blocks = _blocks((in_channels, *channels), kernel=5, padding=0)
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(channels[1] * side_out**2, classes))
 
 
-def femnist_cnn(classes: int = 62) -> "torch.nn.Module":
+def femnist_cnn(classes: int = 62) -> Module:
     """For handwriting of 28 x 28 pixels: three blocks of convolution 3 x 3, max-pooling by 2 and
-    ReLU; two linear.
+    ReLU; two linear layers.
 
     The convolutions have 32, 64 and 64 filters and padding 1, the linear layers 576-128-classes
-    with ReLU between; 137,598 parameters with 62 classes. As in ``two_layer_cnn``, the pool stands
-    before the ReLU.
+    with ReLU between; 137,598 parameters with 62 classes.
     """
     from .modules import nn
 
-    layers: list[nn.Module] = []
-    for before, after in ((1, 32), (32, 64), (64, 64)):
-        layers += [nn.Conv2d(before, after, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
+    blocks = _blocks((1, 32, 64, 64), kernel=3, padding=1)
     return nn.Sequential(
-        *layers, nn.Flatten(), nn.Linear(64 * 3 * 3, 128), nn.ReLU(), nn.Linear(128, classes)
+        *blocks, nn.Flatten(), nn.Linear(64 * 3 * 3, 128), nn.ReLU(), nn.Linear(128, classes)
     )
 
 
-def celeba_cnn(classes: int = 2, side: int = 84) -> "torch.nn.Module":
+def celeba_cnn(classes: int = 2, side: int = 84) -> Module:
     """For faces of 84 x 84 pixels: four blocks of convolution 3 x 3, GroupNorm, max-pooling by 2
-    and ReLU; one linear.
+    and ReLU; one linear layer.
 
     The convolutions have 32 filters and padding 1, GroupNorm 8 groups of 4, the linear layer is
     800-classes; 30,498 parameters with 2 classes. Of another ``side``, 16 pixels or more, the
@@ -100,15 +89,24 @@ def celeba_cnn(classes: int = 2, side: int = 84) -> "torch.nn.Module":
     """
     from .modules import nn
 
-    layers: list[nn.Module] = []
-    for before in (3, 32, 32, 32):
-        layers += [
-            nn.Conv2d(before, 32, 3, padding=1),
-            nn.GroupNorm(8, 32),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-        ]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * (side // 16) ** 2, classes))
+    blocks = _blocks((3, 32, 32, 32, 32), kernel=3, padding=1, groups=8)
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(32 * (side // 16) ** 2, classes))
+
+
+def _blocks(
+    channels: Sequence[int], kernel: int, padding: int, groups: int | None = None
+) -> list[Module]:
+    """Layers of blocks: convolution, GroupNorm if there are groups, max-pooling by 2 and ReLU."""
+    from .modules import nn
+
+    layers: list[Module] = []
+    for before, after in pairwise(channels):
+        layers.append(nn.Conv2d(before, after, kernel, padding=padding))
+        if groups is not None:
+            layers.append(nn.GroupNorm(groups, after))
+        # The pool stands before the ReLU: the two commute, and the ReLU has a quarter of the work.
+        layers += [nn.MaxPool2d(2), nn.ReLU()]
+    return layers
 
 
 def resnet(
@@ -116,7 +114,7 @@ def resnet(
     widths: Sequence[int] = (64, 128, 256, 512),
     blocks: int = 2,
     groups: int = 32,
-) -> "torch.nn.Module":
+) -> Module:
     """A residual network for small colour images, from random weights; the default is ResNet-18.
 
     That has 11,173,962 parameters with 10 classes; one block in each of the ``widths`` 16, 32, 64
@@ -137,17 +135,22 @@ def resnet(
         )
     from .modules import ResidualBlock, nn
 
-    layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 3, padding=1, bias=False)]
+    # A bias would be taken away by the normalization that follows.
+    layers: list[Module] = [nn.Conv2d(3, widths[0], 3, padding=1, bias=False)]
     layers += [nn.GroupNorm(groups, widths[0]), nn.ReLU()]
-    for i, (before, after) in enumerate(zip([widths[0], *widths], widths, strict=False)):
-        layers += [ResidualBlock(before, after, 2 if i else 1, groups)]
-        layers += [ResidualBlock(after, after, 1, groups) for _ in range(blocks - 1)]
+    before = widths[0]
+    stride = 1
+    for width in widths:
+        layers.append(ResidualBlock(before, width, stride, groups))
+        layers += [ResidualBlock(width, width, 1, groups) for _ in range(blocks - 1)]
+        before = width
+        stride = 2
     return nn.Sequential(
         *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes)
     )
 
 
-def next_token_lstm(tokens: int, embedding: int = 8, hidden: int = 128) -> "torch.nn.Module":
+def next_token_lstm(tokens: int, embedding: int = 8, hidden: int = 128) -> Module:
     """For text: which of ``tokens`` follows, by an embedding, an LSTM with one layer of ``hidden``
     cells, one linear.
 
@@ -159,14 +162,14 @@ def next_token_lstm(tokens: int, embedding: int = 8, hidden: int = 128) -> "torc
     return NextToken(tokens, embedding, hidden)
 
 
-def cross_entropy(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
+def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     """Mean cross-entropy of logits (B, C) and labels (B,)."""
     from .modules import nn
 
     return nn.functional.cross_entropy(output, y)
 
 
-def squared_error(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
+def squared_error(output: Tensor, y: Tensor) -> Tensor:
     """Mean squared error of predictions and targets of the same shape, such as (B,).
 
     Raises:
@@ -175,14 +178,13 @@ def squared_error(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
     if output.shape != y.shape:
         raise DeltaflError(
             f"squared_error got outputs of shape {tuple(output.shape)} and targets of shape "
-            f"{tuple(y.shape)}, which "
-            "must be the same: end the model with squeeze(-1), or give targets of the outputs' "
-            "shape"
+            f"{tuple(y.shape)}, which must be the same: end the model with squeeze(-1), or give "
+            "targets of the outputs' shape"
         )
     return (output - y).square().mean()
 
 
-def crop_and_flip(x: "torch.Tensor", rng: np.random.Generator) -> "torch.Tensor":
+def crop_and_flip(x: Tensor, rng: np.random.Generator) -> Tensor:
     """Shift each image by up to ``PAD`` pixels along both axes, zeros coming in, and mirror half of
     them.
 

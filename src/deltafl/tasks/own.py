@@ -8,8 +8,7 @@ import copy
 import inspect
 import pickle
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from reprlib import repr as shown
 from typing import Any
@@ -20,8 +19,8 @@ from ..calls import Named
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line
 from ..own_python import import_file
 from ..streams import stream
-from .base import Dataset, Task
-from .frames import TABLE_SUFFIXES
+from .base import Dataset, Module, Task, Tensor
+from .frames import TABLE_SUFFIXES, is_table_file
 from .models import squared_error
 from .registry import TaskSpec, find_task
 from .tables import from_huggingface, table_task
@@ -45,7 +44,7 @@ def is_table(name: str) -> bool:
     """
     if isinstance(name, Named):
         return not (isinstance(name.of, Task) or callable(name.of))
-    return Path(name).suffix.lower() in TABLE_SUFFIXES
+    return is_table_file(name)
 
 
 def registered_spec(name: str) -> TaskSpec:
@@ -67,6 +66,15 @@ def short_name(name: str) -> str:
     return split_name(name)[0].stem
 
 
+def split_name(name: str) -> tuple[Path, str]:
+    """File and function, or class, of ``FILE.py:NAME``."""
+    # Not at the colon alone: on Windows a path may begin with C:
+    file, suffix, function = name.partition(".py:")
+    if not suffix:
+        return Path(name), DEFAULT_FUNCTION
+    return Path(f"{file}.py"), function or DEFAULT_FUNCTION
+
+
 def load_own(name: str, seed: int, **of_table: Any) -> Task:
     """Make the task of a user's file, and try it out on two examples.
 
@@ -84,7 +92,11 @@ def load_own(name: str, seed: int, **of_table: Any) -> Task:
     if isinstance(name, Named):
         named = name.of
     if is_table(name):
-        task: object = _from_table(named, seed, of_table)
+        make: Callable[..., Task] = table_task
+        if hasattr(named, "column_names"):
+            make = from_huggingface
+        given = {key: value for key, value in of_table.items() if value is not None}
+        task: Any = make(named, seed=seed, **given)
     elif isinstance(named, Task):
         task = named
     elif callable(named):
@@ -97,13 +109,6 @@ def load_own(name: str, seed: int, **of_table: Any) -> Task:
         )
     check_task(task, name, seed)
     return task
-
-
-def _from_table(table: Any, seed: int, settings: Mapping[str, Any]) -> Task:
-    given = {key: value for key, value in settings.items() if value is not None}
-    if hasattr(table, "column_names"):
-        return from_huggingface(table, seed=seed, **given)
-    return table_task(table, seed=seed, **given)
 
 
 def _from_file(name: str, seed: int) -> object:
@@ -128,14 +133,6 @@ def _made(make: Callable[..., object], seed: int, name: str, path: Path | None =
         raise DeltaflError(f"{name} failed: {in_one_line(error, path)}") from error
 
 
-def split_name(name: str) -> tuple[Path, str]:
-    """File and function, or class, of ``FILE.py:NAME``."""
-    file, suffix, function = name.partition(".py:")
-    if not suffix:
-        return Path(name), DEFAULT_FUNCTION
-    return Path(f"{file}.py"), function or DEFAULT_FUNCTION
-
-
 def own_code_error(
     names: Iterable[str], description: str, places: Iterable[tuple[str, int | None]]
 ) -> DeltaflError | None:
@@ -156,10 +153,13 @@ def own_code_error(
 
 def own_spec(name: str, task: Task) -> TaskSpec:
     """The settings that an experiment with a task of the user's own has unless they are set."""
-    # The gradient of the squared error grows with the number of features.
-    features = 1
+    threshold: float | None = 0.8
+    if task.metric == "loss":
+        threshold = None  # no loss is good for every task
+    local_lr = 0.1
     if task.loss is squared_error:
-        features = task.dataset.train_x[0].size
+        # The gradient of the squared error grows with the number of features.
+        local_lr = float(f"{0.1 / task.dataset.train_x[0].size:.0e}")
     return TaskSpec(
         name,
         summary="a task of your own",
@@ -167,11 +167,22 @@ def own_spec(name: str, task: Task) -> TaskSpec:
         sample_size=min(max(LEAST_SAMPLE, task.num_clients // 10), task.num_clients),
         rounds=100,
         local_epochs=1,
-        local_lr=float(f"{0.1 / features:.0e}"),
+        local_lr=local_lr,
         make_model=task.make_model,
         metric=task.metric,
-        threshold=0.8 if task.metric == "accuracy" else None,
+        threshold=threshold,
     )
+
+
+def check_picklable(task: Task, name: str) -> None:
+    """Check that the model and the loss of a task can be sent to worker processes."""
+    try:
+        pickle.dumps((task.make_model, task.loss, task.augment))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise DeltaflError(
+            f"{name}: its model, loss or augment cannot be sent to worker processes "
+            f"({in_one_line(error)}); define it at the top of the file, or use --workers 1"
+        ) from None
 
 
 def check_task(task: Task, name: str, seed: int) -> None:
@@ -191,20 +202,16 @@ def check_task(task: Task, name: str, seed: int) -> None:
         raise DeltaflError(f"{name}: {error}") from error
 
 
-def check_picklable(task: Task, name: str) -> None:
-    """Check that the model and the loss of a task can be sent to worker processes."""
-    try:
-        pickle.dumps((task.make_model, task.loss, task.augment))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise DeltaflError(
-            f"{name}: its model, loss or augment cannot be sent to worker processes "
-            f"({in_one_line(error)}); define it at the top of the file, or use --workers 1"
-        ) from None
-
-
 def _require(good: object, what: str, value: object, needed: str) -> None:
     if not good:
         raise DeltaflError(f"{what} is {shown(value)}; it must be {needed}")
+
+
+#: The types of inputs, of tokens and of labels; the first one is named as the cure.
+_INPUTS = ("float32", "uint8")
+_TOKENS = ("int64", "uint8")
+_LABELS = ("int64",)
+_TARGETS = ("float32", "int64")
 
 
 def _check_data(data: Dataset, task: Task) -> None:
@@ -212,48 +219,37 @@ def _check_data(data: Dataset, task: Task) -> None:
     _require(task.metric in ("accuracy", "loss"), "metric", task.metric, "'accuracy' or 'loss'")
     classes: Any = data.num_classes
     least = {"accuracy": 2, "loss": 0}[task.metric]
-    known = isinstance(classes, int | np.integer) and classes >= least
-    _require(
-        known, "num_classes", classes, "a whole number: 2 or more for accuracy, 0 for regression"
-    )
-    inputs = ("float32", "uint8")
-    if task.tokens:
-        inputs = ("int64", "uint8")
-    labels: tuple[str, ...] = ("float32", "int64")
-    if classes > 0:
-        labels = ("int64",)
+    is_count = isinstance(classes, int | np.integer) and classes >= least
+    needed = "a whole number: 2 or more for accuracy, 0 for regression"
+    _require(is_count, "num_classes", classes, needed)
+    inputs = _TOKENS if task.tokens else _INPUTS
+    labels = _LABELS if classes > 0 else _TARGETS
     for part, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
         _check_array(f"{part}_x", x, inputs, data.train_x)
         _check_array(f"{part}_y", y, labels, data.train_y)
-        _require(
-            len(x) == len(y),
-            f"the number of rows of {part}_x",
-            len(x),
-            f"that of {part}_y, {len(y)}",
-        )
+        if len(x) != len(y):
+            raise DeltaflError(f"{part}_x has {len(x)} rows and {part}_y {len(y)}; make them equal")
         if task.metric == "accuracy":
             _require(y.ndim == 1, f"the shape of {part}_y", y.shape, "(N,) for accuracy")
-        if classes > 0:  # whatever the metric, for the clients' shares of labels are counted
+        # Whatever the metric, for the clients' shares of labels are counted.
+        if classes > 0:
+            ends = (int(y.min()), int(y.max()))
             needed = f"from 0 to num_classes - 1 = {classes - 1}"
-            for label in (int(y.min()), int(y.max())):
-                _require(0 <= label < classes, f"a label of {part}_y", label, needed)
+            _require(ends[0] >= 0 and ends[1] < classes, f"the range of {part}_y", ends, needed)
 
 
 def _check_array(name: str, array: Any, dtypes: tuple[str, ...], train: Any) -> None:
-    good = False
-    what = type(array).__name__
-    if isinstance(array, np.ndarray):
-        good = array.ndim > 0 and len(array) > 0 and str(array.dtype) in dtypes
-        what = f"{array.dtype} of shape {array.shape}"
-    if not good:
-        needed = f"a NumPy array of {' or '.join(dtypes)} with one row or more"
-        raise DeltaflError(
-            f"{name} is {what}; it must be {needed}, such as {name}.astype(np.{dtypes[0]})"
-        )
+    needed = f"a NumPy array of {' or '.join(dtypes)} with one row or more"
+    _require(isinstance(array, np.ndarray), name, array, needed)
+    held = f"{name} is {array.dtype} of shape {array.shape}"
+    if array.dtype not in dtypes or array.ndim == 0 or len(array) == 0:
+        raise DeltaflError(f"{held}; make it {needed}, such as {name}.astype(np.{dtypes[0]})")
     if (array.shape[1:], array.dtype) != (train.shape[1:], train.dtype):
-        needed = f"rows of shape {train.shape[1:]} and {train.dtype}, as those of the training set"
-        raise DeltaflError(f"{name} is {what}; it must have {needed}")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise DeltaflError(
+            f"{held}; give it rows of shape {train.shape[1:]} and {train.dtype}, as those of the "
+            "training set"
+        )
+    if not np.isfinite(array).all():
         row = int(np.argwhere(~np.isfinite(array))[0][0])
         raise DeltaflError(f"{name}[{row}] holds a value that is not a finite number")
 
@@ -262,40 +258,23 @@ def _check_clients(task: Task) -> None:
     clients: Any = task.client_rows
     some = isinstance(clients, Sequence | np.ndarray) and len(clients) > 0
     _require(some, "client_rows", clients, "a list with the rows of each client")
-    num_rows = len(task.dataset.train_x)
-    num_tests = len(task.dataset.test_x)
-    m = len(clients)
+    needed = f"a list of row numbers from 0 to {len(task.dataset.train_x) - 1}, one at least"
     for client, rows in enumerate(clients):
         try:
             row_n = np.asarray(rows)
         except ValueError:  # lists of different lengths
             row_n = np.array(None)
         good = row_n.ndim == 1 and row_n.size > 0 and row_n.dtype.kind in "iu"
-        good = good and row_n.min() >= 0 and row_n.max() < num_rows
-        _require(
-            good,
-            f"client_rows[{client}]",
-            rows,
-            f"a list of row numbers from 0 to {num_rows - 1}, one at least",
-        )
-    for name, kinds, size, least, end, needed in (
-        ("initial_params", "fiu", None, -inf, inf, "(d,) of finite numbers"),
-        ("gradient_noise_m", "fiu", m, 0, inf, f"({m},) of standard deviations >= 0"),
-        (
-            "test_clients",
-            "iu",
-            num_tests,
-            -1,
-            m,
-            f"({num_tests},) of clients from 0 to {m - 1}, or -1 for nobody",
-        ),
-    ):
-        value = getattr(task, name)
-        good = isinstance(value, np.ndarray) and value.dtype.kind in kinds and value.ndim == 1
-        good = (
-            good and size in {None, len(value)} and bool(((value >= least) & (value < end)).all())
-        )
-        _require(value is None or good, name, value, f"a NumPy array {needed}")
+        good = good and row_n.min() >= 0 and row_n.max() < len(task.dataset.train_x)
+        _require(good, f"client_rows[{client}]", rows, needed)
+    owner_e: Any = task.test_clients
+    if owner_e is not None:
+        num_tests = len(task.dataset.test_x)
+        good = isinstance(owner_e, np.ndarray) and owner_e.dtype.kind in "iu"
+        good = good and owner_e.shape == (num_tests,)
+        good = good and owner_e.min() >= -1 and owner_e.max() < len(clients)
+        needed = f"({num_tests},) of clients from 0 to {len(clients) - 1}, or -1 for nobody"
+        _require(good, "test_clients", owner_e, f"a NumPy array {needed}")
 
 
 def _smoke_test(task: Task, seed: int) -> None:
@@ -312,8 +291,8 @@ def _smoke_test(task: Task, seed: int) -> None:
         x = x.long()
     elif x.dtype == torch.uint8:
         x = x * task.input_scale
-    if task.augment is not None:
-        augment = task.augment
+    augment = task.augment
+    if augment is not None:
         varied: Any = _tried("augment failed", lambda: augment(x, stream(seed, "augment")))
         same = isinstance(varied, torch.Tensor) and varied.shape == x.shape
         _require(
@@ -338,7 +317,7 @@ def _smoke_test(task: Task, seed: int) -> None:
         _check_step(task, model, x[:1], y[:1])
 
 
-def _check_step(task: Task, model: Any, x: Any, y: Any) -> None:
+def _check_step(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
     """Evaluate the model, then train it, for some models differ there."""
     from .modules import nn, torch
 

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from ..errors import DeltaflError, unknown_name
-from ..types import FloatArray, IntArray
+from ..types import BoolArray, FloatArray, IntArray
 from .base import Dataset
 
 #: ``quantity``: 10 % of the clients own 90 % of the data.
@@ -46,7 +46,7 @@ def hsu2019(
     size = len(label_e) // num_clients
     clients = []
     for _ in range(num_clients):
-        take_c = _draw_labels(left_c, rng.dirichlet(alpha * prior_c), alpha * prior_c, size, rng)
+        take_c = _draw_labels(left_c, alpha * prior_c, size, rng)
         # The pools are shuffled, so the next take examples of a pool are a random draw from it.
         rows = [
             pool[left - take : left]
@@ -58,19 +58,16 @@ def hsu2019(
 
 
 def _draw_labels(
-    left_c: IntArray,
-    mix_c: FloatArray,
-    concentration_c: FloatArray,
-    size: int,
-    rng: np.random.Generator,
+    left_c: IntArray, concentration_c: FloatArray, size: int, rng: np.random.Generator
 ) -> IntArray:
-    """How many examples of each class one client takes; they sum to ``size`` and never exceed
-    ``left_c``.
+    """How many examples of each class one client with q ~ Dir(``concentration_c``) takes; they sum
+    to ``size`` and never exceed ``left_c``.
 
     Rejecting a draw from an empty pool and drawing again is the same as renormalising, whenever the
     rejected ones are drawn again; hence whole multinomials instead of a loop over examples, exact
     in distribution.
     """
+    mix_c = rng.dirichlet(concentration_c)
     take_c = np.zeros_like(left_c)
     while (missing := size - int(take_c.sum())) > 0:
         open_c = take_c < left_c
@@ -107,7 +104,8 @@ def yurochkin2019(
         given = int(rng.integers(size_m[giver]))
         clients[client] = clients[giver][given : given + 1]
         clients[giver] = np.delete(clients[giver], given)
-        size_m[client], size_m[giver] = 1, size_m[giver] - 1
+        size_m[client] = 1
+        size_m[giver] -= 1
     return clients
 
 
@@ -135,13 +133,12 @@ def split(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> list
     90 % of the data (DELTA, NeurIPS 2023).
     """
     pool_c = _pools(label_e, rng)
-    num_labels = len(pool_c)
-    cut = pool_c.pop(int(rng.integers(num_labels)))
+    cut = pool_c.pop(int(rng.integers(len(pool_c))))
     num_small = num_clients - len(pool_c)
     if not 1 <= num_small <= len(cut):
-        most = len(cut) + len(pool_c)
         raise DeltaflError(
-            f"partition 'split' got {num_clients} clients; write {num_labels} to {most}"
+            f"partition 'split' got {num_clients} clients; write {len(pool_c) + 1} to "
+            f"{len(pool_c) + len(cut)}"
         )
     return [np.sort(pool) for pool in pool_c] + _deal(cut, num_small)
 
@@ -154,10 +151,9 @@ def quantity(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> l
     num_small = num_clients - num_large
     owned_by_small = round(SMALL_SHARE * len(label_e))
     if num_clients < 2 or owned_by_small < num_small:
-        what = f"{num_clients} clients and {len(label_e)} examples"
         raise DeltaflError(
-            f"partition 'quantity' got {what}; it needs 2 clients, and 10 examples for each small "
-            "one"
+            f"partition 'quantity' got {num_clients} clients and {len(label_e)} examples; it needs "
+            "2 clients, and 10 examples for each small one"
         )
     large, small = np.split(rng.permutation(len(label_e)), [len(label_e) - owned_by_small])
     return _deal(large, num_large) + _deal(small, num_small)
@@ -191,28 +187,19 @@ class Partition:
     column: str | None = None
 
 
-_dirichlet = partial(Partition, uses_labels=True, uses_alpha=True)
+_by_label = partial(Partition, uses_labels=True)
+_dirichlet = partial(_by_label, uses_alpha=True)
+_by_owner = partial(Partition, make=natural, uses_column=True)
 PARTITIONS: dict[str, Partition] = {
     "iid": Partition("examples dealt at random, equal sizes", iid),
     "hsu2019": _dirichlet("labels of a client ~ Dir(alpha * prior); equal sizes", hsu2019),
     "yurochkin2019": _dirichlet("each label cut by Dir(alpha * 1); unequal sizes", yurochkin2019),
     "dirichlet": _dirichlet("another name of yurochkin2019", yurochkin2019),
-    "shards": Partition(
-        "sorted by label, cut into equal shards, two dealt to each client", shards, uses_labels=True
-    ),
-    "split": Partition(
-        "one label a client, one of them cut into many small clients", split, uses_labels=True
-    ),
+    "shards": _by_label("sorted by label, cut into equal shards, two dealt to each client", shards),
+    "split": _by_label("one label a client, one of them cut into many small clients", split),
     "quantity": Partition("labels at random; 10 % of the clients own 90 % of the data", quantity),
-    "natural": Partition(
-        "one client for each owner in a column of the data set", natural, uses_column=True
-    ),
-    "writer": Partition(
-        "one client for each writer, where they are known",
-        natural,
-        uses_column=True,
-        column="writer",
-    ),
+    "natural": _by_owner("one client for each owner in a column of the data set"),
+    "writer": _by_owner("one client for each writer, where they are known", column="writer"),
 }
 
 
@@ -248,45 +235,63 @@ def make_partition(
             f"partition {name!r} needs class labels, and this task has none: choose 'iid' or "
             "'quantity'"
         )
-    if (
-        partition.uses_alpha and not 1e-6 <= alpha <= 1e6
-    ):  # a Dirichlet sample is rounded away there
+    # Beyond these numbers a Dirichlet sample is rounded away.
+    if partition.uses_alpha and not 1e-6 <= alpha <= 1e6:
         raise DeltaflError(
             f"alpha is {alpha}; write a number from 1e-6 (one label a client) to 1e6 (iid)"
         )
-    by_owner = partition.uses_column
-    key_e = dataset.columns[owner_column(name, dataset, column)] if by_owner else dataset.train_y
-    most, what = (len(np.unique(key_e)), "owners") if by_owner else (len(key_e), "examples")
-    if num_clients is None and by_owner:
-        num_clients = most
+    key_e = dataset.train_y
+    most = len(key_e)
+    if partition.uses_column:
+        key_e = dataset.columns[owner_column(name, dataset, column)]
+        most = len(np.unique(key_e))
+        if num_clients is None:
+            num_clients = most
+    elif column is not None:
+        raise DeltaflError(
+            f"partition {name!r} deals the rows, and column {column!r} says who holds them: leave "
+            "one of them out"
+        )
     if num_clients is None or not 1 <= num_clients <= most:
         raise DeltaflError(
-            f"{num_clients} clients, but there are {most} {what}: write a number from 1 to {most}"
+            f"partition {name!r} got {num_clients} clients; write a number from 1 to {most}, such "
+            "as clients=20, or --clients 20"
         )
-    arguments = [alpha] if partition.uses_alpha else []
-    return partition.make(key_e, num_clients, *arguments, rng)
+    if partition.uses_alpha:
+        return partition.make(key_e, num_clients, alpha, rng)
+    return partition.make(key_e, num_clients, rng)
 
 
 def owner_column(name: str, dataset: Dataset, column: str | None) -> str:
     """The name of the column of owners that ``natural`` or ``writer`` uses."""
-    only = PARTITIONS[name].column
-    sole = next(iter(dataset.columns)) if len(dataset.columns) == 1 else None
-    found = only or column or sole
-    if found is None or found not in dataset.columns or column not in {None, found}:
-        needed = f"the column {only!r}" if only else "a column of owners"
-        names = ", ".join(dataset.columns) or "none"
+    needed = PARTITIONS[name].column
+    found = needed or column
+    names = list(dataset.columns)
+    if found is None and len(names) == 1:
+        found = names[0]
+    if found not in names or column not in {None, found}:
         raise DeltaflError(
-            f"partition {name!r} needs {needed}, got {column!r}; {dataset.name} has {names}"
+            f"partition {name!r} needs {needed or 'a column of owners'}, got {column!r}; "
+            f"{dataset.name} has {', '.join(names) or 'none'}"
         )
     return found
 
 
-def clients_of(owner_e: IntArray, client_rows: Sequence[IntArray], other_e: IntArray) -> IntArray:
-    """The client of each further example with owner ``other_e``, such as a test example; -1
-    where it is no client.
+def clients_of_tests(
+    name: str, dataset: Dataset, column: str | None, client_rows: Sequence[IntArray]
+) -> IntArray | None:
+    """The client of each test example, -1 where its owner is none; None where owners are unknown,
+    or the partition does not ask for them.
     """
+    if not PARTITIONS[name].uses_column:
+        return None
+    owner = owner_column(name, dataset, column)
+    if owner not in dataset.test_columns:
+        return None
+    owner_e = dataset.columns[owner]
     client_of = {int(owner_e[rows[0]]): client for client, rows in enumerate(client_rows)}
-    return np.array([client_of.get(int(owner), -1) for owner in other_e], dtype=np.int64)
+    test_owners = dataset.test_columns[owner].tolist()
+    return np.array([client_of.get(owner, -1) for owner in test_owners], np.int64)
 
 
 def hold_out_by_owner(
@@ -302,16 +307,14 @@ def hold_out_by_owner(
         DeltaflError: If no owner has an example for the test.
     """
     used = [rows[:most] for rows in rows_by_key(owner_e) if len(rows) >= fewest]
-    is_test = np.zeros(len(owner_e), np.bool_)
-    for rows in used:
-        is_test[rows[TEST_FIRST::TEST_EVERY]] = True
-    if not is_test.any():
+    test_e = every_tenth(used, len(owner_e))
+    if not test_e.any():
         raise DeltaflError(
             f"{whole.name}: no {column} has {max(fewest, TEST_FIRST + 1)} examples or more"
         )
     row_e = np.sort(np.concatenate(used))
-    train = row_e[~is_test[row_e]]
-    test = row_e[is_test[row_e]]
+    train = row_e[~test_e[row_e]]
+    test = np.flatnonzero(test_e)
     return replace(
         whole,
         train_x=whole.train_x[train],
@@ -321,6 +324,14 @@ def hold_out_by_owner(
         columns={column: owner_e[train]},
         test_columns={column: owner_e[test]},
     )
+
+
+def every_tenth(owned: Sequence[IntArray], num_rows: int) -> BoolArray:
+    """Whether a row is for the test: the 5th, 15th, 25th, ... of each owner's."""
+    test_e = np.zeros(num_rows, np.bool_)
+    for rows in owned:
+        test_e[rows[TEST_FIRST::TEST_EVERY]] = True
+    return test_e
 
 
 def rows_by_key(key_e: IntArray) -> list[IntArray]:

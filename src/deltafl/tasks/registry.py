@@ -11,13 +11,14 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..errors import DeltaflError, unknown_name
 from ..streams import stream
-from .base import Dataset, Task
-from .files import load_cifar10, load_digits, load_idx
+from .base import Augment, Dataset, MakeModel, Task
+from .images import load_cifar10, load_digits, load_idx
 from .leaf import load_celeba, load_femnist, load_shakespeare
 from .models import (
     celeba_cnn,
@@ -29,16 +30,14 @@ from .models import (
     softmax_regression,
     two_layer_cnn,
 )
-from .partitions import clients_of, find_partition, make_partition, owner_column
+from .partitions import clients_of_tests, find_partition, make_partition
 from .synthetic import make_log_model, make_quadratic_model, make_synthetic_task, make_toy_task
-
-if TYPE_CHECKING:
-    import torch
-
-    from .base import Augment
 
 #: Modules whose import registers tasks, comma separated.
 MODULES_VARIABLE = "DELTAFL_TASKS"
+
+#: What ``make_task`` lets one choose where a task's data are read, and dealt to clients.
+OF_DATA = {"num_clients", "partition", "alpha", "column", "make_model"}
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class TaskSpec:
     num_clients: int
     sample_size: int
     local_lr: float
-    make_model: "Callable[[], torch.nn.Module]"
+    make_model: MakeModel
     summary: str = ""
     needs: tuple[str, ...] = ("torch",)
     rounds: int = 500
@@ -89,7 +88,7 @@ class TaskSpec:
     metric: Literal["accuracy", "loss"] = "accuracy"
     threshold: float | None = None
     input_scale: float = 1 / 255
-    augment: "Augment | None" = None
+    augment: Augment | None = None
     all_owners: bool = False
     tokens: bool = False
 
@@ -118,10 +117,8 @@ def task_modules() -> list[str]:
     """The modules that register tasks: those of ``DELTAFL_TASKS``, then those of
     ``import_tasks``.
     """
-    named = [
-        name.strip() for name in os.environ.get(MODULES_VARIABLE, "").split(",") if name.strip()
-    ]
-    return list(dict.fromkeys([*named, *_MODULES]))
+    named = [name.strip() for name in os.environ.get(MODULES_VARIABLE, "").split(",")]
+    return [name for name in dict.fromkeys([*named, *_MODULES]) if name]
 
 
 def added_tasks() -> dict[str, TaskSpec]:
@@ -159,7 +156,7 @@ def make_task(
     alpha: float | None = None,
     data_dir: Path | None = None,
     column: str | None = None,
-    make_model: "Callable[[], torch.nn.Module] | None" = None,
+    make_model: MakeModel | None = None,
     truth: tuple[float, float] | None = None,
     nu: float | None = None,
 ) -> Task:
@@ -183,27 +180,25 @@ def make_task(
             are not found.
     """
     spec = find_task(name)
-    of_data = {"partition": partition, "alpha": alpha, "column": column, "make_model": make_model}
-    of_synthetic = {"truth": truth, "nu": nu}
-    refused = {**(of_data if spec.make else {}), **({} if name == "synthetic" else of_synthetic)}
-    for setting, value in refused.items():
-        if value is not None:
-            raise DeltaflError(f"{setting} is not a setting of the task {name!r}: leave it out")
-    if spec.load is None:
-        assert spec.make is not None, "register checks it"
-        options: dict[str, Any] = {"num_clients": num_clients, **of_synthetic}
-        return spec.make(
-            seed=seed, **{key: value for key, value in options.items() if value is not None}
-        )
-    how = partition or spec.partition or "iid"
-    by_owner = find_partition(how).uses_column
+    options: dict[str, Any] = {"num_clients": num_clients, "truth": truth, "nu": nu}
+    options |= {"partition": partition, "alpha": alpha, "column": column, "make_model": make_model}
+    given = {option: value for option, value in options.items() if value is not None}
+    taken = OF_DATA
+    if spec.make is not None:
+        taken = set(signature(spec.make).parameters)
+    for option in given:
+        if option not in taken:
+            raise DeltaflError(f"{option} is not a setting of the task {name!r}: leave it out")
+    if spec.make is not None:
+        return spec.make(seed=seed, **given)
+    assert spec.load is not None, "register checks it"
     dataset = spec.load(data_dir)
-    if num_clients is None and not by_owner:
+    how = partition or spec.partition or "iid"
+    if num_clients is None and not find_partition(how).uses_column:
         num_clients = spec.num_clients
-    alpha = spec.alpha if alpha is None else alpha
+    if alpha is None:
+        alpha = spec.alpha
     rows = make_partition(how, dataset, num_clients, alpha, stream(seed, "partition"), column)
-    owner = owner_column(how, dataset, column) if by_owner else ""
-    has_test_owners = owner in dataset.test_columns
     return Task(
         name=name,
         dataset=dataset,
@@ -213,9 +208,7 @@ def make_task(
         input_scale=spec.input_scale,
         augment=spec.augment,
         tokens=spec.tokens,
-        test_clients=clients_of(dataset.columns[owner], rows, dataset.test_columns[owner])
-        if has_test_owners
-        else None,
+        test_clients=clients_of_tests(how, dataset, column, rows),
     )
 
 
@@ -285,8 +278,7 @@ for _spec in (
     _leaf(
         *("femnist", 177, 35, 0.1, femnist_cnn),
         summary=(
-            "FEMNIST, 28 x 28 images of digits and letters, 62 classes, by writer; "
-            "LEAF's JSON or h5"
+            "FEMNIST, 28 x 28 images of digits and letters, 62 classes, by writer; LEAF's JSON"
         ),
         load=load_femnist,
         local_epochs=1,

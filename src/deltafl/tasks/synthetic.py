@@ -13,33 +13,26 @@ and in that band the model's output is held at its value on the band's edge; the
 """
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import DeltaflError
-from ..scale.memory_budget import free_ram, human
 from ..streams import stream
 from ..types import FloatArray
-from .base import Dataset, Task
+from .base import Dataset, Module, Task, Tensor
 from .models import squared_error
-
-if TYPE_CHECKING:
-    import torch
 
 #: One client a row: a, p, b, q of F_i(x, y) = a (x - p)^2 + b (y - q)^2.
 QUADRATICS = ((1.0, 0.0, 1.0, 0.0), (4.0, 0.5, 0.5, 0.0), (3.0, 0.0, 1.5, 2.0))
 TOY_START = (1.0, 1.0)
 
 SAMPLES_PER_CLIENT = 1000
-#: The RAM of a sample: x twice in float64 as they are joined, x and y in float32, the row's number.
-BYTES_PER_SAMPLE = 32
 BAND = 0.1
 NOISE_VARIATION = 0.5
 SYNTHETIC_START = (1.0, 0.0)
 
 
-def make_quadratic_model() -> "torch.nn.Module":
+def make_quadratic_model() -> Module:
     """The model of the toy: parameters x and y; maps rows (B, 4) of coefficients to F_i(x, y),
     (B,).
     """
@@ -48,7 +41,7 @@ def make_quadratic_model() -> "torch.nn.Module":
     return Quadratic(TOY_START)
 
 
-def mean_output(output: "torch.Tensor", y: "torch.Tensor") -> "torch.Tensor":
+def mean_output(output: Tensor, y: Tensor) -> Tensor:
     """The mean of the model's output, which is the loss itself; ``y`` is not used."""
     return output.mean()
 
@@ -62,10 +55,10 @@ def make_toy_task(seed: int = 0, num_clients: int = len(QUADRATICS)) -> Task:
             f"the toy has {len(QUADRATICS)} clients, got num_clients = {num_clients}: leave it out"
         )
     row = np.array(QUADRATICS, np.float32)
-    zeros = np.zeros(len(row), np.float32)
+    zeros = np.zeros(len(row), np.float32)  # no targets: the output is the loss
     return Task(
         name="toy",
-        dataset=Dataset("toy", train_x=row, train_y=zeros, test_x=row, test_y=zeros, num_classes=0),
+        dataset=Dataset("toy", row, zeros, row, zeros, num_classes=0),
         client_rows=[np.array([client]) for client in range(len(row))],
         make_model=make_quadratic_model,
         loss=mean_output,
@@ -75,7 +68,7 @@ def make_toy_task(seed: int = 0, num_clients: int = len(QUADRATICS)) -> Task:
     )
 
 
-def make_log_model() -> "torch.nn.Module":
+def make_log_model() -> Module:
     """The model of the synthetic task: parameters A and b; maps x (B, 1) to log((A x - b)^2 /
     2), (B,).
     """
@@ -113,29 +106,23 @@ def make_synthetic_task(
     if not (num_clients >= 1 and nu >= 0 and truth[0] != 0 and np.isfinite(truth).all()):
         raise DeltaflError(
             f"synthetic got {num_clients} clients, nu = {nu} and truth (A, b) = {truth}; it needs "
-            "1 client or more, "
-            "nu >= 0, and A and b finite, A not 0"
+            "1 client or more, nu >= 0, and A and b finite, A not 0"
         )
     a, b = truth
+    # Samples inside the band are redrawn, which would take for ever.
     kept = sum(math.erfc((BAND + side * b) / abs(a) / math.sqrt(2)) / 2 for side in (-1, 1))
     if kept < 0.01:
         raise DeltaflError(
             f"truth is {truth}: A x - b is nearly always within {BAND} of 0; write a larger A"
         )
-    held = num_clients * SAMPLES_PER_CLIENT * BYTES_PER_SAMPLE
-    ram = free_ram()
-    if ram is not None and held > ram:
-        room = f"take about {human(held)} of RAM and {human(ram)} are free"
-        raise DeltaflError(f"{num_clients:,} synthetic clients {room}: lower 'clients'")
     drawn = [draw_client(seed, client, truth) for client in range(num_clients)]
     x = np.concatenate([x for _, x in drawn])
     y = np.log(np.maximum(np.abs(a * x - b), BAND) ** 2 / 2).astype(np.float32)
-    column = x.astype(np.float32)[:, np.newaxis]
+    x_e1 = x.astype(np.float32)[:, np.newaxis]
     return Task(
         name="synthetic",
-        dataset=Dataset(
-            "synthetic", train_x=column, train_y=y, test_x=column, test_y=y, num_classes=0
-        ),
+        # The metric is the global loss, so all examples are for the test, too.
+        dataset=Dataset("synthetic", x_e1, y, x_e1, y, num_classes=0),
         client_rows=np.split(np.arange(len(x)), num_clients),
         make_model=make_log_model,
         loss=squared_error,

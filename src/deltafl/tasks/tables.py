@@ -1,18 +1,22 @@
 """Your own examples as a task: a table file, a pandas data frame, or a Hugging Face ``datasets``
 object.
 
-A table has one row an example: columns of numbers, a label, and the client that holds it unless a
-partition deals the rows. pandas reads it; CSV files have a header, and in NPZ files every array is
-a column (N,), or several (N, k). The package ``datasets`` is not imported: whatever has
-``column_names`` and gives a column by its name will do.
+A table has one row an example: columns of numbers, a label, and the client that holds the row
+unless a partition deals the rows. pandas reads it; CSV files have a header, and in NPZ files every
+array is a column (N,), or several (N, k). The package ``datasets`` is not imported: whatever has
+``column_names`` and ``features``, and gives a column by its name, will do.
+
+Both functions bring inputs, a column of labels and one of owners, and say which rows are for the
+test; what follows is the same for both.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from reprlib import repr as shown
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +24,19 @@ import numpy.typing as npt
 from ..errors import DeltaflError, require, unknown_name
 from ..streams import stream
 from ..types import BoolArray, FloatArray, IntArray
-from .base import Dataset, Task
-from .frames import read_frame
+from .base import Dataset, MakeModel, Module, Task
+from .frames import Frame, read_frame
 from .models import cross_entropy, one_output, softmax_regression, squared_error
-from .partitions import clients_of, find_partition, hold_out_by_owner, make_partition, rows_by_key
+from .partitions import (
+    clients_of_tests,
+    every_tenth,
+    find_partition,
+    make_partition,
+    rows_by_key,
+)
 
-if TYPE_CHECKING:
-    import pandas as pd
-    import torch
+#: A ``pandas.Series``.
+Column: TypeAlias = Any
 
 #: Larger features do not fit into float32.
 LARGEST = np.finfo(np.float32).max
@@ -46,7 +55,7 @@ SHOWN = 10
 
 
 def table_task(
-    table: "str | Path | pd.DataFrame",
+    table: str | Path | Frame,
     label: str = "label",
     column: str | None = None,
     *,
@@ -55,7 +64,7 @@ def table_task(
     partition: str | None = None,
     clients: int | None = None,
     alpha: float = 0.5,
-    model: "Callable[[int, int], torch.nn.Module]" = softmax_regression,
+    model: Callable[[int, int], Module] = softmax_regression,
     test_share: float = 0.1,
     standardize: bool = True,
 ) -> Task:
@@ -103,43 +112,24 @@ def table_task(
     name, frame = read_frame(table)
     if label not in frame:
         raise _no_column(name, label, frame, "label")
-    how, owner = _who(name, frame, column, partition, clients)
+    owner = _owner_column(name, frame, column, partition)
     features = frame.drop(columns=[label, owner or OWNER], errors="ignore")
     if label == owner or features.empty:
         raise DeltaflError(
             f"{name} needs one row and a column of numbers besides the label and the client"
         )
-    owner_e = codes(frame[owner])[0] if owner else np.zeros(len(frame), np.int64)
-    y, num_classes, unit = _targets(frame[label], task_type, standardize)
-    columns_of_x = []
-    for each in features:
-        cure = (
-            f"; encode words first, as pandas.get_dummies(table, columns=[{each!r}]) does, or drop "
-            "the column"
-        )
-        columns_of_x.append(_numbers(features[each], cure))
-    x = np.column_stack(columns_of_x)
-    test = _test_rows(owner_e, seed, test_share)
-    if not test.any():
-        raise DeltaflError(
-            f"{name}: no client has enough rows for a test share of {test_share:g}; call "
-            "table_task with a larger "
-            "test_share in a file of your own, or name a column of clients with more rows"
-        )
+    owner_e = _owners(frame, owner)
+    target = _target(frame[label], task_type, standardize)
+    x = np.column_stack([_numbers(features[each]) for each in features])
+    test_e = _random_share(owner_e, test_share, seed)
     if standardize:
-        scale = x[~test].std(axis=0)
-        x = (x - x[~test].mean(axis=0)) / np.where(scale > 0, scale, 1.0)
-    x = x.astype(np.float32)
-    columns = {owner: owner_e[~test]} if owner else {}
-    dataset = Dataset(name + unit, x[~test], y[~test], x[test], y[test], num_classes, columns)
-    return Task(
-        name=Path(name).stem,
-        dataset=dataset,
-        client_rows=make_partition(
-            how, dataset, clients, alpha, stream(seed, "partition", round=1), owner
-        ),
-        **_learning(num_classes, model, x.shape[1]),
-    )
+        mean = x[~test_e].mean(axis=0)
+        scale = x[~test_e].std(axis=0)
+        x = (x - mean) / np.where(scale > 0, scale, 1.0)
+    dataset = _dataset(name, x.astype(np.float32), target, owner, owner_e, test_e)
+    task = _task(Path(name).stem, dataset, model, partition, column, clients, alpha, seed)
+    # Accuracy by client is no part of the record of a table, only of a Hugging Face data set.
+    return replace(task, test_clients=None)
 
 
 def from_huggingface(
@@ -149,7 +139,7 @@ def from_huggingface(
     column: str | None = None,
     inputs: str | None = None,
     name: str = "dataset",
-    make_model: "Callable[[], torch.nn.Module] | None" = None,
+    make_model: MakeModel | None = None,
     seed: int = 0,
     task_type: TaskType | None = None,
     partition: str | None = None,
@@ -186,269 +176,292 @@ def from_huggingface(
     if "train" not in parts:
         raise unknown_name("part of the data set", "train", parts)
     used = {f"{name}'s {part} part": parts[part] for part in ("train", "test") if part in parts}
-    names = list(getattr(parts["train"], "column_names", ()))
-    how, owner = _who(f"{name}'s train part", names, column, partition, clients)
-    others = [each for each in names if each not in {label, owner or OWNER}]
+    for where, part in used.items():
+        if not hasattr(part, "column_names"):
+            raise DeltaflError(
+                f"{where} is of type {type(part).__name__}; it must be a datasets.Dataset"
+            )
+    train = parts["train"]
+    owner = _owner_column(f"{name}'s train part", train.column_names, column, partition)
+    others = [each for each in train.column_names if each not in {label, owner or OWNER}]
     if inputs is None and len(others) != 1:
         raise DeltaflError(
-            f"{name}: inputs must name one of its columns; {_listed('inputs', others)}: write "
-            f"from_huggingface(data, inputs={others[0] if others else 'image'!r}, ...); for "
-            "several columns of numbers "
+            f"{name} has {', '.join(others) or 'no column'} beside label and client: name the "
+            "inputs by from_huggingface(data, inputs='image', ...); for several columns of numbers "
             "make a task of its data frame: table_task(data.to_pandas(), ...)"
         )
     inputs = inputs or others[0]
+    keys = [key for key in (label, owner) if key is not None]
     for where, part in used.items():
-        columns = getattr(part, "column_names", ())
-        missing = next((key for key in (label, owner, inputs) if key and key not in columns), None)
-        if missing is not None:
-            raise _no_column(f"{where} ({type(part).__name__})", missing, columns)
-    x = [_inputs(where, inputs, part[inputs]) for where, part in used.items()]
-    keys = [
-        pd.DataFrame({key: list(part[key]) for key in (label, owner) if key})
-        for part in used.values()
-    ]
-    both = pd.concat(keys, keys=used)
-    if hasattr((getattr(parts["train"], "features", None) or {}).get(label), "names"):
+        for key in (*keys, inputs):
+            if key not in part.column_names:
+                raise _no_column(where, key, part.column_names)
+    frame = pd.concat(
+        [pd.DataFrame({key: list(part[key]) for key in keys}) for part in used.values()], keys=used
+    )
+    x = _stacked(name, inputs, [value for part in used.values() for value in part[inputs]])
+    if hasattr((train.features or {}).get(label), "names"):  # a ClassLabel
         task_type = task_type or "classification"
         _require_all(
-            both[label],
-            (both[label] != -1).to_numpy(),
-            "a class; -1 is an example without one: drop the row",
+            frame[label],
+            (frame[label] != -1).to_numpy(),
+            "a class",
+            "-1 is an example without one: drop the row",
         )
-    y_e, num_classes, unit = _targets(both[label], task_type, standardize=True)
-    code_e = codes(both[owner])[0] if owner else np.zeros(len(both), np.int64)
-    (y, test_y), (owner_e, test_owner_e) = (
-        np.split(each_e, [len(x[0])]) for each_e in (y_e, code_e)
-    )
-    test_x = x[1] if len(x) == 2 else x[0][:0]
-    by = owner or "row"
-    dataset = Dataset(
-        name + unit, x[0], y, test_x, test_y, num_classes, {by: owner_e}, {by: test_owner_e}
-    )
-    if len(x) == 1:
-        dataset = hold_out_by_owner(dataset, by, owner_e)
-    rows = make_partition(how, dataset, clients, alpha, stream(seed, "partition", round=1), owner)
-    learning = _learning(num_classes, softmax_regression, int(np.prod(x[0].shape[1:])))
-    return Task(
+    target = _target(frame[label], task_type, standardize=True)
+    owner_e = _owners(frame, owner)
+    if "test" in parts:
+        test_e = np.arange(len(frame)) >= len(train[label])
+    else:
+        test_e = every_tenth(rows_by_key(owner_e), len(frame))
+    dataset = _dataset(name, x, target, owner, owner_e, test_e)
+    task = _task(name, dataset, softmax_regression, partition, column, clients, alpha, seed)
+    return replace(task, make_model=make_model or task.make_model)
+
+
+def _task(
+    name: str,
+    dataset: Dataset,
+    model: Callable[[int, int], Module],
+    partition: str | None,
+    column: str | None,
+    clients: int | None,
+    alpha: float,
+    seed: int,
+) -> Task:
+    """The task: its clients, and model, loss and metric of its kind."""
+    how = partition or "natural"
+    # Round 0 of the stream has dealt the test rows.
+    rng = stream(seed, "partition", round=1)
+    client_rows = make_partition(how, dataset, clients, alpha, rng, column)
+    in_features = int(np.prod(dataset.train_x.shape[1:]))
+    task = Task(
         name=name,
         dataset=dataset,
-        client_rows=rows,
-        **(learning if make_model is None else learning | {"make_model": make_model}),
-        test_clients=clients_of(dataset.columns[by], rows, dataset.test_columns[by])
-        if owner
-        else None,
+        client_rows=client_rows,
+        make_model=partial(model, in_features, dataset.num_classes),
+        loss=cross_entropy,
+        test_clients=clients_of_tests(how, dataset, column, client_rows),
     )
+    if dataset.num_classes > 0:
+        return task
+    make_model = partial(one_output, model, in_features)
+    return replace(task, make_model=make_model, loss=squared_error, metric="loss")
 
 
-def _who(
-    where: str,
-    columns: Iterable[str],
-    column: str | None,
-    partition: str | None,
-    clients: int | None,
-) -> tuple[str, str | None]:
-    """The partition, and the column of owners if it uses one."""
-    how = partition or "natural"
-    names = list(columns)
-    dealt = find_partition(how)
-    if not dealt.uses_column:
-        if column is not None:
-            raise DeltaflError(
-                f"partition {how!r} deals the rows, and column {column!r} says who holds them: "
-                "leave one of them out"
-            )
-        if clients is None:
-            raise DeltaflError(
-                f"partition {how!r} needs the number of clients: write clients=20, or --clients 20"
-            )
-        return how, None
-    owner = dealt.column or column or OWNER
-    if column not in {None, owner}:
+class Target(NamedTuple):
+    """Classes 0, 1, ... and their number, or float32 targets and 0; ``unit``, how targets were
+    scaled, follows the name of the data.
+    """
+
+    y: npt.NDArray[Any]
+    num_classes: int
+    unit: str = ""
+
+
+def _dataset(
+    name: str,
+    x: npt.NDArray[Any],
+    target: Target,
+    owner: str | None,
+    owner_e: IntArray,
+    test_e: BoolArray,
+) -> Dataset:
+    """The examples, those of ``test_e`` for the test."""
+    if not test_e.any():
         raise DeltaflError(
-            f"partition {how!r} uses the column {owner!r}, not {column!r}: leave one of them out"
+            f"{name}: no client has enough rows for a test set; call table_task with a larger "
+            "test_share in a file of your own, or name a column of clients with more rows"
         )
-    if column is None and partition is None and owner not in names:
+    train_e = ~test_e
+    dataset = Dataset(
+        name + target.unit,
+        x[train_e],
+        target.y[train_e],
+        x[test_e],
+        target.y[test_e],
+        target.num_classes,
+    )
+    if owner is None:
+        return dataset
+    columns = {owner: owner_e[train_e]}
+    return replace(dataset, columns=columns, test_columns={owner: owner_e[test_e]})
+
+
+def _owner_column(
+    where: str, columns: Iterable[str], column: str | None, partition: str | None
+) -> str | None:
+    """The column that says who holds a row; None where a partition deals the rows."""
+    dealt = find_partition(partition or "natural")
+    if not dealt.uses_column:
+        return None
+    owner = dealt.column or column or OWNER
+    if owner in list(columns):
+        return owner
+    if column is None and partition is None:
         raise DeltaflError(
             f"{where} has no column {OWNER!r} that says who holds a row: name another one (column, "
-            "--column), or let "
-            "a partition deal the rows (partition and clients, --partition iid --clients 20); "
-            f"{_listed(OWNER, names)}"
+            "--column), or let a partition deal the rows (partition and clients, --partition iid "
+            f"--clients 20); {_nearest(OWNER, columns)}"
         )
-    if owner not in names:
-        raise _no_column(where, owner, names)
-    return how, owner
+    raise _no_column(where, owner, columns)
 
 
 def _no_column(
     where: str, name: str, columns: Iterable[str], setting: str = "column"
 ) -> DeltaflError:
-    """The error for a column that is not there; the others are listed, the nearest first."""
-    names = list(columns)
-    near = get_close_matches(name, names, n=1, cutoff=0.6)
-    meant = f"did you mean {near[0]!r}?" if near else f"name one with {setting} (--{setting})"
-    return DeltaflError(f"{where} has no column {name!r}: {meant} ({_listed(name, names)})")
-
-
-def _listed(name: str, columns: list[str]) -> str:
-    """The columns, those with the nearest names first."""
-    more = f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
-    return (
-        "its columns are "
-        f"{', '.join(get_close_matches(name, columns, n=SHOWN, cutoff=0.0)) or 'none'}{more}"
+    return DeltaflError(
+        f"{where} has no column {name!r}: name another one with {setting} (--{setting}); "
+        f"{_nearest(name, columns)}"
     )
 
 
-def _targets(
-    values: "pd.Series[Any]", task_type: TaskType | None, standardize: bool
-) -> tuple[npt.NDArray[Any], int, str]:
-    """Classes 0, 1, ... and their number, or float32 targets and 0; and what to add to the name
-    of the data.
-    """
-    source = values.index[0][0]
+def _nearest(name: str, columns: Iterable[str]) -> str:
+    """The columns with the nearest names; tables of pictures have hundreds."""
+    names = list(columns)
+    nearest = ", ".join(get_close_matches(name, names, n=SHOWN, cutoff=0.0))
+    return f"of its columns ({len(names)}) the nearest are {nearest}"
+
+
+def _owners(frame: Frame, owner: str | None) -> IntArray:
+    """The number of each row's owner; one owner of all rows if a partition deals them."""
+    if owner is None:
+        return np.zeros(len(frame), np.int64)
+    return codes(frame[owner])[0]
+
+
+def _target(values: Column, task_type: TaskType | None, standardize: bool) -> Target:
+    """What is to be predicted, of a column of labels."""
+    where = f"{values.index[0][0]}: column {values.name!r}"
     if task_type not in (None, *get_args(TaskType)):
         raise DeltaflError(
             f"task_type is {task_type!r}; it must be {' or '.join(map(repr, get_args(TaskType)))}"
         )
-    if (task_type or _task_type(values)) == "classification":
+    if (task_type or _task_type(where, values)) == "classification":
         y, num_classes = codes(values)
         if num_classes < 2:
-            raise DeltaflError(
-                f"{source}: column {values.name!r} holds a single class; two are needed"
-            )
-        return y, num_classes, ""
-    target = _numbers(values)
-    mean = float(target.mean())
-    scale = float(target.std())
+            raise DeltaflError(f"{where} holds a single class; two are needed")
+        return Target(y, num_classes)
+    number = _numbers(values)
+    mean = float(number.mean())
+    scale = float(number.std())
     if scale == 0:
-        raise DeltaflError(
-            f"{source}: column {values.name!r} holds a single number; there is nothing to predict"
-        )
+        raise DeltaflError(f"{where} holds a single number; there is nothing to predict")
     if not standardize:
-        return target.astype(np.float32), 0, ""
+        return Target(number.astype(np.float32), 0)
     unit = f", {values.name!r} standardized by mean {mean:.4g} and standard deviation {scale:.4g}"
-    return ((target - mean) / scale).astype(np.float32), 0, unit
+    return Target(((number - mean) / scale).astype(np.float32), 0, unit)
 
 
-def _task_type(values: "pd.Series[Any]") -> TaskType:
+def _task_type(where: str, values: Column) -> TaskType:
     """What a label is, where that is clear: words and few whole numbers are classes."""
-    import pandas as pd
-
-    number = pd.to_numeric(_plain(values), errors="coerce")
-    if isinstance(values.dtype, pd.CategoricalDtype) or (number.isna() & values.notna()).any():
-        return "classification"
+    number = _parsed(values)
     known = number.dropna().to_numpy(np.float64)
-    count = number.nunique()
-    fractions = known[known % 1 != 0]
-    if count <= MOST_CLASSES and len(fractions) == 0:
+    has_words = len(known) < values.notna().sum()
+    if has_words or values.dtype.name == "category":
         return "classification"
-    held = (
-        f"fractions such as {fractions[0]:g}"
-        if len(fractions)
-        else f"{count} different whole numbers"
-    )
+    is_whole = known % 1 == 0
+    if number.nunique() <= MOST_CLASSES and is_whole.all():
+        return "classification"
     raise DeltaflError(
-        f"{values.index[0][0]}: column {values.name!r} holds {held}: write task_type = regression "
-        "(--task-type "
-        f"regression) to predict the number; up to {MOST_CLASSES} whole numbers, or words, are "
-        "classes, and more are "
-        "with task_type = classification"
+        f"{where} holds {number.nunique()} different numbers such as {known[is_whole.argmin()]:g}: "
+        "write task_type = regression (--task-type regression) to predict the number; up to "
+        f"{MOST_CLASSES} whole numbers, or words, are classes, and more are with task_type = "
+        "classification"
     )
 
 
-def _learning(
-    num_classes: int, model: "Callable[[int, int], torch.nn.Module]", in_features: int
-) -> dict[str, Any]:
-    """Model, loss and metric of a task."""
-    if num_classes > 0:
-        return {"make_model": partial(model, in_features, num_classes), "loss": cross_entropy}
-    return {
-        "make_model": partial(one_output, model, in_features),
-        "loss": squared_error,
-        "metric": "loss",
-    }
-
-
-def codes(values: "pd.Series[Any]") -> tuple[IntArray, int]:
+def codes(values: Column) -> tuple[IntArray, int]:
     """Whole numbers (texts, too) or words as 0, 1, ... in sorted order; and how many different
     ones there are.
     """
-    good_e = ~values.isna().to_numpy()
-    if values.dtype.kind == "f":
-        good_e &= values.to_numpy(np.float64, na_value=np.nan) % 1 == 0
-    elif values.dtype.kind not in "biu":
-        good_e &= values.map(
-            lambda value: isinstance(value, str | int) and str(value).strip() != ""
-        ).to_numpy(np.bool_)
-    _require_all(values, good_e, "a whole number or a word")
-    if values.dtype.kind not in "biuf":
+    is_number = values.dtype.kind in "biuf"
+    if is_number:
+        good_e = values.to_numpy(np.float64, na_value=np.nan) % 1 == 0
+    else:
+        good_e = np.array(
+            [isinstance(value, str | int) and str(value).strip() != "" for value in values]
+        )
+    _require_all(values, good_e, "a whole number or a word", "correct it, or drop the row")
+    if not is_number:
         values = values.astype(str).str.strip()
+        # As numbers, so that 9 comes before 10. Python's, for ids exceed what float64 can tell
+        # apart, and int64.
         if values.str.fullmatch(r"[+-]?\d+").all():
             values = values.map(int)
     code, names = values.factorize(sort=True)
     return code.astype(np.int64), len(names)
 
 
-def _test_rows(owner: IntArray, seed: int, share: float) -> BoolArray:
-    test = np.zeros(len(owner), dtype=np.bool_)
-    for client, rows in enumerate(rows_by_key(owner)):
+def _random_share(owner_e: IntArray, share: float, seed: int) -> BoolArray:
+    """Whether a row is for the test: of each owner's so large a share, drawn, but never all."""
+    test_e = np.zeros(len(owner_e), np.bool_)
+    for owner, rows in enumerate(rows_by_key(owner_e)):
         size = min(int(share * len(rows) + 0.5), len(rows) - 1)
-        test[stream(seed, "partition", client=client).permutation(rows)[:size]] = True
-    return test
+        test_e[stream(seed, "partition", client=owner).permutation(rows)[:size]] = True
+    return test_e
 
 
-def _numbers(values: "pd.Series[Any]", cure: str = "") -> FloatArray:
-    import pandas as pd
-
-    number: FloatArray = pd.to_numeric(_plain(values), errors="coerce").to_numpy(
-        np.float64, na_value=np.nan
+def _numbers(values: Column) -> FloatArray:
+    number: FloatArray = _parsed(values).to_numpy(np.float64, na_value=np.nan)
+    _require_all(
+        values,
+        np.abs(number) <= LARGEST,
+        "a real number in the range of float32",
+        f"encode words first, as pandas.get_dummies(table, columns=[{values.name!r}]) does, or "
+        "drop the column",
     )
-    _require_all(values, values.notna().to_numpy(), "a real number")
-    _require_all(values, np.abs(number) <= LARGEST, "a real number in the range of float32", cure)
     return number
 
 
-def _plain(values: "pd.Series[Any]") -> "pd.Series[Any]":
-    """Numbers as they are, all others as text: dates and complex numbers are no numbers."""
-    return values if values.dtype.kind in "biuf" else values.astype(str)
+def _parsed(values: Column) -> Column:
+    """The values as numbers, with NaN for what is none."""
+    import pandas as pd
+
+    if values.dtype.kind not in "biuf":
+        # As text, for pandas takes dates and complex numbers for numbers.
+        values = values.astype(str)
+    return pd.to_numeric(values, errors="coerce")
 
 
-def _require_all(values: "pd.Series[Any]", good_e: Any, needed: str, cure: str = "") -> None:
+def _require_all(values: Column, good_e: BoolArray, needed: str, cure: str) -> None:
     """Refuse the first value that is not good; the index holds table and row."""
-    if not np.all(good_e):
-        bad = int(np.argmin(good_e))
-        source, row = values.index[bad]
-        held = shown(values.tolist()[bad])
-        if values.isna().iloc[bad]:
-            cure = (
-                "; a missing value (in CSV files an empty cell, NA, None, null, ...): fill it "
-                "in, or drop the row"
-            )
-        raise DeltaflError(
-            f"{source}: row {row + 1}, column {values.name!r} holds {held}; it must be "
-            f"{needed}{cure}"
+    known_e = values.notna().to_numpy()
+    if not known_e.all():
+        good_e = known_e
+        cure = (
+            "a missing value (in CSV files an empty cell, NA, None, null, ...): fill it in, or "
+            "drop the row"
         )
+    if good_e.all():
+        return
+    bad = int(good_e.argmin())
+    source, row = values.index[bad]
+    raise DeltaflError(
+        f"{source}: row {row + 1}, column {values.name!r} holds {shown(values.tolist()[bad])}; it "
+        f"must be {needed}; {cure}"
+    )
 
 
-def _inputs(where: str, column: str, values: Any) -> npt.NDArray[Any]:
-    """A column of pictures or lists of numbers as one array."""
+def _stacked(name: str, column: str, values: list[Any]) -> npt.NDArray[Any]:
+    """Pictures as uint8 (N, channels, height, width), or lists of numbers as float32 (N, k)."""
+    # Numbers of a palette's colours are no brightness.
+    good = not any(hasattr(value, "mode") and value.mode == "P" for value in values)
     try:
-        x = np.stack([_array(value) for value in values])
-        good = x.dtype.kind in "iufb" and x.ndim <= 4 and bool((np.abs(x) <= LARGEST).all())
-    except ValueError:
+        x = np.stack(values)
+        good = good and x.dtype.kind in "iufb" and x.ndim <= 4 and (np.abs(x) <= LARGEST).all()
+    except ValueError:  # shapes differ
         good = False
     if not good:
         raise DeltaflError(
-            f"{where}: column {column!r} needs pictures of one size and mode, or lists of numbers "
-            "of one length; "
-            f"data.cast_column({column!r}, datasets.Image(mode='RGB')) gives pictures one mode"
+            f"{name}: column {column!r} needs pictures of one size and mode, or lists of numbers "
+            f"of one length; data.cast_column({column!r}, datasets.Image(mode='RGB')) gives "
+            "pictures one mode"
         )
     if x.ndim < 3:
         return x.reshape(len(x), -1).astype(np.float32)
-    picture = x[:, np.newaxis] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
-    return np.ascontiguousarray(picture, dtype=np.uint8 if x.dtype == np.uint8 else np.float32)
-
-
-def _array(value: Any) -> npt.NDArray[Any]:
-    if getattr(value, "mode", None) == "P":
-        raise ValueError("the picture has numbers of colours in a palette")
-    return np.asarray(value)
+    if x.ndim == 3:
+        x = x[..., np.newaxis]
+    if x.dtype != np.uint8:
+        x = x.astype(np.float32)
+    return np.ascontiguousarray(x.transpose(0, 3, 1, 2))

@@ -89,7 +89,7 @@ def one_at_a_time(task: Task, work: LocalWork, start_d: Params, client: int) -> 
     y = torch.tensor(task.dataset.train_y[rows])
     x = x.long() if task.tokens else x * task.input_scale if x.dtype == torch.uint8 else x
     x, y = (part.double() if part.is_floating_point() else part for part in (x, y))
-    squares = []
+    squares: list[float] = []
     for batch in minibatches(len(rows), work, stream(0, "batches", ROUND, client)):
         vector_to_parameters(current_d, model.parameters())
         model.zero_grad()
