@@ -3,6 +3,7 @@ of a client.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from deltafl.simulation.engine import Engine, Training
+from deltafl.simulation.training.route import Route
 from deltafl.simulation.training.serial import LocalResult, LocalWork, Noise, train_serial
 from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task
@@ -97,6 +99,27 @@ def task_of(name: str = "two-layer cnn", **changes: object) -> Task:
         "tokens": name == "lstm",
     }
     return Task(**(parts | changes))  # type: ignore[arg-type]
+
+
+def dropping(rate: float) -> nn.Module:
+    """A model that the faster paths do not take."""
+    return nn.Sequential(nn.Flatten(), nn.Dropout(rate), nn.Linear(17, CLASSES))
+
+
+#: One of each path: the model, what differs in its task, and the route.
+ROUTES: dict[str, tuple[str, dict[str, object], Route]] = {
+    "serial": ("mlp", {"make_model": partial(dropping, 0.0)}, Route("loop")),
+    "fast": ("two-layer cnn", {}, Route("loop")),
+    "batched, dense": ("mlp", {}, Route("batched")),
+    "batched": ("two-layer cnn", {}, Route("batched")),
+    "batched, tokens": ("lstm", {}, Route("batched")),
+}
+
+
+def engine_of(route: str, work: LocalWork, device: str = "cpu", **changes: object) -> Engine:
+    name, own, kept = ROUTES[route]
+    task = task_of(name, **(own | changes))
+    return Engine(task, work, 0, kept=kept._replace(device=device))
 
 
 def drift_of(num_params: int, work: LocalWork) -> Params | None:

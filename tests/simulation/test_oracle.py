@@ -2,10 +2,10 @@
 RAM.
 """
 
-import shutil
+import errno
+import os
 import tracemalloc
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,9 @@ def test_ram_holds_a_block_of_updates_and_never_all_of_them(
 
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
-    with pytest.raises(DeltaflError, match="10 clients take 4 kB a round and 10 B are free"):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DeltaflError, match="No space left"):
         mapped_table(10, 100, tmp_path)

@@ -54,7 +54,7 @@ ALONE = ProcessGroup()
 
 
 class _TorchProcessGroup(ProcessGroup):
-    """Several processes: torch.distributed with gloo, and with nccl between GPUs."""
+    """Several processes: torch.distributed with gloo, for what they exchange are objects."""
 
     def __init__(self) -> None:
         require("torch", "sim")
@@ -64,15 +64,11 @@ class _TorchProcessGroup(ProcessGroup):
 
         self._torch = torch
         self._dist = dist
-        self._device = torch.device("cpu")
         try:
             store, self.rank, self.count = next(rendezvous("env://", timeout=PATIENCE))
             self._notes = dist.distributed_c10d.PrefixStore("deltafl", store)
-            backend = "gloo"
-            if torch.cuda.is_available() and dist.is_nccl_available():
-                backend = "cpu:gloo,cuda:nccl"
             dist.init_process_group(
-                backend, store=store, rank=self.rank, world_size=self.count, timeout=PATIENCE
+                "gloo", store=store, rank=self.rank, world_size=self.count, timeout=PATIENCE
             )
         except (RuntimeError, ValueError, KeyError) as error:
             raise DeltaflError(
@@ -105,7 +101,6 @@ class _TorchProcessGroup(ProcessGroup):
         if device in ("cuda", "auto") and self._torch.cuda.is_available():
             number = int(os.environ.get("LOCAL_RANK", self.rank)) % self._torch.cuda.device_count()
             self._torch.cuda.set_device(number)
-            self._device = self._torch.device("cuda", number)
 
     def leave(self, error: BaseException | None) -> None:
         """End this process's part; an error is sent to the others as the reason why they stop."""

@@ -8,20 +8,16 @@ alike.
 """
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import DeltaflError
 from ..plan import Plan, RoundState
 from ..round import broadcast
-from ..scale.memory_budget import human
 from ..server.norms import measure
 from ..server.screening import screen_replies
 from ..store.files import writing
@@ -31,13 +27,6 @@ from .engine import BYTES_PER_PARAMETER, Engine, Training
 #: Bytes of m updates up to which a round keeps them in RAM.
 TABLE_BYTES = 256 * 2**20
 BYTES_OF_STATISTICS = 3 * 8  # loss, step variance, number of steps, as float64 or int64
-
-
-class Traffic(NamedTuple):
-    """Bytes that a real federation would have moved in a round."""
-
-    down: int
-    up: int
 
 
 class SimulatedOracle:
@@ -60,7 +49,8 @@ class SimulatedOracle:
         sent = [vector_d for vector_d in self._sent if vector_d is not None]
         self._download = BYTES_PER_PARAMETER * sum(map(len, sent))
         self._statistics = BYTES_OF_STATISTICS + 8 * self._squares
-        self._asked = Traffic(0, 0)
+        self._asked_down = 0
+        self._asked_up = 0
         self._table: Training | None = None
         self._reports = Reports.make(0)
         self._loss_m = np.full(plan.population.num_clients, np.nan)
@@ -156,18 +146,16 @@ class SimulatedOracle:
         self.client_seconds += time.perf_counter() - began
 
     def _count(self, clients: int, bytes_up: int) -> None:
-        down, up = self._asked
-        self._asked = Traffic(down + clients * self._download, up + clients * bytes_up)
+        self._asked_down += clients * self._download
+        self._asked_up += clients * bytes_up
 
-    def traffic(self, num_selected: int, num_responded: int) -> Traffic:
-        """What the round moves with such a cohort, whose clients have the model already if the
-        sampler asked them.
+    def traffic(self, num_selected: int, num_responded: int) -> tuple[int, int]:
+        """Bytes down and up that the round moves in a real federation with such a cohort, whose
+        clients have the model already if the sampler asked them.
         """
         reply = BYTES_PER_PARAMETER * self._engine.num_params + self._statistics
-        return Traffic(
-            self._asked.down or num_selected * self._download,
-            self._asked.up + num_responded * reply,
-        )
+        down = self._asked_down or num_selected * self._download
+        return down, self._asked_up + num_responded * reply
 
 
 def _joined(parts: list[Reports]) -> Reports:
@@ -179,16 +167,8 @@ def mapped_table(m: int, d: int, folder: Path | None = None) -> Params:
     disk is too full.
     """
     where = folder or Path(tempfile.gettempdir())
-    needed = m * d * BYTES_PER_PARAMETER
-    free = shutil.disk_usage(where).free
-    if needed > free:
-        raise DeltaflError(
-            f"the updates of all {m} clients take {human(needed)} a round and {human(free)} are "
-            f"free in {where}: free some space there, or choose a sampler that does not use all "
-            "updates, such as 'pracdelta'"
-        )
     with writing(where), tempfile.TemporaryFile(dir=where) as file:  # the mapping keeps it
         if hasattr(os, "posix_fallocate"):
             # Else a disk that fills up would end the process at a later write.
-            os.posix_fallocate(file.fileno(), 0, needed)
+            os.posix_fallocate(file.fileno(), 0, m * d * BYTES_PER_PARAMETER)
         return np.memmap(file, dtype=np.float32, mode="w+", shape=(m, d))

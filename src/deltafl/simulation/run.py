@@ -107,8 +107,8 @@ def play_round(run: LiveRun) -> PlayedRound:
     training, run.state, info = _train_and_close(run, cohort, oracle, waited.responded_n)
 
     timing = timer.read() | {"client_seconds": oracle.client_seconds}
-    traffic = oracle.traffic(len(cohort.client_n), info.num_responded)
-    line: dict[str, Any] = {"bytes_down": traffic.down, "bytes_up": traffic.up}
+    down, up = oracle.traffic(len(cohort.client_n), info.num_responded)
+    line: dict[str, Any] = {"bytes_down": down, "bytes_up": up}
     if available_m is not None:
         line["available"] = int(available_m.sum())
     if run.world.seconds_m is not None:

@@ -32,7 +32,7 @@ from deltafl.simulation.training.route import Computation, Route, padded_width
 from deltafl.simulation.training.serial import LocalJob, LocalResult, LocalWork, train_serial
 from deltafl.streams import stream
 from deltafl.tasks import crop_and_flip
-from deltafl.tasks.models import cross_entropy, mlp
+from deltafl.tasks.models import cross_entropy, mlp, squared_error
 from deltafl.tasks.synthetic import make_synthetic_task
 from deltafl.types import Params
 
@@ -63,6 +63,20 @@ def test_a_batch_equals_the_serial_reference(name: str, work: LocalWork, device:
     assert engine.evaluate(params_d) == pytest.approx(
         Engine(engine.task, work, 0).evaluate(params_d), nan_ok=True, rel=1e-5
     )
+
+
+def test_a_batch_of_numbers_equals_the_serial_reference() -> None:
+    task = task_of("two-layer cnn", make_model=regression_net, loss=squared_error)
+    data = task.dataset
+    targets = (data.train_y.astype(np.float32) / 3, data.test_y.astype(np.float32) / 3)
+    data = replace(data, train_y=targets[0], test_y=targets[1], num_classes=0)
+    task = replace(task, dataset=data, metric="loss")
+    work = LocalWork(lr=0.001, epochs=2, batch_size=8)
+    assert_equal_to_twins(Engine(task, work, 0, kept=BATCHED), work)
+
+
+def regression_net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(256, 1), nn.Flatten(0))
 
 
 @pytest.mark.parametrize("device", DEVICES)

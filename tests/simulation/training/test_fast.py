@@ -106,7 +106,6 @@ WORKS = {
 @pytest.fixture(params=["AVX2", "AVX512"])
 def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The layouts of CPUs with this instruction set, on any CPU."""
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
     return str(request.param)
 
@@ -320,15 +319,6 @@ def test_layouts_are_chosen_by_structure_and_cpu(capability: str) -> None:
         assert layout.is_mkldnn or layout.stride(1) == 1
     assert feature_layout(group_norm_cnn(), x).stride(1) == 1
     assert feature_layout(ViewNet(), x).is_contiguous()
-
-
-@pytest.mark.parametrize("limit", ["AVX2", "avx2_vnni", "SSE41"])
-def test_a_limit_of_onednn_chooses_the_layouts_of_the_cpu_it_allows(
-    monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    assert feature_layout(cnn(), examples(4)[0]).stride(1) == 1
 
 
 STRIDED = """

@@ -9,17 +9,17 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from batch_tools import (
-    CLASSES,
     DEVICES,
+    ROUTES,
     SIZES,
     WORKS,
     assert_near,
     drift_of,
+    dropping,
+    engine_of,
     results_of,
-    task_of,
     twin_of,
 )
 from conftest import Problem, Recorder, mean_estimate, mean_square, play
@@ -28,49 +28,22 @@ from deltafl.round import init_round
 from deltafl.server.table import make_parts
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.setup import engine_of, plan_of
-from deltafl.simulation.training.route import Route
+from deltafl.simulation.setup import engine_of as engine_of_settings
+from deltafl.simulation.setup import plan_of
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks import crop_and_flip
 from deltafl.types import Params
 
 EVERYONE = np.arange(len(SIZES))
-STEPS = LocalWork(
-    lr=0.05, steps=7, batch_size=8
-)  # over several passes, the last one not to its end
-
-
-def dropping(rate: float) -> nn.Module:
-    """A model that the faster routes do not take."""
-    return nn.Sequential(nn.Flatten(), nn.Dropout(rate), nn.Linear(17, CLASSES))
-
-
-#: The model, who trains it, and the route that is taken.
-ROUTES: dict[str, tuple[str, dict[str, object], Route]] = {
-    "serial": ("mlp", {"make_model": partial(dropping, 0.0)}, Route("loop")),
-    "fast": ("two-layer cnn", {}, Route("loop")),
-    "batched, dense": ("mlp", {}, Route("batched")),
-    "batched": ("two-layer cnn", {}, Route("batched")),
-}
-
-
-def engines(
-    route: str, work: LocalWork, device: str = "cpu", **changes: object
-) -> tuple[Engine, Engine]:
-    """With and without a fixed order."""
-    name, own, kept = ROUTES[route]
-    task = task_of(name, **own, **changes)
-    kept = kept._replace(device=device)
-    fixed, fresh = (
-        Engine(task, replace(work, fixed_order=fixed), 0, kept=kept) for fixed in (True, False)
-    )
-    return fixed, fresh
+#: Over several passes, the last one not to its end.
+STEPS = LocalWork(lr=0.05, steps=7, batch_size=8)
 
 
 @pytest.mark.parametrize("work", [*WORKS.values(), STEPS], ids=[*WORKS, "steps"])
 @pytest.mark.parametrize("route", ROUTES)
 def test_every_round_has_the_bits_of_round_0(route: str, work: LocalWork) -> None:
-    fixed, fresh = engines(route, work)
+    fresh = engine_of(route, work)
+    fixed = engine_of(route, replace(work, fixed_order=True))
     params_d = fixed.initial_params()
     drift_d = drift_of(fixed.num_params, work)
     first, later, *fixed_later = (
@@ -86,14 +59,14 @@ def test_every_round_has_the_bits_of_round_0(route: str, work: LocalWork) -> Non
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", ["serial", "fast", "batched, dense", "batched"])
 @pytest.mark.parametrize("what", ["augment", "gradient_noise_m"])
 def test_randomness_of_a_round_is_that_of_the_reference(route: str, what: str, device: str) -> None:
     flip: Callable[..., torch.Tensor] = crop_and_flip if "cnn" in ROUTES[route][0] else _scaled
     noise_m = np.array([0, 0.1, 0.2, 0, 0.1, 0.3])
     change: object = flip if what == "augment" else noise_m
     work = replace(WORKS["epochs"], fixed_order=True)
-    fixed, _ = engines(route, work, device, **{what: change})
+    fixed = engine_of(route, work, device, **{what: change})
     params_d = fixed.initial_params()
     own, later = (fixed.train(params_d, round, EVERYONE, squares=True) for round in (2, 3))
     for client, result in enumerate(results_of(own)):
@@ -107,9 +80,8 @@ def _scaled(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
 
 
 def test_random_layers_stay_random() -> None:
-    engine = Engine(
-        task_of("mlp", make_model=partial(dropping, 0.5)), replace(STEPS, fixed_order=True), 0
-    )
+    work = replace(STEPS, fixed_order=True)
+    engine = engine_of("serial", work, make_model=partial(dropping, 0.5))
     params_d = engine.initial_params()
     one, two = (engine.train(params_d, round, EVERYONE).update_nd for round in (0, 1))
     assert (np.abs(one - two).max(axis=1) > 1e-4).all()
@@ -128,7 +100,7 @@ TINY = {
 def started(label: str, fixed: bool) -> tuple[Plan, Engine]:
     """A run whose model stays where it is: its server only records D."""
     settings = make_settings(RunSettings, TINY | {"sampler": label, "fixed_order": fixed})
-    engine = engine_of(settings)
+    engine = engine_of_settings(settings)
     return replace(
         plan_of(settings, engine.task.population(settings.weights)),
         parts=make_parts({"server_optimizer": Recorder()}),

@@ -14,7 +14,6 @@ What makes it faster on one core (``benchmarks/local_training.py`` measures it):
 
 import copy
 import ctypes
-import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple, Self
@@ -172,7 +171,9 @@ def choose_forward(
     if x.dim() != 4 or x.device.type != "cpu":
         return model
     length = _tiled_length(model)
-    if isinstance(model, torch.nn.Sequential) and length > 0 and _has_avx512():
+    # Of the CPU: ONEDNN_MAX_CPU_ISA may hold oneDNN back, which costs time alone.
+    has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    if isinstance(model, torch.nn.Sequential) and length > 0 and has_avx512:
         features = model[:length]
         head = model[length:]
 
@@ -193,16 +194,6 @@ def choose_forward(
     return last
 
 
-def _has_avx512() -> bool:
-    """Whether torch and oneDNN use AVX-512: the CPU has it, and no environment variable holds it
-    back.
-    """
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
-    return torch.backends.cpu.get_cpu_capability() == "AVX512" and not limit.startswith(
-        ("SSE", "AVX2")
-    )
-
-
 def _corrupts_memory(model: torch.nn.Module) -> bool:
     """Whether a layer of the model is not safe with channels last.
 
@@ -221,22 +212,15 @@ def _corrupts_memory(model: torch.nn.Module) -> bool:
 
 
 def _tiled_length(model: torch.nn.Module) -> int:
-    """The number of layers before the first Flatten if oneDNN can run all of them in tiles, else
-    0.
+    """The number of layers before the first Flatten if they are of those that have tiles, else 0;
+    oneDNN refuses those with options that it does not know.
     """
     if type(model) is not torch.nn.Sequential or has_hooks(model):
         return 0
     for index, layer in enumerate(model):
         if type(layer) is torch.nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
             return index
-        convolution = (
-            type(layer) is torch.nn.Conv2d and layer.padding_mode == "zeros" and layer.groups == 1
-        )
-        pool = (
-            type(layer) is torch.nn.MaxPool2d and layer.dilation == 1 and not layer.return_indices
-        )
-        relu = type(layer) is torch.nn.ReLU and not layer.inplace
-        if not (convolution or pool or relu):
+        if type(layer) not in (torch.nn.Conv2d, torch.nn.MaxPool2d, torch.nn.ReLU):
             return 0
     return 0
 

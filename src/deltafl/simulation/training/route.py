@@ -1,14 +1,10 @@
 """Device, precision and path of a run's local training: a pure function of model, task, local work
-and settings.
-
-A run that does not follow the default for CPUs keeps its route in its folder (``engine.json``), for
-a resume.
+and settings. A run keeps it in its folder (``engine.json``), for a resume.
 """
 
 import copy
 import json
 import logging
-import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,8 +26,6 @@ from .serial import LocalWork, is_cross_entropy, losses_of
 _log = logging.getLogger(__name__)
 
 _NOTE = "engine.json"
-_DEFAULT = "the rule for CPUs"
-_AT_ONCE = "a cohort at once is faster there"
 #: Examples: two vectors of 16 floats, the longest stretch that torch's loops process at once.
 _LANES = 32
 _LARGEST_COHORT = 256
@@ -65,7 +59,6 @@ class Route(NamedTuple):
     path: Annotated[str, Field(pattern="^(loop|batched)$")] = "loop"
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
     precision: Annotated[str, Field(pattern="^(float32|bfloat16)$")] = "float32"
-    why: str = _DEFAULT
     hardware: str = "cpu"  # the device with the product name of a GPU
 
 
@@ -75,23 +68,20 @@ def choose_route(model: torch.nn.Module, task: Task, work: LocalWork, how: Compu
     """
     device = find_device(how.device)
     if device.type == "cpu" and how.precision == "float32":
-        route = Route()
         if dense_cohort_size(model, task, work) > 1:
-            route = Route("batched")
-        if how.device == "auto":
-            route = route._replace(why="no GPU was found")
-        return route
+            return Route("batched")
+        return Route("loop")
+    path = "batched"
     no_batch = vectorized_incompatibility(model, task)
-    if how.precision != "float32" and no_batch is not None:
-        raise DeltaflError(
-            f"precision is {how.precision!r}, which needs the batched path, but {no_batch}; write "
-            "'float32'"
-        )
-    route = Route("batched", str(device), how.precision, _AT_ONCE, device_name(device))
     if no_batch is not None:
-        route = route._replace(path="loop", why=no_batch)
-    _log.info("local training: %s on %s in %s, because %s", *route[:3], route.why)
-    return route
+        if how.precision != "float32":
+            raise DeltaflError(
+                f"precision is {how.precision!r}, which needs the batched path, but {no_batch}; "
+                "write 'float32'"
+            )
+        path = "loop"
+        _log.info("local training goes from client to client, which is slower: %s", no_batch)
+    return Route(path, str(device), how.precision, device_name(device))
 
 
 class Form(NamedTuple):
@@ -117,26 +107,23 @@ def form_of(model: torch.nn.Module, task: Task, work: LocalWork, route: Route) -
     =======  ======  =================================  =========================  ================
     """
     device = torch.device(route.device)
-    evaluation_batch = _EVALUATION_BATCH
-    if device.type != "cpu":
-        numbers = numbers_per_example(model, task)
-        evaluation_batch = max(evaluation_batch, _DEVICE_NUMBERS // numbers)
     width = largest_batch(task.client_rows, work.batch_size)
+    tested = _EVALUATION_BATCH
+    if device.type != "cpu":
+        tested = max(tested, _DEVICE_NUMBERS // numbers_per_example(model, task))
     if route.path == "loop":
         reason = incompatibility(model, example_of(task))
         if reason is None:
-            return Form("fast", 1, width, evaluation_batch)
+            return Form("fast", 1, width, tested)
         _log.info("local training uses the serial path, which is slower: %s", reason)
-        return Form("serial", 1, width, evaluation_batch)
+        return Form("serial", 1, width, tested)
     if device.type == "cpu":
         dense_size = dense_cohort_size(model, task, work)
         if dense_size > 1:
+            tested = max(tested, _EVALUATION_NUMBERS // example_of(task).numel())
             width = padded_width(task.client_rows, work.batch_size)
-            numbers = math.prod(task.dataset.test_x.shape[1:])
-            evaluation_batch = max(evaluation_batch, _EVALUATION_NUMBERS // numbers)
-            return Form("batched", dense_size, width, evaluation_batch)
-    size = cohort_size(model, task, width, device)
-    return Form("batched", size, width, evaluation_batch)
+            return Form("batched", dense_size, width, tested)
+    return Form("batched", cohort_size(model, task, width, device), width, tested)
 
 
 def noted_route(folder: Path) -> Route | None:
@@ -166,9 +153,9 @@ def kept_route(folder: Path) -> Route | None:
 
 
 def keep_route(route: Route, folder: Path) -> None:
-    """Write the note, unless there is one or the route is the default for CPUs."""
+    """Write the note, unless there is one."""
     note = folder / _NOTE
-    if route.why != _DEFAULT and not note.exists():
+    if not note.exists():
         write_atomically(note, json.dumps(route._asdict(), indent=1) + "\n")
 
 
@@ -225,13 +212,12 @@ def incompatibility(model: torch.nn.Module, example: torch.Tensor) -> str | None
     """Why ``fast`` and ``batched`` cannot train a model, and ``serial`` has to; None if they
     can.
     """
-    buffers = [name for name, _ in model.named_buffers()]
     params = list(model.parameters())
-    if buffers:
+    for name, _ in model.named_buffers():
         return (
-            f"the model has buffers ({buffers[0]}), which are not trained or averaged; batch "
-            "normalization uses its "
-            "initial statistics (mean 0, variance 1 if fresh), not the batch's"
+            f"the model has buffers ({name}), which are not trained or averaged; batch "
+            "normalization uses its initial statistics (mean 0, variance 1 if fresh), not the "
+            "batch's"
         )
     if len(list(model.named_parameters(remove_duplicate=False))) != len(params):
         return "the model has shared parameters"
@@ -302,7 +288,7 @@ def dense_cohort_size(model: torch.nn.Module, task: Task, work: LocalWork) -> in
     padding = float(width - size_m.sum() / batches_m.sum())  # examples in the mean minibatch
     if padding * num_params > _CALLS_WORTH:
         return 1
-    inputs = math.prod(task.dataset.train_x.shape[1:])
+    inputs = example_of(task).numel()
     size = _CACHE_BYTES // (4 * (5 * num_params + 2 * width * inputs))
     return max(1, min(size, _LARGEST_COHORT))
 
@@ -315,20 +301,18 @@ def cohort_size(model: torch.nn.Module, task: Task, width: int, device: torch.de
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory // 2
     num_params = sum(param.numel() for param in model.parameters())
-    numbers = numbers_per_example(model, task, patches=device.type == "cuda")
+    numbers = numbers_per_example(model, task)
     return max(1, min(_LARGEST_COHORT, memory // (4 * (6 * num_params + 3 * width * numbers))))
 
 
-def numbers_per_example(model: torch.nn.Module, task: Task, patches: bool = False) -> int:
-    """How many numbers the layers put out for one example; with ``patches``, and cut for
-    ``convolution.conv2d``.
-    """
+def numbers_per_example(model: torch.nn.Module, task: Task) -> int:
+    """How many numbers the layers put out for one example, and cut for ``convolution.conv2d``."""
     counted = [example_of(task).numel()]
 
     def count(part: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: object) -> None:
         if isinstance(output, torch.Tensor) and not list(part.children()):
             counted.append(output.numel())
-            if patches and isinstance(part, torch.nn.Conv2d):
+            if isinstance(part, torch.nn.Conv2d):
                 counted.append(output[0, 0].numel() * part.weight[0].numel())
 
     with register_module_forward_hook(count), torch.no_grad():
