@@ -287,7 +287,7 @@ def test_commands_tell_how_runs_ended(tmp_path: Path) -> None:
 
 def test_a_comparison_goes_on_and_marks_it(tmp_path: Path) -> None:
     given = {**LOST, "samplers": "uniform,fedavg", "seeds": 1, "norm_guard": 3.0}
-    summary = run_comparison(make_settings(CompareSettings, given), tmp_path / "out", quiet)
+    summary = run_comparison(make_settings(CompareSettings, given), tmp_path / "out", quiet).numbers
     assert [entry.seeds[0].diverged_in for entry in summary.samplers] == [1, 1]
     text = " ".join(remarks(summary))
     assert "† Diverged: uniform (1 of 1 seed), fedavg (1 of 1 seed). A stopped run keeps" in text

@@ -20,7 +20,9 @@ SMALL = {**TINY, "rounds": 4, "threshold": 0.99}
 
 
 def compare(out: Path, on_progress: Any = quiet, **given: object) -> Summary:
-    return run_comparison(make_settings(CompareSettings, {**SMALL, **given}), out, on_progress)
+    return run_comparison(
+        make_settings(CompareSettings, {**SMALL, **given}), out, on_progress
+    ).numbers
 
 
 @pytest.fixture(scope="module")

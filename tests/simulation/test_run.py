@@ -262,7 +262,7 @@ def test_a_comparison_writes_its_summary_and_pictures_and_can_be_continued(
     monkeypatch.setattr("deltafl.simulation.sweep._POLL_SECONDS", 0.0)
     with pytest.raises(StopError):
         run_comparison(settings, tmp_path / "out", stop)
-    summary = run_comparison(settings, tmp_path / "out", quiet, processes=2)
+    summary = run_comparison(settings, tmp_path / "out", quiet, processes=2).numbers
     assert [entry.sampler for entry in summary.samplers] == ["full", "uniform", "pracdelta"]
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"summary.json", "accuracy.png", "loss.png", "selections.png", "config.toml"} <= written
@@ -273,13 +273,15 @@ def test_a_comparison_writes_its_summary_and_pictures_and_can_be_continued(
 def test_a_comparison_names_all_data_that_its_runs_read(tmp_path: Path) -> None:
     given = {"task": "toy", "rounds": 2, "samplers": "uniform", "seeds": 2}
     settings = make_settings(CompareSettings, given)
-    assert run_comparison(settings, tmp_path, quiet).environment["data"] == "toy"
+    assert run_comparison(settings, tmp_path, quiet).numbers.environment["data"] == "toy"
     for seed in (0, 1):
         note = tmp_path / "runs" / f"uniform-seed{seed}" / "environment.json"
         note.write_text(note.read_text().replace('"toy"', '"another toy"'))
         reseal(note.parent)
     shutil.rmtree(tmp_path / "runs" / "uniform-seed1")
-    assert run_comparison(settings, tmp_path, quiet).environment["data"] == "another toy; toy"
+    assert (
+        run_comparison(settings, tmp_path, quiet).numbers.environment["data"] == "another toy; toy"
+    )
 
 
 def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:

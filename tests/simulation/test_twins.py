@@ -15,16 +15,10 @@ from deltafl.simulation.oracle import SimulatedOracle
 from deltafl.simulation.run import run_single
 from deltafl.simulation.runner import new_model
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.setup import (
-    TWIN_BATCH,
-    TWIN_STEPS,
-    engine_of,
-    plan_of,
-    stand_in_rows,
-    twin_simulation,
-)
+from deltafl.simulation.setup import engine_of, plan_of
 from deltafl.simulation.training.route import Computation
 from deltafl.simulation.training.serial import LocalWork, train_serial
+from deltafl.simulation.twins import TWIN_BATCH, TWIN_STEPS, stand_in_rows, twin_simulation
 from tools.simulation import TINY, StopError, lines_of, quiet, stop_after
 
 TWIN = {**TINY, "sampler": "balanced@@twin", "public": 3}

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from .. import simulation
 from ..analysis.numbers import Summary
 from ..analysis.table import comparison_table
 from ..analysis.verdict import bias_remark
@@ -27,7 +28,6 @@ from ..simulation.directory import (
     refusals,
 )
 from ..simulation.distributed import ProcessGroup, joined_processes, refuse_processes
-from ..simulation.export import export_model
 from ..simulation.progress import bars, sweep_progress
 from ..simulation.settings import CompareSettings, RunSettings
 from ..simulation.sweep import count_processes
@@ -75,8 +75,8 @@ def compare(
     count = count_processes(processes, settings.device)
     explained = _explained("compare", folder, settings.task, settings.samplers)
     with _tracked(track, folder) as on_round, explained, sweep_progress() as on_progress:
-        summary = run_comparison(settings, folder, on_progress, count, on_round, not no_report)
-    _print_summary(summary, [folder], folder)
+        found = run_comparison(settings, folder, on_progress, count, on_round, not no_report)
+    _print_summary(found.numbers, [folder], folder)
 
 
 @app.command(cls=o.settings_command(TuneSettings))
@@ -110,10 +110,10 @@ def tune(
                 typer.echo(f"{label}: {name} = {search.best:g}{edge}")
         with sweep_progress() as on_progress:
             last = settings.comparison(tuned.rates)
-            summary = run_comparison(
+            found = run_comparison(
                 last, folder / "comparison", on_progress, count, report=not no_report
             )
-    _print_summary(summary, [folder / "comparison"], folder / "comparison")
+    _print_summary(found.numbers, [folder / "comparison"], folder / "comparison")
 
 
 @app.command()
@@ -186,8 +186,6 @@ def run(
 
 def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup", track: "OnRound") -> None:
     """``deltafl run`` in one of the processes that play it; only the first of them prints."""
-    from ..simulation.run import run_single  # loads torch
-
     diverged: DivergedError | None = None
     with _explained("run", folder, settings.task, [settings.sampler]), bars() as shown:
         bar = shown.add_task(settings.sampler, total=settings.rounds, shown="")
@@ -201,7 +199,7 @@ def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup", track: "
                 shown.update(bar, completed=done.round, shown=value)
 
         try:
-            last = run_single(settings, folder, on_round, group)
+            last = simulation.run_single(settings, folder, on_round, group)
         except DivergedError as error:
             diverged = error
     if group.is_first:
@@ -238,7 +236,7 @@ def export(
 
     Example: deltafl export my-run --to model.safetensors
     """
-    round = export_model(folder, to)
+    round = simulation.export_model(folder, to)
     typer.echo(f"the model after round {round} of {folder} is in {to}")
     _print_ending(folder, "deltafl: the run ")
 

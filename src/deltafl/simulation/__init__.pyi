@@ -5,6 +5,7 @@ from .callback import Callback as Callback
 from .callback import LiveRun as LiveRun
 from .callback import PlayedRound as PlayedRound
 from .callback import RoundDone as RoundDone
+from .checking import check_comparison as check_comparison
 from .comparing import run_comparison as run_comparison
 from .comparison import joined as joined
 from .directory import DivergedError as DivergedError

@@ -1,39 +1,30 @@
-"""What is checked and noted before the runs of a comparison or a tuning are played."""
+"""What is checked before a run or a comparison is played; nothing is written before that."""
 
+import logging
 from pathlib import Path
 
 from ..errors import DeltaflError
-from .directory import RunDirectory, recorded_settings, write_header, write_settings
-from .own_code import note_code, with_objects
-from .settings import AnySettings, CompareSettings, Settings, make_settings
+from ..estimators.table import find_estimator
+from ..samplers.label import make_sampler, parse_label
+from ..scale.memory_budget import free_ram, human, memory_size, require_room
+from ..scale.rows import RowFormat
+from ..tasks.base import Task
+from .directory import RunDirectory
+from .engine import BYTES_PER_PARAMETER, Engine
+from .settings import CompareSettings, RunSettings
+from .setup import data_of, engine_for, filled_in, plan_of, task_of
 
-
-def recorded_before(settings: AnySettings, out: Path) -> AnySettings | None:
-    """What was begun in a folder; None if nothing was."""
-    recorded = recorded_settings(out)
-    if recorded is None:
-        return None
-    return make_settings(type(settings), with_objects(recorded, settings))
-
-
-def note_settings(
-    out: Path, settings: Settings, before: Settings | None, data: dict[str, str]
-) -> None:
-    """Write what a folder begins with, or goes on with."""
-    if before is None:
-        write_header(out, settings, data)
-    elif before != settings:
-        write_settings(out, settings)
-        note_code(out, settings)
+#: How often the float32 updates of a cohort are in RAM at once, measured.
+COPIES_OF_DRAWN = 7
+COPIES_OF_CERTAIN = 5
+#: The same of the answers to a census.
+COPIES_OF_ANSWERS = 5
 
 
 def check_comparison(
     settings: CompareSettings, out: Path, before: CompareSettings | None
 ) -> dict[str, str]:
     """Refuse what cannot be played before anything is written; returns the names of the data."""
-    # loads torch, which the process that waits for the check does without
-    from .setup import check_memory, data_of, engine_for, plan_of, require_same_sampler, task_of
-
     first, *others = settings.seeds
     run = settings.run(settings.samplers[0], first)
     engine = engine_for(run, out)
@@ -47,7 +38,9 @@ def check_comparison(
         plan_of(run, task.population(settings.weights), task)
         if before is not None and sampler in before.samplers:
             require_same_sampler(before.run(sampler, first), run, task)
-    for seed in others if settings.clients is None else ():
+    if settings.clients is not None:
+        return data
+    for seed in others:
         clients = task_of(settings.run(settings.samplers[0], seed)).num_clients
         if clients != task.num_clients:
             raise DeltaflError(
@@ -55,3 +48,61 @@ def check_comparison(
                 f"seed {seed}; make as many with every seed, or leave this seed out"
             )
     return data
+
+
+def check_memory(
+    settings: RunSettings, engine: Engine, out: Path | None, divided: bool = False
+) -> None:
+    """Refuse rounds and memories that do not fit into RAM, or on the disk of ``out``; None where
+    nothing is written.
+
+    ``divided``: several processes share a round.
+    """
+    m = engine.task.num_clients
+    label = parse_label(settings.sampler)
+    model = engine.num_params * BYTES_PER_PARAMETER
+    sample = filled_in(settings.sample)
+    selected = sample
+    cure = "lower 'sample'"
+    if label.name == "full":
+        selected = m
+        cure = "choose a sampler that selects fewer, such as 'uniform'"
+    copies = COPIES_OF_CERTAIN if selected == m else COPIES_OF_DRAWN
+    needs = [("a round", selected, copies * selected * model, cure)]
+    control = find_estimator(label.estimator).control
+    census = make_sampler(label).census
+    if census is not None:
+        length = census.for_control(control).length(engine.num_params)
+        fewer = f"write '{label.name}@@regression-damped', which asks for 129 numbers"
+        needs.append(("a census", m, COPIES_OF_ANSWERS * m * length * 8, fewer))
+    ram = free_ram()
+    for what, clients, needed, cure in needs:
+        # Of several processes none has the whole round.
+        if ram is not None and needed > ram and not divided:
+            raise DeltaflError(
+                f"{what} of {clients:,} clients with {engine.num_params:,} parameters takes about "
+                f"{human(needed)} of RAM and {human(ram)} are free: {cure}, or take a smaller model"
+            )
+    if not control.remembers:
+        return
+    rows = RowFormat(settings.memory_dtype, settings.memory_path)
+    size = memory_size(rows, (m, engine.num_params), sample * settings.checkpoint_every)
+    if out is not None:
+        disk = ""
+        if size.disk:
+            disk = f", checkpoints included, and {human(size.disk)} in {rows.folder or out}"
+        logging.getLogger("deltafl").info(
+            f"{settings.sampler} remembers one update per client, {m:,} x {engine.num_params:,} "
+            f"numbers ({rows.dtype}): at most {human(size.ram)} of RAM{disk}"
+        )
+    require_room(size, rows, out)
+
+
+def require_same_sampler(before: RunSettings, now: RunSettings, task: Task) -> None:
+    """Refuse more rounds for a sampler whose options depend on how many there are."""
+    population = task.population(now.weights)
+    if plan_of(before, population, task).sampler != plan_of(now, population, task).sampler:
+        raise DeltaflError(
+            f"the options of {now.sampler} depend on the number of rounds, and it began with "
+            f"{before.rounds}: to play {now.rounds}, choose another --out"
+        )

@@ -11,17 +11,16 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from ..analysis.numbers import Summary
+from .. import simulation
 from ..analysis.plots import PICTURES
 from ..errors import DeltaflError
 from .callback import OnRound, guarded
-from .checking import check_comparison, note_settings, recorded_before
 from .comparison import Comparison, jobs_of, places_of, together
-from .directory import locked
-from .own_code import require_same_code
+from .continuing import continued, note_settings
+from .directory import locked, recorded_settings
 from .processes import result
 from .progress import OnProgress
-from .settings import CompareSettings, grown
+from .settings import CompareSettings
 from .sweep import Player, play_jobs, require_simulator, side_by_side
 
 #: What stands beside the runs in the end.
@@ -37,15 +36,9 @@ def run_comparison(
     processes: int = 1,
     on_round: OnRound = lambda _: None,
     report: bool = True,
-) -> Summary:
-    """``play_comparison``, then write the summary, the pictures and perhaps the report."""
-    return play_comparison(settings, out, on_progress, processes, on_round).write(out, report)
-
-
-def play_comparison(
-    settings: CompareSettings, out: Path, on_progress: OnProgress, processes: int, on_round: OnRound
 ) -> Comparison:
-    """Play the runs that are not finished yet; returns all that the folder has.
+    """Play the runs that are not finished yet, and write summary, pictures and report; returns all
+    that the folder has.
 
     Args:
         settings: Resolved settings. Samplers, seeds and rounds may be more than are recorded in
@@ -55,22 +48,20 @@ def play_comparison(
         on_progress: Called about once a second.
         processes: Runs side by side, >= 1; with more than 1, this process does not load torch.
         on_round: Called here for each round of each run; with more processes up to a second later.
+        report: Whether ``report.html`` is written.
 
     Raises:
         DeltaflError: If another process is playing in the directory, or a run is impossible.
     """
     require_simulator()
     with locked(out):
-        before = recorded_before(settings, out)
         for name in WRITTEN:
-            if before is None and (out / name).exists():
+            if recorded_settings(out) is None and (out / name).exists():
                 raise DeltaflError(
                     f"{out / name} would be replaced and is of no comparison there; choose another "
                     "--out"
                 )
-        if before is not None:
-            settings = grown(before, settings)
-        require_same_code(out, settings)
+        settings, before = continued(settings, out)
         others = [label for label in settings.samplers if label not in (settings.rates or {})]
         if settings.rates and others:
             logging.getLogger("deltafl").warning(
@@ -79,13 +70,20 @@ def play_comparison(
         jobs = jobs_of(settings)
         with side_by_side(min(processes, len(jobs))) as pool:
             if pool is None:
-                data = check_comparison(settings, out, before)
+                data = check(settings, out, before)
             else:
-                checking = pool.submit(check_comparison, settings, out, before)
+                checking = pool.submit(check, settings, out, before)
                 with suppress(ImportError):  # for the end, while the processes start
                     for name in _FOR_THE_END:
                         import_module(name)
                 data = result(checking)
             note_settings(out, settings, before, data)
             play_jobs(jobs, Player(out, keep_folders=True), pool, on_progress, guarded(on_round))
-        return together([out], [(settings, places_of(out, jobs))])
+        found = together([out], [(settings, places_of(out, jobs))])
+    found.write(out, report)
+    return found
+
+
+def check(settings: CompareSettings, out: Path, before: CompareSettings | None) -> dict[str, str]:
+    """``check_comparison``; in a process of its own it is that process which loads torch."""
+    return simulation.check_comparison(settings, out, before)

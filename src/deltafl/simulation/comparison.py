@@ -39,27 +39,31 @@ from .settings import (
 )
 
 #: The columns of ``Comparison.summary``, and where a ``SamplerSummary`` has them.
-_GAP = {
+_COLUMNS = {
     "gap_closed": "gap_closed.value",
     "gap_low": "gap_closed.low",
     "gap_high": "gap_closed.high",
-}
-_FAIRNESS = {
     "client_mean": "fairness.mean.mean",
     "client_sd": "fairness.sd.mean",
     "worst_tenth": "fairness.worst_tenth.mean",
     "worst_tenth_sd": "fairness.worst_tenth.sd",
-}
-_REACHED = {
     "rounds_to_threshold": "to_threshold.rounds.mean",
     "reached": "to_threshold.num_reached",
     "speedup": "to_threshold.speedup.ratio",
     "speedup_low": "to_threshold.speedup.low",
     "speedup_high": "to_threshold.speedup.high",
+    "clock_to_threshold": "to_threshold.clock",
+    "clock": "total_clock",
+    "seconds": "total_seconds",
+    "bytes": "total_bytes",
+    "diverged": "num_diverged",
 }
-_CLOCK = {"clock_to_threshold": "to_threshold.clock", "clock": "total_clock"}
+#: Columns that are left out together where no run has the last of them.
+_WHERE_MEASURED = (
+    ["client_sd", "worst_tenth", "worst_tenth_sd", "client_mean"],
+    ["clock_to_threshold", "clock"],
+)
 _WHOLE = ("reached", "diverged")
-_TOTALS = {"seconds": "total_seconds", "bytes": "total_bytes", "diverged": "num_diverged"}
 
 #: The settings of a comparison, and the place and the settings of each of its runs.
 _Runs = tuple[CompareSettings, list[tuple[RunDirectory, RunSettings]]]
@@ -91,23 +95,17 @@ class Comparison:
         """
         import pandas as pd
 
-        entries = self.numbers.samplers
         metric = self.numbers.metric
         value_of = {"accuracy": "top5", "loss": "final"}[metric]
-        columns = {metric: f"{value_of}.mean", f"{metric}_sd": f"{value_of}.sd", **_GAP}
-        if any(entry.fairness is not None for entry in entries):
-            columns |= _FAIRNESS
-        columns |= _REACHED
-        if any(entry.total_clock is not None for entry in entries):
-            columns |= _CLOCK
-        columns |= _TOTALS
-        table = pd.DataFrame(
-            {column: [_at(entry, path) for entry in entries] for column, path in columns.items()},
-            index=pd.Index([entry.sampler for entry in entries], name="sampler"),
-        )
+        columns = {metric: f"{value_of}.mean", f"{metric}_sd": f"{value_of}.sd", **_COLUMNS}
+        entries = pd.json_normalize([entry.model_dump() for entry in self.numbers.samplers])
+        table = entries.reindex(columns=[*columns.values()]).set_axis([*columns], axis=1)
+        for names in _WHERE_MEASURED:
+            if table[names[-1]].isna().all():
+                table = table.drop(columns=names)
         table = table.astype({column: float for column in table if column not in _WHOLE})
-        table.insert(0, "seeds", [len(entry.seeds) for entry in entries])
-        return table
+        table.insert(0, "seeds", entries["seeds"].map(len))
+        return table.set_index(entries["sampler"])
 
     def runs(self) -> Any:
         """A pandas table with one row for each sampler, seed and evaluation.
@@ -181,14 +179,6 @@ class Comparison:
         console = Console(record=True, file=io.StringIO(), width=100, force_jupyter=False)
         console.print(comparison_table(self.numbers))
         return console
-
-
-def _at(entry: object, path: str) -> Any:
-    """The number at a path of attributes; None if a part of the path does not exist."""
-    for name in path.split("."):
-        if entry is not None:
-            entry = getattr(entry, name)
-    return entry
 
 
 def command_of(settings: CompareSettings) -> str:

@@ -5,11 +5,14 @@ included.
 import io
 from pathlib import Path
 
-from ..errors import DeltaflError, require
+from ..errors import DeltaflError
 from ..store.files import write_atomically
 from ..store.sealed import write_sealed
 from .directory import RunDirectory, recorded_settings
+from .runner import new_model
 from .settings import RunSettings, make_settings
+from .setup import task_of
+from .training import torch
 
 SUFFIXES = (".safetensors", ".pt")
 
@@ -44,11 +47,6 @@ def export_model(folder: Path, to: Path) -> int:
         raise DeltaflError(
             f"{folder} holds no run with a checkpoint; name the folder of one, its --out"
         )
-    require("torch", "sim")
-    from .runner import new_model
-    from .setup import task_of
-    from .training import torch
-
     settings = make_settings(RunSettings, recorded)
     directory.require_settings(settings)
     round, params_d = found

@@ -44,21 +44,24 @@ def bars() -> Iterator[Any]:
 
 
 @contextmanager
-def sweep_progress() -> Iterator[OnProgress]:
+def sweep_progress(shown: bool = True) -> Iterator[OnProgress]:
     """A bar for the rounds of many runs, with the names of those that are being played; a line
-    in a notebook.
+    in a notebook, and nothing unless ``shown``.
     """
+    if not shown:
+        yield lambda _: None
+        return
     from rich.console import Console
 
     if Console().is_jupyter:
         yield _line_in_notebook()
         return
-    with bars() as shown:
-        bar = shown.add_task("rounds", total=None, shown="")
+    with bars() as bars_:
+        bar = bars_.add_task("rounds", total=None, shown="")
 
         def on_progress(progress: Progress) -> None:
-            shown.start()
-            shown.update(
+            bars_.start()
+            bars_.update(
                 bar,
                 completed=progress.rounds_done,
                 total=progress.rounds_total,

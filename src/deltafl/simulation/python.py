@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ from ..samplers.label import base_name, label_of, split_labels
 from ..tasks.base import Task
 from ..tasks.registry import known_tasks
 from .callback import OnRound
-from .comparing import play_comparison
+from .comparing import run_comparison
 from .comparison import Comparison, joined
 from .directory import new_folder
 from .own_code import with_object
-from .progress import OnProgress, sweep_progress
+from .progress import sweep_progress
 from .settings import AnySettings, CompareSettings, make_settings, refuse_ignored
 from .sweep import count_processes, require_simulator
 from .tune import TuneSettings, tune_rates
@@ -76,10 +75,9 @@ def compare(
         settings["seeds"] = list(seeds) if isinstance(seeds, Iterable) else seeds
     resolved, count = _resolved(CompareSettings, task, samplers, processes, settings)
     folder = _folder(out, "compare", resolved.task)
-    with _shown(progress) as on_progress:
-        found = play_comparison(resolved, folder, on_progress, count, on_round or (lambda _: None))
-    found.write(folder, report)
-    return found
+    told = on_round or (lambda _: None)
+    with sweep_progress(progress) as on_progress:
+        return run_comparison(resolved, folder, on_progress, count, told, report)
 
 
 def tune(
@@ -117,14 +115,8 @@ def tune(
     """
     resolved, count = _resolved(TuneSettings, task, samplers, processes, settings)
     folder = _folder(out, "tune", resolved.task)
-    with _shown(progress) as on_progress:
+    with sweep_progress(progress) as on_progress:
         return tune_rates(resolved, folder, on_progress, count).rates
-
-
-def _shown(progress: bool) -> AbstractContextManager[OnProgress]:
-    if progress:
-        return sweep_progress()
-    return nullcontext(lambda _: None)
 
 
 def _resolved(

@@ -18,23 +18,22 @@ from ..tasks.base import Task
 from ..types import BoolArray, Cohort, RoundInfo
 from .callback import Callback, LiveRun, OnRound, PlayedRound, Report, Stopwatch, guarded
 from .census import Asked, ask_everyone
-from .directory import DivergedError, RunDirectory, locked, recorded_settings
+from .checking import check_memory, require_same_sampler
+from .continuing import continued
+from .directory import DivergedError, RunDirectory, locked
 from .distributed import ALONE, ProcessGroup
 from .engine import BYTES_PER_PARAMETER, Engine, Training
 from .evaluation import Evaluation, Threshold
 from .oracle import SimulatedOracle
-from .own_code import require_same_code, with_objects
 from .record import Job, RunStore, record_of, write_record
 from .recording import Checkpoints, Recording
-from .settings import RunSettings, grown, make_settings
+from .settings import RunSettings
 from .setup import (
-    check_memory,
     data_of,
     engine_for,
     engine_of,
     filled_in,
     plan_of,
-    require_same_sampler,
 )
 from .sweep import Player
 from .training.route import keep_route, kept_route
@@ -253,14 +252,11 @@ def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
 
     More rounds than before, and another threshold, are written down: the run goes on.
     """
-    recorded = recorded_settings(directory.path)
+    settings, before = continued(settings, directory.path)
     data = data_of(settings, task)
-    if recorded is None:
+    if before is None:
         directory.start(settings, data)
         return
-    before = make_settings(RunSettings, with_objects(recorded, settings))
-    grown(before, settings)
-    require_same_code(directory.path, settings)
     directory.require_same_data(data)
     directory.require_settings(settings, before.rounds)
     if settings.rounds != before.rounds:

@@ -1,51 +1,31 @@
-"""From settings to what a run is made of: its task, its engine and its plan, and whether they
-fit into memory.
-"""
+"""From settings to what a run is made of: its task, its engine and its plan."""
 
-import logging
 import zlib
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import ceil, prod
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from ..errors import DeltaflError
-from ..estimators.learned_coefficient import LearnedCoefficient
-from ..estimators.table import Estimator, find_estimator
-from ..estimators.twin import Simulate, Twin
+from ..estimators.table import find_estimator
 from ..plan import Plan, make_plan
-from ..samplers.label import make_sampler, parse_label, uses_aux
-from ..scale.memory_budget import free_ram, human, memory_size, require_room
+from ..samplers.label import parse_label, uses_aux
 from ..scale.rows import RowFormat
 from ..store.files import read_bytes
-from ..streams import stream
 from ..tasks.base import Task, with_fewer_tests, with_public, with_validation
 from ..tasks.own import is_own
 from ..tasks.registry import make_task
-from ..types import FloatArray, IntArray, Params, Population
+from ..types import Population
 from .conditions import Measured, Trace, find_availability, find_speeds
-from .engine import BYTES_PER_PARAMETER, Engine
+from .engine import Engine
 from .settings import OF_SERVER, RunSettings
 from .training.route import Computation, Route, kept_route
 from .training.serial import LocalWork
+from .twins import with_twins
 from .workers import Workers
 from .world import World
 
 T = TypeVar("T")
-
-#: How often the float32 updates of a cohort are in RAM at once, measured.
-COPIES_OF_DRAWN = 7
-COPIES_OF_CERTAIN = 5
-#: The same of the answers to a census.
-COPIES_OF_ANSWERS = 5
-#: A twin takes this share of the client's steps, each on so many examples. Larger minibatches are
-#: better than more steps, for a twin's noise is not its client's (on digits and FashionMNIST).
-TWIN_STEPS = 0.5
-TWIN_BATCH = 64
 
 
 def task_of(settings: RunSettings) -> Task:
@@ -94,7 +74,7 @@ def engine_of(
         work_of(settings),
         settings.seed,
         workers,
-        computation_of(settings),
+        Computation(settings.device, settings.precision),
         route,
     )
 
@@ -125,11 +105,6 @@ def data_of(settings: RunSettings, task: Task) -> dict[str, str]:
     return task.data | {"data_crc32": f"{checksum:08x}"}
 
 
-def computation_of(settings: RunSettings) -> Computation:
-    """How a run is to be computed."""
-    return Computation(settings.device, settings.precision)
-
-
 def plan_of(
     settings: RunSettings,
     population: Population,
@@ -146,11 +121,11 @@ def plan_of(
             out.
         folder: Where the memory of one update per client goes; RAM if it is left out.
     """
-    name = settings.sampler
     label = parse_label(settings.sampler)
     rule = find_estimator(label.estimator)
     if task is not None:
-        rule = _with_twins(rule, task, settings)
+        how = Computation(settings.device, settings.precision)
+        rule = with_twins(rule, task, settings.seed, work_of(settings), how)
     plan = make_plan(
         label._replace(settings={}),  # they are among those of the run
         population,
@@ -166,10 +141,9 @@ def plan_of(
         shape = tuple(list(task.make_model().parameters())[-1].shape)
         if shape != (size,):
             raise DeltaflError(
-                f"{name} looks at the bias of an output layer of {size} classes, but the last "
-                "parameters of the model "
-                f"of {task.name!r} have shape {shape}; set 'classes', or end the model in a linear "
-                "layer with a bias"
+                f"{settings.sampler} looks at the bias of an output layer of {size} classes, but "
+                f"the last parameters of the model of {task.name!r} have shape {shape}; set "
+                "'classes', or end the model in a linear layer with a bias"
             )
     if (
         population.aux_mq is None
@@ -177,141 +151,17 @@ def plan_of(
         and uses_aux(plan.sampler, label.estimator)
     ):
         raise DeltaflError(
-            f"{name} needs auxiliary variables, the clients' shares of labels, and this task has "
-            "no labels; choose a "
-            "task with classes, or a sampler without them, such as 'innovation'"
+            f"{settings.sampler} needs auxiliary variables, the clients' shares of labels, and "
+            "this task has no labels; choose a task with classes, or a sampler without them, such "
+            "as 'innovation'"
         )
     return plan
-
-
-def _with_twins(rule: Estimator, task: Task, settings: RunSettings) -> Estimator:
-    """The estimator ``twin`` with the simulation of a task's clients; others as they are."""
-    control = rule.control
-    if not (isinstance(control, LearnedCoefficient) and isinstance(control.control, Twin)):
-        return rule
-    if not task.public_rows:
-        raise DeltaflError(
-            "twins are trained on public examples and this run has none; set 'public', such as 10"
-        )
-    simulate = twin_simulation(task, work_of(settings), settings.seed, computation_of(settings))
-    twin = replace(control.control, simulate=simulate)
-    return rule._replace(control=replace(control, control=twin))
-
-
-def twin_simulation(task: Task, work: LocalWork, seed: int, how: Computation) -> Simulate:
-    """Trains a stand-in for each client of a task on public examples in the shares of the client's
-    labels.
-
-    They are the clients of a second task, trained by an engine of their own in one process, with
-    the task's local work but for ``TWIN_STEPS`` and ``TWIN_BATCH``, augmentation and gradient
-    noise.
-    """
-
-    @cache
-    def engine() -> Engine:
-        rows = [
-            stand_in_rows(
-                share_c,
-                TWIN_BATCH * max(1, round(TWIN_STEPS * work.num_steps(len(own)))),
-                task.public_rows,
-            )
-            for share_c, own in zip(task.label_shares(), task.client_rows, strict=True)
-        ]
-        stand_ins = replace(task, client_rows=rows, augment=None, gradient_noise_m=None)
-        own_seed = int(
-            stream(seed, "public", 1).integers(2**31)
-        )  # minibatches independent of the clients' own
-        return Engine(
-            stand_ins, replace(work, epochs=1, steps=None, batch_size=TWIN_BATCH), own_seed, how=how
-        )
-
-    def simulate(params_d: Params, population: Population, round: int) -> Params:
-        return engine().train(params_d, round, np.arange(population.num_clients)).update_nd
-
-    return simulate
-
-
-def stand_in_rows(share_c: FloatArray, size: int, public_rows: Sequence[IntArray]) -> IntArray:
-    """``size`` public rows in the shares of the classes, up to one example of each; rows repeat
-    if need be.
-    """
-    label_e = np.searchsorted(np.cumsum(share_c) / share_c.sum(), (np.arange(size) + 0.5) / size)
-    count_c = np.bincount(label_e, minlength=len(share_c))
-    return np.concatenate(
-        [np.resize(rows, count) for rows, count in zip(public_rows, count_c, strict=True)]
-    )
-
-
-def check_memory(
-    settings: RunSettings, engine: Engine, out: Path | None, divided: bool = False
-) -> None:
-    """Refuse rounds and memories that do not fit into RAM, or on the disk of ``out``; None where
-    nothing is written.
-
-    ``divided``: several processes share a round.
-    """
-    m = engine.task.num_clients
-    label = parse_label(settings.sampler)
-    ram = free_ram()
-    if divided:  # no process has the whole round
-        ram = None
-    sample = filled_in(settings.sample)
-    selected = sample
-    cure = "lower 'sample'"
-    if label.name == "full":
-        selected = m
-        cure = "choose a sampler that selects fewer, such as 'uniform'"
-    copies = COPIES_OF_DRAWN
-    if selected == m:
-        copies = COPIES_OF_CERTAIN
-    model = engine.num_params * BYTES_PER_PARAMETER
-    needs = [("a round", selected, copies * selected * model, cure)]
-    control = find_estimator(label.estimator).control
-    census = make_sampler(label).census
-    if census is not None:
-        cure = f"write '{label.name}@@regression-damped', which asks for 129 numbers"
-        length = census.for_control(control).length(engine.num_params)
-        needs.append(("a census", m, COPIES_OF_ANSWERS * m * length * 8, cure))
-    for what, clients, needed, instead in needs:
-        if ram is not None and needed > ram:
-            raise DeltaflError(
-                f"{what} of {clients:,} clients with {engine.num_params:,} parameters takes about "
-                f"{human(needed)} of "
-                f"RAM and {human(ram)} are free: {instead}, or take a smaller model"
-            )
-    if control.remembers:
-        rows = RowFormat(settings.memory_dtype, settings.memory_path)
-        size = memory_size(rows, (m, engine.num_params), sample * settings.checkpoint_every)
-        if out is not None:
-            disk = (
-                f", checkpoints included, and {human(size.disk)} in {rows.folder or out}"
-                if size.disk
-                else ""
-            )
-            numbers = (
-                f"{m:,} x {engine.num_params:,} numbers ({rows.dtype}): at most "
-                f"{human(size.ram)} of RAM{disk}"
-            )
-            logging.getLogger("deltafl").info(
-                f"{settings.sampler} remembers one update per client, {numbers}"
-            )
-        require_room(size, rows, out)
 
 
 def filled_in(value: T | None) -> T:
     """A setting that ``resolve`` has filled in."""
     assert value is not None, "settings must be resolved before they are used"
     return value
-
-
-def require_same_sampler(before: RunSettings, now: RunSettings, task: Task) -> None:
-    """Refuse more rounds for a sampler whose options depend on how many there are."""
-    population = task.population(now.weights)
-    if plan_of(before, population, task).sampler != plan_of(now, population, task).sampler:
-        raise DeltaflError(
-            f"the options of {now.sampler} depend on the number of rounds, and it began with "
-            f"{before.rounds}: to play {now.rounds}, choose another --out"
-        )
 
 
 @lru_cache(maxsize=1)

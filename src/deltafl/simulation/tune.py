@@ -28,8 +28,8 @@ from ..analysis.statistics import area_under, reach
 from ..errors import DeltaflError
 from ..store import write_atomically
 from ..tasks.registry import TaskSpec
-from .checking import check_comparison, note_settings, recorded_before
-from .own_code import require_same_code
+from .comparing import check
+from .continuing import continued, note_settings
 from .progress import OnProgress
 from .record import Job, RunStore
 from .settings import (
@@ -38,7 +38,6 @@ from .settings import (
     Positive,
     Seed,
     Share,
-    grown,
     listed,
 )
 from .sweep import require_simulator, run_jobs
@@ -290,17 +289,13 @@ def tune_rates(
         DeltaflError: If another process is playing in the folder, or a run is impossible.
     """
     require_simulator()
-    before = recorded_before(settings, out)
-    if before is not None:
-        if before.rounds != settings.rounds:
-            raise DeltaflError(
-                f"the tuning runs in {out} have rounds = {before.rounds}, not {settings.rounds}: "
-                "choose another --out"
-            )
-        settings = grown(before, settings)
-    require_same_code(out, settings)
-    data = check_comparison(settings, out, before)
-    note_settings(out, settings, before, data)
+    settings, before = continued(settings, out)
+    if before is not None and before.rounds != settings.rounds:
+        raise DeltaflError(
+            f"the tuning runs in {out} have rounds = {before.rounds}, not {settings.rounds}: "
+            "choose another --out"
+        )
+    note_settings(out, settings, before, check(settings, out, before))
     tuned = Tuned({label: {} for label in settings.samplers}, {})
     store = RunStore(out)
     jobs = dict[str, Job]()

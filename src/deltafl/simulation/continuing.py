@@ -1,0 +1,36 @@
+"""A folder of runs goes on with the settings that it began with, and with more samplers, seeds or
+rounds.
+"""
+
+from pathlib import Path
+
+from .directory import recorded_settings, write_header, write_settings
+from .own_code import note_code, require_same_code, with_objects
+from .settings import AnySettings, Settings, grown, make_settings
+
+
+def continued(settings: AnySettings, out: Path) -> tuple[AnySettings, AnySettings | None]:
+    """The settings of what is played in a folder now, and those that it began with; None if nothing
+    was begun.
+
+    Raises:
+        DeltaflError: If the folder was played with other settings, or other code of one name.
+    """
+    recorded = recorded_settings(out)
+    before = None
+    if recorded is not None:
+        before = make_settings(type(settings), with_objects(recorded, settings))
+        settings = grown(before, settings)
+    require_same_code(out, settings)
+    return settings, before
+
+
+def note_settings(
+    out: Path, settings: Settings, before: Settings | None, data: dict[str, str]
+) -> None:
+    """Write what a folder begins with, or goes on with."""
+    if before is None:
+        write_header(out, settings, data)
+    elif before != settings:
+        write_settings(out, settings)
+        note_code(out, settings)
