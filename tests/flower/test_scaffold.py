@@ -128,17 +128,21 @@ def test_only_train_messages_of_the_cohort_hold_a_correction() -> None:
     assert all("deltafl-correction" not in message.content for message in trainings)
 
 
-def test_the_momentum_is_serialized_once_for_the_whole_cohort() -> None:
-    """A large cohort's messages would otherwise hold a second model each."""
+@pytest.mark.parametrize(("part", "drifts"), [({"mime": 0.5}, 1), ({"scaffold": True}, 3)])
+def test_model_and_momentum_are_serialized_once_for_the_whole_cohort(
+    part: dict[str, Any], drifts: int
+) -> None:
+    """A large cohort's messages would otherwise hold a model or two each."""
     grid = FakeGrid(app_with([delta_mod]), configs(5))
-    strategy = DeltaStrategy("uniform", n=3, seed=1, mime=0.5)
+    strategy = DeltaStrategy("fedvarp", n=3, seed=1, **part)
     start(strategy, grid, 1)
     contents = [
         m.content
         for m in strategy.configure_train(2, ArrayRecord(), ConfigRecord(), cast(Grid, grid))
     ]
     assert len({id(content) for content in contents}) == 3
-    assert len({id(content["deltafl-correction"]) for content in contents}) == 1
+    assert len({id(content["arrays"]) for content in contents}) == 1
+    assert len({id(content["deltafl-correction"]) for content in contents}) == drifts
 
 
 @pytest.mark.parametrize("fault", ["no mod", "not taken"])

@@ -90,10 +90,13 @@ class Rules:
     def plan_for(self, clients: Mapping[str, ClientInfo]) -> Plan:
         """The plan for these clients."""
         sizes, aux = zip(*clients.values(), strict=True)
-        known_aux = aux if self.aux else None
-        population = Population.from_sizes(sizes, self.weights, known_aux, self.max_ratio)
+        # Without ``aux`` there are none, or what clients answered to a census.
+        known = aux if self.aux else None
+        population = Population.from_sizes(sizes, self.weights, known, self.max_ratio)
         plan = replace(self.plan, population=population, n=min(self.plan.n, len(sizes)))
-        return plan if plan.census is None else plan.with_census(aux)
+        if plan.census is None:
+            return plan
+        return plan.with_census(aux)
 
 
 #: Attributes of ``Rules`` that users set as they are.
@@ -141,13 +144,15 @@ def make_rules(
     aux = own.get("aux", 0)
     check_whole("n", n, "at least 1", 1)
     check_whole("aux", aux, "0 for none", 0)
-    needed = n if min_clients is None else min_clients
-    check_whole("min_clients", needed, "at least 1, or None for n (min_nodes in Flower)", 1)
+    if min_clients is None:
+        min_clients = n
+    check_whole("min_clients", min_clients, "at least 1, or None for n (min_nodes in Flower)", 1)
     for name, path in (("state_path", state_path), ("memory_path", memory_path)):
         if path == "" or not isinstance(path, str | Path | None):
             raise DeltaflError(f"{name} is {path!r}; write the name of a folder, or None for none")
     memory = RowFormat(memory_dtype)
     if memory_path is not None:
+        # Several federations may keep their updates on the same disk.
         rows = Path(memory_path).absolute() / new_name("federation")
         memory = replace(memory, folder=str(rows))
     if settings.get("estimator", "") is None:
@@ -156,12 +161,15 @@ def make_rules(
     own_aux = [[0.0] * aux] * n if aux else None
     weights = own.get("weights", "data")
     somebody = Population.from_sizes([1] * n, weights, own_aux, own.get("max_ratio"))
-    drawn = randbits(63) if seed is None else seed
-    plan = make_plan(sampler, somebody, n, seed=drawn, memory=memory, **settings)
+    own_seed = seed is None
+    if seed is None:
+        seed = randbits(63)  # who can guess it knows who is selected when
+    plan = make_plan(sampler, somebody, n, seed=seed, memory=memory, **settings)
     if own.get("max_ratio") is None and plan.part("clip") is not None:
         own["max_ratio"] = 3.0
-    folder = None if state_path is None else Path(state_path)
-    return Rules(plan, seed is None, folder, needed, **own)
+    if state_path is not None:
+        state_path = Path(state_path)
+    return Rules(plan, own_seed, state_path, min_clients, **own)
 
 
 def check_whole(name: str, value: Any, allowed: str, least: int) -> None:

@@ -2,7 +2,6 @@
 ask them, select, close, save, log.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -78,7 +77,7 @@ class Service(Federation):
         before = self.clients
         self.admit(present)
         self._log_warnings()
-        if self.clients is not before:
+        if self.clients is not before:  # they come and go all the time
             self._log_joined(len(self.clients) - len(before))
         return {key: info for key, info in present.items() if key in self.clients}
 
@@ -150,7 +149,6 @@ class Service(Federation):
         keys = [key for key in self.unanswered() if key in present and self._asked[key] < _MOST]
         if census is None or not keys:
             return False
-        began = time.monotonic()
         length = census.length(self.num_params)
         self.log(INFO, "Census: %d clients are asked for their answer", len(keys))
         asked = census_question(census, list(self.layout.trained), self.plan.step_factor)
@@ -170,11 +168,7 @@ class Service(Federation):
         for fault, silent in faults.items():
             text = "\tcensus: no answer from %d clients: %s; they count as the mean of all: %s"
             self.log(WARNING, text, len(silent), fault, ", ".join(silent))
-        down = len(keys) * sum(array.nbytes for array in self.arrays().values())
-        up = len(answers) * 8 * length
-        text = "Census: %d of %d clients answered in %.3g s; %.3g MB were sent, %.3g MB came back"
-        seconds = time.monotonic() - began
-        self.log(INFO, text, len(answers), len(keys), seconds, down / 1e6, up / 1e6)
+        self.log(INFO, "Census: %d of %d clients answered", len(answers), len(keys))
         return bool(answers)
 
     def _log_joined(self, num_joined: int) -> None:

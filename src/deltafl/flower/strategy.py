@@ -13,7 +13,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
-from ..arrays import Arrays
 from ..errors import DeltaflError
 from ..estimators.control_variates import ControlVariate
 from ..federation.exchange import Question
@@ -172,7 +171,7 @@ class DeltaStrategy(Strategy):
         present = self.directory.wait(grid, seconds, federation.let_in, settle=not self._settled)
         self._settled = True
         number = federation.round + 1
-        model = federation.arrays()
+        model = to_record(federation.arrays())
 
         def ask(question: Question) -> Mapping[str, Any]:
             sent = self._messages(MessageType.TRAIN, question, model, config, number)
@@ -208,7 +207,7 @@ class DeltaStrategy(Strategy):
             federation = self._active()
             keys = [key for key in self.directory.nodes() if key in federation.clients]
             question = Question(keys, {}, {})
-            model = federation.model()
+            model = to_record(federation.model())
             number = federation.round  # of the round that was closed
             self._evaluations = self._messages(
                 MessageType.EVALUATE, question, model, config, number
@@ -227,14 +226,14 @@ class DeltaStrategy(Strategy):
         return MetricRecord(dict(metrics)) if metrics else None
 
     def _messages(
-        self, kind: str, question: Question, model: Arrays, config: ConfigRecord, number: int
+        self, kind: str, question: Question, model: ArrayRecord, config: ConfigRecord, number: int
     ) -> list[tuple[str, Message]]:
         nodes = self.directory.nodes()
         group = str(number)
         ttl = self._timeout + TTL_GRACE
         return [
             (key, Message(content, nodes[key], kind, ttl=ttl, group_id=group))
-            for key, content in contents(question, to_record(model), config, number)
+            for key, content in contents(question, model, config, number)
         ]
 
     def _active(self) -> Service:
