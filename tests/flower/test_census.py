@@ -25,12 +25,6 @@ from flwr.serverapp import Grid
 from conftest import same_tree
 from deltafl import (
     Census,
-    Population,
-    Reports,
-    close_round,
-    init_round,
-    make_plan,
-    open_round,
     stream,
 )
 from deltafl.arrays import Arrays, update_of
@@ -177,38 +171,6 @@ def test_a_client_whose_training_is_faulty_gives_away_no_array() -> None:
 
 
 # Rounds
-
-
-@pytest.mark.parametrize(
-    "label", [SMALL, "census(by_norm=False)@local-pivotal@difference", "census@@innovation"]
-)
-def test_rounds_are_those_of_the_core_bit_for_bit(
-    label: str, flower_log: pytest.LogCaptureFixture
-) -> None:
-    grid = grid_of(7)
-    strategy, fed = played(label, grid, 5, server_optimizer="momentum")
-    assert asked(grid) == [(1, 1000 - i) for i in range(7)]
-    assert "Census: 7 of 7 clients answered" in flower_log.text
-
-    population = Population.from_sizes([10 + 10 * i for i in range(7)])
-    plan = make_plan(label, population, 3, server_optimizer=strategy.rules.plan.optimizer, seed=4)
-    assert plan.census is not None
-    answers = expected_answers(7, plan.census)
-    assert answers_of(fed) == [tuple(answer_k.tolist()) for answer_k in answers]
-    plan = plan.with_census(answers)
-    state = init_round(plan, np.zeros(13))
-    for info in strategy.history:
-        cohort = open_round(plan, state)
-        sent = fed.layout.rebuild(state.params_d, {})
-        received = [trained_by(client, sent) for client in cohort.client_n.tolist()]
-        updates = [
-            update_of(sent, {n: a.astype(np.float32) for n, a in arrays.items()})
-            for arrays in received
-        ]
-        state, expected = close_round(plan, state, cohort, updates, Reports.make(3, loss=[1.0] * 3))
-        assert info.sum_of_weights == expected.sum_of_weights
-    assert np.array_equal(fed.params_d, state.params_d)
-    assert fed.params_d.any()
 
 
 def test_newcomers_are_asked_when_they_come_and_nobody_twice() -> None:

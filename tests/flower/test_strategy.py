@@ -24,12 +24,6 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from conftest import same_tree
 from deltafl import (
     DeltaflError,
-    Population,
-    Reports,
-    close_round,
-    init_round,
-    make_plan,
-    open_round,
 )
 from deltafl.federation.federation import Federation
 from deltafl.federation.replies import mean_metrics, round_metrics
@@ -42,57 +36,6 @@ from .grid import FakeGrid, Handler, configs, linear_app, model, played, start
 DP = DifferentialPrivacy(clip=1.0, noise_multiplier=1.0, delta=1e-5)
 
 
-def local_update(x_d: np.ndarray, target: float) -> tuple[np.ndarray, float, float]:
-    """What a client of ``linear_app`` does, with its mean loss and step variance."""
-    x = x_d.astype(np.float32)
-    losses = []
-    gradients = []
-    for _ in range(2):
-        losses.append(float(np.sum((x - target) ** 2)))
-        gradients.append((x - target).astype(np.float64))
-        x = x - np.float32(0.5) * (x - np.float32(target))
-    variance = 0.25 * np.var(np.stack(gradients), axis=0).sum()
-    return x - x_d, float(np.mean(losses)), float(variance)
-
-
-@pytest.mark.parametrize(
-    "label",
-    [
-        "pracdelta",
-        "fedpracis@pivotal@difference",
-        "md",
-        "cluster-is",
-        "fedavg",
-        "innovation",
-        "balanced",
-    ],
-)
-def test_rounds_are_those_of_the_core(label: str) -> None:
-    """The same draws, weights, steps and scores as a loop over open_round and close_round, round
-    by round.
-    """
-    known = [[float(i), 1.0] for i in range(7)] if label == "balanced" else None
-    strategy = DeltaStrategy(label, n=3, server_optimizer="momentum", seed=4, aux=2 if known else 0)
-    federation = played(strategy, FakeGrid(linear_app(), configs(7)), 5)
-
-    population = Population.from_sizes([10 + 10 * i for i in range(7)], aux=known)
-    plan = make_plan(label, population, 3, server_optimizer=strategy.rules.plan.optimizer, seed=4)
-    state = init_round(plan, np.zeros(3))
-    for info in strategy.history:
-        cohort = open_round(plan, state)
-        replies = [local_update(state.params_d, float(i)) for i in cohort.client_n]
-        reports = Reports.make(
-            len(replies),
-            loss=[loss for _, loss, _ in replies],
-            step_variance=[variance for _, _, variance in replies],
-            num_steps=[2] * len(replies),
-        )
-        state, expected = close_round(plan, state, cohort, [u for u, _, _ in replies], reports)
-        assert info.sum_of_weights == pytest.approx(expected.sum_of_weights, rel=1e-12)
-        assert info.loss == pytest.approx(expected.loss, rel=1e-6)
-    assert federation.params_d == pytest.approx(state.params_d, rel=1e-5, abs=1e-6)
-
-
 def test_the_result_counts_rounds_keeps_types_and_weighs_evaluations_by_registered_sizes() -> None:
     seen: list[int] = []
 
@@ -100,7 +43,7 @@ def test_the_result_counts_rounds_keeps_types_and_weighs_evaluations_by_register
         seen.append(server_round)
         return MetricRecord({"x": float(arrays["x"].numpy()[0])})
 
-    strategy = DeltaStrategy("uniform", n=2, evaluate=True)
+    strategy = DeltaStrategy("uniform", n=2, evaluate=True, average=0.5)
     result = start(strategy, FakeGrid(linear_app(), configs(4)), rounds=3, evaluate_fn=evaluate)
     assert seen == [0, 1, 2, 3]
     assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
@@ -354,38 +297,6 @@ def test_epsilon_is_logged_before_the_first_round(flower_log: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sampler": "balanced"}, "write aux=10 if each has 10"),
-        ({"sampler": "census", "aux": 3}, "census in place of auxiliary variables; leave out aux"),
-        ({"sampler": "pracdeltta"}, "did you mean 'pracdelta'"),
-        ({"n": True}, "n is True; it must be a whole number"),
-        ({"dp": 3.0}, r"dp is 3.0; write DifferentialPrivacy"),
-        ({"dp": DP}, "it learns from replies, and its draws would show them"),
-        ({"forget": "client:a"}, r"forget is 'client:a'; it must be a list of texts"),
-        ({"forget": None}, r"forget is None; it must be a list of texts"),
-        (
-            {"wait_for_nodes": "10"},
-            r"wait_for_nodes is '10'; it must be a number of seconds in \[0, inf\]",
-        ),
-        ({"registration_timeout": float("nan")}, "registration_timeout is nan"),
-        ({"state_path": ""}, "state_path is ''; write the name of a folder, or None"),
-        ({"sampler": "delta"}, "practical sampler"),
-        ({"sampler": "uniform+mime=1.0"}, r"mime is 1.0; it must be in \[0, 1\)"),
-        ({"average": None}, "average is None; it must be in"),
-        ({"avrage": 0.5}, "did you mean 'average'"),
-        ({"max_rato": 2}, "did you mean 'max_ratio'"),
-        ({"min_nodes": 0}, r"min_clients is 0; .* \(min_nodes in Flower\)"),
-        ({"identity": "node"}, "identity"),
-        ({"sampler": "innovation", "memory_path": "rows"}, "there is no state_path: write both"),
-    ],
-)
-def test_impossible_settings_are_refused_at_once(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(DeltaflError, match=message):
-        DeltaStrategy(**settings)
-
-
-@pytest.mark.parametrize(
     ("argument", "message"), [("timeout", "number of seconds"), ("num_rounds", "whole number")]
 )
 def test_arguments_of_start_are_refused_before_anybody_trains(argument: str, message: str) -> None:
@@ -394,24 +305,3 @@ def test_arguments_of_start_are_refused_before_anybody_trains(argument: str, mes
         DeltaStrategy("uniform", n=2).start(
             cast(Grid, FakeGrid(linear_app(), configs(2))), model(), **wrong
         )
-
-
-def test_an_average_is_what_is_evaluated_and_returned_and_clients_go_on_from_the_last_model() -> (
-    None
-):
-    seen: dict[int, list[float]] = {}
-
-    def judge(server_round: int, arrays: ArrayRecord) -> None:
-        seen[server_round] = arrays["x"].numpy().tolist()
-
-    grid, plain = (FakeGrid(linear_app(), configs(5)) for _ in range(2))
-    strategy = DeltaStrategy("pracdelta", n=3, seed=1, evaluate=True, average=0.5)
-    result = start(strategy, grid, 4, evaluate_fn=judge)
-    last = played(DeltaStrategy("pracdelta", n=3, seed=1, evaluate=True), plain, 4).params_d
-    assert strategy.federation is not None
-    np.testing.assert_array_equal(strategy.federation.params_d, last)
-    model_d = strategy.federation.plan.model(strategy.federation.current)
-    assert seen[4] == result.arrays["x"].numpy().tolist() == model_d.tolist() != last.tolist()
-    sent = [message for message in grid.sent if message.metadata.message_type == "evaluate"]
-    assert sent[-1].content.array_records["arrays"]["x"].numpy().tolist() == seen[4]
-    assert int(result.arrays["steps"].numpy()) == 7

@@ -1,0 +1,55 @@
+"""Settings that no federation can have, and what those that it can have mean."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deltafl import DeltaflError, DifferentialPrivacy
+from deltafl.federation.rules import make_rules
+
+DP = DifferentialPrivacy(clip=1.0, noise_multiplier=1.0, delta=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sampler": "balanced"}, "write aux=10 if each has 10"),
+        ({"sampler": "census", "aux": 3}, "census in place of auxiliary variables; leave out aux"),
+        ({"sampler": "pracdeltta"}, "did you mean 'pracdelta'"),
+        ({"sampler": "delta"}, "practical sampler"),
+        ({"sampler": "uniform+mime=1.0"}, r"mime is 1.0; it must be in \[0, 1\)"),
+        ({"sampler": "innovation", "memory_path": "rows"}, "there is no state_path: write both"),
+        ({"n": True}, "n is True; it must be a whole number"),
+        ({"aux": -1}, "aux is -1; it must be a whole number"),
+        ({"seed": -1}, "seed is -1; it must be a whole number"),
+        ({"min_clients": 0}, r"min_clients is 0; .* \(min_nodes in Flower\)"),
+        ({"max_ratio": 0.5}, "max_ratio is 0.5"),
+        ({"weights": "size"}, "weights is 'size'; write 'data'"),
+        ({"identity": "node"}, "unknown identity 'node'"),
+        ({"dp": 3.0}, "dp is 3.0; write DifferentialPrivacy"),
+        ({"sampler": "innovation", "dp": DP}, "it learns from replies, and its draws would show"),
+        ({"average": None}, "average is None; it must be in"),
+        ({"forget": "client:a"}, "forget is 'client:a'; it must be a list of texts"),
+        ({"buffers": None}, "buffers is None; it must be a list of texts"),
+        ({"registration_timeout": float("nan")}, "registration_timeout is nan"),
+        ({"registration_timeout": "10"}, r"is '10'; it must be a number of seconds in \(0, inf\)"),
+        ({"state_path": ""}, "state_path is ''; write the name of a folder, or None"),
+        ({"memory_path": 3}, "memory_path is 3; write the name of a folder, or None"),
+        ({"avrage": 0.5}, "did you mean 'average'"),
+        ({"max_rato": 2}, "did you mean 'max_ratio'"),
+        ({"plan": None}, "unknown setting 'plan'"),
+    ],
+)
+def test_impossible_settings_are_refused_at_once(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(DeltaflError, match=message):
+        make_rules(**{"sampler": "uniform", **settings})
+
+
+def test_defaults_follow_from_other_settings(tmp_path: Path) -> None:
+    plain = make_rules("uniform", 4)
+    assert (plain.min_clients, plain.max_ratio, plain.own_seed) == (4, None, True)
+    robust = make_rules("uniform", 4, str(tmp_path), clip="median", min_clients=2, seed=1)
+    assert (robust.min_clients, robust.max_ratio, robust.own_seed) == (2, 3.0, False)
+    assert robust.state_path == tmp_path
+    assert make_rules("uniform", clip="median", max_ratio=5.0).max_ratio == 5.0

@@ -1,0 +1,65 @@
+"""The clients of ``rounds.py`` as nodes of Flower."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from deltafl.flower import DeltaStrategy, delta_mod, register, take_correction
+from deltafl.flower.messages import to_arrays, to_record
+from deltafl.types import Params
+from flower.grid import FakeGrid
+
+from .rounds import FAULTY, MODEL, Played, label_of, settings_of, work
+
+
+def app_with(fault: str) -> ClientApp:
+    app = ClientApp(mods=[delta_mod])
+    register(
+        app,
+        num_examples=lambda context: 10 + 5 * int(context.node_config["number"]),
+        aux=lambda context: label_of(int(context.node_config["number"])),
+    )
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        sent = to_arrays(message.content.array_records["arrays"])
+        number = int(context.node_config["number"])
+        arrays = work(number, fault, sent, lambda: take_correction(message))
+        assert arrays is not None
+        reply = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+        metrics = MetricRecord({"loss": 1.0, "num-examples": 10**9})
+        return Message(RecordDict({"arrays": reply, "metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def play(
+    monkeypatch: pytest.MonkeyPatch,
+    label: str,
+    fault: str = "",
+    m: int = 7,
+    rounds: int = 5,
+    state_path: Path | None = None,
+    **settings: Any,
+) -> Played:
+    nodes = {1000 - i: {"client-id": f"site-{i}", "number": i} for i in range(m)}
+    grid = FakeGrid(app_with(fault), nodes)
+    if fault == "silent":
+        grid.fail[1000 - FAULTY] = lambda message, context: None
+    strategy = DeltaStrategy(label, state_path=state_path, **{**settings_of(label), **settings})
+    models = list[Params]()
+
+    def judge(server_round: int, arrays: ArrayRecord) -> None:
+        named = to_arrays(arrays)
+        models.append(np.concatenate([named[name].ravel() for name in MODEL]))
+
+    strategy.start(
+        cast(Grid, grid), to_record(MODEL), num_rounds=rounds, timeout=30, evaluate_fn=judge
+    )
+    assert strategy.federation is not None
+    return Played(strategy.federation, strategy.history, models[1:])

@@ -1,0 +1,94 @@
+"""Flower and NVFlare, without their processes: the same rounds, bit for bit, as without a host."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deltafl.types import Params
+
+from .rounds import FAULTY, core
+
+LABELS = [
+    "pracdelta",
+    "fedpracis@pivotal@difference",
+    "md",
+    "cluster-is",
+    "fedavg",
+    "innovation@local-pivotal",
+    "balanced",
+    "census",
+    "census(components=2,size=16)@@innovation",
+    "census(by_norm=False)@local-pivotal@difference",
+    "fedvarp+scaffold",
+    "innovation+scaffold",
+    "uniform+mime=0.5",
+    "uniform+average=0.5",
+    "census+average=0.5+mime=0.7",
+    "census+mime=0.5+scaffold",
+]
+#: Label, fault, why its replies are refused.
+FAULTS = [
+    ("uniform", "silent", "no reply in time: "),
+    ("pracdelta", "another shape", "array 'bias' has shape (5,), expected (2,)"),
+    ("fedvarp+scaffold", "no correction", "did not correct its local steps; train inside"),
+    ("uniform+mime=0.5", "no correction", "did not correct its local steps; train inside"),
+    ("census", "silent", "census: no answer from 1 clients: no reply in time"),
+    ("census+mime=0.5", "no correction", "census: no answer from 1 clients: the client did not"),
+]
+
+
+@pytest.fixture(params=["flower_nodes", "nvflare_sites"])
+def play(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """(label, ...) -> what a host has done."""
+    if find_spec({"flower_nodes": "flwr", "nvflare_sites": "nvflare"}[request.param]) is None:
+        pytest.skip("the host is not installed")
+    host: Any = import_module(f"{__package__}.{request.param}")
+    return lambda label, *given, **settings: host.play(monkeypatch, label, *given, **settings)
+
+
+def same(found: list[Params], expected: list[Params]) -> bool:
+    return len(found) == len(expected) and all(map(np.array_equal, found, expected))
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_rounds_are_those_of_the_core(play: Any, label: str) -> None:
+    played = play(label)
+    models, infos, largest = core(label)
+    assert same(played.models, models)
+    weights = [info.sum_of_weights for info in played.history]
+    assert weights == [info.sum_of_weights for info in infos]
+    assert np.abs(models[-1]).max() > 0.1
+    assert (largest > 0.05) == played.federation.plan.sends_drifts
+
+
+@pytest.mark.parametrize(("label", "fault", "reason"), FAULTS)
+def test_a_fault_is_non_response(
+    play: Any, label: str, fault: str, reason: str, log: pytest.LogCaptureFixture
+) -> None:
+    """Also in a census: such a client counts as the mean of all."""
+    played = play(label, fault)
+    models, _, _ = core(label, fault)
+    assert same(played.models, models)
+    assert played.used[FAULTY] == 0
+    assert sum(played.used) > 5
+    assert reason in log.text
+    assert f"site-{FAULTY}" in log.text
+
+
+@pytest.mark.parametrize("label", ["innovation", "census", "uniform+average=0.5+mime=0.5"])
+def test_a_server_resumes_and_forgets(play: Any, label: str, tmp_path: Path) -> None:
+    through = play(label)
+    play(label, rounds=2, state_path=tmp_path)
+    again = play(label, rounds=5, state_path=tmp_path)
+    assert [info.round for info in again.history] == [2, 3, 4]
+    assert same(again.models, through.models[2:])
+    done = play(label, rounds=5, state_path=tmp_path)
+    assert done.history == []
+    key = done.federation.keys[0]
+    less = play(label, rounds=6, state_path=tmp_path, forget=[key])
+    assert key not in less.federation.keys
+    assert len(less.history) == 1
