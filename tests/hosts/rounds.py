@@ -38,7 +38,7 @@ class Played(NamedTuple):
     @property
     def used(self) -> list[int]:
         """How often each client responded."""
-        return [int(count) for count in self.federation.current.responded_m]
+        return [int(count) for count in np.asarray(self.federation.current.responded_m)]
 
 
 def label_of(client: int) -> list[float]:
