@@ -102,7 +102,7 @@ def load_unipen62(data_dir: Path | None = None) -> tasks.Dataset:
     image = found.array("x", "uint8", None, 28, 28)[:, np.newaxis]
     label = found.array("y", "uint8", len(image)).astype(np.int64)
     writer = found.array("writer", "int", len(image)).astype(np.int64)
-    whole = tasks.Dataset(found.title, image, label, image[:0], label[:0], num_classes=62)
+    whole = tasks.Dataset.whole(found.title, image, label, num_classes=62)
     return tasks.hold_out_by_owner(whole, "writer", writer, FEWEST_OF_WRITER, MOST_OF_WRITER)
 
 
@@ -117,7 +117,7 @@ def load_celeba_subset(data_dir: Path | None = None, side: int = 42) -> tasks.Da
     scale = 84 // side
     block_sum = full.reshape(len(full), 3, side, scale, side, scale).sum((3, 5), dtype=np.uint16)
     image = ((block_sum + scale**2 // 2) // scale**2).astype(np.uint8)
-    whole = tasks.Dataset(found.title, image, label, image[:0], label[:0], num_classes=2)
+    whole = tasks.Dataset.whole(found.title, image, label, num_classes=2)
     return tasks.hold_out_by_owner(whole, "celeb", celeb, FEWEST_OF_CELEBRITY)
 
 

@@ -109,31 +109,20 @@ def test_settings_come_from_the_task_and_options_win(tmp_path: Path) -> None:
     assert (found.clients, found.partition, found.alpha) == (None, None, None)
     by_loss = write(tmp_path, SOURCE.replace("Net, loss)", 'Net, loss, metric="loss")'))
     assert make_settings(RunSettings, {"task": str(by_loss)}).threshold is None
-    other = make_settings(
-        RunSettings, {"task": name, "sample": 25, "local_steps": 3, "threshold": 0.5}
-    )
-    assert (other.sample, other.local_steps, other.local_epochs, other.threshold) == (
-        25,
-        3,
-        None,
-        0.5,
-    )
-    assert (
-        make_settings(RunSettings, other.model_dump(exclude_none=True)) == other
-    )  # a record can be resumed
-    x = task_of(make_settings(RunSettings, {"task": name, "seed": 4})).dataset.train_x
-    assert [np.array_equal(x, load_own(name, seed).dataset.train_x) for seed in (4, 5)] == [
-        True,
-        False,
-    ]
+    given = {"task": name, "sample": 25, "local_steps": 3, "threshold": 0.5}
+    other = make_settings(RunSettings, given)
+    assert other.model_dump().items() >= (given | {"local_epochs": None}).items()
+    # A record can be resumed.
+    assert make_settings(RunSettings, other.model_dump(exclude_none=True)) == other
+    task = task_of(make_settings(RunSettings, {"task": name, "seed": 4}))
+    assert task.data == load_own(name, 4).data != load_own(name, 5).data
 
 
 def test_a_function_may_take_nothing(tmp_path: Path) -> None:
-    path = write(
-        tmp_path, SOURCE.replace("make_task(seed)", "other(size=60)").replace("rng(seed)", "rng(7)")
-    )
-    first, second = (load_own(f"{path}:other", seed).dataset.train_x for seed in (0, 1))
-    np.testing.assert_array_equal(first, second)
+    source = SOURCE.replace("make_task(seed)", "other(size=60)").replace("rng(seed)", "rng(7)")
+    path = write(tmp_path, source)
+    first, second = (load_own(f"{path}:other", seed) for seed in (0, 1))
+    assert first.data == second.data
 
 
 @pytest.mark.parametrize(
@@ -173,23 +162,18 @@ def test_files_that_cannot_be_imported(tmp_path: Path) -> None:
             load_own(str(tmp_path / name), 0)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("clients", 25), ("partition", "iid"), ("alpha", 0.3), ("column", "a"), ("label", "b")],
-)
-def test_options_about_who_holds_what_are_refused(
-    tmp_path: Path, option: str, value: object
-) -> None:
-    with pytest.raises(DeltaflError, match=f"^{option} is (not )?a setting of.*leave it out"):
-        make_settings(RunSettings, {"task": str(write(tmp_path)), option: value})
+@pytest.mark.parametrize("setting", ["clients", "partition", "alpha", "column", "label"])
+def test_settings_about_who_holds_what_are_refused(tmp_path: Path, setting: str) -> None:
+    value = {"clients": 25, "alpha": 0.3}.get(setting, "iid")
+    with pytest.raises(DeltaflError, match=f"^{setting} is (not )?a setting of.*leave it out"):
+        make_settings(RunSettings, {"task": str(write(tmp_path)), setting: value})
 
 
 def test_a_lambda_is_for_one_process(tmp_path: Path) -> None:
     name = str(write(tmp_path, SOURCE.replace("Net, loss)", "lambda: Net(), loss)")))
     make_settings(RunSettings, {"task": name, "workers": 1})
     with pytest.raises(
-        DeltaflError,
-        match=r"cannot be sent to worker processes.*top of the file, or use --workers 1",
+        DeltaflError, match=r"cannot be sent to .*top of the file, or use --workers"
     ):
         make_settings(RunSettings, {"task": name, "workers": 2})
 

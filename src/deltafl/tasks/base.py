@@ -49,6 +49,32 @@ class Dataset:
     columns: Mapping[str, IntArray] = field(default_factory=dict)
     test_columns: Mapping[str, IntArray] = field(default_factory=dict)
 
+    @classmethod
+    def whole(
+        cls,
+        name: str,
+        x: npt.NDArray[Any],
+        y: npt.NDArray[Any],
+        num_classes: int,
+        columns: Mapping[str, IntArray] | None = None,
+    ) -> "Dataset":
+        """Examples of which none is for the test, to be ``split``."""
+        return cls(name, x, y, x[:0], y[:0], num_classes, columns or {})
+
+    def split(self, train: Any, test: Any) -> "Dataset":
+        """Of the training examples those that stay, and those that are the test set from now on;
+        rows, masks or slices.
+        """
+        return replace(
+            self,
+            train_x=self.train_x[train],
+            train_y=self.train_y[train],
+            test_x=self.train_x[test],
+            test_y=self.train_y[test],
+            columns={name: column_e[train] for name, column_e in self.columns.items()},
+            test_columns={name: column_e[test] for name, column_e in self.columns.items()},
+        )
+
 
 @dataclass(frozen=True)
 class Task:
@@ -218,10 +244,8 @@ def with_validation(task: Task, share: float, seed: int) -> Task:
             "validation; raise "
             "'validation', or choose a task with larger clients"
         )
-    columns = {name: column[row_e] for name, column in data.columns.items()}
-    parts = replace(
-        data, test_x=data.train_x[row_e], test_y=data.train_y[row_e], test_columns=columns
-    )
+    # Nothing moves, so that the rows of clients stay right.
+    parts = data.split(slice(None), row_e)
     test_clients = task.test_clients
     if test_clients is not None:
         test_clients = np.concatenate(owners)[first_e]

@@ -53,12 +53,8 @@ def load_digits(data_dir: Path | None = None) -> Dataset:
     table = np.loadtxt(path, delimiter=",")
     x = table[:, :-1].reshape(-1, 1, 8, 8).astype(np.uint8)
     y = table[:, -1].astype(np.int64)
-    return _dataset("digits", x, y, DIGITS_TRAIN)
-
-
-def _dataset(name: str, x: Bytes, y: IntArray, num_train: int) -> Dataset:
-    """Ten classes; the last rows are for the test."""
-    return Dataset(name, x[:num_train], y[:num_train], x[num_train:], y[num_train:], num_classes=10)
+    whole = Dataset.whole("digits", x, y, num_classes=10)
+    return whole.split(slice(DIGITS_TRAIN), slice(DIGITS_TRAIN, None))
 
 
 def load_idx(name: str, data_dir: Path | None = None) -> Dataset:
@@ -170,4 +166,6 @@ def load_cifar10(data_dir: Path | None = None) -> Dataset:
     row_e = np.concatenate(batches)
     x = row_e[:, 1:].reshape(-1, 3, 32, 32)
     y = row_e[:, 0].astype(np.int64)
-    return _dataset(title, x, y, len(row_e) - len(batches[-1]))
+    num_train = len(row_e) - len(batches[-1])
+    whole = Dataset.whole(title, x, y, num_classes=10)
+    return whole.split(slice(num_train), slice(num_train, None))

@@ -197,6 +197,7 @@ def crop_and_flip(x: Tensor, rng: np.random.Generator) -> Tensor:
     from .modules import torch
 
     size, _, height, width = x.shape
+    # Two shifts and a flip for each image.
     draw_bk = rng.random((size, 3))
     shift_b2 = torch.from_numpy(np.floor(draw_bk[:, :2] * (2 * PAD + 1)).astype(np.int64))
     row_bh = shift_b2[:, :1] + torch.arange(height)

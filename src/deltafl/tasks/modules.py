@@ -82,6 +82,7 @@ class NextToken(nn.Module):
         Gates and states are written out, for ``torch.vmap`` does not know LSTMs; biases are added
         together as torch's.
         """
+        # In the order in which torch lists them.
         table, weight_in, weight_on, bias_in, bias_on, head, head_bias = params
         clients, size, length = x.shape
         # A product, for the gradient of a look-up adds up in any order on a GPU.

@@ -142,6 +142,7 @@ def own_code_error(
     ``names`` are those of tasks and samplers: ``FILE.py:NAME`` is one of a file.
     """
     files = [split_name(name)[0] for name in names]
+    # Beside them, for a file may import others of the user's.
     folders = {file.resolve().parent for file in files if file.suffix == ".py"}
     own = dict.fromkeys(
         f"{Path(file).name} line {line}" for file, line in places if Path(file).parent in folders
@@ -177,6 +178,7 @@ def own_spec(name: str, task: Task) -> TaskSpec:
 def check_picklable(task: Task, name: str) -> None:
     """Check that the model and the loss of a task can be sent to worker processes."""
     try:
+        # Only what the user writes: arrays can always be sent.
         pickle.dumps((task.make_model, task.loss, task.augment))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise DeltaflError(
@@ -301,6 +303,7 @@ def _smoke_test(task: Task, seed: int) -> None:
             varied,
             f"of shape {tuple(x.shape)} and type {x.dtype}, as its inputs",
         )
+    # The trial must not change what the user's own code draws after it.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(seed, "model").integers(2**63)))
         model: Any = _tried("make_model failed", task.make_model)

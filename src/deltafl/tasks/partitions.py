@@ -94,12 +94,14 @@ def yurochkin2019(
     parts: list[list[IntArray]] = [[] for _ in range(num_clients)]
     for pool in _pools(label_e, rng):
         share_m = rng.dirichlet(np.full(num_clients, alpha))
+        # Sums are rounded, not shares: so each example is in one part, and none is lost.
         cuts = np.rint(np.cumsum(share_m)[:-1] * len(pool)).astype(np.int64)
         for part, rows in zip(parts, np.split(pool, cuts), strict=True):
             part.append(rows)
     clients = [np.sort(np.concatenate(part)) for part in parts]
     size_m = np.array([len(rows) for rows in clients])
     for client in np.flatnonzero(size_m == 0):
+        # The largest client at this moment: it has given away one before, perhaps.
         giver = int(np.argmax(size_m))
         given = int(rng.integers(size_m[giver]))
         clients[client] = clients[giver][given : given + 1]
@@ -113,6 +115,7 @@ def shards(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> lis
     """Sort by label, cut into 2 m equal shards, deal two to each client (McMahan et al., AISTATS
     2017).
     """
+    # Two labels a client at most, in the paper's words "pathological".
     num_shards = 2 * num_clients
     if num_shards > len(label_e):
         raise DeltaflError(
@@ -164,6 +167,7 @@ def natural(owner_e: IntArray, num_clients: int, rng: np.random.Generator) -> li
     drawn at random.
     """
     clients = rows_by_key(owner_e)
+    # Nothing is drawn then, so the seed makes no difference.
     if num_clients == len(clients):
         return clients
     return [
@@ -314,16 +318,7 @@ def hold_out_by_owner(
         )
     row_e = np.sort(np.concatenate(used))
     train = row_e[~test_e[row_e]]
-    test = np.flatnonzero(test_e)
-    return replace(
-        whole,
-        train_x=whole.train_x[train],
-        train_y=whole.train_y[train],
-        test_x=whole.train_x[test],
-        test_y=whole.train_y[test],
-        columns={column: owner_e[train]},
-        test_columns={column: owner_e[test]},
-    )
+    return replace(whole, columns={column: owner_e}).split(train, np.flatnonzero(test_e))
 
 
 def every_tenth(owned: Sequence[IntArray], num_rows: int) -> BoolArray:
@@ -336,6 +331,7 @@ def every_tenth(owned: Sequence[IntArray], num_rows: int) -> BoolArray:
 
 def rows_by_key(key_e: IntArray) -> list[IntArray]:
     """The rows of each different key, in increasing order of keys and of rows."""
+    # Stable, so that the rows of a key stay in their order.
     order = np.argsort(key_e, kind="stable")
     _, start = np.unique(key_e[order], return_index=True)
     return np.split(order, start[1:])

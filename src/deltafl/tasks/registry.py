@@ -129,6 +129,7 @@ def added_tasks() -> dict[str, TaskSpec]:
 def known_tasks() -> dict[str, TaskSpec]:
     """All tasks by name: those of this package, then those of ``task_modules``."""
     for module in task_modules():
+        # Python imports a module once, so that asking again costs nothing.
         try:
             importlib.import_module(module)
         except ImportError as error:

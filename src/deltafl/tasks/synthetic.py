@@ -82,9 +82,12 @@ def draw_client(seed: int, client: int, truth: tuple[float, float]) -> tuple[flo
     clients.
     """
     rng = stream(seed, "data", client=client)
+    # A lognormal with this variance of its logarithm has the coefficient of variation, and with
+    # minus half of it as the mean of its logarithm, the mean 1.
     log_variance = math.log(1 + NOISE_VARIATION**2)
     factor = float(rng.lognormal(-log_variance / 2, math.sqrt(log_variance)))
     x = rng.standard_normal(SAMPLES_PER_CLIENT)
+    # Redrawn, for the logarithm is singular there.
     a, b = truth
     while (singular := np.abs(a * x - b) < BAND).any():
         x[singular] = rng.standard_normal(int(singular.sum()))

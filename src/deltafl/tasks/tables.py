@@ -113,6 +113,7 @@ def table_task(
     if label not in frame:
         raise _no_column(name, label, frame, "label")
     owner = _owner_column(name, frame, column, partition)
+    # Where a partition deals the rows, a column of clients is no feature either.
     features = frame.drop(columns=[label, owner or OWNER], errors="ignore")
     if label == owner or features.empty:
         raise DeltaflError(
@@ -123,6 +124,7 @@ def table_task(
     x = np.column_stack([_numbers(features[each]) for each in features])
     test_e = _random_share(owner_e, test_share, seed)
     if standardize:
+        # Test rows say nothing about the scale: a model is judged on rows that it has not seen.
         mean = x[~test_e].mean(axis=0)
         scale = x[~test_e].std(axis=0)
         x = (x - mean) / np.where(scale > 0, scale, 1.0)
@@ -196,6 +198,7 @@ def from_huggingface(
         for key in (*keys, inputs):
             if key not in part.column_names:
                 raise _no_column(where, key, part.column_names)
+    # Together, so that both parts number classes and owners alike.
     frame = pd.concat(
         [pd.DataFrame({key: list(part[key]) for key in keys}) for part in used.values()], keys=used
     )
@@ -234,6 +237,7 @@ def _task(
     # Round 0 of the stream has dealt the test rows.
     rng = stream(seed, "partition", round=1)
     client_rows = make_partition(how, dataset, clients, alpha, rng, column)
+    # Linear models flatten pictures.
     in_features = int(np.prod(dataset.train_x.shape[1:]))
     task = Task(
         name=name,
@@ -273,19 +277,9 @@ def _dataset(
             f"{name}: no client has enough rows for a test set; call table_task with a larger "
             "test_share in a file of your own, or name a column of clients with more rows"
         )
-    train_e = ~test_e
-    dataset = Dataset(
-        name + target.unit,
-        x[train_e],
-        target.y[train_e],
-        x[test_e],
-        target.y[test_e],
-        target.num_classes,
-    )
-    if owner is None:
-        return dataset
-    columns = {owner: owner_e[train_e]}
-    return replace(dataset, columns=columns, test_columns={owner: owner_e[test_e]})
+    columns = {owner: owner_e} if owner is not None else {}
+    whole = Dataset.whole(name + target.unit, x, target.y, target.num_classes, columns)
+    return whole.split(~test_e, test_e)
 
 
 def _owner_column(
@@ -345,6 +339,7 @@ def _target(values: Column, task_type: TaskType | None, standardize: bool) -> Ta
     number = _numbers(values)
     mean = float(number.mean())
     scale = float(number.std())
+    # Division by it would give NaN.
     if scale == 0:
         raise DeltaflError(f"{where} holds a single number; there is nothing to predict")
     if not standardize:
@@ -397,6 +392,7 @@ def _random_share(owner_e: IntArray, share: float, seed: int) -> BoolArray:
     """Whether a row is for the test: of each owner's so large a share, drawn, but never all."""
     test_e = np.zeros(len(owner_e), np.bool_)
     for owner, rows in enumerate(rows_by_key(owner_e)):
+        # Half a row is rounded up; Python's round takes 2.5 to 2.
         size = min(int(share * len(rows) + 0.5), len(rows) - 1)
         test_e[stream(seed, "partition", client=owner).permutation(rows)[:size]] = True
     return test_e
