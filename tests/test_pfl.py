@@ -136,6 +136,7 @@ def run(
     central_lr: float = 1.0,
     proximal: float = 0.0,
     folder: Path | None = None,
+    cohort_size: int = 0,
     **more: Any,
 ) -> tuple[DeltaBackend, Keep]:
     """Five rounds of a linear model from 0 in pfl."""
@@ -151,7 +152,12 @@ def run(
         saving = [RestoreTrainingCallback([algorithm, model, backend], str(folder))]
     params = partial(FedProxParams, mu=proximal) if proximal else NNAlgorithmParams
     algorithm.run(
-        params(ROUNDS, evaluation_frequency=1000, train_cohort_size=plan.n, val_cohort_size=0),
+        params(
+            ROUNDS,
+            evaluation_frequency=1000,
+            train_cohort_size=cohort_size or plan.n,
+            val_cohort_size=0,
+        ),
         backend,
         model,
         NNTrainHyperParams(local_num_epochs=EPOCHS, local_learning_rate=LR, local_batch_size=None),
@@ -178,6 +184,11 @@ def simulated(plan: Plan, proximal: float = 0.0) -> list[Params]:
     return models
 
 
+def assert_same(found: list[Params], expected: list[Params]) -> None:
+    for round, (found_d, expected_d) in enumerate(zip(found, expected, strict=True)):
+        assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6), round
+
+
 @pytest.mark.parametrize(
     "label",
     [
@@ -193,8 +204,7 @@ def simulated(plan: Plan, proximal: float = 0.0) -> list[Params]:
 def test_the_models_are_those_of_the_simulator(label: str) -> None:
     plan = plan_of(label, 20 if label == "full" else N)
     backend, keep = run(plan)
-    for round, (found_d, expected_d) in enumerate(zip(keep.models, simulated(plan), strict=True)):
-        assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6), round
+    assert_same(keep.models, simulated(plan))
     assert np.linalg.norm(keep.models[-1] - keep.models[-2]) > 0.01
     drawn = keep.logged[label == "census" :]
     assert len(backend.history) == len(drawn) == ROUNDS - (label == "census")
@@ -211,8 +221,7 @@ def test_weights_that_do_not_sum_to_one_survive() -> None:
     sums = [info.sum_of_weights for info in backend.history]
     assert min(sums) < 0.7
     assert max(sums) > 1.1
-    for found_d, expected_d in zip(keep.models, simulated(plan), strict=True):
-        assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6)
+    assert_same(keep.models, simulated(plan))
 
 
 def test_the_plans_privacy_is_that_of_the_simulator() -> None:
@@ -227,16 +236,14 @@ def test_the_plans_privacy_is_that_of_the_simulator() -> None:
         np.abs(keep.models[0] - simulated(replace(plan, parts=make_parts({"dp": None})))[0]).max()
         > 0.01
     )
-    for found_d, expected_d in zip(keep.models, simulated(plan), strict=True):
-        assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6)
+    assert_same(keep.models, simulated(plan))
 
 
 def test_pfls_own_weights_change_nothing() -> None:
     plan = plan_of("innovation")
     _, plain = run(plan)
     _, weighted = run(plan, postprocessors=[WeightByDatapoints()])
-    for expected_d, found_d in zip(plain.models, weighted.models, strict=True):
-        assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6)
+    assert_same(weighted.models, plain.models)
 
 
 def test_postprocessors_see_users_before_their_updates_are_weighted() -> None:
@@ -259,8 +266,7 @@ def test_an_empty_cohort_moves_the_model_by_the_control_variate() -> None:
     backend, keep = run(plan)
     empty = [info.round for info in backend.history if info.num_selected == 0]
     assert empty and max(empty) > 0
-    for found_d, expected_d in zip(keep.models, simulated(plan), strict=True):
-        assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6)
+    assert_same(keep.models, simulated(plan))
     after = max(empty)
     assert np.linalg.norm(keep.models[after] - keep.models[after - 1]) > 1e-3
 
@@ -268,8 +274,7 @@ def test_an_empty_cohort_moves_the_model_by_the_control_variate() -> None:
 def test_other_algorithms_send_their_updates() -> None:
     plan = plan_of("innovation")
     _, keep = run(plan, proximal=0.7)
-    for found_d, expected_d in zip(keep.models, simulated(plan, proximal=0.7), strict=True):
-        assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6)
+    assert_same(keep.models, simulated(plan, proximal=0.7))
     assert np.abs(keep.models[-1] - simulated(plan)[-1]).max() > 0.01
 
 
@@ -278,8 +283,7 @@ def test_the_central_optimizer_moves_the_model() -> None:
     plan = plan_of("innovation")
     _, halved = run(plan, central_lr=0.5)
     expected = simulated(replace(plan, parts=make_parts({"server_optimizer": Sgd(lr=0.5)})))
-    for found_d, expected_d in zip(halved.models, expected, strict=True):
-        assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-6)
+    assert_same(halved.models, expected)
 
 
 @pytest.mark.parametrize("label", ["innovation", "census"])
@@ -366,21 +370,9 @@ def test_what_pfls_users_do_not_do_is_refused_before_they_work() -> None:
 
 
 def test_another_cohort_size_is_refused() -> None:
-    with pytest.raises(
-        DeltaflError, match="train_cohort_size is 5 and the plan has n = 4; write the same"
-    ):
-        replaced = plan_of("uniform", 4)
-        plan = plan_of("uniform", 5)
-        backend = DeltaBackend(replaced, user)
-        net = Net(64, 10)
-        FederatedAveraging().run(
-            NNAlgorithmParams(
-                1, evaluation_frequency=1000, train_cohort_size=plan.n, val_cohort_size=0
-            ),
-            backend,
-            PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0)),
-            NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR, local_batch_size=None),
-        )
+    cure = "train_cohort_size is 4 and the plan has n = 5; write the same"
+    with pytest.raises(DeltaflError, match=cure):
+        run(plan_of("uniform"), cohort_size=4)
 
 
 class TwoThings(Measured):

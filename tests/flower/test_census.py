@@ -19,64 +19,35 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import Mod
 from flwr.serverapp import Grid
 
 from conftest import same_tree
-from deltafl import (
-    Census,
-    stream,
-)
-from deltafl.arrays import Arrays, update_of
+from deltafl import Census
+from deltafl.arrays import update_of
 from deltafl.federation.clients import ClientInfo
-from deltafl.federation.exchange import census_question
+from deltafl.federation.exchange import Correction, census_question
 from deltafl.federation.federation import Federation
-from deltafl.flower import DeltaStrategy, delta_mod, register
+from deltafl.flower import DeltaStrategy, delta_mod
 from deltafl.flower.client import asked_in
+from deltafl.flower.messages import to_record
 from deltafl.samplers.census import output_layer
 from deltafl.types import FloatArray
 from federation.tools import admit, federation, sizes_of
+from hosts.flower_nodes import app_with
+from hosts.rounds import MODEL, SHAPES, moved
 
-from .grid import FakeGrid, Handler, configs
+from .grid import FakeGrid, Handler
 
-SHAPES: dict[str, tuple[int, ...]] = {"hidden": (4,), "weight": (3, 2), "bias": (3,)}
+LAYER = output_layer(list(SHAPES.values()))
 SMALL = "census(components=2,size=16)"
 
 
-def trained_by(client: int, sent: Arrays) -> Arrays:
-    """Each client goes half the way to a model of its own."""
-    rng = stream(1, "data", client=client)
-    return {
-        name: sent[name] + np.float32(0.5) * (rng.normal(size=SHAPES[name]) - sent[name])
-        for name in SHAPES
-    }
+def nodes(m: int) -> dict[int, dict[str, Any]]:
+    return {1000 - i: {"client-id": f"hospital-{i}", "number": i} for i in range(m)}
 
 
-def app_with(mods: list[Mod]) -> ClientApp:
-    app = ClientApp(mods=mods)
-    register(app, num_examples=lambda context: int(context.node_config["examples"]))
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        arrays = message.content.array_records["arrays"]
-        own = trained_by(
-            int(context.node_config["target"]), {name: a.numpy() for name, a in arrays.items()}
-        )
-        reply = ArrayRecord(
-            {**arrays, **{name: Array(a.astype(np.float32)) for name, a in own.items()}}
-        )
-        metrics = MetricRecord({"loss": 1.0, "num-examples": 3})
-        return Message(RecordDict({"arrays": reply, "metrics": metrics}), reply_to=message)
-
-    return app
-
-
-def grid_of(m: int, mods: list[Mod] | None = None) -> FakeGrid:
-    return FakeGrid(app_with([delta_mod] if mods is None else mods), configs(m))
-
-
-def zeros() -> Arrays:
-    return {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+def grid_of(m: int) -> FakeGrid:
+    return FakeGrid(app_with(), nodes(m))
 
 
 def played(
@@ -84,8 +55,7 @@ def played(
 ) -> tuple[DeltaStrategy, Federation]:
     start = settings.pop("start", {})
     strategy = DeltaStrategy(label, n=3, seed=4, **settings)
-    initial = ArrayRecord({name: Array(array) for name, array in zeros().items()})
-    strategy.start(cast(Grid, grid), initial, num_rounds=rounds, timeout=30, **start)
+    strategy.start(cast(Grid, grid), to_record(MODEL), num_rounds=rounds, timeout=30, **start)
     assert strategy.federation is not None
     return strategy, strategy.federation
 
@@ -105,22 +75,18 @@ def answers_of(fed: Federation) -> list[tuple[float, ...]]:
 
 
 def expected_answers(m: int, census: Census) -> list[FloatArray]:
-    updates = [
-        update_of(zeros(), {n: a.astype(np.float32) for n, a in trained_by(i, zeros()).items()})
-        for i in range(m)
-    ]
-    return [census.answer(update_d, (6, 3)) for update_d in updates]
+    updates = [update_of(MODEL, moved(i, MODEL, Correction())) for i in range(m)]
+    return [census.answer(update_d, LAYER) for update_d in updates]
 
 
 # The mod
 
 
 def ask(app: ClientApp, census: Census, config: dict[str, Any] | None = None) -> Message:
-    asked = ConfigRecord(census_question(census, list(SHAPES), 1.0))
+    asked = ConfigRecord(census_question(census, list(MODEL), 1.0))
     own = ConfigRecord(config or {})
-    arrays = ArrayRecord({name: Array(array) for name, array in zeros().items()})
-    message = Message(RecordDict({"arrays": arrays, "config": own, "deltafl": asked}), 1, "train")
-    return app(message, Context(1, 1, {"examples": 5, "target": 2.0}, RecordDict(), {}))
+    content = RecordDict({"arrays": to_record(MODEL), "config": own, "deltafl": asked})
+    return app(Message(content, 1, "train"), Context(1, 1, {"number": 2}, RecordDict(), {}))
 
 
 def answer_in(reply: Message) -> list[float]:
@@ -132,20 +98,17 @@ def answer_in(reply: Message) -> list[float]:
 
 
 def test_the_answer_is_the_censuss_and_nothing_else_leaves_the_client() -> None:
-    assert output_layer(list(SHAPES.values())) == (6, 3)
+    assert LAYER == (6, 2)
     for census in (Census(size=16), Census(size=16, first_update=True)):
-        answer = answer_in(ask(app_with([delta_mod]), census))
+        answer = answer_in(ask(app_with(), census))
         assert answer == expected_answers(3, census)[2].tolist()
-        assert len(answer) == census.length(13)
+        assert len(answer) == census.length(14)
 
 
 def test_noise_is_added_by_the_client_and_nobody_can_reproduce_it() -> None:
     exact_k = expected_answers(3, Census())[2]
     answer_rk = np.array(
-        [
-            answer_in(ask(app_with([delta_mod]), Census(noise=0.5, first_update=True)))
-            for _ in range(20)
-        ]
+        [answer_in(ask(app_with(), Census(noise=0.5, first_update=True))) for _ in range(20)]
     )
     assert not answer_rk[:, -1].any()  # a norm would tell more
     noise_rk = answer_rk[:, :-1] - exact_k[:-1]
@@ -178,7 +141,7 @@ def test_newcomers_are_asked_when_they_come_and_nobody_twice() -> None:
 
     def join(server_round: int, arrays: ArrayRecord) -> None:
         if server_round == 2:
-            grid.configs |= configs(6)
+            grid.configs |= nodes(6)
 
     _, fed = played(SMALL, grid, 5, start={"evaluate_fn": join})
     assert asked(grid) == [*((1, 1000 - i) for i in range(4)), (3, 996), (3, 995)]
@@ -190,7 +153,7 @@ def test_newcomers_are_asked_when_they_come_and_nobody_twice() -> None:
 
 
 def without_mod(message: Message, context: Context) -> Message | None:
-    return app_with([])(message, context)
+    return app_with(mods=[])(message, context)
 
 
 def failing(message: Message, context: Context) -> Message | None:

@@ -1,6 +1,5 @@
 """DeltaStrategy over messages, in one process: rounds, replies, restarts, settings."""
 
-import contextlib
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +20,6 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
-from conftest import same_tree
 from deltafl import (
     DeltaflError,
 )
@@ -217,40 +215,6 @@ def test_silence_and_foreign_replies_are_non_response(flower_log: pytest.LogCapt
     assert [info.num_responded for info in strategy.history] == [1, 1]
     assert strategy.history[0].rejected == []
     assert "no reply in time: client:hospital-0, client:hospital-1" in flower_log.text
-
-
-def test_a_killed_server_resumes(tmp_path: Path) -> None:
-    class Killed(Exception):
-        pass
-
-    def run(
-        folder: Path, rounds: int, kill_after: int | None = None, first_node: int = 1000
-    ) -> DeltaStrategy:
-        strategy = DeltaStrategy("pracdelta@pivotal@difference-own", 3, "adam", folder, seed=2)
-
-        def evaluate(server_round: int, arrays: ArrayRecord) -> None:
-            if server_round == kill_after:
-                raise Killed
-
-        with contextlib.suppress(Killed):
-            result = start(
-                strategy,
-                FakeGrid(linear_app(), configs(8, first_node)),
-                rounds,
-                evaluate_fn=evaluate,
-            )
-            assert max(result.train_metrics_clientapp, default=rounds) == rounds
-        return strategy
-
-    through = run(tmp_path / "through", 6).federation
-    run(tmp_path / "killed", 6, kill_after=3)
-    again = run(tmp_path / "killed", 6, first_node=7000)
-    assert [info.round for info in again.history] == [3, 4, 5]
-    assert through is not None
-    assert again.federation is not None
-    assert same_tree(again.federation.current, through.current)
-    assert again.federation.clients == through.clients
-    assert run(tmp_path / "killed", 6).history == []
 
 
 def test_a_state_belongs_to_one_server(tmp_path: Path) -> None:

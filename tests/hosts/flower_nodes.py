@@ -1,5 +1,6 @@
 """The clients of ``rounds.py`` as nodes of Flower."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 from flwr.serverapp import Grid
 
 from deltafl.flower import DeltaStrategy, delta_mod, register, take_correction
@@ -17,8 +19,8 @@ from flower.grid import FakeGrid
 from .rounds import FAULTY, MODEL, Played, label_of, settings_of, work
 
 
-def app_with(fault: str) -> ClientApp:
-    app = ClientApp(mods=[delta_mod])
+def app_with(fault: str = "", mods: Sequence[Mod] = (delta_mod,)) -> ClientApp:
+    app = ClientApp(mods=list(mods))
     register(
         app,
         num_examples=lambda context: 10 + 5 * int(context.node_config["number"]),
@@ -47,10 +49,11 @@ def play(
     state_path: Path | None = None,
     **settings: Any,
 ) -> Played:
-    nodes = {1000 - i: {"client-id": f"site-{i}", "number": i} for i in range(m)}
+    first = 1000 * (rounds + 1)  # a client comes back through another node
+    nodes = {first - i: {"client-id": f"site-{i}", "number": i} for i in range(m)}
     grid = FakeGrid(app_with(fault), nodes)
     if fault == "silent":
-        grid.fail[1000 - FAULTY] = lambda message, context: None
+        grid.fail[first - FAULTY] = lambda message, context: None
     strategy = DeltaStrategy(label, state_path=state_path, **{**settings_of(label), **settings})
     models = list[Params]()
 
