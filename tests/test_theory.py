@@ -461,7 +461,7 @@ def test_what_noise_leaves_of_a_component(part: float, sigma: float, k: int, m: 
 
     def found(census: Census, seed: int) -> float:
         rng = np.random.default_rng(seed)
-        answers = [census.answer(direction_d, seed=3, rng=rng) for direction_d in direction_md]
+        answers = np.array([census.answer(row_d, seed=3, rng=rng) for row_d in direction_md])
         return float(
             np.corrcoef(census.auxiliary(answers, np.full(m, 1 / m))[:, 0], kind_m)[0, 1] ** 2
         )
@@ -547,7 +547,8 @@ def test_directions_tell_more_than_labels() -> None:
     centred_md = update_md - update_md.mean(axis=0)
     update_m2 = (centred_md @ np.linalg.eigh(centred_md.T @ centred_md)[1])[:, ::-1][:, :2]
     uniform = float(update_md[:, :3].var(axis=0).sum()) * 50 / 49 * (1 - 10 / 50) / 10
-    answers = census.auxiliary([census.answer(update_d) for update_d in update_md], weight_m)
+    answer_mk = np.array([census.answer(update_d) for update_d in update_md])
+    answers = census.auxiliary(answer_mk, weight_m)
     label_m1 = np.append(share_m, [0, 0])[:, None]
     seen = [
         drawn_error(update_md[:, :3], weight_m, weight_m, 10, value_mq) / uniform

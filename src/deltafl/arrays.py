@@ -202,7 +202,7 @@ def initial_model(params: Any) -> Params:
         if is_model(params):
             params_d = flatten(params)
         else:
-            params_d = np.array(as_array(params), dtype=np.float32)
+            params_d = np.array(as_array(params), np.float32)
     except DeltaflError:
         raise
     except (TypeError, ValueError):
@@ -340,7 +340,7 @@ def _mean(old: Array, replies: list[Array], share_n: FloatArray) -> Array:
         # float64 does not hold all 64-bit integers.
         wide = np.longdouble
     old_wide = old.astype(wide)
-    change: Any = np.zeros(old.shape, dtype=wide)
+    change: Any = np.zeros(old.shape, wide)
     for share, new in zip(share_n, replies, strict=True):
         change += share * (new.astype(wide) - old_wide)
     if is_float:

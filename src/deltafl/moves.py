@@ -60,15 +60,18 @@ class Moves(NamedTuple):
         ``old_m`` is an array, a ``PersistentArray``, or what ``RowFormat.zeros`` makes.
         """
         if isinstance(old_m, RowsInFile):
-            kept = old_m if len(self.stay_k) == self.num_before else old_m.kept(self.stay_k)
-            return kept.lengthened(self.population.num_clients)
+            if len(self.stay_k) < self.num_before:
+                old_m = old_m.kept(self.stay_k)
+            return old_m.lengthened(self.population.num_clients)
         if isinstance(old_m, tuple):
             new_d = np.full_like(old_m[0], newcomer)  # one for all newcomers, until they reply
             return (*(old_m[index] for index in self.stay_k), *[new_d] * self.num_newcomers)
         stayed_k = self.stayed(old_m)
         shape = (self.num_newcomers, *stayed_k.shape[1:])
         row_m = np.concatenate([stayed_k, np.full(shape, newcomer, stayed_k.dtype)])
-        return type(old_m)(row_m) if isinstance(old_m, PersistentArray) else row_m
+        if isinstance(old_m, PersistentArray):
+            return type(old_m)(row_m)
+        return row_m
 
     def require_none(self, owner: object) -> None:
         """Raise a ``CannotResizeError`` if clients join or leave, not if they only change."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from math import prod
 from typing import Any, ClassVar, NamedTuple
 
@@ -151,7 +152,9 @@ class Plan(WithRanges):
     def census(self) -> Census | None:
         """What every client is asked once, before the first round; None for nothing."""
         census = self.sampler.census
-        return None if census is None else census.for_control(self.rule.control)
+        if census is None:
+            return None
+        return census.for_control(self.rule.control)
 
     def with_census(self, answers: Sequence[npt.ArrayLike | None] | FloatArray) -> "Plan":
         """The plan after a census: ``answers`` has that of each client to ``census``, or None."""
@@ -172,10 +175,13 @@ class Plan(WithRanges):
         population's update right when absence and failures depend on the client; docs/theory.md,
         section 14. 1 for samplers whose expectations count this already, and with ``dp``.
         """
-        which = slice(None) if client_k is None else client_k
+        if client_k is None:
+            client_k = np.arange(self.population.num_clients)
         counts = (state.responded_m, state.selected_m, state.missed_m)
-        responded_k, selected_k, missed_k = (count_m[which].astype(float) for count_m in counts)
-        joined_k = state.joined_m[which] if len(state.joined_m) else 0
+        responded_k, selected_k, missed_k = (count_m[client_k].astype(float) for count_m in counts)
+        joined_k: IntArray | int = 0
+        if len(state.joined_m):
+            joined_k = state.joined_m[client_k]
         known_k = state.round + 1 - joined_k
         there_k = (known_k - missed_k) / known_k
         floor = self.response_floor
@@ -199,11 +205,10 @@ class Plan(WithRanges):
         With neither None.
         """
         drifts = [part.drift(self, state, client_n) for part in self.parts]
-        total: Params | None = None
-        for drift in drifts:
-            if drift is not None:
-                total = drift if total is None else total + drift
-        return total
+        given = [drift for drift in drifts if drift is not None]
+        if not given:
+            return None
+        return reduce(np.add, given)
 
     def collect_replies(
         self, state: RoundState, selected: Cohort, which_n: Any = slice(None)
@@ -240,7 +245,6 @@ class Plan(WithRanges):
             mean_square = float(coef_n @ reports.squared_norm_n[here_n])
             step = step._replace(mean_square=step.factor**2 * mean_square)
         moved = self.move(state._replace(parts=own), step)
-        absent = cohort.absent
         following = moved._replace(
             sampler=self.sampler.update(state.sampler, cohort, reports),
             control=self.rule.control.at_model(
@@ -248,7 +252,7 @@ class Plan(WithRanges):
             ),
             selected_m=state.selected_m.plus_one(cohort.client_n),
             responded_m=state.responded_m.plus_one(cohort.client_n[here_n]),
-            missed_m=state.missed_m if absent is None else state.missed_m.plus_one(absent),
+            missed_m=state.missed_m.plus_one(cohort.absent),
         )
         return following, step
 
@@ -328,9 +332,6 @@ def _planned(
             raise unknown_name("setting", name, [*known, *SETTINGS])
     own = more.pop("parts", ())
     made = make_parts(settings)
-    if (
-        any(isinstance(part, ServerOptimizer) for part in own)
-        and "server_optimizer" not in settings
-    ):
-        made = tuple(part for part in made if not isinstance(part, ServerOptimizer))
+    replaced = {part.name for part in own if isinstance(part, ServerPart)} - set(settings)
+    made = tuple(part for part in made if part.name not in replaced)
     return Plan(population, sampler, n, parts=(*made, *own), **more)

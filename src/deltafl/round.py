@@ -32,7 +32,7 @@ from .scale.persistent_array import PersistentArray
 from .server.part import Step
 from .server.screening import FLAT_UPDATE, Updates
 from .streams import stream
-from .types import BoolArray, Broadcast, Cohort, IntArray, Oracle, Params, Reports, RoundInfo
+from .types import NOBODY, BoolArray, Broadcast, Cohort, Oracle, Params, Reports, RoundInfo
 
 _log = logging.getLogger(__name__)
 
@@ -66,9 +66,9 @@ def blank_state(plan: Plan, params_d: Params) -> RoundState:
         parts={part.name: part.init(plan, params_d) for part in plan.parts},
         sampler=plan.sampler.init(plan.population),
         control=control.init(plan.population, len(params_d)),
-        selected_m=PersistentArray(np.zeros(m, dtype=np.int16)),
-        responded_m=PersistentArray(np.zeros(m, dtype=np.int16)),
-        missed_m=PersistentArray(np.zeros(m, dtype=np.int16)),
+        selected_m=PersistentArray(np.zeros(m, np.int16)),
+        responded_m=PersistentArray(np.zeros(m, np.int16)),
+        missed_m=PersistentArray(np.zeros(m, np.int16)),
     )
 
 
@@ -96,14 +96,13 @@ def open_round(
         plan.sampler.require_oracle(oracle)
     m = clients_of(plan, state)
     mask_m: Any = None
-    absent: IntArray | None = None
+    absent = NOBODY
     if available_m is not None:
         mask_m = mask_of("available_m", available_m, m)
         check_anyone(int(np.count_nonzero(mask_m)))
-        if not mask_m.all():
-            absent = np.flatnonzero(~mask_m)
+        absent = np.flatnonzero(~mask_m)
     elif not plan.sampler.accepts_no_mask:  # else m numbers are saved
-        mask_m = np.ones(m, dtype=np.bool_)
+        mask_m = np.ones(m, bool)
     rng = stream(plan.seed, "draw", state.round)
     cohort = plan.sampler.open(state.sampler, mask_m, plan.n, rng, oracle)
     check_cohort(cohort, m)
@@ -185,8 +184,10 @@ def close_round_from_sum(
     here_n = mask_of("responded_n", responded_n, len(cohort.client_n))
     total = plan.collect_replies(state, cohort).coef_n[here_n].sum()
     # As if all of them had sent their mean: the same sum.
-    mean_d = np.asarray(sum_d) / total if total > 0 else np.asarray(sum_d)
-    updates = [mean_d if replied else None for replied in here_n]
+    mean_d = np.asarray(sum_d) / (total or 1.0)
+    updates: list[Any] = [None] * len(here_n)
+    for place in np.flatnonzero(here_n):
+        updates[place] = mean_d
     following, info = close_round(plan, state, cohort, updates)
     nan = float("nan")  # what single updates would show
     return following, info._replace(variance=nan, mean_over_diversity=nan, residual=nan)

@@ -36,6 +36,7 @@ Params = npt.NDArray[np.float32]
 Column = npt.ArrayLike | Sequence[float | None] | None
 #: Auxiliary variables are squared and summed.
 LARGEST_AUX = 1e100
+NOBODY = np.zeros(0, np.int64)
 
 
 class Population(NamedTuple):
@@ -49,15 +50,12 @@ class Population(NamedTuple):
     weight_m: FloatArray  #: >= 0, sum 1
     num_examples_m: IntArray  #: >= 1, sizes of the clients' data
     aux_mq: FloatArray | None = None  #: auxiliary variables
-    norm_m: FloatArray | None = (
-        None  #: norms of updates of the initial model, from a census; NaN where unknown
-    )
-    seconds_m: FloatArray | None = (
-        None  #: > 0, expected seconds of a client's round: ``per_second``, ``oort``
-    )
-    code_mc: FloatArray | None = (
-        None  #: updates of the initial model, from a census, encoded (``two_bits.py``); or 0
-    )
+    #: norms of updates of the initial model, from a census; NaN where unknown
+    norm_m: FloatArray | None = None
+    #: > 0, expected seconds of a client's round: ``per_second``, ``oort``
+    seconds_m: FloatArray | None = None
+    #: updates of the initial model, from a census, encoded (``two_bits.py``); or 0
+    code_mc: FloatArray | None = None
 
     def __repr__(self) -> str:
         known = "" if self.aux_mq is None else f", {self.aux_mq.shape[1]} auxiliary variables"
@@ -73,7 +71,9 @@ class Population(NamedTuple):
         any).
         """
         one_m1 = np.ones((self.num_clients, 1))
-        return one_m1 if self.aux_mq is None else np.hstack([one_m1, self.aux_mq])
+        if self.aux_mq is None:
+            return one_m1
+        return np.hstack([one_m1, self.aux_mq])
 
     def check(self) -> None:
         """Raise a ``DeltaflError`` for bad weights, or what else does not fit them."""
@@ -93,12 +93,14 @@ class Population(NamedTuple):
             )
         if self.aux_mq is not None:
             _checked_aux(self.aux_mq, self.num_clients)
-        m = self.num_clients
-        seconds_m = np.asarray(1.0 if self.seconds_m is None else self.seconds_m)
-        if seconds_m.shape not in ((), (m,)) or not np.all(
-            (seconds_m > 0) & np.isfinite(seconds_m)
-        ):
-            raise DeltaflError(f"seconds_m must hold a number above 0 for each of the {m} clients")
+        seconds_m = self.seconds_m
+        if seconds_m is None:
+            return
+        fits = np.shape(seconds_m) in ((), weight_m.shape)
+        if not fits or not np.all((seconds_m > 0) & np.isfinite(seconds_m)):
+            raise DeltaflError(
+                f"seconds_m must hold a number above 0 for each of the {self.num_clients} clients"
+            )
 
     @classmethod
     def from_sizes(
@@ -144,11 +146,13 @@ class Population(NamedTuple):
                 )
             size_m = np.minimum(size_m, max_ratio * np.median(size_m))
         size_m = size_m.astype(np.int64)
-        share_m = size_m if weights == "data" else np.ones(len(size_m))
-        aux_mq = None if aux is None else _checked_aux(aux, len(size_m))
-        return cls(
-            weight_m=share_m / share_m.sum(dtype=np.float64), num_examples_m=size_m, aux_mq=aux_mq
-        )
+        share_m: Array = size_m
+        if weights == "uniform":
+            share_m = np.ones(len(size_m))
+        population = cls(share_m / share_m.sum(dtype=np.float64), size_m)
+        if aux is None:
+            return population
+        return population._replace(aux_mq=_checked_aux(aux, len(size_m)))
 
 
 class Cohort(NamedTuple):
@@ -164,10 +168,9 @@ class Cohort(NamedTuple):
     expected_n: FloatArray  #: > 0, the expectation of the count before the draw; NaN if unknown
     #: or "fixed-size", "poisson", "replacement": how it was drawn, for variance estimates
     kind: str = "unknown"
-    absent: IntArray | None = None  #: clients that were not available to the draw; None for nobody
-    round: int | None = (
-        None  #: of the state that it was drawn from; None if ``open_round`` did not draw it
-    )
+    absent: IntArray = NOBODY  #: clients that were not available to the draw
+    #: of the state that it was drawn from; None if ``open_round`` did not draw it
+    round: int | None = None
 
     def part(self, which_n: Any) -> "Cohort":
         """The rows that an index or a mask names, such as those of the clients that replied."""
@@ -204,9 +207,8 @@ class Reports(NamedTuple):
     has_loss_n: BoolArray  #: True where a loss was reported; a reported NaN rejects the reply
     #: mean of the squared losses of single examples, >= loss_n^2; NaN if not reported
     square_loss_n: FloatArray
-    step_variance_n: (
-        FloatArray  #: variance of a local step (local_lr^2 sigma_i^2 for SGD); 0 if not measured
-    )
+    #: variance of a local step (local_lr^2 sigma_i^2 for SGD); 0 if not measured
+    step_variance_n: FloatArray
     num_steps_n: IntArray  #: local steps K_i >= 1
     squared_norm_n: FloatArray  #: norm(u_i)^2
     squared_deviation_n: FloatArray  #: norm(u_i - mean)^2
@@ -240,11 +242,14 @@ class Reports(NamedTuple):
             DeltaflError: If a column does not have n entries.
         """
         steps_n = _column("num_steps", num_steps, n, 1, bad=0)
-        losses: Any = [None] * n if loss is None else loss
+        has_loss_n = np.zeros(n, bool)
+        if loss is not None:
+            entries: Any = loss
+            has_loss_n = np.array([entry is not None for entry in entries], bool)
         return cls(
-            responded_n=_column("responded", responded, n, 1, bad=0).astype(np.bool_),
+            responded_n=_column("responded", responded, n, 1, bad=0).astype(bool),
             loss_n=_column("loss", loss, n, nan),
-            has_loss_n=np.array([entry is not None for entry in losses], dtype=np.bool_),
+            has_loss_n=has_loss_n,
             square_loss_n=_column("square_loss", square_loss, n, nan, bad=-1),
             step_variance_n=_column("step_variance", step_variance, n, 0.0),
             num_steps_n=np.where(np.abs(steps_n) < 2.0**63, steps_n, 0).astype(np.int64),
@@ -335,7 +340,7 @@ class RoundInfo(NamedTuple):
 def _checked_aux(aux: npt.ArrayLike, num_clients: int) -> FloatArray:
     """Auxiliary variables, (m, q) numbers of size 1e100 at most; always a copy."""
     try:
-        aux_mq = np.array(aux, dtype=np.float64)
+        aux_mq = np.array(aux, float)
     except (TypeError, ValueError, OverflowError):
         aux_mq = np.zeros(0)
     if aux_mq.ndim != 2 or len(aux_mq) != num_clients:
@@ -362,17 +367,17 @@ def _column(name: str, given: Column, n: int, default: float, bad: float = nan) 
     try:
         values = np.asarray(given)
     except ValueError:  # a list among the numbers
-        values = np.asarray(given, dtype=object)
+        values = np.asarray(given, object)
     if values.shape != (n,):
         raise DeltaflError(f"reports: {name} must have one number for each of {n} clients")
     if values.dtype.kind in "biuf":
-        return values.astype(np.float64)
-    return np.array(
-        [nan if entry is None else _number(entry, bad) for entry in values], dtype=np.float64
-    )
+        return values.astype(float)
+    return np.array([_number(entry, bad) for entry in values], float)
 
 
 def _number(entry: Any, bad: float) -> float:
+    if entry is None:
+        return nan
     try:
         return float(entry)
     except (TypeError, ValueError, OverflowError):

@@ -22,18 +22,18 @@ from deltafl.estimators.control_variates import InnovationControl, OwnControl, O
 from deltafl.estimators.learned_coefficient import (
     FixedCoefficient,
     LearnedCoefficient,
-    LearnedCoefficientState,
+    ScaledState,
 )
 from deltafl.types import Cohort, FloatArray, Params
 
 
 def remembered(
     problem: Problem, control_md: FloatArray, cross: float, square: float
-) -> LearnedCoefficientState:
+) -> ScaledState:
     """A state of ``difference-own-damped`` that remembers these rows and sums."""
     total_d = problem.population.weight_m @ control_md.astype(np.float32).astype(np.float64)
     own = OwnControlState(control_md.astype(np.float32), total_d)
-    return LearnedCoefficientState(own, np.asarray(cross), np.asarray(square))
+    return ScaledState(own, np.asarray(cross), np.asarray(square))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_by_hand() -> None:
     population = Population.from_sizes([1] * 4)
     control = LearnedCoefficient(OwnControl(), memory=0.5)
     own = OwnControlState(np.array([[2.0], [0.0], [0.0], [0.0]], dtype=np.float32), np.array([0.5]))
-    state = LearnedCoefficientState(own, np.asarray(4.0), np.asarray(8.0))
+    state = ScaledState(own, np.asarray(4.0), np.asarray(8.0))
     assert control.coefficient(state) == 0.5
     value = control.value(state, np.array([0, 1]))
     assert (value.total_d.tolist(), value.control_nd.tolist()) == ([0.25], [[1.0], [0.0]])
@@ -201,7 +201,7 @@ def test_of_a_cohort_with_one_open_place_the_certain_have_no_say() -> None:
     cohort = Cohort(
         np.array([0, 1, 2]), np.ones(3, dtype=np.int64), np.array([1.0, 1.0, 0.5]), "fixed-size"
     )
-    state = LearnedCoefficientState(memory, np.zeros(()), np.zeros(()))
+    state = ScaledState(memory, np.zeros(()), np.zeros(()))
     update_nd = np.array([[-5.0], [7.0], [1.0]], dtype=np.float32)
     replies = all_replies(cohort, 0.25 / cohort.expected_n)
     after = control.update(state, Population.from_sizes([1] * 4), replies, update_nd)

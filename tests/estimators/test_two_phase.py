@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from conftest import Recorder, make_problem, mean_estimate, play
 from deltafl import DeltaflError, Plan, init_round, make_plan, open_round, stream
-from deltafl.estimators.learned_coefficient import LearnedCoefficientState
+from deltafl.estimators.learned_coefficient import ScaledState
 from deltafl.estimators.two_bits import KEPT, code_length, decode, encode, norms, scaled
 from deltafl.estimators.two_phase import LastResiduals, TwoPhase, TwoPhaseState
 from deltafl.federation.clients import resize_state
@@ -243,7 +243,7 @@ def test_later_rounds_predict_by_regression_and_what_it_left_of_each_clients_las
     assert plan.rule.control.coefficient(control) == beta
 
 
-def coefficient_of(part: LearnedCoefficientState) -> float:
+def coefficient_of(part: ScaledState) -> float:
     return float(np.clip(part.cross / part.square, 0, 1)) if part.square > 0 else 1.0
 
 

@@ -24,8 +24,8 @@ from deltafl import (
 from deltafl.designs.exact import support
 from deltafl.samplers import divfl, parse_label
 from deltafl.samplers.active_fl import ActiveFL, ActiveState
-from deltafl.samplers.base import State, draw_by_logs, draw_successively
-from deltafl.samplers.divfl import DivFL, DivState, distances, greedy
+from deltafl.samplers.base import NewFirstState, State, draw_by_logs, draw_successively
+from deltafl.samplers.divfl import DivFL, distances, greedy
 from deltafl.samplers.oort import Oort, OortState
 from deltafl.types import FloatArray, IntArray
 from tools.samplers import cohort_of
@@ -78,7 +78,10 @@ def test_everyone_is_selected_once_first(name: str) -> None:
         cohort = sampler.open(state, available_m, 3, stream(0, "draw", round))
         selected += cohort.client_n.tolist()
         reports = Reports.make(3, responded=[True, False, True])
-        reports = reports._replace(sketch_nq=np.zeros((3, 64)), output_bias_nk=np.zeros((3, 3)))
+        reports = reports._replace(
+            sketch_nq=np.zeros((3, sampler.sketch_size)),
+            output_bias_nk=np.zeros((3, sampler.output_bias_size)),
+        )
         state = sampler.update(state, cohort, reports)
     assert sorted(selected) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
     cohort = sampler.open(state, np.ones(10, dtype=bool), 3, stream(0, "draw", 3))
@@ -325,7 +328,7 @@ def test_oort_pacer_relaxes_when_utility_does_not_grow() -> None:
 def diverse(point_mq: FloatArray, available: npt.ArrayLike, n: int, seed: int = 0) -> IntArray:
     """DivFL's cohort once all clients have replied."""
     everyone_m = np.ones(len(point_mq), dtype=np.bool_)
-    state = DivState(point_mq, everyone_m, everyone_m)
+    state = NewFirstState(everyone_m / 1.0, everyone_m, everyone_m, point_mq, np.array(0))
     return DivFL().open(state, np.array(available, dtype=bool), n, stream(seed, "draw")).client_n
 
 
@@ -369,6 +372,6 @@ def test_divfl_remembers_sketches_of_those_who_replied() -> None:
     assert state.sampler.selected_m.all()
     assert (
         state.sampler.seen_m.tolist()
-        == state.sampler.sketch_mq.any(axis=1).tolist()
+        == state.sampler.last_mq.any(axis=1).tolist()
         == [True, False, True]
     )

@@ -9,7 +9,8 @@ import pytest
 
 from conftest import assert_frequencies, frequencies, make_problem
 from deltafl import DeltaflError, Plan, close_round, init_round, open_round
-from deltafl.samplers.hics import HicsFL, HicsState, entropies
+from deltafl.samplers.base import NewFirstState
+from deltafl.samplers.hics import HicsFL, entropies
 from deltafl.samplers.ward import ward
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import plan_of, task_of
@@ -29,12 +30,14 @@ BIASES = [[0.1, 0.1], [2.0, 2.0], [0.0, 1.0], [1.0, 2.0], [3.0, 4.0]]
 WEIGHTS = [0.1, 0.3, 0.1, 0.2, 0.3]
 
 
-def seen(bias: list[list[float]], rounds: int = 0, weight: list[float] | None = None) -> HicsState:
+def seen(
+    bias: list[list[float]], rounds: int = 0, weight: list[float] | None = None
+) -> NewFirstState:
     """Clients that have all replied."""
     m = len(bias)
     everyone_m = np.ones(m, dtype=np.bool_)
     weight_m = np.array(weight or [1 / m] * m)
-    return HicsState(weight_m, np.array(bias), everyone_m, everyone_m, np.array(rounds))
+    return NewFirstState(weight_m, everyone_m, everyone_m, np.array(bias), np.array(rounds))
 
 
 def test_hics_probabilities_by_hand() -> None:
@@ -84,16 +87,16 @@ def test_the_last_entries_of_updates_are_remembered() -> None:
     plan = Plan(problem.population, HicsFL(classes=2), 3, "fedvarp", seed=2)
     state = init_round(plan, np.zeros(6))
     for _ in range(3):
-        before = state.sampler.bias_mc
+        before = state.sampler.last_mq
         cohort = open_round(plan, state)
         updates = [None if k == 1 else problem.update_md[i] for k, i in enumerate(cohort.client_n)]
         state, _ = close_round(plan, state, cohort, updates)
         here = cohort.client_n[[0, 2]]
         np.testing.assert_array_equal(
-            state.sampler.bias_mc[here], problem.update_md[here, -2:].astype(np.float64)
+            state.sampler.last_mq[here], problem.update_md[here, -2:].astype(np.float64)
         )
         others = np.setdiff1d(np.arange(4), here)
-        np.testing.assert_array_equal(state.sampler.bias_mc[others], before[others])
+        np.testing.assert_array_equal(state.sampler.last_mq[others], before[others])
 
 
 def test_a_model_without_so_many_parameters_is_refused() -> None:

@@ -9,7 +9,9 @@ estimators' own code is what is run.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +20,10 @@ import numpy.typing as npt
 from ..designs.exact import MAX_CLIENTS, every_cohort
 from ..designs.table import DESIGNS, find_design
 from ..errors import DeltaflError
-from ..estimators.table import ESTIMATORS, find_estimator
+from ..estimators.table import ESTIMATORS, Estimator, find_estimator
 from ..plan import Plan, RoundState
 from ..round import close_round, init_round
-from ..samplers.base import RunFacts
+from ..samplers.base import RunFacts, Sampler
 from ..samplers.label import make_sampler, needs_scores, parse_label
 from ..server.norms import measure
 from ..server.optimizers import Sgd
@@ -55,7 +57,7 @@ class KnownUpdates:
         loss_m: FloatArray | None = None,
         num_steps_m: IntArray | None = None,
     ) -> None:
-        self.update_md: Params = np.asarray(update_md, dtype=np.float32)
+        self.update_md: Params = np.asarray(update_md, np.float32)
         self.weight_m = weight_m
         self.columns = Reports.make(
             len(weight_m), loss=loss_m, step_variance=step_variance_m, num_steps=num_steps_m
@@ -132,36 +134,54 @@ def audit(
     a design or an estimator of its own, such as ``"uniform@@mine.py:Control"``, is audited with
     these. ``draws`` cohorts are drawn where they cannot be enumerated.
     """
-    for design in designs or ():
-        find_design(design)
-    rules = [find_estimator(name) for name in (estimators or ESTIMATORS)]
+    for given in designs or ():
+        find_design(given)
     for name in samplers:
         label = parse_label(name)
         entry = label.entry
-        drawn = ["-"] if entry.design is None else designs or list(DESIGNS)
-        for design in [label.design] if label.design and label.design != entry.design else drawn:
-            sampler = make_sampler(label._replace(design=None if design == "-" else design), facts)
-            for rule in (
-                rules if label.estimator == entry.estimator else [find_estimator(label.estimator)]
-            ):
-                plan = Plan(subject.population, sampler, subject.n, rule.name, (Sgd(0.0),), seed)
-                try:
-                    state = _warm_state(plan, subject.known)
-                    error = estimate_error(
-                        plan, state, subject.known, subject.known.update_md, draws
-                    )
-                except DeltaflError:
-                    # this design cannot keep these expectations, or the sampler knows none to weigh
-                    # with
-                    continue
-                edges = [
-                    estimate_error(plan, state, edge, edge.update_md, draws)
-                    for edge in (_edges(subject.known) if sampler.needs_oracle else ())
-                ]
-                at_zero = max((edge.bias for edge in edges if not _no_bias(edge)), default=0.0)
-                claims = rule.unbiased and sampler.unbiased
-                condition = needs_scores(sampler, rule.control)
-                yield AuditRow(name, design, rule.name, claims, *error, condition, at_zero)
+        tried: Sequence[str | None] = designs or list(DESIGNS)
+        if label.design != entry.design or entry.design is None:
+            tried = [label.design]
+        rules = estimators or list(ESTIMATORS)
+        if label.estimator != entry.estimator:
+            rules = [label.estimator]
+        for design, rule in product(tried, rules):
+            sampler = make_sampler(label._replace(design=design), facts)
+            row = _audited(subject, sampler, find_estimator(rule), draws, seed)
+            if row is not None:
+                yield row._replace(sampler=name, design=design or "-")
+
+
+def _audited(
+    subject: Subject, sampler: Sampler, rule: Estimator, draws: int, seed: int
+) -> AuditRow | None:
+    """The verdict, without names; None if the design cannot keep these expectations, or the
+    sampler knows none to weigh with.
+    """
+    # Steps of length 0: the updates in the table are those of one model.
+    plan = Plan(subject.population, sampler, subject.n, rule.name, (Sgd(0.0),), seed)
+    known = subject.known
+    try:
+        state = _warm_state(plan, known)
+        error = estimate_error(plan, state, known, known.update_md, draws)
+    except DeltaflError:
+        return None
+    at_zero = 0.0
+    # Practical samplers do not see this round's scores, and cannot leave out who has 0.
+    if sampler.needs_oracle:
+        for edge in _edges(known):
+            found = estimate_error(plan, state, edge, edge.update_md, draws)
+            if not _no_bias(found):
+                at_zero = max(at_zero, found.bias)
+    return AuditRow(
+        sampler="",
+        design="",
+        estimator=rule.name,
+        claims_unbiased=rule.unbiased and sampler.unbiased,
+        **error._asdict(),
+        needs_scores=needs_scores(sampler, rule.control),
+        bias_at_zero=at_zero,
+    )
 
 
 class EstimateError(NamedTuple):
@@ -185,8 +205,8 @@ def estimate_error(
     m = plan.population.num_clients
     weight_m = plan.population.weight_m
     total_d, control_md = find_estimator(plan.estimator).control.value(state.control, np.arange(m))
-    residual_md = update_md.astype(np.float64) - control_md
-    mean_d = weight_m @ update_md.astype(np.float64)
+    residual_md = update_md.astype(float) - control_md
+    mean_d = weight_m @ update_md.astype(float)
     offset_d = total_d + weight_m @ residual_md - mean_d  # 0 unless the control's own sum is wrong
     row_d = np.vstack([residual_md, offset_d])
     error_k = np.hstack([coef_km - weight_m, np.ones((len(coef_km), 1))])
@@ -196,12 +216,16 @@ def estimate_error(
     squared_bias = max(float(bias @ gram @ bias), 0.0)
     mse = float(probability_k @ np.einsum("ki,ij,kj->k", error_k, gram, error_k, optimize=True))
     noise = max(mse - squared_bias, 0.0) / len(coef_km)
-    z = float("nan") if exact else np.sqrt(squared_bias / max(noise, 1e-18 * scale))
-    return EstimateError(exact, float(np.sqrt(squared_bias / scale)), float(z), mse / scale)
+    z = float("nan")
+    if not exact:
+        z = float(np.sqrt(squared_bias / max(noise, 1e-18 * scale)))
+    return EstimateError(exact, float(np.sqrt(squared_bias / scale)), z, mse / scale)
 
 
 def _no_bias(error: EstimateError | AuditRow) -> bool:
-    return error.bias <= EXACT_TOLERANCE if error.exact else error.z <= LARGEST_Z
+    if error.exact:
+        return error.bias <= EXACT_TOLERANCE
+    return error.z <= LARGEST_Z
 
 
 def _edges(known: KnownUpdates) -> Iterator[KnownUpdates]:
@@ -230,7 +254,7 @@ def _warm_state(plan: Plan, known: KnownUpdates) -> RoundState:
     audit.
     """
     state = init_round(plan, np.zeros(known.update_md.shape[1]))
-    everyone = np.ones(plan.population.num_clients, dtype=np.bool_)
+    everyone = np.ones(plan.population.num_clients, bool)
     for _ in range(WARM_UP_ROUNDS):
         rng = stream(plan.seed, "audit", state.round)
         cohort = plan.sampler.open(state.sampler, everyone, plan.n, rng, known)
@@ -248,15 +272,15 @@ def _coefficients(
     ``draws`` random ones.
     """
     m = plan.population.num_clients
-    everyone = np.ones(m, dtype=np.bool_)
+    everyone = np.ones(m, bool)
 
     def open_with(rng: np.random.Generator) -> Cohort:
         return plan.sampler.open(state.sampler, everyone, plan.n, rng, oracle)
 
-    try:
-        cohorts = list(every_cohort(open_with)) if m <= MAX_CLIENTS else []
-    except AttributeError:  # the sampler draws in a way of its own
-        cohorts = []
+    cohorts = []
+    if m <= MAX_CLIENTS:
+        with suppress(AttributeError):  # the sampler draws in a way of its own
+            cohorts = list(every_cohort(open_with))
     exact = bool(cohorts)
     if not exact:
         rng = stream(plan.seed, "audit", state.round)

@@ -51,12 +51,11 @@ def anticluster(expected_m: FloatArray, value_mq: FloatArray, source: RandomSour
         copies_k = _whole(groups * pi_m[open_k], place_kq, source)
         place_kq = _with_squares(place_kq)
         # Few clients keep their order, so that all draws can be enumerated (``exact.py``).
-        order_k = (
-            source.order(len(open_k)) if len(open_k) > LEAST_WINDOW else np.arange(len(open_k))
-        )
-        client_p = np.repeat(
-            order_k, copies_k[order_k]
-        )  # one client's places follow on one another: no group has two
+        order_k = np.arange(len(open_k))
+        if len(open_k) > LEAST_WINDOW:
+            order_k = source.order(len(open_k))
+        # One client's places follow on one another: no group has two.
+        client_p = np.repeat(order_k, copies_k[order_k])
         group_p = _exchanged(client_p, np.arange(len(client_p)) % groups, place_kq[client_p])
         drawn_k = open_k[client_p[group_p == source.pick(groups)]]
     return np.concatenate([np.flatnonzero(pi_m >= 1), drawn_k])

@@ -92,7 +92,7 @@ def local_pivotal(expected_m: FloatArray, value_mq: FloatArray, source: RandomSo
         ]  # ties are cut at random, not by the clients' numbers
     while True:
         alone = len(left_k) <= CELL_SIZE
-        for cell_k in [left_k] if alone else _cells(place_mq, left_k):
+        for cell_k in _cells(place_mq, left_k):
             pi_k = pi_m[cell_k]
             far_kk = squared_distances(place_mq[cell_k])
             while duel(pi_k, far_kk, source):
@@ -131,14 +131,15 @@ def duel(pi_k: FloatArray, far_kk: FloatArray, source: RandomSource) -> bool:
     a = float(pi_k[i])
     b = float(pi_k[j])
     both = a + b
-    if both < 1:
-        winner, loser = (i, j) if source.chance(a / both) else (j, i)
-        pi_k[winner] = both
-        pi_k[loser] = 0.0
-    else:
-        winner, loser = (i, j) if source.chance((1 - b) / (2 - both)) else (j, i)
-        pi_k[winner] = 1.0
-        pi_k[loser] = both - 1
+    most = min(both, 1.0)
+    chance = a / both
+    if both >= 1:
+        chance = (1 - b) / (2 - both)
+    pi_k[[i, j]] = both - most
+    winner = j
+    if source.chance(chance):
+        winner = i
+    pi_k[winner] = most
     return True
 
 
@@ -160,7 +161,10 @@ def _nearest(
     row_k = far_kk[i, open_k]
     shortest = row_k.min()
     near_k = open_k[row_k == shortest]
-    return int(near_k[source.pick(len(near_k)) if len(near_k) > 1 else 0]), float(shortest)
+    place = 0
+    if len(near_k) > 1:
+        place = source.pick(len(near_k))
+    return int(near_k[place]), float(shortest)
 
 
 def squared_distances(place_kq: FloatArray) -> FloatArray:
@@ -196,7 +200,7 @@ def shuffled(count: int, source: RandomSource) -> IntArray:
     for last in range(count - 1, 0, -1):
         other = source.pick(last + 1)
         order[last], order[other] = order[other], order[last]
-    return np.asarray(order, dtype=np.int64)
+    return np.asarray(order, np.int64)
 
 
 def cube(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> IntArray:
@@ -222,9 +226,11 @@ def cube(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> 
         2 * balance_kc.shape[1], LEAST_WINDOW
     )  # more than it takes: one decomposition serves for many steps
     queue_k = np.arange(len(open_k))
-    side_by_side = len(open_k) > SIDE_BY_SIDE
-    if len(open_k) > width:
-        queue_k = source.order(len(open_k)) if side_by_side else shuffled(len(open_k), source)
+    side_by_side = len(open_k) > max(SIDE_BY_SIDE, width)
+    if side_by_side:
+        queue_k = source.order(len(open_k))
+    elif len(open_k) > width:
+        queue_k = shuffled(len(open_k), source)
     with np.errstate(
         divide="ignore", over="ignore", invalid="ignore"
     ):  # whom a direction leaves alone has no end
@@ -270,7 +276,7 @@ def _free_directions(balance_wc: FloatArray) -> FloatArray:
     rest_cw, solved, pivots = _eliminated(balance_wc.T[:units].copy(), least_c)
     if len(pivots) < units - 1 and units < columns:
         rest_cw, solved, pivots = _eliminated(balance_wc.T.copy(), least_c)
-    free_w = np.ones(units, dtype=np.bool_)
+    free_w = np.ones(units, bool)
     free_w[pivots] = False
     direction_rw = np.zeros((units - len(pivots), units))
     direction_rw[:, free_w] = np.eye(units - len(pivots))
@@ -319,9 +325,9 @@ def _flights(pi_gw: FloatArray, balance_gwc: FloatArray, source: RandomSource) -
         np.eye(columns)[:, :, None], num_queues, axis=2
     )  # combines columns to what a client adds
     largest_cg = np.ones((columns, num_queues))
-    is_open_cg = np.ones((columns, num_queues), dtype=np.bool_)
+    is_open_cg = np.ones((columns, num_queues), bool)
     # The last row is the client that comes in.
-    holder_hg = np.zeros((columns + 1, num_queues), dtype=np.int64)
+    holder_hg = np.zeros((columns + 1, num_queues), np.int64)
     step_hg = np.ones((columns + 1, num_queues))
     way_2hg = np.full((2, columns + 1, num_queues), 0.5)  # to 0 and to 1
     for client in range(width):
@@ -351,7 +357,9 @@ def _flights(pi_gw: FloatArray, balance_gwc: FloatArray, source: RandomSource) -
             pi_wg[holder_hg[row, at], at] = (step_hg[row, at] > 0) == forwards_g[at]
             way_2hg[:, row, at] = 0.5
             least_g[decided_hg[-1]] = np.inf
-            row, at = row[row < columns], at[row < columns]
+            held = row < columns
+            row = row[held]
+            at = at[held]
             is_open_cg[row, at] = True
             largest_cg[row, at] = np.abs(solve_ccg[row, :, at]).max(axis=1, initial=0.0)
             share_cg[row, at] = np.abs(added_cg[row, at]) / largest_cg[row, at]
@@ -404,10 +412,12 @@ def _flight(pi_w: FloatArray, direction_rw: FloatArray, source: RandomSource) ->
         reach_2w = np.maximum(reach_2w, -reach_2w[::-1])
         behind, ahead = np.minimum.reduce(reach_2w, axis=1).tolist()
         forwards = source.chance(behind / (ahead + behind))
-        reach_w, step = (reach_2w[1], ahead) if forwards else (reach_2w[0], -behind)
+        step = ahead
+        if not forwards:
+            step = -behind
         moved_w = way_2w[0] + step * step_w
         # Rounding must not leave those undecided that get there together.
-        decided = (reach_w <= abs(step) * (1 + _TOGETHER)).nonzero()[0].tolist()
+        decided = (reach_2w[int(forwards)] <= abs(step) * (1 + _TOGETHER)).nonzero()[0].tolist()
         for client in decided:
             moved_w[client] = (step_w[client] > 0) == forwards
         way_2w[0] = moved_w

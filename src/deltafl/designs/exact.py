@@ -13,6 +13,7 @@ from math import comb, factorial, prod
 from typing import TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray
@@ -29,7 +30,7 @@ MAX_CLIENTS = 7
 SLIVER = 1e-14
 
 
-def support(design: str, expected_m: FloatArray, value_mq: FloatArray | None = None) -> Support:
+def support(design: str, expected_m: FloatArray, value_mq: npt.ArrayLike | None = None) -> Support:
     """All cohorts a design can draw, as counts (m,), with their probabilities (sum 1); m <=
     ``MAX_CLIENTS``.
     """
@@ -39,7 +40,7 @@ def support(design: str, expected_m: FloatArray, value_mq: FloatArray | None = N
             f"cannot enumerate cohorts of {len(expected_m)} clients; at most {MAX_CLIENTS}"
         )
     if value_mq is not None and design in _ENUMERATE_BALANCED:
-        return _ENUMERATE_BALANCED[design](expected_m, value_mq)
+        return _ENUMERATE_BALANCED[design](expected_m, np.asarray(value_mq))
     return _ENUMERATE[design]([float(e) for e in expected_m])
 
 
@@ -48,7 +49,7 @@ def _likely(
     design: str, expected: tuple[float, ...], values: tuple[tuple[float, ...], ...] | None
 ) -> Support:
     """The possible cohorts; a sampler needs the same ones again at every visit."""
-    cohorts = support(design, np.array(expected), None if values is None else np.array(values))
+    cohorts = support(design, np.array(expected), values)
     return {count: probability for count, probability in cohorts.items() if probability > 0}
 
 
@@ -75,7 +76,9 @@ class _Visit(_Path, Chooser):
     def choose(
         self, design: str, expected_m: FloatArray, value_mq: FloatArray | None = None
     ) -> IntArray:
-        values = None if value_mq is None else tuple(tuple(row) for row in value_mq.tolist())
+        values = None
+        if value_mq is not None:
+            values = tuple(map(tuple, value_mq.tolist()))
         cohorts = _likely(design, tuple(expected_m.tolist()), values)
         count_m = list(cohorts)[self.branch(list(cohorts.values()))]
         return np.repeat(np.arange(len(count_m)), count_m)
@@ -152,8 +155,9 @@ def _simple_random(expected: list[float]) -> Support:
 
 
 def _poisson(expected: list[float]) -> Support:
+    chances = [(1 - e, e) for e in expected]
     choices = product((0, 1), repeat=len(expected))
-    return {c: prod(e if k else 1 - e for k, e in zip(c, expected, strict=True)) for c in choices}
+    return {c: prod(p[k] for k, p in zip(c, chances, strict=True)) for c in choices}
 
 
 def _multinomial(expected: list[float]) -> Support:
@@ -174,7 +178,8 @@ def _successive(expected: list[float]) -> Support:
         probability = 1.0
         left = sum(expected)
         for i in order:
-            probability *= expected[i] / left if left > 0 else 0.0
+            # Where nothing is left, what is drawn has no score either.
+            probability *= expected[i] / (left or 1.0)
             left -= expected[i]
         result[_counts(order, m)] += probability
     return dict(result)
@@ -209,7 +214,9 @@ def _systematic(expected: list[float]) -> Support:
 
 def _pivotal(expected: list[float], ordered: bool = False) -> Support:
     clients = tuple(_undecided(expected))
-    orders = [clients] if ordered else list(permutations(clients))
+    orders = [clients]
+    if not ordered:
+        orders = list(permutations(clients))
     result: Support = defaultdict(float)
 
     def duel(
@@ -218,8 +225,9 @@ def _pivotal(expected: list[float], ordered: bool = False) -> Support:
         if probability == 0:
             return
         if not rest:
-            final = (*drawn, a) if strength > 0.5 else drawn
-            result[_with_certain(final, expected)] += probability / len(orders)
+            if strength > 0.5:
+                drawn = (*drawn, a)
+            result[_with_certain(drawn, expected)] += probability / len(orders)
             return
         b = rest[0]
         left = rest[1:]

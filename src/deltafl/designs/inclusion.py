@@ -63,7 +63,7 @@ def check_scores(score_m: FloatArray) -> FloatArray:
     """The scores over their largest (all ones if they are all zero); refuses scores that are not
     finite and >= 0.
     """
-    score_m = np.asarray(score_m, dtype=np.float64)
+    score_m = np.asarray(score_m, float)
     if score_m.ndim != 1 or len(score_m) == 0:
         raise DeltaflError(
             f"scores must be a list with one number a client, got shape {score_m.shape}"
@@ -74,7 +74,9 @@ def check_scores(score_m: FloatArray) -> FloatArray:
             f"the score of client {bad[0]} is {score_m[bad[0]]}; scores must be finite and >= 0"
         )
     top = float(score_m.max())
-    return score_m / top if top > 0 else np.ones(len(score_m))
+    if top == 0:
+        return np.ones(len(score_m))
+    return score_m / top
 
 
 def draw_probabilities(score_m: FloatArray) -> FloatArray:
@@ -99,12 +101,14 @@ def inclusion_probabilities(score_m: FloatArray, n: int) -> FloatArray:
     """
     score_m = check_scores(score_m)
     check_cohort_size(n, len(score_m))
-    certain_m = np.zeros(len(score_m), dtype=np.bool_)
+    certain_m = np.zeros(len(score_m), bool)
     while True:
         left = n - int(certain_m.sum())
         rest_m = np.where(certain_m, 0.0, score_m)
+        if not rest_m.any():
+            rest_m = np.where(certain_m, 0.0, 1.0)
         # What is left may be tiny beside those that are certain: scale it anew.
-        rest_m = rest_m / rest_m.max() if rest_m.any() else np.where(certain_m, 0.0, 1.0)
+        rest_m = rest_m / (rest_m.max() or 1.0)
         expected_m = np.where(certain_m, 1.0, rest_m * left / max(rest_m.sum(), 1.0))
         newly_m = (expected_m >= 1.0) & ~certain_m
         if not newly_m.any():

@@ -24,7 +24,7 @@ _LIFT = 2.0**900  # what the sums of very small scores are multiplied by
 _SHORT = (
     1 - 1e-12
 )  # keeps a place inside an interval off the client on its border, whatever the rounding
-_NOBODY = np.zeros(0, dtype=np.int64)
+_NOBODY = np.zeros(0, np.int64)
 
 
 class Expectations(NamedTuple):
@@ -63,15 +63,21 @@ def expectations(tree: SumTree, n: int, floor: float = 0.0) -> Expectations:
     check_cohort_size(n, m)
     check_floor(floor)
     tree = _readable(tree)
-    share, even = ((1 - floor) / tree.total, floor / m) if tree.total > 0 else (0.0, 1 / m)
+    share = 0.0
+    even = 1 / m
+    if tree.total > 0:
+        share = (1 - floor) / tree.total
+        even = floor / m
     almost = 1 - max(1e-12, 64 * n * float(np.finfo(np.float64).eps))
     rest = tree
     certain_c = _NOBODY
     while True:
         size = n - len(certain_c)
         others = m - len(certain_c)
+        if size >= others:
+            certain_c = np.arange(m)
         if size == 0 or size >= others:
-            return Expectations(rest, Mass(0.0, 0.0, certain_c if size == 0 else np.arange(m)), 0)
+            return Expectations(rest, Mass(0.0, 0.0, certain_c), 0)
         if even == 0:  # what is left may be tiny beside those that are certain
             rest = _readable(rest)
             share = 1.0
@@ -81,7 +87,9 @@ def expectations(tree: SumTree, n: int, floor: float = 0.0) -> Expectations:
             even = 1.0
             total = float(others)
         mass = Mass(size * share / total, size * even / total, certain_c)
-        newly = rest.at_least((almost - mass.base) / mass.slope) if mass.slope > 0 else _NOBODY
+        newly = _NOBODY
+        if mass.slope > 0:
+            newly = rest.at_least((almost - mass.base) / mass.slope)
         if len(newly) == 0:
             return Expectations(rest, mass, size)
         certain_c = np.union1d(certain_c, newly)
@@ -92,7 +100,9 @@ def _readable(tree: SumTree) -> SumTree:
     """The tree, times a power of 2 where its sum is so small that nothing can be divided by it;
     O(m) then.
     """
-    return SumTree(np.array(tree) * _LIFT) if 0 < tree.total < 1 / _LIFT else tree
+    if 0 < tree.total < 1 / _LIFT:
+        return SumTree(np.array(tree) * _LIFT)
+    return tree
 
 
 def draw(expected: Expectations, rng: np.random.Generator) -> IntArray:
@@ -129,13 +139,18 @@ def draw(expected: Expectations, rng: np.random.Generator) -> IntArray:
     for inside, stays, wins, border in zip(
         inside_n.tolist(), stays_n.tolist(), wins_n.tolist(), border_n.tolist(), strict=True
     ):
-        champion = incoming if stays else inside
-        drawn.append(champion if wins else border)
-        incoming = border if wins else champion
-    return np.array(drawn, dtype=np.int64)
+        champion = inside
+        if stays:
+            champion = incoming
+        incoming = border
+        if not wins:
+            incoming = champion
+            champion = border
+        drawn.append(champion)
+    return np.array(drawn, np.int64)
 
 
 def ordered_pivotal(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
     """The same for expectations in an array, which is put into a tree: O(m)."""
     n = round(float(expected_m.sum()))
-    return draw(expectations(SumTree(np.array(expected_m, dtype=np.float64)), n), rng)
+    return draw(expectations(SumTree(np.array(expected_m, float)), n), rng)

@@ -259,7 +259,7 @@ def draw_cohort(
         2
     """
     how = find_design(design)
-    score_m = np.asarray(score_m, np.float64)
+    score_m = np.asarray(score_m, float)
     present = np.arange(len(score_m))
     if available_m is not None:
         if len(available_m) != len(score_m):
@@ -308,7 +308,7 @@ def _usable_values(
     """The values of those present; None if the design ignores them or nothing is to spread."""
     if not how.uses_values:
         return None
-    value_mq = np.asarray(value_mq, np.float64)
+    value_mq = np.asarray(value_mq, float)
     if value_mq.ndim != 2 or len(value_mq) != m:
         raise DeltaflError(
             f"value_mq has shape {value_mq.shape}; give one row of numbers for each of {m} clients"

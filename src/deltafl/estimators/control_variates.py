@@ -311,7 +311,7 @@ class InnovationControl(LearnsFromResiduals):
         return InnovationControlState(
             own=self.own.init(population, num_params),
             common=CommonControlState(np.zeros(num_params)),
-            unseen_m=np.ones(population.num_clients, dtype=np.bool_),
+            unseen_m=np.ones(population.num_clients, bool),
             unseen_weight=np.array(1.0),
         )
 

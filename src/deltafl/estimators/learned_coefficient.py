@@ -20,9 +20,17 @@ from .control_variates import ControlValue, ControlVariate
 _SPREAD = 1e-9
 
 
+class ScaledState(NamedTuple):
+    """The inner state, and the two sums whose ratio is a learned beta, float64 ()."""
+
+    control: Any
+    cross: FloatArray  #: A, exponential sum over rounds of the estimated sum_i g_i <u_i, c_i>
+    square: FloatArray  #: B >= 0, the same of g_i norm(c_i)^2; 0 before the first replies
+
+
 @dataclass(frozen=True)
 class _Scaled(ControlVariate):
-    """Another control variate times beta."""
+    """Another control variate times beta; its state is not multiplied."""
 
     control: ControlVariate
 
@@ -41,6 +49,28 @@ class _Scaled(ControlVariate):
     def with_rows(self, rows: RowFormat) -> Self:
         return replace(self, control=self.control.with_rows(rows))
 
+    def init(self, population: Population, num_params: int) -> ScaledState:
+        control = self.control.init(population, num_params)
+        return ScaledState(control, np.zeros(()), np.zeros(()))
+
+    def at_model(
+        self, state: ScaledState, population: Population, params_d: Params, round: int
+    ) -> ScaledState:
+        known = self.control.at_model(state.control, population, params_d, round)
+        return state._replace(control=known)
+
+    def value(self, state: ScaledState, client_n: IntArray) -> ControlValue:
+        return self.control.value_times(state.control, client_n, self.coefficient(state))
+
+    def update(
+        self, state: ScaledState, population: Population, replies: Replies, update_nd: Params
+    ) -> ScaledState:
+        control = self.control.update(state.control, population, replies, update_nd)
+        return state._replace(control=control)
+
+    def resized(self, state: ScaledState, moves: Moves) -> ScaledState:
+        return state._replace(control=self.control.resized(state.control, moves))
+
 
 @dataclass(frozen=True)
 class FixedCoefficient(_Scaled):
@@ -49,33 +79,8 @@ class FixedCoefficient(_Scaled):
     beta: float = 0.5
     ranges: ClassVar = {"beta": "[0, 1]"}
 
-    def coefficient(self, state: Any) -> float:
+    def coefficient(self, state: ScaledState) -> float:
         return self.beta
-
-    def init(self, population: Population, num_params: int) -> Any:
-        return self.control.init(population, num_params)
-
-    def at_model(self, state: Any, population: Population, params_d: Params, round: int) -> Any:
-        return self.control.at_model(state, population, params_d, round)
-
-    def value(self, state: Any, client_n: IntArray) -> ControlValue:
-        return self.control.value_times(state, client_n, self.beta)
-
-    def update(
-        self, state: Any, population: Population, replies: Replies, update_nd: Params
-    ) -> Any:
-        return self.control.update(state, population, replies, update_nd)
-
-    def resized(self, state: Any, moves: Moves) -> Any:
-        return self.control.resized(state, moves)
-
-
-class LearnedCoefficientState(NamedTuple):
-    """The inner state, and the two sums whose ratio is beta, float64 ()."""
-
-    control: Any
-    cross: FloatArray  #: A, exponential sum over rounds of the estimated sum_i g_i <u_i, c_i>
-    square: FloatArray  #: B >= 0, the same of g_i norm(c_i)^2; 0 before the first replies
 
 
 @dataclass(frozen=True)
@@ -94,51 +99,32 @@ class LearnedCoefficient(_Scaled):
     A wrong beta increases the variance but never causes bias.
 
     Attributes:
-        control: The control variate that gives c; its state is not multiplied by beta.
+        control: The control variate that gives c.
         memory: In [0, 1), how slowly A and B follow the rounds.
     """
 
     memory: float = 0.9
     ranges: ClassVar = {"memory": "[0, 1)"}
 
-    def init(self, population: Population, num_params: int) -> LearnedCoefficientState:
-        control = self.control.init(population, num_params)
-        return LearnedCoefficientState(control, np.zeros(()), np.zeros(()))
-
-    def coefficient(self, state: LearnedCoefficientState) -> float:
+    def coefficient(self, state: ScaledState) -> float:
         if state.square <= 0:
             return 1.0
         return float(np.clip(state.cross / state.square, 0.0, 1.0))
 
-    def at_model(
-        self, state: LearnedCoefficientState, population: Population, params_d: Params, round: int
-    ) -> LearnedCoefficientState:
-        known = self.control.at_model(state.control, population, params_d, round)
-        return state._replace(control=known)
-
-    def value(self, state: LearnedCoefficientState, client_n: IntArray) -> ControlValue:
-        return self.control.value_times(state.control, client_n, self.coefficient(state))
-
     def update(
-        self,
-        state: LearnedCoefficientState,
-        population: Population,
-        replies: Replies,
-        update_nd: Params,
-    ) -> LearnedCoefficientState:
+        self, state: ScaledState, population: Population, replies: Replies, update_nd: Params
+    ) -> ScaledState:
         value = self.control.value(state.control, replies.client_n)
         weight_n = population.weight_m[replies.client_n]
         # Before the inner control learns, which may overwrite c.
         cross, square = _products(update_nd, value.control_nd, weight_n, replies)
-        control = self.control.update_knowing(state.control, population, replies, update_nd, value)
-        return LearnedCoefficientState(
-            control=control,
+        return ScaledState(
+            control=self.control.update_knowing(
+                state.control, population, replies, update_nd, value
+            ),
             cross=np.asarray(self.memory * state.cross + cross),
             square=np.asarray(self.memory * state.square + square),
         )
-
-    def resized(self, state: LearnedCoefficientState, moves: Moves) -> LearnedCoefficientState:
-        return state._replace(control=self.control.resized(state.control, moves))
 
 
 def _products(
@@ -159,10 +145,7 @@ def _products(
         decided_n = np.divide(weight_n, sent_n, out=np.ones(len(sent_n)), where=sent_n > 0)
         mass_n = np.clip(1 - decided_n, 0.0, 1.0) / rate_n
     total = mass_n.sum()
-    cross = 0.0
-    square = 0.0
-    alone_cross = 0.0
-    alone_square = 0.0
+    sum_22 = np.zeros((2, 2))
     mean_y_d, mean_z_d = np.zeros((2, control_nd.shape[1]))
     # One reply at a time, in the same memory: copies of all would be as large as all updates.
     y_d, z_d, part_d = np.empty((3, control_nd.shape[1]))
@@ -170,16 +153,13 @@ def _products(
     for i, sent in enumerate(sent_n):
         np.multiply(update_nd[i], sent, out=y_d, dtype=np.float64)
         np.multiply(control_nd[i], sent, out=z_d)
-        product = float(inner(y_d, z_d))
-        length = float(inner(z_d, z_d))
-        cross += mass_n[i] * product
-        square += mass_n[i] * length
-        alone_cross += alone_n[i] * product
-        alone_square += alone_n[i] * length
+        # One reply after the other: the order of a sum decides its last bits.
+        sum_22 += np.outer((mass_n[i], alone_n[i]), (inner(y_d, z_d), inner(z_d, z_d)))
         if total > 0:
             share = mass_n[i] / total
             mean_y_d += np.multiply(y_d, share, out=part_d)
             mean_z_d += np.multiply(z_d, share, out=part_d)
+    (cross, square), (alone_cross, alone_square) = sum_22.tolist()
     # Draws of fixed size cancel what all replies have in common.
     if replies.cohort.kind != "poisson" and _open_places(replies.selected) > 1:
         spread = square - total * float(inner(mean_z_d, mean_z_d))

@@ -69,7 +69,9 @@ def weighted_mean(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) 
 
 def _summing_to_1(coef_n: FloatArray) -> FloatArray:
     total = coef_n.sum()
-    return coef_n / total if total > 0 else coef_n
+    if total > 0:
+        coef_n = coef_n / total
+    return coef_n
 
 
 def average_of_all(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:

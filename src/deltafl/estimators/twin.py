@@ -77,7 +77,7 @@ class Twin(ControlVariate):
         return replace(self, residual=self.residual.with_rows(rows))
 
     def init(self, population: Population, num_params: int) -> TwinState:
-        zero_md = np.zeros((population.num_clients, num_params), dtype=np.float32)
+        zero_md = np.zeros((population.num_clients, num_params), np.float32)
         residual = self.residual.init(population, num_params)
         return TwinState(OwnControlState(zero_md, np.zeros(num_params)), residual)
 
@@ -89,7 +89,7 @@ class Twin(ControlVariate):
         try:
             # What overflows float32 is not finite, and is answered for below.
             with np.errstate(over="ignore"):
-                twin_md = np.array(simulated, dtype=np.float32)
+                twin_md = np.array(simulated, np.float32)
         except (TypeError, ValueError):
             raise DeltaflError(
                 f"simulate must return numbers, one update for each client, {shape}"
@@ -107,7 +107,7 @@ class Twin(ControlVariate):
                 round + 1,
                 fault_k[0],
             )
-            twin_md = np.zeros(shape, dtype=np.float32)
+            twin_md = np.zeros(shape, np.float32)
         norm_m = np.linalg.norm(twin_md, axis=1)
         limit = LONGEST * np.median(norm_m)
         long_m = norm_m > limit

@@ -11,7 +11,7 @@ from ..errors import DeltaflError
 from ..moves import Moves
 from ..scale.numerics import inner
 from ..scale.rows import Rows, RunningSum, replace_rows
-from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
+from ..types import NOBODY, BoolArray, FloatArray, IntArray, Params, Population, Replies
 from .control_variates import (
     ControlValue,
     ControlVariate,
@@ -19,7 +19,7 @@ from .control_variates import (
     RegressionControl,
     pseudoinverse,
 )
-from .learned_coefficient import LearnedCoefficient, LearnedCoefficientState
+from .learned_coefficient import LearnedCoefficient, ScaledState
 from .two_bits import KEPT, code_length, decode, encode, norms
 
 #: Numbers that are decoded at once.
@@ -60,7 +60,7 @@ class LastResiduals(LearnsFromResiduals):
         moment_qd = np.zeros((aux_mq.shape[1], num_params))
         code_mc = population.code_mc
         if code_mc is None:
-            nobody_m = np.zeros(m, dtype=np.bool_)
+            nobody_m = np.zeros(m, bool)
             zero_d = np.zeros(num_params)
             return LastResidualsState(np.zeros((m, 0)), nobody_m, aux_mq, moment_qd, zero_d)
         if code_mc.shape[1] != code_length(num_params):
@@ -165,8 +165,8 @@ def _blocks(num_clients: int, num_params: int) -> list[slice]:
 class TwoPhaseState(NamedTuple):
     """The states of both terms."""
 
-    regression: LearnedCoefficientState
-    first: LearnedCoefficientState
+    regression: ScaledState
+    first: ScaledState
 
 
 @dataclass(frozen=True)
@@ -207,8 +207,7 @@ class TwoPhase(ControlVariate):
         first = state.first.control
         if not has_codes(first):
             return None
-        nobody = np.zeros(0, dtype=np.int64)
-        regression_d = self.regression.value(state.regression, nobody).total_d
+        regression_d = self.regression.value(state.regression, NOBODY).total_d
         # Codes are shorter than what they stand for, on average by KEPT.
         return np.asarray((regression_d + first.total_d) / KEPT)
 

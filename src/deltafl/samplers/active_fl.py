@@ -5,7 +5,6 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..moves import Moves
 from ..types import Cohort, FloatArray, IntArray, Population, Reports
 from .base import Rng, Unweighted, draw_by_logs, mean_for_unseen, replied, with_rows
 
@@ -36,6 +35,7 @@ class ActiveFL(Unweighted):
     alpha3: float = 0.1
 
     needs_loss: ClassVar[bool] = True
+    row_fields: ClassVar = ("value_m",)
     ranges: ClassVar = {"alpha1": "[0, 1]", "alpha2": "[0, inf)", "alpha3": "[0, 1]"}
 
     def init(self, population: Population) -> ActiveState:
@@ -45,6 +45,7 @@ class ActiveFL(Unweighted):
         value_k = mean_for_unseen(state.value_m, 0.0)[present_k]
         dropped = int(self.alpha1 * len(present_k) + 1e-9)  # 0.29 * 100 is a little below 29
         log_weight_k = self.alpha2 * value_k
+        # Stable: clients come in random order, which breaks ties.
         log_weight_k[np.argsort(value_k, kind="stable")[:dropped]] = -np.inf
         even = int(self.alpha3 * size + 0.5)
         by_value = min(size - even, len(present_k) - dropped)
@@ -56,7 +57,3 @@ class ActiveFL(Unweighted):
         client_n, reports = replied(cohort, reports)
         value_n = np.sqrt(state.size_m[client_n]) * reports.loss_n
         return state._replace(value_m=with_rows(state.value_m, client_n, value_n))
-
-    def resized(self, state: ActiveState, moves: Moves) -> ActiveState:
-        value_m = moves.rows(state.value_m, np.nan)
-        return ActiveState(moves.population.num_examples_m, value_m)

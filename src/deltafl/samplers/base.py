@@ -58,6 +58,11 @@ class Sampler(WithRanges, ABC):
     needs_loss: ClassVar[bool] = False
     #: Whether ``update`` reads ``reports.square_loss_n``, which may hold NaN.
     uses_square_loss: ClassVar[bool] = False
+    #: The fields of its state with a row for each client, which follow those who stay; newcomers
+    #: have what they have in ``init``. The fields of ``kept`` stay as they are, others are made
+    #: anew. Where neither is enough, define ``resized``.
+    row_fields: ClassVar[tuple[str, ...]] = ()
+    kept_fields: ClassVar[tuple[str, ...]] = ()
     #: Whether its expectations count how often a client is away or silent, as FedAU's do.
     expects_absence: ClassVar[bool] = False
     #: Whether it reads the auxiliary variables ``Population.aux_mq``.
@@ -71,6 +76,7 @@ class Sampler(WithRanges, ABC):
     @property
     def learns(self) -> bool:
         """Whether its draws depend on earlier replies."""
+        # An ``update`` of its own is what says so.
         return type(self).update is not Sampler.update
 
     @property
@@ -135,13 +141,23 @@ class Sampler(WithRanges, ABC):
         return state
 
     def resized(self, state: State, moves: Moves) -> State:
-        """The state when clients join, change or leave (``moves.py``); a sampler that learns
-        defines it, or nobody can.
+        """The state when clients join, change or leave (``moves.py``); nobody can where a sampler
+        learns and has neither ``row_fields`` nor a ``resized`` of its own.
         """
+        fresh = self.init(moves.population)
         if not self.learns:
-            return self.init(moves.population)
-        moves.require_none(self)
-        return state
+            return fresh
+        # What it remembers describes all clients jointly, or nobody has said how it follows.
+        if not self.row_fields:
+            moves.require_none(self)
+        if not self.row_fields and not self.kept_fields:
+            return state
+        before = state._asdict()
+        kept = {name: before[name] for name in self.kept_fields}
+        for name in self.row_fields:
+            begins = fresh._asdict()[name]
+            kept[name] = moves.rows(before[name], begins[len(moves.stay_k) :])
+        return fresh._replace(**kept)
 
     def require_oracle(self, oracle: Oracle | None) -> Oracle:
         """The oracle, or a ``DeltaflError`` if there is none."""
@@ -244,9 +260,13 @@ class Unweighted(Sampler):
 
 
 class NewFirstState(NamedTuple):
-    """Whether each client was ever selected, bool (m,)."""
+    """Whom a sampler has selected, and what those who replied sent last."""
 
-    selected_m: BoolArray
+    weight_m: FloatArray
+    selected_m: BoolArray  # once selected
+    seen_m: BoolArray  # once replied
+    last_mq: FloatArray  # what the sampler keeps of a reply; 0 until there is one
+    rounds: IntArray  # (), rounds so far
 
 
 @dataclass(frozen=True)
@@ -258,26 +278,37 @@ class NewFirst(Unweighted):
     client as zero until it replies, these steps are n / m, 2 n / m, ... of a full one.
     """
 
-    def init(self, population: Population) -> State:
-        return NewFirstState(np.zeros(population.num_clients, np.bool_))
+    row_fields: ClassVar = ("selected_m", "seen_m", "last_mq")
+    kept_fields: ClassVar = ("rounds",)
 
-    def choose(self, state: State, present_k: IntArray, size: int, rng: Rng) -> IntArray:
+    def init(self, population: Population) -> NewFirstState:
+        m = population.num_clients
+        nobody_m = np.zeros(m, bool)
+        size = self.sketch_size + self.output_bias_size
+        return NewFirstState(population.weight_m, nobody_m, nobody_m, np.zeros((m, size)), ZERO)
+
+    def choose(self, state: NewFirstState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
+        # Selected, not seen: whoever never replies must not fill every cohort.
         new: IntArray = present_k[~state.selected_m[present_k]][:size]
         if len(new) == size:
             return new
         return np.concatenate([new, self.again(state, present_k, size, size - len(new), rng)])
 
     def again(
-        self, state: State, present_k: IntArray, size: int, wanted: int, rng: Rng
+        self, state: NewFirstState, present_k: IntArray, size: int, wanted: int, rng: Rng
     ) -> IntArray:
         """At most ``wanted`` of the clients that replied before, in a cohort of ``size``."""
         return present_k[:0]
 
-    def update(self, state: State, cohort: Cohort, reports: Reports) -> State:
-        return state._replace(selected_m=with_rows(state.selected_m, cohort.client_n, True))
-
-    def resized(self, state: State, moves: Moves) -> State:
-        return state._replace(selected_m=moves.rows(state.selected_m, False))
+    def update(self, state: NewFirstState, cohort: Cohort, reports: Reports) -> NewFirstState:
+        client_n, reports = replied(cohort, reports)
+        last_nq = np.hstack([reports.sketch_nq, reports.output_bias_nk])
+        return state._replace(
+            selected_m=with_rows(state.selected_m, cohort.client_n, True),
+            seen_m=with_rows(state.seen_m, client_n, True),
+            last_mq=with_rows(state.last_mq, client_n, last_nq),
+            rounds=np.asarray(state.rounds + 1),
+        )
 
 
 def present_clients(available_m: BoolArray, n: int) -> tuple[IntArray, int]:
@@ -301,6 +332,7 @@ def label_counts(population: Population) -> FloatArray:
             "this sampler needs the labels of every client; give Population.from_sizes(sizes, "
             "aux=shares), one row of shares of each class a client, all >= 0"
         )
+    # Rows may be shares or counts: they are scaled to the client's size.
     return np.asarray(
         population.num_examples_m[:, None] * share_mc / share_mc.sum(axis=1, keepdims=True)
     )
@@ -322,6 +354,7 @@ def with_rows(value_m: npt.NDArray[Any], client_n: IntArray, newest: Any) -> npt
 def mean_for_unseen(value_m: FloatArray, default: float) -> FloatArray:
     """The values, with their mean for clients not yet seen (NaN); ``default`` if none has been."""
     seen_m = np.isfinite(value_m)
+    # A mean of nothing would be NaN, and a warning.
     if not seen_m.any():
         return np.full(len(value_m), default)
     return np.where(seen_m, value_m, value_m[seen_m].mean())

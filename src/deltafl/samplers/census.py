@@ -106,7 +106,7 @@ class Census(WithRanges):
             raise DeltaflError(
                 "the update is None; write None in place of the answer of a client that failed"
             )
-        update_d = np.asarray(update, np.float64).ravel()
+        update_d = np.asarray(update, float).ravel()
         ends = np.cumsum([np.prod(tensor, dtype=int) for tensor in tensors] or [len(update_d)])
         if ends[-1] > len(update_d):
             raise DeltaflError(
@@ -142,7 +142,7 @@ class Census(WithRanges):
         """
         answer_mk = self._read(answers, population.num_clients)
         here_m = np.isfinite(answer_mk).all(axis=1)
-        norm_m = np.where(here_m, answer_mk[:, self.size].astype(np.float64), np.nan)
+        norm_m = np.where(here_m, answer_mk[:, self.size].astype(float), np.nan)
         norm_m = np.where(norm_m > 0, np.minimum(norm_m, LARGEST_NORM), np.nan)
         code_mc = np.where(here_m[:, None], answer_mk[:, self.size + 1 :], 0.0)
         with np.errstate(over="ignore"):  # an infinite one is clipped
@@ -160,15 +160,13 @@ class Census(WithRanges):
             return population
         return population._replace(code_mc=code_mc)
 
-    def auxiliary(self, answers: Answers, weight_m: FloatArray) -> FloatArray:
+    def auxiliary(self, answer_mk: npt.NDArray[np.floating], weight_m: FloatArray) -> FloatArray:
         """The auxiliary variables, float64 (m, components), from the directions of updates.
 
         They are the first principal components of the sketches in the order of their variance, then
         zeros, of mean 0 and mean squared norm 1 under the weights w_i. Every sketch is scaled to
-        length 1. A client without an answer (None, numbers that are not finite, a list of another
-        length) counts as the mean client.
+        length 1. A client without an answer, whose row is not finite, counts as the mean client.
         """
-        answer_mk = self._read(answers, len(weight_m))
         here_k = np.flatnonzero(np.isfinite(answer_mk).all(axis=1) & (weight_m > 0))
         aux_mq = np.zeros((len(weight_m), self.components))
         if len(here_k) == 0:
@@ -178,7 +176,7 @@ class Census(WithRanges):
 
         def sketches(block: IntArray) -> FloatArray:
             # made anew for each sum: all of them are as large as the answers
-            return _units(answer_mk[block, : self.size].astype(np.float64))
+            return _units(answer_mk[block, : self.size].astype(float))
 
         mean_s = sum(np.einsum("k,ks->s", share_m[block], sketches(block)) for block in blocks)
         spread_ss: Any = 0.0
@@ -217,7 +215,7 @@ class Census(WithRanges):
                 )
             if answers.dtype.kind == "f" and self._can_have(answers.shape[1]):
                 self._check_precise(answers[0])
-                return answers
+                return answers  # as they are: a copy might not fit into memory
         rows = [_numbers(answer) for answer in answers]
         lengths = Counter(len(row) for row in rows if self._can_have(len(row)))
         if not lengths and any(map(len, rows)):
@@ -243,7 +241,7 @@ class Census(WithRanges):
     def _can_have(self, length: int) -> bool:
         """Whether an answer of some model can have so many numbers."""
         parameters = (length - self.size - 1) // code_length(1) * BLOCK
-        return length in (self.length(parameters), self.size + 1)
+        return length > self.size and length in (self.length(parameters), self.size + 1)
 
     def epsilon(self, delta: float) -> float:
         """Epsilon of one answer: local differential privacy of the update, and so of all of the
@@ -303,7 +301,7 @@ def _numbers(answer: npt.ArrayLike | None) -> npt.NDArray[Any]:
     try:
         answer_k = np.asarray(answer)
         if answer_k.dtype.kind not in "biuf":
-            answer_k = answer_k.astype(np.float64)
+            answer_k = answer_k.astype(float)
     except (TypeError, ValueError, OverflowError):
         return np.zeros(0)
     if answer_k.ndim != 1 or not np.isfinite(answer_k).all():

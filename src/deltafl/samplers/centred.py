@@ -13,7 +13,6 @@ import numpy as np
 from ..designs.inclusion import with_floor
 from ..designs.table import find_design
 from ..errors import DeltaflError
-from ..moves import Moves
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .base import ZERO, Scored, per_second, replied, with_rows
 from .census import Census
@@ -76,6 +75,8 @@ class Centred(Scored):
         "ageing": "[0, 1e9]",
         "sketch": "[0, 128]",
     }
+    row_fields: ClassVar[tuple[str, ...]] = ("first_m", "square_m", "seen_m", "about_mq")
+    kept_fields: ClassVar = ("rounds",)
 
     @property
     def unbiased(self) -> bool:
@@ -145,7 +146,8 @@ class Centred(Scored):
         growth_m = self._growth(state, int(cohort.count_n.sum()) / len(state.weight_m))
         newest_n = reports.squared_residual_n / growth_m[client_n]
         new_n = state.seen_m[client_n] < 0
-        later_n = ~new_n | (not self.own_memory)  # without a memory all visits are of one kind
+        # Without a memory all visits are of one kind.
+        later_n = ~new_n | (not self.own_memory)
         later = client_n[later_n]
         square_n = self._follow(state.square_m[later], newest_n[later_n])
         if self.sketch_size:
@@ -157,17 +159,6 @@ class Centred(Scored):
             square_m=with_rows(state.square_m, later, square_n),
             seen_m=with_rows(state.seen_m, client_n, state.rounds),
             rounds=np.asarray(state.rounds + 1),
-        )
-
-    def resized(self, state: CentredState, moves: Moves) -> CentredState:
-        fresh = self.init(moves.population)
-        if self.sketch_size:
-            fresh = fresh._replace(about_mq=moves.rows(state.about_mq, 0.0))
-        return fresh._replace(
-            first_m=moves.rows(state.first_m, np.nan),
-            square_m=moves.rows(state.square_m, np.nan),
-            seen_m=moves.rows(state.seen_m, -1),
-            rounds=state.rounds,
         )
 
     def _follow(self, before: FloatArray, newest: FloatArray) -> FloatArray:
@@ -198,6 +189,8 @@ class Balanced(Centred):
 
     uses_aux: ClassVar[bool] = True
     sketch_size: ClassVar[int] = 0
+    # Not ``about_mq``: a newcomer's answer changes the variables of all.
+    row_fields: ClassVar = ("first_m", "square_m", "seen_m")
 
     def init(self, population: Population) -> CentredState:
         state = super().init(population)

@@ -8,7 +8,6 @@ import numpy as np
 from ..designs.inclusion import with_floor
 from ..designs.table import draw_cohort, find_design
 from ..errors import DeltaflError
-from ..moves import Moves
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .base import ZERO, Rng, Sampler, mean_for_unseen, present_clients, replied, with_rows
 
@@ -23,7 +22,9 @@ class ClusterState(NamedTuple):
 
 def cluster_by_value(value_m: FloatArray, k: int) -> IntArray:
     """Cut numbers into at most k clusters 0, 1, ...: Lloyd's algorithm from even quantiles."""
+    # Equal quantiles would be empty clusters.
     centre_k = np.unique(np.quantile(value_m, (np.arange(k) + 0.5) / k))
+    # It ends after a few steps; rounding must not make it run for ever.
     for _ in range(100):
         label_m = np.searchsorted((centre_k[1:] + centre_k[:-1]) / 2, value_m)
         moved_k = np.array([value_m[label_m == c].mean() for c in np.unique(label_m)])
@@ -37,6 +38,7 @@ def allocate(n: int, size_k: IntArray) -> IntArray:
     """Split n draws over clusters by their sizes: at least one, at most all of each, sum n."""
     share_k = np.ones(len(size_k), np.int64)
     for _ in range(n - len(size_k)):
+        # The next draw goes where most of a share is lacking; a full cluster is out.
         lack_k = np.where(share_k < size_k, n * size_k / size_k.sum() - share_k, -np.inf)
         share_k[np.argmax(lack_k)] += 1
     return share_k
@@ -63,6 +65,8 @@ class ClusterIS(Sampler):
     drop_small_after: int | None = None
 
     ranges: ClassVar = {"clusters": "[1, inf)", "floor": "[0, 1]", "drop_small_after": "[1, inf)"}
+    row_fields: ClassVar = ("norm_m",)
+    kept_fields: ClassVar = ("rounds",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,12 +117,9 @@ class ClusterIS(Sampler):
     def update(self, state: ClusterState, cohort: Cohort, reports: Reports) -> ClusterState:
         client_n, reports = replied(cohort, reports)
         norm_m = with_rows(state.norm_m, client_n, np.sqrt(reports.squared_norm_n))
+        # Rounds without replies teach nothing of norms, and do not count.
         rounds = np.asarray(state.rounds + (len(client_n) > 0))
         return state._replace(norm_m=norm_m, rounds=rounds)
-
-    def resized(self, state: ClusterState, moves: Moves) -> ClusterState:
-        norm_m = moves.rows(state.norm_m, np.nan)
-        return ClusterState(moves.population.weight_m, norm_m, state.rounds)
 
 
 @dataclass(frozen=True)

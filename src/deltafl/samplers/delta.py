@@ -105,6 +105,7 @@ class FedPracIS(_ByReports):
 
     def update(self, state: PracticalState, cohort: Cohort, reports: Reports) -> PracticalState:
         client_n, reports = replied(cohort, reports)
+        # Scores say how the clients of a cohort share its mass, not how much that is.
         score_n = self.score(reports)
         if self.weighted:
             score_n = score_n * state.weight_m[client_n]
@@ -123,7 +124,7 @@ class FedPracIS(_ByReports):
         p_k = moves.stayed(state.p_m)
         if len(p_k) < moves.num_before:
             total = p_k.sum()
-            p_k = p_k / total if total > 0 else np.full(len(p_k), 1 / len(p_k))
+            p_k = np.full(len(p_k), 1 / len(p_k)) if total == 0 else p_k / total
         share = len(p_k) / moves.population.num_clients
         p_m = np.append(p_k * share, np.asarray(fresh.p_m)[len(p_k) :])
         return fresh._replace(p_m=for_design(p_m, self.design))

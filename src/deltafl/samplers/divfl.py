@@ -1,25 +1,16 @@
 """DivFL (Balakrishnan et al., ICLR 2022): a cohort whose updates represent all clients'. Biased."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
 from ..errors import DeltaflError
-from ..moves import Moves
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Population, Reports
-from .base import NewFirst, Rng, replied, with_rows
+from ..types import FloatArray, IntArray, Population
+from .base import NewFirst, NewFirstState, Rng
 
 #: The matrix of distances has 8 m^2 bytes, and takes O(m^2) time a round.
 _MAX_CLIENTS = 5000
-
-
-class DivState(NamedTuple):
-    """What the server stores about each client."""
-
-    sketch_mq: FloatArray  # of its last update
-    selected_m: BoolArray  # once selected
-    seen_m: BoolArray  # once replied
 
 
 @dataclass(frozen=True)
@@ -40,35 +31,21 @@ class DivFL(NewFirst):
 
     ranges: ClassVar = {"sketch_size": "[1, 128]"}
 
-    def init(self, population: Population) -> DivState:
+    def init(self, population: Population) -> NewFirstState:
         m = population.num_clients
         if m > _MAX_CLIENTS:
             raise DeltaflError(
                 f"divfl compares all pairs of clients, {m} are too many; use it with at most "
                 f"{_MAX_CLIENTS}, or another sampler"
             )
-        nobody_m = np.zeros(m, np.bool_)
-        return DivState(np.zeros((m, self.sketch_size)), nobody_m, nobody_m)
+        return super().init(population)
 
     def again(
-        self, state: DivState, present_k: IntArray, size: int, wanted: int, rng: Rng
+        self, state: NewFirstState, present_k: IntArray, size: int, wanted: int, rng: Rng
     ) -> IntArray:
         seen_k = present_k[state.seen_m[present_k]]
-        distance_ck = distances(state.sketch_mq[seen_k], state.sketch_mq[state.seen_m])
+        distance_ck = distances(state.last_mq[seen_k], state.last_mq[state.seen_m])
         return seen_k[greedy(distance_ck, min(wanted, len(seen_k)))]
-
-    def update(self, state: DivState, cohort: Cohort, reports: Reports) -> DivState:
-        state = super().update(state, cohort, reports)
-        client_n, reports = replied(cohort, reports)
-        sketch_mq = with_rows(state.sketch_mq, client_n, reports.sketch_nq)
-        return state._replace(sketch_mq=sketch_mq, seen_m=with_rows(state.seen_m, client_n, True))
-
-    def resized(self, state: DivState, moves: Moves) -> DivState:
-        return DivState(
-            sketch_mq=moves.rows(state.sketch_mq, 0.0),
-            selected_m=moves.rows(state.selected_m, False),
-            seen_m=moves.rows(state.seen_m, False),
-        )
 
 
 def distances(candidate_cq: FloatArray, point_kq: FloatArray) -> FloatArray:
@@ -87,8 +64,9 @@ def greedy(distance_ck: FloatArray, size: int) -> IntArray:
         >>> greedy(np.array([[0.0, 1.0, 9.0], [1.0, 0.0, 8.0], [9.0, 8.0, 0.0]]), 2).tolist()
         [1, 2]
     """
+    # From each point to the nearest of those chosen, of whom there are none yet.
     nearest_k = np.full(distance_ck.shape[1], np.inf)
-    free_c = np.ones(len(distance_ck), dtype=np.bool_)
+    free_c = np.ones(len(distance_ck), bool)
     chosen: list[int] = []
     for _ in range(size):
         sum_c = np.minimum(distance_ck, nearest_k).sum(axis=1)
@@ -96,4 +74,4 @@ def greedy(distance_ck: FloatArray, size: int) -> IntArray:
         nearest_k = np.minimum(nearest_k, distance_ck[best])
         free_c[best] = False
         chosen.append(best)
-    return np.array(chosen, dtype=np.int64)
+    return np.array(chosen, np.int64)

@@ -5,7 +5,6 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..moves import Moves
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .base import Rng, Scored
 
@@ -37,6 +36,7 @@ class FedAU(Scored):
 
     unbiased: ClassVar[bool] = False
     expects_absence: ClassVar[bool] = True
+    row_fields: ClassVar = ("interval_m", "ended_m", "rounds_m")
     ranges: ClassVar = {"cutoff": "[1, inf)"}
 
     def init(self, population: Population) -> AUState:
@@ -57,10 +57,12 @@ class FedAU(Scored):
         oracle: Oracle | None = None,
     ) -> Cohort:
         cohort = super().open(state, available_m, n, rng, oracle)
+        # The draw's own expectations are not used: omega counts selection and absence together.
         interval_n = state.interval_m[cohort.client_n]
         return cohort._replace(expected_n=cohort.count_n / interval_n, kind="unknown")
 
     def update(self, state: AUState, cohort: Cohort, reports: Reports) -> AUState:
+        # Of all clients: those who were not selected did not take part either.
         rounds_m = state.rounds_m + 1
         ended_m = rounds_m >= self.cutoff
         ended_m[cohort.client_n[reports.responded_n]] = True
@@ -69,11 +71,4 @@ class FedAU(Scored):
             np.where(ended_m, mean_m, state.interval_m),
             state.ended_m + ended_m,
             np.where(ended_m, 0, rounds_m),
-        )
-
-    def resized(self, state: AUState, moves: Moves) -> AUState:
-        return AUState(
-            interval_m=moves.rows(state.interval_m, 1.0),
-            ended_m=moves.rows(state.ended_m, 0),
-            rounds_m=moves.rows(state.rounds_m, 0),
         )

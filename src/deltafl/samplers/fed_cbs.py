@@ -5,7 +5,6 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..moves import Moves
 from ..types import Cohort, FloatArray, IntArray, Population, Reports
 from .base import ZERO, Rng, Unweighted, label_counts, with_rows
 
@@ -40,6 +39,8 @@ class FedCBS(Unweighted):
     exploration: float = 10.0  # lambda >= 0
 
     uses_aux: ClassVar[bool] = True
+    row_fields: ClassVar = ("selected_m",)
+    kept_fields: ClassVar = ("rounds",)
     ranges: ClassVar = {"exploration": "[0, inf)"}
 
     def init(self, population: Population) -> CbsState:
@@ -58,6 +59,7 @@ class FedCBS(Unweighted):
                 bonus_k = self.exploration * rare_k
                 log_bonus_k = np.log(np.maximum(bonus_k, np.finfo(np.float64).tiny))
                 log_weight_k = np.logaddexp(log_weight_k, log_bonus_k)
+            # The largest of log weight plus Gumbel noise is a draw by weight.
             pick = int(np.argmax(log_weight_k + rng.gumbel(size=len(left_k))))
             chosen.append(int(left_k[pick]))
             pooled_c = pooled_c + state.count_mc[left_k[pick]]
@@ -68,10 +70,6 @@ class FedCBS(Unweighted):
         often_n = state.selected_m[cohort.client_n] + 1
         selected_m = with_rows(state.selected_m, cohort.client_n, often_n)
         return CbsState(state.count_mc, selected_m, np.asarray(state.rounds + 1))
-
-    def resized(self, state: CbsState, moves: Moves) -> CbsState:
-        selected_m = moves.rows(state.selected_m, 0)
-        return CbsState(label_counts(moves.population), selected_m, state.rounds)
 
 
 def imbalance(count_kc: FloatArray) -> FloatArray:

@@ -5,7 +5,6 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..moves import Moves
 from ..types import Cohort, FloatArray, IntArray, Population, Reports
 from .base import ZERO, Rng, Unweighted, label_counts, with_rows
 
@@ -42,6 +41,8 @@ class FedEntOpt(Unweighted):
     buffer: float = 0.5
 
     uses_aux: ClassVar[bool] = True
+    row_fields: ClassVar = ("place_m",)
+    kept_fields: ClassVar = ("total",)
     ranges: ClassVar = {"buffer": "[0, 1]"}
 
     def init(self, population: Population) -> EntropyState:
@@ -52,6 +53,7 @@ class FedEntOpt(Unweighted):
         m = len(state.place_m)
         place_k = state.place_m[present_k]
         held = min(int(self.buffer * m + 1e-9), m - size)
+        # If too few are free, those longest in the buffer are.
         newest = max(int(state.total) - held, int(np.sort(place_k)[size - 1]))
         left_k = present_k[place_k <= newest]
         chosen = list[int]()
@@ -70,10 +72,6 @@ class FedEntOpt(Unweighted):
         n = len(cohort.client_n)
         place_m = with_rows(state.place_m, cohort.client_n, state.total + 1 + np.arange(n))
         return EntropyState(state.count_mc, place_m, np.asarray(state.total + n))
-
-    def resized(self, state: EntropyState, moves: Moves) -> EntropyState:
-        place_m = moves.rows(state.place_m, 0)
-        return EntropyState(label_counts(moves.population), place_m, state.total)
 
 
 def entropies(count_kc: FloatArray) -> FloatArray:

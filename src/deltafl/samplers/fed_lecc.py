@@ -83,8 +83,10 @@ def by_cluster(cluster_k: IntArray, loss_k: FloatArray, first: int) -> IntArray:
     """
     members_g = np.maximum(np.bincount(cluster_k), 1)
     mean_g = np.bincount(cluster_k, loss_k) / members_g
+    # The last key counts first: clusters by mean loss, then their clients by loss.
     place_k = np.lexsort((-loss_k, cluster_k, -mean_g[cluster_k]))
     begins_k = np.diff(cluster_k[place_k], prepend=-1) != 0
     rank_k = np.arange(len(place_k))
+    # Its place within the cluster: places since the cluster began.
     rank_k -= np.maximum.accumulate(np.where(begins_k, rank_k, 0))
     return place_k[np.argsort(rank_k >= first, kind="stable")]

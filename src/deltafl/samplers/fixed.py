@@ -55,6 +55,7 @@ class Fixed(Scored):
     def init(self, population: Population) -> FixedState:
         score_m = np.ones(population.num_clients)
         if self.by_weight:
+            # A copy, as a tree owns its array.
             score_m = population.weight_m.copy()
         score_m = per_second(score_m, population, self.per_second)
         return FixedState(for_design(score_m, self.design))

@@ -1,29 +1,18 @@
 """HiCS-FL (Chen and Vikalo, NeurIPS 2024): clusters by how balanced labels seem. Biased."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
 from ..errors import DeltaflError
-from ..moves import Moves
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Population, Reports
-from .base import ZERO, NewFirst, Rng, RunFacts, draw_successively, replied, with_rows
+from ..types import FloatArray, IntArray
+from .base import NewFirst, NewFirstState, Rng, RunFacts, draw_successively
 from .ward import angles, ward
 
 #: The paper's temperature over its learning rate, 0.0025 / 0.001: updates grow with the rate.
 _TEMPERATURE_PER_RATE = 2.5
 _CLASSES = 10
-
-
-class HicsState(NamedTuple):
-    """The clients' last updates of the bias."""
-
-    weight_m: FloatArray
-    bias_mc: FloatArray  # 0 for clients that never replied
-    selected_m: BoolArray  # once selected
-    seen_m: BoolArray  # once replied
-    rounds: IntArray  # (), rounds so far
 
 
 @dataclass(frozen=True)
@@ -92,26 +81,21 @@ class HicsFL(NewFirst):
         rounds = self.rounds or facts.rounds
         return replace(self, classes=classes, temperature=temperature, rounds=rounds)
 
-    def init(self, population: Population) -> HicsState:
-        m = population.num_clients
-        nobody_m = np.zeros(m, np.bool_)
-        bias_mc = np.zeros((m, self.output_bias_size))
-        return HicsState(population.weight_m, bias_mc, nobody_m, nobody_m, ZERO)
-
     def again(
-        self, state: HicsState, present_k: IntArray, size: int, wanted: int, rng: Rng
+        self, state: NewFirstState, present_k: IntArray, size: int, wanted: int, rng: Rng
     ) -> IntArray:
         seen_k = np.sort(present_k[state.seen_m[present_k]])
         if len(seen_k) == 0:
             return seen_k
         return seen_k[draw_successively(self.probabilities(state, seen_k, size), wanted, rng)]
 
-    def probabilities(self, state: HicsState, client_k: IntArray, size: int) -> FloatArray:
+    def probabilities(self, state: NewFirstState, client_k: IntArray, size: int) -> FloatArray:
         """P of each of some clients in one draw of group and client, float64 (k,), sum 1."""
-        bias_kc = state.bias_mc[client_k]
+        bias_kc = state.last_mq[client_k]
         temperature = self.temperature or _TEMPERATURE_PER_RATE * RunFacts().local_lr
         entropy_k = entropies(bias_kc, temperature)
         angle_kk = angles(bias_kc)
+        # A zero update has no direction: as in the authors' code, it is near to all.
         zero_k = np.all(bias_kc == 0, axis=1)
         angle_kk[zero_k[:, None] | zero_k] = 0.0
         np.fill_diagonal(angle_kk, 0.0)
@@ -122,28 +106,13 @@ class HicsFL(NewFirst):
             left = max(1 - (float(state.rounds) + 1) / self.rounds, 0.0)
         members_g = np.bincount(group_k)
         power_g = self.gamma * left * np.bincount(group_k, entropy_k) / members_g
+        # About the largest power, so that none overflows.
         p_g = np.exp(power_g - power_g.max())
         weight_k = state.weight_m[client_k]
         mass_k = np.bincount(group_k, weight_k)[group_k]
         share_k = 1 / members_g[group_k]  # in a group of weight 0
         np.divide(weight_k, mass_k, out=share_k, where=mass_k > 0)
         return np.asarray((p_g / p_g.sum())[group_k] * share_k)
-
-    def update(self, state: HicsState, cohort: Cohort, reports: Reports) -> HicsState:
-        state = super().update(state, cohort, reports)
-        client_n, reports = replied(cohort, reports)
-        bias_mc = with_rows(state.bias_mc, client_n, reports.output_bias_nk)
-        seen_m = with_rows(state.seen_m, client_n, True)
-        return state._replace(bias_mc=bias_mc, seen_m=seen_m, rounds=np.asarray(state.rounds + 1))
-
-    def resized(self, state: HicsState, moves: Moves) -> HicsState:
-        return HicsState(
-            weight_m=moves.population.weight_m,
-            bias_mc=moves.rows(state.bias_mc, 0.0),
-            selected_m=moves.rows(state.selected_m, False),
-            seen_m=moves.rows(state.seen_m, False),
-            rounds=state.rounds,
-        )
 
 
 def entropies(bias_kc: FloatArray, temperature: float) -> FloatArray:

@@ -10,6 +10,7 @@ sampler's class. Settings are those of a plan or a run, and override what is set
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -44,10 +45,14 @@ class Label(NamedTuple):
 
     def __str__(self) -> str:
         entry = self.entry
-        design = "" if self.design in (None, entry.design) else self.design
-        estimator = "" if self.estimator == entry.estimator else self.estimator
-        method = f"{write_call(self.name, self.options)}@{design}@{estimator}".rstrip("@")
-        text = method
+        design = ""
+        if self.design != entry.design:
+            design = self.design or ""
+        estimator = ""
+        if self.estimator != entry.estimator:
+            estimator = self.estimator
+        # Empty places at the end are not written.
+        text = f"{write_call(self.name, self.options)}@{design}@{estimator}".rstrip("@")
         for name, value in sorted(self.settings.items()):
             setting = write_setting(name, value)
             if value is True:  # a switch: ``+scaffold``
@@ -78,7 +83,9 @@ def parse_label(label: "str | Label") -> Label:
             f"{label!r} is no label; write name(option=value)@design@estimator, such as innovation"
         )
     name, options = parse_call(call)
-    kind = label.of if isinstance(label, Named) else None
+    kind = None
+    if isinstance(label, Named):
+        kind = label.of
     entry = find_sampler(name, kind)
     if design:
         if is_estimator(design):
@@ -140,46 +147,43 @@ def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
     """
     if isinstance(sampler, str | Label):
         return str(sampler)
-    kind = sampler if isinstance(sampler, type) else type(sampler)
+    kind = type(sampler)
+    if isinstance(sampler, type):
+        kind = sampler
     if not issubclass(kind, Sampler):
         raise DeltaflError(
             "a sampler is a label, or a class or an instance of deltafl.Sampler; this is "
             f"{sampler!r}"
         )
     rows = [row for row in SAMPLERS.values() if row.kind is kind]
-    own = None if rows else kind
-    if own is not None:
+    own = None
+    if not rows:
+        own = kind
         if kind.__name__ in SAMPLERS:
             raise DeltaflError(
                 f"the library has a sampler {kind.__name__!r}; give your class another name"
             )
         rows = [find_sampler(kind.__name__, kind)]
-    made: Any = rows[0].make({}) if isinstance(sampler, type) else sampler
+    made: Any = sampler
+    if isinstance(sampler, type):
+        made = rows[0].make({})
     design = vars(made).get("design")
-    fitting = [
-        row for row in rows if all(getattr(made, key) == value for key, value in row.fixed.items())
-    ] or rows
-    row = next((row for row in fitting if row.design == design), fitting[0])
-    default = row.make({})
-    values = {
-        key: getattr(made, key)
-        for key in row.options
-        if getattr(made, key) != getattr(default, key)
-    }
-    options = {
-        key: value.item() if isinstance(value, np.generic) else value
-        for key, value in values.items()
-    }
-    label = str(Label(row.name, options, design, row.estimator, kind=own))
-    try:
-        same = make_sampler(label) == made
-    except DeltaflError as error:
-        raise DeltaflError(f"{made!r} has no label: {error}") from error
-    if not same:
-        raise DeltaflError(
-            f"{made!r} has no label: its options must be numbers, words, None, or tuples of them"
-        )
-    return label
+    # Several rows may share a class, such as ``uniform`` and ``md``: the first one that makes the
+    # same sampler, and by its default design if there is one.
+    for row in sorted(rows, key=lambda row: row.design != design):
+        default = vars(row.make({}))
+        options = {}
+        for name in row.options:
+            value = vars(made)[name]
+            if value != default[name]:
+                options[name] = value.item() if isinstance(value, np.generic) else value
+        label = Label(row.name, options, design, row.estimator, kind=own)
+        with suppress(DeltaflError):  # such as a list among the options
+            if make_sampler(str(label)) == made:
+                return str(label)
+    raise DeltaflError(
+        f"{made!r} has no label: its options must be numbers, words, None, or tuples of them"
+    )
 
 
 def split_labels(text: str) -> list[str]:
@@ -221,7 +225,9 @@ def make_sampler(label: str | Label, facts: RunFacts | None = None) -> Sampler:
     """
     parsed = parse_label(label)
     sampler = parsed.entry.make(parsed.options, parsed.design)
-    return sampler if facts is None else sampler.for_run(facts)
+    if facts is None:
+        return sampler
+    return sampler.for_run(facts)
 
 
 def bias_of(label: str | Label) -> str | None:
@@ -239,7 +245,9 @@ def bias_of(label: str | Label) -> str | None:
     sampler = make_sampler(parsed)
     if sampler.expects_absence:
         return "weights from past rounds"
-    return None if sampler.unbiased else "draws that leave clients out"
+    if not sampler.unbiased:
+        return "draws that leave clients out"
+    return None
 
 
 def is_unbiased(label: str | Label) -> bool:

@@ -73,7 +73,7 @@ class VarianceBandit(Scored):
     ) -> FloatArray:
         m = len(state.weight_m)
         if available_m is None:
-            available_m = np.ones(m, np.bool_)
+            available_m = np.ones(m, bool)
         present, size = present_clients(available_m, n)
         theta = self.theta(m, n)
         score_k = np.sqrt(state.total_m[present] + state.bound * m / (n * theta))
@@ -93,6 +93,7 @@ class VarianceBandit(Scored):
         client_n, square_n, ratio_n = feedback(state.weight_m, cohort, reports)
         total_m = state.total_m.copy()
         total_m[client_n] += square_n * ratio_n
+        # The first feedback is the scale; later ones would change what gamma means.
         if state.bound == 0:
             state = state._replace(bound=np.asarray(square_n.max(initial=0.0)))
         return state._replace(total_m=total_m)
@@ -208,9 +209,11 @@ class MirrorDescent(Scored):
             loss = float(np.sum(share_n / p_n)) / draws
             gain_e[e] = np.log(state.weight_e[e]) - least * np.sqrt(8 * draws / length) * loss
             rate = 2.0**e * draws**2 * least**3 * slowest
+            # Sums of logarithms: a product of so many factors would overflow.
             logit_m = np.log(state.expert_em[e])
             logit_m[client_n] += rate * share_n / (draws * p_n**2)
             expert_em[e] = project(np.exp(logit_m - logit_m.max()), least)
+        # Losses of thousands would make all weights 0.
         weight_e = np.exp(gain_e - gain_e.max())
         return state._replace(expert_em=expert_em, weight_e=weight_e / weight_e.sum())
 
@@ -226,6 +229,8 @@ def project(score_m: FloatArray, least: float) -> FloatArray:
         [0.6, 0.2, 0.2]
     """
     m = len(score_m)
+    # With the k smallest at the floor the others share ``free``; the first k whose next score
+    # then lies above the floor is right.
     rising_m = np.sort(score_m)
     rest_m = np.cumsum(rising_m[::-1])[::-1]
     free = 1 - np.arange(m) * least

@@ -6,7 +6,6 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
-from ..moves import Moves
 from ..types import Cohort, FloatArray, IntArray, Population, Reports
 from .base import ZERO, Rng, Unweighted, draw_successively, replied, with_rows
 
@@ -69,6 +68,8 @@ class Oort(Unweighted):
 
     needs_loss: ClassVar[bool] = True
     uses_square_loss: ClassVar[bool] = True
+    row_fields: ClassVar = ("utility_m", "last_m")
+    kept_fields: ClassVar = ("rounds", "gained_r", "fast")
     ranges: ClassVar = {
         "exploration": "[0, 1]",
         "decay": "(0, 1]",
@@ -101,6 +102,7 @@ class Oort(Unweighted):
         )
 
     def choose(self, state: OortState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
+        # Known are those who replied: only they have a utility.
         known_k = state.last_m[present_k] > 0
         old = present_k[known_k]
         new = present_k[~known_k]
@@ -143,6 +145,7 @@ class Oort(Unweighted):
         rounds = np.asarray(state.rounds + 1)
         root_n = np.where(np.isnan(square_n), np.abs(reports.loss_n), np.sqrt(square_n))
         utility_m = with_rows(state.utility_m, client_n, root_n * state.size_m[client_n])
+        # A round without replies gained nothing, and counts.
         gained_r = np.append(state.gained_r[1:], utility_m[client_n].sum())
         flat = gained_r[_WINDOW:].sum() <= gained_r[:_WINDOW].sum()
         due = rounds >= 2 * _WINDOW and rounds % _WINDOW == 0
@@ -153,13 +156,4 @@ class Oort(Unweighted):
             last_m=with_rows(state.last_m, client_n, rounds),
             rounds=rounds,
             gained_r=gained_r,
-        )
-
-    def resized(self, state: OortState, moves: Moves) -> OortState:
-        fresh = self.init(moves.population)
-        return state._replace(
-            size_m=fresh.size_m,
-            seconds=fresh.seconds,
-            utility_m=moves.rows(state.utility_m, np.nan),
-            last_m=moves.rows(state.last_m, 0),
         )

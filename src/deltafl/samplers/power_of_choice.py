@@ -44,6 +44,7 @@ class PowerOfChoice(Sampler):
     ) -> Cohort:
         present_clients(available_m, n)
         candidate_k = np.sort(_candidates(state.weight_m, available_m, self._wanted(n), n, rng))
+        # An unknown loss counts as infinite: the client is looked at.
         loss_k = np.nan_to_num(self.require_oracle(oracle).losses(candidate_k), nan=np.inf)
         return unweighted_cohort(candidate_k[np.argsort(-loss_k, kind="stable")[:n]])
 
@@ -57,8 +58,10 @@ def _candidates(
     """
     present = np.flatnonzero(available_m & (weight_m > 0))
     weight_k = weight_m[present]
-    even = len(present) == 0 or bool(np.all(weight_k == weight_k[0]))
-    chance_k = None if even else weight_k / weight_k.sum()
+    chance_k = None
+    # Plain draws take other random numbers than draws with equal chances.
+    if len(np.unique(weight_k)) > 1:
+        chance_k = weight_k / weight_k.sum()
     drawn_k = rng.choice(present, size=min(wanted, len(present)), replace=False, p=chance_k)
     if len(drawn_k) >= least:
         return drawn_k

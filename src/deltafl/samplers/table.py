@@ -309,6 +309,7 @@ def _own_entry(name: str, kind: type[Sampler]) -> SamplerEntry:
             f"{name}.open takes {signature(sampler.open)}; write open(self, "
             f"{', '.join(arguments)}=None)"
         ) from None
+    # Only a dataclass field is a default that a label can replace.
     design = vars(sampler).get("design")
     return SamplerEntry(
         name,

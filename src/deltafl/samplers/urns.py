@@ -15,7 +15,6 @@ import numpy as np
 
 from ..designs.table import draw_cohort
 from ..errors import DeltaflError
-from ..moves import Moves
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .base import Rng, Sampler, State, present_clients, replied, with_rows
 from .ward import ward_tree
@@ -68,6 +67,7 @@ def urns_by_cluster(weight_m: FloatArray, n: int, merge_k2: IntArray) -> FloatAr
     own_nm = np.repeat(np.eye(m), whole_m.astype(np.int64), axis=0)
     rest_m = mass_m - whole_m
     rest_m[rest_m <= _SLIVER] = 0.0
+    # Who is drawn at least once on average has urns of its own; the others share what is left.
     left = n - len(own_nm)
     cluster_m = cut_by_mass(rest_m, merge_k2)
     mass_c = np.bincount(cluster_m, weights=rest_m)
@@ -92,6 +92,7 @@ def cut_by_mass(mass_m: FloatArray, merge_k2: IntArray) -> IntArray:
     for k, (left, right) in enumerate(merge_k2):
         mass[m + k] = mass[left] + mass[right]
     label = np.arange(len(mass))
+    # From the root down: a node that fits is the cluster of all clients below it.
     for k in reversed(range(len(merge_k2))):
         if mass[m + k] <= 1 + _SLIVER:
             label[merge_k2[k]] = label[m + k]
@@ -150,6 +151,7 @@ class ClusteredBySimilarity(ClusteredBySize):
     sketch_size: int = 64
 
     ranges: ClassVar = {"sketch_size": "[1, 128]"}
+    kept_fields: ClassVar = ("sketch_mq", "merge_k2")
 
     def init(self, population: Population) -> TreeState:
         """No client has been seen: all updates are zero. Needs SciPy."""
@@ -163,11 +165,8 @@ class ClusteredBySimilarity(ClusteredBySize):
 
     def update(self, state: TreeState, cohort: Cohort, reports: Reports) -> TreeState:
         client_n, reports = replied(cohort, reports)
+        # The tree takes O(m^2) time: not for nothing.
         if len(client_n) == 0:
             return state
         sketch_mq = with_rows(state.sketch_mq, client_n, reports.sketch_nq)
         return state._replace(sketch_mq=sketch_mq, merge_k2=ward_tree(sketch_mq))
-
-    def resized(self, state: TreeState, moves: Moves) -> TreeState:
-        moves.require_none(self)
-        return state._replace(weight_m=moves.population.weight_m)

@@ -58,7 +58,7 @@ class PersistentArray(NDArrayOperatorsMixin):
 
     def replaced(self, index_k: IntArray, value_k: npt.ArrayLike) -> Self:
         """The array with other entries at k distinct places."""
-        index_k = np.array(index_k, dtype=np.int64)
+        index_k = np.array(index_k, np.int64)
         buffer = self.current()
         newer = object.__new__(type(self))
         newer._difference = None
@@ -72,7 +72,7 @@ class PersistentArray(NDArrayOperatorsMixin):
             buffer.before = ref(self)
             self._difference = (index_k, buffer.array_m[index_k], newer)
         newer._buffer.changes += len(index_k)
-        newer._buffer.write(index_k, np.asarray(value_k, dtype=self.dtype))
+        newer._buffer.write(index_k, np.asarray(value_k, self.dtype))
         return newer
 
     def plus_one(self, index_k: IntArray) -> Self:
@@ -126,7 +126,7 @@ class PersistentArray(NDArrayOperatorsMixin):
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy is False:
             raise ValueError("a version of an array can only be read by copying it")
-        return np.array(self.current().array_m, dtype=dtype)
+        return np.array(self.current().array_m, dtype)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if any(isinstance(out, PersistentArray) for out in kwargs.get("out", ())):

@@ -22,7 +22,7 @@ WIDTH = 16
 #: Nodes that are summed at once while a tree is built.
 _CHUNK = 2**14
 
-_NOBODY = np.zeros(0, dtype=np.int64)
+_NOBODY = np.zeros(0, np.int64)
 
 
 class Mass(NamedTuple):
@@ -81,7 +81,7 @@ class TreeBuffer(Buffer):
 
     def _add_up(self, level: int, node_k: IntArray) -> None:
         _, value_kb = self.children(level, node_k)
-        self.levels[level][node_k] = value_kb.astype(np.float64).sum(axis=1)
+        self.levels[level][node_k] = value_kb.astype(float).sum(axis=1)
 
 
 class SumTree(PersistentArray):
@@ -106,7 +106,7 @@ class SumTree(PersistentArray):
         least.
         """
         buffer = self.current()
-        node_k = np.zeros(1, dtype=np.int64)
+        node_k = np.zeros(1, np.int64)
         for level in range(len(buffer.levels) - 1, 0, -1):
             child_kb, value_kb = buffer.children(level, node_k)
             node_k = child_kb[value_kb >= least]
@@ -120,9 +120,9 @@ class SumTree(PersistentArray):
         gives the last client with mass.
         """
         buffer = self.current()
-        left_k = np.array(position_k, dtype=np.float64)
+        left_k = np.array(position_k, float)
         row_k = np.arange(len(position_k))
-        node_k = np.zeros(len(position_k), dtype=np.int64)
+        node_k = np.zeros(len(position_k), np.int64)
         for level in range(len(buffer.levels) - 1, 0, -1):
             child_kb, value_kb = buffer.children(level, node_k)
             end_kb = mass.slope * np.cumsum(value_kb, axis=1, dtype=np.float64)

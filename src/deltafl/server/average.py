@@ -38,6 +38,7 @@ class Average(ServerPart):
         return AverageState(params_d)
 
     def moved(self, own: AverageState, step: Step, params_d: Params) -> AverageState:
+        # Over 1 - beta^t, as if there had been nothing before; else zeros would count as models.
         beta = self.average
         share = np.float32((1 - beta) / (1 - beta ** (step.round + 1)))
         return AverageState(own.model_d + share * (params_d - own.model_d))

@@ -101,11 +101,13 @@ class Clipping(Intake):
         super().__init__(len(coef_n))
         self.norm_n = np.full(len(coef_n), np.nan)
         self.radius = RADIUS * lower_median(norms.norm_m)
+        # A coefficient of 0 moves nothing, however long the update.
         with np.errstate(divide="ignore"):
             self._reach_n = SHARE / (n * coef_n)
 
     def counted(self, place_k: IntArray, update_kd: Params, control_kd: FloatArray) -> Params:
         self.norm_n[place_k] = np.sqrt(squared_norms(update_kd)[0])
+        # In the first round no norm is known but those of its replies.
         if np.isnan(self.radius):
             self.radius = RADIUS * lower_median(self.norm_n)
         first_k1 = _factor(self.radius, self.norm_n[place_k])
@@ -123,7 +125,7 @@ class Clipping(Intake):
         columns = {}
         for name, power in _SCORED.items():
             column_n = reports._asdict()[name]
-            middle = lower_median(column_n[here_n].astype(np.float64))
+            middle = lower_median(column_n[here_n].astype(float))
             most = SCORE**power * middle
             if middle <= 0:  # losses may be negative: their limit is nearer to 0
                 most = middle * SCORE**-1
@@ -132,6 +134,7 @@ class Clipping(Intake):
         return reports._replace(**columns)
 
     def closed(self, own: KnownNorms, client_n: IntArray, here_n: Any) -> KnownNorms:
+        # As they were sent: clipped norms would let the median fall for ever.
         norm_m = own.norm_m.copy()
         norm_m[client_n] = self.norm_n[here_n]
         return KnownNorms(norm_m)

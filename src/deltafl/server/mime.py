@@ -59,7 +59,7 @@ class Mime(ServerPart):
         return 1 + self.mime
 
     def init(self, plan: PlanOfParts, params_d: Params) -> MimeState:
-        return MimeState(np.zeros(len(params_d), dtype=np.float32))
+        return MimeState(np.zeros(len(params_d), np.float32))
 
     def drift(self, plan: PlanOfParts, state: Any, client_n: IntArray | None) -> Params:
         return self._drift(state.parts[self.name])
@@ -68,6 +68,7 @@ class Mime(ServerPart):
         return step._replace(delta_d=self._drift(own) + step.delta_d), own
 
     def moved(self, own: MimeState, step: Step, params_d: Params) -> MimeState:
+        # After clipping and noise: the next round's clients are sent nothing else.
         return MimeState(step.delta_d.astype(np.float32))
 
     def _drift(self, own: MimeState) -> Params:

@@ -26,7 +26,7 @@ def squared_norms(
     for first, start in product(range(0, len(update_kd), rows), range(0, d, ONE_THREAD)):
         block = slice(first, first + rows)
         part = slice(start, start + ONE_THREAD)
-        wide_bp = update_kd[block, part].astype(np.float64)
+        wide_bp = update_kd[block, part].astype(float)
         squared_norm_k[block] += inner(wide_bp, wide_bp)
         np.subtract(wide_bp, mean_d[part], out=wide_bp)
         squared_deviation_k[block] += np.sum(np.square(wide_bp, out=wide_bp), axis=1)
@@ -40,8 +40,8 @@ def measure(
     ignored.
     """
     here = reports.responded_n
+    if weight_n is not None:
+        weight_n = weight_n[here]
     norm_n, deviation_n = np.zeros((2, len(here)))
-    norm_n[here], deviation_n[here] = squared_norms(
-        update_nd[here], None if weight_n is None else weight_n[here]
-    )
+    norm_n[here], deviation_n[here] = squared_norms(update_nd[here], weight_n)
     return reports._replace(squared_norm_n=norm_n, squared_deviation_n=deviation_n)

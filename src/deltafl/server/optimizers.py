@@ -6,6 +6,7 @@ parameters in float32.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -27,7 +28,8 @@ class ServerOptimizer(ServerPart):
     def move(self, own: Any, step: Step) -> tuple[Params, Any]:
         """The new model, float32 (d,), and its own next state."""
         change_d, own = self.change(step.delta_d, own)
-        return (step.params_d.astype(np.float64) + change_d).astype(np.float32), own
+        # Added in float64: small steps would be lost beside large parameters otherwise.
+        return (step.params_d.astype(float) + change_d).astype(np.float32), own
 
     def change(self, delta_d: FloatArray, own: Any) -> tuple[FloatArray, Any]:
         """What is added to the model, float64 (d,), and its own next state."""
@@ -91,7 +93,7 @@ class FedExP(ServerOptimizer):
         return self.lr * delta_d, own
 
     def moved(self, own: AverageState, step: Step, params_d: Params) -> AverageState:
-        return AverageState(np.asarray((params_d + step.params_d) / 2, dtype=np.float32))
+        return AverageState(np.asarray((params_d + step.params_d) / 2, np.float32))
 
     def model(self, own: AverageState, params_d: Params) -> Params:
         return own.model_d
@@ -163,6 +165,7 @@ class Adaptive(ServerOptimizer):
         new_d = delta_d**2
         beta1 = self.beta1
         if self.rule == "adagrad":
+            # The paper's Adagrad has no momentum.
             beta1 = 0.0
             square_d = square_d + new_d
         elif self.rule == "adam":
@@ -185,6 +188,9 @@ SERVER_OPTIMIZERS = {
 }
 
 
+_PLAIN = {"sgd": Sgd, "fedexp": FedExP, "momentum": Momentum}
+
+
 def make_server_optimizer(
     name: str, lr: float | None = None, momentum: float | None = None
 ) -> ServerOptimizer:
@@ -197,13 +203,14 @@ def make_server_optimizer(
     """
     if name not in SERVER_OPTIMIZERS:
         raise unknown_name("server optimizer", name, SERVER_OPTIMIZERS)
-    rate = SERVER_OPTIMIZERS[name] if lr is None else lr
-    if name == "momentum":
-        return Momentum(rate, Momentum.beta if momentum is None else momentum)
-    if momentum is not None:
+    if lr is None:
+        lr = SERVER_OPTIMIZERS[name]
+    if momentum is None:
+        kind = _PLAIN.get(name, partial(Adaptive, name))
+        return kind(lr)
+    if name != "momentum":
         raise DeltaflError(
             f"server momentum is {momentum:g}, and {name!r} has none to set; choose the server "
             "optimizer 'momentum' or leave it out"
         )
-    plain: dict[str, type[Sgd | FedExP]] = {"sgd": Sgd, "fedexp": FedExP}
-    return plain[name](rate) if name in plain else Adaptive(name, rate)
+    return Momentum(lr, momentum)

@@ -102,7 +102,9 @@ class ServerPart(WithRanges):
         options = [field.name for field in fields(own)]
         if options == [self.name]:
             return str(self.__dict__[self.name])
-        return repr(self) if options else "True"
+        if not options:
+            return "True"
+        return repr(self)
 
     @property
     def step_factor(self) -> float:

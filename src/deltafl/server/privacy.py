@@ -100,6 +100,7 @@ class DifferentialPrivacy(ServerPart):
         """Fresh noise for D, float64 (d,), different in every call: noise that can be reproduced
         hides nothing.
         """
+        # Of the largest weight, whoever was selected: the noise must not tell.
         weight_m = plan.population.weight_m
         scale = self.noise_multiplier * self.clip * len(weight_m) * weight_m.max() / plan.n
         return stream(secrets.randbits(63), "noise").normal(scale=scale, size=num_params)
@@ -133,4 +134,4 @@ class ClippedToC(Intake):
     def counted(self, place_k: IntArray, update_kd: Params, control_kd: FloatArray) -> Params:
         norm_k = np.sqrt(squared_norms(update_kd)[0])
         factor_k1 = (self._most / np.maximum(norm_k, self._most))[:, None]
-        return np.asarray(update_kd * factor_k1, dtype=np.float32)
+        return np.asarray(update_kd * factor_k1, np.float32)

@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import IntArray, Params
+from ..types import NOBODY, IntArray, Params
 from .part import PlanOfParts, ServerPart
 
 
@@ -52,9 +52,11 @@ class Scaffold(ServerPart):
             )
 
     def drift(self, plan: PlanOfParts, state: Any, client_n: IntArray | None) -> Params:
-        nobody = np.zeros(0, dtype=np.int64)
-        value = plan.rule.control.value(state.control, nobody if client_n is None else client_n)
+        control = plan.rule.control
         if client_n is None:
-            return np.asarray(plan.step_factor * value.total_d, dtype=np.float32)
-        control_nd = np.broadcast_to(value.control_nd, (len(client_n), len(value.total_d)))
-        return np.asarray(plan.step_factor * (value.total_d - control_nd), dtype=np.float32)
+            total_d = control.value(state.control, NOBODY).total_d
+            return np.asarray(plan.step_factor * total_d, np.float32)
+        total_d, control_nd = control.value(state.control, client_n)
+        # One row may stand for c_i that are all equal.
+        control_nd = np.broadcast_to(control_nd, (len(client_n), len(total_d)))
+        return np.asarray(plan.step_factor * (total_d - control_nd), np.float32)

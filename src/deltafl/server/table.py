@@ -42,6 +42,7 @@ class Row(NamedTuple):
         """The part that these settings make; None if it is switched off."""
         values = {name: given.get(name, s.default) for name, s in self.settings.items()}
         first = values[self.kind.name]
+        # In Python a part may be given itself.
         if isinstance(first, self.kind):
             return first
         if self.make is not None:
@@ -57,7 +58,9 @@ class Row(NamedTuple):
             raise DeltaflError(f"{self.kind.name} is None; it must be in {setting.values}")
         if first == setting.default:
             return None
-        return self.kind() if setting.values is bool else self.kind(first)  # type: ignore[call-arg]
+        if setting.values is bool:
+            return self.kind()
+        return self.kind(first)  # type: ignore[call-arg]
 
 
 def _optimizer(name: Any, lr: float | None, momentum: float | None) -> ServerOptimizer:
@@ -130,12 +133,11 @@ def in_order(parts: tuple[ServerPart, ...]) -> tuple[ServerPart, ...]:
     """Parts in the order of the table, with the default optimizer if there is none; your own kinds
     come last, in the order in which they are given.
     """
-    names = [row.kind.name for row in ROWS]
     if not any(isinstance(part, ServerOptimizer) for part in parts):
         parts = (*parts, make_server_optimizer("sgd"))
-    return tuple(
-        sorted(parts, key=lambda part: names.index(part.name) if part.name in names else len(names))
-    )
+    # Parts of a user's own come last.
+    places = {row.kind.name: place for place, row in enumerate(ROWS)}
+    return tuple(sorted(parts, key=lambda part: places.get(part.name, len(ROWS))))
 
 
 def biased_by(settings: Mapping[str, Any]) -> str | None:

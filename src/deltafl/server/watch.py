@@ -60,8 +60,12 @@ class Watch:
     ) -> None:
         self._metric = metric
         self._first = first_loss
-        self._reference = max(first_loss, 1.0) if log_loss else np.inf
-        self._chance = chance if chance < 1 else np.nan
+        self._reference = np.inf
+        if log_loss:
+            self._reference = max(first_loss, 1.0)
+        self._chance = np.nan
+        if chance < 1:
+            self._chance = chance
         self._best = first_accuracy
         self.infos: deque[RoundInfo] = deque(maxlen=WINDOW)
         self._high: list[tuple[float, float]] = []  # evaluations in a row that are above the limit
@@ -112,6 +116,7 @@ class Watch:
             and loss >= self._high[0][0]
             and not accuracy > self._high[0][1]
         )
+        # Counted first and forgotten below: both counts are of evaluations in a row.
         self._unskilled += 1
         if not self._knows_nothing(loss, accuracy):
             self._unskilled = 0
