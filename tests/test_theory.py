@@ -2,7 +2,6 @@
 there.
 """
 
-import re
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -313,18 +312,6 @@ def test_rounds_that_follow_from_a_rate() -> None:
         "twice the noise takes four times the rounds",
         text=TABLE,
     )
-
-
-def test_the_table_is_whole_and_every_statement_has_a_section() -> None:
-    rows = [line for line in TABLE.splitlines() if re.match(r"\| .*\| (yes|no|mixed) \|", line)]
-    assert len(rows) == 14
-    states("14 rates")
-    sections = set(re.findall(r"^## (\d+)\.", TEXT, re.MULTILINE))
-    index = TEXT[TEXT.index("## Every numbered") : TEXT.index("## 1. Notation")]
-    for line in index.splitlines():
-        if re.match(r"\| (theorem|lemma|corollar|remark|proposition)", line):
-            assert set(re.findall(r"\d+", line.split("|")[-2])) <= sections
-    assert set(re.findall(r"section (\d+)", TABLE)) <= sections
 
 
 # --- the census, twins, fixed order

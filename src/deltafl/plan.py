@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .designs.checks import check_cohort_size
+from .designs.inclusion import check_cohort_size
 from .errors import DeltaflError, WithRanges, unknown_name
 from .estimators.control_variates import ControlVariate
 from .estimators.table import Estimator, find_estimator

@@ -24,8 +24,7 @@ import numpy.typing as npt
 
 from .accumulate import Accumulator, clients_of
 from .arrays import initial_model, is_model
-from .designs.checks import check_anyone
-from .designs.inclusion import check_cohort, mask_of
+from .designs.inclusion import check_anyone, check_cohort, mask_of
 from .errors import DeltaflError
 from .plan import Plan, RoundState
 from .scale.persistent_array import PersistentArray

@@ -75,7 +75,6 @@ def test_simple_random_sampling_refuses_unequal_scores(name: str) -> None:
 
 
 # --- the check must be able to fail: samplers with one fault each
-# -----------------------------------------------------
 
 
 class OneState(NamedTuple):

@@ -47,7 +47,6 @@ def check_exact(cohorts: Support, pi_m: FloatArray) -> None:
 
 
 # --- exactness
-# ------------------------------------------------------------------------------
 
 
 def fly_side_by_side_above(patch: pytest.MonkeyPatch, count: int) -> None:
@@ -157,7 +156,6 @@ def test_drawn_inclusion_probabilities(
 
 
 # --- spread and balance
-# ------------------------------------------------------------------------------
 
 
 def test_local_pivotal_by_hand() -> None:
@@ -283,7 +281,6 @@ def test_groups_balance_squares_too(equal: bool) -> None:
 
 
 # --- invariants, and what is not a number
-# ------------------------------------------------------------------------------
 
 
 EVERY = [*NAMES, "systematic", "pivotal", "multinomial", "poisson"]

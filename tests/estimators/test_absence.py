@@ -132,7 +132,6 @@ def test_the_floor_bounds_what_a_rare_client_counts() -> None:
 
 
 # --- over-selection: the first of the cohort to reply are kept
-# --------------------------------------------------------
 
 SECONDS_M = np.array([5.0, 1.0, 4.0, 2.0, 3.0])  # client 0 is the slowest
 
@@ -177,7 +176,6 @@ def test_first_replies_are_unbiased_once_their_rates_are_known_and_naive_means_a
 
 
 # --- FedAU
-# ------------------------------------------------------------------------------
 
 
 def slow_omega(came: list[bool], cutoff: int) -> float:
@@ -224,7 +222,6 @@ def test_fedau_has_the_intervals_of_its_paper() -> None:
 
 
 # --- scores by the second
-# ------------------------------------------------------------------------------
 
 
 def test_scores_by_the_second_are_the_best_for_a_budget_of_time() -> None:

@@ -221,5 +221,5 @@ def test_a_fixed_beta() -> None:
     value = control.value(state, np.array([0]))
     assert value.control_nd.tolist() == [[2.0]]
     np.testing.assert_array_equal(
-        value.total_d, 0.25 * InnovationControl().value(state, np.array([0])).total_d
+        value.total_d, 0.25 * InnovationControl().value(state.control, np.array([0])).total_d
     )

@@ -15,6 +15,7 @@ from deltafl import (
     Reports,
     close_round,
     init_round,
+    make_sampler,
     open_round,
 )
 from deltafl.designs.exact import every_cohort
@@ -147,7 +148,10 @@ def test_fed_cbs_counts_who_was_selected_and_selects_those_that_are_there() -> N
     assert int(following.rounds) == 1
 
 
-@pytest.mark.parametrize("known", [None, np.zeros((4, 0)), [[0.0, 0.0]] * 4, [[-1.0, 2.0]] * 4])
-def test_fed_cbs_needs_labels(known: Any) -> None:
-    with pytest.raises(DeltaflError, match="needs the labels of every client"):
-        FedCBS().init(Population.from_sizes([1, 2, 3, 4], aux=known))
+@pytest.mark.parametrize("name", ["fed-cbs", "fedentopt", "fedlecc"])
+@pytest.mark.parametrize(
+    "known", [None, np.zeros((4, 0)), [[0.0, 0.0]] + [[1.0, 0.0]] * 3, [[-1.0, 2.0]] * 4]
+)
+def test_samplers_of_labels_need_those_of_every_client(name: str, known: Any) -> None:
+    with pytest.raises(DeltaflError, match="needs the labels of every client; give Population"):
+        make_sampler(name).init(Population.from_sizes([1, 2, 3, 4], aux=known))

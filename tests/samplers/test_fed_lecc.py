@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltafl import DeltaflError, KnownUpdates, Population, stream
-from deltafl.audit import check_sampler
+from deltafl import KnownUpdates, Population, stream
 from deltafl.samplers.fed_lecc import FedLECC, LeccState
 
 
@@ -98,19 +97,3 @@ def test_ties_are_broken_at_random_and_n_may_be_m() -> None:
     assert FedLECC().open(
         state, np.ones(4, bool), 4, stream(0, "audit"), oracle
     ).client_n.tolist() == [0, 1, 2, 3]
-
-
-def test_it_keeps_the_protocol() -> None:
-    loss_m = np.random.default_rng(0).random(12)
-    check_sampler(FedLECC(clusters=3, visited=2), oracle=oracle_of(list(loss_m)))
-
-
-def test_it_needs_labels_and_losses() -> None:
-    with pytest.raises(DeltaflError, match="needs the labels of every client"):
-        FedLECC().init(Population.from_sizes([1, 2], aux=[[1.0, 0.0], [0.0, 0.0]]))
-    with pytest.raises(
-        DeltaflError, match="FedLECC needs every client's update or loss before the draw"
-    ):
-        FedLECC().open(
-            LeccState(np.zeros(3, dtype=np.int64)), np.ones(3, bool), 2, stream(0, "draw")
-        )

@@ -23,7 +23,6 @@ from deltafl.types import FloatArray
 from tools.samplers import FOUR, cohort_of, known, mean_counts, norms
 
 # --- K-Vib and Vrb
-# ------------------------------------------------------------------------------
 
 
 def test_kvib_by_hand() -> None:

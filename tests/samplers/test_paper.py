@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import Recorder, make_problem, play
+from conftest import make_problem, play
 from deltafl import (
-    SAMPLERS,
     ClusterIS,
     Cohort,
     Delta,
@@ -36,12 +35,10 @@ from deltafl.estimators.control_variates import OwnControlState
 from deltafl.estimators.table import find_estimator
 from deltafl.samplers.cluster import ClusterState, allocate, cluster_by_value
 from deltafl.samplers.delta import PracticalState
-from deltafl.samplers.label import is_unbiased, needs_scores, parse_label
+from deltafl.samplers.label import needs_scores
 from deltafl.scale.tree import SumTree
-from deltafl.server.table import make_parts
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.types import FloatArray
 from tools.samplers import cohort_of as cohort
 from tools.samplers import mean_counts
 
@@ -60,7 +57,6 @@ def cohort_of(*clients: int) -> Cohort:
 
 
 # --- scores by hand
-# ------------------------------------------------------------------------------
 
 WEIGHTED = Population.from_sizes([1, 2, 3, 4])
 
@@ -170,7 +166,6 @@ def test_oracle_clients_that_fail_are_not_selected() -> None:
 
 
 # --- the paper's practical rule
-# ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sampler", [FedPracIS(), PracDelta(alpha=(1.0, 0.0))])
@@ -236,7 +231,6 @@ def test_what_the_practical_rule_leaves_alone(sampler: Sampler) -> None:
 
 
 # --- clusters
-# ------------------------------------------------------------------------------
 
 
 def test_obvious_clusters() -> None:
@@ -296,7 +290,6 @@ def test_small_norms_are_left_out_after_the_given_round_and_the_estimate_is_call
 
 
 # --- power of choice
-# ------------------------------------------------------------------------------
 
 
 def test_power_of_choice_takes_the_largest_losses() -> None:
@@ -356,48 +349,6 @@ def test_power_of_choice_draws_its_candidates_by_size() -> None:
 
 
 # --- Monte Carlo with the real draws: m = 40, n = 8
-# ------------------------------------------------------------------------------
-
-
-def ratios(label: str, draws: int = 2500) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """``count / expected`` (draws, m) in many rounds from one state, the estimates D (draws, d),
-    and ubar.
-    """
-    sizes = (10 * np.linspace(1, 6, 40) ** 1.3).astype(np.int64)
-    problem = make_problem(sizes, d=5, seed=3)
-    plan = Plan(
-        problem.population,
-        make_sampler(label),
-        8,
-        parts=make_parts({"server_optimizer": Recorder()}),
-    )
-    if (census := plan.census) is not None:
-        plan = plan.with_census([census.answer(update_d) for update_d in problem.update_md])
-    state = play(
-        plan, init_round(plan, np.zeros(5)), [make_problem(sizes, d=5, seed=s) for s in range(5)]
-    )
-    ratio_tm = np.zeros((draws, 40))
-    for t in range(draws):
-        cohort = open_round(plan, state._replace(round=1000 + t), oracle=problem.oracle)
-        ratio_tm[t, cohort.client_n] = cohort.count_n / cohort.expected_n
-    estimate_td = (ratio_tm * problem.population.weight_m) @ problem.update_md.astype(np.float64)
-    return ratio_tm, estimate_td, problem.ubar_d
-
-
-def verdicts(ratio_tm: FloatArray, estimate_td: FloatArray, ubar_d: FloatArray) -> dict[str, bool]:
-    """Three two-sided tests, each several standard errors wide: every client, all clients
-    together, E[D].
-    """
-    draws = len(ratio_tm)
-    z_m = (ratio_tm.mean(axis=0) - 1) / np.maximum(ratio_tm.std(axis=0) / np.sqrt(draws), 1e-12)
-    z_d = (estimate_td.mean(axis=0) - ubar_d) / np.maximum(
-        estimate_td.std(axis=0) / np.sqrt(draws), 1e-12
-    )
-    return {
-        "clients": bool(np.abs(z_m).max() < 4.5),
-        "together": bool(np.mean(z_m**2) < 1 + 4.5 * np.sqrt(2 / len(z_m))),
-        "estimate": bool(np.abs(z_d).max() < 4.5),
-    }
 
 
 #: ``census`` with the cube: groups by exchange take three times as long, and tests/designs draws
@@ -431,27 +382,6 @@ MONTE_CARLO = [
     ),
     *("ocs", "aocs", "clustered-sampling-1", "clustered-sampling-2", "osmd", "k-vib", "vrb"),
 ]
-
-
-@pytest.mark.parametrize("label", MONTE_CARLO)
-def test_real_draws_are_unbiased(label: str) -> None:
-    """Fewer draws with the cube, which takes five times as long: tests/designs draws from it."""
-    assert make_sampler(label).unbiased
-    draws = 1000 if label in ("balanced", "census(size=16,components=2)@cube") else 2500
-    assert verdicts(*ratios(label, draws)) == {"clients": True, "together": True, "estimate": True}
-
-
-@pytest.mark.parametrize("label", ["fedis@successive", "md@successive"])
-def test_the_same_test_refuses_successive_draws(label: str) -> None:
-    assert not make_sampler(label).unbiased
-    assert not all(verdicts(*ratios(label)).values())
-
-
-def test_the_monte_carlo_covers_every_unbiased_sampler() -> None:
-    covered = [SAMPLERS[parse_label(label).name][1::6] for label in MONTE_CARLO]
-    assert {
-        name for name, entry in SAMPLERS.items() if is_unbiased(name) and entry[1::6] not in covered
-    } == set()
 
 
 def test_theoretical_draws_without_a_floor_and_with_a_control_need_scores_above_zero() -> None:

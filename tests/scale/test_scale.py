@@ -161,7 +161,6 @@ def test_clients_join_a_tree_with_the_mean_score() -> None:
 
 
 # --- state files
-# ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

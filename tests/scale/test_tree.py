@@ -8,7 +8,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from deltafl import DeltaflError, inclusion_probabilities, with_floor
+from deltafl import inclusion_probabilities, with_floor
 from deltafl.designs.ordered import draw, expectations
 from deltafl.designs.table import draw_from_tree
 from deltafl.scale.tree import WIDTH, Mass, SumTree
@@ -171,11 +171,3 @@ def test_no_order_makes_it_worse_than_draws_with_replacement(score_m: FloatArray
         joint_expectations(design, pi_m) for design in ("multinomial", "ordered-pivotal")
     )
     assert np.linalg.eigvalsh((with_mm - without_mm) / np.outer(pi_m, pi_m)).min() > -1e-9
-
-
-def test_refusals() -> None:
-    tree = SumTree(np.ones(4))
-    with pytest.raises(DeltaflError, match=r"floor is 1\.5"):
-        expectations(tree, 2, 1.5)
-    with pytest.raises(DeltaflError, match="no client is available"):
-        draw_from_tree(tree, 2, 0.0, stream(0, "draw"), np.zeros(4, dtype=bool))

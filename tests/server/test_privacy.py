@@ -193,11 +193,3 @@ def test_who_is_in_a_sum_is_a_mask(responded: Any) -> None:
         DeltaflError, match=r"responded_n is .*; it must hold True or False for each of 2 clients"
     ):
         deltafl.close_round_from_sum(plan, state, open_round(plan, state), responded, np.ones(5))
-
-
-def test_the_page_names_the_estimators_that_remember_updates() -> None:
-    remembering = [name for name, rule in ESTIMATORS.items() if rule.control.remembers]
-    assert (
-        re.findall(r"`(.+?)`", PAGE.partition("the estimators")[2].partition("(hence")[0])
-        == remembering
-    )

@@ -136,18 +136,19 @@ def audit(
     """
     for given in designs or ():
         find_design(given)
+    all_rules = [find_estimator(name) for name in estimators or ESTIMATORS]
     for name in samplers:
         label = parse_label(name)
         entry = label.entry
         tried: Sequence[str | None] = designs or list(DESIGNS)
         if label.design != entry.design or entry.design is None:
             tried = [label.design]
-        rules = estimators or list(ESTIMATORS)
+        rules = all_rules
         if label.estimator != entry.estimator:
-            rules = [label.estimator]
+            rules = [find_estimator(label.estimator)]
         for design, rule in product(tried, rules):
             sampler = make_sampler(label._replace(design=design), facts)
-            row = _audited(subject, sampler, find_estimator(rule), draws, seed)
+            row = _audited(subject, sampler, rule, draws, seed)
             if row is not None:
                 yield row._replace(sampler=name, design=design or "-")
 

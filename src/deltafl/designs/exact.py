@@ -34,6 +34,7 @@ def support(design: str, expected_m: FloatArray, value_mq: npt.ArrayLike | None 
     """All cohorts a design can draw, as counts (m,), with their probabilities (sum 1); m <=
     ``MAX_CLIENTS``.
     """
+    # An unknown name is refused with the nearest one.
     find_design(design)
     if len(expected_m) > MAX_CLIENTS:
         raise DeltaflError(

@@ -15,7 +15,20 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray
-from .checks import check_anyone, check_cohort_size, check_floor
+
+
+def check_anyone(num_present: int) -> None:
+    """Raise a ``DeltaflError`` if no client is available."""
+    if num_present == 0:
+        raise DeltaflError("no client is available this round; wait until at least one is")
+
+
+def check_cohort_size(n: Any, m: int) -> None:
+    """Raise a ``DeltaflError`` unless 1 <= n <= m."""
+    if not (isinstance(n, int | np.integer) and not isinstance(n, bool) and 1 <= n <= m):
+        raise DeltaflError(
+            f"cannot sample {n!r} of {m} clients; the sample must be between 1 and {m}"
+        )
 
 
 def mask_of(name: str, given: Any, count: int) -> BoolArray:
@@ -140,5 +153,8 @@ def with_floor(
         present_m = np.zeros(len(score_m))
         present_m[available_m] = with_floor(score_m[available_m], floor)
         return present_m
-    check_floor(floor)
+    if not 0 <= floor <= 1:
+        raise DeltaflError(
+            f"floor is {floor}; it must be between 0 (scores only) and 1 (no scores)"
+        )
     return np.asarray((1 - floor) * draw_probabilities(score_m) + floor / len(score_m))

@@ -31,8 +31,7 @@ from ..scale.tree import SumTree
 from ..types import BoolArray, Cohort, FloatArray, IntArray
 from .anticluster import anticluster
 from .balanced import RandomSource, cube, local_pivotal
-from .checks import check_anyone
-from .inclusion import draw_probabilities, inclusion_probabilities, with_floor
+from .inclusion import check_anyone, draw_probabilities, inclusion_probabilities, with_floor
 from .ordered import draw, expectations, ordered_pivotal
 
 Draw = Callable[[FloatArray, np.random.Generator], IntArray]
@@ -96,6 +95,7 @@ def cohort_size(expected_m: FloatArray) -> int:
 def systematic(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
     """Lay the clients end to end in random order, as long as expected; pick every unit step."""
     certain = np.flatnonzero(expected_m >= 1)
+    # In random order: in a fixed one some pairs would never be drawn together.
     order = rng.permutation(np.flatnonzero((expected_m > 0) & (expected_m < 1)))
     start = rng.random()
     if len(order) == 0:
@@ -153,6 +153,7 @@ def poisson(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
 def multinomial(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
     """N independent draws with replacement, each with p = expected / n."""
     n = cohort_size(expected_m)
+    # NumPy gives the last client what rounding leaves of 1: the sum must be it.
     count_m = rng.multinomial(n, expected_m / expected_m.sum())
     return np.repeat(np.arange(len(expected_m)), count_m)
 
@@ -269,6 +270,7 @@ def draw_cohort(
             )
         present = np.flatnonzero(available_m)
         check_anyone(len(present))
+        # Whoever is there is selected where fewer are than wanted.
         n = min(n, len(present))
     expected_m = how.expectation(score_m[present], n)
     if value_mq is not None:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from ..designs.checks import check_anyone, check_cohort_size
 from ..designs.table import ORDERED, draw_cohort, draw_from_tree, drawn_once, find_design
 from ..errors import DeltaflError, WithRanges
 from ..moves import Moves
@@ -313,9 +312,7 @@ class NewFirst(Unweighted):
 
 def present_clients(available_m: BoolArray, n: int) -> tuple[IntArray, int]:
     """The indices of the available clients, and the cohort's size: n, or fewer if they are."""
-    check_cohort_size(n, len(available_m))
     present = np.flatnonzero(available_m)
-    check_anyone(len(present))
     return present, min(n, len(present))
 
 

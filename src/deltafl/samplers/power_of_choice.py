@@ -7,7 +7,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle
-from .base import Rng, RunFacts, Sampler, WeightState, present_clients, unweighted_cohort
+from .base import Rng, RunFacts, Sampler, WeightState, unweighted_cohort
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,6 @@ class PowerOfChoice(Sampler):
         rng: Rng,
         oracle: Oracle | None = None,
     ) -> Cohort:
-        present_clients(available_m, n)
         candidate_k = np.sort(_candidates(state.weight_m, available_m, self._wanted(n), n, rng))
         # An unknown loss counts as infinite: the client is looked at.
         loss_k = np.nan_to_num(self.require_oracle(oracle).losses(candidate_k), nan=np.inf)

@@ -50,52 +50,55 @@ def screen_replies(
         raise DeltaflError(
             f"the cohort has {n} clients; updates and reports must have {n} rows in the same order"
         )
+    # One copy: hosts may go on using what they gave.
     update_nd = np.zeros((n, num_params), np.float32)
     responded_n = reports.responded_n.copy()
     faults = _report_faults(reports, sampler)
     rejected = []
     for i in np.flatnonzero(responded_n).tolist():
-        update_d, fault = _read(updates[i], num_params)
-        reason = fault or faults.get(i)
-        if reason is None:
-            update_nd[i] = update_d
-        else:
+        reason = faults.get(i)
+        try:
+            update_nd[i] = _read(updates[i], num_params)
+        except DeltaflError as fault:
+            reason = str(fault)
+        if reason is not None:
+            update_nd[i] = 0.0
             responded_n[i] = False
             rejected.append(RejectedReply(int(cohort.client_n[i]), reason))
+    # Clients added the drift in their local steps; what is left is what they learned.
     if drifts is not None:
         update_nd[responded_n] -= np.broadcast_to(drifts, update_nd.shape)[responded_n]
     return ScreenedReplies(update_nd, _neutral(reports, responded_n), rejected)
 
 
-def _read(update: npt.ArrayLike | None, num_params: int) -> tuple[Array, str | None]:
-    """An update as numbers, and what is wrong with it."""
-    nothing = np.zeros(0)
+def _read(update: npt.ArrayLike | None, num_params: int) -> Array:
+    """An update as numbers; a ``DeltaflError`` says what is wrong with it."""
     if update is None:
-        return nothing, NO_REPLY
-    # Whatever a tensor may raise, too.
+        raise DeltaflError(NO_REPLY)
     try:
+        given_d = as_array(update)
+        if given_d.dtype.kind == "c" or np.ma.isMaskedArray(update):
+            raise DeltaflError(
+                "update has complex or masked numbers, of which a part would be lost"
+            )
         with np.errstate(over="ignore", invalid="ignore"):
-            given_d = as_array(update)
             update_d = given_d.astype(np.float32, copy=False)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        return nothing, f"update is not one list of numbers: write {FLAT_UPDATE}"
-    if given_d.dtype.kind == "c" or np.ma.isMaskedArray(update):
-        return nothing, "update has complex or masked numbers, of which a part would be lost"
+    except DeltaflError:  # which is a ValueError
+        raise
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # or whatever a tensor may raise
+        raise DeltaflError(f"update is not one list of numbers: write {FLAT_UPDATE}") from None
+    expected = f"update has shape {update_d.shape}, expected ({num_params},)"
     if update_d.ndim != 1:
-        return (
-            nothing,
-            f"update has shape {update_d.shape}, expected ({num_params},): write {FLAT_UPDATE}",
-        )
+        raise DeltaflError(f"{expected}: write {FLAT_UPDATE}")
     if len(update_d) != num_params:
-        return nothing, f"update has shape {update_d.shape}, expected ({num_params},)"
+        raise DeltaflError(expected)
     largest = np.maximum(update_d.max(initial=0.0), -update_d.min(initial=0.0))
     # Not ``largest > ...``, which NaN is not.
     if not largest <= LARGEST_ENTRY:
-        return (
-            nothing,
-            f"update has an entry of size {largest:.3g}, expected at most {LARGEST_ENTRY:.0e}",
+        raise DeltaflError(
+            f"update has an entry of size {largest:.3g}, expected at most {LARGEST_ENTRY:.0e}"
         )
-    return update_d, None
+    return update_d
 
 
 def _report_faults(reports: Reports, sampler: Sampler | None) -> dict[int, str]:

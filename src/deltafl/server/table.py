@@ -56,6 +56,7 @@ class Row(NamedTuple):
             )
         if first is None and setting.default is not None:
             raise DeltaflError(f"{self.kind.name} is None; it must be in {setting.values}")
+        # What is written out as it is by default makes no part, and no other header of a state.
         if first == setting.default:
             return None
         if setting.values is bool:
