@@ -12,7 +12,13 @@ from torch import nn
 
 from deltafl.simulation.engine import Engine, Training
 from deltafl.simulation.training.route import Route
-from deltafl.simulation.training.serial import LocalResult, LocalWork, Noise, train_serial
+from deltafl.simulation.training.serial import (
+    LocalResult,
+    LocalWork,
+    Noise,
+    losses_of,
+    train_serial,
+)
 from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task
 from deltafl.tasks.models import cross_entropy, mlp, next_token_lstm, two_layer_cnn
@@ -167,6 +173,5 @@ def twin_of(engine: Engine, work: LocalWork, client: int, round: int = 2) -> Loc
     drift_d = drift_of(engine.num_params, work)
     model = task.make_model()
     start_d = engine.initial_params()
-    return train_serial(
-        model, task.loss, x, y, start_d, work, batches, noise, drift_d, vary, squares=True
-    )
+    how = work, batches, noise, drift_d, vary, losses_of(task.loss, y)
+    return train_serial(model, task.loss, x, y, start_d, *how)

@@ -125,8 +125,8 @@ class Engine:
         ]
         costs = [sum(cost_n[place] for place in group) for group in groups]
         trained = self.workers.map(self._recipe, "train", params_d, jobs, costs)
-        found: dict[int, LocalResult] = dict(zip(order, chain(*trained), strict=True))
-        results = [found[place] for place in range(len(clients))]
+        in_order: list[LocalResult] = [*chain(*trained)]
+        results = [in_order[place] for place in np.argsort(order)]
         return Training(
             np.array([r.update_d for r in results], dtype=np.float32).reshape(-1, self.num_params),
             Reports.make(

@@ -53,7 +53,6 @@ class SimulatedOracle:
         self._asked_up = 0
         self._table: Training | None = None
         self._reports = Reports.make(0)
-        self._loss_m = np.full(plan.population.num_clients, np.nan)
 
     def drifts(self, client_n: IntArray) -> Params | None:
         """What moves these clients' models beside their gradients, see ``Plan.drifts``."""
@@ -115,15 +114,10 @@ class SimulatedOracle:
             self._reports.squared_deviation_n[client] = np.sum(deviation_d**2)
 
     def losses(self, client_k: IntArray) -> FloatArray:
-        """Evaluate the global model at the clients, once each; each downloads it and sends one
-        number.
-        """
+        """Evaluate the global model at the clients; each downloads it and sends one number."""
         self._count(len(client_k), 8)
-        new_k = client_k[np.isnan(self._loss_m[client_k])]
         with self._timed():
-            self._loss_m[new_k] = self._engine.losses(self._sent.params_d, new_k)
-        known_k: FloatArray = self._loss_m[client_k]
-        return known_k
+            return self._engine.losses(self._sent.params_d, client_k)
 
     def train(self, client_n: IntArray) -> Training:
         """The training of the selected clients; not repeated if ``reports`` has trained all."""

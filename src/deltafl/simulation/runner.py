@@ -47,7 +47,7 @@ class ClientRunner:
         self._seed = seed
         self._evaluation_batch = form.evaluation_batch
         # All clients report mean squared losses or none does: a sampler compares them.
-        self._knows_squares = losses_of(task.loss, stored[1]) is not None
+        self._losses = losses_of(task.loss, stored[1])
         self._device = device = torch.device(route.device)
         self._data = [part.to(device) for part in stored]
         model = new_model(task.make_model, seed).to(device)
@@ -72,17 +72,19 @@ class ClientRunner:
     ) -> list[LocalResult]:
         """The local training of some clients in one round."""
         jobs = [self._job(round, client) for client in clients]
-        squares = squares and self._knows_squares
+        losses = None
+        if squares:
+            losses = self._losses
         with exact_products(self._device):
             if self._batched is not None:
-                return self._batched.train(jobs, params_d, drift_nd, squares)
+                return self._batched.train(jobs, params_d, drift_nd, losses is not None)
             results = []
             for place, job in enumerate(jobs):
                 drift_d = None
                 if drift_nd is not None:
                     drift_d = drift_nd[place]
                 x, y = self._examples(job.rows)
-                how = job.rng, job.noise, drift_d, job.augment, squares
+                how = job.rng, job.noise, drift_d, job.augment, losses
                 with seeded(stream(self._seed, "dropout", round, clients[place]), self._device):
                     results.append(self._train_one(x, y, params_d, self._work, *how))
             return results

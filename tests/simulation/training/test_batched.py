@@ -29,7 +29,13 @@ from batch_tools import (
 from deltafl.simulation.engine import Engine, Training
 from deltafl.simulation.training.batched import BatchedTrainer
 from deltafl.simulation.training.route import Computation, Route, padded_width
-from deltafl.simulation.training.serial import LocalJob, LocalResult, LocalWork, train_serial
+from deltafl.simulation.training.serial import (
+    LocalJob,
+    LocalResult,
+    LocalWork,
+    losses_of,
+    train_serial,
+)
 from deltafl.streams import stream
 from deltafl.tasks import crop_and_flip
 from deltafl.tasks.models import cross_entropy, mlp, squared_error
@@ -228,4 +234,8 @@ def test_dense_models_equal_the_reference_with_the_same_bits_in_any_cohort(
     own = job_of(chosen[0])
     own_d = drift_of_client(chosen[0])
     parts = (x[own.rows], y[own.rows], params_d, work, own.rng, own.noise, own_d)
-    assert_near(everyone[chosen[0]], train_serial(model, cross_entropy, *parts, squares=True), 1e-4)
+    assert_near(
+        everyone[chosen[0]],
+        train_serial(model, cross_entropy, *parts, losses=losses_of(cross_entropy)),
+        1e-4,
+    )

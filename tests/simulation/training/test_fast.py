@@ -22,11 +22,18 @@ from torch.nn.utils import parameters_to_vector
 from batch_tools import assert_near, drift_of, noise_of
 from deltafl.simulation.training.fast import FastTrainer, choose_forward
 from deltafl.simulation.training.route import incompatibility
-from deltafl.simulation.training.serial import LocalResult, LocalWork, minibatches, train_serial
+from deltafl.simulation.training.serial import (
+    LocalResult,
+    LocalWork,
+    losses_of,
+    minibatches,
+    train_serial,
+)
 from deltafl.streams import stream
 from deltafl.types import FloatArray, IntArray, Params
 
 NUM_CLASSES = 3
+LOSSES = losses_of(cross_entropy)
 
 
 class ViewNet(nn.Module):
@@ -124,7 +131,7 @@ def test_fast_equals_the_reference(make: Callable[[], nn.Module], work: LocalWor
     ) -> LocalResult:
         rng = stream(0, "batches")
         drift_d = drift_of(len(params_d), work)
-        return train(x, y, params_d, work, rng, noise_of(rng, deviation), drift_d, squares=True)
+        return train(x, y, params_d, work, rng, noise_of(rng, deviation), drift_d, losses=LOSSES)
 
     for x, deviation in ((plain, 0.0), (plain, 0.1), (flat_parts(21), 0.0)):
         assert_near(trained(fast, x, deviation), trained(serial, x, deviation))
@@ -175,7 +182,7 @@ def test_the_reference_equals_gradients_written_by_hand(name: str) -> None:
     work = WORKS[name]
     drift_d = drift_of(len(params_d), WORKS[name])
     given = x, y, params_d, work, stream(0, "batches"), None, drift_d
-    result = train_serial(model, cross_entropy, *given, squares=True)
+    result = train_serial(model, cross_entropy, *given, losses=LOSSES)
     wide_x = x.numpy().reshape(21, -1).astype(np.float64)
     wide_d = params_d.astype(np.float64)
     wide_drift_d = np.zeros(len(params_d)) if drift_d is None else drift_d.astype(np.float64)

@@ -27,8 +27,8 @@ from .serial import (
     Augmented,
     LocalResult,
     LocalWork,
+    Losses,
     Noise,
-    losses_of,
     mean_square,
     minibatches,
     result_of,
@@ -106,7 +106,7 @@ class FastTrainer:
         noise: Noise | None = None,
         drift_d: Params | None = None,
         augment: Augmented | None = None,
-        squares: bool = False,
+        losses: Losses | None = None,
     ) -> LocalResult:
         """``serial.train_serial``, with this trainer's model and loss."""
         own = self._own
@@ -114,9 +114,6 @@ class FastTrainer:
         own.current.copy_(own.start)
         own.gradient_sum.zero_()
         own.velocity.zero_()
-        losses = None
-        if squares:
-            losses = losses_of(self._loss, y)
         loss_sum = 0.0
         square_loss_sum = 0.0
         square_sum = 0.0

@@ -142,7 +142,7 @@ def train_serial(
     noise: Noise | None = None,
     drift_d: Params | None = None,
     augment: Augmented | None = None,
-    squares: bool = False,
+    losses: Losses | None = None,
 ) -> LocalResult:
     """Train one client step by step, with any model.
 
@@ -159,7 +159,7 @@ def train_serial(
         drift_d: float32 (d,), moves the parameters by drift_d / K in each step, whatever the
             gradient; None for 0.
         augment: Varies the inputs of each minibatch, in the order of the steps; None for none.
-        squares: Whether to measure the mean squared losses of single examples.
+        losses: Of single examples, to measure their mean squares; None not to.
     """
     model = copy.deepcopy(model).train()
     for part in model.modules():
@@ -169,9 +169,6 @@ def train_serial(
     start_d = torch.tensor(params_d, device=x.device)
     current_d = start_d
     velocity_d = torch.zeros_like(start_d)
-    losses = None
-    if squares:
-        losses = losses_of(loss, y)
     loss_sum = 0.0
     square_loss_sum = 0.0
     square_sum = 0.0
