@@ -38,6 +38,7 @@ class Asked:
         weight_m = self.plan.population.weight_m
         has_code_m = np.asarray(self.plan.population.code_mc).any(axis=1)
         weight_k = weight_m[has_code_m]
+        # The census has moved the model already: its estimate is the difference.
         step_d = following.params_d - opened.params_d
         m = len(weight_m)
         info = RoundInfo(
@@ -62,9 +63,7 @@ class Asked:
 def ask_everyone(
     plan: Plan, engine: Engine, directory: RunDirectory, group: ProcessGroup
 ) -> Asked | None:
-    """The census of a plan, read from the run's folder if it is there; None if the plan has
-    none.
-    """
+    """The census of a plan, from the run's folder if it is there; None if the plan has none."""
     if plan.census is None:
         return None
     timer = Stopwatch()
@@ -88,9 +87,7 @@ def ask_everyone(
 
 
 def take_census(plan: Plan, engine: Engine, params_d: Params) -> FloatArray:
-    """Every client's answer after its usual local work on a model, float64 (m, size); NaN where
-    there is none.
-    """
+    """Every client's answer after its usual local work, float64 (m, size); NaN where none is."""
     census = plan.census
     assert census is not None
     m = plan.population.num_clients

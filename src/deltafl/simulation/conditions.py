@@ -31,9 +31,7 @@ Presence = Callable[[int, float], tuple[BoolArray | None, float]]
 
 
 class Availability(WithRanges, ABC):
-    """Which clients can be selected in a round. Subclasses are frozen dataclasses whose fields
-    are their options.
-    """
+    """Which clients can be selected in a round; its fields are its options."""
 
     @abstractmethod
     def begin(self, population: Population, seed: int) -> Presence:
@@ -161,8 +159,7 @@ class BySize(Graded):
 
 @dataclass(frozen=True)
 class Daily(Availability):
-    """Day and night: each client is there for a ``share`` of every ``period`` rounds, from an hour
-    of its own.
+    """Each client is there for a ``share`` of every ``period`` rounds, from an hour of its own.
 
     If nobody is there, the server waits for the next client.
     """
@@ -187,9 +184,10 @@ class Daily(Availability):
 
 @dataclass(frozen=True)
 class Trace(Availability):
-    """Intervals of the virtual clock from a table with the columns client, start, end (seconds); it
-    starts again when its last interval has ended. If nobody is there, the server waits for the next
-    client.
+    """Intervals of the virtual clock from a table with the columns client, start, end (seconds).
+
+    It starts again when its last interval has ended. If nobody is there, the server waits for the
+    next client.
     """
 
     path: str
@@ -230,9 +228,7 @@ class Speeds(WithRanges, ABC):
 
     @abstractmethod
     def begin(self, population: Population, seed: int) -> tuple[FloatArray, FloatArray]:
-        """Seconds of a local step, and megabits per second to and from the server, float64 (m,)
-        each, > 0.
-        """
+        """Seconds of a local step, and megabits per second to and from the server: (m,), > 0."""
 
 
 @dataclass(frozen=True)
@@ -268,8 +264,9 @@ class LogNormal(Speeds):
 
 @dataclass(frozen=True)
 class Measured(Speeds):
-    """A table with the columns seconds (of a local step) and megabits (per second), one row per
-    client in order.
+    """A table with the columns seconds (of a local step) and megabits (per second).
+
+    It has one row per client, in order.
     """
 
     path: str
@@ -301,9 +298,7 @@ def find_availability(text: str) -> Availability:
 
 
 def find_speeds(text: str | None) -> Speeds | None:
-    """``lognormal(sigma=0.5)`` and the like, or ``FILE.csv`` with a row per client; None for no
-    clock.
-    """
+    """``lognormal(sigma=0.5)`` and the like, or ``FILE.csv``; None for no clock."""
     if text is None:
         return None
     return _called("speeds", text, SPEEDS, Measured)
@@ -320,9 +315,7 @@ def _called(what: str, text: str, kinds: Mapping[str, type[T]], table: Callable[
 
 
 def _ranks(size_m: IntArray) -> FloatArray:
-    """Ranks from 0 to 1, those of equal sizes their mean; 1/2 for a single client or where all
-    are equal.
-    """
+    """Ranks from 0 to 1, those of equal sizes their mean; 1/2 for a single client."""
     m = len(size_m)
     if m == 1:
         return np.full(1, 0.5)

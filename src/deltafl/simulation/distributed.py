@@ -1,5 +1,6 @@
-"""One run played by several processes, on one machine or many:
-``torchrun --nproc-per-node 2 -m deltafl run ...``.
+"""One run played by several processes, on one machine or many.
+
+They are started by ``torchrun --nproc-per-node 2 -m deltafl run ...``.
 
 All make the same seeded draw from the same state and train their share of the cohort; the updates
 are gathered, and each process closes the same round (docs/distributed.md). Only the first process
@@ -154,8 +155,7 @@ def joined_processes() -> Iterator[ProcessGroup]:
 
 
 def divided(costs: Sequence[float], count: int) -> list[list[int]]:
-    """Places of jobs for each of ``count`` processes, balanced: the longest first, each to who has
-    least to do.
+    """Places of jobs for each of ``count`` processes: the longest first, to who has least to do.
 
     At most 4/3 of the best longest share (Graham 1969). Ties go to the first.
     """

@@ -27,9 +27,7 @@ _NONE = np.zeros(0)
 
 
 class Training(NamedTuple):
-    """What a cohort returns, as ``close_round`` takes it: a row for each client's
-    ``serial.LocalResult``.
-    """
+    """What a cohort returns, as ``close_round`` takes it: a row for each client's result."""
 
     update_nd: Params
     reports: Reports
@@ -90,9 +88,7 @@ class Engine:
         self._recipe = Recipe(make, stored)
 
     def initial_params(self) -> Params:
-        """The global model before the first round: the task's own, or a random one from the
-        seed.
-        """
+        """The global model before the first round: the task's own, or random by the seed."""
         return self._initial_d.copy()
 
     def train(
@@ -110,6 +106,7 @@ class Engine:
         """
         clients = client_n.tolist()
         cost_n = self.costs(client_n)
+        # Groups no larger than that every process has one.
         share = -(-len(clients) // self.workers.width)
         size = max(1, min(self._form.group_size, share))
         # Clients of similar costs are trained at once.
@@ -149,8 +146,9 @@ class Engine:
         return self.evaluate_clients(params_d)[0]
 
     def evaluate_clients(self, params_d: Params) -> tuple[Evaluation, FloatArray | None]:
-        """The evaluation, and each client's accuracy, float64 (m,); None for a task with neither
-        owners nor classes.
+        """The evaluation, and each client's accuracy, float64 (m,).
+
+        None for a task with neither owners nor classes.
 
         Where test examples have owners it is the share that is right of the client's own. Elsewhere
         it is
@@ -176,7 +174,7 @@ class Engine:
         if task.dataset.num_classes < 1:
             return pooled, None
         accuracy_c = _shares(hit_e, task.dataset.test_y, task.dataset.num_classes)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore"):  # 0 / 0 of clients without tested classes
             return pooled, self._share_mc @ np.nan_to_num(accuracy_c) / (
                 self._share_mc @ ~np.isnan(accuracy_c)
             )

@@ -1,5 +1,4 @@
-"""The simulator as the oracle of theoretical samplers, and the bytes that a real federation would
-have moved.
+"""The oracle of theoretical samplers, and the bytes that a real federation would have moved.
 
 Updates of all m clients that take more than ``TABLE_BYTES`` lie in a memory-mapped file, and a
 block of clients is trained at a time. A second pass measures norm(u_i - ubar)^2, ubar = sum w_i
@@ -30,8 +29,7 @@ BYTES_OF_STATISTICS = 3 * 8  # loss, step variance, number of steps, as float64 
 
 
 class SimulatedOracle:
-    """Knows every client's update and loss of one round by training all clients once, and counts
-    the traffic.
+    """Knows every client's update and loss in one round, and counts the traffic.
 
     A table of all updates that is too large for RAM goes into ``folder``.
     """
@@ -59,9 +57,7 @@ class SimulatedOracle:
         return self._plan.drifts(self._state, client_n)
 
     def reports(self) -> Reports:
-        """The screened reports of all m clients; each downloads the model and sends its
-        statistics and its norm.
-        """
+        """The screened reports of all m clients, which download the model and send statistics."""
         if self._table is None:
             self._count(self._plan.population.num_clients, self._statistics + 8)
             self._table, self._reports, mean_d = self._train_all()
@@ -69,9 +65,7 @@ class SimulatedOracle:
         return self._reports
 
     def _train_all(self) -> tuple[Training, Reports, FloatArray]:
-        """Every client's training, its screened reports, and the weighted mean of the usable
-        updates.
-        """
+        """Everybody's training, screened reports, and the weighted mean of the usable updates."""
         m = self._plan.population.num_clients
         d = self._engine.num_params
         weight_m = self._plan.population.weight_m
@@ -95,6 +89,7 @@ class SimulatedOracle:
                 cohort, training.update_nd, training.reports, d, self.drifts(client_k)
             )
             screened.append(measure(replies.update_nd, replies.reports))
+            # In the order of clients, so that blocks of any size have the same bits.
             for i in np.flatnonzero(replies.reports.responded_n):
                 total_d += weight_m[client_k[i]] * replies.update_nd[i].astype(np.float64)
         reports = _joined(screened)
@@ -144,8 +139,9 @@ class SimulatedOracle:
         self._asked_up += clients * bytes_up
 
     def traffic(self, num_selected: int, num_responded: int) -> tuple[int, int]:
-        """Bytes down and up that the round moves in a real federation with such a cohort, whose
-        clients have the model already if the sampler asked them.
+        """Bytes down and up that a real round would move.
+
+        The cohort has the model already if the sampler asked for reports or losses.
         """
         reply = BYTES_PER_PARAMETER * self._engine.num_params + self._statistics
         down = self._asked_down or num_selected * self._download
@@ -157,9 +153,7 @@ def _joined(parts: list[Reports]) -> Reports:
 
 
 def mapped_table(m: int, d: int, folder: Path | None = None) -> Params:
-    """Zeros, float32 (m, d), in a file that has no name and leaves no trace; an error if the
-    disk is too full.
-    """
+    """Zeros, float32 (m, d), in a file that has no name; an error if the disk is too full."""
     where = folder or Path(tempfile.gettempdir())
     with writing(where), tempfile.TemporaryFile(dir=where) as file:  # the mapping keeps it
         if hasattr(os, "posix_fallocate"):

@@ -1,5 +1,6 @@
-"""Processes that call functions for this one: they use one thread each, show their log here, and
-end with this one.
+"""Processes that call functions for this one.
+
+They use one thread each, show their log here, and end with this one.
 """
 
 import logging
@@ -26,13 +27,11 @@ _log = logging.getLogger(__name__)
 
 
 class Failure(NamedTuple):
-    """An error that is no ``DeltaflError``: traceback, error in one line, and the files and
-    lines it came through.
-    """
+    """An error that is no ``DeltaflError``."""
 
-    text: str
-    summary: str
-    places: list[tuple[str, int | None]]
+    text: str  #: the traceback
+    summary: str  #: the error in one line
+    places: list[tuple[str, int | None]]  #: files and lines that it came through
 
 
 class JobError(RuntimeError):
@@ -55,8 +54,7 @@ def failure_of(error: Exception) -> Failure:
 
 
 class Processes(Executor):
-    """An ``Executor`` of processes, which take calls when they are free. Use it in a ``with``
-    statement.
+    """An ``Executor`` of processes, which take calls when they are free, in a ``with`` statement.
 
     After an error or Ctrl-C, calls under way are ended at once. If a process dies, the calls that
     were submitted raise ``BrokenExecutor``; later ones go to new processes.
@@ -82,15 +80,15 @@ class Processes(Executor):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
+            # An executor would wait for calls under way, which may be hours.
             for process in list((self._pool._processes or {}).values()):
                 process.terminate()
         self._pool.shutdown(cancel_futures=kind is not None)
         self._listener.stop()
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        """Call a function in one of the processes; its errors become ``DeltaflError``s and
-        ``JobError``s.
-        """
+        """Call a function in a process; its errors become ``DeltaflError``s and ``JobError``s."""
+        # By value where a script defines it: the processes do not import the script.
         call = packed(partial(function, *arguments, **named))
         with _interrupts_wait(), _without_main():
             try:
@@ -133,9 +131,7 @@ def packed(value: object) -> bytes:
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Ctrl-C counts once the block is left, so that a process which starts in it is known and
-    can be ended.
-    """
+    """Ctrl-C counts once the block is left: a process that starts in it can then be ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -151,8 +147,9 @@ def _interrupts_wait() -> Iterator[None]:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Processes that start here do not import the script again, which so needs no
-    ``if __name__ == "__main__"``.
+    """Processes that start here do not import the script again.
+
+    It so needs no ``if __name__ == "__main__"``.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -195,9 +192,7 @@ def _begin(
     start: Callable[..., None] | None,
     arguments: tuple[Any, ...],
 ) -> None:
-    """In a new process: send its log to the parent, end with it even if it is killed, and know
-    its tasks.
-    """
+    """In a new process: send its log to the parent, end with it, and know its tasks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     log = logging.getLogger("deltafl")

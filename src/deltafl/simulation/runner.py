@@ -41,7 +41,7 @@ class ClientRunner:
         form: Form,
         *stored: torch.Tensor,
     ) -> None:
-        keep_freed_memory()
+        keep_freed_memory()  # in the process that trains, which may be another one
         self._task = task
         self._work = work
         self._seed = seed
@@ -85,6 +85,7 @@ class ClientRunner:
                     drift_d = drift_nd[place]
                 x, y = self._examples(job.rows)
                 how = job.rng, job.noise, drift_d, job.augment, losses
+                # Random layers draw from torch's generator, whatever client was trained before.
                 with seeded(stream(self._seed, "dropout", round, clients[place]), self._device):
                     results.append(self._train_one(x, y, params_d, self._work, *how))
             return results

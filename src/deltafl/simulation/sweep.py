@@ -57,8 +57,9 @@ def _play(player: Player, job: Job) -> None:
 
 
 def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnProgress) -> None:
-    """Play those of the jobs that are not finished yet, in their order. Results do not depend on
-    the processes.
+    """Play the jobs that are not finished yet, in their order.
+
+    Results do not depend on the processes.
 
     Args:
         jobs: What to play.
@@ -116,8 +117,10 @@ def play_jobs(
     on_progress: OnProgress,
     on_round: OnRound = lambda _: None,
 ) -> None:
-    """Play unfinished jobs in their order; one that fails ends the sweep, and what is finished
-    stays finished. A job whose process is killed is played again, from its checkpoint.
+    """Play unfinished jobs in their order; one that fails ends the sweep.
+
+    What is finished stays finished. A job whose process is killed is played again, from its
+    checkpoint.
 
     ``pool`` may be any executor whose processes see the folder. ``on_round`` is called here for
     each round; with a pool up to a second later, a run's rounds in their order, and only where
@@ -167,9 +170,11 @@ def _play_side_by_side(
     on_round: OnRound,
 ) -> None:
     readers = [_RoundReader(player.place(job), job.settings, on_round) for job in waiting]
+    # All at once: how many run side by side is the executor's affair.
     playing = {pool.submit(_play, player, job): job for job in waiting}
     lost = Counter[str]()
     while playing:
+        # No ``as_completed``: progress and rounds are told about once a second, too.
         ended = wait(playing, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done
         for reader in readers:
             reader.read()
@@ -229,9 +234,7 @@ def _whole_lines(path: Path, start: int = 0) -> list[bytes]:
 
 
 def require_devices(names: Iterable[str]) -> None:
-    """Refuse, before anything is written, devices that this machine or this PyTorch does not
-    have.
-    """
+    """Refuse devices that this machine or this PyTorch does not have."""
     from .training.route import find_device
 
     for name in dict.fromkeys(names):

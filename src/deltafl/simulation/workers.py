@@ -23,8 +23,7 @@ class Recipe(NamedTuple):
 
 
 class Workers(AbstractContextManager["Workers"]):
-    """Processes for local training; ``Workers(1)`` is this process itself. Use it in a ``with``
-    statement.
+    """Processes for local training, in a ``with`` statement; ``Workers(1)`` is this process.
 
     Each process of ``group`` (``distributed.py``) does its share of the jobs, and all get all
     results.
@@ -55,9 +54,7 @@ class Workers(AbstractContextManager["Workers"]):
         jobs: Sequence[Job],
         costs: Sequence[float],
     ) -> list[Any]:
-        """``[runner.method(params_d, *job) for job in jobs]`` side by side, the longest first, by
-        the runner of each process.
-        """
+        """``[runner.method(params_d, *job) for job in jobs]``, side by side, the longest first."""
         if recipe is not self._recipe:
             self._load(recipe, len(params_d))
         shares = divided(costs, self._group.count)
@@ -69,6 +66,7 @@ class Workers(AbstractContextManager["Workers"]):
             self._shared_d.copy_(torch.from_numpy(params_d))  # no process reads it between two maps
             futures = {
                 place: self._pool.submit(_do, method, jobs[place])
+                # The longest first: what begins last decides when all are done.
                 for place in sorted(mine, key=lambda place: -costs[place])
             }
             found = [result(futures[place]) for place in mine]
@@ -91,9 +89,7 @@ class Workers(AbstractContextManager["Workers"]):
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch with one thread, as the workers do: sums of several threads would differ in
-    their last bits.
-    """
+    """Run torch with one thread, as the workers do: with more, last bits of sums would differ."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -114,6 +110,7 @@ def _begin(*given: Any) -> None:
 @cache
 def _made_runner() -> Any:
     make, tensors, _ = _given
+    # In the first job and not in ``_begin``, where an error of the model would be lost.
     return pickle.loads(make)(*tensors)  # noqa: S301 - this process's parent has packed it
 
 

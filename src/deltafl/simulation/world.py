@@ -65,6 +65,7 @@ class World:
         the connection is lost.
         """
         settings = self._settings
+        # Drawn for all clients: another cohort must not change anybody's luck.
         lost_2m = stream(settings.seed, "world", round + 1, DROPOUT).random((2, self._m))
         lost_n = lost_2m[0, client_n] < settings.dropout
         if self.seconds_m is None:

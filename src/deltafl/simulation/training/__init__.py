@@ -1,4 +1,5 @@
-"""Local training: ``serial`` is the plain loop, ``fast`` and ``batched`` do the same faster;
+"""Local training: ``serial`` is the plain loop, ``fast`` and ``batched`` do the same faster.
+
 ``route`` chooses.
 """
 

@@ -52,9 +52,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Schedule(NamedTuple):
-    """The minibatches of a cohort. Clients with many steps come first, so that the active ones
-    are a prefix.
-    """
+    """The minibatches of a cohort, clients with many steps first: the active ones are a prefix."""
 
     jobs: list[LocalJob]
     order: list[int]  # their places in the given order
@@ -94,8 +92,7 @@ def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedu
 
 
 class BatchedTrainer:
-    """Trains cohorts of models for which ``route.vectorized_incompatibility`` is None; pads
-    minibatches to ``width``.
+    """Trains cohorts of models for which ``route.vectorized_incompatibility`` is None.
 
     With ``precision = "bfloat16"``, forward and backward passes are in it; parameters, losses and
     sums stay float32.
@@ -147,6 +144,7 @@ class BatchedTrainer:
             cohort = Descent.of(start_nd, step_nd)
             # Each step's losses, squared losses and squared gradient norms; 0 once a client's have
             # ended.
+            # float64, and fetched once: on a GPU each fetch would wait for the device.
             value_3kn = torch.zeros(3, num_steps, n, dtype=torch.float64, device=self._device)
             if not squares:
                 value_3kn[1] = math.nan
@@ -204,13 +202,12 @@ class BatchedTrainer:
         gradient_nd[:, : self._num_params].add_(torch.from_numpy(noise_nd).to(self._device))
 
     def _stretches(self, schedule: Schedule) -> Iterator[tuple[int, Stretch]]:
-        """The examples of one or more steps at a time, as many as fit into a few MiB, all with the
-        same clients; each with the number of its first step.
-        """
+        """The first step and the examples of steps of the same clients, a few MiB at a time."""
         all_rows_knb = schedule.rows_knb.to(self._device)
         all_weight_knb = schedule.weight_knb.to(self._device)
         active_k = np.searchsorted(-schedule.steps_n, -np.arange(len(all_rows_knb)))
         first = 0
+        # Others are slow enough for one gather a step, and their inputs may be large.
         most = 1
         if self._chain is not None:
             most = max(1, _STRETCH_NUMBERS // (all_rows_knb[0].numel() * self._chain.num_inputs))
@@ -230,9 +227,7 @@ class BatchedTrainer:
             first = last
 
     def _differentiation(self, own: Descent, some: Stretch) -> Callable[[int], torch.Tensor]:
-        """A function of a step: it writes the gradients of sum_b weight_b loss_b, and returns
-        loss_b, (n, B).
-        """
+        """A function of a step: writes gradients of sum_b weight_b loss_b, and returns loss_b."""
         params = self._views(own.current)
         gradients = self._views(own.gradient)
         if self._chain is not None:
@@ -262,9 +257,7 @@ def _sums(wide_knb: torch.Tensor) -> torch.Tensor:
 
 
 def own_form(model: nn.Module) -> Forward | None:
-    """A dense chain's vectorized form, or a module's own (``forward_vectorized``); None for
-    others, and with hooks.
-    """
+    """A dense chain's vectorized form, or a module's own (``forward_vectorized``); else None."""
     known: Any = model
     if not hasattr(known, "forward_vectorized"):
         return DenseChain.of(model)
@@ -275,9 +268,7 @@ def own_form(model: nn.Module) -> Forward | None:
 
 
 def vectorized_forward(model: nn.Module, products: bool = False) -> Forward:
-    """The vectorized form of a model for which ``route.vectorized_incompatibility`` is None; with
-    ``products``, convolutions are matrix products.
-    """
+    """The vectorized form of a model; with ``products``, convolutions are matrix products."""
     own = own_form(model)
     if own is not None:
         return own

@@ -14,9 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class ConvolutionsAsProducts(TorchFunctionMode):
-    """In this context two-dimensional convolutions are matrix products, but for those with
-    dilation or groups.
-    """
+    """In this context two-dimensional convolutions without dilation and groups are products."""
 
     def __torch_function__(
         self,

@@ -50,8 +50,7 @@ class _Dense(NamedTuple):
 
 
 class DenseChain:
-    """Vectorized form of a ``Sequential`` of Flatten, linear layers, ReLU, tanh and sigmoid; make
-    it with ``of``.
+    """Vectorized form of a ``Sequential`` of Flatten, linear layers, ReLU, tanh and sigmoid.
 
     Attributes:
         num_inputs: Numbers of an example.
@@ -86,9 +85,7 @@ class DenseChain:
     def differentiation(
         self, params: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], some: Stretch
     ) -> Callable[[int], torch.Tensor]:
-        """As ``BatchedTrainer._differentiation``, for the cross-entropy; the losses are (n, 1,
-        B).
-        """
+        """``BatchedTrainer._differentiation`` for the cross-entropy; the losses are (n, 1, B)."""
         layers = self._bound(params)
         x_k = some.x.flatten(3).transpose(2, 3).unbind()
         label_k = some.y[:, :, None].unbind()
@@ -149,9 +146,7 @@ class DenseChain:
 def _forward(
     layers: Sequence[nn.Module | _Dense], h: torch.Tensor
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Inputs and outputs of every layer, (n, features, B), the fastest memory order for the
-    products.
-    """
+    """Inputs and outputs of every layer, (n, features, B), which suits the products."""
     before = []
     after = []
     for layer in layers:

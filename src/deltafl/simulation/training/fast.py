@@ -1,5 +1,4 @@
-"""Local training of one client, fast: the steps of ``serial.train_serial``, equal within float32
-rounding.
+"""Local training of one client, fast: equal to ``serial.train_serial`` up to rounding.
 
 What makes it faster on one core (``benchmarks/local_training.py`` measures it):
 
@@ -62,9 +61,8 @@ class Descent(NamedTuple):
         return Descent(*(part[:number] for part in self if part is not None))
 
     def step(self, work: LocalWork) -> torch.Tensor:
-        """Take one step along the gradients and return their squared norms; their memory is
-        reused.
-        """
+        """Take one step along the gradients and return their squared norms; reuses their memory."""
+        # Of the gradient alone: the variance of steps is without proximal term and momentum.
         square = squared_norm(self.gradient)
         self.gradient_sum.add_(self.gradient)
         direction = self.gradient
@@ -80,9 +78,7 @@ class Descent(NamedTuple):
 
 
 class FastTrainer:
-    """Trains one client after another with one copy of a model for which
-    ``route.incompatibility`` is None.
-    """
+    """Trains one client after another, models for which ``route.incompatibility`` is None."""
 
     def __init__(self, model: torch.nn.Module, loss: Loss, device: torch.device = CPU) -> None:
         self._model = copy.deepcopy(model).to(device)
@@ -93,7 +89,7 @@ class FastTrainer:
         self._own = Descent.of(torch.zeros(sum(sizes), device=device))
         pieces = torch.split(self._own.current, sizes)
         for param, piece in zip(self._params, pieces, strict=True):
-            param.data = piece.view(param.shape)
+            param.data = piece.view(param.shape)  # a step moves all of them at once
         self._forward: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def train(
@@ -129,6 +125,7 @@ class FastTrainer:
                 varied = augment(x_batch)
             output = self._forward(varied)
             batch_loss = self._loss(output, y_batch)
+            # Unused parameters have gradients of 0, as in the reference.
             gradients = torch.autograd.grad(batch_loss, self._params, materialize_grads=True)
             torch.cat([gradient.reshape(-1) for gradient in gradients], out=own.gradient)
             loss_sum += batch_loss.item()
@@ -209,8 +206,9 @@ def _corrupts_memory(model: torch.nn.Module) -> bool:
 
 
 def _tiled_length(model: torch.nn.Module) -> int:
-    """The number of layers before the first Flatten if they are of those that have tiles, else 0;
-    oneDNN refuses those with options that it does not know.
+    """The number of layers before the first Flatten if all have tiles, else 0.
+
+    Options that oneDNN does not know it refuses, see ``_runs``.
     """
     if type(model) is not torch.nn.Sequential or has_hooks(model):
         return 0
@@ -235,16 +233,12 @@ def _runs(
 
 
 def has_hooks(part: torch.nn.Module) -> bool:
-    """Whether calling a module does more than its class does, which another form of it would
-    leave out.
-    """
+    """Whether calling a module does more than its class, which another form would leave out."""
     return any(getattr(part, name) for name in _HOOKS) or "forward" in vars(part)
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed blocks up to 32 MiB, at most 1 GiB in all, for the next step's
-    activations.
-    """
+    """Make glibc keep freed blocks up to 32 MiB, at most 1 GiB in all, for the next step."""
     # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
     trim_threshold = -1
     mmap_threshold = -3

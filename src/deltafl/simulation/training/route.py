@@ -1,5 +1,7 @@
-"""Device, precision and path of a run's local training: a pure function of model, task, local work
-and settings. A run keeps it in its folder (``engine.json``), for a resume.
+"""Device, precision and path of a run's local training.
+
+A pure function of model, task, local work and settings; a run keeps it in its folder
+(``engine.json``), for a resume.
 """
 
 import copy
@@ -52,9 +54,7 @@ class Computation(NamedTuple):
 
 
 class Route(NamedTuple):
-    """How a run is computed, as in ``engine.json``: one client after the other, or a cohort at
-    once.
-    """
+    """How a run is computed: one client after the other (a loop), or a cohort at once."""
 
     path: Annotated[str, Field(pattern="^(loop|batched)$")] = "loop"
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
@@ -63,9 +63,7 @@ class Route(NamedTuple):
 
 
 def choose_route(model: torch.nn.Module, task: Task, work: LocalWork, how: Computation) -> Route:
-    """The route of a run; an error if this machine lacks the device, or model and precision do
-    not go together.
-    """
+    """The route of a run; an error if device, model and precision do not go together."""
     device = find_device(how.device)
     if device.type == "cpu" and how.precision == "float32":
         if dense_cohort_size(model, task, work) > 1:
@@ -136,9 +134,7 @@ def noted_route(folder: Path) -> Route | None:
 
 
 def kept_route(folder: Path) -> Route | None:
-    """The route to continue by; an error if this machine lacks the device, a warning if it has
-    another.
-    """
+    """The route to continue by; an error without the device, a warning on another machine."""
     noted = noted_route(folder)
     if noted is None:
         return None
@@ -160,9 +156,7 @@ def keep_route(route: Route, folder: Path) -> None:
 
 
 def find_device(name: str) -> torch.device:
-    """The device named ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA if there is a GPU, else
-    the CPU.
-    """
+    """The device named ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: CUDA if there is a GPU."""
     count = torch.cuda.device_count()
     if name == "cpu" or (name == "auto" and count == 0):
         return torch.device("cpu")
@@ -183,9 +177,7 @@ def device_name(device: torch.device) -> str:
 
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
-    """On a GPU: float32 products without TF32, which cuDNN uses by default, and kernels that
-    repeat their bits.
-    """
+    """On a GPU: products without TF32, cuDNN's default, and kernels that repeat their bits."""
     if device.type != "cuda":
         yield
         return
@@ -209,9 +201,7 @@ def exact_products(device: torch.device) -> Iterator[None]:
 
 
 def incompatibility(model: torch.nn.Module, example: torch.Tensor) -> str | None:
-    """Why ``fast`` and ``batched`` cannot train a model, and ``serial`` has to; None if they
-    can.
-    """
+    """Why only ``serial`` can train a model; None if ``fast`` and ``batched`` can."""
     params = list(model.parameters())
     for name, _ in model.named_buffers():
         return (
@@ -248,9 +238,7 @@ def _cohort_incompatibility(model: torch.nn.Module, task: Task) -> str | None:
 
 
 def vectorized_incompatibility(model: torch.nn.Module, task: Task) -> str | None:
-    """Why a cohort of a task cannot be trained as a batch, or None if it can; tried on two
-    clients.
-    """
+    """Why a cohort of a task cannot be trained as a batch, or None; tried on two clients."""
     reason = _cohort_incompatibility(model, task)
     if reason is not None:
         return reason
@@ -271,9 +259,7 @@ def vectorized_incompatibility(model: torch.nn.Module, task: Task) -> str | None
 
 
 def dense_cohort_size(model: torch.nn.Module, task: Task, work: LocalWork) -> int:
-    """How many clients a CPU trains best at once in float32, with the same bits in any cohort; 1
-    for one by one.
-    """
+    """How many clients a CPU trains best at once in float32, with the same bits in any cohort."""
     if (
         own_form(model) is None
         or task.augment is not None
@@ -294,9 +280,7 @@ def dense_cohort_size(model: torch.nn.Module, task: Task, work: LocalWork) -> in
 
 
 def cohort_size(model: torch.nn.Module, task: Task, width: int, device: torch.device) -> int:
-    """How many clients fit into one batch: a step takes half of a GPU's memory (not of what is
-    free, for the bits).
-    """
+    """How many clients fit into one batch: a step takes half of a GPU's memory, free or not."""
     memory = _CPU_BYTES
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory // 2
@@ -335,7 +319,5 @@ def largest_batch(client_rows: Sequence[IntArray], batch_size: int | None) -> in
 
 
 def padded_width(client_rows: Sequence[IntArray], batch_size: int | None) -> int:
-    """The largest minibatch rounded up to a multiple of 32: vector instructions then cut all
-    clients' rows alike.
-    """
+    """The largest minibatch rounded up: vector instructions then cut all clients' rows alike."""
     return -(-largest_batch(client_rows, batch_size) // _LANES) * _LANES

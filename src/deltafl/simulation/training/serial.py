@@ -1,5 +1,4 @@
-"""Local training of one client as a plain loop: the reference for the faster paths ``fast`` and
-``batched``.
+"""Local training of one client as a plain loop: the reference for ``fast`` and ``batched``.
 
 The client starts from the global model x_0 and takes K steps x <- x - lr * direction(g_k), where
 g_k is the gradient of the mean loss of minibatch k. It returns u = x_K - x_0 with statistics of its
@@ -56,9 +55,7 @@ class LocalWork:
         return self.step_factor * self.lr
 
     def minibatch_size(self, num_examples: int) -> int:
-        """Examples in a minibatch of a client with so many; the last one of a pass may have
-        fewer.
-        """
+        """Examples in a minibatch of a client with so many; a pass may end in a shorter one."""
         return min(self.batch_size or num_examples, num_examples)
 
     def batches_a_pass(self, num_examples: int) -> int:
@@ -73,9 +70,7 @@ class LocalWork:
 
 
 class LocalJob(NamedTuple):
-    """The local training of one client in a round; ``rows`` are its examples, the rest is as in
-    ``train_serial``.
-    """
+    """The local training of one client in a round; see ``train_serial``."""
 
     rows: IntArray
     rng: np.random.Generator
@@ -100,9 +95,7 @@ class LocalResult(NamedTuple):
 def result_of(
     update_d: Params, sums: tuple[float, float, float, float], num_steps: int, rate: float
 ) -> LocalResult:
-    """The result from sums over the steps: of losses, squared losses, norm(g_k)^2; and
-    norm(sum_k g_k)^2.
-    """
+    """The result of sums of losses, squared losses and norm(g_k)^2, and of norm(sum_k g_k)^2."""
     loss, square_loss, square, squared_norm_of_sum = sums
     spread = square / num_steps - squared_norm_of_sum / (num_steps * num_steps)
     variance = rate * rate * spread
@@ -121,9 +114,7 @@ def passes(
 
 
 def minibatches(num_examples: int, work: LocalWork, rng: np.random.Generator) -> list[IntArray]:
-    """The rows of each local step; all passes are drawn from ``rng`` in order, so every path
-    sees the same ones.
-    """
+    """The rows of each local step; all passes are drawn in order, the same in every path."""
     orders, size = passes(num_examples, work, rng)
     batches = [
         order[start : start + size] for order in orders for start in range(0, num_examples, size)
@@ -209,9 +200,7 @@ def _gradient(model: torch.nn.Module, batch_loss: torch.Tensor) -> torch.Tensor:
 
 
 def losses_of(loss: Loss, y: torch.Tensor | None = None) -> Losses | None:
-    """The loss of each example, of one client or several; None if not known for this loss (and
-    these targets).
-    """
+    """The loss of each example; None if it is not known for this loss (and these targets)."""
     if y is not None and y.dim() != 1:
         return None
     if loss is squared_error:
@@ -227,9 +216,7 @@ def is_cross_entropy(loss: Loss) -> bool:
 
 
 def mean_square(losses: Losses | None, output: torch.Tensor, y: torch.Tensor) -> float:
-    """The mean squared loss of a minibatch's examples, summed in float64; NaN without
-    ``losses``.
-    """
+    """The mean squared loss of a minibatch's examples, in float64; NaN without ``losses``."""
     if losses is None:
         return math.nan
     return float(squared_norm(losses(output.detach(), y)).item() / len(y))
