@@ -22,11 +22,12 @@ names of the arrays (N examples; uint8 unless another type is given):
 
 import hashlib
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,52 +58,39 @@ ARCHIVES: dict[str, dict[str, str]] = read_toml(
 Bytes = npt.NDArray[np.uint8]
 
 
-class _Found(NamedTuple):
-    """An archive that was found; the title says so if its content is not the known one."""
-
-    path: Path
-    sha256: str
-    title: str
-
-    def array(self, key: str, whole: str, *shape: int | None) -> npt.NDArray[Any]:
-        """An array of the archive: ``"uint8"`` or ``"int"`` (any whole numbers) of this shape;
-        None for any length.
-        """
-        array = tasks.read_arrays(self.path, (key,))[key]
-        fits = array.dtype == np.uint8 if whole == "uint8" else array.dtype.kind in "iu"
-        lengths = [
-            length if wanted is None else wanted
-            for length, wanted in zip(array.shape, shape, strict=False)
-        ]
-        if not fits or array.ndim != len(shape) or list(array.shape) != lengths:
-            wanted = ", ".join("N" if length is None else str(length) for length in shape)
-            raise DeltaflError(
-                f"{self.path}: {key} is {array.dtype} {array.shape}, needs {whole} ({wanted})"
-            )
-        return array
-
-
-def _find(name: str, data_dir: Path | None) -> _Found:
-    file, title, known = ARCHIVES[name].values()
+def _read(name: str, data_dir: Path | None) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of an archive, which is the one that recorded runs read."""
+    archive = ARCHIVES[name]
     folders = tasks.data_folders(name, data_dir)
-    path = next((folder / file for folder in folders if (folder / file).is_file()), None)
+    path = _found(archive["file"], folders)
     if path is None:
-        cure = f"not in {', '.join(map(str, folders))}: give its folder as data_dir or DELTAFL_DATA"
-        raise DeltaflError(f"{name} needs the file {file}, which is published nowhere and {cure}")
-    with path.open("rb") as archive:
-        digest = hashlib.file_digest(archive, "sha256").hexdigest()
-    return _Found(
-        path, digest, title if digest == known else f"{title} (other content than known: {path})"
-    )
+        raise DeltaflError(
+            f"{name} needs the file {archive['file']}, which is published nowhere and not in "
+            f"{', '.join(map(str, folders))}: give its folder as data_dir or DELTAFL_DATA"
+        )
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    # It takes the place of checks: an archive that is whole has the arrays above.
+    if digest != archive["sha256"]:
+        raise DeltaflError(
+            f"{path} has other content than the archive of the recorded runs, SHA-256 {digest}; "
+            "use that one"
+        )
+    return dict(np.load(path, allow_pickle=False))
+
+
+def _found(file: str, folders: Sequence[Path]) -> Path | None:
+    return next((folder / file for folder in folders if (folder / file).is_file()), None)
 
 
 def load_unipen62(data_dir: Path | None = None) -> tasks.Dataset:
     """Handwriting by writer; the column of owners is ``writer``."""
-    found = _find("unipen62", data_dir)
-    image = found.array("x", "uint8", None, 28, 28)[:, np.newaxis]
-    label = found.array("y", "uint8", len(image)).astype(np.int64)
-    writer = found.array("writer", "int", len(image)).astype(np.int64)
-    whole = tasks.Dataset.whole(found.title, image, label, num_classes=62)
+    found = _read("unipen62", data_dir)
+    image = found["x"][:, np.newaxis]
+    label = found["y"].astype(np.int64)
+    title = ARCHIVES["unipen62"]["title"]
+    whole = tasks.Dataset.whole(title, image, label, num_classes=62)
+    writer = found["writer"].astype(np.int64)
     return tasks.hold_out_by_owner(whole, "writer", writer, FEWEST_OF_WRITER, MOST_OF_WRITER)
 
 
@@ -110,77 +98,78 @@ def load_celeba_subset(data_dir: Path | None = None, side: int = 42) -> tasks.Da
     """Faces by celebrity, at half their resolution or with 84 x 84 pixels; the column of owners
     is ``celeb``.
     """
-    found = _find("celeba-subset", data_dir)
-    label = found.array("y", "uint8", None).astype(np.int64)
-    celeb = found.array("celeb", "int", len(label)).astype(np.int64)
-    full = _unpack(found, "", len(label), 84)
+    found = _read("celeba-subset", data_dir)
+    label = found["y"].astype(np.int64)
+    full = _unpack("celeba-subset", found, "", 84)
     scale = 84 // side
     block_sum = full.reshape(len(full), 3, side, scale, side, scale).sum((3, 5), dtype=np.uint16)
     image = ((block_sum + scale**2 // 2) // scale**2).astype(np.uint8)
-    whole = tasks.Dataset.whole(found.title, image, label, num_classes=2)
+    title = ARCHIVES["celeba-subset"]["title"]
+    whole = tasks.Dataset.whole(title, image, label, num_classes=2)
+    celeb = found["celeb"].astype(np.int64)
     return tasks.hold_out_by_owner(whole, "celeb", celeb, FEWEST_OF_CELEBRITY)
 
 
 def load_cifar10_jpeg(data_dir: Path | None = None) -> tasks.Dataset:
-    found = _find("cifar10-jpeg", data_dir)
-    train_y, test_y = (
-        found.array(key, "uint8", None).astype(np.int64) for key in ("train_y", "test_y")
-    )
-    train_x = _unpack(found, "train_", len(train_y), 32)
-    test_x = _unpack(found, "test_", len(test_y), 32)
-    return tasks.Dataset(found.title, train_x, train_y, test_x, test_y, num_classes=10)
+    name = "cifar10-jpeg"
+    found = _read(name, data_dir)
+    train_x = _unpack(name, found, "train_", 32)
+    test_x = _unpack(name, found, "test_", 32)
+    train_y = found["train_y"].astype(np.int64)
+    test_y = found["test_y"].astype(np.int64)
+    return tasks.Dataset(ARCHIVES[name]["title"], train_x, train_y, test_x, test_y, num_classes=10)
 
 
-def _unpack(found: _Found, prefix: str, number: int, side: int) -> Bytes:
+def _unpack(name: str, found: dict[str, npt.NDArray[Any]], prefix: str, side: int) -> Bytes:
     """JPEG images of one size whose identical headers are stored once, (N, 3, side, side);
     cached when decoded.
     """
-    shape = (number, 3, side, side)
-    cache = tasks.cache_folder() / found.path.stem
+    offset_e = found[f"{prefix}offsets"]
+    shape = (len(offset_e) - 1, 3, side, side)
 
     def unpack() -> Bytes:
         require("PIL", "sim")
         from PIL import Image
 
-        start, scan = (
-            found.array(key, "uint8", None).tobytes() for key in ("header", f"{prefix}scan")
-        )
-        offset_e = found.array(f"{prefix}offsets", "int", number + 1)
+        start = found["header"].tobytes()
+        scan = found[f"{prefix}scan"].tobytes()
         images = np.empty(shape, np.uint8)
         for i, (first, last) in enumerate(pairwise(offset_e.tolist())):
-            try:
-                with Image.open(io.BytesIO(start + scan[first:last]), formats=["JPEG"]) as image:
-                    images[i] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
-            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-                raise DeltaflError(f"{found.path}: image {i} cannot be decoded: {error}") from error
+            with Image.open(io.BytesIO(start + scan[first:last]), formats=["JPEG"]) as image:
+                images[i] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
         return images
 
     # The checksum in the name: images of another archive are never taken for these.
-    return tasks.cached_images(cache / f"{prefix}{found.sha256[:16]}.npy", shape, unpack)
+    file = f"{prefix}{ARCHIVES[name]['sha256'][:16]}.npy"
+    stem = Path(ARCHIVES[name]["file"]).stem
+    return tasks.cached_images(tasks.cache_folder() / stem / file, shape, unpack)
 
 
 def load_tinyshakespeare(data_dir: Path | None = None) -> tasks.Dataset:
     """Roles cut in time, 80 % for training; the column of owners is ``role``, the number of the
     role in the archive.
     """
-    found = _find("tinyshakespeare", data_dir)
-    tokens = tasks.encode_text(found.array("text", "uint8", None), TINY_ALPHABET)
-    pieces: list[list[Any]] = [[], [], [], [], [], []]
-    for role, (first, last) in enumerate(pairwise(found.array("offsets", "int", None).tolist())):
+    found = _read("tinyshakespeare", data_dir)
+    tokens = tasks.encode_text(found["text"], TINY_ALPHABET)
+    pieces: list[tuple[npt.NDArray[Any], ...]] = []
+    for role, (first, last) in enumerate(pairwise(found["offsets"].tolist())):
         if last - first >= FEWEST_OF_ROLE:
             cut = first + int(TRAIN_SHARE * (last - first))
-            train = windows(tokens[first:cut])
-            test = windows(tokens[cut:last])
-            roles = [np.full(len(y), role) for _, y in (train, test)]
-            for column, piece in zip(pieces, (*train, *test, *roles), strict=True):
-                column.append(piece)
-    if not pieces[0]:
-        raise DeltaflError(f"{found.path}: no role has {FEWEST_OF_ROLE} characters or more")
-    train_x, train_y, test_x, test_y, role_e, test_role_e = map(np.concatenate, pieces)
-    owners = {"role": role_e}
-    test_owners = {"role": test_role_e}
-    parts = (train_x, train_y, test_x, test_y, len(TINY_ALPHABET))
-    return tasks.Dataset(found.title, *parts, columns=owners, test_columns=test_owners)
+            train_x, train_y = windows(tokens[first:cut])
+            test_x, test_y = windows(tokens[cut:last])
+            roles = [np.full(len(y), role) for y in (train_y, test_y)]
+            pieces.append((train_x, train_y, test_x, test_y, *roles))
+    train_x, train_y, test_x, test_y, *owners = map(np.concatenate, zip(*pieces, strict=True))
+    return tasks.Dataset(
+        ARCHIVES["tinyshakespeare"]["title"],
+        train_x,
+        train_y,
+        test_x,
+        test_y,
+        num_classes=len(TINY_ALPHABET),
+        columns={"role": owners[0]},
+        test_columns={"role": owners[1]},
+    )
 
 
 def windows(token_k: Bytes) -> tuple[Bytes, IntArray]:
@@ -197,19 +186,16 @@ def load_mnist(data_dir: Path | None = None) -> tasks.Dataset:
     """MNIST with the column ``writer`` where a folder holds ``mnist_writers.npz``, else as the
     package reads it.
     """
-    paths = (folder / "mnist_writers.npz" for folder in tasks.data_folders("mnist", data_dir))
-    path = next((path for path in paths if path.is_file()), None)
+    path = _found("mnist_writers.npz", tasks.data_folders("mnist", data_dir))
     if path is None:
         assert _MNIST.load is not None
         return _MNIST.load(data_dir)
-    found = _Found(path, "", "MNIST by writer")
+    found = np.load(path, allow_pickle=False)
     arrays = {}
     for ours, theirs in (("train", "train"), ("test", "t10k")):
-        arrays[f"{theirs}-images-idx3-ubyte"] = found.array(f"{ours}_x", "uint8", None, None, None)
-        arrays[f"{theirs}-labels-idx1-ubyte"] = found.array(f"{ours}_y", "uint8", None)
-    writer = found.array("train_writer", "int", len(arrays["train-labels-idx1-ubyte"])).astype(
-        np.int64
-    )
+        arrays[f"{theirs}-images-idx3-ubyte"] = found[f"{ours}_x"]
+        arrays[f"{theirs}-labels-idx1-ubyte"] = found[f"{ours}_y"]
+    writer = found["train_writer"].astype(np.int64)
     return tasks.idx_dataset("mnist", arrays, path, {"writer": writer})
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from deltafl import Population, close_round, init_round, make_plan, open_round, stream
 from deltafl.analysis import Band, Line, Look, Panel, draw_panels, looks, mean_interval
@@ -26,7 +27,7 @@ from deltafl.errors import DeltaflError
 from deltafl.types import FloatArray, Params
 
 from .page import OwnPage
-from .running import Row, Rows
+from .running import Rows
 from .spec import TEXTS
 from .text import cut, ends, folded, markdown
 
@@ -46,10 +47,10 @@ class Point(NamedTuple):
 
     @property
     def x(self) -> float:
+        """Its place on the axis of the picture."""
         ratio = self.clients / self.sample
-        return {"age": ratio, "norms": self.spread, "groups": self.grouped, "far": self.drift}[
-            self.picture
-        ]
+        places = {"age": ratio, "norms": self.spread, "groups": self.grouped, "far": self.drift}
+        return places[self.picture]
 
 
 def points_of(settings: dict[str, Any]) -> list[Point]:
@@ -60,39 +61,29 @@ def points_of(settings: dict[str, Any]) -> list[Point]:
     n = settings["sample"]
     drifts = settings["drifts"]
     far = settings["far"]
+    few = far["sample"]
     return [
-        *(
-            Point("age", ratio * n, n, drift, 0, 0)
-            for drift in drifts
-            for ratio in settings["ratios"]
-        ),
+        *(Point("age", ratio * n, n, x, 0, 0) for x in drifts for ratio in settings["ratios"]),
         *(Point("norms", m, n, min(drifts), spread, 0) for spread in settings["spreads"]),
         *(Point("groups", m, n, max(drifts), 0, grouped) for grouped in settings["grouped"]),
-        *(
-            Point("far", far["ratio"] * far["sample"], far["sample"], drift, 0, 0)
-            for drift in far["drifts"]
-        ),
+        *(Point("far", far["ratio"] * few, few, drift, 0, 0) for drift in far["drifts"]),
     ]
 
 
-def run(settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | None]]:
-    points = points_of(settings)
-    known = {(_point(row), row["method"]) for row in rows}
-    for done, point in enumerate(points, start=1):
-        methods = settings["far"]["methods"] if point.picture == "far" else settings["methods"]
-        left = [method for method in methods if (point, method) not in known]
-        by_seed = [
-            errors_at(settings, methods, point, seed)
-            for seed in range(settings["seeds"] if left else 0)
-        ]
-        for method in left:
-            error_s = [errors[method] / errors["uniform"] for errors in by_seed]
-            yield done, len(points), {**point._asdict(), "method": method, "error": error_s}
-        yield done, len(points), None
+def cells(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    return [point._asdict() for point in points_of(settings)]
 
 
-def _point(row: Row) -> Point:
-    return Point(*(row[name] for name in Point._fields))
+def measure(settings: dict[str, Any], cell: dict[str, Any]) -> Rows:
+    """A row for each method, its relative errors by seed."""
+    methods = settings["methods"]
+    if cell["picture"] == "far":
+        methods = settings["far"]["methods"]
+    by_seed = [errors_at(settings, methods, Point(**cell), x) for x in range(settings["seeds"])]
+    return [
+        {**cell, "method": method, "error": [own[method] / own["uniform"] for own in by_seed]}
+        for method in methods
+    ]
 
 
 def errors_at(
@@ -111,10 +102,8 @@ def errors_at(
             cohort = open_round(plan, states[label])
             after, _ = close_round(plan, states[label], cohort, update_md[cohort.client_n])
             if t >= warm_up:
-                error[label] += (
-                    float(np.sum((after.params_d.astype(np.float64) - ubar_d) ** 2))
-                    / settings["rounds"]
-                )
+                away_d = after.params_d.astype(np.float64) - ubar_d
+                error[label] += float(np.sum(away_d**2)) / settings["rounds"]
             # The model stays at 0, so that the next estimate can be read off it too.
             states[label] = after._replace(params_d=origin_d)
     return error
@@ -143,99 +132,87 @@ def _noise(rng: np.random.Generator, rows: int, d: int) -> FloatArray:
     return rng.standard_normal((rows, d)) / sqrt(d)
 
 
-class _Measured(NamedTuple):
-    """A method at a point: its relative error with a 95 % interval over seeds."""
-
-    point: Point
-    method: str
-    mean: float
-    low: float
-    high: float
-
-
 def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     """A panel and a table for each drift, for unequal norms, for groups, and for clients hardly
     ever selected.
     """
-    found = [_measured(row) for row in rows]
-    if {row.point for row in found} != set(points_of(settings)):
+    found = _intervals(rows)
+    if {*zip(*(found[name] for name in Point._fields), strict=True)} != {*points_of(settings)}:
         raise DeltaflError(f"{folder} does not have every point; leave out --only-page to run it")
+    far = settings["far"]
+    m = settings["clients"]
+    panels = {
+        f"Ageing memories, drift {drift:g}": found[
+            (found["picture"] == "age") & (found["drift"] == drift)
+        ]
+        for drift in settings["drifts"]
+    }
+    for title, picture in {
+        f"Unequal norms, m = {m}": "norms",
+        f"{settings['groups']} groups, m = {m}": "groups",
+        f"One client in {far['ratio']} selected, n = {far['sample']}": "far",
+    }.items():
+        panels[title] = found[found["picture"] == picture]
     methods = [method for method in settings["methods"] if method != "uniform"]
-    panels = _panels(settings, found)
     _draw(panels, looks(methods), folder / "limits.png")
     texts = []
     for method in methods:
-        own = [row for row in found if row.method == method]
-        better = sum(row.high < 1 for row in own)
-        worse = sum(row.low > 1 for row in own)
+        own = found[found["method"] == method]
+        better = sum(own["high"] < 1)
+        worse = sum(own["low"] > 1)
         texts.append(f"`{method}` at {better} of {len(own)} points (larger at {worse})")
-    cells = [
+    (title, first), *others = panels.items()
+    blocks = [
+        "![relative errors](limits.png)",
+        TEXTS["limits"]["head"].format(**settings),
+        f"Smaller error than uniform draws: {', '.join(texts)}.",
+        f"### {title}\n\n{cut(_table(first))}",
+        *(folded(title, _table(panel)) for title, panel in others),
+    ]
+    csv_rows = [
         {name: row[name] for name in (*Point._fields, "method")}
         | {"seed": seed, "relative_error": f"{error:.6g}"}
         for row in rows
         for seed, error in enumerate(row["error"])
     ]
-    (title, first), *others = panels.items()
-    blocks = ["![relative errors](limits.png)", TEXTS["limits"]["head"].format(**settings)]
-    blocks += [
-        f"Smaller error than uniform draws: {', '.join(texts)}.",
-        f"### {title}\n\n{cut(_table(first))}",
-    ]
-    blocks += [folded(title, _table(panel)) for title, panel in others]
-    return OwnPage(
-        f"Smaller error than uniform draws: {texts[0]}.", "not a claim of the paper", blocks, cells
-    )
+    number = f"Smaller error than uniform draws: {texts[0]}."
+    return OwnPage(number, "not a claim of the paper", blocks, csv_rows)
 
 
-def _measured(row: Row) -> _Measured:
-    mean, low, high = mean_interval(np.array(row["error"]))
-    return _Measured(
-        _point(row),
-        row["method"],
-        mean,
-        mean if low is None else low,
-        mean if high is None else high,
-    )
+def _intervals(rows: Rows) -> pd.DataFrame:
+    """A line for each method at a point: its place on the axis, and its relative error with a 95 %
+    interval over seeds.
+    """
+    found = pd.DataFrame(rows)
+    found["x"] = [Point(*(row[name] for name in Point._fields)).x for row in rows]
+    intervals = [mean_interval(np.array(error_s)) for error_s in found["error"]]
+    numbers = pd.DataFrame(intervals, dtype=np.float64)
+    # One seed has no interval: its ends are the number.
+    return found.join(numbers.ffill(axis=1))
 
 
-def _panels(settings: dict[str, Any], found: Sequence[_Measured]) -> dict[str, list[_Measured]]:
-    far = settings["far"]
-    m = settings["clients"]
-    chosen = {f"Ageing memories, drift {drift:g}": ("age", drift) for drift in settings["drifts"]}
-    chosen[f"Unequal norms, m = {m}"] = "norms", None
-    chosen[f"{settings['groups']} groups, m = {m}"] = "groups", None
-    chosen[f"One client in {far['ratio']} selected, n = {far['sample']}"] = "far", None
-    return {
-        title: [
-            row
-            for row in found
-            if row.point.picture == picture and drift in (None, row.point.drift)
-        ]
-        for title, (picture, drift) in chosen.items()
-    }
+def _table(panel: pd.DataFrame) -> str:
+    heads = [_AXES[panel["picture"].iloc[0]], *(f"{x:g}" for x in panel["x"].unique())]
+    lines = []
+    for method, own in panel.groupby("method", sort=False):
+        line = [method]
+        for row in own.itertuples():
+            interval = ""
+            if row.high > row.low:
+                interval = ends(row.low, row.high, ".3f")
+            line.append(f"{row.mean:.3f}{interval}")
+        lines.append(line)
+    return markdown(heads, lines)
 
 
-def _table(rows: Sequence[_Measured]) -> str:
-    heads = [
-        _AXES[rows[0].point.picture],
-        *(f"{x:g}" for x in dict.fromkeys(row.point.x for row in rows)),
-    ]
-    lines: dict[str, list[str]] = {}
-    for row in rows:
-        interval = ends(row.low, row.high, ".3f") if row.high > row.low else ""
-        lines.setdefault(row.method, [row.method]).append(f"{row.mean:.3f}{interval}")
-    return markdown(heads, lines.values())
-
-
-def _draw(panels: dict[str, list[_Measured]], look_of: dict[str, Look], path: Path) -> None:
+def _draw(panels: dict[str, pd.DataFrame], look_of: dict[str, Look], path: Path) -> None:
     drawn = []
-    for title, rows in panels.items():
+    for title, panel in panels.items():
         lines = []
-        for method, look in look_of.items():
-            curve = [
-                (row.point.x, row.mean, row.low, row.high) for row in rows if row.method == method
-            ]
-            if curve:
-                lines.append(Line(method, look, Band(*np.array(curve).T)))
-        drawn.append(Panel(title, lines, _AXES[rows[0].point.picture], "relative error", goal=1.0))
+        for method, own in panel.groupby("method", sort=False):
+            if method in look_of:
+                band = Band(*own[["x", "mean", "low", "high"]].to_numpy().T)
+                lines.append(Line(method, look_of[method], band))
+        axis = _AXES[panel["picture"].iloc[0]]
+        drawn.append(Panel(title, lines, axis, "relative error", goal=1.0))
     draw_panels(drawn, 2, TEXTS["limits"]["picture"], path)

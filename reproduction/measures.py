@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
+from deltafl.io import plain_json
 
 from deltafl.analysis import Run, mean_and_sd
 from deltafl.analysis.methods import rounds_until
@@ -33,7 +34,7 @@ class Measure(NamedTuple):
 
     Attributes:
         form: Methods are compared by the ratio of means or by the mean difference.
-        value: The number; None where there is none: the threshold was never reached, the run
+        value: The number; not finite where there is none: the threshold was never reached, the run
             diverged.
         scale: Factor of a difference when it is shown: 100 for shares.
         unit: What stands after a difference, or before a ratio.
@@ -47,7 +48,7 @@ class Measure(NamedTuple):
     name: str
     form: Literal["ratio", "difference"]
     higher: bool
-    value: Callable[[Run], float | None]
+    value: Callable[[Run], float]
     scale: float = 1.0
     unit: str = ""
     failed: str = "has no finite value"
@@ -55,10 +56,15 @@ class Measure(NamedTuple):
     cut: Callable[[Run], bool] | None = None
     small: float = 0.1
 
+    @property
+    def even(self) -> float:
+        """The estimate of two methods that are alike."""
+        return {"ratio": 1.0, "difference": 0.0}[self.form]
+
     def numbers(self, runs: Mapping[int, Run]) -> FloatArray:
         """The numbers of the seeds that have one, (s,)."""
-        found = (self.value(run) for run in runs.values())
-        return np.array([number for number in found if number is not None], dtype=np.float64)
+        numbers = (self.value(run) for run in runs.values())
+        return np.array([number for number in numbers if math.isfinite(number)])
 
     def over_seeds(self, runs: Mapping[int, Run]) -> tuple[float | None, float | None, int]:
         """Mean and sd of the seeds with a number, scaled for people (None without one), and how
@@ -70,8 +76,8 @@ class Measure(NamedTuple):
 
 def mean_sd(number_s: FloatArray) -> tuple[float | None, float | None]:
     """Mean and sd, each None where it does not exist."""
-    mean, sd = mean_and_sd(number_s)
-    return _finite(mean), _finite(sd)
+    mean, sd = (plain_json(number) for number in mean_and_sd(number_s))
+    return mean, sd
 
 
 def accuracy(best: int = 5) -> Measure:
@@ -79,10 +85,11 @@ def accuracy(best: int = 5) -> Measure:
     one if it diverged.
     """
 
-    def value(run: Run) -> float | None:
-        if run.diverged is not None:  # the best of the rounds before would hide it
-            return _finite(float(run.accuracy_r[-1]))
-        return _finite(mean_of_best(run.accuracy_r, run.round_r, True, best))
+    def value(run: Run) -> float:
+        # The best of the rounds before would hide that it diverged.
+        if run.diverged is not None:
+            return float(run.accuracy_r[-1])
+        return mean_of_best(run.accuracy_r, run.round_r, True, best)
 
     return Measure("accuracy", "difference", True, value, 100.0, " points", small=0.01)
 
@@ -95,26 +102,27 @@ def area(horizon: int) -> Measure:
 
 
 def of_clients(name: Literal["mean", "worst_tenth"]) -> Measure:
-    """A number of the clients' accuracies at the end; None in a record from before they were
+    """A number of the clients' accuracies at the end; none in a record from before they were
     measured.
     """
 
-    def value(run: Run) -> float | None:
-        return None if run.fairness is None else float(getattr(run.fairness, name))
+    def value(run: Run) -> float:
+        if run.fairness is None:
+            return math.nan
+        return {"mean": run.fairness.mean, "worst_tenth": run.fairness.worst_tenth}[name]
 
-    return Measure(
-        f"{name.replace('_', ' ')} of the clients", "difference", True, value, 100.0, " points"
-    )
+    title = f"{name.replace('_', ' ')} of the clients"
+    return Measure(title, "difference", True, value, 100.0, " points")
 
 
 def best_within(horizon: int, best: int) -> Measure:
     """The mean of the best accuracies within the first ``horizon`` rounds."""
 
-    def value(run: Run) -> float | None:
+    def value(run: Run) -> float:
         if run.diverged is not None and run.diverged <= horizon:
-            return _finite(float(run.accuracy_r[-1]))
+            return float(run.accuracy_r[-1])
         early_r = np.sort(run.accuracy_r[run.round_r <= horizon])
-        return _finite(float(np.mean(early_r[-best:]))) if len(early_r) else None
+        return float(np.mean(early_r[-best:]))
 
     return accuracy()._replace(name=f"best {best} of {horizon} rounds", value=value)
 
@@ -124,29 +132,32 @@ def rounds_to(threshold: float, metric: str, smoothed: bool = False) -> Measure:
     evaluations.
     """
 
-    def value(run: Run) -> float | None:
+    def value(run: Run) -> float:
         at = reach(run, threshold, smoothed)
-        return None if at is None else float(rounds_until(run, at))
+        if at is None:
+            return math.nan
+        return float(rounds_until(run, at))
 
-    goal = f"{100 * threshold:g} %" if metric == "accuracy" else f"loss {threshold:g}"
-    name = f"rounds to {goal}" + (" by mean of five" if smoothed else "")
+    goal = {"accuracy": f"{100 * threshold:g} %", "loss": f"loss {threshold:g}"}[metric]
+    name = f"rounds to {goal}{' by mean of five' * smoothed}"
     return Measure(name, "ratio", False, value, unit="speed-up ", failed=f"never reached {goal}")
 
 
-def late_loss(log10: bool) -> Measure:
-    """Mean loss, or mean log10 loss, over the last 4 % of the rounds (at least five): one round
-    alone is noisy.
+def late_loss(y: str) -> Measure:
+    """Mean ``loss``, or mean ``log10-loss``, over the last 4 % of the rounds (at least five): one
+    round alone is noisy.
     """
 
-    def value(run: Run) -> float | None:
+    def value(run: Run) -> float:
         if run.diverged is not None:
-            return None
+            return math.nan
         late_r = run.loss_r[is_late(run.round_r)]
-        if log10 and not (late_r > 0).all():
-            return None
-        return _finite(float(np.mean(np.log10(late_r) if log10 else late_r)))
+        if y == "log10-loss":
+            with np.errstate(divide="ignore", invalid="ignore"):
+                late_r = np.log10(late_r)
+        return float(np.mean(late_r))
 
-    return Measure("log10 loss" if log10 else "loss", "difference", False, value, failed="diverged")
+    return Measure(y.replace("-", " "), "difference", False, value, failed="diverged")
 
 
 def late_probe(title: str, column: str) -> Measure:
@@ -154,7 +165,7 @@ def late_probe(title: str, column: str) -> Measure:
     above 0.
     """
 
-    def value(run: Run) -> float | None:
+    def value(run: Run) -> float:
         return centre(second_half(run, column))
 
     return Measure(title, "ratio", True, value, unit="larger ", words=("larger", "smaller"))
@@ -165,17 +176,18 @@ def second_half(run: Run, column: str) -> FloatArray:
     value_r = run.probe(column)
     # Probes have their own rounds: they need not be measured in every round.
     round_r = run.probes.get("round", np.arange(len(value_r)))
-    late_r = value_r[round_r >= (round_r[0] + round_r[-1]) / 2] if len(value_r) else value_r
+    first, last = round_r[[0, -1]]
+    late_r: FloatArray = value_r[round_r >= (first + last) / 2]
     return late_r[np.isfinite(late_r)]
 
 
-def centre(value_r: FloatArray) -> float | None:
-    """The geometric mean of positive numbers, the arithmetic mean of others; None of no number."""
+def centre(value_r: FloatArray) -> float:
+    """The geometric mean of positive numbers, the arithmetic mean of others; NaN of no number."""
     if len(value_r) == 0:
-        return None
+        return math.nan
     if (value_r > 0).all():
-        return _finite(float(np.exp(np.mean(np.log(value_r)))))
-    return _finite(float(np.mean(value_r)))
+        return float(np.exp(np.mean(np.log(value_r))))
+    return float(np.mean(value_r))
 
 
 class Statement(NamedTuple):
@@ -215,7 +227,7 @@ class Statement(NamedTuple):
         """Whether the whole interval is of differences that are small."""
         if self.low is None or self.high is None:
             return False
-        even = float(self.measure.form == "ratio")
+        even = self.measure.even
         return max(even - self.low, self.high - even) <= self.measure.small
 
 
@@ -232,31 +244,44 @@ def compare(
     All pairs alike make an interval without width, which proves nothing: open.
     """
     shared = sorted(set(first[1]) & set(second[1]))
-    both = [(measure.value(first[1][seed]), measure.value(second[1][seed])) for seed in shared]
-    pairs = [(a, b) for a, b in both if a is not None and b is not None]
-    only_first = sum(a is not None and b is None for a, b in both)
-    only_second = sum(a is None and b is not None for a, b in both)
-    estimate = low = high = None
-    if pairs:
-        estimate, low, high = _interval(measure, np.array(pairs, dtype=np.float64))
+    one_s, two_s = (
+        np.array([measure.value(runs[x]) for x in shared]) for _, runs in (first, second)
+    )
+    has_one_s = np.isfinite(one_s)
+    has_two_s = np.isfinite(two_s)
+    has_both_s = has_one_s & has_two_s
+    only_first = int(np.sum(has_one_s & ~has_two_s))
+    only_second = int(np.sum(has_two_s & ~has_one_s))
+    found: tuple[float | None, ...] = (None, None, None)
     status: Status = "no interval"
+    if has_both_s.any():
+        found = _interval(measure, one_s[has_both_s], two_s[has_both_s])
+    estimate, low, high = found
     if low is not None and high is not None:
-        side = side_of(low, high, float(measure.form == "ratio"))
-        status = ("open", "shown", "contradicted")[side]
+        status = ("open", "shown", "contradicted")[side_of(low, high, measure.even)]
         if (status == "shown" and only_second) or (status == "contradicted" and only_first):
             status = "open"
-    counts = len(pairs), only_first, only_second
-    return Statement(where, measure, first[0], second[0], estimate, low, high, *counts, status)
+    return Statement(
+        where,
+        measure,
+        first[0],
+        second[0],
+        estimate,
+        low,
+        high,
+        int(np.sum(has_both_s)),
+        only_first,
+        only_second,
+        status,
+    )
 
 
-def _interval(measure: Measure, pair_s2: FloatArray) -> Interval:
-    better_s, worse_s = pair_s2.T if measure.higher else pair_s2.T[::-1]
+def _interval(measure: Measure, better_s: FloatArray, worse_s: FloatArray) -> Interval:
+    if not measure.higher:
+        better_s, worse_s = worse_s, better_s
+    found = mean_interval(better_s - worse_s)
     if measure.form == "ratio":
         found = ratio_of_means(better_s, worse_s)
-    else:
-        found = mean_interval(better_s - worse_s)
-    return found if len(pair_s2) >= LEAST_SEEDS else Interval(found.mean, None, None)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    if len(better_s) < LEAST_SEEDS:
+        return Interval(found.mean, None, None)
+    return found

@@ -14,13 +14,14 @@ mean_t. Linearised, seed s moves it by r_s = sum_t c_t value_ts / mean_t, hence 
 +- t_{S-1} sd(r) / sqrt(S).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from math import inf, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from deltafl import (
     KnownUpdates,
@@ -38,14 +39,18 @@ from deltafl.types import FloatArray
 
 from .page import OwnPage
 from .problems import Problem, local_work, make_problem
-from .running import Row, Rows
+from .running import Rows
 from .spec import TEXTS
-from .text import cut, ends, folded, interval_cells, markdown
+from .text import cut, ends, folded, formatted, interval_cells, markdown
 
 TOLERANCE = 0.1  # a slope this near to the claimed order counts as the claimed order: T is finite
 WIDEST = 0.4  # a wider interval does not tell the orders -1/2 and -1 apart
 BASELINE = "uniform"
 SLOWER = "slower than claimed"
+#: What a cell is.
+_KEYS = ("problem", "method", "horizon", "seed")
+#: What is kept of its run.
+_NUMBERS = ("least", "mean")
 #: (problem, method) -> (2, t, s): least and mean, by horizon and seed.
 Values = dict[tuple[str, str], FloatArray]
 #: The exponent of T in the paper's bound by name of the sampler, in general and where f(x_0) = f*,
@@ -64,31 +69,22 @@ CLAIMS = {
 _DRAWN = ("full", "fedavg", "uniform", "fedis@multinomial", "delta@multinomial")
 
 
-def run(settings: dict[str, Any], rows: Rows) -> Iterator[tuple[int, int, Row | None]]:
-    """Every cell that is not there yet, the steps being rounds."""
-    known = {(row["problem"], row["method"], row["horizon"], row["seed"]) for row in rows}
-    names = ("problems", "methods", "horizons")
-    cells = list(product(*(settings[name] for name in names), range(settings["seeds"])))
-    done = 0
-    total = sum(horizon for _, _, horizon, _ in cells)
-    for cell in cells:
-        name, method, horizon, seed = cell
-        row = None
-        if cell not in known:
-            problem = make_problem(
-                name, settings["clients"], settings["dimension"], settings["noise"]
-            )
-            least, mean = run_cell(settings, problem, method, seed, horizon)
-            row = {
-                "problem": name,
-                "method": method,
-                "horizon": horizon,
-                "seed": seed,
-                "least": least,
-                "mean": mean,
-            }
-        done += horizon
-        yield done, total, row
+def cells(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    return [dict(zip(_KEYS, values, strict=True)) for values in product(*_axes(settings))]
+
+
+def _axes(settings: dict[str, Any]) -> list[Sequence[Any]]:
+    """The values of ``_KEYS``."""
+    named = [settings[name] for name in ("problems", "methods", "horizons")]
+    return [*named, range(settings["seeds"])]
+
+
+def measure(settings: dict[str, Any], cell: dict[str, Any]) -> Rows:
+    """One row."""
+    size = settings["clients"], settings["dimension"], settings["noise"]
+    problem = make_problem(cell["problem"], *size)
+    least, mean = run_cell(settings, problem, cell["method"], cell["seed"], cell["horizon"])
+    return [{**cell, "least": least, "mean": mean}]
 
 
 def run_cell(
@@ -169,12 +165,20 @@ class Measured(NamedTuple):
 
 def _measured(horizons: Sequence[int], values: Values, problem: str, label: str) -> Measured:
     least_ts, mean_ts = values[problem, label]
-    orders = CLAIMS.get(analysis.base_name(label))
-    claimed = None if orders is None else orders[problem.endswith("from-optimum")]
-    ratio = None if label == BASELINE else _ratio(problem, label, BASELINE, values)
-    last = horizons[-1], float(least_ts[-1].mean()), float(mean_ts[-1].mean())
+    orders = CLAIMS.get(analysis.base_name(label), (None, None))
+    ratio = None
+    if label != BASELINE:
+        ratio = _ratio(problem, label, BASELINE, values)
     return Measured(
-        problem, label, *last, claimed, slope(least_ts, horizons), slope(mean_ts, horizons), ratio
+        problem,
+        label,
+        horizons[-1],
+        float(least_ts[-1].mean()),
+        float(mean_ts[-1].mean()),
+        orders[problem.endswith("from-optimum")],
+        slope(least_ts, horizons),
+        slope(mean_ts, horizons),
+        ratio,
     )
 
 
@@ -218,50 +222,39 @@ def verdict(row: Measured) -> str:
         return SLOWER
     if found.high < claimed - TOLERANCE:
         return "faster than claimed"
-    return "as claimed" if found.high - found.low <= WIDEST else "undecided"
+    if found.high - found.low > WIDEST:
+        return "undecided"
+    return "as claimed"
 
 
 def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
     """Slopes beside the claimed orders, the counter-example, and the decay as a picture."""
     values = values_of(settings, rows)
     found = [_measured(settings["horizons"], values, problem, label) for problem, label in values]
-    counter = [
-        (label, *counter_example(label, settings["counter_rounds"])) for label in COUNTER_METHODS
-    ]
+    rounds = settings["counter_rounds"]
+    counter = {label: counter_example(label, rounds) for label in COUNTER_METHODS}
     _draw(settings, values, folder / "rates.png")
-    by_problem = {
-        problem: [row for row in found if row.problem == problem]
-        for problem in settings["problems"]
-    }
+    tables = {}
+    for problem in settings["problems"]:
+        own = [row for row in found if row.problem == problem]
+        tables[problem] = f"{_table(own)}\n\n{_duels(problem, values)}"
     heads = ["method", "T", "eta_L", "min_t norm(grad f(x_t))^2, measured", "printed bound"]
     lines = []
-    for label, lr, least, bound in counter:
-        broken = " (broken)" if least > bound else ""
-        lines.append(
-            [
-                label,
-                str(settings["counter_rounds"]),
-                f"{lr:.2e}",
-                f"{least:g}",
-                f"{bound:.2e}{broken}",
-            ]
-        )
-    tables = {
-        problem: f"{_table(own)}\n\n{_duels(problem, values)}"
-        for problem, own in by_problem.items()
-    }
+    for label, (lr, least, bound) in counter.items():
+        broken = " (broken)" * (least > bound)
+        lines.append([label, str(rounds), f"{lr:.2e}", f"{least:g}", f"{bound:.2e}{broken}"])
+    texts = TEXTS["rates"]
     (problem, table), *others = tables.items()
     number, verdict, text = _sum_up(found, counter)
     blocks = [
         "![Decay of the gradient with T](rates.png)",
-        TEXTS["rates"]["head"].format(**settings, tolerance=TOLERANCE),
+        texts["head"].format(**settings, tolerance=TOLERANCE),
         f"### {problem}\n\n{cut(table)}",
         *(folded(problem, table) for problem, table in others),
         text,
-        TEXTS["rates"]["bounds"],
+        texts["bounds"],
         folded(
-            "The counter-example to theorem 2",
-            f"{TEXTS['rates']['counter']}\n\n{markdown(heads, lines)}",
+            "The counter-example to theorem 2", f"{texts['counter']}\n\n{markdown(heads, lines)}"
         ),
     ]
     return OwnPage(number, verdict, blocks, [_csv_row(row) for row in found])
@@ -269,31 +262,26 @@ def show(settings: dict[str, Any], rows: Rows, folder: Path) -> OwnPage:
 
 def values_of(settings: dict[str, Any], rows: Rows) -> Values:
     """The cells of each problem and method as arrays; a ``DeltaflError`` if one is missing."""
-    cells = {(row["problem"], row["method"], row["horizon"], row["seed"]): row for row in rows}
-    values: Values = {}
-    for problem, method in product(settings["problems"], settings["methods"]):
-        keys = [
-            [(problem, method, t, seed) for seed in range(settings["seeds"])]
-            for t in settings["horizons"]
-        ]
-        missing = sum(key not in cells for line in keys for key in line)
-        if missing:
-            raise DeltaflError(
-                f"{missing} cells of {method} on {problem} are missing; leave out --only-page"
-            )
-        by_name = [
-            [[cells[key][name] for key in line] for line in keys] for name in ("least", "mean")
-        ]
-        values[problem, method] = np.array(by_name)
-    return values
+    wanted = pd.MultiIndex.from_product(_axes(settings))
+    found = pd.DataFrame(rows).set_index(list(_KEYS))
+    missing = wanted.difference(found.index)
+    if len(missing):
+        raise DeltaflError(f"{len(missing)} cells are missing; leave out --only-page")
+    shape = wanted.levshape
+    least_pmts, mean_pmts = (found.loc[wanted, x].to_numpy().reshape(shape) for x in _NUMBERS)
+    return {
+        (problem, method): np.array([least_pmts[p, m], mean_pmts[p, m]])
+        for p, problem in enumerate(settings["problems"])
+        for m, method in enumerate(settings["methods"])
+    }
 
 
 def _sum_up(
-    found: Sequence[Measured], counter: Sequence[tuple[str, float, float, float]]
+    found: Sequence[Measured], counter: Mapping[str, tuple[float, float, float]]
 ) -> tuple[str, str, str]:
     slow = [row for row in found if verdict(row) == SLOWER]
     held = [row for row in found if verdict(row).startswith(("as claimed", "faster"))]
-    broken = [(least, bound) for _, _, least, bound in counter if least > bound]
+    broken = [(least, bound) for _, least, bound in counter.values() if least > bound]
     text = number = f"{len(held)} of {len(found)} slopes are as claimed or steeper."
     if slow:
         slopes = [
@@ -306,17 +294,22 @@ def _sum_up(
             f" The counter-example keeps norm(grad f)^2 at {broken[0][0]:g}; theorem 2 claims "
             f"{broken[0][1]:.2g}."
         )
+    word = "is not decided"
     if slow or broken:
-        word = "holds in part and is contradicted in part" if held else "is contradicted"
-    else:
-        word = "holds" if len(held) == len(found) else "is not decided"
+        word = "holds in part and is contradicted in part"
+        if not held:
+            word = "is contradicted"
+    elif len(held) == len(found):
+        word = "holds"
     return number, word, text
 
 
 def _number(found: analysis.Interval | None) -> str:
     if found is None:
         return "-"
-    form = ".2f" if abs(found.mean) >= 0.01 else ".1e"
+    form = ".2f"
+    if abs(found.mean) < 0.01:
+        form = ".1e"
     return f"{found.mean:{form}}{ends(found.low, found.high, form)}"
 
 
@@ -326,20 +319,20 @@ def _table(rows: Sequence[Measured]) -> str:
     heads += [f"min, {at}", f"mean, {at}", f"mean relative to {BASELINE}"]
     lines = []
     for row in rows:
-        claimed = "-" if row.claimed is None else f"{row.claimed:g}"
-        least = "0 (x_0)" if row.slope_least is None else f"{row.least:.2e}"
-        slopes = [_number(row.slope_least), _number(row.slope_mean)]
-        lines.append(
-            [
-                row.method,
-                *slopes,
-                claimed,
-                verdict(row),
-                least,
-                f"{row.mean:.2e}",
-                _number(row.ratio),
-            ]
-        )
+        least = f"{row.least:.2e}"
+        if row.slope_least is None:
+            least = "0 (x_0)"
+        line = [
+            row.method,
+            _number(row.slope_least),
+            _number(row.slope_mean),
+            formatted(row.claimed, "g", "-"),
+            verdict(row),
+            least,
+            f"{row.mean:.2e}",
+            _number(row.ratio),
+        ]
+        lines.append(line)
     return markdown(heads, lines)
 
 
@@ -362,11 +355,9 @@ def _csv_row(row: Measured) -> dict[str, Any]:
     numbers: dict[str, Any] = row._asdict()
     for name in ("slope_least", "slope_mean", "ratio"):
         numbers |= interval_cells(name, numbers.pop(name) or (None, None, None))
-    cell = {
-        name: f"{value:.6g}" if isinstance(value, float) else value
-        for name, value in numbers.items()
-    }
-    return cell | {"verdict": verdict(row)}
+    # As text: -1 stays -1.
+    texts = {name: f"{it:.6g}" for name, it in numbers.items() if isinstance(it, float)}
+    return numbers | texts | {"verdict": verdict(row)}
 
 
 def _draw(settings: dict[str, Any], values: Values, path: Path) -> None:

@@ -13,8 +13,9 @@ from .spec import Experiment, load_experiment
 from .sweeps import reproduce_sweep
 from .text import sentence_case
 
-#: Experiments that are no sweep, by their kind. ``run`` yields steps done, steps in all, and a new
-#: row or None; ``show`` draws and returns an ``OwnPage``.
+#: Experiments that are no sweep, by their kind: ``cells(settings)`` says what is to be measured,
+#: ``measure(settings, cell)`` makes rows that begin with the cell, and
+#: ``show(settings, rows, folder)`` draws and returns an ``OwnPage``.
 _MODULES: dict[str, ModuleType] = {"toy": toy, "rates": rates, "limits": limits}
 
 
@@ -53,12 +54,13 @@ def _reproduce_rows(experiment: Experiment, request: Request, on_progress: OnPro
                 f"{path} holds rows of other settings; give its --scale or choose another --out"
             )
         if not request.only_page:
-            for done, total, row in module.run(settings, rows):
-                if row is not None:
-                    rows.append(row)
+            cells = module.cells(settings)
+            for done, cell in enumerate(cells, start=1):
+                if not any(cell.items() <= row.items() for row in rows):
+                    rows += module.measure(settings, cell)
                     write_rows(path, {"settings": settings}, rows)
-                left = (experiment.name,) if done < total else ()
-                on_progress(Progress(done, total, int(not left), 1, left))
+                on_progress(Progress(done, len(cells), 0, 1, (experiment.name,)))
+        on_progress(Progress(1, 1, 1, 1, ()))
         shown: OwnPage = module.show(settings, rows, request.out)
         verdict = f"**{sentence_case(shown.verdict)}.** {shown.number}"
         page = shown._replace(blocks=["## Verdict", verdict, *shown.blocks])

@@ -18,7 +18,7 @@ scales.
 Later ones win: settings, part, scale, the scale's change of the part. A run is (part, sampler,
 seed).
 
-``kind`` is a way to show a sweep, one of ``tables.SHOW``, or a module of this package for what is
+``kind`` is a way to show a sweep, one of ``tables.KINDS``, or a module of this package for what is
 no sweep: ``toy``, ``rates``, ``limits``, ``benchmark``.
 """
 

@@ -22,7 +22,7 @@ from .groups import Group, full_title, gather, replaced
 from .page import REPORT, OwnPage, diverged, hardware, require_own, write
 from .running import Request, no_run, require_training
 from .spec import TEXTS, Experiment, Sweep, load_experiment
-from .tables import SHOW
+from .tables import show
 from .text import cut, folded, markdown
 from .verdict import judge, others_table, pairs_table
 
@@ -119,7 +119,7 @@ def write_page(
             f"experiment {experiment.name}: no run is finished, so there is nothing to show"
         )
     out.mkdir(parents=True, exist_ok=True)
-    shown = SHOW[experiment.kind](groups, experiment.view, out)
+    shown = show(experiment.kind, groups, experiment.view, out)
     found = judge(groups, shown.measures, shown.verdict)
     number = shown.number or found.number
     counts, missing = _what_is_missing(sweep, groups, not_run)

@@ -2,7 +2,7 @@
 its verdict compares.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,9 +48,41 @@ class Shown(NamedTuple):
     cells: Cells
     picture: str
     measures: Measures
-    verdict: str | None = None
-    number: str = ""
-    beside: Measures = {}  # noqa: RUF012
+    beside: Measures
+    verdict: str | None
+    number: str
+
+
+class Kind(NamedTuple):
+    """How the sweeps of a kind are shown: the measures of a group, its table with its rows of
+    ``table.csv``, and the picture of all groups.
+    """
+
+    measures: Callable[[Group, View], list[Measure]]
+    table: Callable[[Group, View, list[Measure]], tuple[str, Cells]]
+    draw: Callable[[Sequence[Group], View, Path], None]
+    picture: str
+    note: str = ""  # a text of the pages below the last table
+    is_judged_beside: bool = False
+
+
+def show(kind: str, groups: Sequence[Group], view: View, folder: Path) -> Shown:
+    how = KINDS[kind]
+    measures = {group.part: how.measures(group, view) for group in groups}
+    tables = []
+    cells = Cells()
+    for group in groups:
+        table, own = how.table(group, view, measures[group.part])
+        tables.append((group.title, table))
+        cells += own
+    if how.note:
+        heading, table = tables[-1]
+        tables[-1] = heading, f"{table}\n\n{TEXTS['pages'][how.note]}"
+    how.draw(groups, view, folder / how.picture)
+    beside: Measures = {}
+    if how.is_judged_beside:
+        beside = {group.part: beside_of(group) for group in groups}
+    return Shown(tables, cells, how.picture, measures, beside, *_bounds_verdict(groups, cells))
 
 
 def _head(group: Group, row: Row) -> dict[str, Any]:
@@ -78,7 +110,9 @@ def measures_of(group: Group, view: View) -> list[Measure]:
 
 
 def _value_of(y: str, best: int = 5) -> Measure:
-    return accuracy(best) if y == "accuracy" else late_loss(y == "log10-loss")
+    if y == "accuracy":
+        return accuracy(best)
+    return late_loss(y)
 
 
 def beside_of(group: Group) -> list[Measure]:
@@ -93,25 +127,18 @@ def beside_of(group: Group) -> list[Measure]:
     return found
 
 
-def show_table(groups: Sequence[Group], view: View, folder: Path) -> Shown:
-    """A table in the paper's form for each part, with the paper's numbers beside ours, and
-    curves.
-    """
-    tables = []
-    cells = Cells()
-    measures = {}
-    for group in groups:
-        compared = measures[group.part] = measures_of(group, view)
-        own = [_paper_cell(group, row, view, compared[-1]) for row in group.rows]
-        columns, more = _paper_columns(group, own, compared[-1])
-        blocks = [_table_of(columns, own), _table_note(group, view)]
-        if more:
-            blocks.append(folded("More columns", _table_of([columns[0], *more], own)))
-        tables.append((group.title, "\n\n".join(blocks)))
-        cells += own
-    draw_curves(groups, (groups[0].metric,), min(2, len(groups)), folder / "curves.png")
-    beside = {group.part: beside_of(group) for group in groups}
-    return Shown(tables, cells, "curves.png", measures, beside=beside)
+def _paper_table(group: Group, view: View, measures: list[Measure]) -> tuple[str, Cells]:
+    """A table in the paper's form, with the paper's numbers beside ours."""
+    cells = [_paper_cell(group, row, view, measures[-1]) for row in group.rows]
+    columns, more = _paper_columns(group, cells, measures[-1])
+    blocks = [_table_of(columns, cells), _table_note(group, view)]
+    if more:
+        blocks.append(folded("More columns", _table_of([columns[0], *more], cells)))
+    return "\n\n".join(blocks), cells
+
+
+def _draw_metric(groups: Sequence[Group], view: View, path: Path) -> None:
+    draw_curves(groups, (groups[0].metric,), min(2, len(groups)), path)
 
 
 def _paper_cell(group: Group, row: Row, view: View, value: Measure) -> dict[str, Any]:
@@ -129,7 +156,7 @@ def _paper_cell(group: Group, row: Row, view: View, value: Measure) -> dict[str,
     cell |= {f"paper_{name}": number for name, number in paper}
     is_baseline = row.label == group.baseline
     if group.metric == "accuracy":
-        measure = beside_of(group)[0]
+        measure, *_ = beside_of(group)
         cell["area"], cell["area_sd"], _ = measure.over_seeds(row.runs)
         if not is_baseline:
             above = number_text(_against(group, measure, row))
@@ -146,7 +173,9 @@ def _paper_cell(group: Group, row: Row, view: View, value: Measure) -> dict[str,
         cell |= {"speedup": speedup.estimate, "low": speedup.low, "high": speedup.high}
         cell |= {"pairs": speedup.pairs, "left_out": speedup.left_out}
         theirs = group.reported.get(group.baseline, Reported()).rounds
-        cell["paper_speedup"] = theirs / paper.rounds if theirs and paper.rounds else None
+        cell["paper_speedup"] = None
+        if theirs and paper.rounds:
+            cell["paper_speedup"] = theirs / paper.rounds
     return cell
 
 
@@ -168,7 +197,11 @@ def _paper_columns(group: Group, cells: Cells, value: Measure) -> tuple[list[Col
     percent = group.metric == "accuracy"
     paper = bool(group.reported)
     goal = group.threshold is not None
-    heading, form = ("accuracy, %", ".2f") if percent else (value.name, ".3f")
+    heading = value.name
+    form = ".3f"
+    if percent:
+        heading = "accuracy, %"
+        form = ".2f"
     by_client = any("client_accuracy" in cell for cell in cells)
     paper_seconds = any(cell["paper_seconds"] is not None for cell in cells)
     rounds = rounds_to(group.threshold or 0, group.metric).name
@@ -207,11 +240,15 @@ def _rounds_text(cell: dict[str, Any], suffix: str) -> str:
     seeds = cell["seeds"]
     if mean is None:
         return f"never ({seeds} of {seeds} seeds)"
-    return f"{mean:.1f} ({never} of {seeds} never)" if never else f"{mean:.1f}"
+    if never:
+        return f"{mean:.1f} ({never} of {seeds} never)"
+    return f"{mean:.1f}"
 
 
 def _seconds_text(number: float | None) -> str:
-    return DASH if number is None else analysis.human_seconds(number)
+    if number is None:
+        return DASH
+    return analysis.human_seconds(number)
 
 
 def _speedup_text(cell: dict[str, Any]) -> str:
@@ -219,12 +256,14 @@ def _speedup_text(cell: dict[str, Any]) -> str:
         return "baseline"
     if cell["speedup"] is None:
         return DASH
-    mark = "\\*" if cell["left_out"] else ""
+    mark = "\\*" * bool(cell["left_out"])
     return f"{cell['speedup']:.2f}{mark}{ends(cell['low'], cell['high'])}"
 
 
 def _paper_speedup_text(cell: dict[str, Any]) -> str:
-    return formatted(cell["paper_speedup"], ".2f") if "speedup" in cell else "baseline"
+    if "speedup" not in cell:
+        return "baseline"
+    return formatted(cell["paper_speedup"], ".2f")
 
 
 def _table_note(group: Group, view: View) -> str:
@@ -239,31 +278,26 @@ def _table_note(group: Group, view: View) -> str:
     return " ".join(TEXTS["pages"][key].format(**named) for key, shown in notes.items() if shown)
 
 
-def show_curves(groups: Sequence[Group], view: View, folder: Path) -> Shown:
-    tables = []
+def _curves_table(group: Group, view: View, measures: list[Measure]) -> tuple[str, Cells]:
+    every = [*measures, *(_value_of(y) for y in view.y[1:]), *beside_of(group)]
+    heads = ["method"]
+    for measure in every:
+        heads.append(f"{measure.name}{', %' * (measure.scale > 1)} [95 %]")
+        heads.append(f"against {group.row(group.baseline).name}")
     cells = Cells()
-    measures = {}
-    for group in groups:
-        measures[group.part] = measures_of(group, view)
-        others = [_value_of(y) for y in view.y[1:]]
-        every = [*measures[group.part], *others, *beside_of(group)]
-        heads = ["method"]
+    lines = []
+    for row in group.rows:
+        line = [row.name]
         for measure in every:
-            unit = ", %" if measure.scale > 1 else ""
-            heads += [f"{measure.name}{unit} [95 %]", f"against {group.row(group.baseline).name}"]
-        lines = []
-        for row in group.rows:
-            line = [row.name]
-            for measure in every:
-                cell, texts = _value_cell(group, row, measure)
-                cells.append(cell)
-                line += texts
-            lines.append(line)
-        tables.append((group.title, markdown(heads, lines)))
-    heading, table = tables[-1]
-    tables[-1] = (heading, f"{table}\n\n{TEXTS['pages']['curves']}")
-    draw_curves(groups, view.y, min(3, len(groups)), folder / "curves.png")
-    return Shown(tables, cells, "curves.png", measures)
+            cell, texts = _value_cell(group, row, measure)
+            cells.append(cell)
+            line += texts
+        lines.append(line)
+    return markdown(heads, lines), cells
+
+
+def _draw_curves(groups: Sequence[Group], view: View, path: Path) -> None:
+    draw_curves(groups, view.y, min(3, len(groups)), path)
 
 
 def _value_cell(group: Group, row: Row, measure: Measure) -> tuple[dict[str, Any], list[str]]:
@@ -285,50 +319,57 @@ def _value_cell(group: Group, row: Row, measure: Measure) -> tuple[dict[str, Any
     return cell, [text, number_text(against)]
 
 
-def show_best(groups: Sequence[Group], view: View, folder: Path) -> Shown:
-    tables = []
-    cells = Cells()
-    measures = {}
-    panels = []
-    looks = looks_of(groups)
+def _horizons(group: Group, view: View) -> list[int]:
+    """Up to which rounds the best accuracies are shown, where runs are that long."""
+    length = min(run.num_rounds for run in group.runs)
+    return [horizon for horizon in view.rounds if horizon <= length] or [length]
+
+
+def _best_measures(group: Group, view: View) -> list[Measure]:
+    return [best_within(horizon, view.best_of("")) for horizon in _horizons(group, view)]
+
+
+def _best_table(group: Group, view: View, measures: list[Measure]) -> tuple[str, Cells]:
     best = view.best_of("")
-    label = f"mean of the {best} best accuracies, %"
+    heads = ["method"]
+    lines = {row.label: [row.name] for row in group.rows}
+    cells = Cells()
+    horizons = _horizons(group, view)
+    heads += [f"best {best} of {horizon} rounds, %" for horizon in horizons]
+    for row, (horizon, measure) in product(group.rows, zip(horizons, measures, strict=True)):
+        mean, sd, _ = measure.over_seeds(row.runs)
+        cells.append(_head(group, row) | {"rounds": horizon, "best": best, "mean": mean, "sd": sd})
+        lines[row.label].append(plus_minus(mean, sd, ".2f"))
+    return f"{markdown(heads, lines.values())}\n\n± is the sd over seeds.", cells
+
+
+def _draw_best(groups: Sequence[Group], view: View, path: Path) -> None:
+    looks = looks_of(groups)
+    label = f"mean of the {view.best_of('')} best accuracies, %"
+    panels = []
     for group in groups:
-        length = min(run.num_rounds for run in group.runs)
-        horizons = [horizon for horizon in view.rounds if horizon <= length] or [length]
-        own = measures[group.part] = [best_within(horizon, best) for horizon in horizons]
-        lines = []
+        horizon_h = np.array(_horizons(group, view))
         bands = []
         for row in group.rows:
-            line = [row.name]
-            for horizon, measure in zip(horizons, own, strict=True):
-                mean, sd, _ = measure.over_seeds(row.runs)
-                cells.append(
-                    _head(group, row) | {"rounds": horizon, "best": best, "mean": mean, "sd": sd}
-                )
-                line.append(plus_minus(mean, sd, ".2f"))
-            lines.append(line)
-            value_sh = 100 * np.array(
-                [[measure.value(run) for measure in own] for run in row.runs.values()], float
-            )
-            bands.append(analysis.band_of([(np.array(horizons), value_h) for value_h in value_sh]))
-        heads = ["method", *(f"best {best} of {horizon} rounds, %" for horizon in horizons)]
-        tables.append((group.title, markdown(heads, lines) + "\n\n± is the sd over seeds."))
+            curves = []
+            for run in row.runs.values():
+                values = [measure.value(run) for measure in _best_measures(group, view)]
+                curves.append((horizon_h, 100 * np.array(values)))
+            bands.append(analysis.band_of(curves))
         caption = analysis.panel_title(group.title, group.runs)
-        panels.append(
-            analysis.Panel(caption, lines_of(group.rows, looks, bands), "first rounds", label)
-        )
-    analysis.draw_panels(panels, min(3, len(groups)), analysis.CAPTION, folder / "best.png")
-    return Shown(tables, cells, "best.png", measures)
+        lines = lines_of(group.rows, looks, bands)
+        panels.append(analysis.Panel(caption, lines, "first rounds", label))
+    analysis.draw_panels(panels, min(3, len(groups)), analysis.CAPTION, path)
 
 
-def show_probes(groups: Sequence[Group], view: View, folder: Path) -> Shown:
+def _probe_measures(group: Group, view: View) -> list[Measure]:
+    return [late_probe(title, column) for title, column in view.columns.items()]
+
+
+def _probe_table(group: Group, view: View, measures: list[Measure]) -> tuple[str, Cells]:
     """Each probe column's mean over the second half of the rounds, its range there, the share
     within bounds.
     """
-    tables = []
-    cells = Cells()
-    measures = {}
     columns: list[Column] = [
         ("method", lambda cell: cell["method"]),
         ("what", lambda cell: cell["value"]),
@@ -339,21 +380,17 @@ def show_probes(groups: Sequence[Group], view: View, folder: Path) -> Shown:
     if view.bounds:
         columns.append(("the paper's bounds", lambda cell: cell.get("bounds", DASH)))
         columns.append(("measured rounds within", _within_text))
-    for group in groups:
-        measures[group.part] = [late_probe(title, column) for title, column in view.columns.items()]
-        own = [cell for row in group.rows for cell in _probe_cells(group, row, view)]
-        tables.append((group.title, _table_of(columns, own, left=2)))
-        cells += own
-    _draw_probes(groups, view, folder / "probes.png")
-    return Shown(tables, cells, "probes.png", measures, *_bounds_verdict(groups, cells))
+    cells = [cell for row in group.rows for cell in _probe_cells(group, row, view)]
+    return _table_of(columns, cells, left=2), cells
 
 
 def _within_text(cell: dict[str, Any]) -> str:
-    return f"{cell['within']} of {cell['measured']}" if "within" in cell else DASH
+    if "within" not in cell:
+        return DASH
+    return f"{cell['within']} of {cell['measured']}"
 
 
-def _probe_cells(group: Group, row: Row, view: View) -> Cells:
-    cells: Cells = []
+def _probe_cells(group: Group, row: Row, view: View) -> Iterator[dict[str, Any]]:
     runs = row.runs.values()
     for title, column in view.columns.items():
         cell = _probe_cell(group, row, title, [second_half(run, column) for run in runs])
@@ -363,22 +400,21 @@ def _probe_cells(group: Group, row: Row, view: View) -> Cells:
             every = every[np.isfinite(every)]
             within = int(np.sum((every >= low) & (every <= high)))
             cell |= {"bounds": f"{low:g} to {high:g}", "measured": len(every), "within": within}
-        cells.append(cell)
+        yield cell
     if view.ratio is not None:
         names = {column: title for title, column in view.columns.items()}
         title = " / ".join(names.get(column, column) for column in view.ratio)
-        ratios = [_ratio(run, *view.ratio) for run in runs]
-        cells.append(_probe_cell(group, row, title, ratios))
-    return cells
+        yield _probe_cell(group, row, title, [_ratio(run, *view.ratio) for run in runs])
 
 
 def _probe_cell(group: Group, row: Row, title: str, late_s: Sequence[FloatArray]) -> dict[str, Any]:
-    means = [mean for late in late_s if (mean := centre(late)) is not None]
-    mean, sd = mean_sd(np.array(means))
+    centre_s = np.array([centre(late) for late in late_s])
+    mean, sd = mean_sd(centre_s[np.isfinite(centre_s)])
     cell = _head(group, row) | {"value": title, "mean": mean, "sd": sd}
     late = np.concatenate(late_s)
-    cell["least"] = float(late.min()) if len(late) else None
-    cell["largest"] = float(late.max()) if len(late) else None
+    cell |= {"least": None, "largest": None}
+    if len(late):
+        cell |= {"least": float(late.min()), "largest": float(late.max())}
     return cell
 
 
@@ -406,7 +442,9 @@ def _bounds_verdict(groups: Sequence[Group], cells: Cells) -> tuple[str | None, 
     number = f"Within the bounds: {', '.join(shares)}."
     if not any(broken):
         return "holds", number
-    return "is contradicted" if all(broken) else "holds in part", number
+    if all(broken):
+        return "is contradicted", number
+    return "holds in part", number
 
 
 def _draw_probes(groups: Sequence[Group], view: View, path: Path) -> None:
@@ -425,9 +463,9 @@ def _draw_probes(groups: Sequence[Group], view: View, path: Path) -> None:
     analysis.draw_panels(panels, min(2, len(panels)), note, path)
 
 
-SHOW: dict[str, Callable[[Sequence[Group], View, Path], Shown]] = {
-    "table": show_table,
-    "curves": show_curves,
-    "best-accuracies": show_best,
-    "probes": show_probes,
+KINDS = {
+    "table": Kind(measures_of, _paper_table, _draw_metric, "curves.png", is_judged_beside=True),
+    "curves": Kind(measures_of, _curves_table, _draw_curves, "curves.png", note="curves"),
+    "best-accuracies": Kind(_best_measures, _best_table, _draw_best, "best.png"),
+    "probes": Kind(_probe_measures, _probe_table, _draw_probes, "probes.png"),
 }

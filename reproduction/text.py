@@ -13,7 +13,8 @@ Cells = list[dict[str, Any]]
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
     """A Markdown table, its first ``left`` columns to the left and the others to the right."""
-    lines = [heads, ["---" if i < left else "---:" for i in range(len(heads))], *rows]
+    rule = (["---"] * left + ["---:"] * len(heads))[: len(heads)]
+    lines = [heads, rule, *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -40,29 +41,32 @@ def csv_text(cells: Cells) -> str:
     file = io.StringIO()
     writer = csv.DictWriter(file, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _six_digits(value) for name, value in row.items()} for row in cells)
+    for row in cells:
+        numbers = {name: it for name, it in row.items() if isinstance(it, float)}
+        writer.writerow(row | {name: float(f"{it:.6g}") for name, it in numbers.items()})
     return file.getvalue()
 
 
-def _six_digits(value: Any) -> Any:
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def formatted(value: float | None, form: str) -> str:
+def formatted(value: float | None, form: str, missing: str = DASH) -> str:
     """A number in a format such as ``.2f``; a dash for None."""
-    return DASH if value is None else f"{value:{form}}"
+    if value is None:
+        return missing
+    return f"{value:{form}}"
 
 
 def plus_minus(mean: float | None, sd: float | None, form: str, sd_form: str = "") -> str:
     """Mean ± sd, the sd in a format of its own or that of the mean."""
-    return formatted(mean, form) + (
-        "" if mean is None or sd is None else f" ± {sd:{sd_form or form}}"
-    )
+    text = formatted(mean, form)
+    if mean is None or sd is None:
+        return text
+    return f"{text} ± {sd:{sd_form or form}}"
 
 
 def ends(low: float | None, high: float | None, form: str = ".2f", scale: float = 1.0) -> str:
     """The ends of an interval in brackets after a blank; nothing where there is none."""
-    return "" if low is None or high is None else f" [{scale * low:{form}}, {scale * high:{form}}]"
+    if low is None or high is None:
+        return ""
+    return f" [{scale * low:{form}}, {scale * high:{form}}]"
 
 
 def interval_cells(name: str, interval: Sequence[float | None]) -> dict[str, float | None]:
@@ -76,4 +80,6 @@ def sentence_case(text: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}s"

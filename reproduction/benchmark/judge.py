@@ -21,7 +21,7 @@ from deltafl.types import FloatArray
 
 from ..measures import Measure, Statement, accuracy, area, compare
 from ..spec import View, is_ours
-from ..text import ends
+from ..text import ends, formatted
 from .parts import BASELINE, FULL, Part
 from .runs import Method, Result
 
@@ -45,7 +45,9 @@ def _advantages(label: str) -> str:
         "public data": parse_label(label).settings.get("public"),
     }
     words = [word for word, applies in found.items() if applies]
-    return f" ({', '.join(words)})" if words else ""
+    if not words:
+        return ""
+    return f" ({', '.join(words)})"
 
 
 def measures(part: Part) -> list[Measure]:
@@ -64,8 +66,7 @@ def rounds_at(threshold: float, smoothed: bool = False) -> Measure:
     """Rounds to a threshold, by one evaluation or by the mean of five: min(R, T)."""
 
     def value(run: Run) -> float:
-        rounds = rounds_to_threshold(run, threshold, smoothed)
-        return float(run.horizon) if rounds is None else rounds
+        return rounds_to_threshold(run, threshold, smoothed) or float(run.horizon)
 
     def cut(run: Run) -> bool:
         return rounds_to_threshold(run, threshold, smoothed) is None
@@ -98,7 +99,7 @@ class Gap(NamedTuple):
     seeds: int
 
     def __str__(self) -> str:
-        return "–" if self.value is None else f"{self.value:.2f}{ends(self.low, self.high)}"
+        return f"{formatted(self.value, '.2f')}{ends(self.low, self.high)}"
 
 
 NO_GAP = Gap(None, None, None, 0)
@@ -112,12 +113,20 @@ def gap_of(result: Result, label: str, measure: Measure, full: str = FULL) -> Ga
     sides = _paired(result, three, measure)
     if sides is None or any(cut_short(result.find(name), measure) for name in three):
         return NO_GAP
-    base_s, own_s, full_s = [-value_s for value_s in sides] if measure.higher else sides
-    found = gap_closed(base_s, own_s, full_s)
-    seeds = len(base_s)
+    if measure.higher:
+        sides = [-value_s for value_s in sides]
+    found = gap_closed(*sides)
+    seeds = len(sides[0])
     if found is None or (found.low is None and seeds > 1):  # the gap itself may be 0
         return NO_GAP
     return Gap(*found, seeds)
+
+
+def judged_gap(result: Result, label: str, measure: Measure) -> Gap:
+    """``gap_of``; none where there is no task to judge by."""
+    if no_task(result):
+        return NO_GAP
+    return gap_of(result, label, measure)
 
 
 def _paired(result: Result, labels: tuple[str, ...], measure: Measure) -> list[FloatArray] | None:
@@ -128,16 +137,15 @@ def _paired(result: Result, labels: tuple[str, ...], measure: Measure) -> list[F
     seeds = sorted(set.intersection(*(set(method.runs) for method in methods)))
     if not seeds:
         return None
-    return [
-        np.array([measure.value(method.runs[seed]) for seed in seeds], dtype=np.float64)
-        for method in methods
-    ]
+    return [np.array([measure.value(method.runs[seed]) for seed in seeds]) for method in methods]
 
 
 def width(result: Result) -> Interval | None:
     """A_full - A_uniform on the test seeds; None while one of them has no run."""
     sides = _paired(result, (BASELINE, FULL), measures(result.part)[0])
-    return None if sides is None else mean_interval(sides[1] - sides[0])
+    if sides is None:
+        return None
+    return mean_interval(sides[1] - sides[0])
 
 
 def no_task(result: Result) -> str:
@@ -207,7 +215,9 @@ def _status(found: Judgement) -> Status:
             return "missed"
         if value >= GOAL and low > SURE:
             return "reached"
-    return "open" if seeds == found.result.part.seeds else "running"
+    if seeds < found.result.part.seeds:
+        return "running"
+    return "open"
 
 
 def headline(judgements: Sequence[Judgement]) -> str:

@@ -25,12 +25,11 @@ from .judge import (
     SURE,
     Gap,
     Judgement,
-    gap_of,
     headline,
     judge,
+    judged_gap,
     measures,
     needs,
-    no_task,
     sentence,
 )
 from .parts import BASELINE, FULL, Part, parts_of
@@ -55,7 +54,9 @@ def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: O
     """
     parts = parts_of(experiment, request.scale, **request.own)
     folder = request.out
-    reasons = {} if request.only_page else play(parts, request, on_progress)
+    reasons: Reasons = {}
+    if not request.only_page:
+        reasons = play(parts, request, on_progress)
     store = Store(folder)
     results = [result for part in parts if (result := gather(part, store)) is not None]
     if not results:
@@ -139,7 +140,9 @@ def _grid_text(result: Result) -> str:
     rates = ", ".join(
         f"{rate:g}" for rate in max((method.search.rates for method in result.methods), key=len)
     )
-    few = _TEXTS["finalists"].format(number=part.finalists) if part.finalists else ""
+    few = ""
+    if part.finalists:
+        few = _TEXTS["finalists"].format(number=part.finalists)
     share = f"{part.tuning_validation:.0%} held out"
     return f"{part.title}: {rates} ({counted(len(part.tuning_seeds), 'tuning seed')}, {share}{few})"
 
@@ -155,6 +158,9 @@ def _setting_text(result: Result) -> str:
     work = f"{run.local_epochs} local epochs"
     if run.local_epochs is None:
         work = f"{run.local_steps} local steps"
+    tests = ""
+    if run.test_examples:
+        tests = f", evaluated on {run.test_examples} test examples"
     return _TEXTS["setting"].format(
         part=part,
         run=run,
@@ -165,7 +171,7 @@ def _setting_text(result: Result) -> str:
         ratio=m / n,
         work=work,
         batch=run.batch_size or "all",
-        tests=f", evaluated on {run.test_examples} test examples" if run.test_examples else "",
+        tests=tests,
         percent=100 * part.threshold,
         parameters=num_params_of(run.task),
         seeds=counted(part.seeds, "test seed"),
@@ -187,7 +193,7 @@ def _missing(parts: Sequence[Part], results: Sequence[Result], reasons: Reasons)
                 lines.append((what, reasons.get((part.name, method.label)) or why))
     if not lines:
         return "Every run of this scale is done."
-    texts = [f"{what} ({reason})" if reason else what for what, reason in lines]
+    texts = [f"{what} ({reason})".removesuffix(" ()") for what, reason in lines]
     return "\n".join(["Missing:", "", *texts])
 
 
@@ -196,7 +202,9 @@ def _draw_curves(results: Sequence[Result], labels: Sequence[str], path: Path) -
     panels = []
     window = analysis.WINDOW
     for result in results:
-        smoothing = window if result.part.horizon >= 10 * window else 1
+        smoothing = 1
+        if result.part.horizon >= 10 * window:
+            smoothing = window
         drawn = [method for label in labels if (method := result.find(label))]
         bands = [
             analysis.curve_band(list(method.runs.values()), "accuracy", smoothing)
@@ -247,8 +255,7 @@ def _draw_gaps(results: Sequence[Result], labels: Sequence[str], path: Path) -> 
         panels = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
         for axes, result in zip(panels, results, strict=False):
             area, *_ = measures(result.part)
-            labels = [] if no_task(result) else shown
-            _gap_axis(axes, [gap_of(result, label, area) for label in labels], shown)
+            _gap_axis(axes, [judged_gap(result, label, area) for label in shown], shown)
             axes.set_title(_title(result), fontsize=7)
         for unused in panels[len(results) :]:
             unused.set_visible(False)
@@ -269,12 +276,16 @@ def _gap_axis(axes: Any, gaps: Sequence[Gap], labels: Sequence[str]) -> None:
         if gap.low is not None and gap.high is not None:
             ends = np.clip([gap.low, gap.high], _LEFT, _RIGHT)
             axes.plot(ends, [place, place], color=colour, linewidth=1.4, zorder=2)
-        marker = "s" if needs(label) == "known" else "o"
+        marker = "o"
+        if needs(label) == "known":
+            marker = "s"
         if gap.value < _LEFT:
             marker = "<"
         elif gap.value > _RIGHT:
             marker = ">"
-        fill = colour if is_unbiased(label) else "white"
+        fill = "white"
+        if is_unbiased(label):
+            fill = colour
         axes.plot([x], [place], marker, markersize=4, mfc=fill, mec=colour, zorder=3)
     for x in (0.0, 1.0):
         axes.axvline(x, color=analysis.PALE, linewidth=0.8, zorder=1)

@@ -131,7 +131,9 @@ def _part(experiment: Experiment, scale: str, name: str, own: dict[str, Any]) ->
         raise unknown_name("tier", str(tier), tiers)
     merged = {"title": name, **common, **tiers[tier], **experiment.parts[name], **change.settings}
     merged |= change.change.get(name, {}) | own
-    listed = tuple(SAMPLERS) if merged["methods"] == "every" else merged["methods"]
+    listed = merged["methods"]
+    if listed == "every":
+        listed = tuple(SAMPLERS)
     merged["methods"] = tuple(dict.fromkeys([*listed, *merged.pop("more", ())]))
     for label in merged["methods"]:
         parse_label(label)

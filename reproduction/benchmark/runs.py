@@ -145,7 +145,9 @@ def _read_tuning(path: Path, part: Part) -> list[TuningResult]:
 def find_rates(part: Part, methods: Sequence[str], store: Store) -> dict[str, Search]:
     def score_of(trial: Trial) -> Score | None:
         found = store.tuned(part, part.tuning_job(*trial))
-        return None if found is None else found.score
+        if found is None:
+            return None
+        return found.score
 
     return part.grid.search(methods, score_of)
 
@@ -211,13 +213,15 @@ def gather(part: Part, store: Store) -> Result | None:
     methods = []
     for label, found in find_rates(part, part.methods, store).items():
         runs = {}
-        for seed in range(part.seeds) if found.best is not None else ():
-            if (
-                record := store.runs.get(part.test_job(label, found.best or 0.0, seed))
-            ) is not None:
-                runs[seed] = record.run()
+        if found.best is not None:
+            for seed in range(part.seeds):
+                record = store.runs.get(part.test_job(label, found.best, seed))
+                if record is not None:
+                    runs[seed] = record.run()
         methods.append(Method(label, found, runs))
-    return Result(part, tuple(methods)) if any(method.runs for method in methods) else None
+    if not any(method.runs for method in methods):
+        return None
+    return Result(part, tuple(methods))
 
 
 def play(parts: Sequence[Part], request: Request, on_progress: OnProgress) -> Reasons:
@@ -230,9 +234,9 @@ def play(parts: Sequence[Part], request: Request, on_progress: OnProgress) -> Re
     for name in request.parts or ():
         if name not in known:
             raise unknown_name("part", name, known)
-    named = (
-        [part.name for part in parts if not part.needs] if request.parts is None else request.parts
-    )
+    named = request.parts
+    if named is None:
+        named = tuple(part.name for part in parts if not part.needs)
     for part in map(known.__getitem__, named):
         methods = _runnable(part, store, reasons)
         while jobs := [
@@ -266,7 +270,11 @@ def _runnable(part: Part, store: Store, reasons: Reasons) -> tuple[str, ...]:
     for label in part.methods:
         try:
             settings = part.tuning_job(label, part.rates[0], part.tuning_seeds[0]).settings
-            plan_of(settings, population, task_of(settings) if settings.public else task)
+            # Public data are part of the task.
+            if settings.public:
+                plan_of(settings, population, task_of(settings))
+            else:
+                plan_of(settings, population, task)
         except DeltaflError as error:
             reasons[part.name, label] = str(error)
         else:

@@ -11,13 +11,13 @@ from deltafl import ESTIMATORS, LearnedCoefficient, Population, Twin, analysis, 
 from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
 from deltafl.simulation import RunSettings, mean_score, plan_of
 from deltafl.tasks import find_task
-from deltafl.types import FloatArray
+from deltafl.types import FloatArray, Params
 
-from ..measures import Measure, centre, of_clients, second_half
+from ..measures import Measure, centre, mean_sd, of_clients, second_half
 from ..spec import View
 from ..text import DASH, MOST_ROWS, Cells, folded, interval_cells, markdown, plus_minus
 from ..verdict import number_text
-from .judge import NO_GAP, against, cut_short, gap_of, measures, needs, no_task
+from .judge import against, cut_short, judged_gap, measures, needs
 from .parts import BASELINE, FULL, Part
 from .runs import Method, Result, Store
 
@@ -52,12 +52,11 @@ def main_table(result: Result, view: View) -> str:
     core = [method.label for method in methods if method.label in view.core]
     others = [method.label for method in methods if method.label not in view.core]
     first = {*core, *others[: max(MOST_ROWS - len(core), 0)]}
-    lines: list[list[str]] = []
-    rest: list[list[str]] = []
+    lines = {}
     for method in methods:
         label = method.label
         search = method.search
-        line = [
+        lines[label] = [
             name_of(label),
             _gap(result, label, area),
             _mean_text(method, area, ".2f"),
@@ -67,15 +66,18 @@ def main_table(result: Result, view: View) -> str:
             f"{search.best:g}{'*' * bool(search.edge)}",
             str(len(method.runs)),
         ]
-        (lines if label in first else rest).append(line)
-    if not rest:
-        return markdown(heads, lines)
-    return f"{markdown(heads, lines)}\n\n{folded(f'{len(rest)} more', markdown(heads, rest))}"
+    table = markdown(heads, [line for label, line in lines.items() if label in first])
+    rest = [line for label, line in lines.items() if label not in first]
+    if rest:
+        table += f"\n\n{folded(f'{len(rest)} more', markdown(heads, rest))}"
+    return table
 
 
 def _mean_text(method: Method, measure: Measure, form: str) -> str:
     mean, sd, missing = measure.over_seeds(method.runs)
-    return DASH if missing else plus_minus(mean, sd, form)
+    if missing:
+        return DASH
+    return plus_minus(mean, sd, form)
 
 
 def _rounds(method: Method, rounds: Measure) -> str:
@@ -83,19 +85,26 @@ def _rounds(method: Method, rounds: Measure) -> str:
     numbers = {"never": failed, "diverged": method.diverged}
     notes = [f"{number} {word}" for word, number in numbers.items() if number]
     text = f"{'≥ ' * bool(failed)}{_mean_text(method, rounds, '.1f')}"
-    return f"{text} ({', '.join(notes)})" if notes else text
+    if notes:
+        text += f" ({', '.join(notes)})"
+    return text
 
 
 def _above(result: Result, measure: Measure, label: str) -> str:
     if label == BASELINE:
         return "baseline"
     statement = against(result, measure, label, BASELINE)
-    return DASH if statement is None else number_text(statement).replace(measure.unit, "")
+    if statement is None:
+        return DASH
+    return number_text(statement).replace(measure.unit, "")
 
 
 def _gap(result: Result, label: str, measure: Measure) -> str:
-    gap = NO_GAP if no_task(result) else gap_of(result, label, measure)
-    return str(gap) if gap.value is None else {BASELINE: "0", FULL: "1"}.get(label, str(gap))
+    gap = judged_gap(result, label, measure)
+    if gap.value is None:
+        return str(gap)
+    # By definition; the intervals of both have no width.
+    return {BASELINE: "0", FULL: "1"}.get(label, str(gap))
 
 
 def crossings_table(results: Sequence[Result]) -> str:
@@ -143,18 +152,16 @@ def cost_table(result: Result) -> str:
 def _short(value: float | None) -> str:
     if value is None:
         return DASH
-    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}"
 
 
 def cost_cells(result: Result, method: Method) -> dict[str, Any]:
     settings = result.part.test_job(method.label, result.part.rates[0], 0).settings
     models, numbers, megabytes = server_memory(settings, result.num_clients)
     bytes_to, bytes_a_round = _to_threshold(result, method, lambda run: run.bytes_r)
-    seconds_to, seconds_a_round = _to_threshold(
-        result,
-        method,
-        lambda run: run.seconds_r if run.cpu_seconds_r is None else run.cpu_seconds_r,
-    )
+    seconds_to, seconds_a_round = _to_threshold(result, method, _seconds_of)
     return {
         "mb_to_threshold": bytes_to / MB,
         "mb_a_round": bytes_a_round / MB,
@@ -166,6 +173,13 @@ def cost_cells(result: Result, method: Method) -> dict[str, Any]:
         "mse": _probed(method, "error"),
         "least_mse": _probed(method, "least_error"),
     }
+
+
+def _seconds_of(run: analysis.Run) -> FloatArray:
+    """Processor time; older records have the wall clock alone."""
+    if run.cpu_seconds_r is None:
+        return run.seconds_r
+    return run.cpu_seconds_r
 
 
 def _to_threshold(
@@ -194,9 +208,11 @@ def _probed(method: Method, column: str) -> float | None:
     values_s = [second_half(run, column) for run in method.runs.values() if column in run.probes]
     # A lower bound of 0 bounds nothing; older records have it where the update of any single client
     # was 0.
-    known_s = [value_r[value_r > 0] if column == "least_error" else value_r for value_r in values_s]
-    known = [value for value_r in known_s if (value := centre(value_r)) is not None]
-    return float(np.mean(known)) if known else None
+    known_s = values_s
+    if column == "least_error":
+        known_s = [value_r[value_r > 0] for value_r in values_s]
+    mean, _ = mean_sd(np.array([centre(value_r) for value_r in known_s if len(value_r)]))
+    return mean
 
 
 def server_memory(settings: RunSettings, num_clients: int) -> tuple[int, float, float]:
@@ -204,18 +220,13 @@ def server_memory(settings: RunSettings, num_clients: int) -> tuple[int, float, 
     and megabytes of all.
     """
     *_, last = find_task(settings.task).make_model().parameters()
-    aux_mq = np.ones(
-        (num_clients, len(last))
-    )  # one number for each class; their values do not matter
+    # One number for each class; their values do not matter.
+    aux_mq = np.ones((num_clients, len(last)))
     plan = plan_of(settings, Population.from_sizes([1] * num_clients, aux=aux_mq))
-    twin = getattr(plan.rule.control, "control", None)
-    if isinstance(twin, Twin):  # it is not simulated here, only kept
-        kept = replace(
-            twin,
-            simulate=lambda params_d, population, _: np.zeros(
-                (population.num_clients, len(params_d))
-            ),
-        )
+    control = plan.rule.control
+    if isinstance(control, LearnedCoefficient) and isinstance(control.control, Twin):
+        # It is not simulated here, only kept.
+        kept = replace(control.control, simulate=_no_updates)
         plan = replace(plan, estimator=LearnedCoefficient(kept))
     states = [init_round(plan, np.zeros(size)) for size in (5, 8)]
     if plan.rule.control == ESTIMATORS["horvitz-thompson"].control:  # it remembers nothing
@@ -224,9 +235,14 @@ def server_memory(settings: RunSettings, num_clients: int) -> tuple[int, float, 
     models = (more - few) // 3
     rest = few - 5 * models
     num_params = num_params_of(settings.task)
-    if plan.census is not None:  # the codes of first updates are not there without answers
+    # The codes of first updates are not there without answers.
+    if plan.census is not None:
         rest += num_clients * (plan.census.length(num_params) - plan.census.size - 1)
     return models, rest / num_clients, (4 * models * num_params + 8 * rest) / MB
+
+
+def _no_updates(params_d: Params, population: Population, _: Any) -> FloatArray:
+    return np.zeros((population.num_clients, len(params_d)))
 
 
 def num_params_of(task: str) -> int:
@@ -260,12 +276,11 @@ def _method_cells(result: Result, method: Method) -> dict[str, Any]:
     cell |= {"diverged": method.diverged}
     for key, measure in zip(_KEYS, measures(part), strict=True):
         number_s = measure.numbers(method.runs)
-        mean = analysis.mean_interval(number_s) if len(number_s) else (None, None, None)
-        cell |= interval_cells(key, mean)
+        cell |= interval_cells(key, analysis.mean_interval(number_s))
         other = against(result, measure, label, BASELINE)
         if label != BASELINE and other is not None:
             cell |= interval_cells(f"{key}_to_uniform", (other.estimate, other.low, other.high))
-        gap = NO_GAP if no_task(result) else gap_of(result, label, measure)
+        gap = judged_gap(result, label, measure)
         cell |= interval_cells(f"gap_{key}", gap[:3])
     by_client = {"client_mean": of_clients("mean"), "worst_tenth": of_clients("worst_tenth")}
     for key, measure in by_client.items():
@@ -294,8 +309,9 @@ def _tuning_cell(part: Part, method: Method, rate: float, store: Store) -> dict[
     if not runs:
         return {}
     diverged, minus = mean_score([run.score for run in runs])
-    rounds = [float(part.horizon) if run.reached is None else run.reached for run in runs]
+    never = [run.reached is None for run in runs]
+    rounds = [run.reached or float(part.horizon) for run in runs]
     cell = {"part": part.name, "method": method.label, "rate": rate, "seeds": len(runs)}
     cell |= {"mean_accuracy": -100 * minus, "rounds": float(np.mean(rounds))}
-    cell |= {"never": sum(run.reached is None for run in runs)}
+    cell |= {"never": sum(never)}
     return cell | {"diverged": round(diverged * len(runs)), "chosen": rate == method.search.best}

@@ -11,10 +11,10 @@ import pytest
 from deltafl.samplers import parse_label
 from reproduction.groups import STAND_INS
 from reproduction.spec import SCALES, Experiment, View, experiment_names, load_experiment
-from reproduction.tables import SHOW
+from reproduction.tables import KINDS
 
 NAMES = experiment_names()
-SWEEPS = [name for name in NAMES if load_experiment(name).kind in SHOW]
+SWEEPS = [name for name in NAMES if load_experiment(name).kind in KINDS]
 CASES = [(name, scale) for name in SWEEPS for scale in SCALES]
 
 

@@ -9,9 +9,11 @@ import pytest
 from deltafl.errors import DeltaflError
 from deltafl.simulation import Progress
 from reproduction import limits
-from reproduction.limits import Point, points_of
+from reproduction import reproduce as reproduce_module
+from reproduction.limits import Point
 from reproduction.reproduce import reproduce
-from reproduction.running import Request
+from reproduction.running import Request, read_rows, write_rows
+from reproduction.spec import load_experiment
 from reproduction.toy import SCORES, WAYS, enumerate_toy
 
 #: hh, ht, successive, hajek, plain-mean.
@@ -56,7 +58,8 @@ def test_the_centred_estimate_by_hand() -> None:
 
 
 def rows_of(**changes: Any) -> list[dict[str, Any]]:
-    return [row for _, _, row in limits.run({**SMALL, **changes}, []) if row is not None]
+    settings = {**SMALL, **changes}
+    return [row for cell in limits.cells(settings) for row in limits.measure(settings, cell)]
 
 
 def test_known_cases_of_the_limits() -> None:
@@ -98,17 +101,22 @@ def test_what_counts_is_drift_squared_times_m_by_n() -> None:
     assert 0.2 < near < 0.4
 
 
-def test_what_is_known_is_not_run_again_and_a_page_needs_every_point(tmp_path: Path) -> None:
+def test_what_is_known_is_not_run_again_and_a_page_needs_every_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = {**SMALL, "rounds": 5, "far": {**SMALL["far"], "drifts": [0.1]}}
     rows = rows_of(**settings)
-    assert [row for _, _, row in limits.run(settings, rows[:-2]) if row is not None] == rows[-2:]
-    done, total, _ = list(limits.run(settings, rows))[-1]
-    assert done == total == len(points_of(settings))
     with pytest.raises(DeltaflError, match="does not have every point"):
         limits.show(settings, rows[:3], tmp_path)
-
-
-def test_progress_ends_with_all_runs_done_and_none_under_way(tmp_path: Path) -> None:
+    experiment = load_experiment("limits").model_copy(update={"settings": settings})
+    monkeypatch.setattr(reproduce_module, "load_experiment", lambda _: experiment)
+    write_rows(tmp_path / "runs.jsonl.gz", {"settings": settings}, rows[:-1])
+    measured = []
+    monkeypatch.setattr(
+        limits, "measure", lambda _, cell: measured.append(cell["picture"]) or rows[-1:]
+    )
     seen = list[Progress]()
-    reproduce(Request("toy", "smoke", tmp_path), seen.append)
+    reproduce(Request("limits", "cpu", tmp_path), seen.append)
+    assert measured == ["far"]
+    assert read_rows(tmp_path / "runs.jsonl.gz")[1] == rows
     assert seen[-1] == Progress(1, 1, 1, 1, ())

@@ -24,7 +24,7 @@ from reproduction.verdict import NO_ORDER, judge, ordered, pairs_table, sum_up, 
 from tools.runs import make_run
 
 Numbers = list[float | None]
-GOOD = Measure("number", "difference", True, lambda run: float(run.accuracy_r[0]) or None)
+GOOD = Measure("number", "difference", True, lambda run: float(run.accuracy_r[0]) or math.nan)
 FEW = GOOD._replace(name="count", form="ratio", higher=False)
 
 
@@ -206,6 +206,15 @@ def test_the_verdict_states_the_result_and_what_failed() -> None:
     assert none.number.startswith("PRACDELTA against FEDPRACIS: rounds to 70 %")
 
 
+def losses(levels: dict[str, tuple[float, ...]]) -> list[Row]:
+    """Rows whose seeds have these losses, the same in all rounds."""
+    rows = []
+    for name, level_s in levels.items():
+        runs = {seed: run_of(name, seed, loss_r=[x] * 10) for seed, x in enumerate(level_s)}
+        rows.append(Row(name, name, runs))
+    return rows
+
+
 @pytest.mark.parametrize(
     ("low", "verdict"),
     [(-0.009, "is contradicted, by small differences"), (-0.2, "is contradicted")],
@@ -222,16 +231,10 @@ def test_the_number_is_of_a_pair_that_decides() -> None:
         "delta": (1.02, 1.08, 1.21),
         "fedis": (0.9, 0.98, 1.09),
     }
-    rows = [
-        Row(
-            name,
-            name,
-            {seed: run_of(name, seed, loss_r=[x] * 10) for seed, x in enumerate(numbers)},
-        )
-        for name, numbers in levels.items()
-    ]
+    rows = losses(levels)
     found = judge(
-        [group(rows, ("delta", "fedis", "uniform"), threshold=None)], {"one": [late_loss(True)]}
+        [group(rows, ("delta", "fedis", "uniform"), threshold=None)],
+        {"one": [late_loss("log10-loss")]},
     )
     assert found.verdict.startswith("holds in part")
     assert found.number.startswith("delta against uniform: ")
@@ -239,15 +242,8 @@ def test_the_number_is_of_a_pair_that_decides() -> None:
 
 def test_a_lower_number_is_called_lower() -> None:
     levels = {"fedavg": (1.0, 1.1, 1.2), "delta": (0.1, 0.11, 0.13)}
-    rows = [
-        Row(
-            name,
-            name,
-            {seed: run_of(name, seed, loss_r=[x] * 10) for seed, x in enumerate(numbers)},
-        )
-        for name, numbers in levels.items()
-    ]
-    measures = {"one": [late_loss(True)]}
+    rows = losses(levels)
+    measures = {"one": [late_loss("log10-loss")]}
     shown, turned = (
         group(rows, order, threshold=None) for order in (("delta", "fedavg"), ("fedavg", "delta"))
     )
@@ -265,16 +261,18 @@ def test_measures_by_hand() -> None:
     assert (
         rounds_to(0.52, "accuracy", smoothed=True).value(run) == 6
     )  # (0.5 + 0.9 + 0.3 + 0.7 + 0.2) / 5
-    assert rounds_to(0.95, "accuracy").value(run) is None
+    assert math.isnan(rounds_to(0.95, "accuracy").value(run))
     ended = run._replace(diverged=10)
-    assert (accuracy(5).value(ended), late_loss(False).value(ended)) == (0.65, None)
+    assert accuracy(5).value(ended) == 0.65
+    assert math.isnan(late_loss("loss").value(ended))
 
 
 def test_losses_and_probes_by_hand() -> None:
     run = run_of("fedavg", 0, loss_r=[10.0] * 195 + [1.0, 10.0, 100.0, 10.0, 1.0])
-    assert late_loss(True).value(run) == pytest.approx(
+    assert late_loss("log10-loss").value(run) == pytest.approx(
         (3 + 0 + 1 + 2 + 1 + 0) / 8
     )  # the last 8 of 200 rounds
-    assert late_loss(False).value(run_of("fedavg", 0, loss_r=[1.0] * 9 + [math.inf])) is None
+    lost = run_of("fedavg", 0, loss_r=[1.0] * 9 + [math.inf])
+    assert not math.isfinite(late_loss("loss").value(lost))
     probes = {"round": np.arange(0.0, 50, 10), "norm": np.array([9.0, 9.0, 1.0, np.nan, 4.0])}
     assert late_probe("norm", "norm").value(run._replace(probes=probes)) == pytest.approx(2.0)
