@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
-from deltafl.io import plain_json
 
 from deltafl.analysis import Run, mean_and_sd
 from deltafl.analysis.methods import rounds_until
@@ -76,8 +75,14 @@ class Measure(NamedTuple):
 
 def mean_sd(number_s: FloatArray) -> tuple[float | None, float | None]:
     """Mean and sd, each None where it does not exist."""
-    mean, sd = (plain_json(number) for number in mean_and_sd(number_s))
-    return mean, sd
+    mean, sd = mean_and_sd(number_s)
+    return _known(mean), _known(sd)
+
+
+def _known(number: float) -> float | None:
+    if math.isfinite(number):
+        return number
+    return None
 
 
 def accuracy(best: int = 5) -> Measure:
