@@ -75,6 +75,9 @@ def test_every_row_is_with_its_client_or_in_the_test_set(tmp_path: Path) -> None
     assert sorted(everything[:, 0]) == list(range(35))
     labels = np.concatenate([data.train_y, data.test_y])
     np.testing.assert_array_equal(labels, everything[:, 0] % 2)  # no < yes
+    assert task.test_clients is None
+    least = table_task(tmp_path / "t.csv", test_share=0.99)
+    assert [len(held) for held in least.client_rows] == [1, 1, 1]
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(0, 5))
