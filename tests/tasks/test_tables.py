@@ -122,6 +122,9 @@ def test_words_and_numbers_are_stripped_and_sorted(
 ) -> None:
     rows = [(k, names[k % len(names)], 0, names[k % len(names)]) for k in range(60)]
     task = table_task(write(tmp_path / "t.csv", rows), standardize=False)
+    texts = pd.DataFrame(rows, columns=HEADER).astype({"label": str, "client": str})
+    same = table_task(texts, standardize=False)
+    assert same.data["data_crc32"] == task.data["data_crc32"]
     assert (task.num_clients, task.dataset.num_classes) == (len(order), len(order))
     for client, held in enumerate(task.client_rows):
         found = {str(names[int(a) % len(names)]).strip() for a in task.dataset.train_x[held, 0]}
