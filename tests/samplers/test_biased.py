@@ -11,6 +11,7 @@ import pytest
 from conftest import DRAWS, assert_frequencies, frequencies, make_problem
 from deltafl import (
     DeltaflError,
+    Moves,
     Plan,
     Population,
     Reports,
@@ -98,6 +99,25 @@ def test_they_have_no_selection_probabilities(name: str) -> None:
     ):
         with pytest.raises(DeltaflError, match=message):
             parse_label(f"{name}@{label}")
+
+
+@pytest.mark.parametrize(
+    "name", ["oort", "active-fl", "cluster-is", "innovation", "fedau", "mifa", "divfl"]
+)
+def test_rows_follow_the_clients_who_stay_and_newcomers_begin_as_all_did(name: str) -> None:
+    sampler = make_sampler(name)
+    before = sampler.init(Population.from_sizes([1, 2, 3]))._asdict()
+    rows = {field: np.ones_like(before[field]) for field in sampler.row_fields}
+    kept = {field: before[field] + 7 for field in sampler.kept_fields}
+    moves = Moves(Population.from_sizes([3, 1, 4]), np.array([2, 0]), 3)
+    state = sampler.init(Population.from_sizes([1, 2, 3]))._replace(**rows, **kept)
+    after = sampler.resized(state, moves)._asdict()
+    begins = sampler.init(moves.population)._asdict()
+    for field, row_m in rows.items():
+        np.testing.assert_array_equal(after[field][:2], row_m[:2])
+        np.testing.assert_array_equal(after[field][2:], begins[field][2:])
+    for field, value in kept.items():
+        np.testing.assert_array_equal(after[field], value)
 
 
 # --- Active FL
