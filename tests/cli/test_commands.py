@@ -126,7 +126,10 @@ def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> N
         ),
         (["compare", "--samplers", ","], ["samplers is empty; write at least 1"]),
         (["run", "--partition", "natural"], ["natural", "digits"]),
-        (["run", "--out", "/proc/no/such"], ["/proc/no: No such file", "check the path"]),
+        (
+            ["run", "--out", "/proc/no/such"],
+            ["/proc/no", "No such file", "choose a folder that exists"],
+        ),
         (["run", "--clients", "twelve"], ["clients is 'twelve'; it must be a whole number"]),
         (
             ["compare", "--samplers", "census+average"],

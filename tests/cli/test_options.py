@@ -28,10 +28,13 @@ def settings(
 def test_the_folder_of_another_command_is_named(tmp_path: Path, resume: bool) -> None:
     for kind in (RUN, COMPARISON):
         write_header(tmp_path / kind.__name__, make_settings(kind, {"task": "toy"}))
-    with pytest.raises(DeltaflError, match="holds a run; go on with: deltafl run --resume --out "):
+    with pytest.raises(
+        DeltaflError, match="holds what deltafl run began; go on with: deltafl run --resume --out "
+    ):
         settings(COMPARISON, tmp_path / "RunSettings", resume)
     with pytest.raises(
-        DeltaflError, match="holds a comparison; go on with: deltafl compare --resume --out"
+        DeltaflError,
+        match="holds what deltafl compare began; go on with: deltafl compare --resume --out",
     ):
         settings(RUN, tmp_path / "CompareSettings", resume)
     assert settings(RUN, tmp_path / "RunSettings", resume=True).task == "toy"

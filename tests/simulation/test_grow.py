@@ -164,11 +164,6 @@ def test_folders_that_differ_are_not_joined(out: Path, small: Path, tmp_path: Pa
     ):
         joined([small, tmp_path / "other"])
     place = out / "runs" / "uniform-seed0"
-    lines = place / "rounds.jsonl"
-    lines.write_bytes(lines.read_bytes().replace(b'"bytes_up": 1', b'"bytes_up": 2'))
-    reseal(place)
-    with pytest.raises(DeltaflError, match="are the same run and differ"):
-        joined([small, out])
     note = place / "environment.json"
     note.write_text(
         note.read_text().replace(RunDirectory(place).environment()["data_crc32"], "00000000")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from inspect import cleandoc
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -16,6 +16,7 @@ from rich.table import Table
 from ..analysis.recommend import recommend as answer
 from ..designs.table import DESIGNS
 from ..errors import unknown_name
+from ..estimators.learned_coefficient import LearnedCoefficient
 from ..estimators.table import ALL_ESTIMATORS, find_estimator
 from ..samplers.label import Label, is_unbiased, make_sampler, needs_scores, parse_label
 from ..samplers.table import NEEDS, SAMPLERS
@@ -42,16 +43,18 @@ def samplers(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = Non
 
     Example: deltafl samplers census+average=0.5
     """
-    if name is not None:
-        show = (
-            _print_design
-            if name in DESIGNS
-            else _print_estimator
-            if name in ALL_ESTIMATORS
-            else _print_label
-        )
-        show(name)
-        return
+    if name is None:
+        _print_methods()
+    elif name in DESIGNS:
+        _print_design(name)
+    elif name in ALL_ESTIMATORS:
+        _print_estimator(name)
+    else:
+        _print_label(name)
+
+
+def _print_methods() -> None:
+    """Print all samplers, designs and estimators, with what a table cannot say below it."""
     entries = SAMPLERS.values()
     _print_table(
         ("sampler", "design", "estimator", "unbiased", "needs"),
@@ -92,29 +95,28 @@ def samplers(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = Non
 
 
 def _print_design(name: str) -> None:
-
     design = DESIGNS[name]
     rows = [
         ("what it does", _about(design.draw_balanced or design.draw)),
         ("exact", _YES[design.exact]),
+        ("source", design.source or "-"),
     ]
-    _print_table(("design", name), [*rows, ("source", design.source or "-")])
+    _print_table(("design", name), rows)
     typer.echo(f"Write it in the label: SAMPLER@{name}")
 
 
 def _print_estimator(name: str) -> None:
-
     rule = ALL_ESTIMATORS[name]
-    controls = (
-        _about(type(part))
-        for part in (rule.control, getattr(rule.control, "control", None))
-        if part
-    )
-    rows = [("weights", _about(rule.coefficients)), ("control variate", " Here: ".join(controls))]
-    _print_table(
-        ("estimator", name),
-        [*rows, ("unbiased", _YES[rule.unbiased]), ("source", rule.source or "-")],
-    )
+    control = _about(type(rule.control))
+    if isinstance(rule.control, LearnedCoefficient):
+        control = f"{control} Here: {_about(type(rule.control.control))}"
+    rows = [
+        ("weights", _about(rule.coefficients)),
+        ("control variate", control),
+        ("unbiased", _YES[rule.unbiased]),
+        ("source", rule.source or "-"),
+    ]
+    _print_table(("estimator", name), rows)
     typer.echo(f"Write it in the label: SAMPLER@@{name}")
 
 
@@ -135,15 +137,10 @@ def _print_label(text: str) -> None:
     ]
     _print_table(("sampler", label.name), rows)
     meanings = _meanings(type(made))
-    options = [
-        (
-            option,
-            text_of(getattr(made, option)),
-            made.ranges.get(option, ""),
-            meanings.get(option, ""),
-        )
-        for option in entry.options
-    ]
+    options = []
+    for option in entry.options:
+        default = text_of(getattr(made, option))
+        options.append((option, default, made.ranges.get(option, ""), meanings.get(option, "")))
     if options:
         _print_table(("option", "default", "range", "meaning"), options)
         typer.echo(f"Write options in the label: {label.name}({options[-1][0]}={options[-1][1]})")
@@ -161,11 +158,8 @@ def _claim(method: "str | Label") -> str:
     label = parse_label(method)
     if not is_unbiased(label):
         return "no"
-    return (
-        "if R > 0"
-        if needs_scores(make_sampler(label), find_estimator(label.estimator).control)
-        else "yes"
-    )
+    control = find_estimator(label.estimator).control
+    return "if R > 0" if needs_scores(make_sampler(label), control) else "yes"
 
 
 def _meanings(kind: type) -> dict[str, str]:
@@ -178,48 +172,40 @@ def _meanings(kind: type) -> dict[str, str]:
     return found
 
 
-def _asked(question: str) -> str | bool:
-    """The question, where there is a terminal to ask it at; elsewhere, as in a notebook, its
-    option has to be given.
-    """
-    return question if sys.stdin is not None and sys.stdin.isatty() else False
+def _asked(meaning: str, question: str) -> Any:
+    """An option that is asked for at a terminal; elsewhere it has to be given."""
+    at_terminal = sys.stdin is not None and sys.stdin.isatty()
+    return typer.Option(help=meaning, prompt=at_terminal and question)
 
 
 @app.command()
 def recommend(
     sizes: Annotated[
         Literal["equal", "unequal", "unknown"],
-        typer.Option(
-            help="numbers of examples of the clients", prompt=_asked("Are clients of equal size")
-        ),
+        _asked("numbers of examples of the clients", "Are clients of equal size"),
     ],
     labels: Annotated[
         bool,
-        typer.Option(
-            help="the server may know each client's shares of labels",
-            prompt=_asked("May the server know the labels"),
+        _asked(
+            "the server may know each client's shares of labels", "May the server know the labels"
         ),
     ],
     census: Annotated[
         bool,
-        typer.Option(
-            help="every client can do one round's work and answer once, before the first draw",
-            prompt=_asked("Can every client answer a census once"),
+        _asked(
+            "every client can do one round's work and answer once, before the first draw",
+            "Can every client answer a census once",
         ),
     ],
     memory: Annotated[
         bool,
-        typer.Option(
-            help="the server can keep one update of each client",
-            prompt=_asked("Can it keep one update per client"),
+        _asked(
+            "the server can keep one update of each client", "Can it keep one update per client"
         ),
     ],
     reachable: Annotated[
         bool,
-        typer.Option(
-            help="every selected client can be expected to reply",
-            prompt=_asked("Can all clients be reached"),
-        ),
+        _asked("every selected client can be expected to reply", "Can all clients be reached"),
     ],
     clients: Annotated[
         int | None, typer.Option(help="number of clients, for the cost", metavar="M")
@@ -233,9 +219,16 @@ def recommend(
 
     Example: deltafl recommend --sizes unequal --no-labels --census --memory --reachable
     """
-    unequal = {"equal": False, "unequal": True, "unknown": None}[sizes]
-    federation = {"labels": labels, "census": census, "memory": memory, "reachable": reachable}
-    typer.echo(answer(unequal_sizes=unequal, **federation, clients=clients, parameters=parameters))
+    text = answer(
+        unequal_sizes={"equal": False, "unequal": True, "unknown": None}[sizes],
+        labels=labels,
+        census=census,
+        memory=memory,
+        reachable=reachable,
+        clients=clients,
+        parameters=parameters,
+    )
+    typer.echo(text)
 
 
 @app.command()
@@ -247,9 +240,10 @@ def tasks() -> None:
     specs = known_tasks().values()
     rows = []
     for spec in specs:
-        clients = "all" if spec.all_owners else str(spec.num_clients)
-        numbers = (clients, str(spec.sample_size), str(spec.rounds))
-        rows.append((spec.name, *numbers, spec.partition or "its own", ", ".join(spec.needs)))
+        clients = "all" if spec.all_owners else spec.num_clients
+        partition = spec.partition or "its own"
+        needs = ", ".join(spec.needs)
+        rows.append((spec.name, clients, spec.sample_size, spec.rounds, partition, needs))
     _print_table(("task", "clients", "selected", "rounds", "partition", "needs"), rows)
     _print_table(("task", "what is learnt"), ((spec.name, spec.summary) for spec in specs))
     _print_table(
@@ -275,26 +269,29 @@ def settings(
     for name in names or ():
         if name not in fields:
             raise unknown_name("setting", name, fields)
-    run, compare = (
-        kind.model_json_schema()["properties"] for kind in (RunSettings, CompareSettings)
-    )
+    run = RunSettings.model_json_schema()["properties"]
+    compare = CompareSettings.model_json_schema()["properties"]
     chosen = names or list(fields)
     rows = []
     for key in chosen:
-        of = "compare" if key not in run else "both" if key in compare else "run"
+        of = "both"
+        if key not in compare:
+            of = "run"
+        if key not in run:
+            of = "compare"
         default = "the task's" if key in TASK_DEFAULTS else text_of(fields[key].default)
         rows.append((key, of, allowed((compare | run)[key]), default))
     _print_table(("setting", "of", "allowed", "default"), rows)
     _print_table(("setting", "meaning"), ((key, fields[key].description or "") for key in chosen))
 
 
-def _print_table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+def _print_table(headings: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> None:
     """Print a plain table; only its last column may be folded."""
     table = Table(box=None, pad_edge=False)
     for heading in headings:
         table.add_column(heading, no_wrap=heading != headings[-1])
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(str, row))
     Console().print(table, "")
 
 

@@ -28,7 +28,7 @@ from ..simulation.directory import (
     refusals,
 )
 from ..simulation.distributed import ProcessGroup, joined_processes, refuse_processes
-from ..simulation.progress import bars, sweep_progress
+from ..simulation.progress import Progress, sweep_progress
 from ..simulation.settings import CompareSettings, RunSettings
 from ..simulation.sweep import count_processes
 from ..simulation.tracking import tracker
@@ -138,7 +138,7 @@ def report(
     _print_summary(together.write(folder, not no_report), folders, folder)
 
 
-def _print_summary(summary: "Summary", folders: list[Path], written: Path) -> None:
+def _print_summary(summary: Summary, folders: list[Path], written: Path) -> None:
     """Print the table, and how runs in the folders ended; exit code 3 if one diverged."""
     console = Console()
     console.print(comparison_table(summary))
@@ -184,42 +184,50 @@ def run(
             _play(settings, folder, group, on_round)
 
 
-def _play(settings: "RunSettings", folder: Path, group: "ProcessGroup", track: "OnRound") -> None:
+def _play(settings: RunSettings, folder: Path, group: ProcessGroup, track: OnRound) -> None:
     """``deltafl run`` in one of the processes that play it; only the first of them prints."""
-    diverged: DivergedError | None = None
-    with _explained("run", folder, settings.task, [settings.sampler]), bars() as shown:
-        bar = shown.add_task(settings.sampler, total=settings.rounds, shown="")
+    explained = _explained("run", folder, settings.task, [settings.sampler])
+    with explained, sweep_progress(group.is_first) as on_progress:
 
-        def on_round(done: "RoundDone") -> None:
+        def on_round(done: RoundDone) -> None:
             track(done)
-            if group.is_first:
-                value = "" if done.loss is None else f"loss {done.loss:.4g}"
-                value = value if done.accuracy is None else f"accuracy {done.accuracy:.1%}"
-                shown.start()
-                shown.update(bar, completed=done.round, shown=value)
+            value = ""
+            if done.accuracy is not None:
+                value = f"accuracy {done.accuracy:.1%}"
+            elif done.loss is not None:
+                value = f"loss {done.loss:.4g}"
+            on_progress(Progress(done.round, done.rounds, 0, 1, (value,)))
 
+        diverged = False
         try:
-            last = simulation.run_single(settings, folder, on_round, group)
-        except DivergedError as error:
-            diverged = error
+            simulation.run_single(settings, folder, on_round, group)
+        except DivergedError:
+            diverged = True
     if group.is_first:
-        _print_refusals(folder)
-        if diverged is None:
-            loss = last["test"]["loss"]
-            accuracy = last["test"]["accuracy"]
-            result = f"loss {nan if loss is None else loss:.4g}; records: {folder}/rounds.jsonl"
-            result = result if accuracy is None else f"accuracy {accuracy:.2%}, {result}"
-            typer.echo(f"after {last['round']} rounds: {result}")
-            _print_ending(folder, "deltafl: ")
-            for remark in bias_remark([settings.sampler], settings.model_dump()):
-                typer.echo(remark)
-        data = RunDirectory(folder).environment().get("data")  # runs of old versions lack it
-        if data is not None:
-            typer.echo(f"Data: {data}")
-        if diverged is not None:
-            typer.echo(f"deltafl: {diverged} in {folder}", err=True)
-    if diverged is not None:
+        _print_run(settings, RunDirectory(folder))
+    if diverged:
         raise typer.Exit(EXIT_DIVERGED)
+
+
+def _print_run(settings: RunSettings, directory: RunDirectory) -> None:
+    """Print the result of a run, and how it ended."""
+    folder = directory.path
+    last = directory.last_line()
+    _print_refusals(folder)
+    if "diverged" not in last:
+        test = last["test"]
+        accuracy = ""
+        if test["accuracy"] is not None:
+            accuracy = f"accuracy {test['accuracy']:.2%}, "
+        loss = nan if test["loss"] is None else test["loss"]
+        typer.echo(
+            f"after {last['round']} rounds: {accuracy}loss {loss:.4g}; records: "
+            f"{folder}/rounds.jsonl"
+        )
+        for remark in bias_remark([settings.sampler], settings.model_dump()):
+            typer.echo(remark)
+    typer.echo(f"Data: {directory.environment()['data']}")
+    _print_ending(folder, "deltafl: ")
 
 
 @app.command(
@@ -261,11 +269,10 @@ def _print_refusals(folder: Path) -> None:
         )
 
 
-def _tracked(name: str | None, folder: Path) -> AbstractContextManager["OnRound"]:
+def _tracked(name: str | None, folder: Path) -> AbstractContextManager[OnRound]:
     """The tracker that was asked for, or an ``on_round`` that does nothing."""
     if name is None:
         return nullcontext(lambda _: None)
-
     return tracker(name, folder)
 
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
 from ..errors import DeltaflError, near_names
@@ -38,12 +37,8 @@ Config = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="continue what is in --out")]
 
 
-#: What a folder holds, by the first of these that is among its settings.
-_HOLDS = {
-    "tuning_seeds": "tuning runs; go on with: deltafl tune --resume --out {out}",
-    "sampler": "a run; go on with: deltafl run --resume --out {out}",
-    "samplers": "a comparison; go on with: deltafl compare --resume --out {out}",
-}
+#: Which command began what a folder holds, by the first of these that is among its settings.
+_BEGAN = {"tuning_seeds": "tune", "sampler": "run", "samplers": "compare"}
 
 
 def _headings() -> dict[str, str]:
@@ -71,19 +66,15 @@ def settings_command(kind: type[BaseModel], names: Sequence[str] = ()) -> type[T
         @cached_property
         def settings(self) -> list[Any]:
 
-            fields = kind.model_fields
+            chosen = [name for name in names or kind.model_fields if name != "rates"]
             schemas = kind.model_json_schema()["properties"]
-            chosen = [name for name in names or fields if name != "rates"]
 
             def with_settings(**_: Any) -> None:
                 """Typer makes options of a signature alone; its own classes differ between
                 versions.
                 """
 
-            parameters = [
-                _parameter(name, fields[name], schemas[name], name in TASK_DEFAULTS)
-                for name in chosen
-            ]
+            parameters = [_parameter(name, kind, schemas[name]) for name in chosen]
             with_settings.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
             alone = typer.Typer(add_completion=False)
             alone.command()(with_settings)
@@ -93,13 +84,11 @@ def settings_command(kind: type[BaseModel], names: Sequence[str] = ()) -> type[T
             return [*self.settings, *super().get_params(ctx)]
 
         def format_options(self, ctx: Any, formatter: Any) -> None:
-            if names:  # few enough for one list
-                super().format_options(ctx, formatter)
-                return
-            records = {
-                str(option.name): option.get_help_record(ctx) for option in self.get_params(ctx)
-            }
-            rows = {name: record for name, record in records.items() if record is not None}
+            rows = dict[str, Any]()
+            for option in self.get_params(ctx):
+                record = option.get_help_record(ctx)
+                if record is not None:
+                    rows[option.name] = record
             for heading, names_of in _headings().items():
                 if shown := [rows.pop(name) for name in names_of.split() if name in rows]:
                     with formatter.section(heading):
@@ -112,15 +101,11 @@ def settings_command(kind: type[BaseModel], names: Sequence[str] = ()) -> type[T
                 return super().parse_args(ctx, args)
             except Exception as error_:
                 error: Any = error_
-                if hasattr(
-                    error, "possibilities"
-                ):  # the parser's names for an option may be far away
-                    names = [
-                        flag.strip("-") for option in self.get_params(ctx) for flag in option.opts
-                    ]
-                    error.possibilities = [
-                        f"--{name}" for name in near_names(error.option_name.strip("-"), names)
-                    ]
+                # The parser's names for an option may be far away.
+                if hasattr(error, "possibilities"):
+                    flags = [flag for option in self.get_params(ctx) for flag in option.opts]
+                    near = near_names(error.option_name.strip("-"), [f.strip("-") for f in flags])
+                    error.possibilities = [f"--{name}" for name in near]
                 raise
 
         def invoke(self, ctx: Any) -> Any:
@@ -131,30 +116,29 @@ def settings_command(kind: type[BaseModel], names: Sequence[str] = ()) -> type[T
     return SettingsCommand
 
 
-def _parameter(name: str, field: "FieldInfo", schema: dict[str, Any], of_task: bool) -> Parameter:
+def _parameter(name: str, kind: type[BaseModel], schema: dict[str, Any]) -> Parameter:
+    field = kind.model_fields[name]
     flag = f"--{name.replace('_', '-')}"
     meaning = field.description or ""
-    if field.annotation is bool:
-        kind: Any = Annotated[bool | None, typer.Option(flag, help=meaning)]
-    else:
+    option: Any = Annotated[bool | None, typer.Option(flag, help=meaning)]
+    if field.annotation is not bool:
         # As a default of the option it would stand in brackets of its own.
-        shown = "" if field.default is None else f"  [default: {text_of(field.default)}]"
-        meaning += "  [the task's]" if of_task else shown
-        hidden = bool(schema.get("hidden"))
-        option = typer.Option(flag, help=meaning, metavar=allowed(schema).split()[0], hidden=hidden)
-        kind = Annotated[str | None, option]
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        if name in TASK_DEFAULTS:
+            meaning += "  [the task's]"
+        elif field.default is not None:
+            meaning += f"  [default: {text_of(field.default)}]"
+        metavar = allowed(schema).split()[0]
+        hidden = "hidden" in schema
+        text = typer.Option(flag, help=meaning, metavar=metavar, hidden=hidden)
+        option = Annotated[str | None, text]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=option)
 
 
 def text_of(default: Any) -> str:
     """A default as it is written on the command line; a dash for None."""
-    return (
-        ",".join(map(str, default))
-        if isinstance(default, tuple)
-        else "-"
-        if default is None
-        else str(default)
-    )
+    if isinstance(default, tuple):
+        return ",".join(map(str, default))
+    return "-" if default is None else str(default)
 
 
 def allowed(schema: dict[str, Any]) -> str:
@@ -175,56 +159,54 @@ def allowed(schema: dict[str, Any]) -> str:
 
 
 def settings_from(
-    kind: "type[AnySettings]",
+    kind: type[AnySettings],
     given: Mapping[str, Any],
     sets: Sequence[str] | None,
     config: Path | None,
     out: Path | None,
     resume: bool,
-) -> "AnySettings":
+) -> AnySettings:
     """The settings of a command from its options, checked against what its folder holds already."""
     given = _joined(given, sets or [])
-    recorded = recorded_settings(out) if out else None
-    held, mine = (
-        next((key for key in _HOLDS if key in keys), None)
-        for keys in (recorded or {}, kind.model_fields)
-    )
-    if held is not None and held != mine:
-        raise DeltaflError(
-            f"{out} holds {_HOLDS[held].format(out=quote(str(out)))}, or choose another --out"
-        )
-    if resume and out is None:
-        raise DeltaflError("--resume needs --out DIR, the folder of the run to continue")
-    if resume and recorded is None and not given and config is None:
-        raise DeltaflError(f"there is no run in {out} to resume; leave out --resume to start one")
-    grows = UNION & kind.model_fields.keys() and not (UNION | {"rounds"}).isdisjoint(given)
-    if recorded is not None and not resume and not grows:
-        raise DeltaflError(
-            f"{out} already holds a run; add --resume to continue it, or choose another --out"
-        )
-    objects = (
-        RunDirectory(out).environment().get("objects") if recorded is not None and out else None
-    )
-    if objects:
-        raise DeltaflError(
-            f"{out} was played from Python with {', '.join(objects)}: go on there with the same "
-            "call of deltafl.compare"
-            f" and out={str(out)!r}"
-        )
-    if recorded is None:
+    recorded = None
+    if out is not None:
+        recorded = recorded_settings(out)
+    if recorded is None or out is None:
         if resume:
-            logging.getLogger("deltafl").info(
-                f"there is nothing to continue in {out}: it begins anew"
-            )
+            _note_beginning(out, bool(given or config))
         settings = make_settings(kind, given, config)
         refuse_ignored(settings, given)
         return settings
-    now = (
-        make_settings(kind, {**recorded, **given})
-        if config is None
-        else make_settings(kind, given, config)
-    )
-    return grown(make_settings(kind, recorded), now)
+    began = [command for key, command in _BEGAN.items() if key in recorded]
+    mine = [command for key, command in _BEGAN.items() if key in kind.model_fields]
+    if began[:1] not in ([], mine[:1]):
+        raise DeltaflError(
+            f"{out} holds what deltafl {began[0]} began; go on with: deltafl {began[0]} --resume "
+            f"--out {quote(str(out))}, or choose another --out"
+        )
+    grows = UNION & kind.model_fields.keys() and (UNION | {"rounds"}) & given.keys()
+    if not resume and not grows:
+        raise DeltaflError(
+            f"{out} already holds a run; add --resume to continue it, or choose another --out"
+        )
+    objects = RunDirectory(out).environment().get("objects")
+    if objects:
+        raise DeltaflError(
+            f"{out} was played from Python with {', '.join(objects)}: go on there with the same "
+            f"call of deltafl.compare and out={str(out)!r}"
+        )
+    if config is None:
+        given = recorded | given
+    return grown(make_settings(kind, recorded), make_settings(kind, given, config))
+
+
+def _note_beginning(out: Path | None, says_what: bool) -> None:
+    """With ``--resume`` where nothing was begun: it begins anew if the options say what."""
+    if out is None:
+        raise DeltaflError("--resume needs --out DIR, the folder of the run to continue")
+    if not says_what:
+        raise DeltaflError(f"there is no run in {out} to resume; leave out --resume to start one")
+    logging.getLogger("deltafl").info(f"there is nothing to continue in {out}: it begins anew")
 
 
 def _joined(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -245,25 +244,20 @@ def together(folders: Sequence[Path], opened: Sequence[_Runs]) -> Comparison:
     found = dict[tuple[str, int], RunDirectory]()
     checksums = dict[int, str]()
     for directory, run in (place for _, places in opened for place in places):
-        first = found.setdefault((run.sampler, run.seed), directory)
-        checksum = directory.environment().get("data_crc32")
-        if checksum is not None and checksums.setdefault(run.seed, checksum) != checksum:
+        checksum = directory.environment()["data_crc32"]
+        if checksums.setdefault(run.seed, checksum) != checksum:
             raise DeltaflError(
                 f"{directory.path} has other data than another run of seed {run.seed}; leave it out"
             )
-        both = (place.lines("rounds.jsonl") for place in (first, directory))
-        if first is not directory and any(one != other for one, other in zip_longest(*both)):
-            raise DeltaflError(
-                f"{first.path} and {directory.path} are the same run and differ; leave one of them "
-                "out"
-            )
+        # Code, settings and data are the same: what one run has recorded, the other has.
+        found.setdefault((run.sampler, run.seed), directory)
     keys = [
         (sampler, seed)
         for sampler in settings.samplers
         for seed in settings.seeds
         if (sampler, seed) in found
     ]
-    names = dict.fromkeys(str(found[key].environment().get("data", "unknown")) for key in keys)
+    names = dict.fromkeys(found[key].environment()["data"] for key in keys)
     runs = [read_run(found[key], settings.run(*key)) for key in keys]
     given = settings.model_dump(mode="json", exclude_none=True)
     facts = {**environment(), "data": "; ".join(names)}

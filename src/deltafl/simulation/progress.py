@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Progress(NamedTuple):
@@ -21,29 +21,6 @@ OnProgress = Callable[[Progress], None]
 
 
 @contextmanager
-def bars() -> Iterator[Any]:
-    """Bars of Rich. They appear with the first round, so that after a mistake only its sentence is
-    printed.
-    """
-    from rich import progress
-    from rich.console import Console
-
-    shown = progress.Progress(
-        "{task.description:<18}",
-        progress.BarColumn(bar_width=24),
-        progress.MofNCompleteColumn(),
-        "{task.fields[shown]}",
-        progress.TimeRemainingColumn(compact=True),
-        console=Console(stderr=True),
-    )
-    try:
-        yield shown
-    finally:
-        if shown.live.is_started:
-            shown.stop()
-
-
-@contextmanager
 def sweep_progress(shown: bool = True) -> Iterator[OnProgress]:
     """A bar for the rounds of many runs, with the names of those that are being played; a line
     in a notebook, and nothing unless ``shown``.
@@ -51,31 +28,39 @@ def sweep_progress(shown: bool = True) -> Iterator[OnProgress]:
     if not shown:
         yield lambda _: None
         return
+    from rich import progress
     from rich.console import Console
 
     if Console().is_jupyter:
         yield _line_in_notebook()
         return
-    with bars() as bars_:
-        bar = bars_.add_task("rounds", total=None, shown="")
+    bars = progress.Progress(
+        "rounds",
+        progress.BarColumn(bar_width=24),
+        progress.MofNCompleteColumn(),
+        "{task.description}",
+        progress.TimeRemainingColumn(compact=True),
+        console=Console(stderr=True),
+    )
+    bar = bars.add_task("", total=None)
 
-        def on_progress(progress: Progress) -> None:
-            bars_.start()
-            bars_.update(
-                bar,
-                completed=progress.rounds_done,
-                total=progress.rounds_total,
-                shown=_text(progress),
-            )
+    def on_progress(now: Progress) -> None:
+        bars.start()  # with the first round: after a mistake only its sentence is printed
+        bars.update(bar, completed=now.rounds_done, total=now.rounds_total, description=_text(now))
 
+    try:
         yield on_progress
+    finally:
+        if bars.live.is_started:
+            bars.stop()
 
 
 def _text(progress: Progress) -> str:
+    running = ", ".join(progress.running)
+    if progress.runs_total == 1:
+        return running
     done = f"{progress.runs_done} of {progress.runs_total} runs"
-    if not progress.running:
-        return done
-    return f"{done}; now {', '.join(progress.running)}"
+    return f"{done}; now {running}" if running else done
 
 
 def _line_in_notebook() -> OnProgress:
