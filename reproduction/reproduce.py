@@ -3,11 +3,12 @@
 from types import ModuleType
 
 from deltafl.errors import DeltaflError, require
-from deltafl.simulation import OnProgress, Progress, RunStore
+from deltafl.simulation import OnProgress, Progress
 
 from . import limits, rates, toy
 from .benchmark.page import reproduce_benchmark
 from .page import OwnPage, require_own, write
+from .records import PackedRuns
 from .running import Request, no_run, read_rows, write_rows
 from .spec import Experiment, load_experiment
 from .sweeps import reproduce_sweep
@@ -46,7 +47,7 @@ def _reproduce_rows(experiment: Experiment, request: Request, on_progress: OnPro
     path = request.out / "runs.jsonl.gz"
     settings = {**experiment.settings, **experiment.scales[request.scale].settings}
     request.out.mkdir(parents=True, exist_ok=True)
-    with RunStore(request.out).lock():
+    with PackedRuns(request.out).lock():
         head, rows = read_rows(path)
         # Files of earlier versions hold some of the settings.
         if head and any(settings.get(key) != value for key, value in head["settings"].items()):

@@ -13,13 +13,13 @@ from deltafl.simulation import (
     OnProgress,
     RunRecord,
     RunSettings,
-    RunStore,
     run_jobs,
     task_of,
 )
 
 from .groups import Group, full_title, gather, replaced
 from .page import REPORT, OwnPage, diverged, hardware, require_own, write
+from .records import PackedRuns
 from .running import Request, no_run, require_training
 from .spec import TEXTS, Experiment, Sweep, load_experiment
 from .tables import show
@@ -56,7 +56,7 @@ def reproduce_sweep(experiment: Experiment, request: Request, on_progress: OnPro
     runs = [sweep.shown(record.run()) for record in records_of(sweep, folder)]
     if not runs:
         raise no_run(folder)
-    with RunStore(request.out).lock():
+    with PackedRuns(request.out).lock():
         sweep = replace(sweep, experiment=experiment)
         return write_page(sweep, runs, request.out, not_run, request.command)
 
@@ -71,7 +71,7 @@ def make_sweep(
 
 
 def records_of(sweep: Sweep, folder: Path) -> list[RunRecord]:
-    store = RunStore(folder)
+    store = PackedRuns(folder)
     return [record for job in sweep.jobs() if (record := store.get(job)) is not None]
 
 
@@ -81,7 +81,7 @@ def run_sweep(
     """Run what has no record in ``folder`` yet and pack the records; the parts left out for lack
     of data, and why.
     """
-    store = RunStore(folder)
+    store = PackedRuns(folder)
     jobs = list(sweep.jobs())
     waiting = [job for job in jobs if not store.get(job)]
     require_training(job.settings.device for job in waiting)
@@ -90,7 +90,7 @@ def run_sweep(
         raise DeltaflError(
             next(iter(not_run.values()), "there is nothing to run: no part was chosen")
         )
-    run_jobs([job for job in jobs if job.part not in not_run], folder, processes, on_progress)
+    run_jobs([job for job in waiting if job.part not in not_run], folder, processes, on_progress)
     for part in sweep.comparisons:
         store.pack(part)
     return not_run

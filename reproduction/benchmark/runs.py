@@ -15,7 +15,6 @@ from deltafl.errors import DeltaflError, unknown_name
 from deltafl.simulation import (
     Job,
     OnProgress,
-    RunStore,
     Score,
     Search,
     Trial,
@@ -28,6 +27,7 @@ from deltafl.simulation import (
 )
 from deltafl.store import checked
 
+from ..records import PackedRuns
 from ..running import Request, read_rows, require_training, write_rows
 from ..spec import Frozen
 from .parts import Part
@@ -79,7 +79,7 @@ class Store:
     """The finished runs in a folder; the lines of tuning runs are read once."""
 
     def __init__(self, folder: Path) -> None:
-        self.runs = RunStore(folder)
+        self.runs = PackedRuns(folder)
         self._folder = folder / "tuning"
         self._tuned: dict[str, dict[Key, TuningResult]] = {}
 
@@ -247,7 +247,8 @@ def play(parts: Sequence[Part], request: Request, on_progress: OnProgress) -> Re
             store.keep(
                 part, tuning_jobs(part, methods, store)
             )  # those of an interrupted command included
-            jobs = reported_jobs(part, methods, store)
+            reported = reported_jobs(part, methods, store)
+            jobs = [job for job in reported if store.runs.get(job) is None]
             run_jobs(jobs, request.out, request.processes, on_progress)
             store.runs.pack(part.name)
     return reasons

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deltafl.simulation import Job, RunRecord, RunStore, what_is_run, write_record
+from deltafl.simulation import Job, RunRecord, what_is_run, write_record
 from reproduction.benchmark.page import reproduce_benchmark
 from reproduction.benchmark.parts import Part, parts_of
+from reproduction.records import PackedRuns
 from reproduction.running import Request
 from reproduction.spec import Experiment, parse_experiment
 
@@ -93,12 +94,14 @@ def write_runs(
             for rate, at in ((0.1, 39), (0.2, reached_s[0]), (0.4, 38)):
                 job = part.tuning_job(label, rate, 1000)
                 write_record(
-                    record(job, curve(job.settings.rounds or 0, at, 40)), RunStore(folder).path(job)
+                    record(job, curve(job.settings.rounds or 0, at, 40)),
+                    PackedRuns(folder).path(job),
                 )
             for seed, at in enumerate(reached_s):
                 job = part.test_job(label, 0.2, seed)
                 write_record(
-                    record(job, curve(job.settings.rounds or 0, at, 40)), RunStore(folder).path(job)
+                    record(job, curve(job.settings.rounds or 0, at, 40)),
+                    PackedRuns(folder).path(job),
                 )
 
 

@@ -15,7 +15,6 @@ from deltafl.errors import DeltaflError
 from deltafl.samplers import SAMPLERS, is_unbiased
 from deltafl.simulation import (
     RunSettings,
-    RunStore,
     make_settings,
     rounds_to_threshold,
     write_record,
@@ -25,6 +24,7 @@ from reproduction.benchmark.judge import NO_GAP, Gap, measures, needs, rounds_at
 from reproduction.benchmark.parts import parts_of
 from reproduction.benchmark.runs import Result
 from reproduction.benchmark.tables import num_params_of, server_memory
+from reproduction.records import PackedRuns
 from reproduction.spec import SCALES, load_experiment
 from reproduction.text import MOST_ROWS
 
@@ -167,7 +167,7 @@ def test_mean_and_worst_tenth_of_the_clients_are_shown_where_all_runs_of_a_metho
     write_runs(tmp_path, made_up(), MADE_UP)
     assert "worst tenth" not in shown(tmp_path, made_up())
     (part,) = parts_of(made_up(), "smoke")
-    store = RunStore(tmp_path)
+    store = PackedRuns(tmp_path)
     for label, seeds in (("delta-centred", range(5)), ("uniform", range(4))):
         for seed in seeds:
             job = part.test_job(label, 0.2, seed)
@@ -234,7 +234,7 @@ def test_everything_that_is_sent_counts(tmp_path: Path) -> None:
         found = record(job, curve(40, at, 40))
         write_record(
             found.model_copy(update={"bytes": [1e8 + (b or 0.0) for b in found.bytes]}),
-            RunStore(tmp_path).path(job),
+            PackedRuns(tmp_path).path(job),
         )
     shown(tmp_path, made_up())
     with (tmp_path / "table.csv").open(encoding="utf-8") as file:

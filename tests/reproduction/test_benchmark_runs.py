@@ -10,11 +10,12 @@ import pytest
 from made_up_benchmark import MADE_UP, curve, made_up, part_of, record, shown, tiny, write_runs
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation import Job, Progress, RunRecord, RunStore, Score, mean_score, write_record
+from deltafl.simulation import Job, Progress, RunRecord, Score, mean_score, write_record
 from reproduction.benchmark import runs as benchmark
 from reproduction.benchmark.page import reproduce_benchmark
 from reproduction.benchmark.parts import parts_of
 from reproduction.benchmark.runs import Store, play, tuning_jobs, tuning_result
+from reproduction.records import PackedRuns
 from reproduction.running import Request
 from reproduction.spec import Experiment
 from tools.simulation import run_job
@@ -79,7 +80,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         *__: object,
     ) -> None:
         for job in jobs:
-            if not RunStore(folder).get(job):
+            if not PackedRuns(folder).get(job):
                 run_job(job, folder)
                 done.append(job.key)
 
@@ -128,7 +129,7 @@ def test_later_tuning_seeds_play_only_the_finalists(
             played.append((job.settings.local_lr, job.settings.seed))
             write_record(
                 record(job, curve(12, at[job.settings.local_lr or 0], 12)),
-                RunStore(folder).path(job),
+                PackedRuns(folder).path(job),
             )
 
     monkeypatch.setattr(benchmark, "run_jobs", made)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from made_up_benchmark import MADE_UP, VIEW, made_up, write_runs
 
-from deltafl.simulation import RunRecord, RunStore, Score
+from deltafl.simulation import RunRecord, Score
 from reproduction.benchmark.judge import (
     Judgement,
     gap_of,
@@ -22,6 +22,7 @@ from reproduction.benchmark.judge import (
 )
 from reproduction.benchmark.parts import parts_of
 from reproduction.benchmark.runs import Result, Store, gather
+from reproduction.records import PackedRuns
 from reproduction.spec import View
 
 BENCHMARK = Path(__file__).parents[2] / "results" / "benchmark"
@@ -124,7 +125,7 @@ def test_an_unmeasured_method_is_named(tmp_path: Path) -> None:
 
 
 def committed_runs(part: str, method: str) -> list[RunRecord]:
-    return [run for run in RunStore(BENCHMARK).records(part) if run.sampler == method]
+    return [run for run in PackedRuns(BENCHMARK).records(part) if run.sampler == method]
 
 
 @pytest.mark.parametrize(

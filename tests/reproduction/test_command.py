@@ -11,11 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation.record import RunStore, read_record
+from deltafl.simulation.record import read_record
 from reproduction import cli
 from reproduction import index as index_module
 from reproduction.index import write_index
 from reproduction.page import read_verdict
+from reproduction.records import PackedRuns
 from reproduction.spec import experiment_names
 
 COMMAND = [sys.executable, "-m", "reproduction"]
@@ -116,7 +117,7 @@ def test_an_interrupted_sweep_shows_how_to_go_on_keeps_what_it_has_and_ends_in_t
     assert 1 <= len(kept) < 8
     for out in "ab":
         output_of(*arguments, "--processes", "1", "--out", str(tmp_path / out))
-    first, second = (RunStore(tmp_path / out).records("nu-20") for out in "ab")
+    first, second = (PackedRuns(tmp_path / out).records("nu-20") for out in "ab")
     assert all(record in first for record in kept)
     assert len(first) == 8
     own = {"seconds", "cpu_seconds", "client_seconds"}

@@ -10,12 +10,13 @@ from deltafl.audit import audit
 from deltafl.cli.audit import subject_of
 from deltafl.round import init_round
 from deltafl.simulation.oracle import SimulatedOracle
-from deltafl.simulation.record import RunStore, measured_columns
+from deltafl.simulation.record import measured_columns
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of
 from deltafl.simulation.sweep import run_jobs
 from reproduction.probe import EVERYONE, Probe, measure_everyone
+from reproduction.records import PackedRuns
 from reproduction.spec import load_experiment
 from reproduction.sweeps import make_sweep
 from tools.simulation import TINY, lines_of, quiet
@@ -134,7 +135,7 @@ def test_the_jobs_of_a_figure_carry_their_probe_to_other_processes(tmp_path: Pat
     ]
     run_jobs(jobs, tmp_path, 2, quiet)
     for job in jobs:
-        record = RunStore(tmp_path).get(job)
+        record = PackedRuns(tmp_path).get(job)
         assert record is not None
         assert record.probes["round"] == [1, 2, 4]
         assert [*record.probes][1:] == [*SELECTED, *EVERYONE]

@@ -3,10 +3,7 @@ folder.
 """
 
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +21,11 @@ from deltafl import (
 )
 from deltafl.scale.named_arrays import named_arrays
 from deltafl.server.optimizers import make_server_optimizer
-from deltafl.simulation.directory import RunDirectory, recorded_settings
+from deltafl.simulation.directory import RunDirectory, locked, recorded_settings
 from deltafl.simulation.record import read_run
 from deltafl.simulation.settings import RunSettings, make_settings
 from tools.cli import deltafl_here
+from tools.kills import kills
 from tools.simulation import run
 
 PLAN = Plan(
@@ -86,6 +84,48 @@ def test_lines_after_the_checkpoint_are_cut_off_even_half_ones(directory: RunDir
     assert same(directory.load(START), played(2))
     for name in ("rounds.jsonl", "timings.jsonl"):
         assert [line["round"] for line in directory.lines(name)] == [1, 2]
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_kill_between_any_two_calls_loses_no_checkpoint(
+    directory: RunDirectory, tmp_path: Path, memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin() -> RunDirectory:
+        again = RunDirectory(directory.path)
+        if memory:
+            again.memory_folder(str(tmp_path / "memory"))
+        return again
+
+    def two_rounds() -> None:
+        run = begin()
+        add(run, 1, 2)
+        run.save(played(2))
+
+    def prepare() -> Callable[[], object]:
+        run = begin()
+        run.load(START)
+
+        def play() -> None:
+            add(run, 3)
+            run.save(played(3))
+
+        return play
+
+    two_rounds()
+    outcomes = []
+    for _ in kills(prepare, monkeypatch):
+        run = begin()
+        state = run.load(START)
+        assert same(state, played(state.round))
+        assert [line["round"] for line in run.lines("rounds.jsonl")] == [1, 2, 3][: state.round]
+        outcomes.append(int(state.round))
+        if state.round == 3:
+            shutil.rmtree(directory.path)
+            shutil.rmtree(tmp_path / "memory", ignore_errors=True)
+            directory.start(SETTINGS)
+            two_rounds()
+    assert set(outcomes) == {2, 3}
+    assert outcomes == sorted(outcomes)
 
 
 def test_an_unfinished_checkpoint_does_not_count(directory: RunDirectory) -> None:
@@ -172,42 +212,13 @@ def test_the_last_line_of_a_run_that_ended_is_checked(directory: RunDirectory) -
     assert directory.ending() is None
 
 
-@contextmanager
-def another_process(folder: Path) -> Iterator[None]:
-    """A process that plays in a folder; killed at the end."""
-    code = (
-        "import sys, time, pathlib; from deltafl.simulation.directory import locked\n"
-        "with locked(pathlib.Path(sys.argv[1])): print('locked', flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "locked\n"
-        try:
-            yield
-        finally:
-            process.kill()
-
-
-def test_the_folder_of_a_run_that_another_process_plays_is_refused_until_it_is_killed(
-    tmp_path: Path,
-) -> None:
-    with another_process(tmp_path / "run"):
-        with pytest.raises(DeltaflError, match="another process is using "):
-            run(tmp_path / "run", task="toy", rounds=2)
-        assert not (tmp_path / "run").exists()
-    assert (tmp_path / "run.lock").exists()
-    run(tmp_path / "run", task="toy", rounds=2)
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def test_the_command_line_refuses_a_folder_in_use(tmp_path: Path) -> None:
-    with another_process(tmp_path / "out"):
-        done = deltafl_here(
-            "compare", "--task", "toy", "--rounds", "2", "--out", "out", cwd=tmp_path
-        )
+def test_a_folder_in_use_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    """``tests/store/test_folder.py`` kills the owner."""
+    with locked(tmp_path / "out"):
+        given = ("compare", "--task", "toy", "--rounds", "2", "--out", "out")
+        done = deltafl_here(*given, cwd=tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["out.lock"]
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "deltafl: another process is using out; wait for it, stop it, or choose another --out\n"
-    )
+    assert "another process is using out; wait for it" in done.stderr
+    run(tmp_path / "out", task="toy", rounds=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -84,7 +84,7 @@ class Disk:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of open files are read from /proc")
-@pytest.mark.parametrize("rounds", [1, 4, 5])
+@pytest.mark.parametrize("rounds", [1, 4])
 def test_after_a_power_loss_a_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
@@ -180,9 +180,7 @@ def test_a_row_with_another_bit_is_refused(tmp_path: Path) -> None:
         run_single(settings_of(tmp_path, clients=6, rounds=6), run, quiet)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("sampler", "fedvarp"), ("batch_size", 8), ("rounds", 7)]
-)
+@pytest.mark.parametrize(("key", "value"), [("sampler", "fedvarp"), ("rounds", 7)])
 def test_settings_that_were_edited_are_refused(tmp_path: Path, key: str, value: object) -> None:
     run = broken(tmp_path)
     config = run / "config.toml"

@@ -35,6 +35,7 @@ from deltafl.simulation.run import run_experiment
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, task_of
 from deltafl.simulation.sweep import Player, play_jobs, rounds_played
+from reproduction.records import PackedRuns
 from reproduction.spec import Experiment, parse_experiment
 from reproduction.sweeps import make_sweep, records_of, run_sweep
 from tools.simulation import StopError, lines_of, quiet, reseal, run_job, stop_after
@@ -334,7 +335,7 @@ def test_packed_records_are_found_and_a_loose_one_wins(tmp_path: Path) -> None:
     jobs = list(make_sweep(experiment(), "smoke", ["a"], seeds=1).jobs())
     for job in jobs:
         run_job(job, tmp_path)
-    store = RunStore(tmp_path)
+    store = PackedRuns(tmp_path)
     before = store.records("a")
     store.pack("a")
     packed = tmp_path / "runs" / "a.jsonl.gz"

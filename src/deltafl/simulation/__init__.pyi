@@ -20,6 +20,7 @@ from .record import Job as Job
 from .record import RunRecord as RunRecord
 from .record import RunStore as RunStore
 from .record import read_record as read_record
+from .record import record_line as record_line
 from .record import record_of as record_of
 from .record import require_same as require_same
 from .record import what_is_run as what_is_run

@@ -7,12 +7,15 @@ meet the same conditions.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
 import numpy as np
 
 from ..calls import check_options, parse_call
 from ..errors import DeltaflError, WithRanges, in_one_line, require, unknown_name
+from ..store.files import read_bytes
 from ..streams import stream
 from ..types import BoolArray, FloatArray, IntArray, Population
 
@@ -330,12 +333,13 @@ def _columns(path: str, *names: str) -> list[FloatArray]:
     require("pandas", "sim")
     import pandas as pd
 
+    content = read_bytes(Path(path), users=True)
     try:
-        table = pd.read_csv(path, usecols=names)
+        table = pd.read_csv(BytesIO(content), usecols=names)
         found = [table[name].to_numpy(dtype=np.float64) for name in names]
         if table.empty or not np.isfinite(found).all():
             raise ValueError("it has no rows, or a number is missing or not finite")
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise DeltaflError(
             f"{path} must be a CSV file with the columns {', '.join(names)}, all numbers: "
             f"{in_one_line(error)}"

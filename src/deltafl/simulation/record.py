@@ -4,17 +4,14 @@
 
     DIR/runs/PART/SAMPLER-seedN.json     the record of one run: settings, curve and draws, about ten
                                          kilobytes
-    DIR/runs/PART.jsonl.gz               many, one a line; a loose record wins over a packed one
     DIR/unfinished/PART/SAMPLER-seedN/   the folder of a run that is not finished (``sweep.py``)
 
 A run's own folder takes megabytes and is deleted when the run is finished; its record stays.
 """
 
-import gzip
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -26,7 +23,6 @@ from ..analysis.statistics import fairness_of
 from ..errors import DeltaflError
 from ..samplers.label import file_name
 from ..store import checked, plain_json, read_json, write_atomically
-from ..store.files import read_bytes
 from ..tasks.base import Task
 from ..types import FloatArray, IntArray
 from .checkpoint import CURE
@@ -34,9 +30,11 @@ from .directory import CLIENTS, LINE_FILES, RunDirectory, locked, recorded_setti
 from .settings import FREE_ON_RESUME, RunSettings, differing
 
 UNFINISHED = "unfinished"
-_CURVES = ("accuracy", "loss", "seconds", "cpu_seconds", "bytes")
-#: Curves that older records lack, or that a run may be without.
-_MORE = ("client_accuracy", "clock", "client_seconds", "bytes_up")
+_CURVES = (
+    *("accuracy", "loss", "seconds", "cpu_seconds", "bytes"),
+    # A run may be without them, or its record is older.
+    *("client_accuracy", "clock", "client_seconds", "bytes_up"),
+)
 #: Settings that say where and how a run is computed, not what; they are not compared and not
 #: recorded.
 _HOW = FREE_ON_RESUME | {"memory_path", "device"}
@@ -113,11 +111,9 @@ class RunRecord(BaseModel):
         same: dict[str, Any] = {
             name: getattr(self, name) for name in Run._fields if hasattr(self, name)
         }
-        same |= {f"{name}_r": _floats(getattr(self, name)) for name in _CURVES}
-        same |= {
-            f"{name}_r": _floats(getattr(self, name)) if getattr(self, name) else None
-            for name in _MORE
-        }
+        for name in _CURVES:
+            column = getattr(self, name)
+            same[f"{name}_r"] = _floats(column) if column else None
         same |= {
             "round_r": np.array(self.round, dtype=np.int64),
             "draws_m": np.array(self.draws, dtype=np.int64),
@@ -214,7 +210,7 @@ def record_of(job: Job, directory: RunDirectory, task: Task) -> RunRecord:
     from .training.route import noted_route
 
     run = read_run(directory, job.settings)
-    curves = {name: getattr(run, f"{name}_r") for name in ("round", *_CURVES, *_MORE)}
+    curves = {name: getattr(run, f"{name}_r") for name in ("round", *_CURVES)}
     route = noted_route(directory.path)
     device = {} if route is None or route.hardware == "cpu" else {"device": route.hardware}
     versions = {
@@ -264,7 +260,7 @@ def measured_columns(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[float
 def write_record(record: RunRecord, path: Path) -> None:
     """Write a record; the file appears in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, _line(record))
+    write_atomically(path, record_line(record))
 
 
 def read_record(path: Path) -> RunRecord:
@@ -288,76 +284,28 @@ class RunStore:
         """The record of a job; None if it is not finished. A record or run of other settings
         there is an error.
         """
-        path = self.path(job)
         unfinished = self.folder / UNFINISHED / job.key
-        record = (
-            read_record(path)
-            if path.exists()
-            else _read_packed(self._packed_file(job.part)).get(job.key)
-        )
+        record = self.record(job)
         if record is not None:
-            require_same(record.settings, job, path)
+            require_same(record.settings, job, self.path(job))
         elif (begun := recorded_settings(unfinished)) is not None:
             require_same(begun, job, unfinished)
         return record
 
-    def records(self, part: str) -> list[RunRecord]:
-        """The records of a part, in the order of their files' names."""
-        return [record for _, record in sorted(self._part(part).items())]
-
-    def pack(self, part: str) -> None:
-        """Move the loose records of a part into its packed file; the same records give the same
-        bytes.
-        """
-        with self.lock():
-            loose = list((self.folder / "runs" / part).glob("*.json"))
-            if not loose:
-                return
-            lines = "".join(map(_line, self.records(part)))
-            write_atomically(self._packed_file(part), gzip.compress(lines.encode(), mtime=0))
-            for path in loose:
-                path.unlink()
-            loose[0].parent.rmdir()
+    def record(self, job: Job) -> RunRecord | None:
+        """What is there in a job's place, whatever its settings."""
+        path = self.path(job)
+        return read_record(path) if path.exists() else None
 
     def lock(self) -> AbstractContextManager[None]:
         """Held while one process writes in the folder."""
         return locked(self.folder)
-
-    def _part(self, part: str) -> dict[str, RunRecord]:
-        loose = [read_record(path) for path in (self.folder / "runs" / part).glob("*.json")]
-        return _read_packed(self._packed_file(part)) | {record.key: record for record in loose}
-
-    def _packed_file(self, part: str) -> Path:
-        return self.folder / "runs" / f"{part}.jsonl.gz"
 
 
 def run_key(part: str, sampler: str, seed: int) -> str:
     """The place of a run below ``runs/``, without the suffix."""
     name = f"{file_name(sampler)}-seed{seed}"
     return f"{part}/{name}" if part else name
-
-
-def _read_packed(path: Path) -> dict[str, RunRecord]:
-    """The records of a packed file by their keys; none if there is no file."""
-    if not path.exists():
-        return {}
-    status = path.stat()
-    return _lines_of(path, (status.st_mtime_ns, status.st_size))
-
-
-@lru_cache(maxsize=16)
-def _lines_of(path: Path, stamp: tuple[int, int]) -> dict[str, RunRecord]:
-    """The content of a packed file; ``stamp`` changes with the file."""
-    cure = "restore it, or delete it to run again"
-    content = read_bytes(path)
-    try:
-        values = [json.loads(line) for line in gzip.decompress(content).splitlines()]
-    except (OSError, EOFError, ValueError, RecursionError) as error:
-        raise DeltaflError(f"{path} cannot be read: {error}; {cure}") from None
-    found = [
-        checked(RunRecord, value, f"{path} does not hold records of runs", cure) for value in values
-    ]
-    return {record.key: record for record in found}
 
 
 def require_same(recorded: dict[str, Any], job: Job, place: Path) -> None:
@@ -374,7 +322,8 @@ def require_same(recorded: dict[str, Any], job: Job, place: Path) -> None:
             )
 
 
-def _line(record: RunRecord) -> str:
+def record_line(record: RunRecord) -> str:
+    """A record as one line of JSON, its numbers rounded to what is looked at."""
     fields = record.model_dump(mode="json")
     for name in (
         "accuracy",

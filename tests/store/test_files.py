@@ -1,0 +1,100 @@
+"""The one function that opens files: what it refuses, before the first touch; and atomic writes."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from deltafl import DeltaflError
+from deltafl.store.files import opened, private_folder, read_text, write_atomically
+
+
+def make_link(path: Path) -> None:
+    path.with_name("other").write_text("dear diary")
+    path.symlink_to("other")
+
+
+def make_second_name(path: Path) -> None:
+    path.with_name("other").write_text("dear diary")
+    os.link(path.with_name("other"), path)
+
+
+PLANTED: dict[str, Callable[[Path], None]] = {
+    "is a link": make_link,
+    "is a file with 2 names": make_second_name,
+    "is no file but a folder, a pipe or a device": os.mkfifo,
+    "is no file but a folder": Path.mkdir,
+    "has 10 bytes, which is more than the 9": lambda path: path.write_text("dear diary") and None,
+}
+
+
+@pytest.mark.parametrize("mode", ["rb", "r+b", "wb", "ab"])
+@pytest.mark.parametrize("words", PLANTED)
+def test_what_is_no_file_of_its_own_is_neither_read_nor_written(
+    tmp_path: Path, words: str, mode: str
+) -> None:
+    PLANTED[words](tmp_path / "file")
+    with pytest.raises(DeltaflError, match=words), opened(tmp_path / "file", mode, largest=9):
+        pass
+    for path in tmp_path.iterdir():
+        if path.is_file():
+            assert path.read_text() == "dear diary"
+
+
+def test_a_users_own_input_may_be_a_link_and_have_several_names(tmp_path: Path) -> None:
+    for number, plant in enumerate((make_link, make_second_name)):
+        (tmp_path / f"{number}").mkdir()
+        plant(tmp_path / f"{number}" / "file")
+        assert read_text(tmp_path / f"{number}" / "file", users=True) == "dear diary"
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    with pytest.raises(DeltaflError, match="is no file but a folder, a pipe or a device"):
+        read_text(tmp_path / "link", users=True)
+
+
+@pytest.mark.parametrize("plant", [make_link, os.mkfifo, make_second_name])
+def test_a_file_that_is_exchanged_as_it_is_opened_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], None]
+) -> None:
+    """It is looked at once more when it is open, and a pipe does not wait for its writer."""
+    path = tmp_path / "file"
+    path.write_text("mine")
+    open_it = os.open
+
+    def exchanged(*given: int) -> int:
+        path.unlink()
+        plant(path)
+        return open_it(*given)
+
+    monkeypatch.setattr(os, "open", exchanged)
+    with pytest.raises(DeltaflError), opened(path, "wb"):
+        pass
+    if plant is not os.mkfifo:
+        assert (tmp_path / "other").read_text() == "dear diary"
+
+
+def test_no_descriptor_is_left_open_by_a_refusal(tmp_path: Path) -> None:
+    make_second_name(tmp_path / "file")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(DeltaflError):
+            read_text(tmp_path / "file")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_write_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+    for place, name in ((os, "fsync"), (Path, "replace")):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, Mock(side_effect=OSError(28, "No space left on device")))
+            with pytest.raises(DeltaflError, match=r"^cannot write .*file.*: No space left .*room"):
+                write_atomically(path, "new")
+        assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"file": "old"}
+    path.with_name("file.part").symlink_to(tmp_path / "elsewhere")
+    write_atomically(path, "new, ", b"in bytes", private=True)
+    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"file": "new, in bytes"}
+    private_folder(tmp_path / "own")
+    assert [each.stat().st_mode & 0o777 for each in (path, tmp_path / "own")] == [0o600, 0o700]

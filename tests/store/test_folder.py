@@ -1,0 +1,95 @@
+"""A folder with one owner: a second is refused until the first has gone or was killed; what is
+beside a state belongs to it.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deltafl import DeltaflError
+from deltafl.store.folder import (
+    Note,
+    new_name,
+    owned,
+    read_note,
+    require_note,
+    require_own,
+    write_note,
+)
+
+OWNER = """
+import sys, time, pathlib
+from deltafl.store.folder import owned
+with owned(pathlib.Path("out"), pathlib.Path(sys.argv[1]), "--out"):
+    print("mine", flush=True); time.sleep(60)
+"""
+
+
+def test_a_second_owner_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    lock = tmp_path / "new" / "out.lock"
+    command = [sys.executable, "-c", OWNER, str(lock)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "mine\n"
+        with (
+            pytest.raises(DeltaflError, match=r"another process is using out; .* another --out"),
+            owned(Path("out"), lock, "--out"),
+        ):
+            pass
+        process.kill()
+    assert lock.exists()
+    with owned(Path("out"), lock, "--out", seconds=5):
+        assert lock.exists()
+    assert not lock.exists()
+
+
+def test_a_lock_leaves_nothing_behind(tmp_path: Path) -> None:
+    with owned(Path("out"), tmp_path / "new" / "out.lock", "--out"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(DeltaflError, match=r"cannot write .*lock"),
+        owned(Path("out"), tmp_path / "file" / "out.lock", "--out"),
+    ):
+        pass
+
+
+def test_rows_belong_to_the_state_of_their_note_or_of_the_one_before(tmp_path: Path) -> None:
+    rows = tmp_path / new_name("run")
+    before = Note(3, "a")
+    now = Note(4, "a")
+    require_note(rows, None, now, "the state")  # killed before the first rows were written
+    for note in (before, now):
+        write_note(rows, note)
+        assert read_note(rows) == note
+        require_note(rows, before, now, "the state")
+    for other in (Note(2, "a"), Note(4, "b")):
+        write_note(rows, other)
+        with pytest.raises(
+            DeltaflError, match=rf"are of round {other.round} of {other.owner}, and"
+        ):
+            require_note(rows, before, now, "the state")
+    (rows / "round").unlink()
+    with pytest.raises(DeltaflError, match="are not there, and the state is of round 4 of a: put"):
+        require_note(rows, before, now, "the state")
+    for bad in ("{}", "[1]", "[1, 2]", '["1", "a"]'):
+        (rows / "round").write_text(bad)
+        with pytest.raises(DeltaflError, match="does not say of which round"):
+            read_note(rows)
+
+
+def test_what_a_file_names_is_followed_into_folders_of_rows_alone(tmp_path: Path) -> None:
+    own = tmp_path / new_name("run")
+    require_own(own, tmp_path)
+    own.symlink_to(tmp_path)
+    for folder in (
+        own,
+        tmp_path / "diary",
+        tmp_path / "a" / new_name("run"),
+        tmp_path / "-0123456",
+    ):
+        with pytest.raises(DeltaflError, match="which is no folder of a run in"):
+            require_own(folder, tmp_path)
