@@ -29,6 +29,7 @@ _ALLOWED = {
     "less_than": "it must be less than {lt:.10g}",
     "less_than_equal": "it must be less than or equal to {le:.10g}",
     "literal_error": "it must be {expected}",
+    "string_pattern_mismatch": "it must match {pattern}",
     "string_type": "it must be text",
     "too_short": "write at least {min_length}",
     "value_error": "{error}",
