@@ -306,7 +306,7 @@ def test_a_sweep_records_it_and_its_page_shows_it(tmp_path: Path) -> None:
     assert records[0].diverged_why.startswith("the test loss is")
     runs = [record.run() for record in records]
     assert accuracy(5).value(runs[0]) == records[0].accuracy[-1]
-    assert late_loss(False).value(runs[0]) is None
+    assert np.isnan(late_loss("loss").value(runs[0]))
     page = write_page(sweep, runs, tmp_path / "page", {}, "command")
     assert "| FedAvg † |" in page
     assert "- Lost, FedAvg †, seed 0, in round 1: the test loss is" in page
