@@ -129,7 +129,10 @@ class Accumulator:
                 f"the sampler looks at the last {bias_size} parameters of a model of {self._d}; "
                 "lower its number"
             )
-        norm_k, deviation_k = squared_norms(update_kd)
+        count_k = None
+        if sampler.counts_draws:
+            count_k = self.cohort.count_n[self.reports.responded_n].astype(float)
+        norm_k, deviation_k = squared_norms(update_kd, count_k)
         measured = {
             "squared_norm_n": norm_k,
             "squared_deviation_n": deviation_k,

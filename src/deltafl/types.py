@@ -198,8 +198,8 @@ class Reports(NamedTuple):
     ``cohort.client_n``.
 
     The last five are filled by ``close_round``: ``squared_deviation_n``, zeta_i^2 in practice, with
-    distances from the plain mean of the replies, each client once however often it was drawn, or
-    from ubar where all clients report to an oracle.
+    distances from the plain mean of the replies, each client once however often it was drawn unless
+    ``Sampler.counts_draws``, or from ubar where all clients report to an oracle.
     """
 
     responded_n: BoolArray  #: False for a client whose reply is missing or was refused

@@ -135,10 +135,12 @@ def test_the_practical_rule_with_weights_by_hand() -> None:
     np.testing.assert_allclose(state.sampler.p_m, [0.4 * 2 / 3, 0.2, 0.4 / 3, 0.4])
 
 
-def test_the_mean_of_zeta_is_over_clients_however_often_they_are_drawn() -> None:
-    plan = make_plan("pracdelta@multinomial", Population.from_sizes([1, 1]), 2)
+@pytest.mark.parametrize(("label", "zeta"), [("", [1, 1]), ("(counts_draws=true)", [0.5, 1.5])])
+def test_the_mean_of_zeta_is_over_clients_or_over_draws(label: str, zeta: list[float]) -> None:
+    """Client 0 is drawn three times: updates 0 and 2 have mean 1 over clients, 0.5 over draws."""
+    plan = make_plan(f"pracdelta{label}@multinomial", Population.from_sizes([1, 1]), 2)
     cohort = Cohort(np.array([0, 1]), np.array([3, 1]), np.ones(2), "replacement")
     round = Accumulator(plan, init_round(plan, np.zeros(1)), cohort)
     round.add_rows(np.array([[0.0], [2.0]]))
     round.close()
-    assert np.sqrt(round.reports.squared_deviation_n) == pytest.approx([1, 1])
+    assert np.sqrt(round.reports.squared_deviation_n) == pytest.approx(zeta)

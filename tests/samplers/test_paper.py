@@ -148,8 +148,11 @@ def test_delta_by_hand() -> None:
     )
 
 
-def test_diversity_is_made_of_zeta_and_sigma() -> None:
-    row = Reports.make(2, step_variance=[0.5, 2.0])._replace(squared_deviation_n=np.array([2.0, 0]))
+def test_diversity_counts_sigma_once_or_once_a_step() -> None:
+    row = Reports.make(2, step_variance=[0.5, 2.0], num_steps=[4, 9])._replace(
+        squared_deviation_n=np.array([2.0, 0])
+    )
+    np.testing.assert_allclose(Delta(sigma_scale="update").score(row), [np.sqrt(2), 3])
     np.testing.assert_allclose(Delta().score(row), [np.sqrt(1.25), 1])
     np.testing.assert_allclose(Delta(alpha=(2.0, 0.0)).score(row), [2, 0])
 

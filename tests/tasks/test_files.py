@@ -4,6 +4,9 @@ connections.
 
 import gzip
 import hashlib
+import io
+import shutil
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +18,16 @@ import numpy as np
 import pytest
 
 from deltafl.errors import DeltaflError
-from deltafl.tasks import cached_images, check, data_folders, fetch, read_arrays
+from deltafl.tasks import (
+    cached_images,
+    check,
+    data_folders,
+    fetch,
+    files,
+    images,
+    leaf,
+    read_arrays,
+)
 from deltafl.tasks.files import RETRIES, SOURCES, Source
 
 CONTENT = bytes(range(256)) * 2000
@@ -219,3 +231,31 @@ def test_images_are_decoded_once_and_a_broken_cache_is_replaced(
     (tmp_path / "file").write_text("where the folder should be")
     assert len(cached_images(tmp_path / "file" / "a.npy", (2, 3), decode)) == 2
     assert "cannot be kept" in caplog.text
+
+
+def test_archives_that_unpack_to_more_than_is_free_are_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "free_ram", lambda: 10**6)
+    np.savez_compressed(tmp_path / "x.npz", x=np.zeros(10**6))
+    with pytest.raises(
+        DeltaflError, match=r"x\.npz .*: it unpacks to 8 MB, and 1 MB of memory are free"
+    ):
+        read_arrays(tmp_path / "x.npz")
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        member = tarfile.TarInfo("data_batch_1.bin")
+        member.size = 10**7
+        archive.addfile(member, io.BytesIO(bytes(10**7)))
+    (tmp_path / files.CIFAR_ARCHIVE).write_bytes(content.getvalue())
+    with pytest.raises(DeltaflError, match="it unpacks to 10 MB"):
+        images.load_cifar10(tmp_path)
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / leaf.H5_FILES[0], "w") as file:
+        file.create_dataset("examples/f0/pixels", (10**6, 28, 28), np.float32)
+        file.create_dataset("examples/f0/label", (10**6,), np.int32)
+    shutil.copy(tmp_path / leaf.H5_FILES[0], tmp_path / leaf.H5_FILES[1])
+    with pytest.raises(
+        DeltaflError, match=r"is not TensorFlow Federated's FEMNIST in HDF5: it unpacks to 3\.14 GB"
+    ):
+        leaf.load_femnist(tmp_path)

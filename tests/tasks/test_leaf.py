@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from deltafl.errors import DeltaflError
+from deltafl.errors import DeltaflError, MissingExtraError
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.tasks import encode_text, make_task
 from deltafl.tasks.leaf import LEAF_ALPHABET, load_celeba, load_femnist, load_shakespeare
@@ -171,6 +172,52 @@ def test_shakespeare_in_leafs_json(tmp_path: Path) -> None:
         write_leaf(tmp_path / "data", "train", {"HENRY": ([windows[0], x], ["a", y])})
         with pytest.raises(DeltaflError, match=f"user 'HENRY': every {words}"):
             load_shakespeare(tmp_path)
+
+
+def write_h5(path: Path, **arrays: npt.NDArray[Any]) -> None:
+    """A file of arrays named WRITER_pixels and WRITER_label."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file.create_dataset(f"examples/{name.replace('_', '/')}", data=array)
+
+
+def test_femnist_in_the_h5_of_tensorflow_federated(tmp_path: Path) -> None:
+    train, test = (tmp_path / f"fed_emnist_{part}.h5" for part in ("train", "test"))
+    image = np.ones((3, 28, 28), np.float32)
+    image[:, 0, 0] = np.array([51, 102, 153]) / 255
+    label = np.array([1, 2, 61], np.int32)
+    write_h5(
+        train, f0_pixels=image[:2], f0_label=label[:2], f1_pixels=image[2:], f1_label=label[2:]
+    )
+    write_h5(test, f1_pixels=image[:1], f1_label=label[:1])
+    task = make_task("femnist", seed=0, data_dir=tmp_path)
+    assert task.dataset.train_x[:, 0, 0, 0].tolist() == [51, 102, 153]
+    assert task.dataset.train_y.tolist() == [1, 2, 61]
+    assert [rows.tolist() for rows in task.client_rows] == [[0, 1], [2]]
+    np.testing.assert_equal(task.test_clients, [1])
+    for x, y in ((image + 1, label), (image, label[:2])):
+        write_h5(train, f0_pixels=x, f0_label=y)
+        with pytest.raises(
+            DeltaflError,
+            match=r"fed_emnist_train\.h5: user 'f0': every x must be 784 numbers from 0",
+        ):
+            load_femnist(tmp_path)
+    write_h5(train, f0_pixels=image)
+    with pytest.raises(
+        DeltaflError, match=r"fed_emnist_train\.h5 is not TensorFlow Federated's FEMNIST in HDF5"
+    ):
+        load_femnist(tmp_path)
+
+
+def test_without_h5py_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("train", "test"):
+        (tmp_path / f"fed_emnist_{part}.h5").touch()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"'h5py': pip install 'deltafl\[data\]'"):
+        load_femnist(tmp_path)
 
 
 def test_the_task_takes_all_owners_unless_a_number_is_set() -> None:

@@ -80,3 +80,8 @@ def test_a_client_of_synthetic_does_not_depend_on_how_many_there_are() -> None:
     assert np.array_equal(few.dataset.train_x, many.dataset.train_x[:3000])
     assert many.gradient_noise_m is not None
     np.testing.assert_equal(few.gradient_noise_m, many.gradient_noise_m[:3])
+
+
+def test_clients_that_do_not_fit_into_memory_are_refused_before_they_are_drawn() -> None:
+    with pytest.raises(DeltaflError, match="2,000,000,000 synthetic clients take about"):
+        make_synthetic_task(seed=0, num_clients=2_000_000_000)

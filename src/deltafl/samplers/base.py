@@ -109,6 +109,11 @@ class Sampler(WithRanges, ABC):
         return 0
 
     @property
+    def counts_draws(self) -> bool:
+        """Whether zeta_i is about the mean over draws, not over distinct clients."""
+        return False
+
+    @property
     def census(self) -> Census | None:
         """The question to every client, once, before the first round; None for none."""
         return None

@@ -135,9 +135,12 @@ class _Diversity(Scored):
     """The score of DELTA, R_i = sqrt(a1 zeta_i^2 + a2 sigma_i^2), and its options."""
 
     alpha: float | tuple[float, float] | str = 0.5
+    sigma_scale: str = "step"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.sigma_scale not in ("step", "update"):
+            raise DeltaflError(f"sigma_scale is {self.sigma_scale!r}; write 'step' or 'update'")
         if self.alpha == "theory":
             return
         pair: object = self.alpha
@@ -181,7 +184,10 @@ class _Diversity(Scored):
 
     def score(self, reports: Reports) -> FloatArray:
         a1, a2 = self.constants
-        return np.sqrt(a1 * reports.squared_deviation_n + a2 * reports.step_variance_n)
+        variance_n = reports.step_variance_n
+        if self.sigma_scale == "update":
+            variance_n = reports.num_steps_n * variance_n
+        return np.sqrt(a1 * reports.squared_deviation_n + a2 * variance_n)
 
 
 @dataclass(frozen=True)
@@ -191,6 +197,7 @@ class Delta(_Diversity, FedIS):
     Attributes:
         alpha: a1 = a2 >= 0, or the pair (a1, a2), not both 0; ``"theory"`` for corollary 3.7. The
             paper's is 0.5.
+        sigma_scale: ``"step"`` as printed, or ``"update"`` (K sigma^2, the unit of zeta^2).
         floor: With 0, a client with zeta_i = sigma_i = 0 is never drawn and so missing from the
             estimate: for updates 1, 2, 3 of equal weight without noise its mean is 1.3333, not 2.
     """
@@ -203,5 +210,11 @@ class Delta(_Diversity, FedIS):
 @dataclass(frozen=True)
 class PracDelta(_Diversity, FedPracIS):
     """FedPracDELTA: the practical rule with the R_i of ``Delta``, zeta_i about the plain mean of
-    the selected clients, each once however often it was drawn.
+    the selected clients.
+
+    Attributes:
+        counts_draws: Whether a client drawn k times counts k times in that mean, as in the paper's
+            sum over draws with replacement, and not once.
     """
+
+    counts_draws: bool = False

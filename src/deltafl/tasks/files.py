@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError, require
+from ..scale.memory_budget import free_ram, human
 
 TRAIN_IMAGES = "train-images-idx3-ubyte"
 TRAIN_LABELS = "train-labels-idx1-ubyte"
@@ -245,6 +246,7 @@ def read_arrays(path: Path, keys: tuple[str, ...] | None = None) -> dict[str, np
         # Opened here, for NumPy leaves its own file open if the archive is broken.
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
+            require_ram(sum(entry.file_size for entry in archive.zip.infolist()))
             return {key: np.asarray(archive[key]) for key in keys or archive.files}
     # NumPy and zipfile raise a dozen kinds, MemoryError and RuntimeError among them.
     except Exception as error:
@@ -252,6 +254,17 @@ def read_arrays(path: Path, keys: tuple[str, ...] | None = None) -> dict[str, np
         raise DeltaflError(
             f"{path} is not an NPZ archive of {wanted}: {type(error).__name__}: {error}"
         ) from error
+
+
+def require_ram(size: int) -> None:
+    """Raise a ``MemoryError`` if the bytes that a file says it unpacks to do not fit into free
+    memory.
+
+    A file of a few kilobytes may say a terabyte.
+    """
+    free = free_ram()
+    if free is not None and size > free:
+        raise MemoryError(f"it unpacks to {human(size)}, and {human(free)} of memory are free")
 
 
 def cached_images(file: Path, shape: tuple[int, ...], decode: Callable[[], Bytes]) -> Bytes:

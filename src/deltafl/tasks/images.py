@@ -24,6 +24,7 @@ from .files import (
     find,
     find_file,
     matches,
+    require_ram,
     unpacked,
 )
 
@@ -112,11 +113,15 @@ def idx_dataset(
     )
 
 
+#: The published ones have 47 MB; the bytes that a small gzipped file unpacks to may be without end.
+IDX_LARGEST = 2**30
+
+
 def read_idx(path: Path) -> Bytes:
     """The array of an IDX file of unsigned bytes, gzipped or not."""
     try:
         with unpacked(path) as file:
-            content = file.read()
+            content = file.read(IDX_LARGEST)
         if content[:3] != IDX_BYTES:
             raise ValueError(f"it starts with {content[:3].hex()!r}")
         shape = struct.unpack_from(f">{content[3]}I", content, 4)
@@ -147,9 +152,10 @@ def load_cifar10(data_dir: Path | None = None) -> Dataset:
         with tarfile.open(path, "r:gz") as archive:
             for member in archive:
                 content = archive.extractfile(member)
+                require_ram(member.size)
                 if content is not None:  # a folder has none
                     files[Path(member.name).name] = np.frombuffer(content.read(), np.uint8)
-    except (*BROKEN, tarfile.TarError) as error:
+    except (*BROKEN, tarfile.TarError, MemoryError) as error:
         raise DeltaflError(f"{path} is not a whole tar archive: {error}") from error
     batches = []
     for name in CIFAR_FILES:

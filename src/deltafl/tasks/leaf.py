@@ -8,6 +8,9 @@ list of 784 numbers from 0 (ink) to 1 (paper) in FEMNIST, the name of a picture 
 the next one. A folder fits if it is the one with ``train`` and ``test``, the one above (LEAF's
 ``data/femnist``), or the whole repository.
 
+FEMNIST is also read from TensorFlow Federated's ``fed_emnist_train.h5`` and ``fed_emnist_test.h5``,
+which hold ``/examples/WRITER/pixels`` (n, 28, 28) from 0 to 1 and ``/examples/WRITER/label`` (n,).
+
 For Hugging Face's ``flwrlabs/femnist`` use
 ``from_huggingface(..., label="character", column="writer_id", inputs="image")``.
 
@@ -15,7 +18,7 @@ Source: Caldas et al., "LEAF: a benchmark for federated settings", arXiv:1812.01
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,9 +30,10 @@ from ..errors import DeltaflError, require
 from ..store import checked, read_json
 from ..types import Array, IntArray
 from .base import Dataset
-from .files import Bytes, cache_folder, cached_images, find
+from .files import Bytes, cache_folder, cached_images, data_folders, find, require_ram
 
 PARTS = ("train", "test")
+H5_FILES = ("fed_emnist_train.h5", "fed_emnist_test.h5")
 
 FEMNIST_CLASSES = 62
 FEMNIST_SIDE = 28
@@ -59,8 +63,8 @@ class Share(NamedTuple):
 
     path: Path
     user: str
-    x: list[Any]
-    y: list[Any]
+    x: list[Any] | Array
+    y: list[Any] | Array
 
     def error(self, problem: str) -> DeltaflError:
         """A mistake in the user's examples."""
@@ -100,26 +104,39 @@ def read_shares(root: Path, part: str) -> Iterator[Share]:
                 yield Share(path, user, data.x, data.y)
 
 
-def _dataset(
+def _of_leaf(
     root: Path,
     title: str,
     column: str,
     num_classes: int,
     arrays_of: Callable[[Share], tuple[Array, Array]],
 ) -> Dataset:
-    """A data set of LEAF's two parts; owners are numbered in the order of their names, over both
-    parts.
+    """A data set of LEAF's two parts."""
+    shares = {part: read_shares(root, part) for part in PARTS}
+    return _dataset(shares, f"{title} (LEAF's JSON)", column, num_classes, arrays_of)
+
+
+def _dataset(
+    shares: Mapping[str, Iterator[Share]],
+    title: str,
+    column: str,
+    num_classes: int,
+    arrays_of: Callable[[Share], tuple[Array, Array]],
+) -> Dataset:
+    """A data set of a training and a test part.
+
+    Owners are numbered in the order of their names, over both parts.
 
     Users of the test part who hold no training examples are no clients; their examples are in the
     pooled test set only.
     """
     arrays = []
     owners = []
-    for part in PARTS:
+    for part, found in shares.items():
         x = []
         y = []
         users = []
-        for share in read_shares(root, part):
+        for share in found:
             share_x, share_y = arrays_of(share)
             x.append(share_x)
             y.append(share_y)
@@ -155,8 +172,32 @@ def load_femnist(data_dir: Path | None = None) -> Dataset:
     """FEMNIST, 62 classes (0-9, A-Z, a-z), dark ink on white paper; the column of owners is
     ``writer``.
     """
-    root = find_leaf("femnist", data_dir)
-    return _dataset(root, "FEMNIST (LEAF's JSON)", "writer", FEMNIST_CLASSES, _handwriting)
+    for folder in data_folders("femnist", data_dir):
+        files = [folder / file for file in H5_FILES]
+        if all(map(Path.is_file, files)):
+            shares = {part: _h5_shares(file) for part, file in zip(PARTS, files, strict=True)}
+            title = "FEMNIST (TensorFlow Federated's h5)"
+            return _dataset(shares, title, "writer", FEMNIST_CLASSES, _handwriting)
+    root = find_leaf("femnist", data_dir, f", or {' with '.join(H5_FILES)}")
+    return _of_leaf(root, "FEMNIST", "writer", FEMNIST_CLASSES, _handwriting)
+
+
+def _h5_shares(path: Path) -> Iterator[Share]:
+    require("h5py", "data")
+    import h5py
+
+    try:
+        with h5py.File(path, "r") as file:
+            for writer, group in file["examples"].items():
+                require_ram(group["pixels"].nbytes + group["label"].nbytes)
+                label = group["label"][()]
+                yield Share(path, writer, group["pixels"][()].reshape(len(label), -1), label)
+    except DeltaflError:
+        raise
+    except Exception as error:  # a damaged file raises a dozen kinds
+        raise DeltaflError(
+            f"{path} is not TensorFlow Federated's FEMNIST in HDF5: {error}"
+        ) from error
 
 
 def _handwriting(share: Share) -> tuple[Bytes, IntArray]:
@@ -193,7 +234,7 @@ def load_celeba(data_dir: Path | None = None) -> Dataset:
                 raise share.error(f"x is {name!r}, which is not the name of a picture in {folder}")
         return np.array(share.x), _labels(share, 2)
 
-    named = _dataset(root, "CelebA (LEAF's JSON)", "celebrity", 2, names)
+    named = _of_leaf(root, "CelebA", "celebrity", 2, names)
     train_x = _faces(folder, "train", named.train_x)
     return replace(named, train_x=train_x, test_x=_faces(folder, "test", named.test_x))
 
@@ -233,7 +274,7 @@ def load_shakespeare(data_dir: Path | None = None) -> Dataset:
     LEAF's windows start 1 character apart, and lines are padded with spaces in front.
     """
     root = find_leaf("shakespeare", data_dir)
-    return _dataset(root, "Shakespeare (LEAF's JSON)", "role", len(LEAF_ALPHABET), _tokens)
+    return _of_leaf(root, "Shakespeare", "role", len(LEAF_ALPHABET), _tokens)
 
 
 def _tokens(share: Share) -> tuple[Bytes, Bytes]:

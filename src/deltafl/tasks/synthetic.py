@@ -17,6 +17,7 @@ import math
 import numpy as np
 
 from ..errors import DeltaflError
+from ..scale.memory_budget import free_ram, human
 from ..streams import stream
 from ..types import FloatArray
 from .base import Dataset, Module, Task, Tensor
@@ -27,6 +28,8 @@ QUADRATICS = ((1.0, 0.0, 1.0, 0.0), (4.0, 0.5, 0.5, 0.0), (3.0, 0.0, 1.5, 2.0))
 TOY_START = (1.0, 1.0)
 
 SAMPLES_PER_CLIENT = 1000
+#: The RAM of a sample: x twice in float64 as they are joined, x and y in float32, the row's number.
+BYTES_PER_SAMPLE = 32
 BAND = 0.1
 NOISE_VARIATION = 0.5
 SYNTHETIC_START = (1.0, 0.0)
@@ -117,6 +120,13 @@ def make_synthetic_task(
     if kept < 0.01:
         raise DeltaflError(
             f"truth is {truth}: A x - b is nearly always within {BAND} of 0; write a larger A"
+        )
+    held = num_clients * SAMPLES_PER_CLIENT * BYTES_PER_SAMPLE
+    free = free_ram()
+    if free is not None and held > free:
+        raise DeltaflError(
+            f"{num_clients:,} synthetic clients take about {human(held)} of RAM and {human(free)} "
+            "are free: lower 'clients'"
         )
     drawn = [draw_client(seed, client, truth) for client in range(num_clients)]
     x = np.concatenate([x for _, x in drawn])
