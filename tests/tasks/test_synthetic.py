@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from deltafl.errors import DeltaflError
 from deltafl.tasks import Task, make_task
-from deltafl.tasks.synthetic import BAND, SAMPLES_PER_CLIENT
+from deltafl.tasks.synthetic import BAND, SAMPLES_PER_CLIENT, make_synthetic_task
 from deltafl.types import FloatArray, IntArray
 
 
