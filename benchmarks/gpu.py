@@ -43,7 +43,7 @@ from deltafl.simulation.workers import Workers
 from deltafl.streams import stream
 from deltafl.tasks import find_task, make_task
 from deltafl.tasks.base import Dataset, Task
-from deltafl.tasks.models import cross_entropy
+from deltafl.tasks.losses import cross_entropy
 from deltafl.types import IntArray, Params
 
 

@@ -15,7 +15,8 @@ from torch import nn
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task
-from deltafl.tasks.models import cross_entropy, softmax_regression
+from deltafl.tasks.losses import cross_entropy
+from deltafl.tasks.models import softmax_regression
 from timing import beside_plain_loops
 
 CLIENTS = 200

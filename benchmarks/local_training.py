@@ -26,7 +26,8 @@ from deltafl.simulation.training.serial import LocalWork, train_serial
 from deltafl.streams import stream
 from deltafl.tasks import make_task
 from deltafl.tasks.base import Dataset, Task
-from deltafl.tasks.models import cross_entropy, two_layer_cnn
+from deltafl.tasks.losses import cross_entropy
+from deltafl.tasks.models import two_layer_cnn
 from jobs.cnn import TextbookNet
 from timing import (
     Round,

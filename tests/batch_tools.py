@@ -21,7 +21,8 @@ from deltafl.simulation.training.serial import (
 )
 from deltafl.streams import stream
 from deltafl.tasks.base import Dataset, Task
-from deltafl.tasks.models import cross_entropy, mlp, next_token_lstm, two_layer_cnn
+from deltafl.tasks.losses import cross_entropy
+from deltafl.tasks.models import mlp, next_token_lstm, two_layer_cnn
 from deltafl.tasks.modules import ResidualBlock
 from deltafl.types import Params
 

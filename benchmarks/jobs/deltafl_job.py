@@ -13,7 +13,8 @@ from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.simulation.workers import Workers
 from deltafl.tasks.base import Dataset, Task
-from deltafl.tasks.models import cross_entropy, two_layer_cnn
+from deltafl.tasks.losses import cross_entropy
+from deltafl.tasks.models import two_layer_cnn
 
 
 def main() -> None:

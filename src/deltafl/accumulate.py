@@ -69,7 +69,14 @@ class Accumulator:
     ) -> None:
         """Add the replies of all clients of the cohort, in its order."""
         drifts = self.plan.drifts(self.state, self.cohort.client_n)
-        screened = screen_replies(self.cohort, updates, reports, self._d, drifts, self.plan.sampler)
+        screened = screen_replies(
+            self.cohort,
+            updates,
+            reports,
+            self._d,
+            drifts,
+            self.plan.sampler,
+        )
         self._rejected = screened.rejected
         self.reports = screened.reports
         here_n = screened.reports.responded_n
@@ -140,7 +147,11 @@ class Accumulator:
             "output_bias_nk": update_kd[:, self._d - bias_size :],
         }
         if sampler.sketch_size > 0:
-            measured["sketch_nq"] = count_sketch(residual_kd, sampler.sketch_size, self.plan.seed)
+            measured["sketch_nq"] = count_sketch(
+                residual_kd,
+                sampler.sketch_size,
+                self.plan.seed,
+            )
         here_n = self.reports.responded_n
         columns = {}
         for name, column_k in measured.items():

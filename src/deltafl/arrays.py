@@ -232,7 +232,14 @@ def _parts(model: Any) -> dict[str, Any]:
         model = model.state_dict()
     if isinstance(model, Mapping):
         return dict(model)
-    if not isinstance(model, Iterable) or isinstance(model, str) or hasattr(model, "dtype"):
+    if (
+        not isinstance(
+            model,
+            Iterable,
+        )
+        or isinstance(model, str)
+        or hasattr(model, "dtype")
+    ):
         raise DeltaflError(
             f"the model is a {type(model).__name__}; give a module, its state dict or a list of "
             "arrays"
@@ -327,7 +334,10 @@ def _value_fault(entry: Entry, array: Array) -> str | None:
 
 
 def _lower_median(old: Array, replies: list[Array]) -> Array:
-    return np.asarray(np.sort(np.stack(replies), axis=0)[(len(replies) - 1) // 2], old.dtype)
+    return np.asarray(
+        np.sort(np.stack(replies), axis=0)[(len(replies) - 1) // 2],
+        old.dtype,
+    )
 
 
 def _mean(old: Array, replies: list[Array], share_n: FloatArray) -> Array:

@@ -76,7 +76,12 @@ class WithRanges:
                 raise DeltaflError(f"{name} is {value!r:.60}; it must be in {interval}")
 
 
-def unknown_name(kind: str, given: str, allowed: Iterable[str], of: str = "") -> DeltaflError:
+def unknown_name(
+    kind: str,
+    given: str,
+    allowed: Iterable[str],
+    of: str = "",
+) -> DeltaflError:
     """The error for a name that does not exist (``of`` what, if it is a part), with the nearest
     one that does.
     """

@@ -129,7 +129,10 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
 
         def step(following: RoundState) -> Any:
             change = unflatten(following.params_d - params_d, list(arrays.values()))
-            return MappedVectorStatistics(dict(zip(arrays, change, strict=True)), weight=1.0)
+            return MappedVectorStatistics(
+                dict(zip(arrays, change, strict=True)),
+                weight=1.0,
+            )
 
         if (
             self.state is None
@@ -177,7 +180,10 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
         if not state.exists():
             raise CheckpointNotFoundError(state)
         if census.exists():
-            arrays, _ = read_sealed(census, "put a copy back, or begin anew in another folder")
+            arrays, _ = read_sealed(
+                census,
+                "put a copy back, or begin anew in another folder",
+            )
             self._answers = arrays["answer_mk"]
             self.plan = self.plan.with_census(self._answers)
         self.state = load_state(state, self.plan)
@@ -251,7 +257,11 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
         return [update_d for update_d, _ in in_order], reports_of([reply for _, reply in in_order])
 
 
-def _check(plan: Plan, make_dataset_fn: Any, postprocessors: Sequence[Postprocessor]) -> None:
+def _check(
+    plan: Plan,
+    make_dataset_fn: Any,
+    postprocessors: Sequence[Postprocessor],
+) -> None:
     """Refuse what users in pfl do not do before any of them works."""
     if isinstance(make_dataset_fn, FederatedDatasetBase):
         raise DeltaflError(

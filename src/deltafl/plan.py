@@ -163,9 +163,16 @@ class Plan(WithRanges):
                 f"{type(self.sampler).__name__} asks for no census; write the sampler 'census'"
             )
         longest = min(LONGEST, *(part.longest_answer for part in self.parts))
-        return replace(self, population=self.census.population(self.population, answers, longest))
+        return replace(
+            self,
+            population=self.census.population(self.population, answers, longest),
+        )
 
-    def response_rates(self, state: RoundState, client_k: IntArray | None = None) -> FloatArray:
+    def response_rates(
+        self,
+        state: RoundState,
+        client_k: IntArray | None = None,
+    ) -> FloatArray:
         """max(floor, a_i q_i), float64 (k,): how likely some clients, or all of them, are available
         and reply.
 
@@ -187,7 +194,12 @@ class Plan(WithRanges):
         floor = self.response_floor
         if self.sampler.expects_absence or any(part.counts_silence for part in self.parts):
             floor = 1.0
-        return np.asarray(np.maximum(floor, there_k * (responded_k + 1) / (selected_k + 1)))
+        return np.asarray(
+            np.maximum(
+                floor,
+                there_k * (responded_k + 1) / (selected_k + 1),
+            )
+        )
 
     def model(self, state: RoundState) -> Params:
         """The model to use and to judge: an average of the last with ``average``, else the last."""
@@ -228,7 +240,14 @@ class Plan(WithRanges):
         if not parts:
             return {}
         coef_n = self.collect_replies(state, cohort).coef_n / cohort.count_n
-        intakes = {part.name: part.intake(self, state.parts[part.name], coef_n) for part in parts}
+        intakes = {
+            part.name: part.intake(
+                self,
+                state.parts[part.name],
+                coef_n,
+            )
+            for part in parts
+        }
         return {name: intake for name, intake in intakes.items() if intake is not None}
 
     def advance(

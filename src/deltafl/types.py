@@ -79,7 +79,12 @@ class Population(NamedTuple):
         """Raise a ``DeltaflError`` for bad weights, or what else does not fit them."""
         weight_m: Any = self.weight_m
         flat = (
-            isinstance(weight_m, np.ndarray) and weight_m.ndim == 1 and weight_m.dtype.kind == "f"
+            isinstance(
+                weight_m,
+                np.ndarray,
+            )
+            and weight_m.ndim == 1
+            and weight_m.dtype.kind == "f"
         )
         if not (flat and np.all(weight_m >= 0) and abs(weight_m.sum() - 1) <= 1e-6):
             raise DeltaflError(
@@ -358,7 +363,13 @@ def _checked_aux(aux: npt.ArrayLike, num_clients: int) -> FloatArray:
     return aux_mq
 
 
-def _column(name: str, given: Column, n: int, default: float, bad: float = nan) -> FloatArray:
+def _column(
+    name: str,
+    given: Column,
+    n: int,
+    default: float,
+    bad: float = nan,
+) -> FloatArray:
     """One number per client, float64 (n,); ``bad`` for an entry that is no number, such as text,
     and NaN for None.
     """

@@ -30,7 +30,10 @@ def band_of(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> Band:
     shared = curves[0][0]
     for round_r, _ in curves[1:]:
         shared = np.intersect1d(shared, round_r)
-    value_sr = np.array([value_r[np.isin(round_r, shared)] for round_r, value_r in curves], float)
+    value_sr = np.array(
+        [value_r[np.isin(round_r, shared)] for round_r, value_r in curves],
+        float,
+    )
     value_sr[:, ~np.isfinite(value_sr).all(axis=0)] = np.nan
     return Band(shared, value_sr.mean(axis=0), value_sr.min(axis=0), value_sr.max(axis=0))
 
@@ -94,7 +97,12 @@ def selections_by_size(runs: Sequence[Run], groups: int = 10) -> Band | None:
     place = clients["size"].rank(method="first") - 1
     parts = clients.groupby(place * groups // len(clients))
     draws = parts["draws"]
-    return Band(parts["size"].mean(), draws.mean(), draws.quantile(0.1), draws.quantile(0.9))
+    return Band(
+        parts["size"].mean(),
+        draws.mean(),
+        draws.quantile(0.1),
+        draws.quantile(0.9),
+    )
 
 
 def client_accuracies(runs: Sequence[Run]) -> Band | None:

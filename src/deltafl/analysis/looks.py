@@ -96,7 +96,10 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
     for label in labels:
         name = _PRACTICAL.get(base_name(label), base_name(label))
         place = zlib.crc32(name.encode())
-        colour, marker, dash = _FIXED.get(name, (_COLOURS[place % 6], _MARKERS[place // 6 % 6], 0))
+        colour, marker, dash = _FIXED.get(
+            name,
+            (_COLOURS[place % 6], _MARKERS[place // 6 % 6], 0),
+        )
         variant = used[colour, dash]
         used[colour, dash] += 1
         marker = _MARKERS[(_MARKERS.index(marker) + variant // 4) % 6]  # there are four dashes

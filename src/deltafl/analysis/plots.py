@@ -167,7 +167,10 @@ def draw_panels(
     weak = {line.name for panel in panels for line in panel.lines[MOST_STRONG:]}
     names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
     # A letter of the legend is about 0.063 inches wide, its key 0.5.
-    names_a_row = max(1, int((WIDTH - 0.2) / (0.5 + 0.063 * max(map(len, names), default=0))))
+    names_a_row = max(
+        1,
+        int((WIDTH - 0.2) / (0.5 + 0.063 * max(map(len, names), default=0))),
+    )
     rows = math.ceil(len(panels) / columns)
     panel_height = 2.35
     if columns == 1:
@@ -176,7 +179,12 @@ def draw_panels(
     with styled():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(WIDTH, height), dpi=DPI, facecolor="white", layout="constrained")
+        figure = Figure(
+            figsize=(WIDTH, height),
+            dpi=DPI,
+            facecolor="white",
+            layout="constrained",
+        )
         all_axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         handles: dict[str, Any] = {}
         for axes, panel in zip(all_axes, panels, strict=False):
@@ -237,7 +245,13 @@ def _dress(axes: Axes, panel: Panel, width: float, log_y: bool, log_x: bool) -> 
     if log_y:
         _log_axis(axes, panel.lines)
     if panel.goal is not None:
-        axes.axhline(panel.goal, color=GREY, linewidth=0.8, linestyle=(0, (5, 3)), zorder=1.5)
+        axes.axhline(
+            panel.goal,
+            color=GREY,
+            linewidth=0.8,
+            linestyle=(0, (5, 3)),
+            zorder=1.5,
+        )
     axes.set_title(_filled(panel.caption, width / 0.07))
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
     axes.grid(axis="y", color=PALE, linewidth=0.6)
@@ -246,7 +260,13 @@ def _dress(axes: Axes, panel: Panel, width: float, log_y: bool, log_x: bool) -> 
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     else:
         axes.set_xlim(left=0)
-        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_locator(
+            MaxNLocator(
+                "auto",
+                integer=True,
+                steps=[1, 2, 5, 10],
+            )
+        )
 
 
 def _log_axis(axes: Axes, lines: Sequence[Line]) -> None:
@@ -366,7 +386,11 @@ def small_png(figure: Figure) -> bytes:
     canvas.draw()  # type: ignore[no-untyped-call]
     drawn = np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
     image = Image.fromarray(drawn).convert("RGB")
-    image = image.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    image = image.quantize(
+        256,
+        method=Image.Quantize.MAXCOVERAGE,
+        dither=Image.Dither.NONE,
+    )
     # Nothing of Matplotlib's or Pillow's versions is in the file, so that a rebuild elsewhere
     # differs in pixels only.
     small = io.BytesIO()

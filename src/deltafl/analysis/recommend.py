@@ -99,7 +99,11 @@ def _parts(label: str) -> _Method:
     parsed = parse_label(label)
     sampler = make_sampler(parsed)
     control = find_estimator(parsed.estimator).control
-    return _Method(sampler, control, sampler.census is None and uses_aux(sampler, parsed.estimator))
+    return _Method(
+        sampler,
+        control,
+        sampler.census is None and uses_aux(sampler, parsed.estimator),
+    )
 
 
 def recommend(

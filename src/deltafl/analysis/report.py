@@ -77,7 +77,15 @@ class _Scale(NamedTuple):
 
     def percent(self, value: float) -> float:
         first = self.place(self.start)
-        share = (self.place(max(value, self.start)) - first) / (self.place(self.end) - first)
+        share = (
+            self.place(
+                max(
+                    value,
+                    self.start,
+                )
+            )
+            - first
+        ) / (self.place(self.end) - first)
         return round(100 * min(share, 1.0), 1)
 
 
@@ -116,7 +124,11 @@ def write_report(parts: Sequence[Part], path: Path | str, title: str) -> None:
     constants = {"most": MOST_STRONG, "weak": WEAK, "weakDark": ON_DARK[WEAK]}
     template = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
     # One file that names no other: the environment needs no loader.
-    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(template)
+    page = Environment(
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).from_string(template)
     html = page.render(
         title=title,
         sections=sections,
@@ -148,7 +160,14 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
     if part.runs[0].clock_r is None:
         del over["clock"]
     costs = [["costs of a run", *COSTS]]
-    costs += [[entry.sampler, *cost_cells(entry)] for entry in summary.samplers if entry.costs]
+    costs += [
+        [
+            entry.sampler,
+            *cost_cells(entry),
+        ]
+        for entry in summary.samplers
+        if entry.costs
+    ]
     headings = {
         "gap": "gap closed",
         "speedup": "speed-up",
@@ -219,7 +238,14 @@ def _figures(part: Part) -> dict[str, Any]:
         from bokeh.models.annotations import Span
 
         line = Span(
-            location=goal, dimension="width", name=metric, line_dash=[6, 4], line_color="#888888"
+            location=goal,
+            dimension="width",
+            name=metric,
+            line_dash=[
+                6,
+                4,
+            ],
+            line_color="#888888",
         )
         found["curves"].add_layout(line)
     selected: Mapping[str, Band | None] = selections(groups)
@@ -251,7 +277,11 @@ def _curve_columns(runs: Sequence[Run]) -> Columns:
     columns = _columns(curve_band(runs, runs[0].metric))
     for metric in METRICS:
         band = curve_band(runs, metric)
-        columns |= {metric: band.mean_r, f"{metric}_low": band.low_r, f"{metric}_high": band.high_r}
+        columns |= {
+            metric: band.mean_r,
+            f"{metric}_low": band.low_r,
+            f"{metric}_high": band.high_r,
+        }
     columns["round"] = band.round_r
     columns["bytes"] = band_of([(run.round_r, run.bytes_r / 1e6) for run in runs]).mean_r
     columns["seconds"] = band_of([(run.round_r, run.seconds_r) for run in runs]).mean_r
@@ -309,5 +339,11 @@ def _figure(
         y_label: "@y{0,0.[000]}",
         "band": "@low{0,0.[000]} to @high{0,0.[000]}",
     }
-    plot.add_tools(HoverTool(renderers=drawn, tooltips=[*rows.items()], line_policy="nearest"))
+    plot.add_tools(
+        HoverTool(
+            renderers=drawn,
+            tooltips=[*rows.items()],
+            line_policy="nearest",
+        )
+    )
     return plot

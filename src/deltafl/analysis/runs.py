@@ -106,4 +106,10 @@ def by_sampler(runs: Sequence[Run]) -> dict[str, list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(run.sampler, []).append(run)
-    return {sampler: sorted(group, key=lambda run: run.seed) for sampler, group in groups.items()}
+    return {
+        sampler: sorted(
+            group,
+            key=lambda run: run.seed,
+        )
+        for sampler, group in groups.items()
+    }

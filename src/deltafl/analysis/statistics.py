@@ -64,7 +64,10 @@ def moving_average(value_r: FloatArray) -> FloatArray:
     the five is NaN.
     """
     before_r = np.full(WINDOW - 1, np.nan)
-    window_rk = np.lib.stride_tricks.sliding_window_view(np.append(before_r, value_r), WINDOW)
+    window_rk = np.lib.stride_tricks.sliding_window_view(
+        np.append(before_r, value_r),
+        WINDOW,
+    )
     average_r: FloatArray = window_rk.mean(axis=1)
     return average_r
 
@@ -207,7 +210,11 @@ def fieller(numerator_s: FloatArray, denominator_s: FloatArray) -> Interval:
     return Interval(a / b, middle - half, middle + half)
 
 
-def gap_closed(uniform_s: FloatArray, cost_s: FloatArray, full_s: FloatArray) -> Interval | None:
+def gap_closed(
+    uniform_s: FloatArray,
+    cost_s: FloatArray,
+    full_s: FloatArray,
+) -> Interval | None:
     """G = (C_uniform - C) / (C_uniform - C_full) of mean costs over pairs, with Fieller's interval.
 
     A cost is what should be low: rounds to a threshold, mean loss, minus the mean accuracy. 0 is
@@ -229,4 +236,13 @@ def t_quantile(degrees_of_freedom: int) -> float:
 
 def _margin(value_s: FloatArray) -> float:
     """t_{S-1} sd / sqrt(S)."""
-    return t_quantile(len(value_s) - 1) * float(np.std(value_s, ddof=1)) / math.sqrt(len(value_s))
+    return (
+        t_quantile(len(value_s) - 1)
+        * float(
+            np.std(
+                value_s,
+                ddof=1,
+            )
+        )
+        / math.sqrt(len(value_s))
+    )

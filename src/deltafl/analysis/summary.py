@@ -69,7 +69,16 @@ def summarise(
     groups = by_sampler(runs)
     labels = list(groups)
     baseline = baseline or find_label("uniform", labels) or find_label("fedavg", labels)
-    seeds = {x: [_seed_summary(run, threshold) for run in group] for x, group in groups.items()}
+    seeds = {
+        x: [
+            _seed_summary(
+                run,
+                threshold,
+            )
+            for run in group
+        ]
+        for x, group in groups.items()
+    }
     samplers = []
     for label, own in seeds.items():
         base: Sequence[SeedSummary] = ()
@@ -114,7 +123,12 @@ def write_summary(summary: Summary, path: Path | str) -> None:
 def read_summary(path: Path | str) -> Summary:
     """Read what ``write_summary`` wrote; a file of another schema version is an error."""
     where = f"{path} is not a summary of this version"
-    return checked(Summary, read_json(Path(path)), where, "write it again with this version")
+    return checked(
+        Summary,
+        read_json(Path(path)),
+        where,
+        "write it again with this version",
+    )
 
 
 def sign_of(summary: Summary) -> float:
@@ -231,7 +245,10 @@ def _costs(runs: Sequence[Run]) -> Costs | None:
     )
 
 
-def _fairness(runs: Sequence[SeedSummary], base: Sequence[SeedSummary]) -> SamplerFairness | None:
+def _fairness(
+    runs: Sequence[SeedSummary],
+    base: Sequence[SeedSummary],
+) -> SamplerFairness | None:
     found = [run.fairness for run in runs if run.fairness is not None]
     if len(found) < len(runs):
         return None
@@ -310,11 +327,27 @@ def _gap_closed(label: str, groups: Mapping[str, Sequence[Run]]) -> GapClosed | 
     if not seeds or any(of_seed[seed].stopped for of_seed in runs for seed in seeds):
         return None
     horizon = min(run.horizon for of_seed in runs for run in of_seed.values())
-    area_ks = np.array([[area_under(of_seed[seed], horizon) for seed in seeds] for of_seed in runs])
+    area_ks = np.array(
+        [
+            [
+                area_under(
+                    of_seed[seed],
+                    horizon,
+                )
+                for seed in seeds
+            ]
+            for of_seed in runs
+        ]
+    )
     # A cost is low where the method is good.
     if runs[0][seeds[0]].metric == "accuracy":
         area_ks = -area_ks
     found = gap_closed(*area_ks)
     if found is None:
         return None
-    return GapClosed(value=found.mean, low=found.low, high=found.high, num_seeds=len(seeds))
+    return GapClosed(
+        value=found.mean,
+        low=found.low,
+        high=found.high,
+        num_seeds=len(seeds),
+    )

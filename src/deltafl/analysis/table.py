@@ -33,13 +33,24 @@ def comparison_table(summary: Summary) -> RenderableType:
         headings["bytes"] = "bytes\ntime"
     shown = [name for name in headings if name in cells_of(summary.samplers[0], summary)]
     table = _table(["sampler", *(headings[name] for name in shown)])
-    costs = _table(["costs of a run", *(heading.replace(" ", "\n", 1) for heading in COSTS)])
+    costs = _table(
+        [
+            "costs of a run",
+            *(heading.replace(" ", "\n", 1) for heading in COSTS),
+        ]
+    )
     for entry in summary.samplers:
         label = Text(_foldable(entry.sampler))
         cells = cells_of(entry, summary)
         table.add_row(
             label,
-            *(Text(cells[x].lines, _STYLES[verdict_of(cells[x].difference)]) for x in shown),
+            *(
+                Text(
+                    cells[x].lines,
+                    _STYLES[verdict_of(cells[x].difference)],
+                )
+                for x in shown
+            ),
         )
         costs.add_row(label, *cost_cells(entry))
     notes = Table.grid(padding=(0, 1))

@@ -84,7 +84,13 @@ class _Race(NamedTuple):
         if isinstance(self.found[other], SpeedUp):
             return speedup(seeds[self.best], seeds[other])
         sign = sign_of(self.summary)
-        areas = [(one.area, two.area) for one, two in pairs(seeds[self.best], seeds[other])]
+        areas = [
+            (one.area, two.area)
+            for one, two in pairs(
+                seeds[self.best],
+                seeds[other],
+            )
+        ]
         return gain([(sign * a, sign * b) for a, b in areas if a is not None and b is not None])
 
 
@@ -93,9 +99,20 @@ def _best(found: Mapping[str, Difference]) -> str:
 
 
 def _without_intervals(summary: Summary) -> list[str]:
-    known = [entry for entry in ranked(summary) if value_of(entry, summary).mean is not None]
+    known = [
+        entry
+        for entry in ranked(summary)
+        if value_of(
+            entry,
+            summary,
+        ).mean
+        is not None
+    ]
     if not known:
-        return ["No sampler has a finite result.", "Every run diverged: lower the learning rate."]
+        return [
+            "No sampler has a finite result.",
+            "Every run diverged: lower the learning rate.",
+        ]
     unit = {"accuracy": " %", "loss": ""}[summary.metric]
     return [
         f"{known[0].sampler} ends with the best {summary.metric}: "
@@ -152,7 +169,10 @@ def _lead_text(lead: Gain | SpeedUp | None, summary: Summary) -> str:
         if lead.num_lost:
             text += ", without seeds with which only it failed"
         return text
-    factor, digits, unit = {"accuracy": (100, 1, " points"), "loss": (1, 3, "")}[summary.metric]
+    factor, digits, unit = {
+        "accuracy": (100, 1, " points"),
+        "loss": (1, 3, ""),
+    }[summary.metric]
     text = f"{factor * lead.value:.{digits}f}"
     if lead.low is not None and lead.high is not None:
         text += f" [{factor * lead.low:.{digits}f}, {factor * lead.high:.{digits}f}]"

@@ -67,8 +67,14 @@ def check_sampler(
             sampler.open(state, available_m, n, stream(seed, "audit", round), oracle)
             for _ in range(2)
         )
-        _require(isinstance(first, Cohort), f"open returns a {type(first).__name__}, not a Cohort")
-        _require(_same(first, again), "open gives another cohort for the same state and generator")
+        _require(
+            isinstance(first, Cohort),
+            f"open returns a {type(first).__name__}, not a Cohort",
+        )
+        _require(
+            _same(first, again),
+            "open gives another cohort for the same state and generator",
+        )
         _require(_same(before, state), "open changes the state in place")
         _check_cohort(first, available_m)
         return first
@@ -86,7 +92,16 @@ def check_sampler(
         opened(available_m, 3)
     if sampler.accepts_no_mask:
         masks: Any = (everyone_m, None)
-        cohorts = [sampler.open(state, mask, n, stream(seed, "audit", 4), oracle) for mask in masks]
+        cohorts = [
+            sampler.open(
+                state,
+                mask,
+                n,
+                stream(seed, "audit", 4),
+                oracle,
+            )
+            for mask in masks
+        ]
         _require(
             _same(*cohorts), "accepts_no_mask: open gives another cohort for None than for everyone"
         )
@@ -148,7 +163,11 @@ def _check_update(
         responded_n=responded_n,
         has_loss_n=np.ones(n, bool),
         loss_n=loss_n,
-        square_loss_n=np.where(np.arange(n) % 3 > 0, 2 * loss_n**2, np.nan),  # some have none
+        square_loss_n=np.where(
+            np.arange(n) % 3 > 0,
+            2 * loss_n**2,
+            np.nan,
+        ),  # some have none
         num_steps_n=rng.integers(1, 9, size=n),
         sketch_nq=rng.standard_normal((n, sampler.sketch_size)),
         output_bias_nk=rng.standard_normal((n, sampler.output_bias_size)),

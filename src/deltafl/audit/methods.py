@@ -205,7 +205,10 @@ def estimate_error(
     probability_k, coef_km, exact = _coefficients(plan, state, oracle, draws)
     m = plan.population.num_clients
     weight_m = plan.population.weight_m
-    total_d, control_md = find_estimator(plan.estimator).control.value(state.control, np.arange(m))
+    total_d, control_md = find_estimator(plan.estimator).control.value(
+        state.control,
+        np.arange(m),
+    )
     residual_md = update_md.astype(float) - control_md
     mean_d = weight_m @ update_md.astype(float)
     offset_d = total_d + weight_m @ residual_md - mean_d  # 0 unless the control's own sum is wrong
@@ -215,7 +218,16 @@ def estimate_error(
     scale = float(mean_d @ mean_d)
     bias = probability_k @ error_k
     squared_bias = max(float(bias @ gram @ bias), 0.0)
-    mse = float(probability_k @ np.einsum("ki,ij,kj->k", error_k, gram, error_k, optimize=True))
+    mse = float(
+        probability_k
+        @ np.einsum(
+            "ki,ij,kj->k",
+            error_k,
+            gram,
+            error_k,
+            optimize=True,
+        )
+    )
     noise = max(mse - squared_bias, 0.0) / len(coef_km)
     z = float("nan")
     if not exact:

@@ -54,7 +54,14 @@ def least_over_designs(gram_mm: FloatArray, weight_m: FloatArray, n: int) -> flo
 
     m = len(weight_m)
     member_sm = np.array(
-        [[i in chosen for i in range(m)] for chosen in combinations(range(m), n)], dtype=np.float64
+        [
+            [i in chosen for i in range(m)]
+            for chosen in combinations(
+                range(m),
+                n,
+            )
+        ],
+        dtype=np.float64,
     )
     rng = np.random.Generator(np.random.PCG64(0))
     too_rare = (
@@ -74,7 +81,12 @@ def least_over_designs(gram_mm: FloatArray, weight_m: FloatArray, n: int) -> flo
     return float(min(minimize(mse, start, method="BFGS").fun for start in starts))
 
 
-def lower_bound(gram_mm: FloatArray, weight_m: FloatArray, n: int, steps: int = 200) -> float:
+def lower_bound(
+    gram_mm: FloatArray,
+    weight_m: FloatArray,
+    n: int,
+    steps: int = 200,
+) -> float:
     """A lower bound on the MSE of every unbiased linear scheme that selects n of m clients (see the
     module's text).
 

@@ -28,7 +28,11 @@ from .options import allowed, text_of
 
 app = typer.Typer(rich_markup_mode=None)
 _YES = {True: "yes", False: "no"}
-data = typer.Typer(help="Get and check data sets.", no_args_is_help=True, rich_markup_mode=None)
+data = typer.Typer(
+    help="Get and check data sets.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 app.add_typer(data, name="data")
 
 Where = Annotated[
@@ -140,7 +144,17 @@ def _print_label(text: str) -> None:
     options = []
     for option in entry.options:
         default = text_of(getattr(made, option))
-        options.append((option, default, made.ranges.get(option, ""), meanings.get(option, "")))
+        options.append(
+            (
+                option,
+                default,
+                made.ranges.get(
+                    option,
+                    "",
+                ),
+                meanings.get(option, ""),
+            )
+        )
     if options:
         _print_table(("option", "default", "range", "meaning"), options)
         typer.echo(f"Write options in the label: {label.name}({options[-1][0]}={options[-1][1]})")
@@ -150,7 +164,15 @@ def _print_label(text: str) -> None:
 
 def _about(part: object) -> str:
     """The first paragraph of a docstring."""
-    return " ".join(cleandoc(part.__doc__ or "").partition("\n\n")[0].replace("``", "").split())
+    return " ".join(
+        cleandoc(part.__doc__ or "")
+        .partition("\n\n")[0]
+        .replace(
+            "``",
+            "",
+        )
+        .split()
+    )
 
 
 def _claim(method: "str | Label") -> str:
@@ -167,7 +189,11 @@ def _meanings(kind: type) -> dict[str, str]:
     found = {}
     for base in reversed(kind.__mro__):
         attributes = cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
-        for name, text in re.findall(r"^    (\w+): (.*(?:\n     .*)*)", attributes, re.MULTILINE):
+        for name, text in re.findall(
+            r"^    (\w+): (.*(?:\n     .*)*)",
+            attributes,
+            re.MULTILINE,
+        ):
             found[name] = " ".join(text.replace("``", "").split())
     return found
 
@@ -205,7 +231,10 @@ def recommend(
     ],
     reachable: Annotated[
         bool,
-        _asked("every selected client can be expected to reply", "Can all clients be reached"),
+        _asked(
+            "every selected client can be expected to reply",
+            "Can all clients be reached",
+        ),
     ],
     clients: Annotated[
         int | None, typer.Option(help="number of clients, for the cost", metavar="M")
@@ -282,7 +311,10 @@ def settings(
         default = "the task's" if key in TASK_DEFAULTS else text_of(fields[key].default)
         rows.append((key, of, allowed((compare | run)[key]), default))
     _print_table(("setting", "of", "allowed", "default"), rows)
-    _print_table(("setting", "meaning"), ((key, fields[key].description or "") for key in chosen))
+    _print_table(
+        ("setting", "meaning"),
+        ((key, fields[key].description or "") for key in chosen),
+    )
 
 
 def _print_table(headings: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> None:

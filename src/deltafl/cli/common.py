@@ -18,7 +18,14 @@ def _folder(text: str) -> Path:
     return Path(text)
 
 
-Out = Annotated[Path | None, typer.Option(help="where results go", metavar="DIR", parser=_folder)]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="where results go",
+        metavar="DIR",
+        parser=_folder,
+    ),
+]
 
 
 @contextmanager

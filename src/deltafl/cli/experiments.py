@@ -39,11 +39,18 @@ from .own_code import own_code_explained
 
 Processes = Annotated[
     int | None,
-    typer.Option(help="runs side by side; as many as cores, 1 on a GPU", metavar="P", min=1),
+    typer.Option(
+        help="runs side by side; as many as cores, 1 on a GPU",
+        metavar="P",
+        min=1,
+    ),
 ]
 Track = Annotated[
     str | None,
-    typer.Option(help="write each round to a tracker, too: tensorboard or mlflow", metavar="NAME"),
+    typer.Option(
+        help="write each round to a tracker, too: tensorboard or mlflow",
+        metavar="NAME",
+    ),
 ]
 app = typer.Typer(rich_markup_mode=None)
 NoReport = Annotated[bool, typer.Option("--no-report", help="leave out report.html")]
@@ -75,7 +82,14 @@ def compare(
     count = count_processes(processes, settings.device)
     explained = _explained("compare", folder, settings.task, settings.samplers)
     with _tracked(track, folder) as on_round, explained, sweep_progress() as on_progress:
-        found = run_comparison(settings, folder, on_progress, count, on_round, not no_report)
+        found = run_comparison(
+            settings,
+            folder,
+            on_progress,
+            count,
+            on_round,
+            not no_report,
+        )
     _print_summary(found.numbers, [folder], folder)
 
 
@@ -119,7 +133,11 @@ def tune(
 @app.command()
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(help="what deltafl compare or run wrote", metavar="DIR...")
+        list[Path],
+        typer.Argument(
+            help="what deltafl compare or run wrote",
+            metavar="DIR...",
+        ),
     ],
     out: Out = None,
     no_report: NoReport = False,
@@ -144,16 +162,27 @@ def _print_summary(summary: Summary, folders: list[Path], written: Path) -> None
     console.print(comparison_table(summary))
     for folder in folders:
         _print_refusals(folder)
-        for record in [*folder.glob("rounds.jsonl"), *sorted(folder.glob("runs/*/rounds.jsonl"))]:
+        for record in [
+            *folder.glob("rounds.jsonl"),
+            *sorted(folder.glob("runs/*/rounds.jsonl")),
+        ]:
             _print_ending(record.parent, f"{record.parent.name} ")
     setting = summary.settings
     clients = f"{setting['clients']} clients, " if "clients" in setting else ""
     about = f"{clients}{setting['sample']} selected per round, {setting['rounds']} rounds"
     console.print(f"\nData: {summary.environment['data']}; {about}", highlight=False)
     beside = " and the pictures beside it" if any(written.glob("*.png")) else ""
-    console.print(f"Results: {written}/summary.json{beside}", highlight=False, soft_wrap=True)
+    console.print(
+        f"Results: {written}/summary.json{beside}",
+        highlight=False,
+        soft_wrap=True,
+    )
     if (written / "report.html").exists():
-        console.print(f"Open {written}/report.html in a browser.", highlight=False, soft_wrap=True)
+        console.print(
+            f"Open {written}/report.html in a browser.",
+            highlight=False,
+            soft_wrap=True,
+        )
     if any(entry.num_diverged for entry in summary.samplers):
         raise typer.Exit(EXIT_DIVERGED)
 
@@ -184,7 +213,12 @@ def run(
             _play(settings, folder, group, on_round)
 
 
-def _play(settings: RunSettings, folder: Path, group: ProcessGroup, track: OnRound) -> None:
+def _play(
+    settings: RunSettings,
+    folder: Path,
+    group: ProcessGroup,
+    track: OnRound,
+) -> None:
     """``deltafl run`` in one of the processes that play it; only the first of them prints."""
     explained = _explained("run", folder, settings.task, [settings.sampler])
     with explained, sweep_progress(group.is_first) as on_progress:
@@ -236,9 +270,19 @@ def _print_run(settings: RunSettings, directory: RunDirectory) -> None:
 )
 def export(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="folder of a run, or DIR/runs/RUN of a comparison")
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="folder of a run, or DIR/runs/RUN of a comparison",
+        ),
     ],
-    to: Annotated[Path, typer.Option(metavar="FILE", help="model.safetensors or model.pt")],
+    to: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="model.safetensors or model.pt",
+        ),
+    ],
 ) -> None:
     """Write the model of a run's last checkpoint as a state dict for PyTorch.
 
@@ -277,7 +321,12 @@ def _tracked(name: str | None, folder: Path) -> AbstractContextManager[OnRound]:
 
 
 @contextmanager
-def _explained(command: str, folder: Path, task: str, labels: Sequence[str]) -> Iterator[None]:
+def _explained(
+    command: str,
+    folder: Path,
+    task: str,
+    labels: Sequence[str],
+) -> Iterator[None]:
     """Explain Ctrl-C, and errors of the user's own code, in one sentence each."""
 
     def how_to_go_on() -> str:

@@ -29,7 +29,11 @@ from ..simulation.settings import (
 
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="a setting as in a TOML file: proximal=0.01", metavar="KEY=VALUE"),
+    typer.Option(
+        "--set",
+        help="a setting as in a TOML file: proximal=0.01",
+        metavar="KEY=VALUE",
+    ),
 ]
 Config = Annotated[
     Path | None, typer.Option(help="TOML file with settings; options win", metavar="FILE")
@@ -57,7 +61,10 @@ def _headings() -> dict[str, str]:
     }
 
 
-def settings_command(kind: type[BaseModel], names: Sequence[str] = ()) -> type[TyperCommand]:
+def settings_command(
+    kind: type[BaseModel],
+    names: Sequence[str] = (),
+) -> type[TyperCommand]:
     """A command with an option for each setting of a class, or for those named; ``ctx.obj`` has
     those that were given.
     """
@@ -104,7 +111,10 @@ def settings_command(kind: type[BaseModel], names: Sequence[str] = ()) -> type[T
                 # The parser's names for an option may be far away.
                 if hasattr(error, "possibilities"):
                     flags = [flag for option in self.get_params(ctx) for flag in option.opts]
-                    near = near_names(error.option_name.strip("-"), [f.strip("-") for f in flags])
+                    near = near_names(
+                        error.option_name.strip("-"),
+                        [f.strip("-") for f in flags],
+                    )
                     error.possibilities = [f"--{name}" for name in near]
                 raise
 
@@ -146,7 +156,12 @@ def allowed(schema: dict[str, Any]) -> str:
     schema = schema.get("anyOf", [schema])[0]
     if words := schema.get("enum", [schema["const"]] if "const" in schema else []):
         return "|".join(words)
-    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    signs = {
+        "minimum": ">=",
+        "exclusiveMinimum": ">",
+        "maximum": "<=",
+        "exclusiveMaximum": "<",
+    }
     limits = [
         f"{sign} {schema[key]:g}"
         for key, sign in signs.items()

@@ -23,7 +23,11 @@ _ALIKE = 1e-9
 _ROUNDING = 1e-13
 
 
-def anticluster(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> IntArray:
+def anticluster(
+    expected_m: FloatArray,
+    value_mq: FloatArray,
+    source: RandomSource,
+) -> IntArray:
     """Divide clients into groups whose sums of x_i / pi_i are alike, and draw one group.
 
     pi has a whole sum n, x is (m, q) and finite.
@@ -56,7 +60,11 @@ def anticluster(expected_m: FloatArray, value_mq: FloatArray, source: RandomSour
             order_k = source.order(len(open_k))
         # One client's places follow on one another: no group has two.
         client_p = np.repeat(order_k, copies_k[order_k])
-        group_p = _exchanged(client_p, np.arange(len(client_p)) % groups, place_kq[client_p])
+        group_p = _exchanged(
+            client_p,
+            np.arange(len(client_p)) % groups,
+            place_kq[client_p],
+        )
         drawn_k = open_k[client_p[group_p == source.pick(groups)]]
     return np.concatenate([np.flatnonzero(pi_m >= 1), drawn_k])
 

@@ -76,7 +76,11 @@ class RandomSource:
         return np.argsort(self._random(count), kind="stable")
 
 
-def local_pivotal(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> IntArray:
+def local_pivotal(
+    expected_m: FloatArray,
+    value_mq: FloatArray,
+    source: RandomSource,
+) -> IntArray:
     """Draw n clients whose places x_i / pi_i lie apart, from pi in [0, 1] of whole sum n and finite
     x_i, (m, q).
 
@@ -107,7 +111,10 @@ def local_pivotal(expected_m: FloatArray, value_mq: FloatArray, source: RandomSo
 
 def places(pi_m: FloatArray, value_mq: FloatArray) -> FloatArray:
     """x_i / pi_i in units of the largest value, float64 (m, q); 0 for clients that are decided."""
-    scaled_mq = value_mq / max(float(np.abs(value_mq).max(initial=0.0)), np.finfo(np.float64).tiny)
+    scaled_mq = value_mq / max(
+        float(np.abs(value_mq).max(initial=0.0)),
+        np.finfo(np.float64).tiny,
+    )
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         place_mq = np.clip(scaled_mq / pi_m[:, None], -_FARTHEST, _FARTHEST)
     return np.where(undecided(pi_m)[:, None], place_mq, 0.0)
@@ -143,7 +150,11 @@ def duel(pi_k: FloatArray, far_kk: FloatArray, source: RandomSource) -> bool:
     return True
 
 
-def _neighbours(far_kk: FloatArray, open_k: IntArray, source: RandomSource) -> tuple[int, int]:
+def _neighbours(
+    far_kk: FloatArray,
+    open_k: IntArray,
+    source: RandomSource,
+) -> tuple[int, int]:
     """A random one and its nearest; but if that one has a twin, the twins."""
     if len(open_k) == 2:
         return int(open_k[0]), int(open_k[1])
@@ -242,7 +253,11 @@ def cube(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> 
         window = queue_k[:width]
         entered = width
         while len(window) > 1:
-            pi_k[window] = _flight(pi_k[window], _free_directions(balance_kc[window]), source)
+            pi_k[window] = _flight(
+                pi_k[window],
+                _free_directions(balance_kc[window]),
+                source,
+            )
             window = window[undecided(pi_k[window])]
             entering = queue_k[entered : entered + width - len(window)]
             window = np.concatenate([window, entering])
@@ -255,7 +270,10 @@ def _balance(place_kq: FloatArray) -> FloatArray:
     """What must stay in balance, (k, 1 + q): the size, then the places along their principal
     axes, widest first.
     """
-    scaled_kq = place_kq / max(float(np.abs(place_kq).max(initial=0.0)), np.finfo(np.float64).tiny)
+    scaled_kq = place_kq / max(
+        float(np.abs(place_kq).max(initial=0.0)),
+        np.finfo(np.float64).tiny,
+    )
     centred_kq = scaled_kq - scaled_kq.sum(axis=0) / max(len(scaled_kq), 1)
     _, axis_qq = np.linalg.eigh(centred_kq.T @ centred_kq)
     return np.column_stack([np.ones(len(place_kq)), centred_kq @ axis_qq[:, ::-1]])
@@ -306,7 +324,11 @@ def _eliminated(
     return rest_cw, solved, pivots
 
 
-def _flights(pi_gw: FloatArray, balance_gwc: FloatArray, source: RandomSource) -> FloatArray:
+def _flights(
+    pi_gw: FloatArray,
+    balance_gwc: FloatArray,
+    source: RandomSource,
+) -> FloatArray:
     """Where g queues of w clients end, all but about c of them decided; each queue takes in one
     client a step.
 
@@ -318,7 +340,13 @@ def _flights(pi_gw: FloatArray, balance_gwc: FloatArray, source: RandomSource) -
     num_queues, width, columns = balance_gwc.shape
     scale_gc = np.abs(balance_gwc).max(axis=1)
     scale_gc[scale_gc <= _ROUNDING * scale_gc.max(axis=1, keepdims=True)] = np.inf
-    balance_wcg = np.ascontiguousarray((balance_gwc / scale_gc[:, None]).transpose(1, 2, 0))
+    balance_wcg = np.ascontiguousarray(
+        (balance_gwc / scale_gc[:, None]).transpose(
+            1,
+            2,
+            0,
+        )
+    )
     pi_wg = np.ascontiguousarray(pi_gw.T)
     g = np.arange(num_queues)
     solve_ccg = np.repeat(
@@ -394,7 +422,11 @@ def _first_large(part_k: list[float]) -> tuple[int, float]:
     return 0, largest
 
 
-def _flight(pi_w: FloatArray, direction_rw: FloatArray, source: RandomSource) -> FloatArray:
+def _flight(
+    pi_w: FloatArray,
+    direction_rw: FloatArray,
+    source: RandomSource,
+) -> FloatArray:
     """Go along the directions one after the other; each loses what would move the clients decided
     before.
 
@@ -436,7 +468,11 @@ def _flight(pi_w: FloatArray, direction_rw: FloatArray, source: RandomSource) ->
     return np.asarray(way_2w[0])
 
 
-def _without(direction_rw: FloatArray, client: int, widest: float) -> tuple[FloatArray, float]:
+def _without(
+    direction_rw: FloatArray,
+    client: int,
+    widest: float,
+) -> tuple[FloatArray, float]:
     """The directions in the span of the given ones that leave one client where it is: one fewer, in
     their place.
 

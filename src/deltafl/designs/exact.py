@@ -30,7 +30,11 @@ MAX_CLIENTS = 7
 SLIVER = 1e-14
 
 
-def support(design: str, expected_m: FloatArray, value_mq: npt.ArrayLike | None = None) -> Support:
+def support(
+    design: str,
+    expected_m: FloatArray,
+    value_mq: npt.ArrayLike | None = None,
+) -> Support:
     """All cohorts a design can draw, as counts (m,), with their probabilities (sum 1); m <=
     ``MAX_CLIENTS``.
     """
@@ -107,7 +111,10 @@ P = TypeVar("P", bound=_Path)
 T = TypeVar("T")
 
 
-def _follow(start: Callable[[list[int]], P], run: Callable[[P], T]) -> Iterator[tuple[float, T]]:
+def _follow(
+    start: Callable[[list[int]], P],
+    run: Callable[[P], T],
+) -> Iterator[tuple[float, T]]:
     """Run something once on every path through its decisions; yield probabilities and results."""
     path: list[int] = []
     while True:
@@ -167,7 +174,14 @@ def _multinomial(expected: list[float]) -> Support:
     for count in product(range(n + 1), repeat=len(expected)):
         if sum(count) == n:
             ways = factorial(n) / prod(factorial(k) for k in count)
-            result[count] = ways * prod((e / n) ** k for k, e in zip(count, expected, strict=True))
+            result[count] = ways * prod(
+                (e / n) ** k
+                for k, e in zip(
+                    count,
+                    expected,
+                    strict=True,
+                )
+            )
     return result
 
 
@@ -237,7 +251,13 @@ def _pivotal(expected: list[float], ordered: bool = False) -> Support:
             duel(a, both, left, drawn, probability * strength / both)
             duel(b, both, left, drawn, probability * expected[b] / both)
         else:
-            duel(b, both - 1, left, (*drawn, a), probability * (1 - expected[b]) / (2 - both))
+            duel(
+                b,
+                both - 1,
+                left,
+                (*drawn, a),
+                probability * (1 - expected[b]) / (2 - both),
+            )
             duel(a, both - 1, left, (*drawn, b), probability * (1 - strength) / (2 - both))
 
     for order in orders:
@@ -251,7 +271,10 @@ def _local_pivotal(expected_m: FloatArray, value_mq: FloatArray) -> Support:
     far_mm = squared_distances(places(start_m, value_mq))
     result: Support = defaultdict(float)
 
-    def step(pi: tuple[float, ...], source: RandomSource) -> tuple[tuple[float, ...], bool]:
+    def step(
+        pi: tuple[float, ...],
+        source: RandomSource,
+    ) -> tuple[tuple[float, ...], bool]:
         pi_m = np.array(pi)
         goes_on = duel(pi_m, far_mm, source)
         return tuple(pi_m.tolist()), goes_on
@@ -275,7 +298,13 @@ def _local_pivotal(expected_m: FloatArray, value_mq: FloatArray) -> Support:
 
 def _drawn(draw: BalancedDraw, expected_m: FloatArray, value_mq: FloatArray) -> Support:
     result: Support = defaultdict(float)
-    for probability, drawn in every_path(lambda source: draw(expected_m, value_mq, source)):
+    for probability, drawn in every_path(
+        lambda source: draw(
+            expected_m,
+            value_mq,
+            source,
+        )
+    ):
         result[_counts(tuple(drawn.tolist()), len(expected_m))] += probability
     return dict(result)
 

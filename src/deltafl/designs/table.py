@@ -192,10 +192,24 @@ DESIGNS: dict[str, Design] = {
         ),
         Design("cube", pivotal, True, _FIXED, cube, "Deville, Tille 2004"),
         Design("anticluster", pivotal, True, _FIXED, anticluster, "Papenberg 2024"),
-        Design(ORDERED, ordered_pivotal, True, _FIXED, None, "Deville, Tille 1998; Chauvet 2012"),
+        Design(
+            ORDERED,
+            ordered_pivotal,
+            True,
+            _FIXED,
+            None,
+            "Deville, Tille 1998; Chauvet 2012",
+        ),
         Design("simple-random", simple_random, True, _FIXED),
         Design("poisson", poisson, True, "poisson", None, "Hajek 1964"),
-        Design("multinomial", multinomial, True, "replacement", None, "Hansen, Hurwitz 1943"),
+        Design(
+            "multinomial",
+            multinomial,
+            True,
+            "replacement",
+            None,
+            "Hansen, Hurwitz 1943",
+        ),
         Design("successive", successive, False, _FIXED, None, "Yates, Grundy 1953"),
     )
 }

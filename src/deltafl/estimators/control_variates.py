@@ -101,7 +101,13 @@ class ControlVariate(WithRanges, ABC):
         """The mean of all clients' updates of the initial model, (d,), if they are known."""
         return None
 
-    def at_model(self, state: Any, population: Population, params_d: Params, round: int) -> Any:
+    def at_model(
+        self,
+        state: Any,
+        population: Population,
+        params_d: Params,
+        round: int,
+    ) -> Any:
         """The state once a round's model is known, before its draw."""
         return state
 
@@ -351,7 +357,11 @@ class InnovationControl(LearnsFromResiduals):
             unseen_weight=np.array(population.weight_m[unseen_m].sum()),
         )
 
-    def resized(self, state: InnovationControlState, moves: Moves) -> InnovationControlState:
+    def resized(
+        self,
+        state: InnovationControlState,
+        moves: Moves,
+    ) -> InnovationControlState:
         unseen_m = moves.rows(state.unseen_m, True)
         return state._replace(
             own=self.own.resized(state.own, moves),
@@ -440,7 +450,11 @@ class RegressionControl(LearnsFromResiduals):
         change_qd = np.einsum("qn,nd->qd", gain_qn, residual_nd)
         return state._replace(slope_qd=state.slope_qd + change_qd)
 
-    def resized(self, state: RegressionControlState, moves: Moves) -> RegressionControlState:
+    def resized(
+        self,
+        state: RegressionControlState,
+        moves: Moves,
+    ) -> RegressionControlState:
         """With slopes whose predictions are nearest to those of before, of the clients who stay.
 
         A newcomer's answer to a census turns the components of all clients; slopes on the old ones

@@ -31,7 +31,11 @@ def count_sketch(vector_nd: npt.NDArray[np.floating], size: int, seed: int) -> F
     signed_nq = np.zeros((n, 2 * size))
     for block, first in enumerate(range(0, d, _BLOCK)):
         stretch = vector_nd[:, first : first + _BLOCK]
-        code = stream(seed, "sketch", 0, block).integers(0, 2 * size, size=stretch.shape[1])
+        code = stream(seed, "sketch", 0, block).integers(
+            0,
+            2 * size,
+            size=stretch.shape[1],
+        )
         for i, part_d in enumerate(stretch):
             signed_nq[i] += np.bincount(code, weights=part_d, minlength=2 * size)
     return signed_nq[:, :size] - signed_nq[:, size:]

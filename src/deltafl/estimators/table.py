@@ -35,7 +35,11 @@ from .two_phase import TwoPhase
 Coefficients = Callable[[Cohort, FloatArray, FloatArray], FloatArray]
 
 
-def horvitz_thompson(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
+def horvitz_thompson(
+    cohort: Cohort,
+    weight_n: FloatArray,
+    response_n: FloatArray,
+) -> FloatArray:
     """coef_i = w_i count_i / (expected_i q_i), q_i the response rate: unbiased for every exact
     design.
 
@@ -60,7 +64,11 @@ def plain_mean(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> 
     return cohort.count_n / max(int(cohort.count_n.sum()), 1)
 
 
-def weighted_mean(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
+def weighted_mean(
+    cohort: Cohort,
+    weight_n: FloatArray,
+    response_n: FloatArray,
+) -> FloatArray:
     """w_i count_i / sum_S w_j count_j, whatever the probabilities. Biased; 0 where all weights
     are 0.
     """
@@ -74,7 +82,11 @@ def _summing_to_1(coef_n: FloatArray) -> FloatArray:
     return coef_n
 
 
-def average_of_all(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
+def average_of_all(
+    cohort: Cohort,
+    weight_n: FloatArray,
+    response_n: FloatArray,
+) -> FloatArray:
     """coef_i = w_i: with own c_i, D is the average of all clients' last updates. Biased.
 
     This is FedVARP as the DELTA paper combines it (docs/backbones.md), and the average of MIFA.
@@ -147,7 +159,11 @@ _ROWS = (
 ESTIMATORS: dict[str, Estimator] = {row.name: row for row in _ROWS}
 #: For the simulator, which supplies the simulation (``simulation/setup.py``); elsewhere write
 #: ``Twin(simulate)``.
-TWIN = _unbiased("twin", LearnedCoefficient(Twin(residual=LearnedCoefficient(OwnControl()))), _OURS)
+TWIN = _unbiased(
+    "twin",
+    LearnedCoefficient(Twin(residual=LearnedCoefficient(OwnControl()))),
+    _OURS,
+)
 ALL_ESTIMATORS = {**ESTIMATORS, TWIN.name: TWIN}
 _ALIASES = {"hansen-hurwitz": "horvitz-thompson", "ratio": "hajek", "mifa": "fedvarp"}
 

@@ -112,13 +112,22 @@ class Twin(ControlVariate):
         limit = LONGEST * np.median(norm_m)
         long_m = norm_m > limit
         twin_md[long_m] *= (limit / norm_m[long_m])[:, None]
-        twin = summed_anew(OwnControlState(twin_md, np.zeros(shape[1])), population.weight_m)
-        return TwinState(twin, self.residual.at_model(state.residual, population, params_d, round))
+        twin = summed_anew(
+            OwnControlState(twin_md, np.zeros(shape[1])),
+            population.weight_m,
+        )
+        return TwinState(
+            twin,
+            self.residual.at_model(state.residual, population, params_d, round),
+        )
 
     def value(self, state: TwinState, client_n: IntArray) -> ControlValue:
         residual = self.residual.value(state.residual, client_n)
         twin_nd = np.asarray(state.twin.control_md)[client_n]
-        return ControlValue(state.twin.total_d + residual.total_d, twin_nd + residual.control_nd)
+        return ControlValue(
+            state.twin.total_d + residual.total_d,
+            twin_nd + residual.control_nd,
+        )
 
     def update(
         self, state: TwinState, population: Population, replies: Replies, update_nd: Params

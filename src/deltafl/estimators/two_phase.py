@@ -62,7 +62,13 @@ class LastResiduals(LearnsFromResiduals):
         if code_mc is None:
             nobody_m = np.zeros(m, bool)
             zero_d = np.zeros(num_params)
-            return LastResidualsState(np.zeros((m, 0)), nobody_m, aux_mq, moment_qd, zero_d)
+            return LastResidualsState(
+                np.zeros((m, 0)),
+                nobody_m,
+                aux_mq,
+                moment_qd,
+                zero_d,
+            )
         if code_mc.shape[1] != code_length(num_params):
             raise DeltaflError(
                 f"the census is not of this model of {num_params:,} parameters; take it anew"
@@ -72,7 +78,11 @@ class LastResiduals(LearnsFromResiduals):
         weight_m = population.weight_m * sent_m
         for rows in _blocks(m, num_params):
             weighted_mq = weight_m[rows, None] * aux_mq[rows]
-            moment_qd += np.einsum("mq,md->qd", weighted_mq, decode(code_mc[rows], num_params))
+            moment_qd += np.einsum(
+                "mq,md->qd",
+                weighted_mq,
+                decode(code_mc[rows], num_params),
+            )
         square_qq = np.einsum("m,mp,mq->pq", weight_m, aux_mq, aux_mq)
         fitted_qd = np.einsum("pq,qd->pd", pseudoinverse(square_qq), moment_qd)
         # The first of x is 1, so that row 0 is the sum over clients.
@@ -133,7 +143,10 @@ def has_codes(state: LastResidualsState) -> bool:
     return len(state.code_mc[0]) > 0
 
 
-def residuals_summed_anew(state: LastResidualsState, weight_m: FloatArray) -> LastResidualsState:
+def residuals_summed_anew(
+    state: LastResidualsState,
+    weight_m: FloatArray,
+) -> LastResidualsState:
     """The same, with sum_j w_j e_j summed anew: for new weights, or a lost sum."""
     total_d = np.zeros_like(state.total_d)
     client_m = np.arange(len(weight_m))
@@ -226,7 +239,12 @@ class TwoPhase(ControlVariate):
             guess = self.regression.value(state.regression, replies.client_n)
             left_nd: Any = update_nd - guess.control_nd
             first = self.first.update(first, population, replies, left_nd)
-        regression = self.regression.update(state.regression, population, replies, update_nd)
+        regression = self.regression.update(
+            state.regression,
+            population,
+            replies,
+            update_nd,
+        )
         return TwoPhaseState(regression, first)
 
     def resized(self, state: TwoPhaseState, moves: Moves) -> TwoPhaseState:
@@ -274,8 +292,21 @@ def _trust(state: TwoPhaseState) -> float:
         return 1.0
     weight_m = state.regression.control.weight_m
     fitted_qd = first.fitted_qd
-    square_qq = np.einsum("m,mp,mq->pq", weight_m * first.is_first_m, first.aux_mq, first.aux_mq)
-    explained = float(np.einsum("pd,pq,qd->", fitted_qd, square_qq, fitted_qd, optimize=True))
+    square_qq = np.einsum(
+        "m,mp,mq->pq",
+        weight_m * first.is_first_m,
+        first.aux_mq,
+        first.aux_mq,
+    )
+    explained = float(
+        np.einsum(
+            "pd,pq,qd->",
+            fitted_qd,
+            square_qq,
+            fitted_qd,
+            optimize=True,
+        )
+    )
     # Of what is decoded, as B_0 is of that too.
     square = KEPT * float(inner(weight_m, norms(np.asarray(first.code_mc)) ** 2))
     return min(explained / max(square, np.finfo(np.float64).tiny), 1.0)

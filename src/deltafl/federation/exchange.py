@@ -42,12 +42,20 @@ class Correction(Arrays):
     #: The client takes so many times its own steps, 0 < step_factor <= 1: 1 - beta with ``mime``.
     step_factor: float = 1.0
 
-    def __init__(self, arrays: Mapping[str, Array] | None = None, step_factor: float = 1.0) -> None:
+    def __init__(
+        self,
+        arrays: Mapping[str, Array] | None = None,
+        step_factor: float = 1.0,
+    ) -> None:
         super().__init__(arrays or {})
         self.step_factor = step_factor
 
 
-def census_question(census: Census, trained: list[str], step_factor: float) -> dict[str, Any]:
+def census_question(
+    census: Census,
+    trained: list[str],
+    step_factor: float,
+) -> dict[str, Any]:
     """What clients are asked for a census; with ``mime`` they take shorter steps in it as well."""
     asked: dict[str, Any] = {
         CENSUS: [float(census.size), census.noise, float(census.first_update)],
@@ -76,6 +84,10 @@ def report_of(
             census = Census(size=int(size), noise=noise, first_update=bool(first_update))
             update_d = update_of(sent, received)
             # Not a seeded generator: nobody shall be able to take the noise away.
-            answer_k = census.answer(update_d, output_layer(shapes), rng=np.random.default_rng())
+            answer_k = census.answer(
+                update_d,
+                output_layer(shapes),
+                rng=np.random.default_rng(),
+            )
             report[CENSUS] = answer_k.tolist()
     return report

@@ -200,7 +200,10 @@ class Federation:
             reply_n[place] = reply_n[place]._replace(fault=fault)
 
         round = Accumulator(plan, state, cohort)
-        round.add_rows(updates, reports_of(reply_n, [update is not None for update in updates]))
+        round.add_rows(
+            updates,
+            reports_of(reply_n, [update is not None for update in updates]),
+        )
         self.state, info = round.close()
         used_n = round.reports.responded_n
         if self.rest:
@@ -210,7 +213,10 @@ class Federation:
             self.rest = mean_rest(self.layout, sent, received, coef_n, median=robust)
         if not private and not used_n.any() and looks_like_outage(state, cohort.client_n):
             # The round did not happen, but who was away, was away.
-            self.state = state._replace(round=self.state.round, missed_m=self.state.missed_m)
+            self.state = state._replace(
+                round=self.state.round,
+                missed_m=self.state.missed_m,
+            )
             self.warnings.append(
                 "no reply could be used, which looks like an outage: the round changes nothing"
             )
@@ -245,7 +251,11 @@ class Federation:
         self.rest = rest
         self.kept.clear()
 
-    def _set_clients(self, clients: dict[str, ClientInfo], kept_k: list[int] | None = None) -> None:
+    def _set_clients(
+        self,
+        clients: dict[str, ClientInfo],
+        kept_k: list[int] | None = None,
+    ) -> None:
         """Continue with these clients; all or nothing."""
         if clients == self.clients:
             return

@@ -95,7 +95,14 @@ def read_reply(
         received = arrays()
     except Exception as error:  # whatever a client's bytes can make NumPy raise
         return ClientReply(fault=f"the reply's arrays cannot be read ({type(error).__name__})")
-    losses = [_number(metrics[name]) for name in LOSS_NAMES if isinstance(metrics.get(name), Real)]
+    losses = [
+        _number(metrics[name])
+        for name in LOSS_NAMES
+        if isinstance(
+            metrics.get(name),
+            Real,
+        )
+    ]
     return ClientReply(
         received,
         loss=losses[0] if losses else None,
@@ -106,7 +113,11 @@ def read_reply(
     )
 
 
-def read_answer(report: Any, length: int, step_factor: float | None = None) -> tuple[float, ...]:
+def read_answer(
+    report: Any,
+    length: int,
+    step_factor: float | None = None,
+) -> tuple[float, ...]:
     """A client's answer to a census, or a ``DeltaflError`` that says why there is none.
 
     Args:
@@ -123,14 +134,24 @@ def read_answer(report: Any, length: int, step_factor: float | None = None) -> t
     if step_factor is not None and _number(report.get(CORRECTED)) != step_factor:
         raise DeltaflError(NOT_CORRECTED)
     answer = report[CENSUS]
-    if not isinstance(answer, list) or len(answer) != length or not all(map(_is_answer, answer)):
+    if (
+        not isinstance(
+            answer,
+            list,
+        )
+        or len(answer) != length
+        or not all(map(_is_answer, answer))
+    ):
         raise DeltaflError(
             f"the answer is not {length} finite numbers of at most {LARGEST_NORM:.0e}"
         )
     return tuple(map(float, answer))
 
 
-def reports_of(replies: Sequence[ClientReply], responded: Sequence[bool] | None = None) -> Reports:
+def reports_of(
+    replies: Sequence[ClientReply],
+    responded: Sequence[bool] | None = None,
+) -> Reports:
     """What these clients reported of their work; ``responded`` None if all of them did."""
     return Reports.make(
         len(replies),

@@ -146,7 +146,12 @@ def make_rules(
     check_whole("aux", aux, "0 for none", 0)
     if min_clients is None:
         min_clients = n
-    check_whole("min_clients", min_clients, "at least 1, or None for n (min_nodes in Flower)", 1)
+    check_whole(
+        "min_clients",
+        min_clients,
+        "at least 1, or None for n (min_nodes in Flower)",
+        1,
+    )
     for name, path in (("state_path", state_path), ("memory_path", memory_path)):
         if path == "" or not isinstance(path, str | Path | None):
             raise DeltaflError(f"{name} is {path!r}; write the name of a folder, or None for none")

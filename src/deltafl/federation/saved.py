@@ -33,7 +33,10 @@ from .federation import KEPT, Federation, Kept
 from .scales import ClientScale
 
 #: The last state, and the good ones before it.
-FILES = ["federation.safetensors", *(f"federation-{age}.safetensors" for age in range(1, KEPT))]
+FILES = [
+    "federation.safetensors",
+    *(f"federation-{age}.safetensors" for age in range(1, KEPT)),
+]
 FILE = FILES[0]
 _VERSION = 9
 _REST = "rest."
@@ -113,7 +116,12 @@ def load(folder: Path, federation: Federation) -> bool:
         with suppress(DeltaflError):  # there is none, or one of other settings, or damaged
             _restore(folder / name, federation)
             federation.kept.append(
-                Kept(federation.clients, federation.plan, federation.current, federation.rest)
+                Kept(
+                    federation.clients,
+                    federation.plan,
+                    federation.current,
+                    federation.rest,
+                )
             )
     _restore(folder / FILE, federation)
     _settle(federation)
@@ -162,7 +170,10 @@ def _take(
     federation.clients = clients
     federation.plan = federation.rules.plan_for(clients)
     federation.rest = {name: arrays[_REST + name] for name in federation.rest}
-    federation.state = from_named_arrays(blank_state(federation.plan, federation.params_d), arrays)
+    federation.state = from_named_arrays(
+        blank_state(federation.plan, federation.params_d),
+        arrays,
+    )
 
 
 def _aux_of(infos: Collection[ClientInfo]) -> FloatArray:

@@ -80,7 +80,12 @@ class Scales:
         self.known = {key: scale._replace(loss=0.0) for key, scale in self.known.items()}
         self._watch = _new_watch()
 
-    def see(self, info: RoundInfo, losses: Mapping[str, float], params_d: Params) -> str | None:
+    def see(
+        self,
+        info: RoundInfo,
+        losses: Mapping[str, float],
+        params_d: Params,
+    ) -> str | None:
         """Why the model is lost after a round with these losses, as a clause; None if it is not."""
         ratios = []
         for key, loss in losses.items():
@@ -100,4 +105,8 @@ class Scales:
 
 
 def _new_watch() -> Watch:
-    return Watch(1.0, log_loss=True, metric="the clients' median loss over their first one")
+    return Watch(
+        1.0,
+        log_loss=True,
+        metric="the clients' median loss over their first one",
+    )

@@ -31,7 +31,12 @@ _MOST = 3
 
 
 @contextmanager
-def serving(rules: Rules, arrays: Arrays, num_rounds: int, log: Log) -> Iterator["Service"]:
+def serving(
+    rules: Rules,
+    arrays: Arrays,
+    num_rounds: int,
+    log: Log,
+) -> Iterator["Service"]:
     """A federation, new or resumed, whose saved state no other server uses meanwhile."""
     with sole_owner(rules.state_path):
         service = Service(rules, arrays, log)

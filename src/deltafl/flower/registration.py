@@ -126,7 +126,12 @@ class Directory:
                     "their ClientApp call deltafl.flower.register(app, ...)?"
                 )
             if len(able) < needed and len(present) != before:
-                log(INFO, "Waiting for clients: %d registered, %d needed", len(able), needed)
+                log(
+                    INFO,
+                    "Waiting for clients: %d registered, %d needed",
+                    len(able),
+                    needed,
+                )
             before = len(present)
             time.sleep(min(1.0, max(0.05, end - time.monotonic())))
 
@@ -160,7 +165,12 @@ class Directory:
                     "under several ids. Enable node authentication and write identity='public-key'"
                 )
         if num_failed:
-            log(WARNING, "%d nodes did not register; the last: %s", num_failed, self._last_fault)
+            log(
+                WARNING,
+                "%d nodes did not register; the last: %s",
+                num_failed,
+                self._last_fault,
+            )
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:

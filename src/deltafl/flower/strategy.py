@@ -130,7 +130,10 @@ class DeltaStrategy(Strategy):
 
             def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
                 assert evaluate_fn is not None
-                return evaluate_fn(server_round + done, arrays)  # Flower counts from 1 again
+                return evaluate_fn(
+                    server_round + done,
+                    arrays,
+                )  # Flower counts from 1 again
 
             result = super().start(
                 grid,
@@ -168,7 +171,12 @@ class DeltaStrategy(Strategy):
             raise DeltaflError(_FOREIGN_PRIVACY)
         federation = self._active()
         seconds = self.wait_for_nodes
-        present = self.directory.wait(grid, seconds, federation.let_in, settle=not self._settled)
+        present = self.directory.wait(
+            grid,
+            seconds,
+            federation.let_in,
+            settle=not self._settled,
+        )
         self._settled = True
         number = federation.round + 1
         model = to_record(federation.arrays())
@@ -177,7 +185,13 @@ class DeltaStrategy(Strategy):
             sent = self._messages(MessageType.TRAIN, question, model, config, number)
             messages = [message for _, message in sent]
             received = grid.send_and_receive(messages, timeout=self._timeout)
-            return {key: report_in(reply) for key, reply in by_recipient(sent, received).items()}
+            return {
+                key: report_in(reply)
+                for key, reply in by_recipient(
+                    sent,
+                    received,
+                ).items()
+            }
 
         self._trainings = []
         for question in federation.begin_round(present, ask):

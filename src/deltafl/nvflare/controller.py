@@ -77,7 +77,10 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         persistor_id: str = AppConstants.DEFAULT_PERSISTOR_ID,
         **settings: Any,
     ) -> None:
-        settings |= settings.pop("settings", {})  # so they stand in the configuration of a job
+        settings |= settings.pop(
+            "settings",
+            {},
+        )  # so they stand in the configuration of a job
         arguments = {
             name: value for name, value in locals().items() if name not in ("self", "__class__")
         }
@@ -144,7 +147,12 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
 
         questions = federation.begin_round(present, ask)
         if federation.cohort is not None:  # else the round was the census
-            self.fl_ctx.set_prop(AppConstants.CURRENT_ROUND, number, private=True, sticky=False)
+            self.fl_ctx.set_prop(
+                AppConstants.CURRENT_ROUND,
+                number,
+                private=True,
+                sticky=False,
+            )
             self.event(AppEventType.ROUND_STARTED)
             replies = self._send(questions, number, model).items()
             if self.abort_signal.triggered:
@@ -159,7 +167,11 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         """Save the model after the round that was closed last, by the persistor."""
         number = federation.round - 1
         self.save_model(
-            FLModel(params=federation.model(), current_round=number, total_rounds=self.num_rounds)
+            FLModel(
+                params=federation.model(),
+                current_round=number,
+                total_rounds=self.num_rounds,
+            )
         )
 
     def _present(self) -> dict[str, ClientInfo]:
@@ -241,4 +253,8 @@ def reply_in(reply: FLModel, sent: Arrays, number: int) -> ClientReply:
             fault=f"the reply is to round {report.get(ROUND)}; use DeltaClient in its script"
         )
     arrays = reply.params or {}
-    return read_reply(lambda: trained(reply, list(arrays), sent), reply.metrics or {}, report)
+    return read_reply(
+        lambda: trained(reply, list(arrays), sent),
+        reply.metrics or {},
+        report,
+    )

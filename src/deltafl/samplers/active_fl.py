@@ -39,9 +39,18 @@ class ActiveFL(Unweighted):
     ranges: ClassVar = {"alpha1": "[0, 1]", "alpha2": "[0, inf)", "alpha3": "[0, 1]"}
 
     def init(self, population: Population) -> ActiveState:
-        return ActiveState(population.num_examples_m, np.full(population.num_clients, np.nan))
+        return ActiveState(
+            population.num_examples_m,
+            np.full(population.num_clients, np.nan),
+        )
 
-    def choose(self, state: ActiveState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
+    def choose(
+        self,
+        state: ActiveState,
+        present_k: IntArray,
+        size: int,
+        rng: Rng,
+    ) -> IntArray:
         value_k = mean_for_unseen(state.value_m, 0.0)[present_k]
         dropped = int(self.alpha1 * len(present_k) + 1e-9)  # 0.29 * 100 is a little below 29
         log_weight_k = self.alpha2 * value_k

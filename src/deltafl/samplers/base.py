@@ -289,14 +289,31 @@ class NewFirst(Unweighted):
         m = population.num_clients
         nobody_m = np.zeros(m, bool)
         size = self.sketch_size + self.output_bias_size
-        return NewFirstState(population.weight_m, nobody_m, nobody_m, np.zeros((m, size)), ZERO)
+        return NewFirstState(
+            population.weight_m,
+            nobody_m,
+            nobody_m,
+            np.zeros((m, size)),
+            ZERO,
+        )
 
-    def choose(self, state: NewFirstState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
+    def choose(
+        self,
+        state: NewFirstState,
+        present_k: IntArray,
+        size: int,
+        rng: Rng,
+    ) -> IntArray:
         # Selected, not seen: whoever never replies must not fill every cohort.
         new: IntArray = present_k[~state.selected_m[present_k]][:size]
         if len(new) == size:
             return new
-        return np.concatenate([new, self.again(state, present_k, size, size - len(new), rng)])
+        return np.concatenate(
+            [
+                new,
+                self.again(state, present_k, size, size - len(new), rng),
+            ]
+        )
 
     def again(
         self, state: NewFirstState, present_k: IntArray, size: int, wanted: int, rng: Rng
@@ -304,7 +321,12 @@ class NewFirst(Unweighted):
         """At most ``wanted`` of the clients that replied before, in a cohort of ``size``."""
         return present_k[:0]
 
-    def update(self, state: NewFirstState, cohort: Cohort, reports: Reports) -> NewFirstState:
+    def update(
+        self,
+        state: NewFirstState,
+        cohort: Cohort,
+        reports: Reports,
+    ) -> NewFirstState:
         client_n, reports = replied(cohort, reports)
         last_nq = np.hstack([reports.sketch_nq, reports.output_bias_nk])
         return state._replace(
@@ -346,7 +368,11 @@ def replied(cohort: Cohort, reports: Reports) -> tuple[IntArray, Reports]:
     return cohort.client_n[here], reports.part(here)
 
 
-def with_rows(value_m: npt.NDArray[Any], client_n: IntArray, newest: Any) -> npt.NDArray[Any]:
+def with_rows(
+    value_m: npt.NDArray[Any],
+    client_n: IntArray,
+    newest: Any,
+) -> npt.NDArray[Any]:
     """A copy in which some clients have new values."""
     value_m = value_m.copy()
     value_m[client_n] = newest

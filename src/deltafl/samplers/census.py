@@ -107,14 +107,26 @@ class Census(WithRanges):
                 "the update is None; write None in place of the answer of a client that failed"
             )
         update_d = np.asarray(update, float).ravel()
-        ends = np.cumsum([np.prod(tensor, dtype=int) for tensor in tensors] or [len(update_d)])
+        ends = np.cumsum(
+            [
+                np.prod(
+                    tensor,
+                    dtype=int,
+                )
+                for tensor in tensors
+            ]
+            or [len(update_d)]
+        )
         if ends[-1] > len(update_d):
             raise DeltaflError(
                 f"the census looks at the last {ends[-1]} parameters of an update of "
                 f"{len(update_d)}"
             )
         code_c = np.zeros(0)
-        with np.errstate(over="ignore", invalid="ignore"):  # the server refuses what is infinite
+        with np.errstate(
+            over="ignore",
+            invalid="ignore",
+        ):  # the server refuses what is infinite
             parts = np.split(update_d[len(update_d) - ends[-1] :], ends[:-1])
             direction_d = np.concatenate([_unit(part) for part in parts])
             sketch_k = _unit(count_sketch(direction_d[None], self.size, seed)[0])
@@ -150,17 +162,29 @@ class Census(WithRanges):
         if length_m.any():
             known_k = length_m[length_m > 0]
             # of two, the median is half of what one may have made up
-            most = longest * min(float(np.median(known_k)), LONGEST * lower_median(known_k))
+            most = longest * min(
+                float(np.median(known_k)),
+                LONGEST * lower_median(known_k),
+            )
             most = min(most, LARGEST_ENTRY)  # the model moves by them
             code_mc = scaled(code_mc, most / np.maximum(length_m, most))
         population = population._replace(
-            aux_mq=self.auxiliary(answer_mk, population.weight_m), norm_m=norm_m, code_mc=None
+            aux_mq=self.auxiliary(
+                answer_mk,
+                population.weight_m,
+            ),
+            norm_m=norm_m,
+            code_mc=None,
         )
         if code_mc.size == 0:
             return population
         return population._replace(code_mc=code_mc)
 
-    def auxiliary(self, answer_mk: npt.NDArray[np.floating], weight_m: FloatArray) -> FloatArray:
+    def auxiliary(
+        self,
+        answer_mk: npt.NDArray[np.floating],
+        weight_m: FloatArray,
+    ) -> FloatArray:
         """The auxiliary variables, float64 (m, components), from the directions of updates.
 
         They are the first principal components of the sketches in the order of their variance, then
@@ -172,13 +196,27 @@ class Census(WithRanges):
         if len(here_k) == 0:
             return aux_mq
         share_m = weight_m / weight_m[here_k].sum()
-        blocks = [here_k[first : first + _BLOCK] for first in range(0, len(here_k), _BLOCK)]
+        blocks = [
+            here_k[first : first + _BLOCK]
+            for first in range(
+                0,
+                len(here_k),
+                _BLOCK,
+            )
+        ]
 
         def sketches(block: IntArray) -> FloatArray:
             # made anew for each sum: all of them are as large as the answers
             return _units(answer_mk[block, : self.size].astype(float))
 
-        mean_s = sum(np.einsum("k,ks->s", share_m[block], sketches(block)) for block in blocks)
+        mean_s = sum(
+            np.einsum(
+                "k,ks->s",
+                share_m[block],
+                sketches(block),
+            )
+            for block in blocks
+        )
         spread_ss: Any = 0.0
         for block in blocks:
             centred_ks = sketches(block) - mean_s

@@ -103,7 +103,11 @@ class Centred(Scored):
     def scores(
         self, state: CentredState, available_m: BoolArray | None, n: int, oracle: Oracle | None
     ) -> FloatArray:
-        return with_floor(state.factor_m * self.residual(state, n), self.floor, available_m)
+        return with_floor(
+            state.factor_m * self.residual(state, n),
+            self.floor,
+            available_m,
+        )
 
     def values(self, state: CentredState) -> FloatArray:
         return state.weight_m[:, None] * state.about_mq
@@ -114,7 +118,11 @@ class Centred(Scored):
             return np.sqrt(state.prior_m)
         seen_m = np.isfinite(state.first_m)
         again_m = np.isfinite(state.square_m)
-        square_m = np.where(again_m, state.square_m, state.first_m * self._remaining(state))
+        square_m = np.where(
+            again_m,
+            state.square_m,
+            state.first_m * self._remaining(state),
+        )
         square_m *= self._growth(state, n / len(seen_m))
         first = state.first_m[seen_m].mean()
         # 0 if all repeated their updates: shrinkage must not rule them out
@@ -139,9 +147,18 @@ class Centred(Scored):
         if not self.own_memory:
             return np.ones(len(state.seen_m))
         age_m = (state.rounds - state.seen_m) * share
-        return np.where(state.seen_m < 0, 1.0, (1 + self.ageing * age_m) / (1 + self.ageing))
+        return np.where(
+            state.seen_m < 0,
+            1.0,
+            (1 + self.ageing * age_m) / (1 + self.ageing),
+        )
 
-    def update(self, state: CentredState, cohort: Cohort, reports: Reports) -> CentredState:
+    def update(
+        self,
+        state: CentredState,
+        cohort: Cohort,
+        reports: Reports,
+    ) -> CentredState:
         client_n, reports = replied(cohort, reports)
         growth_m = self._growth(state, int(cohort.count_n.sum()) / len(state.weight_m))
         newest_n = reports.squared_residual_n / growth_m[client_n]
@@ -197,7 +214,12 @@ class Balanced(Centred):
         if population.norm_m is not None:
             state = state._replace(prior_m=self._prior(population.norm_m))
         if population.aux_mq is not None:
-            return state._replace(about_mq=_varying(population.aux_mq, population.weight_m))
+            return state._replace(
+                about_mq=_varying(
+                    population.aux_mq,
+                    population.weight_m,
+                )
+            )
         if self.census is not None:
             raise DeltaflError(
                 "this sampler begins with a census: write answers = [plan.census.answer(u) ...] "
@@ -261,6 +283,13 @@ def _varying(aux_mq: FloatArray, weight_m: FloatArray) -> FloatArray:
     """
     centred_mq = aux_mq - np.einsum("m,mq->q", weight_m, aux_mq)
     size = np.einsum("m,mq->q", weight_m, aux_mq**2).max(initial=0.0)
-    spread_q, axis_qq = np.linalg.eigh(np.einsum("m,mp,mq->pq", weight_m, centred_mq, centred_mq))
+    spread_q, axis_qq = np.linalg.eigh(
+        np.einsum(
+            "m,mp,mq->pq",
+            weight_m,
+            centred_mq,
+            centred_mq,
+        )
+    )
     kept_qr = axis_qq[:, spread_q > _NO_SPREAD * size]
     return np.asarray(np.einsum("mq,qr->mr", centred_mq, kept_qr))

@@ -64,7 +64,11 @@ class ClusterIS(Sampler):
     floor: float = 0.1
     drop_small_after: int | None = None
 
-    ranges: ClassVar = {"clusters": "[1, inf)", "floor": "[0, 1]", "drop_small_after": "[1, inf)"}
+    ranges: ClassVar = {
+        "clusters": "[1, inf)",
+        "floor": "[0, 1]",
+        "drop_small_after": "[1, inf)",
+    }
     row_fields: ClassVar = ("norm_m",)
     kept_fields: ClassVar = ("rounds",)
 
@@ -106,7 +110,10 @@ class ClusterIS(Sampler):
             score_k = with_floor(state.weight_m[member_k] * norm_m[member_k], self.floor)
             part = draw_cohort(score_k, int(quota), self.design, rng)
             drawn.append(part._replace(client_n=member_k[part.client_n]))
-        client_n, count_n, expected_n = map(np.concatenate, list(zip(*drawn, strict=True))[:3])
+        client_n, count_n, expected_n = map(
+            np.concatenate,
+            list(zip(*drawn, strict=True))[:3],
+        )
         cohort = Cohort(client_n, count_n, expected_n, part.kind)
         return cohort.part(np.argsort(client_n))
 
@@ -114,7 +121,12 @@ class ClusterIS(Sampler):
         """The norms last seen, float64 (m,), with their mean for clients never seen."""
         return mean_for_unseen(state.norm_m, 1.0)
 
-    def update(self, state: ClusterState, cohort: Cohort, reports: Reports) -> ClusterState:
+    def update(
+        self,
+        state: ClusterState,
+        cohort: Cohort,
+        reports: Reports,
+    ) -> ClusterState:
         client_n, reports = replied(cohort, reports)
         norm_m = with_rows(state.norm_m, client_n, np.sqrt(reports.squared_norm_n))
         # Rounds without replies teach nothing of norms, and do not count.

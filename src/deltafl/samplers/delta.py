@@ -103,7 +103,12 @@ class FedPracIS(_ByReports):
             return state.p_m
         return with_floor(state.p_m, self.floor, available_m)
 
-    def update(self, state: PracticalState, cohort: Cohort, reports: Reports) -> PracticalState:
+    def update(
+        self,
+        state: PracticalState,
+        cohort: Cohort,
+        reports: Reports,
+    ) -> PracticalState:
         client_n, reports = replied(cohort, reports)
         # Scores say how the clients of a cohort share its mass, not how much that is.
         score_n = self.score(reports)

@@ -47,7 +47,13 @@ class FedCBS(Unweighted):
         count_mc = label_counts(population)
         return CbsState(count_mc, np.zeros(len(count_mc), np.int64), ZERO)
 
-    def choose(self, state: CbsState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
+    def choose(
+        self,
+        state: CbsState,
+        present_k: IntArray,
+        size: int,
+        rng: Rng,
+    ) -> IntArray:
         left_k = present_k
         chosen = list[int]()
         pooled_c = np.zeros(state.count_mc.shape[1])
@@ -75,4 +81,9 @@ class FedCBS(Unweighted):
 def imbalance(count_kc: FloatArray) -> FloatArray:
     """QCID of each row of pooled counts, float64 (k,), from 1e-12 to 1 - 1 / C."""
     share_kc = count_kc / count_kc.sum(axis=1, keepdims=True)
-    return np.asarray(np.maximum(((share_kc - 1 / count_kc.shape[1]) ** 2).sum(axis=1), _LEAST))
+    return np.asarray(
+        np.maximum(
+            ((share_kc - 1 / count_kc.shape[1]) ** 2).sum(axis=1),
+            _LEAST,
+        )
+    )

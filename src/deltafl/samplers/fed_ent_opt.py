@@ -49,7 +49,13 @@ class FedEntOpt(Unweighted):
         count_mc = label_counts(population)
         return EntropyState(count_mc, np.zeros(len(count_mc), np.int64), ZERO)
 
-    def choose(self, state: EntropyState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
+    def choose(
+        self,
+        state: EntropyState,
+        present_k: IntArray,
+        size: int,
+        rng: Rng,
+    ) -> IntArray:
         m = len(state.place_m)
         place_k = state.place_m[present_k]
         held = min(int(self.buffer * m + 1e-9), m - size)
@@ -68,7 +74,12 @@ class FedEntOpt(Unweighted):
             left_k = np.delete(left_k, pick)
         return np.array(chosen)
 
-    def update(self, state: EntropyState, cohort: Cohort, reports: Reports) -> EntropyState:
+    def update(
+        self,
+        state: EntropyState,
+        cohort: Cohort,
+        reports: Reports,
+    ) -> EntropyState:
         n = len(cohort.client_n)
         place_m = with_rows(state.place_m, cohort.client_n, state.total + 1 + np.arange(n))
         return EntropyState(state.count_mc, place_m, np.asarray(state.total + n))
@@ -77,4 +88,15 @@ class FedEntOpt(Unweighted):
 def entropies(count_kc: FloatArray) -> FloatArray:
     """Entropy of each row of pooled counts in nats, float64 (k,), from 0 to ln C."""
     share_kc = count_kc / count_kc.sum(axis=1, keepdims=True)
-    return np.asarray(-(share_kc * np.log(np.where(share_kc > 0, share_kc, 1.0))).sum(axis=1))
+    return np.asarray(
+        -(
+            share_kc
+            * np.log(
+                np.where(
+                    share_kc > 0,
+                    share_kc,
+                    1.0,
+                )
+            )
+        ).sum(axis=1)
+    )

@@ -54,7 +54,12 @@ class FedLECC(Sampler):
     def init(self, population: Population) -> LeccState:
         count_mc = label_counts(population)
         root_mc = np.sqrt(count_mc / count_mc.sum(axis=1, keepdims=True))
-        return LeccState(ward(root_mc, min(self.clusters or count_mc.shape[1], len(root_mc))))
+        return LeccState(
+            ward(
+                root_mc,
+                min(self.clusters or count_mc.shape[1], len(root_mc)),
+            )
+        )
 
     def open(
         self,

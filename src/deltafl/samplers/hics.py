@@ -87,9 +87,20 @@ class HicsFL(NewFirst):
         seen_k = np.sort(present_k[state.seen_m[present_k]])
         if len(seen_k) == 0:
             return seen_k
-        return seen_k[draw_successively(self.probabilities(state, seen_k, size), wanted, rng)]
+        return seen_k[
+            draw_successively(
+                self.probabilities(state, seen_k, size),
+                wanted,
+                rng,
+            )
+        ]
 
-    def probabilities(self, state: NewFirstState, client_k: IntArray, size: int) -> FloatArray:
+    def probabilities(
+        self,
+        state: NewFirstState,
+        client_k: IntArray,
+        size: int,
+    ) -> FloatArray:
         """P of each of some clients in one draw of group and client, float64 (k,), sum 1."""
         bias_kc = state.last_mq[client_k]
         temperature = self.temperature or _TEMPERATURE_PER_RATE * RunFacts().local_lr

@@ -66,7 +66,11 @@ class VarianceBandit(Scored):
         return replace(self, horizon=self.horizon or facts.rounds)
 
     def init(self, population: Population) -> BanditState:
-        return BanditState(population.weight_m, np.zeros(population.num_clients), np.zeros(()))
+        return BanditState(
+            population.weight_m,
+            np.zeros(population.num_clients),
+            np.zeros(()),
+        )
 
     def scores(
         self, state: BanditState, available_m: BoolArray | None, n: int, oracle: Oracle | None
@@ -160,7 +164,11 @@ class MirrorDescent(Scored):
     ) -> DescentState:
         experts = num_experts(2**block, len(weight_m), self.mixing)
         rank_e = np.arange(1, MAX_EXPERTS + 1)
-        weight_e = np.where(rank_e <= experts, (1 + 1 / experts) / (rank_e * (rank_e + 1)), 0.0)
+        weight_e = np.where(
+            rank_e <= experts,
+            (1 + 1 / experts) / (rank_e * (rank_e + 1)),
+            0.0,
+        )
         return DescentState(
             weight_m=weight_m,
             expert_em=np.tile(p_m, (MAX_EXPERTS, 1)),
@@ -176,7 +184,12 @@ class MirrorDescent(Scored):
     ) -> FloatArray:
         return state.mixture
 
-    def update(self, state: DescentState, cohort: Cohort, reports: Reports) -> DescentState:
+    def update(
+        self,
+        state: DescentState,
+        cohort: Cohort,
+        reports: Reports,
+    ) -> DescentState:
         client_n, square_n, ratio_n = feedback(state.weight_m, cohort, reports)
         newest = float(square_n.max(initial=0.0))
         bound = float(state.bound) or newest
@@ -188,7 +201,12 @@ class MirrorDescent(Scored):
         block = int(state.block)
         step = int(state.step) + 1
         if step == 2**block:
-            return self._start_block(state.weight_m, state.mixture, block + 1, largest or bound)
+            return self._start_block(
+                state.weight_m,
+                state.mixture,
+                block + 1,
+                largest or bound,
+            )
         return state._replace(largest=np.asarray(largest), step=np.asarray(step))
 
     def resized(self, state: DescentState, moves: Moves) -> DescentState:

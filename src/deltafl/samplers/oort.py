@@ -101,12 +101,21 @@ class Oort(Unweighted):
             fast=np.array(_FAST),
         )
 
-    def choose(self, state: OortState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
+    def choose(
+        self,
+        state: OortState,
+        present_k: IntArray,
+        size: int,
+        rng: Rng,
+    ) -> IntArray:
         # Known are those who replied: only they have a utility.
         known_k = state.last_m[present_k] > 0
         old = present_k[known_k]
         new = present_k[~known_k]
-        exploited = min(max(self.exploited(int(state.rounds) + 1, size), size - len(new)), len(old))
+        exploited = min(
+            max(self.exploited(int(state.rounds) + 1, size), size - len(new)),
+            len(old),
+        )
         system = self.system(state)
         if (system < 1).any():
             explored = new[draw_successively(system[new], size - exploited, rng)]
@@ -130,7 +139,14 @@ class Oort(Unweighted):
         low = 0.999 * known[0]
         high = known[-1]
         scaled_m = (np.minimum(state.utility_m, clip) - low) / max(high - low, 1e-4)
-        staleness_m = np.sqrt(0.1 * np.log(float(state.rounds) + 1) / np.maximum(state.last_m, 1))
+        staleness_m = np.sqrt(
+            0.1
+            * np.log(float(state.rounds) + 1)
+            / np.maximum(
+                state.last_m,
+                1,
+            )
+        )
         return np.asarray(scaled_m + staleness_m)
 
     def system(self, state: OortState) -> FloatArray:

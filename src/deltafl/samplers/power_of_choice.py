@@ -42,7 +42,15 @@ class PowerOfChoice(Sampler):
         rng: Rng,
         oracle: Oracle | None = None,
     ) -> Cohort:
-        candidate_k = np.sort(_candidates(state.weight_m, available_m, self._wanted(n), n, rng))
+        candidate_k = np.sort(
+            _candidates(
+                state.weight_m,
+                available_m,
+                self._wanted(n),
+                n,
+                rng,
+            )
+        )
         # An unknown loss counts as infinite: the client is looked at.
         loss_k = np.nan_to_num(self.require_oracle(oracle).losses(candidate_k), nan=np.inf)
         return unweighted_cohort(candidate_k[np.argsort(-loss_k, kind="stable")[:n]])
@@ -61,7 +69,12 @@ def _candidates(
     # Plain draws take other random numbers than draws with equal chances.
     if len(np.unique(weight_k)) > 1:
         chance_k = weight_k / weight_k.sum()
-    drawn_k = rng.choice(present, size=min(wanted, len(present)), replace=False, p=chance_k)
+    drawn_k = rng.choice(
+        present,
+        size=min(wanted, len(present)),
+        replace=False,
+        p=chance_k,
+    )
     if len(drawn_k) >= least:
         return drawn_k
     weightless = np.flatnonzero(available_m & (weight_m <= 0))

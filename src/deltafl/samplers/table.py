@@ -82,7 +82,13 @@ class SamplerEntry(NamedTuple):
         """The names of its options."""
         kind: Any = self.kind
         return tuple(
-            field.name for field in fields(kind) if field.name not in {"design", *self.fixed}
+            field.name
+            for field in fields(kind)
+            if field.name
+            not in {
+                "design",
+                *self.fixed,
+            }
         )
 
     def make(self, options: Mapping[str, Any], design: str | None = None) -> Sampler:
@@ -135,13 +141,30 @@ SAMPLERS: dict[str, SamplerEntry] = {
         SamplerEntry(
             "md", Fixed, "multinomial", _HT, "unequal", "sizes", "Li et al. 2020", _WEIGHT
         ),
-        SamplerEntry("md-fixed", Fixed, _FIXED, _HT, "unequal", "sizes", "Madow 1949", _WEIGHT),
+        SamplerEntry(
+            "md-fixed",
+            Fixed,
+            _FIXED,
+            _HT,
+            "unequal",
+            "sizes",
+            "Madow 1949",
+            _WEIGHT,
+        ),
         SamplerEntry("fedis", FedIS, _FIXED, _HT, "unequal", "oracle", _DELTA),
         SamplerEntry("fedpracis", FedPracIS, _FIXED, _HT, "unequal", "cohort", _DELTA),
         SamplerEntry("delta", Delta, _FIXED, _HT, "unequal", "oracle", _DELTA),
         SamplerEntry("pracdelta", PracDelta, _FIXED, _HT, "unequal", "cohort", _DELTA),
         SamplerEntry("cluster-is", ClusterIS, _FIXED, _HT, "unequal", "cohort", _SHEN),
-        SamplerEntry("cluster-is-oracle", ClusterISOracle, _FIXED, _HT, "unequal", "oracle", _SHEN),
+        SamplerEntry(
+            "cluster-is-oracle",
+            ClusterISOracle,
+            _FIXED,
+            _HT,
+            "unequal",
+            "oracle",
+            _SHEN,
+        ),
         SamplerEntry(
             "delta-centred", Centred, _FIXED, "difference", "unequal", "cohort", _OURS, _COMMON
         ),
@@ -218,7 +241,15 @@ SAMPLERS: dict[str, SamplerEntry] = {
         SamplerEntry(
             "fedau", FedAU, "simple-random", _HT, "equal", "cohort", "Wang, Ji 2024 (FedAU)"
         ),
-        SamplerEntry("mifa", NewFirst, None, "fedvarp", "unknown", "cohort", "Gu et al. 2021"),
+        SamplerEntry(
+            "mifa",
+            NewFirst,
+            None,
+            "fedvarp",
+            "unknown",
+            "cohort",
+            "Gu et al. 2021",
+        ),
         SamplerEntry(
             "power-of-choice",
             PowerOfChoice,
@@ -228,10 +259,34 @@ SAMPLERS: dict[str, SamplerEntry] = {
             "losses",
             "Cho, Wang, Joshi 2022",
         ),
-        SamplerEntry("active-fl", ActiveFL, None, _MEAN, "unknown", "cohort", "Goetz et al. 2019"),
-        SamplerEntry("divfl", DivFL, None, _MEAN, "unknown", "cohort", "Balakrishnan et al. 2022"),
+        SamplerEntry(
+            "active-fl",
+            ActiveFL,
+            None,
+            _MEAN,
+            "unknown",
+            "cohort",
+            "Goetz et al. 2019",
+        ),
+        SamplerEntry(
+            "divfl",
+            DivFL,
+            None,
+            _MEAN,
+            "unknown",
+            "cohort",
+            "Balakrishnan et al. 2022",
+        ),
         SamplerEntry("oort", Oort, None, _MEAN, "unknown", "cohort", "Lai et al. 2021"),
-        SamplerEntry("hics-fl", HicsFL, None, _MEAN, "unknown", "cohort", "Chen, Vikalo 2024"),
+        SamplerEntry(
+            "hics-fl",
+            HicsFL,
+            None,
+            _MEAN,
+            "unknown",
+            "cohort",
+            "Chen, Vikalo 2024",
+        ),
         SamplerEntry(
             "fed-cbs",
             FedCBS,

@@ -81,7 +81,10 @@ class PersistentArray(NDArrayOperatorsMixin):
         """
         value_k = self[index_k].astype(np.int64) + 1
         if value_k.max(initial=0) > np.iinfo(self.dtype).max:
-            wider = np.promote_types(self.dtype, np.min_scalar_type(-int(value_k.max()) - 1))
+            wider = np.promote_types(
+                self.dtype,
+                np.min_scalar_type(-int(value_k.max()) - 1),
+            )
             return type(self)(np.asarray(self).astype(wider)).replaced(index_k, value_k)
         return self.replaced(index_k, value_k)
 
@@ -123,7 +126,11 @@ class PersistentArray(NDArrayOperatorsMixin):
             return part.copy()
         return part
 
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+    def __array__(
+        self,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> Array:
         if copy is False:
             raise ValueError("a version of an array can only be read by copying it")
         return np.array(self.current().array_m, dtype)

@@ -216,7 +216,12 @@ class MappedRows:
 def row_files(folder: Path) -> list[Path]:
     """The files of rows in a folder, which only their owner makes there."""
     return [
-        path for path in folder.glob("rows*.bin") if re.fullmatch(r"rows(-\d+)?\.bin", path.name)
+        path
+        for path in folder.glob("rows*.bin")
+        if re.fullmatch(
+            r"rows(-\d+)?\.bin",
+            path.name,
+        )
     ]
 
 
@@ -239,7 +244,12 @@ def row_values(stored_d: Row) -> Params:
     return stored_d
 
 
-def changes(before: Rows, after: Rows, client_n: IntArray, num_params: int) -> Iterator[FloatArray]:
+def changes(
+    before: Rows,
+    after: Rows,
+    client_n: IntArray,
+    num_params: int,
+) -> Iterator[FloatArray]:
     """By how much the row of each of some clients changed, float64 (d,)."""
     # One after the other in the same memory: all would be as large as all updates, twice.
     change_d = np.empty(num_params)
@@ -253,7 +263,15 @@ def replace_rows(rows: Rows, client_n: IntArray, update_nd: Params) -> Rows:
     """The rows with those of some clients replaced, in their format; the others are shared."""
     pairs = zip(client_n.tolist(), update_nd, strict=True)
     if isinstance(rows, MappedRows):
-        return rows.replaced({client: _stored(row_d, rows.dtype) for client, row_d in pairs})
+        return rows.replaced(
+            {
+                client: _stored(
+                    row_d,
+                    rows.dtype,
+                )
+                for client, row_d in pairs
+            }
+        )
     listed = list(rows)
     for client, row_d in pairs:
         listed[client] = _stored(row_d, rows[0].dtype)
@@ -284,7 +302,11 @@ class RunningSum(NamedTuple):
         """Whether it must be recomputed."""
         return float(self.rounding) > LOST * _largest(self.total_d)
 
-    def plus(self, coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]]) -> "RunningSum":
+    def plus(
+        self,
+        coef_n: FloatArray,
+        rows: Iterable[np.ndarray[Any, Any]],
+    ) -> "RunningSum":
         """With sum_i coef_i row_i added."""
         added_d = np.zeros_like(self.total_d)
         size = _largest(self.total_d)

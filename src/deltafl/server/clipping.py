@@ -105,7 +105,12 @@ class Clipping(Intake):
         with np.errstate(divide="ignore"):
             self._reach_n = SHARE / (n * coef_n)
 
-    def counted(self, place_k: IntArray, update_kd: Params, control_kd: FloatArray) -> Params:
+    def counted(
+        self,
+        place_k: IntArray,
+        update_kd: Params,
+        control_kd: FloatArray,
+    ) -> Params:
         self.norm_n[place_k] = np.sqrt(squared_norms(update_kd)[0])
         # In the first round no norm is known but those of its replies.
         if np.isnan(self.radius):

@@ -64,7 +64,12 @@ class Mime(ServerPart):
     def drift(self, plan: PlanOfParts, state: Any, client_n: IntArray | None) -> Params:
         return self._drift(state.parts[self.name])
 
-    def direction(self, plan: PlanOfParts, own: MimeState, step: Step) -> tuple[Step, MimeState]:
+    def direction(
+        self,
+        plan: PlanOfParts,
+        own: MimeState,
+        step: Step,
+    ) -> tuple[Step, MimeState]:
         return step._replace(delta_d=self._drift(own) + step.delta_d), own
 
     def moved(self, own: MimeState, step: Step, params_d: Params) -> MimeState:

@@ -44,7 +44,12 @@ class NormGuard(ServerPart):
     def init(self, plan: PlanOfParts, params_d: Params) -> GuardState:
         return GuardState(np.full(WINDOW, np.nan))
 
-    def direction(self, plan: PlanOfParts, own: GuardState, step: Step) -> tuple[Step, GuardState]:
+    def direction(
+        self,
+        plan: PlanOfParts,
+        own: GuardState,
+        step: Step,
+    ) -> tuple[Step, GuardState]:
         norm = sqrt(inner(step.delta_d, step.delta_d))
         if norm == 0:  # no reply and no memory: 0 has no scale
             return step, own

@@ -89,7 +89,11 @@ class FedExP(ServerOptimizer):
         eta = max(1.0, step.mean_square / (2 * (square + self.epsilon)))
         return super().move(own, step._replace(delta_d=eta * step.delta_d))
 
-    def change(self, delta_d: FloatArray, own: AverageState) -> tuple[FloatArray, AverageState]:
+    def change(
+        self,
+        delta_d: FloatArray,
+        own: AverageState,
+    ) -> tuple[FloatArray, AverageState]:
         return self.lr * delta_d, own
 
     def moved(self, own: AverageState, step: Step, params_d: Params) -> AverageState:
@@ -120,7 +124,11 @@ class Momentum(ServerOptimizer):
     def init(self, plan: PlanOfParts, params_d: Params) -> MomentumState:
         return MomentumState(np.zeros(len(params_d)))
 
-    def change(self, delta_d: FloatArray, own: MomentumState) -> tuple[FloatArray, MomentumState]:
+    def change(
+        self,
+        delta_d: FloatArray,
+        own: MomentumState,
+    ) -> tuple[FloatArray, MomentumState]:
         velocity_d = self.beta * own.velocity_d + delta_d
         return self.lr * velocity_d, MomentumState(velocity_d)
 
@@ -149,7 +157,12 @@ class Adaptive(ServerOptimizer):
     beta1: float = 0.9
     beta2: float = 0.99
     tau: float = 1e-3
-    ranges: ClassVar = {"lr": "[0, inf)", "beta1": "[0, 1)", "beta2": "[0, 1)", "tau": "(0, inf)"}
+    ranges: ClassVar = {
+        "lr": "[0, inf)",
+        "beta1": "[0, 1)",
+        "beta2": "[0, 1)",
+        "tau": "(0, inf)",
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,7 +173,11 @@ class Adaptive(ServerOptimizer):
         d = len(params_d)
         return AdaptiveState(np.zeros(d), np.full(d, self.tau**2))
 
-    def change(self, delta_d: FloatArray, own: AdaptiveState) -> tuple[FloatArray, AdaptiveState]:
+    def change(
+        self,
+        delta_d: FloatArray,
+        own: AdaptiveState,
+    ) -> tuple[FloatArray, AdaptiveState]:
         square_d = own.square_d
         new_d = delta_d**2
         beta1 = self.beta1
@@ -173,7 +190,10 @@ class Adaptive(ServerOptimizer):
         else:
             square_d = square_d - (1 - self.beta2) * new_d * np.sign(square_d - new_d)
         mean_d = beta1 * own.mean_d + (1 - beta1) * delta_d
-        return self.lr * mean_d / (np.sqrt(square_d) + self.tau), AdaptiveState(mean_d, square_d)
+        return self.lr * mean_d / (np.sqrt(square_d) + self.tau), AdaptiveState(
+            mean_d,
+            square_d,
+        )
 
 
 #: Name -> learning rate used when none is given (1 for a plain mean; the paper's 0.01 for the

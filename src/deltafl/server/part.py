@@ -128,7 +128,12 @@ class ServerPart(WithRanges):
         """Its state before the first round."""
         return Nothing()
 
-    def drift(self, plan: PlanOfParts, state: Any, client_n: IntArray | None) -> Params | None:
+    def drift(
+        self,
+        plan: PlanOfParts,
+        state: Any,
+        client_n: IntArray | None,
+    ) -> Params | None:
         """What moves clients during their local steps, float32 (d,) for all or (n, d); or None.
 
         ``state`` is the whole ``RoundState``. ``client_n`` None: what all of them have in common.
@@ -168,7 +173,12 @@ class Intake:
     def __init__(self, n: int) -> None:
         self.factor_n = np.ones(n)
 
-    def counted(self, place_k: IntArray, update_kd: Params, control_kd: FloatArray) -> Params:
+    def counted(
+        self,
+        place_k: IntArray,
+        update_kd: Params,
+        control_kd: FloatArray,
+    ) -> Params:
         """Updates as they count, with the control variate of each."""
         return update_kd
 

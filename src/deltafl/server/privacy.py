@@ -54,7 +54,11 @@ class DifferentialPrivacy(ServerPart):
     alters_updates: ClassVar = True
     counts_silence: ClassVar = True
     needs_single_updates: ClassVar = "dp clips each update"
-    ranges: ClassVar = {"clip": "(0, inf)", "noise_multiplier": "(0, inf)", "delta": "(0, 1)"}
+    ranges: ClassVar = {
+        "clip": "(0, inf)",
+        "noise_multiplier": "(0, inf)",
+        "delta": "(0, 1)",
+    }
 
     def check(self, plan: PlanOfParts) -> None:
         """Raise a ``DeltaflError`` unless epsilon holds for the plan's draws and coefficients."""
@@ -120,7 +124,10 @@ class DifferentialPrivacy(ServerPart):
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
         from dp_accounting.pld import PLDAccountant
 
-        event = PoissonSampledDpEvent(min(1.0, rate), GaussianDpEvent(self.noise_multiplier))
+        event = PoissonSampledDpEvent(
+            min(1.0, rate),
+            GaussianDpEvent(self.noise_multiplier),
+        )
         return float(PLDAccountant().compose(event, rounds).get_epsilon(self.delta))
 
 
@@ -131,7 +138,12 @@ class ClippedToC(Intake):
         super().__init__(n)
         self._most = longest * (1 - 2.0**-20)  # rounding to float32 must not lead beyond C
 
-    def counted(self, place_k: IntArray, update_kd: Params, control_kd: FloatArray) -> Params:
+    def counted(
+        self,
+        place_k: IntArray,
+        update_kd: Params,
+        control_kd: FloatArray,
+    ) -> Params:
         norm_k = np.sqrt(squared_norms(update_kd)[0])
         factor_k1 = (self._most / np.maximum(norm_k, self._most))[:, None]
         return np.asarray(update_kd * factor_k1, np.float32)

@@ -140,5 +140,9 @@ def _neutral(reports: Reports, responded_n: BoolArray) -> Reports:
     columns = reports._asdict()
     for name, value in neutral.items():
         columns[name] = np.where(responded_n, columns[name], value)
-    columns["loss_n"] = np.where(has_loss_n, reports.loss_n, np.where(responded_n, np.nan, 0.0))
+    columns["loss_n"] = np.where(
+        has_loss_n,
+        reports.loss_n,
+        np.where(responded_n, np.nan, 0.0),
+    )
     return Reports(**columns | {"responded_n": responded_n, "has_loss_n": has_loss_n})

@@ -90,9 +90,17 @@ ROWS = (
     Row(
         ServerOptimizer,
         {
-            "server_optimizer": Setting(str, "sgd", "sgd, fedexp, momentum, adagrad, adam or yogi"),
+            "server_optimizer": Setting(
+                str,
+                "sgd",
+                "sgd, fedexp, momentum, adagrad, adam or yogi",
+            ),
             "server_lr": Setting("(0, inf)", None, "server learning rate"),
-            "server_momentum": Setting("[0, 1)", None, "gamma of momentum; 0.9 if not set"),
+            "server_momentum": Setting(
+                "[0, 1)",
+                None,
+                "gamma of momentum; 0.9 if not set",
+            ),
         },
         _optimizer,
     ),

@@ -54,7 +54,12 @@ class Asked:
             mean_over_diversity=nan,
             loss=nan,
         )
-        everyone = Cohort(np.arange(m), np.ones(m, dtype=np.int64), np.ones(m), "fixed-size")
+        everyone = Cohort(
+            np.arange(m),
+            np.ones(m, dtype=np.int64),
+            np.ones(m),
+            "fixed-size",
+        )
         run.state = following
         run.clock = self.line.get("clock", run.clock)
         return PlayedRound(opened, everyone, info, self.line, self.timing)

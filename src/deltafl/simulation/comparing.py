@@ -78,12 +78,22 @@ def run_comparison(
                         import_module(name)
                 data = result(checking)
             note_settings(out, settings, before, data)
-            play_jobs(jobs, Player(out, keep_folders=True), pool, on_progress, guarded(on_round))
+            play_jobs(
+                jobs,
+                Player(out, keep_folders=True),
+                pool,
+                on_progress,
+                guarded(on_round),
+            )
         found = together([out], [(settings, places_of(out, jobs))])
     found.write(out, report)
     return found
 
 
-def check(settings: CompareSettings, out: Path, before: CompareSettings | None) -> dict[str, str]:
+def check(
+    settings: CompareSettings,
+    out: Path,
+    before: CompareSettings | None,
+) -> dict[str, str]:
     """``check_comparison``; in a process of its own it is that process which loads torch."""
     return simulation.check_comparison(settings, out, before)

@@ -96,7 +96,11 @@ class Comparison:
 
         metric = self.numbers.metric
         value_of = {"accuracy": "top5", "loss": "final"}[metric]
-        columns = {metric: f"{value_of}.mean", f"{metric}_sd": f"{value_of}.sd", **_COLUMNS}
+        columns = {
+            metric: f"{value_of}.mean",
+            f"{metric}_sd": f"{value_of}.sd",
+            **_COLUMNS,
+        }
         entries = pd.json_normalize([entry.model_dump() for entry in self.numbers.samplers])
         table = entries.reindex(columns=[*columns.values()]).set_axis([*columns], axis=1)
         for names in _WHERE_MEASURED:
@@ -165,7 +169,10 @@ class Comparison:
         return self.numbers
 
     def _repr_html_(self) -> str:
-        return self._printed().export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+        return self._printed().export_html(
+            inline_styles=True,
+            code_format="<pre>{code}</pre>",
+        )
 
     def __repr__(self) -> str:
         return (
@@ -186,7 +193,11 @@ def command_of(settings: CompareSettings) -> str:
 
     Rates of single samplers are in ``config.toml``, beside the summary.
     """
-    given = settings.model_dump(mode="json", exclude_none=True, exclude={"rates", *FREE_ON_RESUME})
+    given = settings.model_dump(
+        mode="json",
+        exclude_none=True,
+        exclude={"rates", *FREE_ON_RESUME},
+    )
     named = {"task", *UNION}
     if is_table(settings.task):
         named |= {*OF_TABLES}
@@ -262,7 +273,14 @@ def together(folders: Sequence[Path], opened: Sequence[_Runs]) -> Comparison:
     given = settings.model_dump(mode="json", exclude_none=True)
     facts = {**environment(), "data": "; ".join(names)}
     return Comparison(
-        tuple(folders), summarise(runs, settings.threshold, settings=given, environment=facts), runs
+        tuple(folders),
+        summarise(
+            runs,
+            settings.threshold,
+            settings=given,
+            environment=facts,
+        ),
+        runs,
     )
 
 

@@ -307,7 +307,12 @@ def find_speeds(text: str | None) -> Speeds | None:
     return _called("speeds", text, SPEEDS, Measured)
 
 
-def _called(what: str, text: str, kinds: Mapping[str, type[T]], table: Callable[[str], T]) -> T:
+def _called(
+    what: str,
+    text: str,
+    kinds: Mapping[str, type[T]],
+    table: Callable[[str], T],
+) -> T:
     if text.endswith(".csv"):
         return table(text)
     name, options = parse_call(text)

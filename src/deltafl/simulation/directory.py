@@ -122,24 +122,42 @@ def new_folder(command: str, task: str) -> Path:
     """A folder of its own below ``runs`` for results that were given no place."""
     name = f"{command}-{short_name(task)}-{datetime.now():%Y%m%d-%H%M%S}"
     names = chain([name], (f"{name}-{number}" for number in count(2)))
-    return next(folder for folder in map(Path("runs").joinpath, names) if not folder.exists())
+    return next(
+        folder
+        for folder in map(
+            Path("runs").joinpath,
+            names,
+        )
+        if not folder.exists()
+    )
 
 
-def write_header(path: Path, settings: Settings, data: Mapping[str, str] | None = None) -> None:
+def write_header(
+    path: Path,
+    settings: Settings,
+    data: Mapping[str, str] | None = None,
+) -> None:
     """Write environment, with ``Task.data``, and then the settings, which say that something was
     started here.
     """
     path.mkdir(parents=True, exist_ok=True)
     given = settings.model_dump()
     own = {"objects": [*objects_of(given)], "code": code_of(given)}
-    known = {**environment(), **{key: names for key, names in own.items() if names}, **(data or {})}
+    known = {
+        **environment(),
+        **{key: names for key, names in own.items() if names},
+        **(data or {}),
+    }
     write_atomically(path / "environment.json", json.dumps(known, indent=1) + "\n")
     write_settings(path, settings)
 
 
 def write_settings(path: Path, settings: Settings) -> None:
     """Write the settings of what is played in a folder."""
-    write_atomically(path / "config.toml", tomli_w.dumps(settings.model_dump(exclude_none=True)))
+    write_atomically(
+        path / "config.toml",
+        tomli_w.dumps(settings.model_dump(exclude_none=True)),
+    )
 
 
 def recorded_settings(path: Path) -> dict[str, Any] | None:
@@ -190,7 +208,11 @@ class RunDirectory:
         """Versions, hardware and data, as they were when the run was started."""
         return dict(read_json(self._whole("environment.json")))
 
-    def append(self, round_line: Mapping[str, Any], timing_line: Mapping[str, Any]) -> None:
+    def append(
+        self,
+        round_line: Mapping[str, Any],
+        timing_line: Mapping[str, Any],
+    ) -> None:
         """Add one round."""
         for name, line in zip(LINE_FILES, (round_line, timing_line), strict=True):
             append_line(self.path / name, line)
@@ -270,7 +292,13 @@ class RunDirectory:
         """Write a checkpoint after the rounds appended so far; returns the state to go on with."""
         before = read_checkpoint(self.path)
         if before is None:
-            before = Checkpoint(0, secrets.token_hex(8), recorded_settings(self.path) or {}, {}, {})
+            before = Checkpoint(
+                0,
+                secrets.token_hex(8),
+                recorded_settings(self.path) or {},
+                {},
+                {},
+            )
         there = [name for name in (*LINE_FILES, *_FIXED) if (self.path / name).exists()]
         mark = before._replace(round=state.round, files=self._seals(there, before))
         if self._memory is not None:
@@ -283,12 +311,22 @@ class RunDirectory:
             write_note(self._memory, Note(mark.round, mark.run))
         return following
 
-    def _seals(self, names: Iterable[str], before: Checkpoint | None = None) -> dict[str, Any]:
+    def _seals(
+        self,
+        names: Iterable[str],
+        before: Checkpoint | None = None,
+    ) -> dict[str, Any]:
         """Bring files to the disk; their seals, reading only what was added to those ``before``."""
         known = before.files if before else {}
         for name in names:
             sync(self.path / name)
-        return {name: seal_of(self.path / name, known.get(name, NOTHING)) for name in names}
+        return {
+            name: seal_of(
+                self.path / name,
+                known.get(name, NOTHING),
+            )
+            for name in names
+        }
 
     def save_suspect(self, state: RoundState) -> None:
         """Write the model of a run with a suspect end, beside the last checkpoint, which stays."""
@@ -336,7 +374,16 @@ class RunDirectory:
         After an error nothing is cut off.
         """
         arrays = group.from_first(self._read_all)
-        state = template if arrays is None else settled(from_named_arrays(template, arrays))
+        state = (
+            template
+            if arrays is None
+            else settled(
+                from_named_arrays(
+                    template,
+                    arrays,
+                )
+            )
+        )
         if group.is_first:
             self._cut_off()
         return state
@@ -363,7 +410,12 @@ class RunDirectory:
             return None
         if self._memory is not None:
             now = Note(mark.round, mark.run)
-            require_note(self._memory, mark.note, now, f"the last checkpoint of {self.path}")
+            require_note(
+                self._memory,
+                mark.note,
+                now,
+                f"the last checkpoint of {self.path}",
+            )
         for name in mark.files:
             mark._replace(ended={}).require(self.path / name)
         return checkpoint_arrays(self.path)
@@ -406,7 +458,10 @@ class RunDirectory:
             if note is not None and note.owner == mark.run:
                 _delete(memory, [*row_files(memory), memory / "round"])
         own = (*LINE_FILES, *_FIXED, "config.toml", CLIENTS, SUSPECT, FILE)
-        _delete(self.path, [self.path / f"{name}{end}" for name in own for end in ("", ".part")])
+        _delete(
+            self.path,
+            [self.path / f"{name}{end}" for name in own for end in ("", ".part")],
+        )
 
 
 def _delete(folder: Path, files: Iterable[Path]) -> None:
@@ -423,7 +478,10 @@ def refusals(folder: Path) -> list[tuple[str, int, int, str, bool]]:
     """
     return [
         (record.parent.name, line["round"], client, reason, not line.get("num_responded"))
-        for record in [*folder.glob("rounds.jsonl"), *sorted(folder.glob("runs/*/rounds.jsonl"))]
+        for record in [
+            *folder.glob("rounds.jsonl"),
+            *sorted(folder.glob("runs/*/rounds.jsonl")),
+        ]
         for line in RunDirectory(record.parent).lines("rounds.jsonl")
         for client, reason in line.get("rejected", [])
     ]

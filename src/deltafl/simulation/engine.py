@@ -125,7 +125,10 @@ class Engine:
         in_order: list[LocalResult] = [*chain(*trained)]
         results = [in_order[place] for place in np.argsort(order)]
         return Training(
-            np.array([r.update_d for r in results], dtype=np.float32).reshape(-1, self.num_params),
+            np.array([r.update_d for r in results], dtype=np.float32).reshape(
+                -1,
+                self.num_params,
+            ),
             Reports.make(
                 len(results),
                 loss=[r.loss for r in results],
@@ -138,7 +141,13 @@ class Engine:
     def losses(self, params_d: Params, client_k: IntArray) -> FloatArray:
         """Mean loss of the global model on each client's own training data, float64 (k,)."""
         jobs = [(client,) for client in client_k.tolist()]
-        found = self.workers.map(self._recipe, "loss", params_d, jobs, self.costs(client_k))
+        found = self.workers.map(
+            self._recipe,
+            "loss",
+            params_d,
+            jobs,
+            self.costs(client_k),
+        )
         return np.array(found, dtype=np.float64)
 
     def evaluate(self, params_d: Params) -> Evaluation:
@@ -166,7 +175,11 @@ class Engine:
             return Evaluation(loss, math.nan), None
         if task.test_clients is not None:
             owned_e = task.test_clients >= 0
-            accuracy_m = _shares(hit_e[owned_e], task.test_clients[owned_e], task.num_clients)
+            accuracy_m = _shares(
+                hit_e[owned_e],
+                task.test_clients[owned_e],
+                task.num_clients,
+            )
             known_m = ~np.isnan(accuracy_m)
             mean = float(accuracy_m[known_m].mean()) if known_m.any() else math.nan
             return Evaluation(loss, float(hit_e.mean()), mean), accuracy_m

@@ -117,7 +117,10 @@ class SimulatedOracle:
     def train(self, client_n: IntArray) -> Training:
         """The training of the selected clients; not repeated if ``reports`` has trained all."""
         if self._table is not None:
-            return Training(self._table.update_nd[client_n], self._table.reports.part(client_n))
+            return Training(
+                self._table.update_nd[client_n],
+                self._table.reports.part(client_n),
+            )
         with self._timed():
             return self._engine.train(
                 self._sent.params_d,

@@ -32,7 +32,14 @@ def objects_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _classes_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {base_name(label): label.of for label in _labels(settings) if isinstance(label, Named)}
+    return {
+        base_name(label): label.of
+        for label in _labels(settings)
+        if isinstance(
+            label,
+            Named,
+        )
+    }
 
 
 def with_objects(recorded: Mapping[str, Any], now: BaseModel) -> dict[str, Any]:
@@ -74,7 +81,10 @@ def require_same_code(folder: Path, settings: BaseModel) -> None:
     """Refuse to go on in a folder with other code of the user's own than it has been played
     with.
     """
-    for name in _different(code_of(settings.model_dump()), _recorded(folder).get("code", {})):
+    for name in _different(
+        code_of(settings.model_dump()),
+        _recorded(folder).get("code", {}),
+    ):
         raise DeltaflError(
             f"the code of {name}, or what it uses of the same file, is not the one that {folder} "
             "was played with: "
@@ -85,7 +95,15 @@ def require_same_code(folder: Path, settings: BaseModel) -> None:
 def require_one_code(folders: Sequence[Path]) -> None:
     """Refuse to join folders that were played with different code of one name."""
     for first, second in combinations(folders, 2):
-        for name in _different(*(_recorded(folder).get("code", {}) for folder in (first, second))):
+        for name in _different(
+            *(
+                _recorded(folder).get(
+                    "code",
+                    {},
+                )
+                for folder in (first, second)
+            )
+        ):
             raise DeltaflError(
                 f"{first} and {second} were played with different code of {name}; leave one of "
                 "them out"
@@ -93,7 +111,15 @@ def require_one_code(folders: Sequence[Path]) -> None:
 
 
 def _different(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    return [name for name, checksum in one.items() if other.get(name, checksum) != checksum]
+    return [
+        name
+        for name, checksum in one.items()
+        if other.get(
+            name,
+            checksum,
+        )
+        != checksum
+    ]
 
 
 def note_code(folder: Path, settings: BaseModel) -> None:
@@ -102,7 +128,12 @@ def note_code(folder: Path, settings: BaseModel) -> None:
     code = {**code_of(settings.model_dump()), **known.get("code", {})}
     if code != known.get("code", {}):
         write_atomically(
-            folder / "environment.json", json.dumps({**known, "code": code}, indent=1) + "\n"
+            folder / "environment.json",
+            json.dumps(
+                {**known, "code": code},
+                indent=1,
+            )
+            + "\n",
         )
 
 
@@ -128,7 +159,15 @@ def _checksum(name: str, known: Any = None) -> str | None:
     while known != names:
         known = names
         names = known.union(*(_needed(table) for table in tables if known & _defined(table)))
-    used = [part for part, table in zip(parts, tables, strict=True) if names & _defined(table)]
+    used = [
+        part
+        for part, table in zip(
+            parts,
+            tables,
+            strict=True,
+        )
+        if names & _defined(table)
+    ]
     source = "\n".join(map(ast.unparse, used))
     return f"{zlib.crc32(source.encode()):08x}"
 
@@ -152,7 +191,10 @@ def _source(name: str, known: Any) -> tuple[str, str]:
         file, top = split_name(name)
         return read_text(file, users=True), top
     known = known.make_model if isinstance(known, Task) else known
-    methods = filter(inspect.isfunction, vars(known).values() if isinstance(known, type) else ())
+    methods = filter(
+        inspect.isfunction,
+        vars(known).values() if isinstance(known, type) else (),
+    )
     for part in (known, *methods):  # in a notebook a class is found by its methods alone
         with suppress(OSError, TypeError):
             return "".join(inspect.findsource(part)[0]), known.__qualname__.partition(".")[0]

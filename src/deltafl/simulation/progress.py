@@ -46,7 +46,12 @@ def sweep_progress(shown: bool = True) -> Iterator[OnProgress]:
 
     def on_progress(now: Progress) -> None:
         bars.start()  # with the first round: after a mistake only its sentence is printed
-        bars.update(bar, completed=now.rounds_done, total=now.rounds_total, description=_text(now))
+        bars.update(
+            bar,
+            completed=now.rounds_done,
+            total=now.rounds_total,
+            description=_text(now),
+        )
 
     try:
         yield on_progress
@@ -66,7 +71,11 @@ def _text(progress: Progress) -> str:
 def _line_in_notebook() -> OnProgress:
     from IPython.display import display  # a notebook has it
 
-    line = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+    line = display(
+        {"text/plain": ""},
+        raw=True,
+        display_id=True,
+    )  # type: ignore[no-untyped-call]
 
     def on_progress(progress: Progress) -> None:
         done = f"{progress.rounds_done} of {progress.rounds_total} rounds, {_text(progress)}"

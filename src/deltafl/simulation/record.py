@@ -145,7 +145,13 @@ def _noted_clients(folder: Path) -> tuple[FloatArray | None, dict[int, Column]]:
     """
     found = read_json(folder / CLIENTS) if (folder / CLIENTS).exists() else {}
     size_m = _floats(found["num_examples"]) if "num_examples" in found else None
-    return size_m, dict(zip(found.get("rounds", ()), found.get("accuracy", ()), strict=False))
+    return size_m, dict(
+        zip(
+            found.get("rounds", ()),
+            found.get("accuracy", ()),
+            strict=False,
+        )
+    )
 
 
 def what_is_run(settings: RunSettings) -> dict[str, Any]:
@@ -190,7 +196,16 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         loss_r=tested("loss"),
         seconds_r=summed([timing["seconds"] for timing in timings]),
         cpu_seconds_r=summed([timing["cpu_seconds"] for timing in timings]),
-        bytes_r=summed([line.get("bytes_down", 0) + line.get("bytes_up", 0) for line in lines]),
+        bytes_r=summed(
+            [
+                line.get(
+                    "bytes_down",
+                    0,
+                )
+                + line.get("bytes_up", 0)
+                for line in lines
+            ]
+        ),
         bytes_up_r=summed([line.get("bytes_up", 0) for line in lines]),
         client_seconds_r=summed([timing["client_seconds"] for timing in timings]),
         server_bytes=max(timing.get("server_bytes", 0) for timing in timings) or None,
@@ -227,7 +242,15 @@ def record_of(job: Job, directory: RunDirectory, task: Task) -> RunRecord:
         fairness=run.fairness,
         server_bytes=run.server_bytes,
         draws=run.draws_m.tolist(),
-        refused=sum(len(line.get("rejected", ())) for line in directory.lines("rounds.jsonl")),
+        refused=sum(
+            len(
+                line.get(
+                    "rejected",
+                    (),
+                )
+            )
+            for line in directory.lines("rounds.jsonl")
+        ),
         diverged=run.diverged,
         diverged_why=run.diverged_why,
         probes=measured_columns(directory.lines("rounds.jsonl")),
@@ -338,7 +361,13 @@ def record_line(record: RunRecord) -> str:
     fields["fairness"] = record.fairness and {
         name: round(number, 4) for name, number in record.fairness
     }
-    fields["probes"] = {name: _rounded(column, 5) for name, column in fields["probes"].items()}
+    fields["probes"] = {
+        name: _rounded(
+            column,
+            5,
+        )
+        for name, column in fields["probes"].items()
+    }
     return json.dumps(fields, separators=(",", ":")) + "\n"
 
 
@@ -347,4 +376,7 @@ def _rounded(column: list[float | None], digits: int) -> list[float | None]:
 
 
 def _floats(column: list[float | None]) -> FloatArray:
-    return np.array([np.nan if value is None else value for value in column], dtype=np.float64)
+    return np.array(
+        [np.nan if value is None else value for value in column],
+        dtype=np.float64,
+    )

@@ -26,7 +26,13 @@ class Recording(Callback):
         # Written before the line: a round that is played again is noted again.
         if "test" in round.line and round.number >= since:
             sizes_m = run.plan.population.num_examples_m
-            note_clients(run.directory.path, sizes_m, round.number, round.accuracy_m, since)
+            note_clients(
+                run.directory.path,
+                sizes_m,
+                round.number,
+                round.accuracy_m,
+                since,
+            )
         round.timing["server_bytes"] = bytes_in_ram(run.state)
         round.timing["evaluation_seconds"] = round.closed.read()["seconds"]
         run.directory.append(round.line, {"round": round.number, **round.timing})

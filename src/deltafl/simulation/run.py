@@ -135,7 +135,10 @@ def _train_and_close(
     run: LiveRun, cohort: Cohort, oracle: SimulatedOracle, responded_n: BoolArray
 ) -> tuple[Training, RoundState, RoundInfo]:
     """Train the cohort, of which each of several processes has a share, and close the round."""
-    digest = zlib.crc32(run.state.params_d.tobytes(), zlib.crc32(cohort.client_n.tobytes()))
+    digest = zlib.crc32(
+        run.state.params_d.tobytes(),
+        zlib.crc32(cohort.client_n.tobytes()),
+    )
     if len(set(run.group.gathered(digest))) > 1:
         raise DeltaflError(
             "the processes of this run do not have the same model and cohort in round "
@@ -188,7 +191,12 @@ def _open_run(
         plan=plan,
         world=world,
         state=state,
-        watch=group.from_first(lambda: watch_over(engine.task, directory.lines("rounds.jsonl"))),
+        watch=group.from_first(
+            lambda: watch_over(
+                engine.task,
+                directory.lines("rounds.jsonl"),
+            )
+        ),
         kept=state.round,
         clock=last.get("clock", 0.0),
         is_over="stopped" in last or state.round >= filled_in(settings.rounds),
@@ -229,14 +237,23 @@ def run_single(
         engine = engine_of(settings, workers, kept_route(folder))
         # What cannot be played is refused before anything is written.
         plan_of(settings, engine.task.population(settings.weights), engine.task)
-        check_memory(settings, engine, folder if group.is_first else None, divided=group.count > 1)
+        check_memory(
+            settings,
+            engine,
+            folder if group.is_first else None,
+            divided=group.count > 1,
+        )
         _require_same_data_everywhere(settings, engine.task, group)
         group.from_first(lambda: begin(directory, settings, engine.task))
         run_experiment(settings, engine, directory, guarded(on_round), group, callbacks)
         return group.from_first(directory.last_line)
 
 
-def _require_same_data_everywhere(settings: RunSettings, task: Task, group: ProcessGroup) -> None:
+def _require_same_data_everywhere(
+    settings: RunSettings,
+    task: Task,
+    group: ProcessGroup,
+) -> None:
     if group.count == 1:
         return
     checksums = {data["data_crc32"] for data in group.gathered(data_of(settings, task))}
@@ -273,9 +290,18 @@ def play_job(player: Player, job: Job, on_round: OnRound) -> None:
     with locked(directory.path, _ORPHAN_SECONDS):
         begin(directory, job.settings, engine.task)
         with suppress(DivergedError):  # the last line has the reason
-            run_experiment(job.settings, engine, directory, on_round, callbacks=job.callbacks)
+            run_experiment(
+                job.settings,
+                engine,
+                directory,
+                on_round,
+                callbacks=job.callbacks,
+            )
         if not player.keep_folders:
-            write_record(record_of(job, directory, engine.task), RunStore(player.folder).path(job))
+            write_record(
+                record_of(job, directory, engine.task),
+                RunStore(player.folder).path(job),
+            )
             directory.delete()
     if not player.keep_folders:
         with suppress(OSError):  # other runs of the part are unfinished

@@ -52,7 +52,11 @@ class ClientRunner:
         self._data = [part.to(device) for part in stored]
         model = new_model(task.make_model, seed).to(device)
         self._batched: BatchedTrainer | None = None
-        self._train_one: Callable[..., LocalResult] = partial(train_serial, model, task.loss)
+        self._train_one: Callable[..., LocalResult] = partial(
+            train_serial,
+            model,
+            task.loss,
+        )
         if form.path == "fast":
             self._train_one = FastTrainer(model, task.loss, device).train
         elif form.path == "batched":
@@ -86,7 +90,10 @@ class ClientRunner:
                 x, y = self._examples(job.rows)
                 how = job.rng, job.noise, drift_d, job.augment, losses
                 # Random layers draw from torch's generator, whatever client was trained before.
-                with seeded(stream(self._seed, "dropout", round, clients[place]), self._device):
+                with seeded(
+                    stream(self._seed, "dropout", round, clients[place]),
+                    self._device,
+                ):
                     results.append(self._train_one(x, y, params_d, self._work, *how))
             return results
 
@@ -117,7 +124,11 @@ class ClientRunner:
         x, y = self._examples(self._rows(client))
         total = 0.0
         size = self._evaluation_batch
-        for x_batch, y_batch in zip(torch.split(x, size), torch.split(y, size), strict=True):
+        for x_batch, y_batch in zip(
+            torch.split(x, size),
+            torch.split(y, size),
+            strict=True,
+        ):
             total += self._score(params_d, x_batch, y_batch)[0]
         return total / len(x)
 
@@ -126,7 +137,12 @@ class ClientRunner:
         x, y = (part[start : start + self._evaluation_batch] for part in self._data[2:])
         return self._score(params_d, self._inputs(x), y)
 
-    def _score(self, params_d: Params, x: torch.Tensor, y: torch.Tensor) -> tuple[float, BoolArray]:
+    def _score(
+        self,
+        params_d: Params,
+        x: torch.Tensor,
+        y: torch.Tensor,
+    ) -> tuple[float, BoolArray]:
         torch.nn.utils.vector_to_parameters(
             torch.tensor(params_d, device=self._device), self._model.parameters()
         )

@@ -50,7 +50,19 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 CommaSeparated = BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)
 Numbers = Annotated[tuple[float, float], CommaSeparated]
 # pydantic would keep the text alone.
-Name = Annotated[str, WrapValidator(lambda v, checked: v if isinstance(v, Named) else checked(v))]
+Name = Annotated[
+    str,
+    WrapValidator(
+        lambda v, checked: (
+            v
+            if isinstance(
+                v,
+                Named,
+            )
+            else checked(v)
+        )
+    ),
+]
 Seed = Annotated[int, Field(ge=0)]
 
 
@@ -298,7 +310,11 @@ class Settings(BaseModel):
 
     def own_task(self, seed: int = 0) -> Task:
         """The task of a user's file or table."""
-        return load_own(self.task, seed, **{name: getattr(self, name) for name in OF_TABLES})
+        return load_own(
+            self.task,
+            seed,
+            **{name: getattr(self, name) for name in OF_TABLES},
+        )
 
     def _check(self, spec: TaskSpec) -> None:
         """Refuse unknown names, and values that do not go together."""
@@ -329,7 +345,11 @@ class Settings(BaseModel):
                 "stop_at_threshold needs a threshold: set one, such as threshold = 0.7"
             )
 
-    def run_facts(self, population: Population, num_classes: int | None = None) -> RunFacts:
+    def run_facts(
+        self,
+        population: Population,
+        num_classes: int | None = None,
+    ) -> RunFacts:
         """What the options of samplers may take from the run; ``num_classes``: 0 for regression,
         None if unknown.
         """
@@ -471,7 +491,11 @@ class CompareSettings(Settings):
             usual = SETTINGS[name].default
             if common[name] != usual and not ROW_OF[name].kind.fits(_control_of(sampler)):
                 common[name] = usual
-        run = RunSettings(**{**common, **own, **own_settings(sampler)}, sampler=sampler, seed=seed)
+        run = RunSettings(
+            **{**common, **own, **own_settings(sampler)},
+            sampler=sampler,
+            seed=seed,
+        )
         return run.model_copy(update=run._missing_momentum())
 
 

@@ -97,7 +97,12 @@ def data_of(settings: RunSettings, task: Task) -> dict[str, str]:
     """The data in a run's record: the task's, in their checksum also the tables of its world,
     which are checked.
     """
-    World(settings, task.population(settings.weights), work_of(settings).num_steps, num_bytes=0)
+    World(
+        settings,
+        task.population(settings.weights),
+        work_of(settings).num_steps,
+        num_bytes=0,
+    )
     checksum = int(task.data["data_crc32"], 16)
     for part in (find_availability(settings.availability), find_speeds(settings.speeds)):
         if isinstance(part, Trace | Measured):
@@ -129,7 +134,10 @@ def plan_of(
     plan = make_plan(
         label._replace(settings={}),  # they are among those of the run
         population,
-        min(ceil(settings.over_select * filled_in(settings.sample)), population.num_clients),
+        min(
+            ceil(settings.over_select * filled_in(settings.sample)),
+            population.num_clients,
+        ),
         settings.run_facts(population, None if task is None else task.dataset.num_classes),
         estimator=rule,
         seed=settings.seed,
@@ -174,7 +182,10 @@ def engine_for(settings: RunSettings, place: Path) -> Any:
     unfinished run's folder.
     """
     plain = {name: RunSettings.model_fields[name].default for name in OF_SERVER}
-    return _kept_engine(settings.model_copy(update={"sampler": "full", **plain}), kept_route(place))
+    return _kept_engine(
+        settings.model_copy(update={"sampler": "full", **plain}),
+        kept_route(place),
+    )
 
 
 def forget_engine() -> None:

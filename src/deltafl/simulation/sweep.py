@@ -56,7 +56,12 @@ def _play(player: Player, job: Job) -> None:
     player.play(job, lambda _: None)  # its rounds are read from its folder
 
 
-def run_jobs(jobs: Sequence[Job], folder: Path, processes: int, on_progress: OnProgress) -> None:
+def run_jobs(
+    jobs: Sequence[Job],
+    folder: Path,
+    processes: int,
+    on_progress: OnProgress,
+) -> None:
     """Play the jobs that are not finished yet, in their order.
 
     Results do not depend on the processes.
@@ -180,7 +185,13 @@ def _play_side_by_side(
             reader.read()
         for future in ended:
             job = playing.pop(future)
-            if isinstance(future.exception(), BrokenExecutor) and lost[job.key] < _PATIENCE:
+            if (
+                isinstance(
+                    future.exception(),
+                    BrokenExecutor,
+                )
+                and lost[job.key] < _PATIENCE
+            ):
                 # One process was killed, and the executor gave up what all of them did.
                 lost[job.key] += 1
                 playing[pool.submit(_play, player, job)] = job
@@ -207,7 +218,10 @@ class _RoundReader:
     def read(self) -> None:
         """Pass on the rounds that have been written since the last call."""
         lines = _whole_lines(self._folder / "rounds.jsonl", self._place)
-        timings = map(json.loads, _whole_lines(self._folder / "timings.jsonl") if lines else ())
+        timings = map(
+            json.loads,
+            _whole_lines(self._folder / "timings.jsonl") if lines else (),
+        )
         seconds = {timing["round"]: timing["seconds"] for timing in timings}
         for text in lines:
             line = json.loads(text)

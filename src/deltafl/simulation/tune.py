@@ -157,10 +157,24 @@ class Grid(NamedTuple):
     def trials(self, found: Mapping[str, Search]) -> list[Trial]:
         """The tuning runs of the grid as it is now, finished ones included, seed by seed."""
         first, *others = self.seeds
-        trials = [Trial(label, rate, first) for label, s in found.items() for rate in s.rates]
+        trials = [
+            Trial(
+                label,
+                rate,
+                first,
+            )
+            for label, s in found.items()
+            for rate in s.rates
+        ]
         for seed in others:
             trials += [
-                Trial(label, rate, seed) for label, s in found.items() for rate in s.finalists
+                Trial(
+                    label,
+                    rate,
+                    seed,
+                )
+                for label, s in found.items()
+                for rate in s.finalists
             ]
         return trials
 
@@ -184,7 +198,11 @@ def mean_score(scores: Sequence[Score]) -> Score:
     return Score(*(float(np.mean(column)) for column in zip(*scores, strict=True)))
 
 
-def rounds_to_threshold(run: Run, threshold: float, smoothed: bool = False) -> float | None:
+def rounds_to_threshold(
+    run: Run,
+    threshold: float,
+    smoothed: bool = False,
+) -> float | None:
     """Rounds to the threshold, that of a census included; None for never, and for a run that
     diverged at any time.
     """
@@ -197,7 +215,10 @@ def rounds_to_threshold(run: Run, threshold: float, smoothed: bool = False) -> f
 class TuneSettings(CompareSettings):
     """A comparison whose learning rates are tuned first."""
 
-    validation: Share = Field(0.2, description="share of training examples that tuning judges by")
+    validation: Share = Field(
+        0.2,
+        description="share of training examples that tuning judges by",
+    )
     local_rates: Doubling | None = Field(
         None, description="first grid; if not set: task's rate / 4 to 4 times it"
     )
@@ -237,11 +258,20 @@ class TuneSettings(CompareSettings):
             if grid
         }
 
-    def trial(self, trial: Trial, name: str, rates: Mapping[str, Mapping[str, float]]) -> Job:
+    def trial(
+        self,
+        trial: Trial,
+        name: str,
+        rates: Mapping[str, Mapping[str, float]],
+    ) -> Job:
         """A tuning run, with the rates of its sampler that are known, and its own."""
         own = {**rates[trial.label], name: trial.rate, "stop_at_threshold": False}
         return Job(
-            f"{name}-{trial.rate:g}", self.run(trial.label, trial.seed).model_copy(update=own)
+            f"{name}-{trial.rate:g}",
+            self.run(
+                trial.label,
+                trial.seed,
+            ).model_copy(update=own),
         )
 
     def score(self, run: Run) -> Score:
@@ -304,7 +334,12 @@ def tune_rates(
         while True:
             found = tuned.searches[name] = grid.search(settings.samplers, known.get)
             trials = {
-                trial: settings.trial(trial, name, tuned.rates) for trial in grid.trials(found)
+                trial: settings.trial(
+                    trial,
+                    name,
+                    tuned.rates,
+                )
+                for trial in grid.trials(found)
             }
             jobs |= {job.key: job for job in trials.values()}
             new = trials.keys() - known.keys()

@@ -62,7 +62,15 @@ def twin_simulation(task: Task, work: LocalWork, seed: int, how: Computation) ->
             stream(seed, "public", 1).integers(2**31)
         )  # minibatches independent of the clients' own
         return Engine(
-            stand_ins, replace(work, epochs=1, steps=None, batch_size=TWIN_BATCH), own_seed, how=how
+            stand_ins,
+            replace(
+                work,
+                epochs=1,
+                steps=None,
+                batch_size=TWIN_BATCH,
+            ),
+            own_seed,
+            how=how,
         )
 
     def simulate(params_d: Params, population: Population, round: int) -> Params:
@@ -71,11 +79,18 @@ def twin_simulation(task: Task, work: LocalWork, seed: int, how: Computation) ->
     return simulate
 
 
-def stand_in_rows(share_c: FloatArray, size: int, public_rows: Sequence[IntArray]) -> IntArray:
+def stand_in_rows(
+    share_c: FloatArray,
+    size: int,
+    public_rows: Sequence[IntArray],
+) -> IntArray:
     """``size`` public rows in the shares of the classes, up to one example of each; rows repeat
     if need be.
     """
-    label_e = np.searchsorted(np.cumsum(share_c) / share_c.sum(), (np.arange(size) + 0.5) / size)
+    label_e = np.searchsorted(
+        np.cumsum(share_c) / share_c.sum(),
+        (np.arange(size) + 0.5) / size,
+    )
     count_c = np.bincount(label_e, minlength=len(share_c))
     return np.concatenate(
         [np.resize(rows, count) for rows, count in zip(public_rows, count_c, strict=True)]

@@ -61,7 +61,13 @@ class Workers(AbstractContextManager["Workers"]):
         mine = shares[self._group.rank]
         if self._pool is None:
             with one_thread():
-                found = [getattr(self._runner, method)(params_d, *jobs[place]) for place in mine]
+                found = [
+                    getattr(self._runner, method)(
+                        params_d,
+                        *jobs[place],
+                    )
+                    for place in mine
+                ]
         else:
             self._shared_d.copy_(torch.from_numpy(params_d))  # no process reads it between two maps
             futures = {
@@ -83,7 +89,13 @@ class Workers(AbstractContextManager["Workers"]):
             for tensor in (self._shared_d, *recipe.tensors):
                 tensor.share_memory_()  # type: ignore[no-untyped-call]
             make = packed(recipe.make)
-            self._pool = Processes(self.count, _begin, make, recipe.tensors, self._shared_d)
+            self._pool = Processes(
+                self.count,
+                _begin,
+                make,
+                recipe.tensors,
+                self._shared_d,
+            )
         self._recipe = recipe
 
 

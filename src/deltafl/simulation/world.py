@@ -45,7 +45,10 @@ class World:
         self._settings = settings
         self._m = population.num_clients
         #: Who can be selected in a round that would begin at some moment, and when it begins.
-        self.available = find_availability(settings.availability).begin(population, settings.seed)
+        self.available = find_availability(settings.availability).begin(
+            population,
+            settings.seed,
+        )
         self._jitter = 0.0
         #: The median seconds of each client's round, (m,); None without a clock.
         self.seconds_m: FloatArray | None = None
@@ -70,7 +73,12 @@ class World:
         lost_n = lost_2m[0, client_n] < settings.dropout
         if self.seconds_m is None:
             return Waited(~lost_n, 0.0)
-        luck_m = stream(settings.seed, "world", round + 1, SECONDS).standard_normal(self._m)
+        luck_m = stream(
+            settings.seed,
+            "world",
+            round + 1,
+            SECONDS,
+        ).standard_normal(self._m)
         seconds_n = (self.seconds_m * np.exp(self._jitter * luck_m))[client_n]
         ready = np.sort(seconds_n[~lost_n])
         size = len(client_n)
@@ -80,6 +88,10 @@ class World:
         if len(ready) >= enough > 0:
             closed = ready[enough - 1]
         else:  # it waits for all, and learns of a lost connection at some moment of that time
-            closed = np.where(lost_n, lost_2m[1, client_n] * seconds_n, seconds_n).max(initial=0.0)
+            closed = np.where(
+                lost_n,
+                lost_2m[1, client_n] * seconds_n,
+                seconds_n,
+            ).max(initial=0.0)
         closed = min(closed, settings.deadline or inf)
         return Waited(~lost_n & (seconds_n <= closed), float(closed))

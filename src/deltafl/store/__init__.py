@@ -7,4 +7,11 @@ file of its own, no link to somebody else's.
 from .files import read_text, write_atomically
 from .values import checked, plain_json, read_json, read_toml
 
-__all__ = ["checked", "plain_json", "read_json", "read_text", "read_toml", "write_atomically"]
+__all__ = [
+    "checked",
+    "plain_json",
+    "read_json",
+    "read_text",
+    "read_toml",
+    "write_atomically",
+]

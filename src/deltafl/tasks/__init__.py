@@ -14,16 +14,15 @@ from .files import (
 )
 from .images import idx_dataset
 from .leaf import encode_text
+from .losses import cross_entropy, squared_error
 from .models import (
     celeba_cnn,
     crop_and_flip,
-    cross_entropy,
     femnist_cnn,
     mlp,
     next_token_lstm,
     resnet,
     softmax_regression,
-    squared_error,
     two_layer_cnn,
 )
 from .own import check_task, load_own

@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +12,8 @@ import numpy.typing as npt
 from ..errors import DeltaflError
 from ..streams import stream
 from ..types import FloatArray, IntArray, Population
+from .losses import Loss, MakeModel, Tensor
 
-# PyTorch is optional and slow to import, so its types have names of ours in all of this package.
-Tensor: TypeAlias = Any  #: a ``torch.Tensor``
-Module: TypeAlias = Any  #: a ``torch.nn.Module``
-MakeModel = Callable[[], Module]
-#: ``loss(output, y)``: the mean loss of a minibatch.
-Loss = Callable[[Tensor, Tensor], Tensor]
 #: ``augment(x, rng)``: a random variation of a minibatch's inputs.
 Augment = Callable[[Tensor, np.random.Generator], Tensor]
 
@@ -161,7 +156,15 @@ class Task:
         num_classes = self.dataset.num_classes
         # Raveled, for an example may have several labels.
         labels = [self.dataset.train_y[np.asarray(rows)].ravel() for rows in self.client_rows]
-        count_mc = np.stack([np.bincount(label_n, minlength=num_classes) for label_n in labels])
+        count_mc = np.stack(
+            [
+                np.bincount(
+                    label_n,
+                    minlength=num_classes,
+                )
+                for label_n in labels
+            ]
+        )
         share_mc: FloatArray = count_mc / count_mc.sum(axis=1, keepdims=True)
         return share_mc
 
@@ -177,7 +180,12 @@ def with_fewer_tests(task: Task, count: int) -> Task:
         )
     row_e = np.arange(count) * len(data.test_x) // count
     owners = {name: owner_e[row_e] for name, owner_e in data.test_columns.items()}
-    fewer = replace(data, test_x=data.test_x[row_e], test_y=data.test_y[row_e], test_columns=owners)
+    fewer = replace(
+        data,
+        test_x=data.test_x[row_e],
+        test_y=data.test_y[row_e],
+        test_columns=owners,
+    )
     test_clients = task.test_clients
     if test_clients is not None:
         test_clients = test_clients[row_e]

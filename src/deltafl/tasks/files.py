@@ -120,7 +120,12 @@ def find_file(folder: Path, name: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def find(name: str, data_dir: Path | None, needed: str, look: Callable[[Path], T | None]) -> T:
+def find(
+    name: str,
+    data_dir: Path | None,
+    needed: str,
+    look: Callable[[Path], T | None],
+) -> T:
     """What ``look(folder)`` finds in the first of a data set's folders where it is not None;
     else an error.
     """
@@ -135,7 +140,12 @@ def find(name: str, data_dir: Path | None, needed: str, look: Callable[[Path], T
     )
 
 
-def fetch(name: str, directory: Path | None = None, *, progress: bool = True) -> list[Path]:
+def fetch(
+    name: str,
+    directory: Path | None = None,
+    *,
+    progress: bool = True,
+) -> list[Path]:
     """Download the files of a data set that are missing or wrong, to ``directory/NAME`` or the
     user's cache; all files.
 
@@ -238,7 +248,10 @@ def unpacked(path: Path) -> Iterator[IO[bytes]]:
             yield file
 
 
-def read_arrays(path: Path, keys: tuple[str, ...] | None = None) -> dict[str, npt.NDArray[Any]]:
+def read_arrays(
+    path: Path,
+    keys: tuple[str, ...] | None = None,
+) -> dict[str, npt.NDArray[Any]]:
     """Read some arrays of a NumPy archive (NPZ), or all of them; pickles and missing ones are a
     ``DeltaflError``.
     """
@@ -267,7 +280,11 @@ def require_ram(size: int) -> None:
         raise MemoryError(f"it unpacks to {human(size)}, and {human(free)} of memory are free")
 
 
-def cached_images(file: Path, shape: tuple[int, ...], decode: Callable[[], Bytes]) -> Bytes:
+def cached_images(
+    file: Path,
+    shape: tuple[int, ...],
+    decode: Callable[[], Bytes],
+) -> Bytes:
     """Decoded images, uint8, from a file in the cache, which appears whole or not at all; else
     by ``decode``.
     """

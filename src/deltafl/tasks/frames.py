@@ -31,7 +31,14 @@ def read_frame(table: Any) -> tuple[str, Frame]:
             "pandas.DataFrame makes"
         )
     # Of objects some are numbers, as after dropna() of a column that had a gap.
-    frame = frame.set_axis(frame.columns.map(str), axis=1).reset_index(drop=True).infer_objects()
+    frame = (
+        frame.set_axis(
+            frame.columns.map(str),
+            axis=1,
+        )
+        .reset_index(drop=True)
+        .infer_objects()
+    )
     if frame.columns.has_duplicates:  # else a second label would become a feature
         twice = frame.columns[frame.columns.duplicated()][0]
         raise DeltaflError(f"{name}: column {twice!r} is named twice")
@@ -72,7 +79,14 @@ def _read_csv(path: Path) -> Frame:
     table = pd.read_csv(path, **options)
     # pandas gives columns without a name one, and renames the second of two equal ones. So the
     # header is read once more, as it is.
-    first = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False, **options)
+    first = pd.read_csv(
+        path,
+        header=None,
+        nrows=1,
+        dtype=str,
+        keep_default_na=False,
+        **options,
+    )
     header = first.loc[0].tolist()
     if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
         raise DeltaflError(f"{path.name} has one column, {header[0]!r}: separate columns by commas")

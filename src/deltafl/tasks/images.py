@@ -134,7 +134,14 @@ def read_idx(path: Path) -> Bytes:
 
 def idx_sha256(array: Bytes) -> str:
     """The SHA-256 of the unpacked IDX file that holds the array."""
-    digest = hashlib.sha256(IDX_BYTES + struct.pack(f">B{array.ndim}I", array.ndim, *array.shape))
+    digest = hashlib.sha256(
+        IDX_BYTES
+        + struct.pack(
+            f">B{array.ndim}I",
+            array.ndim,
+            *array.shape,
+        )
+    )
     digest.update(np.ascontiguousarray(array).data.cast("B"))
     return digest.hexdigest()
 
@@ -146,7 +153,12 @@ def load_cifar10(data_dir: Path | None = None) -> Dataset:
     Its name says so if the content is not the published one.
     """
     needed = f"{CIFAR_ARCHIVE}, which 'deltafl data fetch cifar10' gets"
-    path = find("cifar10", data_dir, needed, lambda folder: find_file(folder, CIFAR_ARCHIVE))
+    path = find(
+        "cifar10",
+        data_dir,
+        needed,
+        lambda folder: find_file(folder, CIFAR_ARCHIVE),
+    )
     files = {}
     try:
         with tarfile.open(path, "r:gz") as archive:

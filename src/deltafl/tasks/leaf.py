@@ -175,7 +175,14 @@ def load_femnist(data_dir: Path | None = None) -> Dataset:
     for folder in data_folders("femnist", data_dir):
         files = [folder / file for file in H5_FILES]
         if all(map(Path.is_file, files)):
-            shares = {part: _h5_shares(file) for part, file in zip(PARTS, files, strict=True)}
+            shares = {
+                part: _h5_shares(file)
+                for part, file in zip(
+                    PARTS,
+                    files,
+                    strict=True,
+                )
+            }
             title = "FEMNIST (TensorFlow Federated's h5)"
             return _dataset(shares, title, "writer", FEMNIST_CLASSES, _handwriting)
     root = find_leaf("femnist", data_dir, f", or {' with '.join(H5_FILES)}")
@@ -191,7 +198,12 @@ def _h5_shares(path: Path) -> Iterator[Share]:
             for writer, group in file["examples"].items():
                 require_ram(group["pixels"].nbytes + group["label"].nbytes)
                 label = group["label"][()]
-                yield Share(path, writer, group["pixels"][()].reshape(len(label), -1), label)
+                yield Share(
+                    path,
+                    writer,
+                    group["pixels"][()].reshape(len(label), -1),
+                    label,
+                )
     except DeltaflError:
         raise
     except Exception as error:  # a damaged file raises a dozen kinds
@@ -222,7 +234,11 @@ def load_celeba(data_dir: Path | None = None) -> Dataset:
     As in LEAF, each picture is reduced to 84 x 84; that takes minutes for all of CelebA, so the
     result is kept in the user's cache.
     """
-    root = find_leaf("celeba", data_dir, ", with the pictures in data/raw/img_align_celeba/")
+    root = find_leaf(
+        "celeba",
+        data_dir,
+        ", with the pictures in data/raw/img_align_celeba/",
+    )
     require("PIL", "sim")
     folder = root / "raw" / "img_align_celeba"
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..errors import DeltaflError
-from .base import Module, Tensor
+from .losses import Module, Tensor
 
 #: Pixels of zeros around an image before it is cropped back to its size.
 PAD = 4
@@ -60,7 +60,11 @@ def two_layer_cnn(
 
     side_out = ((side - 4) // 2 - 4) // 2
     blocks = _blocks((in_channels, *channels), kernel=5, padding=0)
-    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(channels[1] * side_out**2, classes))
+    return nn.Sequential(
+        *blocks,
+        nn.Flatten(),
+        nn.Linear(channels[1] * side_out**2, classes),
+    )
 
 
 def femnist_cnn(classes: int = 62) -> Module:
@@ -74,7 +78,14 @@ def femnist_cnn(classes: int = 62) -> Module:
 
     blocks = _blocks((1, 32, 64, 64), kernel=3, padding=1)
     return nn.Sequential(
-        *blocks, nn.Flatten(), nn.Linear(64 * 3 * 3, 128), nn.ReLU(), nn.Linear(128, classes)
+        *blocks,
+        nn.Flatten(),
+        nn.Linear(
+            64 * 3 * 3,
+            128,
+        ),
+        nn.ReLU(),
+        nn.Linear(128, classes),
     )
 
 
@@ -160,28 +171,6 @@ def next_token_lstm(tokens: int, embedding: int = 8, hidden: int = 128) -> Modul
     from .modules import NextToken
 
     return NextToken(tokens, embedding, hidden)
-
-
-def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy of logits (B, C) and labels (B,)."""
-    from .modules import nn
-
-    return nn.functional.cross_entropy(output, y)
-
-
-def squared_error(output: Tensor, y: Tensor) -> Tensor:
-    """Mean squared error of predictions and targets of the same shape, such as (B,).
-
-    Raises:
-        DeltaflError: If their shapes differ, for (B, 1) against (B,) would become (B, B).
-    """
-    if output.shape != y.shape:
-        raise DeltaflError(
-            f"squared_error got outputs of shape {tuple(output.shape)} and targets of shape "
-            f"{tuple(y.shape)}, which must be the same: end the model with squeeze(-1), or give "
-            "targets of the outputs' shape"
-        )
-    return (output - y).square().mean()
 
 
 def crop_and_flip(x: Tensor, rng: np.random.Generator) -> Tensor:

@@ -45,7 +45,11 @@ class LogSquare(nn.Module):
         """The prediction for each x."""
         return self._predict(self.a, self.b, x)
 
-    def forward_vectorized(self, params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    def forward_vectorized(
+        self,
+        params: Sequence[torch.Tensor],
+        x: torch.Tensor,
+    ) -> torch.Tensor:
         """The predictions (n, B) of n models with parameters A and b, each (n,), for x (n, B,
         1).
         """
@@ -75,7 +79,11 @@ class NextToken(nn.Module):
         _, (last, _) = self.lstm(self.embedding(token))
         return self.head(last[0])  # type: ignore[no-any-return]
 
-    def forward_vectorized(self, params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    def forward_vectorized(
+        self,
+        params: Sequence[torch.Tensor],
+        x: torch.Tensor,
+    ) -> torch.Tensor:
         """The logits (n, tokens, B) of n models with parameters (n, ...), for tokens (n, B,
         length).
 
@@ -86,9 +94,13 @@ class NextToken(nn.Module):
         table, weight_in, weight_on, bias_in, bias_on, head, head_bias = params
         clients, size, length = x.shape
         # A product, for the gradient of a look-up adds up in any order on a GPU.
-        is_token = (x.reshape(clients, -1, 1) == torch.arange(table.shape[1], device=x.device)).to(
-            table.dtype
-        )
+        is_token = (
+            x.reshape(clients, -1, 1)
+            == torch.arange(
+                table.shape[1],
+                device=x.device,
+            )
+        ).to(table.dtype)
         embedded = torch.bmm(is_token, table)
         bias = (bias_in + bias_on)[:, None]
         gates_in = torch.baddbmm(bias, embedded, weight_in.transpose(1, 2)).view(
@@ -97,7 +109,10 @@ class NextToken(nn.Module):
         weight_on = weight_on.transpose(1, 2).contiguous()
         state = cell = gates_in.new_zeros(clients, size, weight_on.shape[1])
         for gate in gates_in.unbind(2):
-            enter, forget, new, leave = torch.baddbmm(gate, state, weight_on).chunk(4, dim=2)
+            enter, forget, new, leave = torch.baddbmm(gate, state, weight_on).chunk(
+                4,
+                dim=2,
+            )
             cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(new)
             state = torch.sigmoid(leave) * torch.tanh(cell)
         return torch.baddbmm(head_bias[:, :, None], head, state.transpose(1, 2))
@@ -123,7 +138,14 @@ class ResidualBlock(nn.Module):
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != after:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(groups, after)
+                nn.Conv2d(
+                    before,
+                    after,
+                    1,
+                    stride,
+                    bias=False,
+                ),
+                nn.GroupNorm(groups, after),
             )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import inspect
 import pickle
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from reprlib import repr as shown
 from typing import Any
@@ -19,9 +20,9 @@ from ..calls import Named
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line
 from ..own_python import import_file
 from ..streams import stream
-from .base import Dataset, Module, Task, Tensor
+from .base import Dataset, Task
 from .frames import TABLE_SUFFIXES, is_table_file
-from .models import squared_error
+from .losses import Module, Tensor, squared_error
 from .registry import TaskSpec, find_task
 from .tables import from_huggingface, table_task
 
@@ -121,7 +122,12 @@ def _from_file(name: str, seed: int) -> object:
     return _made(make, seed, f"{path}:{function}", path.resolve())
 
 
-def _made(make: Callable[..., object], seed: int, name: str, path: Path | None = None) -> object:
+def _made(
+    make: Callable[..., object],
+    seed: int,
+    name: str,
+    path: Path | None = None,
+) -> object:
     """What a user's function makes."""
     try:
         if "seed" in inspect.signature(make).parameters:
@@ -218,7 +224,12 @@ _TARGETS = ("float32", "int64")
 
 def _check_data(data: Dataset, task: Task) -> None:
     _require(isinstance(data, Dataset), "dataset", data, "a deltafl.tasks.Dataset")
-    _require(task.metric in ("accuracy", "loss"), "metric", task.metric, "'accuracy' or 'loss'")
+    _require(
+        task.metric in ("accuracy", "loss"),
+        "metric",
+        task.metric,
+        "'accuracy' or 'loss'",
+    )
     classes: Any = data.num_classes
     least = {"accuracy": 2, "loss": 0}[task.metric]
     is_count = isinstance(classes, int | np.integer) and classes >= least
@@ -237,7 +248,12 @@ def _check_data(data: Dataset, task: Task) -> None:
         if classes > 0:
             ends = (int(y.min()), int(y.max()))
             needed = f"from 0 to num_classes - 1 = {classes - 1}"
-            _require(ends[0] >= 0 and ends[1] < classes, f"the range of {part}_y", ends, needed)
+            _require(
+                ends[0] >= 0 and ends[1] < classes,
+                f"the range of {part}_y",
+                ends,
+                needed,
+            )
 
 
 def _check_array(name: str, array: Any, dtypes: tuple[str, ...], train: Any) -> None:
@@ -315,7 +331,10 @@ def _smoke_test(task: Task, seed: int) -> None:
                 f"make_model made {type(model).__name__}; it must make a torch.nn.Module with "
                 "parameters, none lazy"
             )
-        _tried("the model cannot be copied, as local training does", lambda: copy.deepcopy(model))
+        _tried(
+            "the model cannot be copied, as local training does",
+            lambda: copy.deepcopy(model),
+        )
         _check_step(task, model, x, y)
         _check_step(task, model, x[:1], y[:1])
 
@@ -346,7 +365,7 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
         with warnings.catch_warnings():  # (B, 1) against (B,) becomes (B, B), and nothing is learnt
             warnings.filterwarnings("error", message="Using a target size")
             what = f"the loss failed on output {shape} and y {tuple(y.shape)}"
-            loss: Any = _tried(what, lambda output=output: task.loss(output, y))  # type: ignore[misc]
+            loss: Any = _tried(what, partial(task.loss, output, y))
         is_scalar = isinstance(loss, torch.Tensor) and loss.ndim == 0
         _require(is_scalar, "the loss", loss, "the minibatch's mean, a tensor of shape ()")
     if loss.requires_grad:

@@ -77,7 +77,10 @@ def _draw_labels(
             # Dirichlet too.
             share_c[open_c] = rng.dirichlet(concentration_c[open_c])
             mix_c = share_c
-        take_c = np.minimum(take_c + rng.multinomial(missing, share_c / share_c.sum()), left_c)
+        take_c = np.minimum(
+            take_c + rng.multinomial(missing, share_c / share_c.sum()),
+            left_c,
+        )
     return take_c
 
 
@@ -111,7 +114,11 @@ def yurochkin2019(
     return clients
 
 
-def shards(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
+def shards(
+    label_e: IntArray,
+    num_clients: int,
+    rng: np.random.Generator,
+) -> list[IntArray]:
     """Sort by label, cut into 2 m equal shards, deal two to each client (McMahan et al., AISTATS
     2017).
     """
@@ -124,7 +131,17 @@ def shards(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> lis
         )
     piece = np.array_split(np.concatenate(_pools(label_e, rng)), num_shards)
     dealt_m2 = rng.permutation(num_shards).reshape(num_clients, 2)
-    return [np.sort(np.concatenate([piece[first], piece[second]])) for first, second in dealt_m2]
+    return [
+        np.sort(
+            np.concatenate(
+                [
+                    piece[first],
+                    piece[second],
+                ]
+            )
+        )
+        for first, second in dealt_m2
+    ]
 
 
 def split(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
@@ -146,7 +163,11 @@ def split(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> list
     return [np.sort(pool) for pool in pool_c] + _deal(cut, num_small)
 
 
-def quantity(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
+def quantity(
+    label_e: IntArray,
+    num_clients: int,
+    rng: np.random.Generator,
+) -> list[IntArray]:
     """Labels at random, two sizes: the first 10 % of m >= 2 clients (at least one) share 90 % of
     the data.
     """
@@ -162,7 +183,11 @@ def quantity(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> l
     return _deal(large, num_large) + _deal(small, num_small)
 
 
-def natural(owner_e: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
+def natural(
+    owner_e: IntArray,
+    num_clients: int,
+    rng: np.random.Generator,
+) -> list[IntArray]:
     """One client for each owner, in increasing order of their ids; of more than m owners, m are
     drawn at random.
     """
@@ -171,7 +196,14 @@ def natural(owner_e: IntArray, num_clients: int, rng: np.random.Generator) -> li
     if num_clients == len(clients):
         return clients
     return [
-        clients[owner] for owner in np.sort(rng.choice(len(clients), num_clients, replace=False))
+        clients[owner]
+        for owner in np.sort(
+            rng.choice(
+                len(clients),
+                num_clients,
+                replace=False,
+            )
+        )
     ]
 
 
@@ -197,13 +229,28 @@ _by_owner = partial(Partition, make=natural, uses_column=True)
 PARTITIONS: dict[str, Partition] = {
     "iid": Partition("examples dealt at random, equal sizes", iid),
     "hsu2019": _dirichlet("labels of a client ~ Dir(alpha * prior); equal sizes", hsu2019),
-    "yurochkin2019": _dirichlet("each label cut by Dir(alpha * 1); unequal sizes", yurochkin2019),
+    "yurochkin2019": _dirichlet(
+        "each label cut by Dir(alpha * 1); unequal sizes",
+        yurochkin2019,
+    ),
     "dirichlet": _dirichlet("another name of yurochkin2019", yurochkin2019),
-    "shards": _by_label("sorted by label, cut into equal shards, two dealt to each client", shards),
-    "split": _by_label("one label a client, one of them cut into many small clients", split),
-    "quantity": Partition("labels at random; 10 % of the clients own 90 % of the data", quantity),
+    "shards": _by_label(
+        "sorted by label, cut into equal shards, two dealt to each client",
+        shards,
+    ),
+    "split": _by_label(
+        "one label a client, one of them cut into many small clients",
+        split,
+    ),
+    "quantity": Partition(
+        "labels at random; 10 % of the clients own 90 % of the data",
+        quantity,
+    ),
     "natural": _by_owner("one client for each owner in a column of the data set"),
-    "writer": _by_owner("one client for each writer, where they are known", column="writer"),
+    "writer": _by_owner(
+        "one client for each writer, where they are known",
+        column="writer",
+    ),
 }
 
 

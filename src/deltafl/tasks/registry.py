@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 from ..errors import DeltaflError, unknown_name
 from ..streams import stream
-from .base import Augment, Dataset, MakeModel, Task
+from .base import Augment, Dataset, Task
 from .images import load_cifar10, load_digits, load_idx
 from .leaf import load_celeba, load_femnist, load_shakespeare
+from .losses import MakeModel, cross_entropy
 from .models import (
     celeba_cnn,
     crop_and_flip,
-    cross_entropy,
     femnist_cnn,
     next_token_lstm,
     resnet,
@@ -182,7 +182,12 @@ def make_task(
     """
     spec = find_task(name)
     options: dict[str, Any] = {"num_clients": num_clients, "truth": truth, "nu": nu}
-    options |= {"partition": partition, "alpha": alpha, "column": column, "make_model": make_model}
+    options |= {
+        "partition": partition,
+        "alpha": alpha,
+        "column": column,
+        "make_model": make_model,
+    }
     given = {option: value for option, value in options.items() if value is not None}
     taken = OF_DATA
     if spec.make is not None:
@@ -199,7 +204,14 @@ def make_task(
         num_clients = spec.num_clients
     if alpha is None:
         alpha = spec.alpha
-    rows = make_partition(how, dataset, num_clients, alpha, stream(seed, "partition"), column)
+    rows = make_partition(
+        how,
+        dataset,
+        num_clients,
+        alpha,
+        stream(seed, "partition"),
+        column,
+    )
     return Task(
         name=name,
         dataset=dataset,

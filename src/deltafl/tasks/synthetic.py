@@ -20,8 +20,8 @@ from ..errors import DeltaflError
 from ..scale.memory_budget import free_ram, human
 from ..streams import stream
 from ..types import FloatArray
-from .base import Dataset, Module, Task, Tensor
-from .models import squared_error
+from .base import Dataset, Task
+from .losses import Module, Tensor, squared_error
 
 #: One client a row: a, p, b, q of F_i(x, y) = a (x - p)^2 + b (y - q)^2.
 QUADRATICS = ((1.0, 0.0, 1.0, 0.0), (4.0, 0.5, 0.5, 0.0), (3.0, 0.0, 1.5, 2.0))
@@ -80,7 +80,11 @@ def make_log_model() -> Module:
     return LogSquare(SYNTHETIC_START, BAND)
 
 
-def draw_client(seed: int, client: int, truth: tuple[float, float]) -> tuple[float, FloatArray]:
+def draw_client(
+    seed: int,
+    client: int,
+    truth: tuple[float, float],
+) -> tuple[float, FloatArray]:
     """The noise factor s_i and the samples x (1000,) of one client, whatever the number of
     clients.
     """

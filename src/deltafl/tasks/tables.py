@@ -24,9 +24,10 @@ import numpy.typing as npt
 from ..errors import DeltaflError, require, unknown_name
 from ..streams import stream
 from ..types import BoolArray, FloatArray, IntArray
-from .base import Dataset, MakeModel, Module, Task
+from .base import Dataset, Task
 from .frames import Frame, read_frame
-from .models import cross_entropy, one_output, softmax_regression, squared_error
+from .losses import MakeModel, Module, cross_entropy, squared_error
+from .models import one_output, softmax_regression
 from .partitions import (
     clients_of_tests,
     every_tenth,
@@ -218,7 +219,16 @@ def from_huggingface(
     else:
         test_e = every_tenth(rows_by_key(owner_e), len(frame))
     dataset = _dataset(name, x, target, owner, owner_e, test_e)
-    task = _task(name, dataset, softmax_regression, partition, column, clients, alpha, seed)
+    task = _task(
+        name,
+        dataset,
+        softmax_regression,
+        partition,
+        column,
+        clients,
+        alpha,
+        seed,
+    )
     return replace(task, make_model=make_model or task.make_model)
 
 

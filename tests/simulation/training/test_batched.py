@@ -38,7 +38,8 @@ from deltafl.simulation.training.serial import (
 )
 from deltafl.streams import stream
 from deltafl.tasks import crop_and_flip
-from deltafl.tasks.models import cross_entropy, mlp, squared_error
+from deltafl.tasks.losses import cross_entropy, squared_error
+from deltafl.tasks.models import mlp
 from deltafl.tasks.synthetic import make_synthetic_task
 from deltafl.types import Params
 

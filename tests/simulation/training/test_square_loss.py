@@ -22,7 +22,7 @@ from deltafl.simulation.engine import Engine
 from deltafl.simulation.run import run_experiment
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.training.serial import losses_of
-from deltafl.tasks.models import cross_entropy, squared_error
+from deltafl.tasks.losses import cross_entropy, squared_error
 from tools.simulation import lines_of, quiet
 
 EVERYONE = np.arange(len(SIZES))

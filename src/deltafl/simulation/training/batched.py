@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ...tasks.base import Loss
+from ...tasks.losses import Loss
 from ...types import Params
 from .convolution import ConvolutionsAsProducts
 from .dense import ALIGNMENT, DenseChain, Stretch
@@ -145,7 +145,13 @@ class BatchedTrainer:
             # Each step's losses, squared losses and squared gradient norms; 0 once a client's have
             # ended.
             # float64, and fetched once: on a GPU each fetch would wait for the device.
-            value_3kn = torch.zeros(3, num_steps, n, dtype=torch.float64, device=self._device)
+            value_3kn = torch.zeros(
+                3,
+                num_steps,
+                n,
+                dtype=torch.float64,
+                device=self._device,
+            )
             if not squares:
                 value_3kn[1] = math.nan
             for first, some in self._stretches(schedule):
@@ -189,7 +195,14 @@ class BatchedTrainer:
         """Its parts in the shapes of the model's parameters."""
         sizes = [shape.numel() for shape in self._shapes]
         pieces = torch.split(vector_nd[:, : self._num_params], sizes, dim=1)
-        return [piece.view(-1, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
+        return [
+            piece.view(-1, *shape)
+            for piece, shape in zip(
+                pieces,
+                self._shapes,
+                strict=True,
+            )
+        ]
 
     def _add_noise(self, gradient_nd: torch.Tensor, jobs: Sequence[LocalJob]) -> None:
         """Draw the gradient noise of one step of the first clients."""
@@ -210,7 +223,10 @@ class BatchedTrainer:
         # Others are slow enough for one gather a step, and their inputs may be large.
         most = 1
         if self._chain is not None:
-            most = max(1, _STRETCH_NUMBERS // (all_rows_knb[0].numel() * self._chain.num_inputs))
+            most = max(
+                1,
+                _STRETCH_NUMBERS // (all_rows_knb[0].numel() * self._chain.num_inputs),
+            )
         while first < len(active_k):
             active = int(active_k[first])
             last = min(first + most, int(schedule.steps_n[active - 1]))
@@ -226,7 +242,11 @@ class BatchedTrainer:
             yield first, Stretch(x, y, weight_knb)
             first = last
 
-    def _differentiation(self, own: Descent, some: Stretch) -> Callable[[int], torch.Tensor]:
+    def _differentiation(
+        self,
+        own: Descent,
+        some: Stretch,
+    ) -> Callable[[int], torch.Tensor]:
         """A function of a step: writes gradients of sum_b weight_b loss_b, and returns loss_b."""
         params = self._views(own.current)
         gradients = self._views(own.gradient)
@@ -241,7 +261,11 @@ class BatchedTrainer:
                 x = x.to(self._dtype)
             output = self._forward(cast, x)
             loss_nb = self._losses(output.float(), y)
-            found = torch.autograd.grad((loss_nb * weight_nb).sum(), cast, materialize_grads=True)
+            found = torch.autograd.grad(
+                (loss_nb * weight_nb).sum(),
+                cast,
+                materialize_grads=True,
+            )
             for gradient, value in zip(gradients, found, strict=True):
                 gradient.copy_(value)
             return loss_nb.detach()

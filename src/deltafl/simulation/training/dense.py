@@ -36,7 +36,10 @@ class _Dense(NamedTuple):
         if self.weight.shape[2] > 1:
             return torch.bmm(self.weight.transpose(1, 2), delta)
         # Else rounding would depend on the number of clients, on Intel's processors.
-        return torch.bmm(functional.pad(self.weight, (0, self.more)).transpose(1, 2), delta)[:, :1]
+        return torch.bmm(
+            functional.pad(self.weight, (0, self.more)).transpose(1, 2),
+            delta,
+        )[:, :1]
 
     def __call__(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The inputs (n, F, B) with the zero features, and the outputs (n, C, B)."""

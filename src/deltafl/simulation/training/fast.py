@@ -20,7 +20,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import torch
 
-from ...tasks.base import Loss
+from ...tasks.losses import Loss
 from ...types import IntArray, Params
 from .serial import (
     Augmented,
@@ -80,7 +80,12 @@ class Descent(NamedTuple):
 class FastTrainer:
     """Trains one client after another, models for which ``route.incompatibility`` is None."""
 
-    def __init__(self, model: torch.nn.Module, loss: Loss, device: torch.device = CPU) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss: Loss,
+        device: torch.device = CPU,
+    ) -> None:
         self._model = copy.deepcopy(model).to(device)
         self._loss = loss
         self._device = device
@@ -126,7 +131,11 @@ class FastTrainer:
             output = self._forward(varied)
             batch_loss = self._loss(output, y_batch)
             # Unused parameters have gradients of 0, as in the reference.
-            gradients = torch.autograd.grad(batch_loss, self._params, materialize_grads=True)
+            gradients = torch.autograd.grad(
+                batch_loss,
+                self._params,
+                materialize_grads=True,
+            )
             torch.cat([gradient.reshape(-1) for gradient in gradients], out=own.gradient)
             loss_sum += batch_loss.item()
             square_loss_sum += mean_square(losses, output, y_batch)

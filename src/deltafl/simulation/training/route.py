@@ -62,7 +62,12 @@ class Route(NamedTuple):
     hardware: str = "cpu"  # the device with the product name of a GPU
 
 
-def choose_route(model: torch.nn.Module, task: Task, work: LocalWork, how: Computation) -> Route:
+def choose_route(
+    model: torch.nn.Module,
+    task: Task,
+    work: LocalWork,
+    how: Computation,
+) -> Route:
     """The route of a run; an error if device, model and precision do not go together."""
     device = find_device(how.device)
     if device.type == "cpu" and how.precision == "float32":
@@ -78,7 +83,10 @@ def choose_route(model: torch.nn.Module, task: Task, work: LocalWork, how: Compu
                 "write 'float32'"
             )
         path = "loop"
-        _log.info("local training goes from client to client, which is slower: %s", no_batch)
+        _log.info(
+            "local training goes from client to client, which is slower: %s",
+            no_batch,
+        )
     return Route(path, str(device), how.precision, device_name(device))
 
 
@@ -216,7 +224,10 @@ def incompatibility(model: torch.nn.Module, example: torch.Tensor) -> str | None
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
         copy.deepcopy(model).train()(example)
-        if not torch.equal(before, torch.get_rng_state()):  # other paths would draw other numbers
+        if not torch.equal(
+            before,
+            torch.get_rng_state(),
+        ):  # other paths would draw other numbers
             return "the model draws random numbers in training, as random layers (Dropout) do"
     return None
 
@@ -279,21 +290,33 @@ def dense_cohort_size(model: torch.nn.Module, task: Task, work: LocalWork) -> in
     return max(1, min(size, _LARGEST_COHORT))
 
 
-def cohort_size(model: torch.nn.Module, task: Task, width: int, device: torch.device) -> int:
+def cohort_size(
+    model: torch.nn.Module,
+    task: Task,
+    width: int,
+    device: torch.device,
+) -> int:
     """How many clients fit into one batch: a step takes half of a GPU's memory, free or not."""
     memory = _CPU_BYTES
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory // 2
     num_params = sum(param.numel() for param in model.parameters())
     numbers = numbers_per_example(model, task)
-    return max(1, min(_LARGEST_COHORT, memory // (4 * (6 * num_params + 3 * width * numbers))))
+    return max(
+        1,
+        min(_LARGEST_COHORT, memory // (4 * (6 * num_params + 3 * width * numbers))),
+    )
 
 
 def numbers_per_example(model: torch.nn.Module, task: Task) -> int:
     """How many numbers the layers put out for one example, and cut for ``convolution.conv2d``."""
     counted = [example_of(task).numel()]
 
-    def count(part: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: object) -> None:
+    def count(
+        part: torch.nn.Module,
+        inputs: tuple[torch.Tensor, ...],
+        output: object,
+    ) -> None:
         if isinstance(output, torch.Tensor) and not list(part.children()):
             counted.append(output.numel())
             if isinstance(part, torch.nn.Conv2d):

@@ -16,8 +16,7 @@ import torch
 from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 
-from ...tasks.base import Loss
-from ...tasks.models import cross_entropy, squared_error
+from ...tasks.losses import Loss, cross_entropy, squared_error
 from ...types import IntArray, Params
 
 #: ``losses(output, y)``: the loss of each example.
@@ -101,7 +100,13 @@ def result_of(
     variance = rate * rate * spread
     if variance < 0 or num_steps == 1:  # it is NaN if the training diverged
         variance = 0.0
-    return LocalResult(update_d, loss / num_steps, square_loss / num_steps, variance, num_steps)
+    return LocalResult(
+        update_d,
+        loss / num_steps,
+        square_loss / num_steps,
+        variance,
+        num_steps,
+    )
 
 
 def passes(
@@ -113,11 +118,21 @@ def passes(
     return orders, work.minibatch_size(num_examples)
 
 
-def minibatches(num_examples: int, work: LocalWork, rng: np.random.Generator) -> list[IntArray]:
+def minibatches(
+    num_examples: int,
+    work: LocalWork,
+    rng: np.random.Generator,
+) -> list[IntArray]:
     """The rows of each local step; all passes are drawn in order, the same in every path."""
     orders, size = passes(num_examples, work, rng)
     batches = [
-        order[start : start + size] for order in orders for start in range(0, num_examples, size)
+        order[start : start + size]
+        for order in orders
+        for start in range(
+            0,
+            num_examples,
+            size,
+        )
     ]
     return batches[: work.num_steps(num_examples)]
 
