@@ -95,7 +95,11 @@ class Accumulator:
         value = self._control_value(replies.client_n)
         update_kd = self._update_kd
         for intake in self._intakes.values():
-            update_kd = intake.counted(np.flatnonzero(here_n), update_kd, value.control_nd)
+            update_kd = intake.counted(
+                np.flatnonzero(here_n),
+                update_kd,
+                value.control_nd,
+            )
         total_d = value.total_d
         error_kd = np.subtract(update_kd, value.control_nd, dtype=np.float64)
         del value  # it is as large as all updates, twice
@@ -183,7 +187,10 @@ class Accumulator:
             largest_weight=float(coef_n.max(initial=0.0)),
             sum_of_weights=float(coef_n.sum()),
             mean_over_diversity=norm / diversity,
-            loss=_ratio(float(known_n @ reports.loss_n[has_loss_n]), float(known_n.sum())),
+            loss=_ratio(
+                float(known_n @ reports.loss_n[has_loss_n]),
+                float(known_n.sum()),
+            ),
             residual=_ratio(squared_residual, squared_norm),
             control_coefficient=self.plan.rule.control.coefficient(self.state.control),
             clip_factor=min([step.factor, *factors]),

@@ -47,7 +47,11 @@ class Layout(NamedTuple):
     entries: tuple[Entry, ...]
 
     @classmethod
-    def of(cls, arrays: Mapping[str, Array], buffers: Sequence[str] = BUFFERS) -> "Layout":
+    def of(
+        cls,
+        arrays: Mapping[str, Array],
+        buffers: Sequence[str] = BUFFERS,
+    ) -> "Layout":
         """Describe a model; floating-point arrays whose names match the patterns ``buffers`` are
         not trained.
         """
@@ -232,14 +236,7 @@ def _parts(model: Any) -> dict[str, Any]:
         model = model.state_dict()
     if isinstance(model, Mapping):
         return dict(model)
-    if (
-        not isinstance(
-            model,
-            Iterable,
-        )
-        or isinstance(model, str)
-        or hasattr(model, "dtype")
-    ):
+    if not isinstance(model, Iterable) or isinstance(model, str) or hasattr(model, "dtype"):
         raise DeltaflError(
             f"the model is a {type(model).__name__}; give a module, its state dict or a list of "
             "arrays"
@@ -268,7 +265,13 @@ def update_of(sent: Mapping[str, Array], received: Mapping[str, Array]) -> Param
     """
     with np.errstate(over="ignore", invalid="ignore"):
         parts = [
-            np.subtract(received[name], old, dtype=np.float64).astype(np.float32).ravel()
+            np.subtract(
+                received[name],
+                old,
+                dtype=np.float64,
+            )
+            .astype(np.float32)
+            .ravel()
             for name, old in sent.items()
         ]
     return np.concatenate(parts)

@@ -39,14 +39,7 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
         raise DeltaflError(
             f"cannot read {text!r}; write name(option=value, ...) with numbers, words or tuples"
         )
-    options = {
-        str(keyword.arg): _value(
-            keyword.value,
-            source,
-            text,
-        )
-        for keyword in keywords
-    }
+    options = {str(keyword.arg): _value(keyword.value, source, text) for keyword in keywords}
     if len(options) < len(keywords):
         raise DeltaflError(f"an option is given twice in {text!r}; give it once")
     return found["name"], options
@@ -127,12 +120,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, part) for part in parts)
     if get_origin(hint) is tuple and Ellipsis not in parts:
         return (
-            isinstance(
-                value,
-                tuple,
-            )
-            and len(value) == len(parts)
-            and all(map(_fits, value, parts))
+            isinstance(value, tuple) and len(value) == len(parts) and all(map(_fits, value, parts))
         )
     return hint not in _KINDS or type(value) is hint or (hint is float and type(value) is int)
 
@@ -141,14 +129,7 @@ def _in_words(hint: Any) -> str:
     parts = [_in_words(part) for part in get_args(hint)]
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(parts)
-    return (
-        f"({', '.join(parts)})"
-        if get_origin(hint) is tuple
-        else _KINDS.get(
-            hint,
-            str(hint),
-        )
-    )
+    return f"({', '.join(parts)})" if get_origin(hint) is tuple else _KINDS.get(hint, str(hint))
 
 
 class Named(str):

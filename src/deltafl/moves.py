@@ -64,10 +64,7 @@ class Moves(NamedTuple):
                 old_m = old_m.kept(self.stay_k)
             return old_m.lengthened(self.population.num_clients)
         if isinstance(old_m, tuple):
-            new_d = np.full_like(
-                old_m[0],
-                newcomer,
-            )  # one for all newcomers, until they reply
+            new_d = np.full_like(old_m[0], newcomer)  # one for all newcomers, until they reply
             return (*(old_m[index] for index in self.stay_k), *[new_d] * self.num_newcomers)
         stayed_k = self.stayed(old_m)
         shape = (self.num_newcomers, *stayed_k.shape[1:])

@@ -96,7 +96,11 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
         """A round of the plan for the training population; pfl's own gathering for others."""
         gather: Any = super().async_gather_results
         if central_context.population != Population.TRAIN:
-            return await gather(model, training_algorithm, central_context=central_context)
+            return await gather(
+                model,
+                training_algorithm,
+                central_context=central_context,
+            )
         if central_context.cohort_size != self.plan.n:
             raise DeltaflError(
                 f"train_cohort_size is {central_context.cohort_size} and the plan has n = "

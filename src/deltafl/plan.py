@@ -156,7 +156,10 @@ class Plan(WithRanges):
             return None
         return census.for_control(self.rule.control)
 
-    def with_census(self, answers: Sequence[npt.ArrayLike | None] | FloatArray) -> "Plan":
+    def with_census(
+        self,
+        answers: Sequence[npt.ArrayLike | None] | FloatArray,
+    ) -> "Plan":
         """The plan after a census: ``answers`` has that of each client to ``census``, or None."""
         if self.census is None:
             raise DeltaflError(
@@ -240,14 +243,7 @@ class Plan(WithRanges):
         if not parts:
             return {}
         coef_n = self.collect_replies(state, cohort).coef_n / cohort.count_n
-        intakes = {
-            part.name: part.intake(
-                self,
-                state.parts[part.name],
-                coef_n,
-            )
-            for part in parts
-        }
+        intakes = {part.name: part.intake(self, state.parts[part.name], coef_n) for part in parts}
         return {name: intake for name, intake in intakes.items() if intake is not None}
 
     def advance(
@@ -287,7 +283,10 @@ class Plan(WithRanges):
 
 def saved_model(arrays: Mapping[str, Params]) -> Params:
     """``Plan.model`` of a saved state, of which only the arrays are known."""
-    names = ["state.params_d", *(f"state.parts.{row.kind.name}.model_d" for row in ROWS)]
+    names = [
+        "state.params_d",
+        *(f"state.parts.{row.kind.name}.model_d" for row in ROWS),
+    ]
     # As ``Plan.model`` passes it on: the last part that has one decides.
     return [arrays[name] for name in names if name in arrays][-1]
 

@@ -49,7 +49,12 @@ def init_round(plan: Plan, params: Any) -> RoundState:
     if mean_d is not None:  # the first round has been played
         length = prod(part.first_step for part in plan.parts)
         state = plan.move(state, Step(state.round, state.params_d, length * mean_d))
-    known = control.at_model(state.control, plan.population, state.params_d, state.round)
+    known = control.at_model(
+        state.control,
+        plan.population,
+        state.params_d,
+        state.round,
+    )
     return state._replace(control=known)
 
 
@@ -146,11 +151,7 @@ def close_round(
 
 
 def close_round_from_sum(
-    plan: Plan,
-    state: RoundState,
-    cohort: Cohort,
-    responded_n: npt.ArrayLike,
-    sum_d: npt.ArrayLike,
+    plan: Plan, state: RoundState, cohort: Cohort, responded_n: npt.ArrayLike, sum_d: npt.ArrayLike
 ) -> tuple[RoundState, RoundInfo]:
     """Close a round of whose updates the server knows the weighted sum alone, as with secure
     aggregation.
@@ -189,4 +190,8 @@ def close_round_from_sum(
         updates[place] = mean_d
     following, info = close_round(plan, state, cohort, updates)
     nan = float("nan")  # what single updates would show
-    return following, info._replace(variance=nan, mean_over_diversity=nan, residual=nan)
+    return following, info._replace(
+        variance=nan,
+        mean_over_diversity=nan,
+        residual=nan,
+    )

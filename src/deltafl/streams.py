@@ -42,11 +42,4 @@ def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> Generato
     if min(seed, round, client) < 0:
         raise DeltaflError(f"seed, round and client must be >= 0, got {seed}, {round}, {client}")
     key = (PURPOSES[purpose], round, client)
-    return np.random.Generator(
-        np.random.PCG64(
-            np.random.SeedSequence(
-                seed,
-                spawn_key=key,
-            )
-        )
-    )
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))

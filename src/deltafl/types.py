@@ -79,12 +79,7 @@ class Population(NamedTuple):
         """Raise a ``DeltaflError`` for bad weights, or what else does not fit them."""
         weight_m: Any = self.weight_m
         flat = (
-            isinstance(
-                weight_m,
-                np.ndarray,
-            )
-            and weight_m.ndim == 1
-            and weight_m.dtype.kind == "f"
+            isinstance(weight_m, np.ndarray) and weight_m.ndim == 1 and weight_m.dtype.kind == "f"
         )
         if not (flat and np.all(weight_m >= 0) and abs(weight_m.sum() - 1) <= 1e-6):
             raise DeltaflError(

@@ -35,7 +35,12 @@ def band_of(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> Band:
         float,
     )
     value_sr[:, ~np.isfinite(value_sr).all(axis=0)] = np.nan
-    return Band(shared, value_sr.mean(axis=0), value_sr.min(axis=0), value_sr.max(axis=0))
+    return Band(
+        shared,
+        value_sr.mean(axis=0),
+        value_sr.min(axis=0),
+        value_sr.max(axis=0),
+    )
 
 
 def curve_band(runs: Sequence[Run], y: str, smoothing: int = 1) -> Band:
@@ -91,7 +96,12 @@ def selections_by_size(runs: Sequence[Run], groups: int = 10) -> Band | None:
     if len(sizes) < len(runs):
         return None
     draws = [run.draws_m for run in runs]
-    clients = pd.DataFrame({"size": np.concatenate(sizes), "draws": np.concatenate(draws)})
+    clients = pd.DataFrame(
+        {
+            "size": np.concatenate(sizes),
+            "draws": np.concatenate(draws),
+        }
+    )
     if clients["size"].nunique() == 1:
         return None
     place = clients["size"].rank(method="first") - 1

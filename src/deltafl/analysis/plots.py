@@ -79,7 +79,11 @@ class Panel(NamedTuple):
     goal: float | None = None
 
 
-def draw_plots(runs: Sequence[Run], summary: Summary, directory: Path | str) -> list[Path]:
+def draw_plots(
+    runs: Sequence[Run],
+    summary: Summary,
+    directory: Path | str,
+) -> list[Path]:
     """Draw the pictures of a comparison.
 
     ``accuracy.png`` (left out for a task without accuracy) and ``loss.png``: mean over seeds with a
@@ -121,7 +125,15 @@ def draw_curves(
         goal = goal_of(summary)
     if goal is not None:
         note += f" Dashed: {threshold_text(summary).removeprefix('loss ')}, the threshold."
-    panels = [Panel(panel_title("", runs), drawn, OVER["round"], METRICS[metric], goal)]
+    panels = [
+        Panel(
+            panel_title("", runs),
+            drawn,
+            OVER["round"],
+            METRICS[metric],
+            goal,
+        )
+    ]
     if runs[0].clock_r is not None:
         by_clock = []
         for line in drawn:
@@ -295,7 +307,11 @@ def _filled(text: str, letters: float) -> str:
     return "\n".join(textwrap.fill(line, int(letters)) for line in text.split("\n"))
 
 
-def _draw_selections(runs: Sequence[Run], summary: Summary, path: Path) -> Figure | None:
+def _draw_selections(
+    runs: Sequence[Run],
+    summary: Summary,
+    path: Path,
+) -> Figure | None:
     """Counts of each client, sorted within a run and averaged over seeds, one line a sampler;
     None for full alone.
     """

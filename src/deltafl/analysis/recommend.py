@@ -163,7 +163,13 @@ def recommend(
         why += "and is the only unbiased method that fits."
     evidence = tuple(rows[best].values())
     caveats = (*_ties(best, others, rows), *_caveats(best, evidence, reachable))
-    return Recommendation(best, why, evidence, _cost(best, clients, parameters), caveats)
+    return Recommendation(
+        best,
+        why,
+        evidence,
+        _cost(best, clients, parameters),
+        caveats,
+    )
 
 
 def read_evidence() -> list[Evidence]:
@@ -201,7 +207,13 @@ def _ties(
         )
 
 
-def _fits(label: str, labels: bool, census: bool, memory: bool, reachable: bool) -> bool:
+def _fits(
+    label: str,
+    labels: bool,
+    census: bool,
+    memory: bool,
+    reachable: bool,
+) -> bool:
     sampler, control, uses_labels = _parts(label)
     wanted = {
         "labels": uses_labels,
@@ -210,7 +222,12 @@ def _fits(label: str, labels: bool, census: bool, memory: bool, reachable: bool)
         # Such a sampler needs every client's reply.
         "reachable": sampler.accepts_no_mask,
     }
-    given = {"labels": labels, "census": census, "memory": memory, "reachable": reachable}
+    given = {
+        "labels": labels,
+        "census": census,
+        "memory": memory,
+        "reachable": reachable,
+    }
     return all(given[name] for name, is_needed in wanted.items() if is_needed)
 
 
@@ -238,7 +255,11 @@ def _cost(label: str, clients: int | None, parameters: int | None) -> str:
     return f"the server knows {known}, and keeps {kept}."
 
 
-def _caveats(label: str, evidence: Sequence[Evidence], reachable: bool) -> Iterable[str]:
+def _caveats(
+    label: str,
+    evidence: Sequence[Evidence],
+    reachable: bool,
+) -> Iterable[str]:
     yield (
         "The numbers are without +average=0.5, whose model, plan.model(state), is no worse "
         "(docs/backbones.md)."

@@ -32,15 +32,7 @@ from .bands import (
 from .looks import MOST_STRONG, ON_DARK, WEAK, Look, looks
 from .methods import method_of
 from .numbers import Summary
-from .plots import (
-    CAPTION,
-    METRICS,
-    OVER,
-    SELECTED_FIRST,
-    first_in_colour,
-    goal_of,
-    setting_text,
-)
+from .plots import CAPTION, METRICS, OVER, SELECTED_FIRST, first_in_colour, goal_of, setting_text
 from .runs import Run, by_sampler
 from .summary import ranked
 from .text import COSTS, cells_of, cost_cells, threshold_text
@@ -77,15 +69,7 @@ class _Scale(NamedTuple):
 
     def percent(self, value: float) -> float:
         first = self.place(self.start)
-        share = (
-            self.place(
-                max(
-                    value,
-                    self.start,
-                )
-            )
-            - first
-        ) / (self.place(self.end) - first)
+        share = (self.place(max(value, self.start)) - first) / (self.place(self.end) - first)
         return round(100 * min(share, 1.0), 1)
 
 
@@ -160,14 +144,7 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
     if part.runs[0].clock_r is None:
         del over["clock"]
     costs = [["costs of a run", *COSTS]]
-    costs += [
-        [
-            entry.sampler,
-            *cost_cells(entry),
-        ]
-        for entry in summary.samplers
-        if entry.costs
-    ]
+    costs += [[entry.sampler, *cost_cells(entry)] for entry in summary.samplers if entry.costs]
     headings = {
         "gap": "gap closed",
         "speedup": "speed-up",
@@ -238,14 +215,7 @@ def _figures(part: Part) -> dict[str, Any]:
         from bokeh.models.annotations import Span
 
         line = Span(
-            location=goal,
-            dimension="width",
-            name=metric,
-            line_dash=[
-                6,
-                4,
-            ],
-            line_color="#888888",
+            location=goal, dimension="width", name=metric, line_dash=[6, 4], line_color="#888888"
         )
         found["curves"].add_layout(line)
     selected: Mapping[str, Band | None] = selections(groups)

@@ -25,7 +25,11 @@ class Fairness(BaseModel):
     the accuracies by class, weighted by the client's shares of labels. All clients count the same.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+    )
 
     mean: float
     """mean over clients"""
@@ -106,10 +110,4 @@ def by_sampler(runs: Sequence[Run]) -> dict[str, list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(run.sampler, []).append(run)
-    return {
-        sampler: sorted(
-            group,
-            key=lambda run: run.seed,
-        )
-        for sampler, group in groups.items()
-    }
+    return {sampler: sorted(group, key=lambda run: run.seed) for sampler, group in groups.items()}

@@ -236,13 +236,4 @@ def t_quantile(degrees_of_freedom: int) -> float:
 
 def _margin(value_s: FloatArray) -> float:
     """t_{S-1} sd / sqrt(S)."""
-    return (
-        t_quantile(len(value_s) - 1)
-        * float(
-            np.std(
-                value_s,
-                ddof=1,
-            )
-        )
-        / math.sqrt(len(value_s))
-    )
+    return t_quantile(len(value_s) - 1) * float(np.std(value_s, ddof=1)) / math.sqrt(len(value_s))

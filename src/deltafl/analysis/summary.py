@@ -69,16 +69,7 @@ def summarise(
     groups = by_sampler(runs)
     labels = list(groups)
     baseline = baseline or find_label("uniform", labels) or find_label("fedavg", labels)
-    seeds = {
-        x: [
-            _seed_summary(
-                run,
-                threshold,
-            )
-            for run in group
-        ]
-        for x, group in groups.items()
-    }
+    seeds = {x: [_seed_summary(run, threshold) for run in group] for x, group in groups.items()}
     samplers = []
     for label, own in seeds.items():
         base: Sequence[SeedSummary] = ()
@@ -261,7 +252,10 @@ def _fairness(
     )
 
 
-def _to_threshold(runs: Sequence[SeedSummary], base: Sequence[SeedSummary]) -> ToThreshold:
+def _to_threshold(
+    runs: Sequence[SeedSummary],
+    base: Sequence[SeedSummary],
+) -> ToThreshold:
     reached = [run.reach for run in runs if run.reach is not None]
     rounds = None
     if reached:
@@ -296,7 +290,10 @@ def gain(values: Sequence[tuple[float, float]]) -> Gain | None:
     return Gain(value=value, low=low, high=high, num_pairs=len(values))
 
 
-def speedup(runs: Sequence[SeedSummary], base: Sequence[SeedSummary]) -> SpeedUp | None:
+def speedup(
+    runs: Sequence[SeedSummary],
+    base: Sequence[SeedSummary],
+) -> SpeedUp | None:
     """How many times fewer rounds than ``base``, over the seeds with which both reached it; None
     without a pair.
     """
@@ -327,18 +324,7 @@ def _gap_closed(label: str, groups: Mapping[str, Sequence[Run]]) -> GapClosed | 
     if not seeds or any(of_seed[seed].stopped for of_seed in runs for seed in seeds):
         return None
     horizon = min(run.horizon for of_seed in runs for run in of_seed.values())
-    area_ks = np.array(
-        [
-            [
-                area_under(
-                    of_seed[seed],
-                    horizon,
-                )
-                for seed in seeds
-            ]
-            for of_seed in runs
-        ]
-    )
+    area_ks = np.array([[area_under(of_seed[seed], horizon) for seed in seeds] for of_seed in runs])
     # A cost is low where the method is good.
     if runs[0][seeds[0]].metric == "accuracy":
         area_ks = -area_ks

@@ -84,13 +84,7 @@ class _Race(NamedTuple):
         if isinstance(self.found[other], SpeedUp):
             return speedup(seeds[self.best], seeds[other])
         sign = sign_of(self.summary)
-        areas = [
-            (one.area, two.area)
-            for one, two in pairs(
-                seeds[self.best],
-                seeds[other],
-            )
-        ]
+        areas = [(one.area, two.area) for one, two in pairs(seeds[self.best], seeds[other])]
         return gain([(sign * a, sign * b) for a, b in areas if a is not None and b is not None])
 
 
@@ -99,15 +93,7 @@ def _best(found: Mapping[str, Difference]) -> str:
 
 
 def _without_intervals(summary: Summary) -> list[str]:
-    known = [
-        entry
-        for entry in ranked(summary)
-        if value_of(
-            entry,
-            summary,
-        ).mean
-        is not None
-    ]
+    known = [entry for entry in ranked(summary) if value_of(entry, summary).mean is not None]
     if not known:
         return [
             "No sampler has a finite result.",
@@ -272,11 +258,17 @@ def _how_runs_ended(summary: Summary) -> Iterator[str]:
     reached = {e.sampler: e.to_threshold for e in summary.samplers if e.to_threshold}
     if reached and not any(to.num_reached for to in reached.values()):
         yield f"No run reached {goal}."
-    elif never := _shares(summary, {label: to.num_never for label, to in reached.items()}):
+    elif never := _shares(
+        summary,
+        {label: to.num_never for label, to in reached.items()},
+    ):
         yield (
             f"Never reached {goal}: {never}. Rounds and bytes are means over the seeds that did."
         )
-    if diverged := _shares(summary, {e.sampler: e.num_diverged for e in summary.samplers}):
+    if diverged := _shares(
+        summary,
+        {e.sampler: e.num_diverged for e in summary.samplers},
+    ):
         yield f"{DIVERGED} Diverged: {diverged}. A stopped run keeps its last {metric}."
     stopped = {e.sampler: sum(run.stopped for run in e.seeds) for e in summary.samplers}
     if named := _shares(summary, stopped):

@@ -44,7 +44,10 @@ def check_sampler(
         >>> from deltafl import make_sampler
         >>> check_sampler(make_sampler("pracdelta@pivotal"))
     """
-    _require(isinstance(sampler, Sampler), "a sampler is a subclass of deltafl.Sampler")
+    _require(
+        isinstance(sampler, Sampler),
+        "a sampler is a subclass of deltafl.Sampler",
+    )
     _require(
         not sampler.needs_oracle or oracle is not None,
         "this sampler needs an oracle: pass KnownUpdates(...)",
@@ -146,9 +149,15 @@ def _check_cohort(cohort: Cohort, available_m: BoolArray) -> None:
         np.all(np.diff(client_n) > 0),
         f"client_n is {client_n}; it must be sorted, without repetition",
     )
-    _require(np.all(available_m[client_n]), "a client was selected that is not available")
+    _require(
+        np.all(available_m[client_n]),
+        "a client was selected that is not available",
+    )
     _require(np.all(count_n >= 1), "a client of the cohort has a count below 1")
-    _require(np.all(~(expected_n <= 0)), "a client was drawn with expectation 0 or less")
+    _require(
+        np.all(~(expected_n <= 0)),
+        "a client was drawn with expectation 0 or less",
+    )
 
 
 def _check_update(
@@ -197,7 +206,10 @@ def _check_means(cohorts: list[Cohort], available_m: BoolArray, n: int) -> None:
     least_m = np.full(len(available_m), np.inf)
     for cohort in cohorts:
         sum_m[cohort.client_n] += cohort.count_n / cohort.expected_n
-        least_m[cohort.client_n] = np.minimum(least_m[cohort.client_n], cohort.expected_n)
+        least_m[cohort.client_n] = np.minimum(
+            least_m[cohort.client_n],
+            cohort.expected_n,
+        )
     # Var(count / pi) is 1 / pi - 1 where a client is drawn once at most, and 1 / pi - 1 / n in n
     # draws.
     once = 1.0

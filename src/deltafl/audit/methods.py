@@ -249,7 +249,14 @@ def _edges(known: KnownUpdates) -> Iterator[KnownUpdates]:
     others_md = known.update_md[1:]
     if len(others_md) == 0 or not np.any(weight_m[1:] @ others_md):
         return  # bias is measured relative to ubar
-    for first_d in (0 * others_md[0], np.average(others_md, axis=0, weights=weight_m[1:])):
+    for first_d in (
+        0 * others_md[0],
+        np.average(
+            others_md,
+            axis=0,
+            weights=weight_m[1:],
+        ),
+    ):
         update_md = known.update_md.copy()
         noise_m = known.columns.step_variance_n.copy()
         update_md[0] = first_d

@@ -54,14 +54,7 @@ def least_over_designs(gram_mm: FloatArray, weight_m: FloatArray, n: int) -> flo
 
     m = len(weight_m)
     member_sm = np.array(
-        [
-            [i in chosen for i in range(m)]
-            for chosen in combinations(
-                range(m),
-                n,
-            )
-        ],
-        dtype=np.float64,
+        [[i in chosen for i in range(m)] for chosen in combinations(range(m), n)], dtype=np.float64
     )
     rng = np.random.Generator(np.random.PCG64(0))
     too_rare = (

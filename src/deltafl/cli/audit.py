@@ -79,7 +79,11 @@ def audit(ctx: typer.Context) -> None:
     population = subject.population
     mean_d = population.weight_m @ subject.known.update_md
     wide_md = subject.known.update_md.astype(float)
-    least, over_designs = least_mse(wide_md @ wide_md.T, population.weight_m, subject.n)
+    least, over_designs = least_mse(
+        wide_md @ wide_md.T,
+        population.weight_m,
+        subject.n,
+    )
     relative = least / float(mean_d @ mean_d)
     facts = settings.run_facts(population, subject.num_classes or None)
     designs = _chosen(settings.designs)

@@ -72,7 +72,10 @@ def _print_methods() -> None:
         "them; where sizes\n"
         "differ, pracdelta(weighted=True) is better.\n"
     )
-    _print_table(("sampler", "source"), ((entry.name, entry.source) for entry in entries))
+    _print_table(
+        ("sampler", "source"),
+        ((entry.name, entry.source) for entry in entries),
+    )
     _print_table(("needs", "what the server must know"), NEEDS.items())
     typer.echo("Another design or estimator: name@design@estimator, such as fedis@multinomial\n")
     _print_table(
@@ -144,17 +147,7 @@ def _print_label(text: str) -> None:
     options = []
     for option in entry.options:
         default = text_of(getattr(made, option))
-        options.append(
-            (
-                option,
-                default,
-                made.ranges.get(
-                    option,
-                    "",
-                ),
-                meanings.get(option, ""),
-            )
-        )
+        options.append((option, default, made.ranges.get(option, ""), meanings.get(option, "")))
     if options:
         _print_table(("option", "default", "range", "meaning"), options)
         typer.echo(f"Write options in the label: {label.name}({options[-1][0]}={options[-1][1]})")
@@ -240,7 +233,11 @@ def recommend(
         int | None, typer.Option(help="number of clients, for the cost", metavar="M")
     ] = None,
     parameters: Annotated[
-        int | None, typer.Option(help="parameters of the model, for the cost", metavar="D")
+        int | None,
+        typer.Option(
+            help="parameters of the model, for the cost",
+            metavar="D",
+        ),
     ] = None,
 ) -> None:
     """Recommend a sampler for your federation, with the evidence; at a terminal it asks for options
@@ -274,7 +271,10 @@ def tasks() -> None:
         needs = ", ".join(spec.needs)
         rows.append((spec.name, clients, spec.sample_size, spec.rounds, partition, needs))
     _print_table(("task", "clients", "selected", "rounds", "partition", "needs"), rows)
-    _print_table(("task", "what is learnt"), ((spec.name, spec.summary) for spec in specs))
+    _print_table(
+        ("task", "what is learnt"),
+        ((spec.name, spec.summary) for spec in specs),
+    )
     _print_table(
         ("partition", "who holds what"),
         ((name, split.summary) for name, split in PARTITIONS.items()),

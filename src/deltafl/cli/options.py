@@ -36,7 +36,11 @@ SetOption = Annotated[
     ),
 ]
 Config = Annotated[
-    Path | None, typer.Option(help="TOML file with settings; options win", metavar="FILE")
+    Path | None,
+    typer.Option(
+        help="TOML file with settings; options win",
+        metavar="FILE",
+    ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="continue what is in --out")]
 
@@ -167,9 +171,12 @@ def allowed(schema: dict[str, Any]) -> str:
         for key, sign in signs.items()
         if schema.get(key) not in (None, 2**31 - 1, 1e37)
     ]
-    kind = {"integer": "N", "number": "X", "array": "A,B", "boolean": "true|false"}.get(
-        schema["type"], "NAME"
-    )
+    kind = {
+        "integer": "N",
+        "number": "X",
+        "array": "A,B",
+        "boolean": "true|false",
+    }.get(schema["type"], "NAME")
     return " ".join([kind, ", ".join(limits)]).rstrip()
 
 

@@ -75,7 +75,11 @@ def _with_squares(place_kq: FloatArray) -> FloatArray:
     """
     centred_kq = place_kq - place_kq.mean(axis=0)
     square_kq = (
-        centred_kq / np.maximum(np.abs(centred_kq).max(axis=0), np.finfo(np.float64).tiny)
+        centred_kq
+        / np.maximum(
+            np.abs(centred_kq).max(axis=0),
+            np.finfo(np.float64).tiny,
+        )
     ) ** 2
     square_kq -= square_kq.mean(axis=0)
     spread_q = square_kq.std(axis=0)
@@ -85,7 +89,11 @@ def _with_squares(place_kq: FloatArray) -> FloatArray:
     return np.hstack([centred_kq, SQUARES * factor_q * square_kq])
 
 
-def _whole(expected_k: FloatArray, place_kq: FloatArray, source: RandomSource) -> IntArray:
+def _whole(
+    expected_k: FloatArray,
+    place_kq: FloatArray,
+    source: RandomSource,
+) -> IntArray:
     """Whole numbers next to these, whose sum is whole, and equal to them on average."""
     lower_k = np.floor(expected_k + _ROUNDING)
     rest_k = expected_k - lower_k
@@ -96,7 +104,11 @@ def _whole(expected_k: FloatArray, place_kq: FloatArray, source: RandomSource) -
     return copies_k
 
 
-def _exchanged(client_p: IntArray, group_p: IntArray, place_pq: FloatArray) -> IntArray:
+def _exchanged(
+    client_p: IntArray,
+    group_p: IntArray,
+    place_pq: FloatArray,
+) -> IntArray:
     """The group of each place, after exchanges that lower the sum over groups of norm(total -
     mean total)^2.
     """

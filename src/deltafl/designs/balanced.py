@@ -214,7 +214,11 @@ def shuffled(count: int, source: RandomSource) -> IntArray:
     return np.asarray(order, np.int64)
 
 
-def cube(expected_m: FloatArray, value_mq: FloatArray, source: RandomSource) -> IntArray:
+def cube(
+    expected_m: FloatArray,
+    value_mq: FloatArray,
+    source: RandomSource,
+) -> IntArray:
     """Draw n clients such that sum_S x_i / pi_i is nearly sum_i x_i, from pi of whole sum n and
     finite x_i, (m, q).
 
@@ -389,7 +393,10 @@ def _flights(
             row = row[held]
             at = at[held]
             is_open_cg[row, at] = True
-            largest_cg[row, at] = np.abs(solve_ccg[row, :, at]).max(axis=1, initial=0.0)
+            largest_cg[row, at] = np.abs(solve_ccg[row, :, at]).max(
+                axis=1,
+                initial=0.0,
+            )
             share_cg[row, at] = np.abs(added_cg[row, at]) / largest_cg[row, at]
         best_g = share_cg.argmax(axis=0)
         at = (share_cg[best_g, g] > least_g).nonzero()[0]

@@ -174,14 +174,7 @@ def _multinomial(expected: list[float]) -> Support:
     for count in product(range(n + 1), repeat=len(expected)):
         if sum(count) == n:
             ways = factorial(n) / prod(factorial(k) for k in count)
-            result[count] = ways * prod(
-                (e / n) ** k
-                for k, e in zip(
-                    count,
-                    expected,
-                    strict=True,
-                )
-            )
+            result[count] = ways * prod((e / n) ** k for k, e in zip(count, expected, strict=True))
     return result
 
 
@@ -258,7 +251,13 @@ def _pivotal(expected: list[float], ordered: bool = False) -> Support:
                 (*drawn, a),
                 probability * (1 - expected[b]) / (2 - both),
             )
-            duel(a, both - 1, left, (*drawn, b), probability * (1 - strength) / (2 - both))
+            duel(
+                a,
+                both - 1,
+                left,
+                (*drawn, b),
+                probability * (1 - strength) / (2 - both),
+            )
 
     for order in orders:
         duel(-1, 0.0, order, (), 1.0)
@@ -296,15 +295,13 @@ def _local_pivotal(expected_m: FloatArray, value_mq: FloatArray) -> Support:
     return dict(result)
 
 
-def _drawn(draw: BalancedDraw, expected_m: FloatArray, value_mq: FloatArray) -> Support:
+def _drawn(
+    draw: BalancedDraw,
+    expected_m: FloatArray,
+    value_mq: FloatArray,
+) -> Support:
     result: Support = defaultdict(float)
-    for probability, drawn in every_path(
-        lambda source: draw(
-            expected_m,
-            value_mq,
-            source,
-        )
-    ):
+    for probability, drawn in every_path(lambda source: draw(expected_m, value_mq, source)):
         result[_counts(tuple(drawn.tolist()), len(expected_m))] += probability
     return dict(result)
 

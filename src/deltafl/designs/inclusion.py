@@ -53,13 +53,7 @@ def check_cohort(cohort: Any, m: int) -> None:
             "expected_n)"
         )
     shapes = [np.shape(column) for column in cohort[:3]]
-    if len(set(shapes)) > 1 or not all(
-        isinstance(
-            column,
-            np.ndarray,
-        )
-        for column in cohort[:3]
-    ):
+    if len(set(shapes)) > 1 or not all(isinstance(column, np.ndarray) for column in cohort[:3]):
         raise DeltaflError(
             f"the sampler's client_n, count_n and expected_n have shapes {shapes}; give NumPy "
             "arrays of the same length"

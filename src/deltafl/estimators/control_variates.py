@@ -284,7 +284,11 @@ def summed_anew(state: OwnControlState, weight_m: FloatArray) -> OwnControlState
     """The same rows, with sum_j w_j c_j recomputed in m d operations: for new weights, or a lost
     sum.
     """
-    total_d = weighted_sum(weight_m, map(row_values, state.control_md), len(state.total_d))
+    total_d = weighted_sum(
+        weight_m,
+        map(row_values, state.control_md),
+        len(state.total_d),
+    )
     return OwnControlState(state.control_md, total_d)
 
 

@@ -60,7 +60,11 @@ class _Scaled(ControlVariate):
         return state._replace(control=known)
 
     def value(self, state: ScaledState, client_n: IntArray) -> ControlValue:
-        return self.control.value_times(state.control, client_n, self.coefficient(state))
+        return self.control.value_times(
+            state.control,
+            client_n,
+            self.coefficient(state),
+        )
 
     def update(
         self, state: ScaledState, population: Population, replies: Replies, update_nd: Params
@@ -142,7 +146,12 @@ def _products(
         alone_n = alone_n * count_n**2
     else:
         # w_i / coef_i is pi_i; a coefficient of 0 says nothing, and its mass is 0.
-        decided_n = np.divide(weight_n, sent_n, out=np.ones(len(sent_n)), where=sent_n > 0)
+        decided_n = np.divide(
+            weight_n,
+            sent_n,
+            out=np.ones(len(sent_n)),
+            where=sent_n > 0,
+        )
         mass_n = np.clip(1 - decided_n, 0.0, 1.0) / rate_n
     total = mass_n.sum()
     sum_22 = np.zeros((2, 2))

@@ -17,7 +17,11 @@ _BLOCK = 2**16  # coordinates whose buckets are in memory at once
 _LARGEST = 128  # buckets and signs together fit a byte
 
 
-def count_sketch(vector_nd: npt.NDArray[np.floating], size: int, seed: int) -> FloatArray:
+def count_sketch(
+    vector_nd: npt.NDArray[np.floating],
+    size: int,
+    seed: int,
+) -> FloatArray:
     """Sketches, float64 (n, size), of n vectors, in O(n d) time and O(block) memory beside them.
 
     Args:

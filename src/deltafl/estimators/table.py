@@ -59,7 +59,11 @@ def hajek(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> Float
     return _summing_to_1(horvitz_thompson(cohort, weight_n, response_n))
 
 
-def plain_mean(cohort: Cohort, weight_n: FloatArray, response_n: FloatArray) -> FloatArray:
+def plain_mean(
+    cohort: Cohort,
+    weight_n: FloatArray,
+    response_n: FloatArray,
+) -> FloatArray:
     """count_i / sum_S count_j, whatever the weights and probabilities. Biased."""
     return cohort.count_n / max(int(cohort.count_n.sum()), 1)
 
@@ -142,7 +146,11 @@ _ROWS = (
     _mean("weighted-mean", weighted_mean, "McMahan et al. 2017"),
     *_DIFFERENCES,
     *(
-        _unbiased(f"{row.name}-damped", LearnedCoefficient(row.control), "Montanari 1987")
+        _unbiased(
+            f"{row.name}-damped",
+            LearnedCoefficient(row.control),
+            "Montanari 1987",
+        )
         for row in _DIFFERENCES
     ),
     _unbiased("two-phase", TwoPhase(), "Sarndal, Swensson 1987"),
@@ -214,4 +222,7 @@ def _with_options(text: str) -> Estimator:
         field.name for field in fields(control) if field.type is not float
     ]  # such as another control variate
     check_options(type(control), options, name, hidden=parts)
-    return ALL_ESTIMATORS[name]._replace(name=text, control=replace(control, **options))
+    return ALL_ESTIMATORS[name]._replace(
+        name=text,
+        control=replace(control, **options),
+    )

@@ -133,7 +133,12 @@ class Twin(ControlVariate):
         self, state: TwinState, population: Population, replies: Replies, update_nd: Params
     ) -> TwinState:
         residual_nd = update_nd - np.asarray(state.twin.control_md)[replies.client_n]
-        residual = self.residual.update(state.residual, population, replies, residual_nd)
+        residual = self.residual.update(
+            state.residual,
+            population,
+            replies,
+            residual_nd,
+        )
         return state._replace(residual=residual)
 
     def resized(self, state: TwinState, moves: Moves) -> TwinState:

@@ -87,7 +87,13 @@ class LastResiduals(LearnsFromResiduals):
         fitted_qd = np.einsum("pq,qd->pd", pseudoinverse(square_qq), moment_qd)
         # The first of x is 1, so that row 0 is the sum over clients.
         total_d = moment_qd[0] - np.einsum("q,qd->d", square_qq[0], fitted_qd)
-        return LastResidualsState(code_mc, np.asarray(sent_m), aux_mq, fitted_qd, total_d)
+        return LastResidualsState(
+            code_mc,
+            np.asarray(sent_m),
+            aux_mq,
+            fitted_qd,
+            total_d,
+        )
 
     def value(self, state: LastResidualsState, client_n: IntArray) -> ControlValue:
         if not has_codes(state):
@@ -280,7 +286,10 @@ class TwoPhase(ControlVariate):
     def _left_by_regression(
         self, state: TwoPhaseState, client: int, code_c: FloatArray
     ) -> FloatArray:
-        guess_d = self.regression.value(state.regression, np.array([client])).control_nd[0]
+        guess_d = self.regression.value(
+            state.regression,
+            np.array([client]),
+        ).control_nd[0]
         sent_d = decode(code_c[None], len(guess_d))[0]
         return encode(sent_d - guess_d)
 

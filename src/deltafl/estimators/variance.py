@@ -45,7 +45,10 @@ class VarianceForm(NamedTuple):
     centred: bool
 
 
-def estimate_variance(replies: Replies, residual_nd: npt.NDArray[np.floating]) -> float:
+def estimate_variance(
+    replies: Replies,
+    residual_nd: npt.NDArray[np.floating],
+) -> float:
     """Estimate E norm(D - E D)^2 over draws and replies, in squared update units, from the l_i, (n,
     d).
 
@@ -94,7 +97,13 @@ def variance_form(replies: Replies) -> VarianceForm | None:
     size = int(np.count_nonzero(_undecided(replies.selected.expected_n)))
     if size > 0 and np.count_nonzero(mass_n) < 2:
         return None
-    return VarianceForm(size / max(size - 1, 1), mass_n, scale_n, alone_n, centred=True)
+    return VarianceForm(
+        size / max(size - 1, 1),
+        mass_n,
+        scale_n,
+        alone_n,
+        centred=True,
+    )
 
 
 def _undecided(expected_n: FloatArray) -> FloatArray:

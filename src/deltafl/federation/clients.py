@@ -39,13 +39,7 @@ def resize_state(
     rule = plan.rule.control
     control = rule.resized(state.control, moves)
     return _joined(state, moves)._replace(
-        parts={
-            part.name: part.resized(
-                state.parts[part.name],
-                moves,
-            )
-            for part in plan.parts
-        },
+        parts={part.name: part.resized(state.parts[part.name], moves) for part in plan.parts},
         sampler=plan.sampler.resized(state.sampler, moves),
         control=rule.at_model(control, plan.population, state.params_d, state.round),
         selected_m=moves.rows(state.selected_m, 0),
@@ -58,14 +52,7 @@ def _joined(state: RoundState, moves: Moves) -> RoundState:
     known = len(state.joined_m) > 0
     if moves.num_newcomers == 0 and not known:
         return state._replace(missed_m=moves.rows(state.missed_m, 0))
-    joined_k = (
-        moves.stayed(state.joined_m)
-        if known
-        else np.zeros(
-            len(moves.stay_k),
-            np.int64,
-        )
-    )
+    joined_k = moves.stayed(state.joined_m) if known else np.zeros(len(moves.stay_k), np.int64)
     missed_k = moves.stayed(state.missed_m)
     prior = min(PRIOR_ROUNDS, state.round)
     away = round(prior * float(np.mean(missed_k / np.maximum(state.round - joined_k, 1))))

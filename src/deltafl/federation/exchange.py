@@ -81,7 +81,11 @@ def report_of(
         report[CENSUS] = []
         if [received[name].shape for name in sent if name in received] == shapes:
             size, noise, first_update = asked[CENSUS]
-            census = Census(size=int(size), noise=noise, first_update=bool(first_update))
+            census = Census(
+                size=int(size),
+                noise=noise,
+                first_update=bool(first_update),
+            )
             update_d = update_of(sent, received)
             # Not a seeded generator: nobody shall be able to take the noise away.
             answer_k = census.answer(

@@ -112,7 +112,10 @@ class Federation:
             # An answer to the census stays: then nothing else is reported.
             known[key] = infos[key]._replace(aux=infos[key].aux or known[key].aux)
         # Nodes connect in any order: sort newcomers, partition 10 after partition 9.
-        newcomers = sorted(infos.keys() - known.keys(), key=lambda key: (len(key), key))
+        newcomers = sorted(
+            infos.keys() - known.keys(),
+            key=lambda key: (len(key), key),
+        )
         try:
             self._set_clients({**known, **{key: infos[key] for key in newcomers}})
         except CannotResizeError as error:
@@ -142,7 +145,10 @@ class Federation:
             raise DeltaflError(
                 "every known client is to be forgotten; start with a new state_path instead"
             )
-        self._set_clients(left, [k for k, key in enumerate(self.clients) if key in left])
+        self._set_clients(
+            left,
+            [k for k, key in enumerate(self.clients) if key in left],
+        )
         for key in keys:
             self.scales.known.pop(key, None)
         self.kept.clear()  # they know these clients
@@ -170,7 +176,10 @@ class Federation:
 
     def open(self, present: Collection[str]) -> Cohort:
         """Select from the clients that are present; the same cohort until the round is closed."""
-        available_m = np.array([key in present for key in self.clients], dtype=np.bool_)
+        available_m = np.array(
+            [key in present for key in self.clients],
+            dtype=np.bool_,
+        )
         return open_round(self.plan, self.current, available_m)
 
     def close(self, cohort: Cohort, replies: Mapping[int, ClientReply]) -> RoundInfo:

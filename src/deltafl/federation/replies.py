@@ -95,14 +95,7 @@ def read_reply(
         received = arrays()
     except Exception as error:  # whatever a client's bytes can make NumPy raise
         return ClientReply(fault=f"the reply's arrays cannot be read ({type(error).__name__})")
-    losses = [
-        _number(metrics[name])
-        for name in LOSS_NAMES
-        if isinstance(
-            metrics.get(name),
-            Real,
-        )
-    ]
+    losses = [_number(metrics[name]) for name in LOSS_NAMES if isinstance(metrics.get(name), Real)]
     return ClientReply(
         received,
         loss=losses[0] if losses else None,
@@ -134,14 +127,7 @@ def read_answer(
     if step_factor is not None and _number(report.get(CORRECTED)) != step_factor:
         raise DeltaflError(NOT_CORRECTED)
     answer = report[CENSUS]
-    if (
-        not isinstance(
-            answer,
-            list,
-        )
-        or len(answer) != length
-        or not all(map(_is_answer, answer))
-    ):
+    if not isinstance(answer, list) or len(answer) != length or not all(map(_is_answer, answer)):
         raise DeltaflError(
             f"the answer is not {length} finite numbers of at most {LARGEST_NORM:.0e}"
         )

@@ -93,7 +93,11 @@ class Rules:
         # Without ``aux`` there are none, or what clients answered to a census.
         known = aux if self.aux else None
         population = Population.from_sizes(sizes, self.weights, known, self.max_ratio)
-        plan = replace(self.plan, population=population, n=min(self.plan.n, len(sizes)))
+        plan = replace(
+            self.plan,
+            population=population,
+            n=min(self.plan.n, len(sizes)),
+        )
         if plan.census is None:
             return plan
         return plan.with_census(aux)

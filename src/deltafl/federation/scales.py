@@ -64,7 +64,10 @@ class Scales:
         votes = [scale.norm for scale in self.known.values() if scale.norm > 0]
         if len(votes) > 1:
             median = median_low(votes)
-        most = max(FAR * median, WIDE * float(np.linalg.norm(params_d.astype(np.float64))))
+        most = max(
+            FAR * median,
+            WIDE * float(np.linalg.norm(params_d.astype(np.float64))),
+        )
         return {
             place: f"the update has norm {norm:.3g}, far beyond those of the other clients: "
             f"at most {most:.3g} is used"

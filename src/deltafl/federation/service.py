@@ -132,7 +132,13 @@ class Service(Federation):
 
         ``received`` has the metrics of clients, or why there are none.
         """
-        weights = dict(zip(self.keys, self.plan.population.weight_m.tolist(), strict=True))
+        weights = dict(
+            zip(
+                self.keys,
+                self.plan.population.weight_m.tolist(),
+                strict=True,
+            )
+        )
         results = {key: received.get(key, "no reply in time") for key in asked}
         failed = [(key, fault) for key, fault in results.items() if isinstance(fault, str)]
         if failed:
@@ -156,7 +162,11 @@ class Service(Federation):
             return False
         length = census.length(self.num_params)
         self.log(INFO, "Census: %d clients are asked for their answer", len(keys))
-        asked = census_question(census, list(self.layout.trained), self.plan.step_factor)
+        asked = census_question(
+            census,
+            list(self.layout.trained),
+            self.plan.step_factor,
+        )
         reports = ask(Question(keys, asked, {}))
         answers = dict[str, tuple[float, ...]]()
         faults = dict[str, list[str]]()
@@ -180,7 +190,14 @@ class Service(Federation):
         keys = self.keys
         share_m = 100 * self.plan.population.weight_m
         text = "%d clients joined, %d are known; %s counts most, %.1f %% of all"
-        self.log(INFO, text, num_joined, len(keys), keys[share_m.argmax()], share_m.max())
+        self.log(
+            INFO,
+            text,
+            num_joined,
+            len(keys),
+            keys[share_m.argmax()],
+            share_m.max(),
+        )
         counted_m = self.plan.population.num_examples_m
         over = [
             key
@@ -192,7 +209,13 @@ class Service(Federation):
                 "%s reported more than %g times the median number of examples; that many is what "
                 "each counts: %d"
             )
-            self.log(WARNING, text, ", ".join(over), self.rules.max_ratio, counted_m.max())
+            self.log(
+                WARNING,
+                text,
+                ", ".join(over),
+                self.rules.max_ratio,
+                counted_m.max(),
+            )
 
     def _log_sums(self, info: RoundInfo) -> None:
         if info.warning is not None:

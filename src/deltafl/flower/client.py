@@ -27,7 +27,11 @@ CLIENT_ID = "client-id"
 CORRECTION = "deltafl-correction"
 
 
-def delta_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def delta_mod(
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
+) -> Message:
     """A mod for ``census``, ``scaffold`` and ``mime`` of ``DeltaStrategy``.
 
     Asked for a census, the client trains as usual and replies with ``Census.answer`` alone: no

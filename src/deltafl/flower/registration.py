@@ -150,7 +150,12 @@ class Directory:
             del self._queries[node_id]
             try:
                 own_key, info = read_registration(reply, self.rules.aux)
-                key = client_key(self.rules.identity, nodes[node_id], own_key, simulated)
+                key = client_key(
+                    self.rules.identity,
+                    nodes[node_id],
+                    own_key,
+                    simulated,
+                )
             except DeltaflError as error:
                 num_failed += 1
                 self._failed[node_id] = now + _RETRY
@@ -192,7 +197,10 @@ def client_key(identity: str, node: NodeInfo, own_key: str, simulated: bool) -> 
     )
 
 
-def read_registration(reply: Message | None, num_aux: int = 0) -> tuple[str, ClientInfo]:
+def read_registration(
+    reply: Message | None,
+    num_aux: int = 0,
+) -> tuple[str, ClientInfo]:
     """A client's own key and what it reports, from a reply that may hold anything."""
     report = NO_REGISTRATION if reply is None else report_in(reply)
     if isinstance(report, str):

@@ -22,15 +22,7 @@ from ..federation.service import Service, serving
 from ..samplers.base import Sampler
 from ..server.optimizers import ServerOptimizer
 from ..types import RoundInfo
-from .messages import (
-    by_recipient,
-    contents,
-    metrics_in,
-    reply_in,
-    report_in,
-    to_arrays,
-    to_record,
-)
+from .messages import by_recipient, contents, metrics_in, reply_in, report_in, to_arrays, to_record
 from .registration import Directory
 
 #: Seconds that a message outlives its round's timeout, for replies that are under way.
@@ -85,7 +77,11 @@ class DeltaStrategy(Strategy):
         **settings: Any,
     ) -> None:
         self.name = sampler if isinstance(sampler, str) else type(sampler).__name__
-        self.wait_for_nodes = check_seconds("wait_for_nodes", wait_for_nodes, "[0, inf]")
+        self.wait_for_nodes = check_seconds(
+            "wait_for_nodes",
+            wait_for_nodes,
+            "[0, inf]",
+        )
         self.evaluate = evaluate
         self.rules = make_rules(
             sampler,
@@ -128,12 +124,12 @@ class DeltaStrategy(Strategy):
             self._settled = False
             done = federation.round
 
-            def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            def evaluate(
+                server_round: int,
+                arrays: ArrayRecord,
+            ) -> MetricRecord | None:
                 assert evaluate_fn is not None
-                return evaluate_fn(
-                    server_round + done,
-                    arrays,
-                )  # Flower counts from 1 again
+                return evaluate_fn(server_round + done, arrays)  # Flower counts from 1 again
 
             result = super().start(
                 grid,
@@ -185,13 +181,7 @@ class DeltaStrategy(Strategy):
             sent = self._messages(MessageType.TRAIN, question, model, config, number)
             messages = [message for _, message in sent]
             received = grid.send_and_receive(messages, timeout=self._timeout)
-            return {
-                key: report_in(reply)
-                for key, reply in by_recipient(
-                    sent,
-                    received,
-                ).items()
-            }
+            return {key: report_in(reply) for key, reply in by_recipient(sent, received).items()}
 
         self._trainings = []
         for question in federation.begin_round(present, ask):

@@ -82,7 +82,11 @@ class DeltaClient:
         flare.send(model)
 
 
-def trained(model: FLModel, names: Iterable[str], sent: Arrays | None = None) -> Arrays:
+def trained(
+    model: FLModel,
+    names: Iterable[str],
+    sent: Arrays | None = None,
+) -> Arrays:
     """The arrays of a model by these names; differences are added to what was ``sent``."""
     params = model.params or {}
     # Copies, for the client may overwrite the arrays that it was given.

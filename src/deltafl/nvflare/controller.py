@@ -77,10 +77,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         persistor_id: str = AppConstants.DEFAULT_PERSISTOR_ID,
         **settings: Any,
     ) -> None:
-        settings |= settings.pop(
-            "settings",
-            {},
-        )  # so they stand in the configuration of a job
+        settings |= settings.pop("settings", {})  # so they stand in the configuration of a job
         arguments = {
             name: value for name, value in locals().items() if name not in ("self", "__class__")
         }
@@ -120,7 +117,12 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
                 "the job has no initial model; add one, job.to_server(PTModel(model))"
             )
         arrays = {name: as_array(value) for name, value in params.items()}
-        with serving(self.rules, arrays, self.num_rounds, self.logger.log) as federation:
+        with serving(
+            self.rules,
+            arrays,
+            self.num_rounds,
+            self.logger.log,
+        ) as federation:
             self.federation = federation
             if federation.round >= self.num_rounds:
                 self._hand_on(federation)  # a persistor of this job has the initial model

@@ -62,7 +62,12 @@ class ActiveFL(Unweighted):
         rest = rng.permutation(present_k[~np.isin(present_k, first)])[: size - by_value]
         return np.concatenate([first, rest])
 
-    def update(self, state: ActiveState, cohort: Cohort, reports: Reports) -> ActiveState:
+    def update(
+        self,
+        state: ActiveState,
+        cohort: Cohort,
+        reports: Reports,
+    ) -> ActiveState:
         client_n, reports = replied(cohort, reports)
         value_n = np.sqrt(state.size_m[client_n]) * reports.loss_n
         return state._replace(value_m=with_rows(state.value_m, client_n, value_n))

@@ -211,10 +211,21 @@ class Scored(Sampler):
         scores = self.scores(state, available_m, n, oracle)
         if isinstance(scores, SumTree):
             return draw_from_tree(scores, n, self.floor, rng, available_m)
-        return draw_cohort(scores, n, self.design, rng, available_m, self.values(state))
+        return draw_cohort(
+            scores,
+            n,
+            self.design,
+            rng,
+            available_m,
+            self.values(state),
+        )
 
 
-def per_second(score_m: FloatArray, population: Population, wanted: bool) -> FloatArray:
+def per_second(
+    score_m: FloatArray,
+    population: Population,
+    wanted: bool,
+) -> FloatArray:
     """The scores, or ``score_m / sqrt(seconds)`` if ``wanted``: best for a given total of seconds.
 
     For independent draws with sum_i pi_i T_i <= B, T_i the expected seconds of client i, the
@@ -247,7 +258,13 @@ class Unweighted(Sampler):
     """Selects clients with unknown inclusion probabilities. Subclasses define ``choose``."""
 
     @abstractmethod
-    def choose(self, state: State, present_k: IntArray, size: int, rng: Rng) -> IntArray:
+    def choose(
+        self,
+        state: State,
+        present_k: IntArray,
+        size: int,
+        rng: Rng,
+    ) -> IntArray:
         """At most ``size`` of ``present_k``, the available clients in random order.
 
         The next ones fill the cohort.

@@ -68,11 +68,18 @@ class Census(WithRanges):
     size: int = 128
     noise: float = 0.0
     first_update: bool = False
-    ranges: ClassVar = {"components": "[1, 128]", "size": "[1, 128]", "noise": "[0, inf)"}
+    ranges: ClassVar = {
+        "components": "[1, 128]",
+        "size": "[1, 128]",
+        "noise": "[0, inf)",
+    }
 
     def for_control(self, control: UsesFirstUpdates) -> "Census":
         """What a plan with this control variate asks: first updates where it uses them."""
-        return replace(self, first_update=control.uses_first_updates and self.noise == 0)
+        return replace(
+            self,
+            first_update=control.uses_first_updates and self.noise == 0,
+        )
 
     @property
     def _sends_update(self) -> bool:
@@ -107,26 +114,14 @@ class Census(WithRanges):
                 "the update is None; write None in place of the answer of a client that failed"
             )
         update_d = np.asarray(update, float).ravel()
-        ends = np.cumsum(
-            [
-                np.prod(
-                    tensor,
-                    dtype=int,
-                )
-                for tensor in tensors
-            ]
-            or [len(update_d)]
-        )
+        ends = np.cumsum([np.prod(tensor, dtype=int) for tensor in tensors] or [len(update_d)])
         if ends[-1] > len(update_d):
             raise DeltaflError(
                 f"the census looks at the last {ends[-1]} parameters of an update of "
                 f"{len(update_d)}"
             )
         code_c = np.zeros(0)
-        with np.errstate(
-            over="ignore",
-            invalid="ignore",
-        ):  # the server refuses what is infinite
+        with np.errstate(over="ignore", invalid="ignore"):  # the server refuses what is infinite
             parts = np.split(update_d[len(update_d) - ends[-1] :], ends[:-1])
             direction_d = np.concatenate([_unit(part) for part in parts])
             sketch_k = _unit(count_sketch(direction_d[None], self.size, seed)[0])
@@ -169,12 +164,7 @@ class Census(WithRanges):
             most = min(most, LARGEST_ENTRY)  # the model moves by them
             code_mc = scaled(code_mc, most / np.maximum(length_m, most))
         population = population._replace(
-            aux_mq=self.auxiliary(
-                answer_mk,
-                population.weight_m,
-            ),
-            norm_m=norm_m,
-            code_mc=None,
+            aux_mq=self.auxiliary(answer_mk, population.weight_m), norm_m=norm_m, code_mc=None
         )
         if code_mc.size == 0:
             return population
@@ -196,14 +186,7 @@ class Census(WithRanges):
         if len(here_k) == 0:
             return aux_mq
         share_m = weight_m / weight_m[here_k].sum()
-        blocks = [
-            here_k[first : first + _BLOCK]
-            for first in range(
-                0,
-                len(here_k),
-                _BLOCK,
-            )
-        ]
+        blocks = [here_k[first : first + _BLOCK] for first in range(0, len(here_k), _BLOCK)]
 
         def sketches(block: IntArray) -> FloatArray:
             # made anew for each sum: all of them are as large as the answers

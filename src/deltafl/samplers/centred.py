@@ -214,12 +214,7 @@ class Balanced(Centred):
         if population.norm_m is not None:
             state = state._replace(prior_m=self._prior(population.norm_m))
         if population.aux_mq is not None:
-            return state._replace(
-                about_mq=_varying(
-                    population.aux_mq,
-                    population.weight_m,
-                )
-            )
+            return state._replace(about_mq=_varying(population.aux_mq, population.weight_m))
         if self.census is not None:
             raise DeltaflError(
                 "this sampler begins with a census: write answers = [plan.census.answer(u) ...] "

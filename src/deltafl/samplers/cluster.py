@@ -39,7 +39,11 @@ def allocate(n: int, size_k: IntArray) -> IntArray:
     share_k = np.ones(len(size_k), np.int64)
     for _ in range(n - len(size_k)):
         # The next draw goes where most of a share is lacking; a full cluster is out.
-        lack_k = np.where(share_k < size_k, n * size_k / size_k.sum() - share_k, -np.inf)
+        lack_k = np.where(
+            share_k < size_k,
+            n * size_k / size_k.sum() - share_k,
+            -np.inf,
+        )
         share_k[np.argmax(lack_k)] += 1
     return share_k
 
@@ -107,7 +111,10 @@ class ClusterIS(Sampler):
         drawn = []
         for cluster, quota in enumerate(allocate(size, np.bincount(label_k))):
             member_k = present[label_k == cluster]
-            score_k = with_floor(state.weight_m[member_k] * norm_m[member_k], self.floor)
+            score_k = with_floor(
+                state.weight_m[member_k] * norm_m[member_k],
+                self.floor,
+            )
             part = draw_cohort(score_k, int(quota), self.design, rng)
             drawn.append(part._replace(client_n=member_k[part.client_n]))
         client_n, count_n, expected_n = map(

@@ -63,7 +63,11 @@ class FedIS(_ByReports):
         self, state: WeightState, available_m: BoolArray | None, n: int, oracle: Oracle | None
     ) -> FloatArray:
         reports = self.require_oracle(oracle).reports()
-        score_m = np.where(reports.responded_n, state.weight_m * self.score(reports), 0.0)
+        score_m = np.where(
+            reports.responded_n,
+            state.weight_m * self.score(reports),
+            0.0,
+        )
         if self.floor == 0:
             return score_m
         return with_floor(score_m, self.floor, available_m)

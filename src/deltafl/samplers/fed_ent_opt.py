@@ -81,22 +81,15 @@ class FedEntOpt(Unweighted):
         reports: Reports,
     ) -> EntropyState:
         n = len(cohort.client_n)
-        place_m = with_rows(state.place_m, cohort.client_n, state.total + 1 + np.arange(n))
+        place_m = with_rows(
+            state.place_m,
+            cohort.client_n,
+            state.total + 1 + np.arange(n),
+        )
         return EntropyState(state.count_mc, place_m, np.asarray(state.total + n))
 
 
 def entropies(count_kc: FloatArray) -> FloatArray:
     """Entropy of each row of pooled counts in nats, float64 (k,), from 0 to ln C."""
     share_kc = count_kc / count_kc.sum(axis=1, keepdims=True)
-    return np.asarray(
-        -(
-            share_kc
-            * np.log(
-                np.where(
-                    share_kc > 0,
-                    share_kc,
-                    1.0,
-                )
-            )
-        ).sum(axis=1)
-    )
+    return np.asarray(-(share_kc * np.log(np.where(share_kc > 0, share_kc, 1.0))).sum(axis=1))

@@ -71,7 +71,10 @@ class FedLECC(Sampler):
     ) -> Cohort:
         present, size = present_clients(available_m, n)
         client_k = rng.permutation(present)  # breaks ties
-        loss_k = np.nan_to_num(self.require_oracle(oracle).losses(client_k), nan=np.inf)
+        loss_k = np.nan_to_num(
+            self.require_oracle(oracle).losses(client_k),
+            nan=np.inf,
+        )
         cluster_k = state.cluster_m[client_k]
         visited = self.visited or int(state.cluster_m.max()) + 1
         place_k = by_cluster(cluster_k, loss_k, first=ceil(size / visited))

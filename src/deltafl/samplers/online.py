@@ -93,7 +93,12 @@ class VarianceBandit(Scored):
         horizon = self.horizon or RunFacts().rounds
         return min(1.0, float((m / (n * horizon)) ** (1 / 3)))
 
-    def update(self, state: BanditState, cohort: Cohort, reports: Reports) -> BanditState:
+    def update(
+        self,
+        state: BanditState,
+        cohort: Cohort,
+        reports: Reports,
+    ) -> BanditState:
         client_n, square_n, ratio_n = feedback(state.weight_m, cohort, reports)
         total_m = state.total_m.copy()
         total_m[client_n] += square_n * ratio_n

@@ -125,11 +125,19 @@ class Oort(Unweighted):
             return explored
         score_k = (self.scores(state) * system)[old]
         score_k[score_k < self.cut_off * np.sort(score_k)[-exploited]] = 0.0  # not admitted
-        return np.concatenate([explored, old[draw_successively(score_k, exploited, rng)]])
+        return np.concatenate(
+            [
+                explored,
+                old[draw_successively(score_k, exploited, rng)],
+            ]
+        )
 
     def exploited(self, round: int, size: int) -> int:
         """The k of round t >= 1, if enough clients of both kinds are available."""
-        share = max(self.least_exploration, self.exploration * self.decay ** (round - 1))
+        share = max(
+            self.least_exploration,
+            self.exploration * self.decay ** (round - 1),
+        )
         return int((1 - share) * size + 1e-9)  # 1 - 0.9 is a little below 0.1
 
     def scores(self, state: OortState) -> FloatArray:
@@ -139,14 +147,7 @@ class Oort(Unweighted):
         low = 0.999 * known[0]
         high = known[-1]
         scaled_m = (np.minimum(state.utility_m, clip) - low) / max(high - low, 1e-4)
-        staleness_m = np.sqrt(
-            0.1
-            * np.log(float(state.rounds) + 1)
-            / np.maximum(
-                state.last_m,
-                1,
-            )
-        )
+        staleness_m = np.sqrt(0.1 * np.log(float(state.rounds) + 1) / np.maximum(state.last_m, 1))
         return np.asarray(scaled_m + staleness_m)
 
     def system(self, state: OortState) -> FloatArray:
@@ -159,8 +160,16 @@ class Oort(Unweighted):
         client_n, reports = replied(cohort, reports)
         square_n = reports.square_loss_n
         rounds = np.asarray(state.rounds + 1)
-        root_n = np.where(np.isnan(square_n), np.abs(reports.loss_n), np.sqrt(square_n))
-        utility_m = with_rows(state.utility_m, client_n, root_n * state.size_m[client_n])
+        root_n = np.where(
+            np.isnan(square_n),
+            np.abs(reports.loss_n),
+            np.sqrt(square_n),
+        )
+        utility_m = with_rows(
+            state.utility_m,
+            client_n,
+            root_n * state.size_m[client_n],
+        )
         # A round without replies gained nothing, and counts.
         gained_r = np.append(state.gained_r[1:], utility_m[client_n].sum())
         flat = gained_r[_WINDOW:].sum() <= gained_r[:_WINDOW].sum()

@@ -52,7 +52,10 @@ class PowerOfChoice(Sampler):
             )
         )
         # An unknown loss counts as infinite: the client is looked at.
-        loss_k = np.nan_to_num(self.require_oracle(oracle).losses(candidate_k), nan=np.inf)
+        loss_k = np.nan_to_num(
+            self.require_oracle(oracle).losses(candidate_k),
+            nan=np.inf,
+        )
         return unweighted_cohort(candidate_k[np.argsort(-loss_k, kind="stable")[:n]])
 
 
@@ -78,4 +81,9 @@ def _candidates(
     if len(drawn_k) >= least:
         return drawn_k
     weightless = np.flatnonzero(available_m & (weight_m <= 0))
-    return np.concatenate([drawn_k, rng.permutation(weightless)[: least - len(drawn_k)]])
+    return np.concatenate(
+        [
+            drawn_k,
+            rng.permutation(weightless)[: least - len(drawn_k)],
+        ]
+    )

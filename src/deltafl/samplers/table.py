@@ -82,13 +82,7 @@ class SamplerEntry(NamedTuple):
         """The names of its options."""
         kind: Any = self.kind
         return tuple(
-            field.name
-            for field in fields(kind)
-            if field.name
-            not in {
-                "design",
-                *self.fixed,
-            }
+            field.name for field in fields(kind) if field.name not in {"design", *self.fixed}
         )
 
     def make(self, options: Mapping[str, Any], design: str | None = None) -> Sampler:
@@ -277,7 +271,15 @@ SAMPLERS: dict[str, SamplerEntry] = {
             "cohort",
             "Balakrishnan et al. 2022",
         ),
-        SamplerEntry("oort", Oort, None, _MEAN, "unknown", "cohort", "Lai et al. 2021"),
+        SamplerEntry(
+            "oort",
+            Oort,
+            None,
+            _MEAN,
+            "unknown",
+            "cohort",
+            "Lai et al. 2021",
+        ),
         SamplerEntry(
             "hics-fl",
             HicsFL,

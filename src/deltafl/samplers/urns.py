@@ -36,10 +36,7 @@ def _lay(mass_k: FloatArray, begin_n: FloatArray, end_n: FloatArray) -> FloatArr
     edge_k = np.concatenate([[0.0], np.cumsum(mass_k)])
     if len(end_n) and edge_k[-1] > 0:
         edge_k *= end_n[-1] / edge_k[-1]  # cumsum rounds
-    shared_nk = np.minimum(edge_k[1:], end_n[:, None]) - np.maximum(
-        edge_k[:-1],
-        begin_n[:, None],
-    )
+    shared_nk = np.minimum(edge_k[1:], end_n[:, None]) - np.maximum(edge_k[:-1], begin_n[:, None])
     return np.where(shared_nk > _SLIVER, shared_nk, 0.0)
 
 
@@ -122,16 +119,7 @@ class ClusteredBySize(Sampler):
         drawn = []
         for urn_m in urn_nm:
             member = np.flatnonzero(urn_m)
-            drawn.append(
-                member[
-                    draw_cohort(
-                        urn_m[member],
-                        1,
-                        "multinomial",
-                        rng,
-                    ).client_n
-                ]
-            )
+            drawn.append(member[draw_cohort(urn_m[member], 1, "multinomial", rng).client_n])
         client_n, count_n = np.unique(np.concatenate(drawn), return_counts=True)
         return Cohort(client_n, count_n, urn_nm.sum(axis=0)[client_n], "replacement")
 

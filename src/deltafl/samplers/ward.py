@@ -10,11 +10,7 @@ def angles(row_kq: FloatArray) -> FloatArray:
     """Angles between rows in radians, float64 (k, k); a right angle between a zero row and any."""
     length_k = np.linalg.norm(row_kq, axis=1)
     unit_kq = row_kq / np.where(length_k > 0, length_k, 1.0)[:, None]
-    cosine_kk = np.einsum(
-        "iq,jq->ij",
-        unit_kq,
-        unit_kq,
-    )  # BLAS's bits depend on the threads
+    cosine_kk = np.einsum("iq,jq->ij", unit_kq, unit_kq)  # BLAS's bits depend on the threads
     return np.asarray(np.arccos(np.clip(cosine_kk, -1.0, 1.0)))
 
 

@@ -85,7 +85,10 @@ class PersistentArray(NDArrayOperatorsMixin):
                 self.dtype,
                 np.min_scalar_type(-int(value_k.max()) - 1),
             )
-            return type(self)(np.asarray(self).astype(wider)).replaced(index_k, value_k)
+            return type(self)(np.asarray(self).astype(wider)).replaced(
+                index_k,
+                value_k,
+            )
         return self.replaced(index_k, value_k)
 
     def current(self) -> Any:

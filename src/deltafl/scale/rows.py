@@ -143,7 +143,10 @@ class MappedRows:
     def kept(self, kept_k: IntArray) -> "MappedRows":
         """The rows of some clients alone, in this order."""
         clients = kept_k.tolist()
-        crc_k = np.array([zlib.crc32(self[client].data) for client in clients], np.uint32)
+        crc_k = np.array(
+            [zlib.crc32(self[client].data) for client in clients],
+            np.uint32,
+        )
         # In a new file: the last checkpoint needs the old one.
         shape = (len(clients), self.shape[1])
         rows = MappedRows(self.format, shape, crc_k, written=self.written + 1)
@@ -184,7 +187,13 @@ class MappedRows:
 
     def restored(self, journal: Mapping[str, npt.NDArray[Any]]) -> "MappedRows":
         """The rows of a checkpoint, if the file that they go with is there."""
-        changed = dict(zip(journal["client_k"].tolist(), journal["row_kd"], strict=True))
+        changed = dict(
+            zip(
+                journal["client_k"].tolist(),
+                journal["row_kd"],
+                strict=True,
+            )
+        )
         written = int(journal["written"])
         rows = replace(self, changed=changed, written=written, crc_m=journal["crc_m"])
         path = rows.path
@@ -216,12 +225,7 @@ class MappedRows:
 def row_files(folder: Path) -> list[Path]:
     """The files of rows in a folder, which only their owner makes there."""
     return [
-        path
-        for path in folder.glob("rows*.bin")
-        if re.fullmatch(
-            r"rows(-\d+)?\.bin",
-            path.name,
-        )
+        path for path in folder.glob("rows*.bin") if re.fullmatch(r"rows(-\d+)?\.bin", path.name)
     ]
 
 
@@ -263,15 +267,7 @@ def replace_rows(rows: Rows, client_n: IntArray, update_nd: Params) -> Rows:
     """The rows with those of some clients replaced, in their format; the others are shared."""
     pairs = zip(client_n.tolist(), update_nd, strict=True)
     if isinstance(rows, MappedRows):
-        return rows.replaced(
-            {
-                client: _stored(
-                    row_d,
-                    rows.dtype,
-                )
-                for client, row_d in pairs
-            }
-        )
+        return rows.replaced({client: _stored(row_d, rows.dtype) for client, row_d in pairs})
     listed = list(rows)
     for client, row_d in pairs:
         listed[client] = _stored(row_d, rows[0].dtype)

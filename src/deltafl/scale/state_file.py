@@ -66,7 +66,11 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
         # The form of the state is that of one client: m numbers need not be made.
         aux_mq = plan.population.aux_mq
         one = Population.from_sizes([1], aux=None if aux_mq is None else aux_mq[:1])
-        template_plan = replace(plan, population=one._replace(seconds_m=np.ones(1)), n=1)
+        template_plan = replace(
+            plan,
+            population=one._replace(seconds_m=np.ones(1)),
+            n=1,
+        )
     params_d = arrays.get("state.params_d", np.zeros(0))
     template = blank_state(template_plan, np.zeros(params_d.shape, dtype=np.float32))
     state: RoundState = from_named_arrays(template, arrays, any_shape=True)

@@ -48,9 +48,17 @@ class TreeBuffer(Buffer):
         widths = [-(-len(array_m) // WIDTH)]
         while widths[-1] > 1:
             widths.append(-(-widths[-1] // WIDTH))
-        ends = np.cumsum([0, *(-(-width // WIDTH) * WIDTH for width in widths)]).tolist()
+        ends = np.cumsum(
+            [
+                0,
+                *(-(-width // WIDTH) * WIDTH for width in widths),
+            ]
+        ).tolist()
         self.inner = np.zeros(ends[-1]) if inner is None else inner
-        self.levels = [array_m, *(self.inner[start:end] for start, end in pairwise(ends))]
+        self.levels = [
+            array_m,
+            *(self.inner[start:end] for start, end in pairwise(ends)),
+        ]
         if inner is None:
             for level, width in enumerate(widths, start=1):
                 for first in range(0, width, _CHUNK):

@@ -6,4 +6,11 @@ from .optimizers import ServerOptimizer
 from .part import Intake, PlanOfParts, ServerPart, Step
 from .table import make_parts
 
-__all__ = ["Intake", "PlanOfParts", "ServerOptimizer", "ServerPart", "Step", "make_parts"]
+__all__ = [
+    "Intake",
+    "PlanOfParts",
+    "ServerOptimizer",
+    "ServerPart",
+    "Step",
+    "make_parts",
+]

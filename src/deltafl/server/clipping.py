@@ -81,7 +81,12 @@ class Clip(ServerPart):
     def init(self, plan: PlanOfParts, params_d: Params) -> KnownNorms:
         return KnownNorms(np.full(plan.population.num_clients, np.nan))
 
-    def intake(self, plan: PlanOfParts, own: KnownNorms, coef_n: FloatArray) -> "Clipping":
+    def intake(
+        self,
+        plan: PlanOfParts,
+        own: KnownNorms,
+        coef_n: FloatArray,
+    ) -> "Clipping":
         return Clipping(own, coef_n, plan.n)
 
     def resized(self, own: KnownNorms, moves: Moves) -> KnownNorms:
@@ -121,7 +126,11 @@ class Clipping(Intake):
         length_k = np.sqrt(squared_norms(residual_kd)[0])
         factor_k1 = _factor(self._reach_n[place_k] * self.radius, length_k)
         self.factor_n[place_k] = np.minimum(first_k1, factor_k1)[:, 0]
-        clipped_kd = np.where(factor_k1 < 1, control_kd + factor_k1 * residual_kd, wide_kd)
+        clipped_kd = np.where(
+            factor_k1 < 1,
+            control_kd + factor_k1 * residual_kd,
+            wide_kd,
+        )
         return clipped_kd.astype(np.float32)
 
     def scored(self, reports: Reports) -> Reports:

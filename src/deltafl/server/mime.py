@@ -61,7 +61,12 @@ class Mime(ServerPart):
     def init(self, plan: PlanOfParts, params_d: Params) -> MimeState:
         return MimeState(np.zeros(len(params_d), np.float32))
 
-    def drift(self, plan: PlanOfParts, state: Any, client_n: IntArray | None) -> Params:
+    def drift(
+        self,
+        plan: PlanOfParts,
+        state: Any,
+        client_n: IntArray | None,
+    ) -> Params:
         return self._drift(state.parts[self.name])
 
     def direction(

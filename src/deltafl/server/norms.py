@@ -23,7 +23,10 @@ def squared_norms(
     mean_d = np.average(update_kd, axis=0, weights=weight_k)
     d = update_kd.shape[1]
     rows = max(1, _BLOCK // max(1, min(d, ONE_THREAD)))
-    for first, start in product(range(0, len(update_kd), rows), range(0, d, ONE_THREAD)):
+    for first, start in product(
+        range(0, len(update_kd), rows),
+        range(0, d, ONE_THREAD),
+    ):
         block = slice(first, first + rows)
         part = slice(start, start + ONE_THREAD)
         wide_bp = update_kd[block, part].astype(float)

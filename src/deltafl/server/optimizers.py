@@ -190,10 +190,7 @@ class Adaptive(ServerOptimizer):
         else:
             square_d = square_d - (1 - self.beta2) * new_d * np.sign(square_d - new_d)
         mean_d = beta1 * own.mean_d + (1 - beta1) * delta_d
-        return self.lr * mean_d / (np.sqrt(square_d) + self.tau), AdaptiveState(
-            mean_d,
-            square_d,
-        )
+        return self.lr * mean_d / (np.sqrt(square_d) + self.tau), AdaptiveState(mean_d, square_d)
 
 
 #: Name -> learning rate used when none is given (1 for a plain mean; the paper's 0.01 for the

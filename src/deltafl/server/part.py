@@ -140,7 +140,12 @@ class ServerPart(WithRanges):
         """
         return None
 
-    def intake(self, plan: PlanOfParts, own: Any, coef_n: FloatArray) -> "Intake | None":
+    def intake(
+        self,
+        plan: PlanOfParts,
+        own: Any,
+        coef_n: FloatArray,
+    ) -> "Intake | None":
         """What it does to the replies of one round; ``coef_n`` has the coefficient of one draw of
         each selected client if all reply.
         """

@@ -107,7 +107,10 @@ class DifferentialPrivacy(ServerPart):
         # Of the largest weight, whoever was selected: the noise must not tell.
         weight_m = plan.population.weight_m
         scale = self.noise_multiplier * self.clip * len(weight_m) * weight_m.max() / plan.n
-        return stream(secrets.randbits(63), "noise").normal(scale=scale, size=num_params)
+        return stream(secrets.randbits(63), "noise").normal(
+            scale=scale,
+            size=num_params,
+        )
 
     def epsilon(self, rounds: int, rate: float) -> float:
         """The epsilon that goes with ``delta`` after so many rounds, by the package dp-accounting

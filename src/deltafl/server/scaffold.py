@@ -51,7 +51,12 @@ class Scaffold(ServerPart):
                 "one that knows it, such as 'difference-own'"
             )
 
-    def drift(self, plan: PlanOfParts, state: Any, client_n: IntArray | None) -> Params:
+    def drift(
+        self,
+        plan: PlanOfParts,
+        state: Any,
+        client_n: IntArray | None,
+    ) -> Params:
         control = plan.rule.control
         if client_n is None:
             total_d = control.value(state.control, NOBODY).total_d

@@ -108,7 +108,10 @@ def _report_faults(reports: Reports, sampler: Sampler | None) -> dict[int, str]:
     with np.errstate(over="ignore", invalid="ignore"):
         # A mean of squares is at least the square of the mean (Jensen), up to rounding, of half
         # precision at worst.
-        low_n = np.maximum(0.99 * np.where(has_loss_n, np.square(loss_n), 0.0) - 1e-7, 0.0)
+        low_n = np.maximum(
+            0.99 * np.where(has_loss_n, np.square(loss_n), 0.0) - 1e-7,
+            0.0,
+        )
         given_n = np.where(np.isnan(square_n), low_n, square_n)  # NaN: none was reported
     # The first fault in the order of the columns is named: it is written last.
     bounds: dict[str, tuple[Any, Any, float]] = {

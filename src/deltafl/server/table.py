@@ -70,7 +70,12 @@ def _optimizer(name: Any, lr: float | None, momentum: float | None) -> ServerOpt
     return make_server_optimizer(name, lr, momentum)
 
 
-def _row(kind: type[ServerPart], default: Any, meaning: str, values: Any = None) -> Row:
+def _row(
+    kind: type[ServerPart],
+    default: Any,
+    meaning: str,
+    values: Any = None,
+) -> Row:
     """The row of a part with one setting; the interval of a number is that of the part's field."""
     if values is None:
         values = kind.ranges[kind.name]

@@ -127,7 +127,11 @@ class RoundDone(NamedTuple):
 OnRound = Callable[[RoundDone], None]
 
 
-def round_done(settings: RunSettings, line: dict[str, Any], seconds: float) -> RoundDone:
+def round_done(
+    settings: RunSettings,
+    line: dict[str, Any],
+    seconds: float,
+) -> RoundDone:
     """The round of a line of ``rounds.jsonl``."""
     assert settings.rounds is not None
     test = line.get("test", {})

@@ -86,7 +86,11 @@ def check_memory(
     if not control.remembers:
         return
     rows = RowFormat(settings.memory_dtype, settings.memory_path)
-    size = memory_size(rows, (m, engine.num_params), sample * settings.checkpoint_every)
+    size = memory_size(
+        rows,
+        (m, engine.num_params),
+        sample * settings.checkpoint_every,
+    )
     if out is not None:
         disk = ""
         if size.disk:

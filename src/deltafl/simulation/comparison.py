@@ -102,7 +102,10 @@ class Comparison:
             **_COLUMNS,
         }
         entries = pd.json_normalize([entry.model_dump() for entry in self.numbers.samplers])
-        table = entries.reindex(columns=[*columns.values()]).set_axis([*columns], axis=1)
+        table = entries.reindex(columns=[*columns.values()]).set_axis(
+            [*columns],
+            axis=1,
+        )
         for names in _WHERE_MEASURED:
             if table[names[-1]].isna().all():
                 table = table.drop(columns=names)
@@ -182,7 +185,12 @@ class Comparison:
 
     def _printed(self) -> Console:
         """A console that has printed the table."""
-        console = Console(record=True, file=io.StringIO(), width=100, force_jupyter=False)
+        console = Console(
+            record=True,
+            file=io.StringIO(),
+            width=100,
+            force_jupyter=False,
+        )
         console.print(comparison_table(self.numbers))
         return console
 
@@ -295,7 +303,11 @@ def _opened(folder: Path) -> _Runs:
         command = "run"
         run = checked(RunSettings, recorded, where, cure)
         common = run.model_dump(exclude={"sampler", "seed", "workers"})
-        settings = CompareSettings(**common, samplers=(run.sampler,), seeds=(run.seed,))
+        settings = CompareSettings(
+            **common,
+            samplers=(run.sampler,),
+            seeds=(run.seed,),
+        )
         places = [(RunDirectory(folder), run)]
     elif "samplers" in recorded:
         command = "compare"
@@ -314,7 +326,10 @@ def _opened(folder: Path) -> _Runs:
     return settings, places
 
 
-def places_of(folder: Path, jobs: Sequence[Job]) -> list[tuple[RunDirectory, RunSettings]]:
+def places_of(
+    folder: Path,
+    jobs: Sequence[Job],
+) -> list[tuple[RunDirectory, RunSettings]]:
     """Where the runs of a comparison are, with their settings."""
     return [(RunDirectory(folder / "runs" / job.key), job.settings) for job in jobs]
 

@@ -230,7 +230,11 @@ class Speeds(WithRanges, ABC):
     jitter: float = 0.0
 
     @abstractmethod
-    def begin(self, population: Population, seed: int) -> tuple[FloatArray, FloatArray]:
+    def begin(
+        self,
+        population: Population,
+        seed: int,
+    ) -> tuple[FloatArray, FloatArray]:
         """Seconds of a local step, and megabits per second to and from the server: (m,), > 0."""
 
 
@@ -252,7 +256,11 @@ class LogNormal(Speeds):
         "jitter": "[0, 9]",
     }
 
-    def begin(self, population: Population, seed: int) -> tuple[FloatArray, FloatArray]:
+    def begin(
+        self,
+        population: Population,
+        seed: int,
+    ) -> tuple[FloatArray, FloatArray]:
         from scipy.special import ndtri
 
         m = population.num_clients
@@ -274,7 +282,11 @@ class Measured(Speeds):
 
     path: str
 
-    def begin(self, population: Population, seed: int) -> tuple[FloatArray, FloatArray]:
+    def begin(
+        self,
+        population: Population,
+        seed: int,
+    ) -> tuple[FloatArray, FloatArray]:
         step_m, megabits_m = _columns(self.path, "seconds", "megabits")
         m = population.num_clients
         if len(step_m) != m or min(step_m.min(), megabits_m.min()) <= 0:

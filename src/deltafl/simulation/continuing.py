@@ -9,7 +9,10 @@ from .own_code import note_code, require_same_code, with_objects
 from .settings import AnySettings, Settings, grown, make_settings
 
 
-def continued(settings: AnySettings, out: Path) -> tuple[AnySettings, AnySettings | None]:
+def continued(
+    settings: AnySettings,
+    out: Path,
+) -> tuple[AnySettings, AnySettings | None]:
     """The settings of what is played in a folder now, and those that it began with; None if nothing
     was begun.
 

@@ -45,15 +45,7 @@ from ..plan import RoundState, saved_model
 from ..scale.named_arrays import from_named_arrays, named_arrays
 from ..scale.rows import row_files, settled
 from ..store.files import write_atomically
-from ..store.folder import (
-    Note,
-    new_name,
-    owned,
-    read_note,
-    require_note,
-    require_own,
-    write_note,
-)
+from ..store.folder import Note, new_name, owned, read_note, require_note, require_own, write_note
 from ..store.lines import NOTHING, append_line, cut_back, last_line, read_lines, seal_of, sync
 from ..store.sealed import read_sealed, write_sealed
 from ..store.values import read_json, read_toml
@@ -122,14 +114,7 @@ def new_folder(command: str, task: str) -> Path:
     """A folder of its own below ``runs`` for results that were given no place."""
     name = f"{command}-{short_name(task)}-{datetime.now():%Y%m%d-%H%M%S}"
     names = chain([name], (f"{name}-{number}" for number in count(2)))
-    return next(
-        folder
-        for folder in map(
-            Path("runs").joinpath,
-            names,
-        )
-        if not folder.exists()
-    )
+    return next(folder for folder in map(Path("runs").joinpath, names) if not folder.exists())
 
 
 def write_header(
@@ -302,7 +287,10 @@ class RunDirectory:
         there = [name for name in (*LINE_FILES, *_FIXED) if (self.path / name).exists()]
         mark = before._replace(round=state.round, files=self._seals(there, before))
         if self._memory is not None:
-            mark = mark._replace(memory=str(self._memory), note=read_note(self._memory))
+            mark = mark._replace(
+                memory=str(self._memory),
+                note=read_note(self._memory),
+            )
         write_sealed(self.path / FILE, dict(named_arrays(state)), mark._asdict())
         (self.path / SUSPECT).unlink(missing_ok=True)
         # The file has the rows from here on, and they may take the place of older ones.
@@ -374,16 +362,7 @@ class RunDirectory:
         After an error nothing is cut off.
         """
         arrays = group.from_first(self._read_all)
-        state = (
-            template
-            if arrays is None
-            else settled(
-                from_named_arrays(
-                    template,
-                    arrays,
-                )
-            )
-        )
+        state = template if arrays is None else settled(from_named_arrays(template, arrays))
         if group.is_first:
             self._cut_off()
         return state

@@ -100,15 +100,7 @@ class _TorchProcessGroup(ProcessGroup):
     def use(self, device: str) -> None:
         # Where "cuda" has no GPU, the engine says so.
         if device in ("cuda", "auto") and self._torch.cuda.is_available():
-            number = (
-                int(
-                    os.environ.get(
-                        "LOCAL_RANK",
-                        self.rank,
-                    )
-                )
-                % self._torch.cuda.device_count()
-            )
+            number = int(os.environ.get("LOCAL_RANK", self.rank)) % self._torch.cuda.device_count()
             self._torch.cuda.set_device(number)
 
     def leave(self, error: BaseException | None) -> None:

@@ -58,4 +58,7 @@ def _longest_leap(infos: Sequence[RoundInfo]) -> RoundInfo:
     pairs = [pair for pair in pairwise(infos) if pair[0].estimate_norm > 0]
     if not pairs:
         return infos[-1]
-    return max(pairs, key=lambda pair: pair[1].estimate_norm / pair[0].estimate_norm)[1]
+    return max(
+        pairs,
+        key=lambda pair: pair[1].estimate_norm / pair[0].estimate_norm,
+    )[1]

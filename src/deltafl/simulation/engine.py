@@ -154,7 +154,10 @@ class Engine:
         """Loss and accuracy of the global model on the pooled test set."""
         return self.evaluate_clients(params_d)[0]
 
-    def evaluate_clients(self, params_d: Params) -> tuple[Evaluation, FloatArray | None]:
+    def evaluate_clients(
+        self,
+        params_d: Params,
+    ) -> tuple[Evaluation, FloatArray | None]:
         """The evaluation, and each client's accuracy, float64 (m,).
 
         None for a task with neither owners nor classes.
@@ -199,8 +202,21 @@ class Engine:
     def _test(self, params_d: Params) -> tuple[float, BoolArray]:
         """The loss on the pooled test set, and which of its examples are right."""
         num_examples = len(self.task.dataset.test_x)
-        jobs = [(start,) for start in range(0, num_examples, self._form.evaluation_batch)]
-        found = self.workers.map(self._recipe, "test", params_d, jobs, [1.0] * len(jobs))
+        jobs = [
+            (start,)
+            for start in range(
+                0,
+                num_examples,
+                self._form.evaluation_batch,
+            )
+        ]
+        found = self.workers.map(
+            self._recipe,
+            "test",
+            params_d,
+            jobs,
+            [1.0] * len(jobs),
+        )
         loss = float(np.array([loss for loss, _ in found]).sum()) / num_examples
         return loss, np.concatenate([hits for _, hits in found])
 

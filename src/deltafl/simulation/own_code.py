@@ -32,14 +32,7 @@ def objects_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _classes_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        base_name(label): label.of
-        for label in _labels(settings)
-        if isinstance(
-            label,
-            Named,
-        )
-    }
+    return {base_name(label): label.of for label in _labels(settings) if isinstance(label, Named)}
 
 
 def with_objects(recorded: Mapping[str, Any], now: BaseModel) -> dict[str, Any]:
@@ -95,15 +88,7 @@ def require_same_code(folder: Path, settings: BaseModel) -> None:
 def require_one_code(folders: Sequence[Path]) -> None:
     """Refuse to join folders that were played with different code of one name."""
     for first, second in combinations(folders, 2):
-        for name in _different(
-            *(
-                _recorded(folder).get(
-                    "code",
-                    {},
-                )
-                for folder in (first, second)
-            )
-        ):
+        for name in _different(*(_recorded(folder).get("code", {}) for folder in (first, second))):
             raise DeltaflError(
                 f"{first} and {second} were played with different code of {name}; leave one of "
                 "them out"
@@ -111,15 +96,7 @@ def require_one_code(folders: Sequence[Path]) -> None:
 
 
 def _different(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    return [
-        name
-        for name, checksum in one.items()
-        if other.get(
-            name,
-            checksum,
-        )
-        != checksum
-    ]
+    return [name for name, checksum in one.items() if other.get(name, checksum) != checksum]
 
 
 def note_code(folder: Path, settings: BaseModel) -> None:
@@ -128,12 +105,7 @@ def note_code(folder: Path, settings: BaseModel) -> None:
     code = {**code_of(settings.model_dump()), **known.get("code", {})}
     if code != known.get("code", {}):
         write_atomically(
-            folder / "environment.json",
-            json.dumps(
-                {**known, "code": code},
-                indent=1,
-            )
-            + "\n",
+            folder / "environment.json", json.dumps({**known, "code": code}, indent=1) + "\n"
         )
 
 
@@ -159,15 +131,7 @@ def _checksum(name: str, known: Any = None) -> str | None:
     while known != names:
         known = names
         names = known.union(*(_needed(table) for table in tables if known & _defined(table)))
-    used = [
-        part
-        for part, table in zip(
-            parts,
-            tables,
-            strict=True,
-        )
-        if names & _defined(table)
-    ]
+    used = [part for part, table in zip(parts, tables, strict=True) if names & _defined(table)]
     source = "\n".join(map(ast.unparse, used))
     return f"{zlib.crc32(source.encode()):08x}"
 

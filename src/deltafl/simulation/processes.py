@@ -136,7 +136,10 @@ def _interrupts_wait() -> Iterator[None]:
         yield
         return
     interrupts: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *interrupt: interrupts.append(interrupt))
+    before = signal.signal(
+        signal.SIGINT,
+        lambda *interrupt: interrupts.append(interrupt),
+    )
     try:
         yield
     finally:

@@ -180,7 +180,10 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     clocks = [line["clock"] for line in evaluated if "clock" in line]
     client_accuracy_r = tested("client_accuracy")
     drawn_n, count_n = (
-        np.array([entry for line in lines for entry in line.get(key, ())], dtype=np.int64)
+        np.array(
+            [entry for line in lines for entry in line.get(key, ())],
+            dtype=np.int64,
+        )
         for key in ("cohort", "counts")
     )
     num_examples_m, rows = _noted_clients(directory.path)
@@ -196,22 +199,17 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         loss_r=tested("loss"),
         seconds_r=summed([timing["seconds"] for timing in timings]),
         cpu_seconds_r=summed([timing["cpu_seconds"] for timing in timings]),
-        bytes_r=summed(
-            [
-                line.get(
-                    "bytes_down",
-                    0,
-                )
-                + line.get("bytes_up", 0)
-                for line in lines
-            ]
-        ),
+        bytes_r=summed([line.get("bytes_down", 0) + line.get("bytes_up", 0) for line in lines]),
         bytes_up_r=summed([line.get("bytes_up", 0) for line in lines]),
         client_seconds_r=summed([timing["client_seconds"] for timing in timings]),
         server_bytes=max(timing.get("server_bytes", 0) for timing in timings) or None,
         client_accuracy_r=None if np.isnan(client_accuracy_r).all() else client_accuracy_r,
         clock_r=np.array(clocks) if clocks else None,
-        draws_m=np.bincount(drawn_n, count_n, directory.num_clients()).astype(np.int64),
+        draws_m=np.bincount(
+            drawn_n,
+            count_n,
+            directory.num_clients(),
+        ).astype(np.int64),
         diverged=rounds[-1] if diverged else None,
         diverged_why=diverged["why"] if diverged else "",
         num_examples_m=num_examples_m,
@@ -242,15 +240,7 @@ def record_of(job: Job, directory: RunDirectory, task: Task) -> RunRecord:
         fairness=run.fairness,
         server_bytes=run.server_bytes,
         draws=run.draws_m.tolist(),
-        refused=sum(
-            len(
-                line.get(
-                    "rejected",
-                    (),
-                )
-            )
-            for line in directory.lines("rounds.jsonl")
-        ),
+        refused=sum(len(line.get("rejected", ())) for line in directory.lines("rounds.jsonl")),
         diverged=run.diverged,
         diverged_why=run.diverged_why,
         probes=measured_columns(directory.lines("rounds.jsonl")),
@@ -361,13 +351,7 @@ def record_line(record: RunRecord) -> str:
     fields["fairness"] = record.fairness and {
         name: round(number, 4) for name, number in record.fairness
     }
-    fields["probes"] = {
-        name: _rounded(
-            column,
-            5,
-        )
-        for name, column in fields["probes"].items()
-    }
+    fields["probes"] = {name: _rounded(column, 5) for name, column in fields["probes"].items()}
     return json.dumps(fields, separators=(",", ":")) + "\n"
 
 

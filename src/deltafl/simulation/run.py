@@ -28,13 +28,7 @@ from .oracle import SimulatedOracle
 from .record import Job, RunStore, record_of, write_record
 from .recording import Checkpoints, Recording
 from .settings import RunSettings
-from .setup import (
-    data_of,
-    engine_for,
-    engine_of,
-    filled_in,
-    plan_of,
-)
+from .setup import data_of, engine_for, engine_of, filled_in, plan_of
 from .sweep import Player
 from .training.route import keep_route, kept_route
 from .watching import Watching, watch_over
@@ -103,7 +97,12 @@ def play_round(run: LiveRun) -> PlayedRound:
     cohort = open_round(run.plan, opened, available_m, oracle)
     waited = run.world.wait(opened.round, cohort.client_n)
     run.clock = clock + waited.seconds
-    training, run.state, info = _train_and_close(run, cohort, oracle, waited.responded_n)
+    training, run.state, info = _train_and_close(
+        run,
+        cohort,
+        oracle,
+        waited.responded_n,
+    )
 
     timing = timer.read() | {"client_seconds": oracle.client_seconds}
     down, up = oracle.traffic(len(cohort.client_n), info.num_responded)
@@ -146,7 +145,13 @@ def _train_and_close(
         )
     training = oracle.train(cohort.client_n)
     reports = training.reports._replace(responded_n=responded_n)
-    return training, *close_round(run.plan, run.state, cohort, training.update_nd, reports)
+    return training, *close_round(
+        run.plan,
+        run.state,
+        cohort,
+        training.update_nd,
+        reports,
+    )
 
 
 def _open_run(
@@ -245,7 +250,14 @@ def run_single(
         )
         _require_same_data_everywhere(settings, engine.task, group)
         group.from_first(lambda: begin(directory, settings, engine.task))
-        run_experiment(settings, engine, directory, guarded(on_round), group, callbacks)
+        run_experiment(
+            settings,
+            engine,
+            directory,
+            guarded(on_round),
+            group,
+            callbacks,
+        )
         return group.from_first(directory.last_line)
 
 

@@ -52,11 +52,7 @@ class ClientRunner:
         self._data = [part.to(device) for part in stored]
         model = new_model(task.make_model, seed).to(device)
         self._batched: BatchedTrainer | None = None
-        self._train_one: Callable[..., LocalResult] = partial(
-            train_serial,
-            model,
-            task.loss,
-        )
+        self._train_one: Callable[..., LocalResult] = partial(train_serial, model, task.loss)
         if form.path == "fast":
             self._train_one = FastTrainer(model, task.loss, device).train
         elif form.path == "batched":
@@ -81,7 +77,12 @@ class ClientRunner:
             losses = self._losses
         with exact_products(self._device):
             if self._batched is not None:
-                return self._batched.train(jobs, params_d, drift_nd, losses is not None)
+                return self._batched.train(
+                    jobs,
+                    params_d,
+                    drift_nd,
+                    losses is not None,
+                )
             results = []
             for place, job in enumerate(jobs):
                 drift_d = None
@@ -179,7 +180,10 @@ def new_model(make: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module
 
 
 @contextmanager
-def seeded(rng: np.random.Generator, device: torch.device | None = None) -> Iterator[None]:
+def seeded(
+    rng: np.random.Generator,
+    device: torch.device | None = None,
+) -> Iterator[None]:
     """Seed torch's global generator and the device's, and restore them afterwards.
 
     ``torch.manual_seed`` would take half of the time of a small model.

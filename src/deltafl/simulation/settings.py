@@ -50,19 +50,7 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 CommaSeparated = BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)
 Numbers = Annotated[tuple[float, float], CommaSeparated]
 # pydantic would keep the text alone.
-Name = Annotated[
-    str,
-    WrapValidator(
-        lambda v, checked: (
-            v
-            if isinstance(
-                v,
-                Named,
-            )
-            else checked(v)
-        )
-    ),
-]
+Name = Annotated[str, WrapValidator(lambda v, checked: v if isinstance(v, Named) else checked(v))]
 Seed = Annotated[int, Field(ge=0)]
 
 
@@ -174,7 +162,11 @@ class Settings(BaseModel):
     """
 
     # What stands below a field says what it is, in ``--help`` and in ``deltafl settings``.
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
 
     task: Name = "digits"
     """what is learnt; see `deltafl tasks`; FILE.py:FUNCTION or table.csv: docs/own-data.md"""

@@ -138,11 +138,17 @@ def plan_of(
             ceil(settings.over_select * filled_in(settings.sample)),
             population.num_clients,
         ),
-        settings.run_facts(population, None if task is None else task.dataset.num_classes),
+        settings.run_facts(
+            population,
+            None if task is None else task.dataset.num_classes,
+        ),
         estimator=rule,
         seed=settings.seed,
         parts=settings.parts(),
-        memory=RowFormat(settings.memory_dtype, None if folder is None else str(folder)),
+        memory=RowFormat(
+            settings.memory_dtype,
+            None if folder is None else str(folder),
+        ),
     )
     size = plan.sampler.output_bias_size
     if task is not None and size > 0:

@@ -174,7 +174,14 @@ def _play_side_by_side(
     finished: Callable[[Job], None],
     on_round: OnRound,
 ) -> None:
-    readers = [_RoundReader(player.place(job), job.settings, on_round) for job in waiting]
+    readers = [
+        _RoundReader(
+            player.place(job),
+            job.settings,
+            on_round,
+        )
+        for job in waiting
+    ]
     # All at once: how many run side by side is the executor's affair.
     playing = {pool.submit(_play, player, job): job for job in waiting}
     lost = Counter[str]()
@@ -185,13 +192,7 @@ def _play_side_by_side(
             reader.read()
         for future in ended:
             job = playing.pop(future)
-            if (
-                isinstance(
-                    future.exception(),
-                    BrokenExecutor,
-                )
-                and lost[job.key] < _PATIENCE
-            ):
+            if isinstance(future.exception(), BrokenExecutor) and lost[job.key] < _PATIENCE:
                 # One process was killed, and the executor gave up what all of them did.
                 lost[job.key] += 1
                 playing[pool.submit(_play, player, job)] = job
@@ -229,7 +230,13 @@ class _RoundReader:
                 return
             self._place += len(text)
             if line["round"] > 0:
-                self._on_round(round_done(self._settings, line, seconds[line["round"]]))
+                self._on_round(
+                    round_done(
+                        self._settings,
+                        line,
+                        seconds[line["round"]],
+                    )
+                )
 
 
 def rounds_played(path: Path) -> int:

@@ -70,14 +70,7 @@ def numbers(done: RoundDone) -> dict[str, float]:
     shown["round/seconds"] = done.seconds
     shown["test/accuracy"] = done.accuracy
     shown["test/loss"] = done.loss
-    return {
-        key: float(value)
-        for key, value in shown.items()
-        if isinstance(
-            value,
-            int | float,
-        )
-    }
+    return {key: float(value) for key, value in shown.items() if isinstance(value, int | float)}
 
 
 class TensorBoard(Tracker):

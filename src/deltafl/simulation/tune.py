@@ -32,14 +32,7 @@ from .comparing import check
 from .continuing import continued, note_settings
 from .progress import OnProgress
 from .record import Job, RunStore
-from .settings import (
-    CommaSeparated,
-    CompareSettings,
-    Positive,
-    Seed,
-    Share,
-    listed,
-)
+from .settings import CommaSeparated, CompareSettings, Positive, Seed, Share, listed
 from .sweep import require_simulator, run_jobs
 
 NEVER = 2  # a tuning run that never reaches the threshold counts as so many times its rounds
@@ -157,24 +150,10 @@ class Grid(NamedTuple):
     def trials(self, found: Mapping[str, Search]) -> list[Trial]:
         """The tuning runs of the grid as it is now, finished ones included, seed by seed."""
         first, *others = self.seeds
-        trials = [
-            Trial(
-                label,
-                rate,
-                first,
-            )
-            for label, s in found.items()
-            for rate in s.rates
-        ]
+        trials = [Trial(label, rate, first) for label, s in found.items() for rate in s.rates]
         for seed in others:
             trials += [
-                Trial(
-                    label,
-                    rate,
-                    seed,
-                )
-                for label, s in found.items()
-                for rate in s.finalists
+                Trial(label, rate, seed) for label, s in found.items() for rate in s.finalists
             ]
         return trials
 
@@ -267,11 +246,7 @@ class TuneSettings(CompareSettings):
         """A tuning run, with the rates of its sampler that are known, and its own."""
         own = {**rates[trial.label], name: trial.rate, "stop_at_threshold": False}
         return Job(
-            f"{name}-{trial.rate:g}",
-            self.run(
-                trial.label,
-                trial.seed,
-            ).model_copy(update=own),
+            f"{name}-{trial.rate:g}", self.run(trial.label, trial.seed).model_copy(update=own)
         )
 
     def score(self, run: Run) -> Score:
@@ -334,12 +309,7 @@ def tune_rates(
         while True:
             found = tuned.searches[name] = grid.search(settings.samplers, known.get)
             trials = {
-                trial: settings.trial(
-                    trial,
-                    name,
-                    tuned.rates,
-                )
-                for trial in grid.trials(found)
+                trial: settings.trial(trial, name, tuned.rates) for trial in grid.trials(found)
             }
             jobs |= {job.key: job for job in trials.values()}
             new = trials.keys() - known.keys()

@@ -38,7 +38,12 @@ def with_twins(
     return rule._replace(control=replace(control, control=twin))
 
 
-def twin_simulation(task: Task, work: LocalWork, seed: int, how: Computation) -> Simulate:
+def twin_simulation(
+    task: Task,
+    work: LocalWork,
+    seed: int,
+    how: Computation,
+) -> Simulate:
     """Trains a stand-in for each client of a task on public examples in the shares of the client's
     labels.
 
@@ -57,7 +62,12 @@ def twin_simulation(task: Task, work: LocalWork, seed: int, how: Computation) ->
             )
             for share_c, own in zip(task.label_shares(), task.client_rows, strict=True)
         ]
-        stand_ins = replace(task, client_rows=rows, augment=None, gradient_noise_m=None)
+        stand_ins = replace(
+            task,
+            client_rows=rows,
+            augment=None,
+            gradient_noise_m=None,
+        )
         own_seed = int(
             stream(seed, "public", 1).integers(2**31)
         )  # minibatches independent of the clients' own
@@ -74,7 +84,15 @@ def twin_simulation(task: Task, work: LocalWork, seed: int, how: Computation) ->
         )
 
     def simulate(params_d: Params, population: Population, round: int) -> Params:
-        return engine().train(params_d, round, np.arange(population.num_clients)).update_nd
+        return (
+            engine()
+            .train(
+                params_d,
+                round,
+                np.arange(population.num_clients),
+            )
+            .update_nd
+        )
 
     return simulate
 

@@ -69,7 +69,12 @@ class World:
         """
         settings = self._settings
         # Drawn for all clients: another cohort must not change anybody's luck.
-        lost_2m = stream(settings.seed, "world", round + 1, DROPOUT).random((2, self._m))
+        lost_2m = stream(
+            settings.seed,
+            "world",
+            round + 1,
+            DROPOUT,
+        ).random((2, self._m))
         lost_n = lost_2m[0, client_n] < settings.dropout
         if self.seconds_m is None:
             return Waited(~lost_n, 0.0)

@@ -70,7 +70,12 @@ def _open(name: str, flags: int, users: bool, private: bool, largest: int) -> in
     return descriptor
 
 
-def _require_plain(name: str, found: os.stat_result, users: bool, largest: int) -> None:
+def _require_plain(
+    name: str,
+    found: os.stat_result,
+    users: bool,
+    largest: int,
+) -> None:
     if stat.S_ISLNK(found.st_mode):
         raise DeltaflError(f"{name} is a link, which may lead anywhere; put the file itself there")
     if not stat.S_ISREG(found.st_mode):

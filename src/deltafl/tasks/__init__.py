@@ -3,15 +3,7 @@ loads no PyTorch.
 """
 
 from .base import Dataset, Task
-from .files import (
-    FileStatus,
-    cache_folder,
-    cached_images,
-    check,
-    data_folders,
-    fetch,
-    read_arrays,
-)
+from .files import FileStatus, cache_folder, cached_images, check, data_folders, fetch, read_arrays
 from .images import idx_dataset
 from .leaf import encode_text
 from .losses import cross_entropy, squared_error

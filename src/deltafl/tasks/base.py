@@ -156,15 +156,7 @@ class Task:
         num_classes = self.dataset.num_classes
         # Raveled, for an example may have several labels.
         labels = [self.dataset.train_y[np.asarray(rows)].ravel() for rows in self.client_rows]
-        count_mc = np.stack(
-            [
-                np.bincount(
-                    label_n,
-                    minlength=num_classes,
-                )
-                for label_n in labels
-            ]
-        )
+        count_mc = np.stack([np.bincount(label_n, minlength=num_classes) for label_n in labels])
         share_mc: FloatArray = count_mc / count_mc.sum(axis=1, keepdims=True)
         return share_mc
 

@@ -163,7 +163,12 @@ def fetch(
     ending = ".gz" if source.gzipped else ""
     # pooch is told no checksums: those published are of the unpacked content, and compared here.
     registry = dict.fromkeys(file + ending for file in source.checksums)
-    server = pooch.create(folder, source.url, registry=registry, retry_if_failed=RETRIES)
+    server = pooch.create(
+        folder,
+        source.url,
+        registry=registry,
+        retry_if_failed=RETRIES,
+    )
     download = pooch.HTTPDownloader(progressbar=progress, chunk_size=1 << 16)
     paths = []
     for file, checksum in source.checksums.items():
@@ -201,7 +206,10 @@ def check(name: str, data_dir: Path | None = None) -> list[FileStatus]:
         {file: find_file(folder, file) for file in checksums}
         for folder in data_folders(name, data_dir)
     )
-    best = max(found, key=lambda paths: sum(path is not None for path in paths.values()))
+    best = max(
+        found,
+        key=lambda paths: sum(path is not None for path in paths.values()),
+    )
     return [_status(file, path, checksums[file]) for file, path in best.items()]
 
 

@@ -31,14 +31,7 @@ def read_frame(table: Any) -> tuple[str, Frame]:
             "pandas.DataFrame makes"
         )
     # Of objects some are numbers, as after dropna() of a column that had a gap.
-    frame = (
-        frame.set_axis(
-            frame.columns.map(str),
-            axis=1,
-        )
-        .reset_index(drop=True)
-        .infer_objects()
-    )
+    frame = frame.set_axis(frame.columns.map(str), axis=1).reset_index(drop=True).infer_objects()
     if frame.columns.has_duplicates:  # else a second label would become a feature
         twice = frame.columns[frame.columns.duplicated()][0]
         raise DeltaflError(f"{name}: column {twice!r} is named twice")

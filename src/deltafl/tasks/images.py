@@ -125,7 +125,11 @@ def read_idx(path: Path) -> Bytes:
         if content[:3] != IDX_BYTES:
             raise ValueError(f"it starts with {content[:3].hex()!r}")
         shape = struct.unpack_from(f">{content[3]}I", content, 4)
-        return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
+        return np.frombuffer(
+            content,
+            np.uint8,
+            offset=4 + 4 * len(shape),
+        ).reshape(shape)
     except (*BROKEN, IndexError, struct.error, ValueError) as error:
         raise DeltaflError(
             f"{path} is no whole IDX file of bytes: {error}; remove it and fetch it again"

@@ -175,14 +175,7 @@ def load_femnist(data_dir: Path | None = None) -> Dataset:
     for folder in data_folders("femnist", data_dir):
         files = [folder / file for file in H5_FILES]
         if all(map(Path.is_file, files)):
-            shares = {
-                part: _h5_shares(file)
-                for part, file in zip(
-                    PARTS,
-                    files,
-                    strict=True,
-                )
-            }
+            shares = {part: _h5_shares(file) for part, file in zip(PARTS, files, strict=True)}
             title = "FEMNIST (TensorFlow Federated's h5)"
             return _dataset(shares, title, "writer", FEMNIST_CLASSES, _handwriting)
     root = find_leaf("femnist", data_dir, f", or {' with '.join(H5_FILES)}")

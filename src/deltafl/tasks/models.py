@@ -78,14 +78,7 @@ def femnist_cnn(classes: int = 62) -> Module:
 
     blocks = _blocks((1, 32, 64, 64), kernel=3, padding=1)
     return nn.Sequential(
-        *blocks,
-        nn.Flatten(),
-        nn.Linear(
-            64 * 3 * 3,
-            128,
-        ),
-        nn.ReLU(),
-        nn.Linear(128, classes),
+        *blocks, nn.Flatten(), nn.Linear(64 * 3 * 3, 128), nn.ReLU(), nn.Linear(128, classes)
     )
 
 
@@ -101,7 +94,11 @@ def celeba_cnn(classes: int = 2, side: int = 84) -> Module:
     from .modules import nn
 
     blocks = _blocks((3, 32, 32, 32, 32), kernel=3, padding=1, groups=8)
-    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(32 * (side // 16) ** 2, classes))
+    return nn.Sequential(
+        *blocks,
+        nn.Flatten(),
+        nn.Linear(32 * (side // 16) ** 2, classes),
+    )
 
 
 def _blocks(

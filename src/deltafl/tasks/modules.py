@@ -56,7 +56,12 @@ class LogSquare(nn.Module):
         a, b = params
         return self._predict(a[:, None], b[:, None], x)
 
-    def _predict(self, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def _predict(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        x: torch.Tensor,
+    ) -> torch.Tensor:
         distance = (a * x.squeeze(-1) - b).abs().clamp(min=self.band)
         return 2 * distance.log() - math.log(2)
 
@@ -94,13 +99,9 @@ class NextToken(nn.Module):
         table, weight_in, weight_on, bias_in, bias_on, head, head_bias = params
         clients, size, length = x.shape
         # A product, for the gradient of a look-up adds up in any order on a GPU.
-        is_token = (
-            x.reshape(clients, -1, 1)
-            == torch.arange(
-                table.shape[1],
-                device=x.device,
-            )
-        ).to(table.dtype)
+        is_token = (x.reshape(clients, -1, 1) == torch.arange(table.shape[1], device=x.device)).to(
+            table.dtype
+        )
         embedded = torch.bmm(is_token, table)
         bias = (bias_in + bias_on)[:, None]
         gates_in = torch.baddbmm(bias, embedded, weight_in.transpose(1, 2)).view(
@@ -138,14 +139,7 @@ class ResidualBlock(nn.Module):
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != after:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(
-                    before,
-                    after,
-                    1,
-                    stride,
-                    bias=False,
-                ),
-                nn.GroupNorm(groups, after),
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(groups, after)
             )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -243,7 +243,12 @@ def _check_data(data: Dataset, task: Task) -> None:
         if len(x) != len(y):
             raise DeltaflError(f"{part}_x has {len(x)} rows and {part}_y {len(y)}; make them equal")
         if task.metric == "accuracy":
-            _require(y.ndim == 1, f"the shape of {part}_y", y.shape, "(N,) for accuracy")
+            _require(
+                y.ndim == 1,
+                f"the shape of {part}_y",
+                y.shape,
+                "(N,) for accuracy",
+            )
         # Whatever the metric, for the clients' shares of labels are counted.
         if classes > 0:
             ends = (int(y.min()), int(y.max()))
@@ -311,7 +316,10 @@ def _smoke_test(task: Task, seed: int) -> None:
         x = x * task.input_scale
     augment = task.augment
     if augment is not None:
-        varied: Any = _tried("augment failed", lambda: augment(x, stream(seed, "augment")))
+        varied: Any = _tried(
+            "augment failed",
+            lambda: augment(x, stream(seed, "augment")),
+        )
         same = isinstance(varied, torch.Tensor) and varied.shape == x.shape
         _require(
             same and varied.dtype == x.dtype,
@@ -367,7 +375,12 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
             what = f"the loss failed on output {shape} and y {tuple(y.shape)}"
             loss: Any = _tried(what, partial(task.loss, output, y))
         is_scalar = isinstance(loss, torch.Tensor) and loss.ndim == 0
-        _require(is_scalar, "the loss", loss, "the minibatch's mean, a tensor of shape ()")
+        _require(
+            is_scalar,
+            "the loss",
+            loss,
+            "the minibatch's mean, a tensor of shape ()",
+        )
     if loss.requires_grad:
         _tried("the gradient of the loss failed", loss.backward)
     if all(param.grad is None for param in model.parameters()):

@@ -24,7 +24,11 @@ TEST_EVERY = 10
 TEST_FIRST = 4
 
 
-def iid(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
+def iid(
+    label_e: IntArray,
+    num_clients: int,
+    rng: np.random.Generator,
+) -> list[IntArray]:
     """Deal the examples at random; sizes differ by one at most."""
     return _deal(rng.permutation(len(label_e)), num_clients)
 
@@ -131,20 +135,14 @@ def shards(
         )
     piece = np.array_split(np.concatenate(_pools(label_e, rng)), num_shards)
     dealt_m2 = rng.permutation(num_shards).reshape(num_clients, 2)
-    return [
-        np.sort(
-            np.concatenate(
-                [
-                    piece[first],
-                    piece[second],
-                ]
-            )
-        )
-        for first, second in dealt_m2
-    ]
+    return [np.sort(np.concatenate([piece[first], piece[second]])) for first, second in dealt_m2]
 
 
-def split(label_e: IntArray, num_clients: int, rng: np.random.Generator) -> list[IntArray]:
+def split(
+    label_e: IntArray,
+    num_clients: int,
+    rng: np.random.Generator,
+) -> list[IntArray]:
     """Single-label clients of two sizes: one of C labels, drawn at random, is cut into m - C + 1
     small clients.
 
@@ -179,7 +177,10 @@ def quantity(
             f"partition 'quantity' got {num_clients} clients and {len(label_e)} examples; it needs "
             "2 clients, and 10 examples for each small one"
         )
-    large, small = np.split(rng.permutation(len(label_e)), [len(label_e) - owned_by_small])
+    large, small = np.split(
+        rng.permutation(len(label_e)),
+        [len(label_e) - owned_by_small],
+    )
     return _deal(large, num_large) + _deal(small, num_small)
 
 
@@ -228,7 +229,10 @@ _dirichlet = partial(_by_label, uses_alpha=True)
 _by_owner = partial(Partition, make=natural, uses_column=True)
 PARTITIONS: dict[str, Partition] = {
     "iid": Partition("examples dealt at random, equal sizes", iid),
-    "hsu2019": _dirichlet("labels of a client ~ Dir(alpha * prior); equal sizes", hsu2019),
+    "hsu2019": _dirichlet(
+        "labels of a client ~ Dir(alpha * prior); equal sizes",
+        hsu2019,
+    ),
     "yurochkin2019": _dirichlet(
         "each label cut by Dir(alpha * 1); unequal sizes",
         yurochkin2019,
@@ -365,7 +369,10 @@ def hold_out_by_owner(
         )
     row_e = np.sort(np.concatenate(used))
     train = row_e[~test_e[row_e]]
-    return replace(whole, columns={column: owner_e}).split(train, np.flatnonzero(test_e))
+    return replace(whole, columns={column: owner_e}).split(
+        train,
+        np.flatnonzero(test_e),
+    )
 
 
 def every_tenth(owned: Sequence[IntArray], num_rows: int) -> BoolArray:

@@ -229,7 +229,12 @@ def make_task(
 # clients as its scripts choose with --sf 0.05, and select 20 % of the writers and the celebrities.
 _toy = partial(TaskSpec, local_steps=1, batch_size=None, metric="loss")
 _files = partial(TaskSpec, needs=("torch", "files"))
-_leaf = partial(TaskSpec, needs=("torch", "archive"), partition="natural", all_owners=True)
+_leaf = partial(
+    TaskSpec,
+    needs=("torch", "archive"),
+    partition="natural",
+    all_owners=True,
+)
 _fashion = _files(
     *("fashion-mnist", 300, 20, 0.01, two_layer_cnn),
     summary="28 x 28 images of clothes",

@@ -28,13 +28,7 @@ from .base import Dataset, Task
 from .frames import Frame, read_frame
 from .losses import MakeModel, Module, cross_entropy, squared_error
 from .models import one_output, softmax_regression
-from .partitions import (
-    clients_of_tests,
-    every_tenth,
-    find_partition,
-    make_partition,
-    rows_by_key,
-)
+from .partitions import clients_of_tests, every_tenth, find_partition, make_partition, rows_by_key
 
 #: A ``pandas.Series``.
 Column: TypeAlias = Any
@@ -130,7 +124,16 @@ def table_task(
         scale = x[~test_e].std(axis=0)
         x = (x - mean) / np.where(scale > 0, scale, 1.0)
     dataset = _dataset(name, x.astype(np.float32), target, owner, owner_e, test_e)
-    task = _task(Path(name).stem, dataset, model, partition, column, clients, alpha, seed)
+    task = _task(
+        Path(name).stem,
+        dataset,
+        model,
+        partition,
+        column,
+        clients,
+        alpha,
+        seed,
+    )
     # Accuracy by client is no part of the record of a table, only of a Hugging Face data set.
     return replace(task, test_clients=None)
 
@@ -185,7 +188,12 @@ def from_huggingface(
                 f"{where} is of type {type(part).__name__}; it must be a datasets.Dataset"
             )
     train = parts["train"]
-    owner = _owner_column(f"{name}'s train part", train.column_names, column, partition)
+    owner = _owner_column(
+        f"{name}'s train part",
+        train.column_names,
+        column,
+        partition,
+    )
     others = [each for each in train.column_names if each not in {label, owner or OWNER}]
     if inputs is None and len(others) != 1:
         raise DeltaflError(
@@ -203,7 +211,11 @@ def from_huggingface(
     frame = pd.concat(
         [pd.DataFrame({key: list(part[key]) for key in keys}) for part in used.values()], keys=used
     )
-    x = _stacked(name, inputs, [value for part in used.values() for value in part[inputs]])
+    x = _stacked(
+        name,
+        inputs,
+        [value for part in used.values() for value in part[inputs]],
+    )
     if hasattr((train.features or {}).get(label), "names"):  # a ClassLabel
         task_type = task_type or "classification"
         _require_all(
@@ -387,7 +399,12 @@ def codes(values: Column) -> tuple[IntArray, int]:
         good_e = np.array(
             [isinstance(value, str | int) and str(value).strip() != "" for value in values]
         )
-    _require_all(values, good_e, "a whole number or a word", "correct it, or drop the row")
+    _require_all(
+        values,
+        good_e,
+        "a whole number or a word",
+        "correct it, or drop the row",
+    )
     if not is_number:
         values = values.astype(str).str.strip()
         # As numbers, so that 9 comes before 10. Python's, for ids exceed what float64 can tell

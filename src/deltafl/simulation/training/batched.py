@@ -111,7 +111,10 @@ class BatchedTrainer:
         losses = losses_of(loss)
         assert losses is not None  # vectorized_incompatibility has checked
         exact = precision == "float32"
-        self._forward = vectorized_forward(model, products=exact and device.type == "cuda")
+        self._forward = vectorized_forward(
+            model,
+            products=exact and device.type == "cuda",
+        )
         self._losses = losses
         self._work = work
         self._width = width
@@ -195,14 +198,7 @@ class BatchedTrainer:
         """Its parts in the shapes of the model's parameters."""
         sizes = [shape.numel() for shape in self._shapes]
         pieces = torch.split(vector_nd[:, : self._num_params], sizes, dim=1)
-        return [
-            piece.view(-1, *shape)
-            for piece, shape in zip(
-                pieces,
-                self._shapes,
-                strict=True,
-            )
-        ]
+        return [piece.view(-1, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
     def _add_noise(self, gradient_nd: torch.Tensor, jobs: Sequence[LocalJob]) -> None:
         """Draw the gradient noise of one step of the first clients."""

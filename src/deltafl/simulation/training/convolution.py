@@ -46,7 +46,11 @@ def conv2d(
     (top, left) = _pair(padding)
     padded = functional.pad(x, (left, left, top, top))
     # (B, C, H', W', h, w)
-    patches = padded.unfold(2, weight.shape[2], down).unfold(3, weight.shape[3], across)
+    patches = padded.unfold(2, weight.shape[2], down).unfold(
+        3,
+        weight.shape[3],
+        across,
+    )
     columns = patches.permute(1, 4, 5, 0, 2, 3).reshape(weight[0].numel(), -1)
     product = weight.flatten(1) @ columns
     if bias is not None:

@@ -81,7 +81,11 @@ class DenseChain:
             return None
         return cls(layers)
 
-    def __call__(self, params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self,
+        params: Sequence[torch.Tensor],
+        x: torch.Tensor,
+    ) -> torch.Tensor:
         """Outputs (n, C, B) of inputs (n, B, ...)."""
         return _forward(self._bound(params), x.flatten(2).transpose(1, 2))[1][-1]
 
@@ -100,7 +104,15 @@ class DenseChain:
             log_share = functional.log_softmax(after[-1], dim=1)
             label = label_k[step]
             loss = log_share.gather(1, label).neg_()
-            delta = log_share.exp_().scatter_add_(1, label, minus_one).mul_(weight_k[step])
+            delta = (
+                log_share.exp_()
+                .scatter_add_(
+                    1,
+                    label,
+                    minus_one,
+                )
+                .mul_(weight_k[step])
+            )
             place = len(gradients)
             for layer, h, output in zip(
                 reversed(layers), reversed(before), reversed(after), strict=True

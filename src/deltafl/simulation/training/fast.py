@@ -136,7 +136,10 @@ class FastTrainer:
                 self._params,
                 materialize_grads=True,
             )
-            torch.cat([gradient.reshape(-1) for gradient in gradients], out=own.gradient)
+            torch.cat(
+                [gradient.reshape(-1) for gradient in gradients],
+                out=own.gradient,
+            )
             loss_sum += batch_loss.item()
             square_loss_sum += mean_square(losses, output, y_batch)
             if noise is not None:
@@ -155,7 +158,11 @@ def _examples(
     batches_a_pass = -(-len(x) // size)
     for first in range(0, len(batches), batches_a_pass):
         rows = torch.from_numpy(np.concatenate(batches[first : first + batches_a_pass]))
-        yield from zip(torch.split(x[rows], size), torch.split(y[rows], size), strict=True)
+        yield from zip(
+            torch.split(x[rows], size),
+            torch.split(y[rows], size),
+            strict=True,
+        )
 
 
 def choose_forward(

@@ -224,10 +224,7 @@ def incompatibility(model: torch.nn.Module, example: torch.Tensor) -> str | None
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
         copy.deepcopy(model).train()(example)
-        if not torch.equal(
-            before,
-            torch.get_rng_state(),
-        ):  # other paths would draw other numbers
+        if not torch.equal(before, torch.get_rng_state()):  # other paths would draw other numbers
             return "the model draws random numbers in training, as random layers (Dropout) do"
     return None
 

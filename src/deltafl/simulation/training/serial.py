@@ -126,13 +126,7 @@ def minibatches(
     """The rows of each local step; all passes are drawn in order, the same in every path."""
     orders, size = passes(num_examples, work, rng)
     batches = [
-        order[start : start + size]
-        for order in orders
-        for start in range(
-            0,
-            num_examples,
-            size,
-        )
+        order[start : start + size] for order in orders for start in range(0, num_examples, size)
     ]
     return batches[: work.num_steps(num_examples)]
 
