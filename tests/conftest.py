@@ -51,7 +51,7 @@ settings.load_profile("repeatable")
 
 @pytest.fixture(autouse=True)
 def _own_files_are_forgotten() -> Iterator[None]:
-    """What ``deltafl.own_python.import_file`` leaves of a test's own files, which may have the name of
+    """What ``deltafl.store.own_python.import_file`` leaves of a test's own files, which may have the name of
     another test's.
     """
     path = sys.path.copy()

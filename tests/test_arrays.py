@@ -7,7 +7,8 @@ import pytest
 
 import deltafl
 from deltafl import DeltaflError
-from deltafl.arrays import Arrays, Layout, mean_rest
+from deltafl.arrays import mean_rest
+from deltafl.model_parts import Arrays, ModelParts
 
 MODEL: Arrays = {
     "dense.weight": np.array([[1, 2], [3, 4]], dtype=np.float32),
@@ -19,7 +20,7 @@ MODEL: Arrays = {
 
 
 def test_flatten_and_rebuild_are_inverse() -> None:
-    layout = Layout.of(MODEL)
+    layout = ModelParts.of(MODEL)
     assert [entry.kind for entry in layout.entries] == [
         "trained",
         "buffer",
@@ -37,14 +38,14 @@ def test_flatten_and_rebuild_are_inverse() -> None:
 
 
 def test_overflow_of_a_narrow_type_becomes_its_largest_number() -> None:
-    layout = Layout.of(MODEL)
+    layout = ModelParts.of(MODEL)
     rebuilt = layout.rebuild(np.array([1e30, -1e30, 3, 4, -1e6], np.float32), layout.rest(MODEL))
     assert rebuilt["dense.bias"].tolist() == [-65504]
     assert rebuilt["dense.weight"].ravel().tolist() == [np.float32(1e30), np.float32(-1e30), 3, 4]
 
 
 def test_buffers_take_a_convex_mean_and_counters_stay_integers() -> None:
-    layout = Layout.of(MODEL)
+    layout = ModelParts.of(MODEL)
     first = MODEL | {
         "norm.running_var": np.array([3, 4], np.float32),
         "norm.num_batches_tracked": np.array(2**60 + 11),
@@ -63,7 +64,9 @@ def test_buffers_take_a_convex_mean_and_counters_stay_integers() -> None:
     steps: list[Arrays] = [
         {"w": np.zeros(1, np.float32), "steps": np.array(k)} for k in (3, 4, 9, 5)
     ]
-    middle = mean_rest(Layout.of(steps[0]), steps[0], steps[1:], np.ones(3), median=True)["steps"]
+    middle = mean_rest(ModelParts.of(steps[0]), steps[0], steps[1:], np.ones(3), median=True)[
+        "steps"
+    ]
     assert isinstance(middle, np.ndarray)
     assert middle == 5
     untouched = mean_rest(layout, MODEL, [], np.zeros(0))
@@ -74,7 +77,7 @@ def test_buffers_take_a_convex_mean_and_counters_stay_integers() -> None:
 def test_counters_at_the_limits_of_their_type_take_a_convex_mean(dtype: str) -> None:
     least = int(np.iinfo(dtype).min)
     most = int(np.iinfo(dtype).max)
-    layout = Layout.of({"x": np.zeros(1, np.float32), "count": np.zeros((), dtype)})
+    layout = ModelParts.of({"x": np.zeros(1, np.float32), "count": np.zeros((), dtype)})
     for old, *new in (
         (least, most, most),
         (most, least, least),
@@ -110,7 +113,7 @@ def test_counters_at_the_limits_of_their_type_take_a_convex_mean(dtype: str) -> 
 def test_values_are_checked_in_the_type_that_the_server_keeps(
     name: str, dtype: str, value: Any, reason: str | None
 ) -> None:
-    layout = Layout.of({"x": np.zeros(1, np.float32), name: np.ones(2, dtype)})
+    layout = ModelParts.of({"x": np.zeros(1, np.float32), name: np.ones(2, dtype)})
     fault = layout.fault({"x": np.zeros(1, np.float32), name: value})
     assert fault is None if reason is None else fault is not None and reason in fault
 

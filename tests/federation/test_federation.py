@@ -7,14 +7,14 @@ import pytest
 
 from conftest import Recorder
 from deltafl import DeltaflError, DifferentialPrivacy
-from deltafl.arrays import Arrays
 from deltafl.federation.replies import ClientReply, read_reply
+from deltafl.model_parts import Arrays
 from deltafl.types import FloatArray
 
 from .tools import federation, play, play_once, rates_of
 
 FAULTS: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
-    "other names": (lambda a: {"other": a["x"]}, "other names"),
+    "other names": (lambda a: {"other": a["x"]}, "nobody sent"),
     "other shape": (lambda a: {**a, "x": np.zeros(4, np.float32)}, "shape"),
     "integers": (lambda a: {**a, "x": np.zeros(3, np.int64)}, "type int64"),
     "nan": (lambda a: {**a, "x": np.full(3, np.nan, np.float32)}, "size nan"),

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deltafl.arrays import Arrays
 from deltafl.federation.clients import ClientInfo
 from deltafl.federation.federation import Federation
 from deltafl.federation.replies import ClientReply
 from deltafl.federation.rules import make_rules
 from deltafl.federation.saved import load, save
+from deltafl.model_parts import Arrays
 
 from .tools import admit, federation, play, play_once, sizes_of
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from deltafl import make_sampler, stream
-from deltafl.arrays import Arrays
 from deltafl.federation.clients import ClientInfo
 from deltafl.federation.federation import Federation
 from deltafl.federation.replies import ClientReply
 from deltafl.federation.rules import make_rules
 from deltafl.federation.saved import save
+from deltafl.model_parts import Arrays
 from deltafl.samplers import parse_label, uses_aux
 from deltafl.types import RoundInfo
 

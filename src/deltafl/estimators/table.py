@@ -16,7 +16,7 @@ import numpy as np
 
 from ..calls import check_options, parse_call
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
-from ..own_python import load_class
+from ..store.own_python import load_class
 from ..types import Cohort, FloatArray
 from .control_variates import (
     CommonControl,

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import Arrays, update_of
+from ..arrays import update_of
+from ..model_parts import Arrays
 from ..samplers.census import Census, output_layer
 from ..types import Array
 

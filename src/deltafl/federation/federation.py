@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ..accumulate import Accumulator
-from ..arrays import Arrays, Layout, mean_rest, split
+from ..arrays import mean_rest
 from ..errors import DeltaflError
+from ..model_parts import Arrays, ModelParts, split
 from ..moves import CannotResizeError
 from ..plan import Plan, RoundState
 from ..round import init_round, open_round
@@ -46,7 +47,7 @@ class Federation:
     def __init__(self, rules: Rules, arrays: Arrays) -> None:
         self.rules = rules
         self.plan = rules.plan
-        self.layout = Layout.of(arrays, tuple(rules.buffers))
+        self.layout = ModelParts.of(arrays, tuple(rules.buffers))
         #: All clients ever admitted, in the order of the population.
         self.clients: dict[str, ClientInfo] = {}
         self.rest: Arrays = self.layout.rest(arrays)

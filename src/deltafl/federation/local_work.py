@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Arrays, Layout, as_array, unflatten
 from ..errors import DeltaflError, is_in
+from ..model_parts import Arrays, ModelParts, as_array
 from ..types import FloatArray, Params
 from .exchange import Correction
 
@@ -166,9 +166,7 @@ def corrected_steps(
     tensors = model.state_dict(keep_vars=True)
     drift = {} if correction is None else correction
     if not isinstance(drift, dict):
-        whole = unflatten(drift, tensors)
-        trained = Layout.of({name: as_array(tensor) for name, tensor in tensors.items()}).trained
-        drift = {name: as_array(whole[name]) for name in trained}
+        drift = ModelParts.of(model).named(drift)
     # By identity: a tensor that has two names moves once.
     parts = dict[int, tuple[Any, Any]]()
     for name, part in drift.items():

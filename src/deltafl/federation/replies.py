@@ -9,8 +9,9 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from ..arrays import Arrays, update_of
+from ..arrays import update_of
 from ..errors import DeltaflError
+from ..model_parts import Arrays
 from ..samplers.census import LARGEST_NORM
 from ..store import checked
 from ..types import Params, Reports, RoundInfo

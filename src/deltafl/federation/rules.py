@@ -9,8 +9,8 @@ from pathlib import Path
 from secrets import randbits
 from typing import Any
 
-from ..arrays import BUFFERS
 from ..errors import DeltaflError, is_in, unknown_name
+from ..model_parts import BUFFERS
 from ..plan import Plan, make_plan
 from ..samplers.base import Sampler
 from ..scale.rows import RowFormat

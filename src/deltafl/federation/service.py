@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Arrays
 from ..errors import DeltaflError
+from ..model_parts import Arrays
 from ..server.privacy import DifferentialPrivacy
 from ..types import Cohort, RoundInfo
 from .clients import ClientInfo

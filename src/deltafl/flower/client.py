@@ -7,7 +7,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
-from ..arrays import Arrays
 from ..errors import DeltaflError
 from ..federation.exchange import (
     AUX,
@@ -19,6 +18,7 @@ from ..federation.exchange import (
     Correction,
     report_of,
 )
+from ..model_parts import Arrays
 
 #: What a client reports of who it is.
 KIND = "kind"

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from ..arrays import Arrays
 from ..federation.exchange import RECORD, Question
 from ..federation.replies import ClientReply, Metrics, read_reply
+from ..model_parts import Arrays
 from .client import CORRECTION, asked_in
 
 Key = TypeVar("Key")

@@ -8,7 +8,6 @@ from typing import Any
 import nvflare.client as flare
 from nvflare.client import FLModel, ParamsType
 
-from ..arrays import Arrays, as_array
 from ..federation.exchange import (
     AUX,
     CENSUS,
@@ -19,6 +18,7 @@ from ..federation.exchange import (
     Correction,
     report_of,
 )
+from ..model_parts import Arrays, as_array
 
 #: In what is asked: the round, which the reply repeats; the drift, by array.
 ROUND = "round"

@@ -15,13 +15,13 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 
-from ..arrays import Arrays, as_array
 from ..errors import DeltaflError
 from ..federation.clients import ClientInfo
 from ..federation.exchange import AUX, RECORD, Question
 from ..federation.replies import NO_REGISTRATION, ClientReply, read_info, read_reply
 from ..federation.rules import check_seconds, check_whole, make_rules
 from ..federation.service import Service, serving
+from ..model_parts import Arrays, as_array
 from ..samplers.base import Sampler
 from ..server.optimizers import ServerOptimizer
 from ..server.table import SETTINGS

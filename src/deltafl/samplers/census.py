@@ -19,10 +19,10 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import LARGEST_ENTRY
 from ..errors import DeltaflError, WithRanges
 from ..estimators.sketch import count_sketch
 from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled
+from ..model_parts import LARGEST_ENTRY
 from ..scale.numerics import RANK_TOLERANCE, inner, lower_median
 from ..types import FloatArray, IntArray, Population
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..calls import check_options
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
-from ..own_python import load_class
+from ..store.own_python import load_class
 from .active_fl import ActiveFL
 from .base import NewFirst, Sampler
 from .centred import Balanced, BalancedByCensus, Centred

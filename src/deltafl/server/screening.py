@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import LARGEST_ENTRY, as_array
 from ..errors import DeltaflError
+from ..model_parts import LARGEST_ENTRY, as_array
 from ..samplers.base import Sampler
 from ..types import NO_REPLY, Array, BoolArray, Cohort, Params, RejectedReply, Reports
 

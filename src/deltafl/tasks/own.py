@@ -18,7 +18,7 @@ import numpy as np
 
 from ..calls import Named
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line
-from ..own_python import import_file
+from ..store.own_python import import_file
 from ..streams import stream
 from .base import Dataset, Task
 from .frames import TABLE_SUFFIXES, is_table_file

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from .errors import OWN_ERRORS, DeltaflError, in_one_line
+from ..errors import OWN_ERRORS, DeltaflError, in_one_line
 
 T = TypeVar("T")
 

@@ -1,0 +1,400 @@
+"""What a model is made of: which of its arrays are trained, averaged, kept or left alone.
+
+=========  ==================================================  ==========  ====================
+kind       which arrays                                        are sent    after a round
+=========  ==================================================  ==========  ====================
+trained    floating point; frozen and local ones are not       both ways   the server's step
+buffer     statistics, such as those of batch normalisation    both ways   the weighted mean
+counter    integers and booleans                               both ways   the weighted mean
+constant   statistics with entries beyond any mean (-inf)      both ways   as they were
+frozen     parameters without a gradient, or outside           never       as they were
+           ``trainable``
+local      arrays that match ``local``                         never       each client's own
+=========  ==================================================  ==========  ====================
+
+Trained arrays make up the flat vector, of which the rounds, the samplers and the estimates speak.
+Buffers and counters become sent + sum_i h_i (received_i - sent) with h_i >= 0 and sum 1, which is
+biased: running variances must stay >= 0, which no unbiased weighting guarantees.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .errors import DeltaflError
+from .types import Array, Params
+
+Arrays = dict[str, Array]
+
+#: A finite entry beyond this could still overflow the float32 model once it is weighted, or a score
+#: once it is squared.
+LARGEST_ENTRY = 1e18
+
+#: Name patterns of floating-point arrays that are statistics, not parameters: those of batch
+#: normalisation. The buffers of a torch module are known without their names.
+BUFFERS = ("*running_mean", "*running_var", "*moving_mean", "*moving_variance")
+_VARIANCES = ("*running_var", "*moving_variance")
+
+#: Names for patterns of ``trainable``: the adapters that the library peft adds to a model.
+TRAINABLE = {"lora": ("*lora_*", "*modules_to_save.*")}
+
+#: What goes from the server to clients and back.
+SENT = ("trained", "buffer", "counter", "constant")
+
+#: Of the names that a message about a reply has room for.
+_NAMED = 3
+
+
+class Entry(NamedTuple):
+    """One array of a model; ``dtype`` as NumPy names it.
+
+    ``same_as`` is the name of an earlier array that is the same tensor (tied weights), or empty.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str
+    same_as: str = ""
+
+
+class ModelParts(NamedTuple):
+    """The arrays of a model, in order."""
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        buffers: Sequence[str] = BUFFERS,
+        local: Sequence[str] = (),
+        trainable: str | Sequence[str] = (),
+    ) -> "ModelParts":
+        """Describe a model.
+
+        Args:
+            model: A torch module, a state dict (or another dict of arrays by name), a list of
+                arrays or tensors, or ``NamedArrays``.
+            buffers: Name patterns of floating-point arrays that are averaged, not trained.
+            local: Name patterns of arrays that stay with each client: a personal head, or
+                ``["*.bn*"]`` for FedBN.
+            trainable: Name patterns of the only arrays that are trained, averaged and sent, or
+                ``"lora"`` for those of peft; empty for all. The others are frozen.
+
+        Raises:
+            DeltaflError: If nothing is trained, a pattern matches nothing, or an array is of a type
+                that has no numbers.
+        """
+        named = model if isinstance(model, NamedArrays) else NamedArrays.of(model)
+        wanted = patterns_of(trainable)
+        for option, patterns in (("local", local), ("trainable", wanted)):
+            for pattern in patterns:
+                if pattern not in TRAINABLE["lora"] and not any(
+                    fnmatchcase(name, pattern) for name in named.arrays
+                ):
+                    raise DeltaflError(
+                        f"{option} has {pattern!r}, which no array of the model matches; its names "
+                        f"are {_listed(named.arrays)}"
+                    )
+        entries = []
+        for name, array in named.arrays.items():
+            kind = _kind(name, array, named, buffers)
+            if kind == "trained" and name in named.without_gradient:
+                kind = "frozen"
+            if wanted and not _matches(name, wanted):
+                kind = "frozen"
+            if _matches(name, local):
+                kind = "local"
+            tied = named.same_as.get(name, "")
+            entries.append(Entry(name, array.shape, str(array.dtype), kind, tied))
+        parts = cls(tuple(entries))
+        if not parts.trained:
+            raise DeltaflError(
+                "the model has no floating-point array to train; integers, buffers, frozen and "
+                "local arrays are not trained"
+            )
+        return parts
+
+    @property
+    def trained(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the arrays that make up the flat vector, in order."""
+        return {
+            entry.name: entry.shape
+            for entry in self.entries
+            if entry.kind == "trained" and not entry.same_as
+        }
+
+    @property
+    def num_params(self) -> int:
+        """The length d of the flat vector."""
+        return sum(map(prod, self.trained.values()))
+
+    def names(self, *kinds: str) -> list[str]:
+        """The names of the arrays of these kinds, in order."""
+        return [entry.name for entry in self.entries if entry.kind in kinds]
+
+    def flatten(self, arrays: Mapping[str, Array]) -> Params:
+        """The trained arrays as one float32 vector (d,), each in C order."""
+        with np.errstate(over="ignore"):
+            return np.concatenate(
+                [arrays[name].astype(np.float32).ravel() for name in self.trained]
+            )
+
+    def named(self, vector: Any) -> Arrays:
+        """A flat vector (d,) as named arrays; a ``DeltaflError`` if it has another length."""
+        vector_d = as_array(vector)
+        if vector_d.shape != (self.num_params,):
+            raise DeltaflError(
+                f"the vector has shape {vector_d.shape}, the model has {self.num_params} "
+                "parameters; give a vector that flatten made of such a model"
+            )
+        return split(vector_d.astype(np.float32), self.trained)
+
+    def rebuild(self, params_d: Params, rest: Mapping[str, Array]) -> Arrays:
+        """The model as named arrays: trained ones from the flat vector, others from ``rest``, as
+        far as it has them.
+        """
+        trained = self.named(params_d)
+        arrays: Arrays = {}
+        for entry in self.entries:
+            if entry.same_as in arrays:
+                arrays[entry.name] = arrays[entry.same_as]
+            elif entry.kind == "trained":
+                arrays[entry.name] = _narrowed(trained[entry.name], entry.dtype)
+            elif entry.name in rest:
+                arrays[entry.name] = rest[entry.name]
+        return arrays
+
+    def rest(self, arrays: Mapping[str, Array]) -> Arrays:
+        """The arrays that are not trained, as far as ``arrays`` has them."""
+        return {
+            entry.name: arrays[entry.name]
+            for entry in self.entries
+            if entry.kind != "trained" and entry.name in arrays
+        }
+
+    def sent(self, arrays: Mapping[str, Array]) -> Arrays:
+        """The arrays that go to the clients, and come back."""
+        return {name: arrays[name] for name in self.names(*SENT)}
+
+    def fault(self, arrays: Mapping[str, Array]) -> str | None:
+        """What is wrong with a client's arrays, or None; ``close_round`` checks trained values,
+        as updates.
+
+        Frozen and local arrays, which a client may send without being asked, are ignored.
+        """
+        needed = [entry for entry in self.entries if entry.kind in SENT]
+        missing = [entry.name for entry in needed if entry.name not in arrays]
+        known = {entry.name for entry in self.entries}
+        extra = [name for name in arrays if name not in known]
+        if missing and extra:
+            return (
+                f"the reply lacks {_listed(missing)}, and has {_listed(extra)}, which nobody sent"
+            )
+        if missing:
+            return f"the reply lacks {_listed(missing)}"
+        if extra:
+            return f"the reply has {_listed(extra)}, which nobody sent"
+        for entry in needed:
+            array = arrays[entry.name]
+            if array.shape != entry.shape:
+                return f"array {entry.name!r} has shape {array.shape}, expected {entry.shape}"
+            # Of any width: a client may compute in another one.
+            if array.dtype.kind != np.dtype(entry.dtype).kind:
+                return f"array {entry.name!r} has type {array.dtype}, expected {entry.dtype}"
+            if entry.same_as and not np.array_equal(array, arrays[entry.same_as]):
+                return f"{entry.same_as!r} and {entry.name!r} are one tensor, and differ"
+            fault = _value_fault(entry, array)
+            if fault is not None:
+                return f"{entry.kind} {entry.name!r} has {fault}"
+        return None
+
+
+class NamedArrays(NamedTuple):
+    """The arrays of a model by name, and what only its tensors know of them."""
+
+    arrays: Arrays
+    tensors: dict[Any, Any]  #: as they were given
+    same_as: dict[str, str]  #: of a tensor's further names the first
+    statistics: frozenset[str]  #: buffers of a module
+    without_gradient: frozenset[str]  #: parameters of a module that are frozen
+
+    @classmethod
+    def of(cls, model: Any) -> "NamedArrays":
+        """Read a module, a state dict or a list; an array that cannot be read is a
+        ``DeltaflError`` with its name.
+        """
+        statistics = frozenset[str]()
+        without_gradient = frozenset[str]()
+        if hasattr(model, "state_dict"):
+            # Detached tensors would neither be one where weights are tied, nor know their gradient.
+            tensors = dict(model.state_dict(keep_vars=True))
+            statistics = frozenset(name for name, _ in model.named_buffers())
+            without_gradient = frozenset(
+                name
+                for name, tensor in model.named_parameters(remove_duplicate=False)
+                if not tensor.requires_grad
+            )
+        elif isinstance(model, Mapping):
+            tensors = dict(model)
+        elif not isinstance(model, Iterable) or isinstance(model, str) or hasattr(model, "dtype"):
+            raise DeltaflError(
+                f"the model is a {type(model).__name__}; give a module, its state dict or a list "
+                "of arrays"
+            )
+        else:
+            tensors = {str(place): part for place, part in enumerate(model)}
+        arrays = {str(name): _read(name, tensor) for name, tensor in tensors.items()}
+        return cls(arrays, tensors, _ties(tensors), statistics, without_gradient)
+
+
+def as_array(numbers: Any) -> Array:
+    """Numbers as a NumPy array, from any device; PyTorch is recognised by its methods, not
+    imported.
+    """
+    if hasattr(numbers, "detach"):
+        numbers = numbers.detach().to_dense().cpu()
+        try:
+            numbers = numbers.numpy()
+        except TypeError:  # bfloat16, which NumPy does not know
+            numbers = numbers.float().numpy()
+    return np.asarray(numbers)
+
+
+def patterns_of(trainable: str | Sequence[str]) -> tuple[str, ...]:
+    """The name patterns of ``trainable``: a known name stands for several."""
+    if isinstance(trainable, str):
+        return TRAINABLE.get(trainable, (trainable,))
+    return tuple(trainable)
+
+
+def split(flat_d: Params, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+    """A flat vector as named arrays of these shapes."""
+    stops = np.cumsum([prod(shape) for shape in shapes.values()])
+    parts = zip(shapes.items(), np.split(flat_d, stops[:-1]), strict=True)
+    return {name: part.reshape(shape) for (name, shape), part in parts}
+
+
+def with_ties(parts: ModelParts, arrays: Mapping[str, Array], tied: bool | None) -> ModelParts:
+    """The parts of a model that came as copies, in a message: arrays with the same numbers may be
+    one tensor.
+
+    A language model's embedding and its output layer often are; the layers of a torch
+    ``TransformerEncoder`` only begin as copies of one. Nothing but the user can tell.
+
+    Args:
+        parts: What is known without the tensors.
+        arrays: The arrays, by name.
+        tied: Whether such arrays are one tensor; None if nothing was said.
+
+    Raises:
+        DeltaflError: If there are such arrays, and nothing was said.
+    """
+    first: dict[tuple[object, ...], str] = {}
+    entries = []
+    for entry in parts.entries:
+        array = arrays[entry.name]
+        same_as = entry.same_as
+        # Arrays of one number are equal in any model: biases, scales.
+        if entry.kind == "trained" and not same_as and array.size > 1 and np.ptp(array) > 0:
+            key = entry.shape, entry.dtype, array.tobytes()
+            if first.setdefault(key, entry.name) != entry.name:
+                same_as = first[key]
+        entries.append(entry._replace(same_as=same_as))
+    found = ModelParts(tuple(entries))
+    if found == parts or tied is False:
+        return parts
+    if tied is None:
+        copy = next(new for new, old in zip(entries, parts.entries, strict=True) if new != old)
+        raise DeltaflError(
+            f"the arrays {copy.same_as!r} and {copy.name!r} hold the same numbers; write tied=True "
+            "if they are one tensor, such as an embedding that is the output layer too, or "
+            "tied=False if they only begin equal"
+        )
+    return found
+
+
+def _read(name: object, tensor: Any) -> Array:
+    try:
+        array = as_array(tensor)
+    except Exception as error:  # each kind of tensor without numbers raises an error of its own
+        why = f"{type(tensor).__name__}, {type(error).__name__}"
+    else:
+        if array.dtype.kind in "fiub":
+            return array
+        why = f"type {array.dtype}"
+    raise DeltaflError(
+        f"array {name!r} of the model has no numbers to train on ({why}); use floats, integers or "
+        "booleans. Run a lazy module once, move a meta one to a device with values, and quantise "
+        "after training"
+    )
+
+
+def _ties(tensors: Mapping[Any, Any]) -> dict[str, str]:
+    """Names of the same memory: for each further one the first."""
+    first: dict[tuple[object, ...], str] = {}
+    same_as = {}
+    for name, tensor in tensors.items():
+        if hasattr(tensor, "data_ptr"):
+            where = tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), str(tensor.device)
+        elif isinstance(tensor, np.ndarray):
+            where = tensor.__array_interface__["data"][0], tensor.shape, tensor.strides, ""
+        else:
+            continue
+        if 0 not in where[1] and first.setdefault(where, str(name)) != str(name):
+            same_as[str(name)] = first[where]
+    return same_as
+
+
+def _kind(name: str, array: Array, named: NamedArrays, buffers: Sequence[str]) -> str:
+    if array.dtype.kind in "iub":
+        return "counter"
+    if name not in named.statistics and not _matches(name, buffers):
+        return "trained"
+    # No mean moves such an entry, and none would accept it: the mask of an attention, say.
+    if not np.all(np.abs(array.astype(np.float64)) <= LARGEST_ENTRY):
+        return "constant"
+    return "buffer"
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Some names for a message; a client chooses its own, hence as Python writes them, cut."""
+    every = list(names)
+    shown = ", ".join(f"{str(name)[:60]!r}" for name in every[:_NAMED])
+    if len(every) > _NAMED:
+        return f"{shown} and {len(every) - _NAMED} more"
+    return shown
+
+
+def _value_fault(entry: Entry, array: Array) -> str | None:
+    """What is wrong with the values of a buffer or a counter, in the type that the server keeps."""
+    if entry.kind not in ("buffer", "counter") or array.dtype.kind == "b" or array.size == 0:
+        return None
+    if entry.kind == "counter":
+        kept = np.iinfo(entry.dtype)
+        if int(array.min()) < kept.min or int(array.max()) > kept.max:
+            return f"entries outside {kept.min} to {kept.max}, the range of {entry.dtype}"
+        return None
+    largest = min(LARGEST_ENTRY, float(np.finfo(entry.dtype).max))
+    # Not ``any(> largest)``, which NaN is not.
+    if not np.all(np.abs(array) <= largest):
+        return f"NaN, or entries of a size above {largest:.3g}"
+    if _matches(entry.name, _VARIANCES) and np.any(array < 0):
+        return "negative entries, impossible for a variance"
+    return None
+
+
+def _narrowed(array: Array, dtype: str) -> Array:
+    """Within the range of float16, say: one infinite entry would spoil every honest reply, and
+    none could repair it.
+    """
+    bound = min(float(np.finfo(dtype).max), float(np.finfo(array.dtype).max))
+    return array.clip(-bound, bound).astype(dtype)

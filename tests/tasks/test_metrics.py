@@ -1,0 +1,123 @@
+"""Metrics are scikit-learn's where it has them, on the outputs that models give."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics as sk
+
+from deltafl import DeltaflError
+from deltafl.tasks.metrics import METRICS, Metric, metric_of, targets_of
+
+RNG = np.random.default_rng(5)
+Y = np.concatenate([np.arange(4), RNG.integers(0, 4, 60)])
+LOGITS = RNG.normal(size=(64, 4)) + 1.5 * np.eye(4)[Y]
+P = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
+ONE = LOGITS[:, 1] - 1
+Y2 = (Y == 1).astype(np.float32)
+MANY = RNG.normal(size=(64, 3))
+Y_MANY = RNG.integers(0, 2, (64, 3)).astype(np.float32)
+NUMBERS = RNG.normal(size=(64, 2))
+Y_NUMBERS = NUMBERS + RNG.normal(size=(64, 2))
+
+
+def sigmoid(z: Any) -> Any:
+    return 1 / (1 + np.exp(-z))
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "y", "value"),
+    [
+        ("accuracy", LOGITS, Y, sk.accuracy_score(Y, LOGITS.argmax(1))),
+        ("accuracy", ONE[:, None], Y2, sk.accuracy_score(Y2, ONE > 0)),
+        ("accuracy", MANY, Y_MANY, sk.accuracy_score(Y_MANY, MANY > 0)),
+        ("balanced_accuracy", LOGITS, Y, sk.balanced_accuracy_score(Y, LOGITS.argmax(1))),
+        ("f1_macro", LOGITS, Y, sk.f1_score(Y, LOGITS.argmax(1), average="macro")),
+        ("f1_weighted", ONE, Y2, sk.f1_score(Y2, ONE > 0, average="weighted")),
+        ("f1_micro", MANY, Y_MANY, sk.f1_score(Y_MANY, MANY > 0, average="micro")),
+        ("roc_auc", LOGITS, Y, sk.roc_auc_score(Y, P, multi_class="ovr")),
+        ("roc_auc", ONE, Y2, sk.roc_auc_score(Y2, ONE)),
+        ("roc_auc", np.stack([-ONE, ONE], 1), Y2, sk.roc_auc_score(Y2, ONE)),
+        ("roc_auc", MANY, Y_MANY, sk.roc_auc_score(Y_MANY, MANY)),
+        ("average_precision", LOGITS, Y, sk.average_precision_score(Y, P)),
+        ("average_precision", ONE, Y2, sk.average_precision_score(Y2, ONE)),
+        ("log_loss", LOGITS, Y, sk.log_loss(Y, P)),
+        ("log_loss", ONE[:, None], Y2, sk.log_loss(Y2, sigmoid(ONE))),
+        ("log_loss", MANY, Y_MANY, np.mean([sk.log_loss(Y_MANY[:, k], sigmoid(MANY[:, k])) for k in range(3)])),
+        ("top_2_accuracy", LOGITS, Y, sk.top_k_accuracy_score(Y, LOGITS, k=2)),
+        ("rmse", NUMBERS, Y_NUMBERS, sk.root_mean_squared_error(Y_NUMBERS, NUMBERS)),
+        ("mae", NUMBERS[:, :1], Y_NUMBERS[:, 0], np.abs(NUMBERS - Y_NUMBERS)[:, 0].mean()),
+        ("r2", NUMBERS[:, 0], Y_NUMBERS[:, 0], sk.r2_score(Y_NUMBERS[:, 0], NUMBERS[:, 0])),
+    ],
+)  # fmt: skip
+def test_values_are_those_of_scikit_learn(name: str, output: Any, y: Any, value: float) -> None:
+    assert metric_of(name)(output, y) == pytest.approx(value, rel=1e-12)
+
+
+def test_auc_is_the_share_of_pairs_in_the_right_order_and_unknown_without_any() -> None:
+    output = np.array([0.1, 0.4, 0.4, 0.9])
+    y = np.array([0, 0, 1, 1])
+    assert metric_of("auc")(output, y) == (1 + 1 + 0.5 + 1) / 4
+    assert np.isnan(metric_of("auc")(output, np.ones(4)))
+    assert np.isnan(metric_of("auc")(output[:0], y[:0]))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 5))
+def test_a_missing_class_leaves_the_mean_over_the_others(seed: int, classes: int) -> None:
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, classes, 20)
+    output = rng.normal(size=(20, classes + 1))
+    for name in ("roc_auc", "average_precision", "f1_macro", "balanced_accuracy"):
+        value = metric_of(name)(output, y)
+        assert np.isnan(value) == (name == "roc_auc" and len(set(y)) < 2) or 0 <= value <= 1
+
+
+def test_extreme_logits_have_a_finite_loss() -> None:
+    assert metric_of("log_loss")(np.array([[1000.0, 0.0]]), np.array([1])) == 1000
+    assert metric_of("log_loss")(np.array([1000.0]), np.array([0.0])) == 1000
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("ROC AUC", "roc_auc"),
+        ("roc_auc_score", "roc_auc"),
+        ("top-5", "top_5_accuracy"),
+        ("top_k_accuracy", "top_2_accuracy"),
+        ("neg_log_loss", "log_loss"),
+        ("macro F1", "f1_macro"),
+    ],
+)
+def test_spellings(given: str, name: str) -> None:
+    assert metric_of(given).name == name
+
+
+def worst(output: Any, y: Any) -> Any:
+    return abs(output - y).max()
+
+
+def test_a_function_is_a_metric() -> None:
+    assert metric_of(worst)(np.array([1.0, 4.0]), np.array([0.0, 1.0])) == 3
+    assert metric_of(Metric("w", worst, higher=False)).higher is False
+    for wrong, fragment in ((lambda o, y: 0, "has no name"), ("acuracy", "accuracy")):
+        with pytest.raises(DeltaflError, match=fragment):
+            metric_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("y", "shape", "classes", "targets"),
+    [
+        (np.zeros(3, np.int64), (4,), 4, "classes"),
+        (np.zeros(3, np.float32), (1,), 2, "binary"),
+        (np.zeros(3, np.float32), (), 2, "binary"),
+        (np.zeros((3, 2), np.float32), (2,), 2, "labels"),
+        (np.zeros((3, 2), np.float32), (2,), 0, "numbers"),
+    ],
+)
+def test_what_the_targets_are(y: Any, shape: Any, classes: int, targets: str) -> None:
+    assert targets_of(y, shape, classes) == targets
+    known: Callable[[Metric], bool] = lambda metric: targets in metric.targets  # noqa: E731
+    assert any(map(known, METRICS.values()))

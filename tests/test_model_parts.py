@@ -1,0 +1,179 @@
+"""What a model is made of: ties, frozen and local arrays, buffers; and what cannot be read."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import deltafl
+from deltafl import DeltaflError
+from deltafl.model_parts import ModelParts, NamedArrays, with_ties
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+
+def tied() -> Any:
+    model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6, bias=False))
+    model[1].weight = model[0].weight
+    return model
+
+
+def with_mask() -> Any:
+    model = nn.Sequential(nn.Linear(3, 2))
+    model[0].register_buffer("mask", torch.full((3, 3), float("-inf")).triu(1))
+    model[0].register_buffer("scale", torch.ones(2))
+    return model
+
+
+@pytest.mark.parametrize("form", [lambda m: m, lambda m: m.state_dict(), lambda m: m.parameters()])
+def test_a_tied_tensor_is_in_the_vector_once(form: Callable[[Any], Any]) -> None:
+    model = tied()
+    vector_d = deltafl.flatten(form(model))
+    assert vector_d.tolist() == model[0].weight.detach().numpy().ravel().tolist()
+
+
+def test_both_names_of_a_tied_tensor_move() -> None:
+    moved = deltafl.unflatten(np.arange(24.0), tied())
+    assert moved[0].weight is moved[1].weight
+    assert moved[1].weight.detach().numpy().ravel().tolist() == list(range(24))
+    state = deltafl.unflatten(np.arange(24.0), tied().state_dict())
+    assert torch.equal(state["0.weight"], state["1.weight"])
+
+
+def test_arrays_that_only_share_numbers_are_not_tied() -> None:
+    layer = nn.TransformerEncoderLayer(4, 1, 4, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    assert len(deltafl.flatten(model)) == sum(part.numel() for part in model.parameters())
+    whole = np.zeros((4, 2), np.float32)
+    rows = {"all": whole, "first": whole[:2], "last": whole[2:]}
+    assert len(deltafl.flatten(rows)) == 16
+
+
+def test_kinds_of_a_module_and_of_its_patterns() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    model[0].bias.requires_grad_(False)
+    found = ModelParts.of(model, local=["2.*"])
+    assert {entry.name: entry.kind for entry in found.entries} == {
+        "0.weight": "trained",
+        "0.bias": "frozen",
+        "1.weight": "trained",
+        "1.bias": "trained",
+        "1.running_mean": "buffer",
+        "1.running_var": "buffer",
+        "1.num_batches_tracked": "counter",
+        "2.weight": "local",
+        "2.bias": "local",
+    }
+    assert found.num_params == 6 + 3 + 3
+    only = ModelParts.of(model, trainable=["2.*"])
+    assert list(only.trained) == ["2.weight", "2.bias"]
+    assert set(only.names("frozen")) == {e.name for e in only.entries} - set(only.trained)
+
+
+def test_adapters_are_known_by_the_names_that_peft_gives_them() -> None:
+    arrays = {
+        "base.q.weight": np.ones((2, 2)),
+        "base.q.lora_A.default.weight": np.ones((1, 2)),
+        "base.q.lora_B.default.weight": np.ones((2, 1)),
+        "base.modules_to_save.default.head": np.ones(3),
+    }
+    assert list(ModelParts.of(arrays, trainable="lora").trained) == list(arrays)[1:]
+    assert len(deltafl.flatten(arrays, trainable="lora")) == 7
+    back = deltafl.unflatten(np.arange(7.0), arrays, trainable="lora")
+    assert back["base.q.weight"].tolist() == [[1, 1], [1, 1]]
+    assert back["base.modules_to_save.default.head"].tolist() == [4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("options", "fragment"),
+    [
+        ({"local": ["head.*"]}, "local has 'head.*', which no array of the model matches"),
+        ({"trainable": ["1.*"]}, "its names are '0.weight', '0.bias', '0.mask' and 1 more"),
+        ({"trainable": "lora"}, "no floating-point array to train"),
+        ({"local": ["*"]}, "no floating-point array to train"),
+    ],
+)
+def test_patterns_that_match_nothing_or_leave_nothing_are_refused(
+    options: dict[str, Any], fragment: str
+) -> None:
+    with pytest.raises(DeltaflError) as error:
+        ModelParts.of(with_mask(), **options)
+    assert fragment in str(error.value)
+
+
+def test_a_mask_of_minus_infinity_stays_as_it_is() -> None:
+    named = NamedArrays.of(with_mask())
+    found = ModelParts.of(named)
+    kinds = {entry.name: entry.kind for entry in found.entries}
+    assert (kinds["0.mask"], kinds["0.scale"]) == ("constant", "buffer")
+    assert found.fault(named.arrays) is None
+    liar = named.arrays | {"0.mask": np.zeros((3, 3), np.float32)}
+    rest = deltafl.arrays.mean_rest(found, named.arrays, [liar], np.ones(1))
+    assert np.array_equal(rest["0.mask"], named.arrays["0.mask"])
+    deltafl.init_round(deltafl.make_plan("uniform", [5] * 6, n=3), with_mask())
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda reply: reply.pop("bias"), "the reply lacks 'bias'"),
+        (lambda reply: reply.update(local=np.zeros(1)), "has 'local', which nobody sent"),
+        (lambda reply: reply.update({"w\x1b[2J" * 40: reply.pop("bias")}), r"'w\x1b[2Jw"),
+        (lambda reply: reply.update(copy=np.ones(3, np.float32)), "are one tensor, and differ"),
+        (lambda reply: reply.update(head=np.full(9, np.nan)), None),
+        (lambda reply: reply.pop("head"), None),
+    ],
+)
+def test_a_reply_is_judged_by_what_was_sent(
+    change: Callable[[dict[str, Any]], object], fault: str | None
+) -> None:
+    weight = np.zeros(3, np.float32)
+    arrays = {
+        "weight": weight,
+        "bias": np.zeros(2, np.float32),
+        "copy": weight,
+        "head": np.zeros(1, np.float32),
+    }
+    found = ModelParts.of(arrays, local=["head"])
+    assert list(found.sent(arrays)) == ["weight", "bias", "copy"]
+    reply = {name: np.array(array) for name, array in arrays.items()}
+    change(reply)
+    said = found.fault(reply)
+    if fault is None:
+        assert said is None
+    else:
+        assert said is not None
+        assert fault in said
+        assert len(said) < 200
+
+
+def test_copies_in_a_message_may_be_one_tensor_which_only_the_user_can_tell() -> None:
+    arrays = {name: value.numpy().copy() for name, value in tied().state_dict().items()}
+    found = ModelParts.of(arrays)
+    assert found.num_params == 48
+    with pytest.raises(DeltaflError, match=r"'0.weight' and '1.weight' hold the same numbers"):
+        with_ties(found, arrays, None)
+    assert with_ties(found, arrays, True).num_params == 24
+    assert with_ties(found, arrays, False) == found
+    constant = {"a": np.ones(3), "b": np.ones(3), "c": np.zeros(())}
+    assert with_ties(ModelParts.of(constant), constant, None).num_params == 7
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.LazyLinear(3),
+        lambda: nn.Linear(2, 2, device="meta"),
+        lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)), {nn.Linear}),
+        lambda: nn.Linear(2, 2, dtype=torch.complex64),
+        lambda: {"a": np.array(["b"])},
+        lambda: {"a": None, "b": np.ones(2)},
+        lambda: [np.ones(2), "text"],
+    ],
+)
+def test_what_has_no_numbers_is_refused_by_name(make: Callable[[], Any]) -> None:
+    with pytest.raises(DeltaflError, match=r"array '.*' of the model has no numbers to train on"):
+        deltafl.flatten(make())
