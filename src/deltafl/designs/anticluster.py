@@ -50,6 +50,8 @@ def anticluster(
     size = round(float(pi_m[open_k].sum()))
     drawn_k = open_k[:0]
     if size > 0:
+        # As many groups as it takes to hold every client about once, within bounds: few groups
+        # leave little to exchange, and every further one costs time.
         groups = min(max(round(len(open_k) / size), FEWEST_GROUPS), MOST_GROUPS)
         place_kq = places(pi_m, value_mq)[open_k]
         copies_k = _whole(groups * pi_m[open_k], place_kq, source)
@@ -65,6 +67,7 @@ def anticluster(
             np.arange(len(client_p)) % groups,
             place_kq[client_p],
         )
+        # Picked after the exchanges, so that each group has probability 1 / G however they went.
         drawn_k = open_k[client_p[group_p == source.pick(groups)]]
     return np.concatenate([np.flatnonzero(pi_m >= 1), drawn_k])
 
@@ -74,6 +77,7 @@ def _with_squares(place_kq: FloatArray) -> FloatArray:
     standard deviation.
     """
     centred_kq = place_kq - place_kq.mean(axis=0)
+    # In units of the largest, whose square is 1: squares of places can overflow or vanish.
     square_kq = (
         centred_kq
         / np.maximum(
@@ -95,11 +99,14 @@ def _whole(
     source: RandomSource,
 ) -> IntArray:
     """Whole numbers next to these, whose sum is whole, and equal to them on average."""
+    # What has rounded to just below a whole number is that number; its rest, then negative, becomes
+    # 0.
     lower_k = np.floor(expected_k + _ROUNDING)
     rest_k = expected_k - lower_k
     rest_k[rest_k < _ROUNDING] = 0.0
     copies_k = lower_k.astype(np.int64)
     if rest_k.any():
+        # ``cube`` divides by the expectations it is given: the product leaves it the same places.
         copies_k[cube(rest_k, rest_k[:, None] * place_kq, source)] += 1
     return copies_k
 
@@ -127,6 +134,8 @@ def _exchanged(
         for p, client in enumerate(client_p.tolist()):
             here = group_p[p]
             place_q = place_pq[p]
+            # All others up to ``CANDIDATES``; of more only those that follow, or a pass would take
+            # quadratic time.
             first = min(p, max(count - CANDIDATES, 0))
             near = slice(first, first + CANDIDATES)
             # Half of what an exchange adds to the sum: norm(c)^2 + c (total here - total there), c
@@ -149,6 +158,7 @@ def _exchanged(
                 change_q = place_pq[other] - place_q
                 total_gq[here] += change_q
                 total_gq[there] -= change_q
+                # The products of all other groups' members are as before.
                 for group in (here, there):
                     member_k = np.flatnonzero(group_p == group)
                     along_p[member_k] = place_pq[member_k] @ total_gq[group]

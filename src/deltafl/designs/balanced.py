@@ -139,6 +139,8 @@ def duel(pi_k: FloatArray, far_kk: FloatArray, source: RandomSource) -> bool:
     b = float(pi_k[j])
     both = a + b
     most = min(both, 1.0)
+    # Both chances leave each pi unchanged on average: a = chance (a + b) where one is out, a =
+    # chance + (1 - chance) (a + b - 1) where one is drawn.
     chance = a / both
     if both >= 1:
         chance = (1 - b) / (2 - both)
@@ -156,6 +158,7 @@ def _neighbours(
     source: RandomSource,
 ) -> tuple[int, int]:
     """A random one and its nearest; but if that one has a twin, the twins."""
+    # Two are neighbours without a decision; ``exact.py`` would follow each needless one.
     if len(open_k) == 2:
         return int(open_k[0]), int(open_k[1])
     i = int(open_k[source.pick(len(open_k))])
@@ -182,6 +185,8 @@ def squared_distances(place_kq: FloatArray) -> FloatArray:
     """norm(place_i - place_j)^2, float64 (k, k), exactly symmetric, exactly 0 for twins,
     infinite to oneself.
     """
+    # Not norm(a)^2 + norm(b)^2 - 2 a b, which is faster but leaves rounding between twins. Column
+    # by column, as all differences at once would take q times the memory.
     far_kk = np.zeros((len(place_kq), len(place_kq)))
     for column_k in place_kq.T:
         far_kk += (column_k[:, None] - column_k) ** 2
@@ -242,6 +247,8 @@ def cube(
     )  # more than it takes: one decomposition serves for many steps
     queue_k = np.arange(len(open_k))
     side_by_side = len(open_k) > max(SIDE_BY_SIDE, width)
+    # Clients that fit one window keep their order: the flight looks at all of them together, and
+    # their draws can be enumerated (``exact.py``).
     if side_by_side:
         queue_k = source.order(len(open_k))
     elif len(open_k) > width:
@@ -251,6 +258,7 @@ def cube(
     ):  # whom a direction leaves alone has no end
         while side_by_side and len(queue_k) > max(FEWEST, width):
             length = max(2 * balance_kc.shape[1], min(len(queue_k) // 40, QUEUE))
+            # Who is beyond the last full queue waits for the next deal.
             dealt_gw = queue_k[: len(queue_k) // length * length].reshape(-1, length)
             pi_k[dealt_gw] = _flights(pi_k[dealt_gw], balance_kc[dealt_gw], source)
             queue_k = queue_k[undecided(pi_k[queue_k])]
@@ -267,6 +275,7 @@ def cube(
             window = np.concatenate([window, entering])
             entered = entered + len(entering)
     pi_m[open_k] = pi_k
+    # One client may be undecided still. The sum of pi is whole, so it is at 0 or 1 up to rounding.
     return np.flatnonzero(pi_m > 0.5)
 
 
@@ -279,6 +288,8 @@ def _balance(place_kq: FloatArray) -> FloatArray:
         np.finfo(np.float64).tiny,
     )
     centred_kq = scaled_kq - scaled_kq.sum(axis=0) / max(len(scaled_kq), 1)
+    # Where clients run out, ``_free_directions`` keeps only the first columns: the size, then the
+    # axes that matter most.
     _, axis_qq = np.linalg.eigh(centred_kq.T @ centred_kq)
     return np.column_stack([np.ones(len(place_kq)), centred_kq @ axis_qq[:, ::-1]])
 
@@ -293,6 +304,8 @@ def _free_directions(balance_wc: FloatArray) -> FloatArray:
     """
     units, columns = balance_wc.shape
     scale_c = np.abs(balance_wc).max(axis=0)
+    # By the column's own size, so that values in small units count as well, and by the widest,
+    # beside which a column can be nothing but rounding.
     least_c = np.maximum(_RANK_TOLERANCE * scale_c, _ROUNDING * scale_c.max()).tolist()
     # Few units are determined by the first columns, unless some of these depend on others.
     rest_cw, solved, pivots = _eliminated(balance_wc.T[:units].copy(), least_c)
@@ -300,6 +313,7 @@ def _free_directions(balance_wc: FloatArray) -> FloatArray:
         rest_cw, solved, pivots = _eliminated(balance_wc.T.copy(), least_c)
     free_w = np.ones(units, bool)
     free_w[pivots] = False
+    # Each free unit moves by 1, the pivots by what keeps all columns at 0.
     direction_rw = np.zeros((units - len(pivots), units))
     direction_rw[:, free_w] = np.eye(units - len(pivots))
     direction_rw[:, pivots] = -rest_cw[solved][:, free_w].T
@@ -315,9 +329,11 @@ def _eliminated(
     solved: list[int] = []
     pivots: list[int] = []
     for column, column_w in enumerate(rest_cw):
+        # One unit has to stay free, or there is no direction.
         if len(pivots) == rest_cw.shape[1] - 1:
             break
         pivot, size = _first_large(column_w.tolist())
+        # A sum of columns before it, which keep it in balance.
         if size <= least_c[column]:
             continue
         row_w = column_w / column_w[pivot]
@@ -343,7 +359,9 @@ def _flights(
     """
     num_queues, width, columns = balance_gwc.shape
     scale_gc = np.abs(balance_gwc).max(axis=1)
+    # Divided by infinity, a column of rounding alone is 0 and holds nobody.
     scale_gc[scale_gc <= _ROUNDING * scale_gc.max(axis=1, keepdims=True)] = np.inf
+    # Queues come last and in one piece of memory: every step below works on all of them at once.
     balance_wcg = np.ascontiguousarray(
         (balance_gwc / scale_gc[:, None]).transpose(
             1,
@@ -387,7 +405,10 @@ def _flights(
             pi_wg[client] = way_2hg[0, -1]
             row, at = decided_hg.nonzero()
             pi_wg[holder_hg[row, at], at] = (step_hg[row, at] > 0) == forwards_g[at]
+            # An open place has step 0: 0.5 / 0 is infinite, as it should be, where 0 / 0 would be
+            # NaN.
             way_2hg[:, row, at] = 0.5
+            # A newcomer that was decided at once holds no equation.
             least_g[decided_hg[-1]] = np.inf
             held = row < columns
             row = row[held]
@@ -410,7 +431,9 @@ def _flights(
         is_open_cg[best, at] = False
         way_2hg[:, best, at] = way_2hg[:, -1, at]
         if is_open_cg.any():
+            # A bound on the largest entries, which costs less than to look at all of them again.
             largest_cg += np.abs(added_cg) * np.abs(held_cg).max(axis=0)
+    # The holders are undecided still: they are where the last step has left them.
     row, at = (~is_open_cg).nonzero()
     pi_wg[holder_hg[row, at], at] = way_2hg[0, row, at]
     return pi_wg.T
@@ -489,10 +512,15 @@ def _without(
     if len(direction_rw) == 0:
         return direction_rw, widest
     pivot, size = _first_large(direction_rw[:, client].tolist())
+    # ``widest`` is a bound that only grows. It spares most looks at all entries, but does not
+    # decide that a client stays where it is.
     if size <= _RANK_TOLERANCE * widest and size <= _RANK_TOLERANCE * np.abs(direction_rw).max():
         return direction_rw, widest
     lost_w = direction_rw[pivot].copy()
+    # The first takes the place of the lost one, so that the rest is a slice and no copy.
     direction_rw[pivot] = direction_rw[0]
     rest_rw = direction_rw[1:]
     rest_rw -= (rest_rw[:, client] / lost_w[client])[:, None] * lost_w
+    # The pivot has more than ``_LARGE`` of its column's largest, so that less than ``widest /
+    # _LARGE`` is taken off an entry.
     return rest_rw, widest * (1 + 1 / _LARGE)

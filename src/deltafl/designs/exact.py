@@ -44,6 +44,7 @@ def support(
         raise DeltaflError(
             f"cannot enumerate cohorts of {len(expected_m)} clients; at most {MAX_CLIENTS}"
         )
+    # Without values a balanced design draws as ``pivotal`` does, and ``_ENUMERATE`` says so.
     if value_mq is not None and design in _ENUMERATE_BALANCED:
         return _ENUMERATE_BALANCED[design](expected_m, np.asarray(value_mq))
     return _ENUMERATE[design]([float(e) for e in expected_m])
@@ -68,6 +69,8 @@ class _Path:
 
     def branch(self, probabilities: Sequence[float]) -> int:
         """Which case the next decision takes on this path."""
+        # How many decisions a run takes is known only once it is over: the path grows as they are
+        # met, each with its first case.
         self.path += [0] * (len(self.widths) + 1 - len(self.path))
         case = self.path[len(self.widths)]
         self.widths.append(len(probabilities))
@@ -96,6 +99,7 @@ class _Fate(_Path, RandomSource):
         return self.branch([1 / count] * count)
 
     def chance(self, probability: float) -> bool:
+        # What is certain is no decision: as one it would double the paths, half of them impossible.
         if probability in (0.0, 1.0):
             return probability == 1.0
         return self.branch([1 - probability, probability]) == 1
@@ -121,6 +125,8 @@ def _follow(
         here = start(path)
         result = run(here)
         yield here.probability, result
+        # As an odometer: the last decision that has another case takes it, and those after it begin
+        # anew.
         while path and path[-1] + 1 == here.widths[len(path) - 1]:
             path.pop()
         if not path:
@@ -148,6 +154,7 @@ def every_cohort(
         AttributeError: If the sampler uses the generator for anything else.
         DeltaflError: If there are too many clients to enumerate.
     """
+    # A ``Chooser`` stands where samplers expect a generator; ``draw_by`` tells the two apart.
     return _follow(_Visit, lambda visit: open_with(cast(np.random.Generator, visit)))
 
 
@@ -202,10 +209,13 @@ def _with_certain(drawn: tuple[int, ...], expected: list[float]) -> tuple[int, .
 
 
 def _systematic(expected: list[float]) -> Support:
+    # Clients that are certain take no part: the design selects them before it shuffles.
     orders = list(permutations(_undecided(expected)))
     result: Support = defaultdict(float)
     for order in orders:
         ends = np.cumsum([expected[i] for i in order])
+        # For one order the cohort changes only where the start passes the end of a client. Between
+        # two such places it is the same, with the distance as its probability.
         cuts = np.unique(np.concatenate([[0.0, 1.0], ends % 1.0]))
         for low, high in pairwise(cuts.tolist()):
             if high - low < SLIVER:
@@ -230,6 +240,7 @@ def _pivotal(expected: list[float], ordered: bool = False) -> Support:
     def duel(
         a: int, strength: float, rest: tuple[int, ...], drawn: tuple[int, ...], probability: float
     ) -> None:
+        # A champion of strength 0 never wins.
         if probability == 0:
             return
         if not rest:
@@ -245,6 +256,7 @@ def _pivotal(expected: list[float], ordered: bool = False) -> Support:
             duel(b, both, left, drawn, probability * expected[b] / both)
         else:
             duel(
+                # The champion is drawn, and the rival keeps the excess.
                 b,
                 both - 1,
                 left,
@@ -252,6 +264,7 @@ def _pivotal(expected: list[float], ordered: bool = False) -> Support:
                 probability * (1 - expected[b]) / (2 - both),
             )
             duel(
+                # The rival is drawn, and the champion keeps the excess.
                 a,
                 both - 1,
                 left,

@@ -25,6 +25,7 @@ def check_anyone(num_present: int) -> None:
 
 def check_cohort_size(n: Any, m: int) -> None:
     """Raise a ``DeltaflError`` unless 1 <= n <= m."""
+    # True is an int in Python, and no cohort of one client.
     if not (isinstance(n, int | np.integer) and not isinstance(n, bool) and 1 <= n <= m):
         raise DeltaflError(
             f"cannot sample {n!r} of {m} clients; the sample must be between 1 and {m}"
@@ -62,6 +63,7 @@ def check_cohort(cohort: Any, m: int) -> None:
     good = (
         client_n.dtype.kind in "iu" and client_n.min(initial=0) >= 0 and client_n.max(initial=0) < m
     )
+    # Nearly all cohorts are in increasing order; only others pay for a sort.
     if not (
         good and ((client_n[1:] > client_n[:-1]).all() or len(np.unique(client_n)) == len(client_n))
     ):
@@ -89,6 +91,7 @@ def check_scores(score_m: FloatArray) -> FloatArray:
     top = float(score_m.max())
     if top == 0:
         return np.ones(len(score_m))
+    # Over the largest: else sums of huge scores overflow, and products of tiny ones vanish.
     return score_m / top
 
 
@@ -122,6 +125,8 @@ def inclusion_probabilities(score_m: FloatArray, n: int) -> FloatArray:
             rest_m = np.where(certain_m, 0.0, 1.0)
         # What is left may be tiny beside those that are certain: scale it anew.
         rest_m = rest_m / (rest_m.max() or 1.0)
+        # The largest is 1, so that the sum is less only if all are certain: 0 / 0 is what ``max``
+        # prevents.
         expected_m = np.where(certain_m, 1.0, rest_m * left / max(rest_m.sum(), 1.0))
         newly_m = (expected_m >= 1.0) & ~certain_m
         if not newly_m.any():

@@ -43,6 +43,7 @@ class Expectations(NamedTuple):
     def of(self, client_k: IntArray) -> FloatArray:
         """pi_i of some clients, float64 (k,)."""
         expected_k: FloatArray = self.mass.slope * self.tree[client_k] + self.mass.base
+        # The tree has a score of 0 for them, which would leave them the base alone.
         expected_k[np.isin(client_k, self.certain_c)] = 1.0
         return expected_k
 
@@ -123,13 +124,18 @@ def draw(expected: Expectations, rng: np.random.Generator) -> IntArray:
     # The champion of interval i, before it meets the client on the border: who came in from the
     # interval before, or one of those inside.
     came_n = np.concatenate([[0.0], after_n[:-1]])
+    # Within the interval, up to where the client on its right border begins.
     place_n = where_n * (1 - before_n) * _SHORT
     inside_n, _ = tree.find(np.arange(size) + place_n, mass)
     left_n = np.concatenate([[-1], border_n[:-1]])
+    # Rounding may find a client on a border, who must not be drawn twice: who came in is taken
+    # instead.
     stays_n = (place_n < came_n) | (inside_n == left_n) | (inside_n == border_n)
+    # Nobody comes into the first interval.
     stays_n[0] = False
     # The champion is drawn with probability (1 - pi) / (1 - after), else the client on the border;
     # the other goes on.
+    # No border follows the last interval: its champion is drawn.
     wins_n = np.append(coin_n[:-1] * (1 - after_n[:-1]) < 1 - across, True)
     drawn = expected.certain_c.tolist()
     incoming = -1

@@ -64,6 +64,7 @@ class Design(NamedTuple):
 
     def expectation(self, score_m: FloatArray, n: int) -> FloatArray:
         """Expected counts proportional to the scores, capped at 1 unless draws may repeat."""
+        # An inexact design gets n p even above 1: that is what papers assume of successive draws.
         if self.kind == "replacement" or not self.exact:
             return n * draw_probabilities(score_m)
         return inclusion_probabilities(score_m, n)
@@ -85,6 +86,7 @@ def cohort_size(expected_m: FloatArray) -> int:
     """The whole number n that the expectations sum to; a ``DeltaflError`` if it is none."""
     total = float(expected_m.sum())
     n = round(total)
+    # Far more than sums of m rounded expectations are off, far less than a client.
     if abs(total - n) > 1e-6 or n < 1:
         raise DeltaflError(
             f"the expectations sum to {total:.6g}; a design of fixed size needs a whole number >= 1"
@@ -123,6 +125,8 @@ def pivotal(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
                 champion = rival
             strength = both
         else:  # one of them is drawn, the other keeps the excess
+            # Deville and Tille 1998: the champion is drawn with probability (1 - b) / (2 - a - b),
+            # the rival with (1 - a) / (2 - a - b).
             if uniform * (2 - both) < 1 - expected_m[rival]:
                 drawn.append(champion)
                 champion = rival
@@ -165,6 +169,7 @@ def successive(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
     cohort.
     """
     n = cohort_size(expected_m)
+    # A client of score 0 never rings. Several of them would be tied, and drawn in no random order.
     if np.count_nonzero(expected_m) < n:
         raise DeltaflError(
             f"successive draws need {n} clients with a positive score; set a floor above 0"
@@ -290,6 +295,7 @@ def draw_cohort(
     if value_mq is not None:
         value_mq = _usable_values(how, value_mq, len(score_m), present)
     drawn = draw_by(design, expected_m, rng, value_mq)
+    # Designs name clients in any order and repeatedly; a cohort has each once, in increasing order.
     row_n, count_n = np.unique(drawn, return_counts=True)
     return Cohort(present[row_n], count_n, expected_m[row_n], how.kind)
 
@@ -306,6 +312,7 @@ def draw_from_tree(
     As ``draw_cohort``, with the floor g of ``with_floor``. Unless all clients are available, the
     draw reads all scores.
     """
+    # The sums in the tree are over all clients: those of fewer need the scores one by one.
     if available_m is not None and not available_m.all():
         score_m = with_floor(np.asarray(tree), floor, available_m)
         return draw_cohort(score_m, n, ORDERED, rng, available_m)

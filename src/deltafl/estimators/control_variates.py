@@ -212,6 +212,7 @@ class CommonControl(ControlVariate):
         self, state: CommonControlState, population: Population, replies: Replies, update_nd: Params
     ) -> CommonControlState:
         total = replies.coef_n.sum()
+        # No reply counts, so there is no mean to move to.
         if total <= 0:
             return state
         # The ratio mean, which an extreme sum of coefficients cannot inflate.
@@ -267,6 +268,8 @@ class OwnControl(ControlVariate):
         before = RunningSum(state.total_d, state.rounding)
         followed = before.plus(population.weight_m[client_n], changed)
         new = OwnControlState(rows, *followed)
+        # A huge c_i that has been replaced would leave its rounding errors in the sum for ever,
+        # which is a bias (docs/theory.md, section 10).
         if followed.is_lost:
             return summed_anew(new, population.weight_m)
         return new
@@ -322,6 +325,7 @@ class InnovationControl(LearnsFromResiduals):
             own=self.own.init(population, num_params),
             common=CommonControlState(np.zeros(num_params)),
             unseen_m=np.ones(population.num_clients, bool),
+            # The weights of all clients sum to 1.
             unseen_weight=np.array(1.0),
         )
 
@@ -449,7 +453,9 @@ class RegressionControl(LearnsFromResiduals):
         all_qq = np.einsum("m,mp,mq->pq", state.weight_m, state.aux_mq, state.aux_mq)
         gain = 1 - self.memory
         inverse_qq = pseudoinverse(gain * here_qq + self.memory * all_qq)
+        # The small product first, so that d enters one product only.
         gain_qn = gain * np.einsum("pq,nq,n->pn", inverse_qq, aux_nq, share_n)
+        # Into the memory of c, which nobody reads after this (``update_knowing``).
         residual_nd = np.subtract(update_nd, value.control_nd, out=value.control_nd)
         change_qd = np.einsum("qn,nd->qd", gain_qn, residual_nd)
         return state._replace(slope_qd=state.slope_qd + change_qd)
@@ -469,11 +475,13 @@ class RegressionControl(LearnsFromResiduals):
         resized = RegressionControlState(aux_mq, weight_m, state.slope_qd)
         before_kq = moves.stayed(state.aux_mq)
         aux_kq = aux_mq[: len(before_kq)]
+        # Where x has not changed, neither do the slopes, not even in their last bits.
         if np.array_equal(aux_kq, before_kq):
             return resized
         weight_k = weight_m[: len(before_kq)]
         square_qq = np.einsum("m,mp,mq->pq", weight_k, aux_kq, aux_kq)
         moment_qq = np.einsum("m,mp,mq->pq", weight_k, aux_kq, before_kq)
+        # Least squares: old x as a linear map of new x, which the slopes then follow.
         turn_qq = pseudoinverse(square_qq) @ moment_qq
         return resized._replace(slope_qd=np.einsum("pq,qd->pd", turn_qq, state.slope_qd))
 

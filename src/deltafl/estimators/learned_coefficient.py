@@ -136,13 +136,16 @@ def _products(
 ) -> tuple[float, float]:
     """A and B of one round, from the draw and from the responses."""
     rate_n = replies.response_n
+    # w_i / pi_i: what counts for a client if everybody replied.
     sent_n = rate_n * replies.coef_n
     count_n = replies.cohort.count_n
+    # Times squares of ``sent_n`` that is (1 - q_i) coef_i^2, as in ``variance.py``.
     alone_n = (1 - rate_n) / rate_n**2
     if replies.cohort.kind == "replacement":
         # A client that was drawn twice is two draws, each with half of its coefficient.
         mass_n = count_n / rate_n
         sent_n = sent_n / count_n
+        # Both draws of a client fail together: the division above is taken back.
         alone_n = alone_n * count_n**2
     else:
         # w_i / coef_i is pi_i; a coefficient of 0 says nothing, and its mass is 0.
@@ -172,6 +175,7 @@ def _products(
     # Draws of fixed size cancel what all replies have in common.
     if replies.cohort.kind != "poisson" and _open_places(replies.selected) > 1:
         spread = square - total * float(inner(mean_z_d, mean_z_d))
+        # All coef_i c_i are alike and cancel in the draw: only the responses tell anything of beta.
         if spread <= _SPREAD * square:
             return alone_cross, alone_square
         cross -= total * float(inner(mean_y_d, mean_z_d))

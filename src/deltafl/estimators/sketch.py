@@ -35,11 +35,14 @@ def count_sketch(
     signed_nq = np.zeros((n, 2 * size))
     for block, first in enumerate(range(0, d, _BLOCK)):
         stretch = vector_nd[:, first : first + _BLOCK]
+        # A number for bucket and sign together. Each block has a stream of its own, so that none
+        # needs the numbers of those before it.
         code = stream(seed, "sketch", 0, block).integers(
             0,
             2 * size,
             size=stretch.shape[1],
         )
         for i, part_d in enumerate(stretch):
+            # ``bincount`` adds in float64, whatever the type of the vectors.
             signed_nq[i] += np.bincount(code, weights=part_d, minlength=2 * size)
     return signed_nq[:, :size] - signed_nq[:, size:]

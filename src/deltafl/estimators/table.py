@@ -65,6 +65,7 @@ def plain_mean(
     response_n: FloatArray,
 ) -> FloatArray:
     """count_i / sum_S count_j, whatever the weights and probabilities. Biased."""
+    # Perhaps nobody has replied: then there is no coefficient, and 1 keeps 0 / 0 away.
     return cohort.count_n / max(int(cohort.count_n.sum()), 1)
 
 

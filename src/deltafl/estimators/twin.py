@@ -109,9 +109,11 @@ class Twin(ControlVariate):
             )
             twin_md = np.zeros(shape, np.float32)
         norm_m = np.linalg.norm(twin_md, axis=1)
+        # If more than half of the twins are 0, so is the limit, and no twin is left.
         limit = LONGEST * np.median(norm_m)
         long_m = norm_m > limit
         twin_md[long_m] *= (limit / norm_m[long_m])[:, None]
+        # All rows are new in each round, so that there is no running sum to follow.
         twin = summed_anew(
             OwnControlState(twin_md, np.zeros(shape[1])),
             population.weight_m,

@@ -17,6 +17,7 @@ from ..types import FloatArray
 BLOCK = 256
 _SIDE = 16
 #: In root mean squares of a block.
+# Max 1960, four levels: mean squared error 0.1175.
 _LEVELS = np.array([-1.5104, -0.4528, 0.4528, 1.5104])
 _BOUNDS = np.array([-0.9816, 0.0, 0.9816])
 #: The share of a vector's square that what is decoded has, on average.
@@ -62,6 +63,7 @@ def decode(code_nc: FloatArray, num_params: int) -> FloatArray:
     level_nbk = level_nbk.reshape(n, blocks, _NUMBERS * _EACH)
     # The last number of a block has room for more levels than the block has entries.
     block_nbk = _LEVELS[level_nbk[:, :, :BLOCK]]
+    # No honest root mean square is negative; the sign of a made-up one would turn the block around.
     scale_nb1 = np.abs(code_nbl[:, :, :1])
     block_nbk *= scale_nb1
     vector_nbk = _rotated(block_nbk.reshape(-1, BLOCK)) * _signs()
@@ -84,6 +86,7 @@ def scaled(code_nc: FloatArray, factor_n: FloatArray) -> FloatArray:
 
 @cache
 def _signs() -> FloatArray:
+    # A fixed seed: server and clients need to agree on nothing.
     return stream(0, "code").choice([-1.0, 1.0], size=BLOCK)
 
 
@@ -101,6 +104,7 @@ def _rotated(block_bk: FloatArray) -> FloatArray:
     length 16.
     """
     hadamard = _hadamard()
+    # 256 = 16 x 16: 32 multiplications for each number in place of 256.
     square_brc = (block_bk.reshape(-1, _SIDE) @ hadamard).reshape(-1, _SIDE, _SIDE)
     square_bcr = np.ascontiguousarray(square_brc.swapaxes(1, 2))
     turned_bcr = (square_bcr.reshape(-1, _SIDE) @ hadamard).reshape(-1, _SIDE, _SIDE)

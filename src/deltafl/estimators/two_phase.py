@@ -75,6 +75,8 @@ class LastResiduals(LearnsFromResiduals):
             )
         # A client without a first update has a code of zeros.
         sent_m = np.any(code_mc != 0, axis=1)
+        # B_0 is the regression of those who sent an update; a factor common to all weights cancels
+        # in it.
         weight_m = population.weight_m * sent_m
         for rows in _blocks(m, num_params):
             weighted_mq = weight_m[rows, None] * aux_mq[rows]
@@ -166,6 +168,7 @@ def residuals_summed_anew(
 def _residuals(state: LastResidualsState, client_n: IntArray) -> FloatArray:
     """e_i of some clients, (n, d)."""
     code_nc = np.zeros((len(client_n), len(state.code_mc[0])))
+    # One at a time: rows may be a tuple or a file, which no array of indices can read.
     for place, client in enumerate(client_n):
         code_nc[place] = state.code_mc[client]
     row_nd = decode(code_nc, len(state.total_d))
@@ -228,6 +231,7 @@ class TwoPhase(ControlVariate):
             return None
         regression_d = self.regression.value(state.regression, NOBODY).total_d
         # Codes are shorter than what they stand for, on average by KEPT.
+        # No coefficient has been learned yet, so that both terms count once: they sum to the Q_i.
         return np.asarray((regression_d + first.total_d) / KEPT)
 
     def value(self, state: TwoPhaseState, client_n: IntArray) -> ControlValue:
@@ -242,6 +246,8 @@ class TwoPhase(ControlVariate):
     ) -> Any:
         first = state.first
         if has_codes(first.control):
+            # The regression from before this reply: afterwards it goes nearly through the replies
+            # that it has learned from, and would leave nothing of them.
             guess = self.regression.value(state.regression, replies.client_n)
             left_nd: Any = update_nd - guess.control_nd
             first = self.first.update(first, population, replies, left_nd)

@@ -95,8 +95,10 @@ def variance_form(replies: Replies) -> VarianceForm | None:
     if cohort.kind == "poisson":
         return VarianceForm(1.0, mass_n, scale_n, alone_n, centred=False)
     size = int(np.count_nonzero(_undecided(replies.selected.expected_n)))
+    # A single reply has no distance from the mean of its own.
     if size > 0 and np.count_nonzero(mass_n) < 2:
         return None
+    # If all were certain all masses are 0, and so is V, whatever the ratio.
     return VarianceForm(
         size / max(size - 1, 1),
         mass_n,

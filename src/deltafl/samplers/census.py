@@ -148,8 +148,10 @@ class Census(WithRanges):
         median norm.
         """
         answer_mk = self._read(answers, population.num_clients)
+        # One number that is not finite spoils the whole answer: none of it can be believed.
         here_m = np.isfinite(answer_mk).all(axis=1)
         norm_m = np.where(here_m, answer_mk[:, self.size].astype(float), np.nan)
+        # Who adds noise sends 0 in place of its norm, which stays unknown.
         norm_m = np.where(norm_m > 0, np.minimum(norm_m, LARGEST_NORM), np.nan)
         code_mc = np.where(here_m[:, None], answer_mk[:, self.size + 1 :], 0.0)
         with np.errstate(over="ignore"):  # an infinite one is clipped
@@ -185,6 +187,7 @@ class Census(WithRanges):
         aux_mq = np.zeros((len(weight_m), self.components))
         if len(here_k) == 0:
             return aux_mq
+        # Among those who answered: with all weights, absent clients would draw the mean to 0.
         share_m = weight_m / weight_m[here_k].sum()
         blocks = [here_k[first : first + _BLOCK] for first in range(0, len(here_k), _BLOCK)]
 
@@ -208,6 +211,7 @@ class Census(WithRanges):
                 part = slice(first, first + _PRODUCT)
                 spread_ss = spread_ss + weighed_ks[part].T @ centred_ks[part]
         variance_s, axis_ss = np.linalg.eigh(spread_ss)
+        # An axis of rounding alone has an arbitrary direction: its variable is 0 for all.
         axis_ss *= variance_s > max(RANK_TOLERANCE * variance_s[-1], _ROUNDING)
         axis_sq = axis_ss[:, ::-1][:, : self.components]
         # A newcomer turns no axis round: its largest entry is positive.
@@ -216,6 +220,7 @@ class Census(WithRanges):
         for block in blocks:
             score_kq = np.einsum("ks,sq->kq", sketches(block) - mean_s, axis_sq)
             aux_mq[block, : axis_sq.shape[1]] = score_kq
+        # One factor for all: later components stay smaller, as they explain less.
         size = sqrt(inner(weight_m, (aux_mq**2).sum(axis=1)))
         return aux_mq / max(size, np.finfo(np.float64).tiny)
 
@@ -244,6 +249,8 @@ class Census(WithRanges):
                 f"what clients sent has {max(map(len, rows))} numbers, which is the length of no "
                 "answer; write plan.census.answer(update), or None for no answer"
             )
+        # Of several the most frequent: one client that sends something else must not decide for
+        # all.
         length = max(lengths, key=lengths.__getitem__, default=self.size + 1)
         answer_mk = np.full((num_clients, length), np.nan)
         for answer_k, row in zip(answer_mk, rows, strict=True):
@@ -261,6 +268,7 @@ class Census(WithRanges):
 
     def _can_have(self, length: int) -> bool:
         """Whether an answer of some model can have so many numbers."""
+        # Codes have whole blocks, so that this stands for any number of parameters in the last one.
         parameters = (length - self.size - 1) // code_length(1) * BLOCK
         return length > self.size and length in (self.length(parameters), self.size + 1)
 
@@ -289,16 +297,19 @@ class Census(WithRanges):
             above = _normal(ratio / 2 - epsilon / ratio)
             return above - exp(epsilon) * _normal(-ratio / 2 - epsilon / ratio) - delta
 
+        # ``exp`` fails above 709, and an epsilon of that size hides nothing.
         low = 0.0
         high = 512.0
         if excess(high) > 0:
             return float("inf")
+        # To 512 / 2^60, less than 1e-15.
         for _ in range(60):
             middle = (low + high) / 2
             if excess(middle) > 0:
                 low = middle
             else:
                 high = middle
+        # The upper end: privacy must not be promised better than it is.
         return high
 
 
@@ -309,6 +320,7 @@ def _unit(part: FloatArray) -> FloatArray:
 
 def _units(part_kd: FloatArray) -> FloatArray:
     """``_unit`` of every row, in place."""
+    # By the largest first: squares of large numbers overflow, and those of small ones vanish.
     largest_k = np.abs(part_kd).max(axis=1, initial=0.0)
     zero_k = largest_k == 0
     part_kd /= np.where(zero_k, 1.0, largest_k)[:, None]

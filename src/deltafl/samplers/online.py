@@ -80,6 +80,7 @@ class VarianceBandit(Scored):
             available_m = np.ones(m, bool)
         present, size = present_clients(available_m, n)
         theta = self.theta(m, n)
+        # Before the first reply both terms are 0. Scores that are all 0 mean equal ones.
         score_k = np.sqrt(state.total_m[present] + state.bound * m / (n * theta))
         leader_k = find_design(self.design).expectation(score_k, size)
         score_m = np.zeros(m)
@@ -206,6 +207,7 @@ class MirrorDescent(Scored):
         block = int(state.block)
         step = int(state.step) + 1
         if step == 2**block:
+            # A block in which nobody brought feedback hands the bound before it on.
             return self._start_block(
                 state.weight_m,
                 state.mixture,
@@ -226,6 +228,7 @@ class MirrorDescent(Scored):
         least = self.mixing / m
         slowest = np.sqrt(np.log(max(m, 2)) / (2 * length))
         expert_em = state.expert_em.copy()
+        # Experts that are not in use keep a weight of exactly exp(-inf) = 0.
         gain_e = np.full(MAX_EXPERTS, -np.inf)
         for e in np.flatnonzero(state.weight_e):
             p_n = state.expert_em[e, client_n]
@@ -267,5 +270,6 @@ def project(score_m: FloatArray, least: float) -> FloatArray:
 
 def num_experts(length: int, m: int, alpha: float) -> int:
     """E of a block, from 1 to ``MAX_EXPERTS``."""
+    # ``max``: a single client has ln m = 0.
     ratio = 1 + 4 * (length - 1) * np.log(m / alpha) / np.log(max(m, 2))
     return min(1 + int(np.ceil(np.log2(ratio) / 2)), MAX_EXPERTS)

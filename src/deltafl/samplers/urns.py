@@ -63,6 +63,7 @@ def urns_by_cluster(weight_m: FloatArray, n: int, merge_k2: IntArray) -> FloatAr
     """
     m = len(weight_m)
     mass_m = n * weight_m / weight_m.sum()
+    # n w_i that has rounded to just below a whole number is that number.
     whole_m = np.floor(mass_m + _SLIVER)
     own_nm = np.repeat(np.eye(m), whole_m.astype(np.int64), axis=0)
     rest_m = mass_m - whole_m
@@ -118,6 +119,9 @@ class ClusteredBySize(Sampler):
         urn_nm = self.urns(state, weight_m, available_m, size)
         drawn = []
         for urn_m in urn_nm:
+            # Only members: what rounding leaves of 1 goes to the last client of a multinomial draw,
+            # who might not be one. By ``draw_cohort``, so that ``exact.every_cohort`` can enumerate
+            # the draws.
             member = np.flatnonzero(urn_m)
             drawn.append(member[draw_cohort(urn_m[member], 1, "multinomial", rng).client_n])
         client_n, count_n = np.unique(np.concatenate(drawn), return_counts=True)
