@@ -325,13 +325,13 @@ def test_a_smaller_type_is_advised_only_where_it_is_not_set(tmp_path: Path) -> N
             r"takes up to 125 kB of RAM and 1 kB are free",
         ),
         (
-            "simulation.setup",
+            "simulation.checking",
             70_000,
             {"sampler": "full"},
             "a round of 12 clients with 650 .* 156 kB .*: choose a",
         ),
         (
-            "simulation.setup",
+            "simulation.checking",
             70_000,
             {"sampler": "uniform"},
             "about 72.8 kB .*and 70 kB are free: lower 'sample'",
