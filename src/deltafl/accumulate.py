@@ -105,10 +105,13 @@ class Accumulator:
         del value  # it is as large as all updates, twice
         self.reports = self._measured(update_kd, error_kd)
         estimate_d = total_d + weighted_sum(replies.coef_n, error_kd, self._d)
+        # Coefficients that sum to 1 cancel what all updates have in common, so that the variance is
+        # that of residuals about D (``variance.py``).
         if plan.rule.ratio:
             error_kd -= estimate_d
         variance = estimate_variance(replies, error_kd)
         del error_kd  # what learns needs as much again
+        # Only now: c and its coefficient have to be from before the draw, or D is biased.
         known = control.update(state.control, plan.population, replies, update_kd)
 
         scored = self.reports
@@ -169,6 +172,7 @@ class Accumulator:
         norm = sqrt(inner(step.delta_d, step.delta_d))
         zeta_n = np.sqrt(reports.squared_deviation_n)
         diversity = nan
+        # One reply, or equal ones: the ratio would be infinite.
         if zeta_n.any():
             diversity = float(zeta_n.mean())
         squared_residual = float(coef_n @ reports.squared_residual_n)

@@ -125,6 +125,8 @@ def update_of(sent: Mapping[str, Array], received: Mapping[str, Array]) -> Param
     """
     with np.errstate(over="ignore", invalid="ignore"):
         parts = [
+            # In float64: in the arrays' own types, such as float16, the difference would be
+            # rounded.
             np.subtract(received[name], old, dtype=np.float64).astype(np.float32).ravel()
             for name, old in sent.items()
         ]
@@ -142,6 +144,7 @@ def mean_rest(
     """
     rest = parts.rest(sent)
     total = float(coef_n.sum())
+    # No reply counts: everything stays as it was sent.
     if total <= 0:
         return rest
     for entry in parts.entries:

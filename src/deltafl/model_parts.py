@@ -93,6 +93,7 @@ class ModelParts(NamedTuple):
         wanted = patterns_of(trainable)
         for option, patterns in (("local", local), ("trainable", wanted)):
             for pattern in patterns:
+                # Models of peft often have nothing that matches the second of its patterns.
                 if pattern not in TRAINABLE["lora"] and not any(
                     fnmatchcase(name, pattern) for name in named.arrays
                 ):
@@ -107,6 +108,7 @@ class ModelParts(NamedTuple):
                 kind = "frozen"
             if wanted and not _matches(name, wanted):
                 kind = "frozen"
+            # Last, as it wins: a local array is each client's own, with a gradient or without.
             if _matches(name, local):
                 kind = "local"
             tied = named.same_as.get(name, "")
@@ -206,6 +208,7 @@ class ModelParts(NamedTuple):
             # Of any width: a client may compute in another one.
             if array.dtype.kind != np.dtype(entry.dtype).kind:
                 return f"array {entry.name!r} has type {array.dtype}, expected {entry.dtype}"
+            # The vector has the tensor once: the other copy would be dropped without a word.
             if entry.same_as and not np.array_equal(array, arrays[entry.same_as]):
                 return f"{entry.same_as!r} and {entry.name!r} are one tensor, and differ"
             fault = _value_fault(entry, array)
@@ -339,12 +342,14 @@ def _ties(tensors: Mapping[Any, Any]) -> dict[str, str]:
     first: dict[tuple[object, ...], str] = {}
     same_as = {}
     for name, tensor in tensors.items():
+        # Address, shape, strides and device: other views of the same memory are other arrays.
         if hasattr(tensor, "data_ptr"):
             where = tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), str(tensor.device)
         elif isinstance(tensor, np.ndarray):
             where = tensor.__array_interface__["data"][0], tensor.shape, tensor.strides, ""
         else:
             continue
+        # Empty arrays may all have one address.
         if 0 not in where[1] and first.setdefault(where, str(name)) != str(name):
             same_as[str(name)] = first[where]
     return same_as
@@ -380,6 +385,7 @@ def _value_fault(entry: Entry, array: Array) -> str | None:
         return None
     if entry.kind == "counter":
         kept = np.iinfo(entry.dtype)
+        # As Python's integers, which have no range: uint64 and int64 have no common type.
         if int(array.min()) < kept.min or int(array.max()) > kept.max:
             return f"entries outside {kept.min} to {kept.max}, the range of {entry.dtype}"
         return None

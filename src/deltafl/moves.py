@@ -70,6 +70,7 @@ class Moves(NamedTuple):
         shape = (self.num_newcomers, *stayed_k.shape[1:])
         row_m = np.concatenate([stayed_k, np.full(shape, newcomer, stayed_k.dtype)])
         if isinstance(old_m, PersistentArray):
+            # A sum tree stays one.
             return type(old_m)(row_m)
         return row_m
 

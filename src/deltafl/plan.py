@@ -261,6 +261,7 @@ class Plan(WithRanges):
             step = step._replace(mean_square=step.factor**2 * mean_square)
         moved = self.move(state._replace(parts=own), step)
         following = moved._replace(
+            # With the model after the step: it is the one that the next round begins with.
             sampler=self.sampler.update(state.sampler, cohort, reports),
             control=self.rule.control.at_model(
                 control, self.population, moved.params_d, moved.round

@@ -107,6 +107,8 @@ def open_round(
         absent = np.flatnonzero(~mask_m)
     elif not plan.sampler.accepts_no_mask:  # else m numbers are saved
         mask_m = np.ones(m, bool)
+    # A stream of its own for each round: one that is opened again, or after a restart, has the same
+    # draws.
     rng = stream(plan.seed, "draw", state.round)
     cohort = plan.sampler.open(state.sampler, mask_m, plan.n, rng, oracle)
     check_cohort(cohort, m)

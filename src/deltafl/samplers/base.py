@@ -149,6 +149,7 @@ class Sampler(WithRanges, ABC):
         learns and has neither ``row_fields`` nor a ``resized`` of its own.
         """
         fresh = self.init(moves.population)
+        # What learns nothing is a function of the population.
         if not self.learns:
             return fresh
         # What it remembers describes all clients jointly, or nobody has said how it follows.

@@ -80,11 +80,13 @@ class Centred(Scored):
 
     @property
     def unbiased(self) -> bool:
+        # Shrinkage keeps a client whose residual was 0 above 0.
         reaches_all = self.floor > 0 or self.shrink > 0 or not self.by_norm
         return reaches_all and find_design(self.design).exact
 
     @property
     def sketch_size(self) -> int:
+        # Other designs would not look at the sketches.
         return self.sketch * find_design(self.design).uses_values
 
     def init(self, population: Population) -> CentredState:
@@ -110,10 +112,12 @@ class Centred(Scored):
         )
 
     def values(self, state: CentredState) -> FloatArray:
+        # The draw divides by pi_i: its places are the y_i of docs/theory.md, section 10.
         return state.weight_m[:, None] * state.about_mq
 
     def residual(self, state: CentredState, n: int) -> FloatArray:
         """The predicted norms a_i of u_i - c_i, float64 (m,)."""
+        # No residual above 0 has been seen, so that nothing tells clients apart.
         if not self.by_norm or not np.any(state.first_m > 0):
             return np.sqrt(state.prior_m)
         seen_m = np.isfinite(state.first_m)
@@ -161,6 +165,8 @@ class Centred(Scored):
     ) -> CentredState:
         client_n, reports = replied(cohort, reports)
         growth_m = self._growth(state, int(cohort.count_n.sum()) / len(state.weight_m))
+        # As if after a mean time of absence, so that visits after short and long ones can be
+        # averaged.
         newest_n = reports.squared_residual_n / growth_m[client_n]
         new_n = state.seen_m[client_n] < 0
         # Without a memory all visits are of one kind.
@@ -168,6 +174,7 @@ class Centred(Scored):
         later = client_n[later_n]
         square_n = self._follow(state.square_m[later], newest_n[later_n])
         if self.sketch_size:
+            # NaN is "nothing before": ``_follow`` then takes the newest alone.
             before_nq = np.where(new_n[:, None], np.nan, state.about_mq[client_n])
             about_nq = self._follow(before_nq, reports.sketch_nq)
             state = state._replace(about_mq=with_rows(state.about_mq, client_n, about_nq))
@@ -226,6 +233,7 @@ class Balanced(Centred):
         """Squares of the census's norms over their mean, shrunk to it as those of later visits."""
         if np.isnan(norm_m).all():
             return np.ones(len(norm_m))
+        # Only ratios matter; in units of the largest no square overflows.
         square_m = (norm_m / np.nanmax(norm_m)) ** 2
         mean = np.nanmean(square_m)
         known_m = np.where(np.isnan(norm_m), mean, square_m)
@@ -277,6 +285,8 @@ def _varying(aux_mq: FloatArray, weight_m: FloatArray) -> FloatArray:
     much as an independent one. The mean needs no balance.
     """
     centred_mq = aux_mq - np.einsum("m,mq->q", weight_m, aux_mq)
+    # Before centring: a column that is constant but for rounding has no spread that is worth
+    # comparing with.
     size = np.einsum("m,mq->q", weight_m, aux_mq**2).max(initial=0.0)
     spread_q, axis_qq = np.linalg.eigh(
         np.einsum(

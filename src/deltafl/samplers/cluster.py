@@ -85,6 +85,7 @@ class ClusterIS(Sampler):
 
     @property
     def unbiased(self) -> bool:
+        # An oracle's norm of 0 is an update of 0 in this round, and nothing of it is missed.
         reaches_all = self.floor > 0 or self.needs_oracle
         return self.drop_small_after is None and find_design(self.design).exact and reaches_all
 

@@ -95,6 +95,7 @@ class FedPracIS(_ByReports):
 
     def init(self, population: Population) -> PracticalState:
         if self.weighted:
+            # A copy, as a tree owns its array.
             weight_m = population.weight_m
             return PracticalState(for_design(weight_m.copy(), self.design), weight_m)
         m = population.num_clients
@@ -103,6 +104,7 @@ class FedPracIS(_ByReports):
     def scores(
         self, state: PracticalState, available_m: BoolArray | None, n: int, oracle: Oracle | None
     ) -> Scores:
+        # ``open`` mixes the floor in: the tree knows how many clients are below each node.
         if isinstance(state.p_m, SumTree):
             return state.p_m
         return with_floor(state.p_m, self.floor, available_m)
@@ -118,6 +120,7 @@ class FedPracIS(_ByReports):
         score_n = self.score(reports)
         if self.weighted:
             score_n = score_n * state.weight_m[client_n]
+        # Nobody replied, or all R_i are 0: the rule would be 0 / 0, and p stays.
         if score_n.sum() <= 0:
             return state
         # In a tree the sum is kept up to rounding only; it is divided by when clients are drawn.
@@ -125,12 +128,14 @@ class FedPracIS(_ByReports):
         if isinstance(state.p_m, SumTree):
             return state._replace(p_m=state.p_m.replaced(client_n, p_n))
         p_m = with_rows(state.p_m, client_n, p_n)
+        # The rule keeps the sum at 1 but for rounding, which would add up over the rounds.
         return state._replace(p_m=p_m / p_m.sum())
 
     def resized(self, state: PracticalState, moves: Moves) -> PracticalState:
         """Newcomers have the probability with which they would begin; the others share the rest."""
         fresh = self.init(moves.population)
         p_k = moves.stayed(state.p_m)
+        # What those who left had goes to the others in proportion.
         if len(p_k) < moves.num_before:
             total = p_k.sum()
             p_k = np.full(len(p_k), 1 / len(p_k)) if total == 0 else p_k / total

@@ -63,6 +63,7 @@ class FedCBS(Unweighted):
                 selected_k = np.maximum(state.selected_m[left_k], 1)
                 rare_k = np.sqrt(1.5 * np.log(float(state.rounds) + 1) / selected_k)
                 bonus_k = self.exploration * rare_k
+                # ln t is 0 in the first round, and so are all bonuses.
                 log_bonus_k = np.log(np.maximum(bonus_k, np.finfo(np.float64).tiny))
                 log_weight_k = np.logaddexp(log_weight_k, log_bonus_k)
             # The largest of log weight plus Gumbel noise is a draw by weight.

@@ -89,6 +89,7 @@ def by_cluster(cluster_k: IntArray, loss_k: FloatArray, first: int) -> IntArray:
         >>> by_cluster(np.array([0, 0, 0, 1, 1]), loss_k, first=1).tolist()
         [4, 1, 3, 2, 0]
     """
+    # Of some clusters nobody may be available.
     members_g = np.maximum(np.bincount(cluster_k), 1)
     mean_g = np.bincount(cluster_k, loss_k) / members_g
     # The last key counts first: clusters by mean loss, then their clients by loss.
@@ -97,4 +98,5 @@ def by_cluster(cluster_k: IntArray, loss_k: FloatArray, first: int) -> IntArray:
     rank_k = np.arange(len(place_k))
     # Its place within the cluster: places since the cluster began.
     rank_k -= np.maximum.accumulate(np.where(begins_k, rank_k, 0))
+    # Stable: within both parts the order above stays.
     return place_k[np.argsort(rank_k >= first, kind="stable")]

@@ -84,6 +84,7 @@ class HicsFL(NewFirst):
     def again(
         self, state: NewFirstState, present_k: IntArray, size: int, wanted: int, rng: Rng
     ) -> IntArray:
+        # In their own order: clusters must not depend on the random one.
         seen_k = np.sort(present_k[state.seen_m[present_k]])
         if len(seen_k) == 0:
             return seen_k
@@ -132,4 +133,5 @@ def entropies(bias_kc: FloatArray, temperature: float) -> FloatArray:
     exponent_kc -= exponent_kc.max(axis=1, keepdims=True)
     share_kc = np.exp(exponent_kc)
     total_k = share_kc.sum(axis=1)
+    # ln sum e^x - sum x e^x / sum e^x: no logarithm of a share that is 0.
     return np.asarray(np.log(total_k) - (share_kc * exponent_kc).sum(axis=1) / total_k)

@@ -100,6 +100,7 @@ def parse_label(label: "str | Label") -> Label:
                 f"simple-random draws need equal scores, {name!r} has others; write "
                 f"{name}@systematic"
             )
+    # Made to check the options, and not kept.
     entry.make(options, design or None)
     estimator = find_estimator(weights or entry.estimator)
     if entry.scores == "unknown" and estimator.needs_expected:
@@ -175,10 +176,12 @@ def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
         options = {}
         for name in row.options:
             value = vars(made)[name]
+            # Labels are read as Python literals, and NumPy's scalars are not printed as such.
             if value != default[name]:
                 options[name] = value.item() if isinstance(value, np.generic) else value
         label = Label(row.name, options, design, row.estimator, kind=own)
         with suppress(DeltaflError):  # such as a list among the options
+            # Text may lose something: only what makes the same sampler again is its label.
             if make_sampler(str(label)) == made:
                 return str(label)
     raise DeltaflError(

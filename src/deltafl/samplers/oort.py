@@ -120,6 +120,7 @@ class Oort(Unweighted):
         if (system < 1).any():
             explored = new[draw_successively(system[new], size - exploited, rng)]
         else:
+            # They are in random order already.
             explored = new[: size - exploited]
         if exploited == 0:
             return explored
@@ -146,6 +147,7 @@ class Oort(Unweighted):
         clip = known[min(int(_CLIP * len(known)), len(known) - 1)]
         low = 0.999 * known[0]
         high = known[-1]
+        # ``max``: if all utilities are 0, nothing is divided by 0.
         scaled_m = (np.minimum(state.utility_m, clip) - low) / max(high - low, 1e-4)
         staleness_m = np.sqrt(0.1 * np.log(float(state.rounds) + 1) / np.maximum(state.last_m, 1))
         return np.asarray(scaled_m + staleness_m)
@@ -153,6 +155,7 @@ class Oort(Unweighted):
     def system(self, state: OortState) -> FloatArray:
         """min(1, T / T_i)^penalty, as ``seconds`` are: below 1 for clients that are too slow."""
         order = np.sort(state.seconds, axis=None)
+        # Sums of ``_RELAX`` may fall a little short of a whole number of clients.
         enough = order[min(int(state.fast * len(order) + 1e-9), len(order) - 1)]
         return np.asarray(np.minimum(1.0, enough / state.seconds) ** self.penalty)
 

@@ -42,6 +42,7 @@ class PowerOfChoice(Sampler):
         rng: Rng,
         oracle: Oracle | None = None,
     ) -> Cohort:
+        # In increasing order, so that equal losses are ordered alike whatever the draw's order was.
         candidate_k = np.sort(
             _candidates(
                 state.weight_m,

@@ -71,6 +71,7 @@ def require_room(
     if place is None:
         return
     folders = (place.absolute(), *place.absolute().parents)
+    # The folder may be made later: what counts is the disk of the first one above it that is there.
     there = next(folder for folder in folders if folder.is_dir())
     # The rows that are there already, by what they take: their files may be sparse.
     allocated = sum(512 * file.stat().st_blocks for file in place.glob("rows*.bin"))

@@ -58,6 +58,7 @@ class PersistentArray(NDArrayOperatorsMixin):
 
     def replaced(self, index_k: IntArray, value_k: npt.ArrayLike) -> Self:
         """The array with other entries at k distinct places."""
+        # A copy, for it is kept: callers may use theirs for something else.
         index_k = np.array(index_k, np.int64)
         buffer = self.current()
         newer = object.__new__(type(self))
@@ -65,10 +66,12 @@ class PersistentArray(NDArrayOperatorsMixin):
         # Nobody holds the version before, so that no older one will be read.
         if buffer.before() is None:
             buffer.changes = 0
+        # A copy of all entries costs no more than the changes that came before it.
         if buffer.changes + len(index_k) > len(self):
             newer._buffer = buffer.copy()
         else:
             newer._buffer = buffer
+            # Weakly: the buffer must not keep an older version alive.
             buffer.before = ref(self)
             self._difference = (index_k, buffer.array_m[index_k], newer)
         newer._buffer.changes += len(index_k)
@@ -81,6 +84,7 @@ class PersistentArray(NDArrayOperatorsMixin):
         """
         value_k = self[index_k].astype(np.int64) + 1
         if value_k.max(initial=0) > np.iinfo(self.dtype).max:
+            # Of a negative number, so that the type is a signed one.
             wider = np.promote_types(
                 self.dtype,
                 np.min_scalar_type(-int(value_k.max()) - 1),

@@ -168,8 +168,10 @@ class MappedRows:
             for client, row_d in rows:
                 file.seek(client * row_d.nbytes)
                 file.write(row_d.tobytes())
+            # On the disk before the next checkpoint, which does not hold these rows any more.
             file.flush()
             os.fsync(file.fileno())
+        # And the name of a new file, which is an entry of its folder.
         sync_folder(folder)
 
     def journal(self) -> dict[str, npt.NDArray[Any]]:

@@ -60,6 +60,8 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
                 f"plan has {value}; load it with the plan it was saved with"
             )
     template_plan = plan
+    # Only of the library's own classes it is known that the form of a state does not depend on the
+    # number of clients.
     if all(
         type(part).__module__.startswith("deltafl.") for part in (plan.sampler, plan.rule.control)
     ):

@@ -82,6 +82,8 @@ class TreeBuffer(Buffer):
         """
         below = self.levels[level - 1]
         child_kb = node_k[:, None] * WIDTH + np.arange(WIDTH)
+        # Places past the end read the last entry instead; on the upper levels, filled up with
+        # zeros, there are none.
         value_kb = below.take(child_kb, mode="clip")
         if level == 1:  # the last block may lack some clients
             value_kb[child_kb >= len(below)] = 0
@@ -117,6 +119,7 @@ class SumTree(PersistentArray):
         node_k = np.zeros(1, np.int64)
         for level in range(len(buffer.levels) - 1, 0, -1):
             child_kb, value_kb = buffer.children(level, node_k)
+            # Scores are >= 0: below a smaller sum there is no such client.
             node_k = child_kb[value_kb >= least]
         return node_k
 
