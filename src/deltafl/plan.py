@@ -165,6 +165,7 @@ class Plan(WithRanges):
             raise DeltaflError(
                 f"{type(self.sampler).__name__} asks for no census; write the sampler 'census'"
             )
+        # A part may allow less, as ``clip`` does: the first model moves by the answers, too.
         longest = min(LONGEST, *(part.longest_answer for part in self.parts))
         return replace(
             self,
@@ -192,9 +193,11 @@ class Plan(WithRanges):
         joined_k: IntArray | int = 0
         if len(state.joined_m):
             joined_k = state.joined_m[client_k]
+        # One round more than were played, in which it was there: nobody begins with a rate of 0.
         known_k = state.round + 1 - joined_k
         there_k = (known_k - missed_k) / known_k
         floor = self.response_floor
+        # No rate is above 1, so that with this floor all are 1.
         if self.sampler.expects_absence or any(part.counts_silence for part in self.parts):
             floor = 1.0
         return np.asarray(

@@ -126,6 +126,7 @@ class Clipping(Intake):
         length_k = np.sqrt(squared_norms(residual_kd)[0])
         factor_k1 = _factor(self._reach_n[place_k] * self.radius, length_k)
         self.factor_n[place_k] = np.minimum(first_k1, factor_k1)[:, 0]
+        # Where nothing is cut it is the update itself, for c + (u - c) would round it.
         clipped_kd = np.where(
             factor_k1 < 1,
             control_kd + factor_k1 * residual_kd,

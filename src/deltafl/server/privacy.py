@@ -107,6 +107,7 @@ class DifferentialPrivacy(ServerPart):
         # Of the largest weight, whoever was selected: the noise must not tell.
         weight_m = plan.population.weight_m
         scale = self.noise_multiplier * self.clip * len(weight_m) * weight_m.max() / plan.n
+        # Not from the plan's seed: whoever knows that could take the noise off again.
         return stream(secrets.randbits(63), "noise").normal(
             scale=scale,
             size=num_params,

@@ -62,6 +62,7 @@ def screen_replies(
         except DeltaflError as fault:
             reason = str(fault)
         if reason is not None:
+            # The update may have been read before its report was found to be wrong.
             update_nd[i] = 0.0
             responded_n[i] = False
             rejected.append(RejectedReply(int(cohort.client_n[i]), reason))
@@ -128,6 +129,7 @@ def _report_faults(reports: Reports, sampler: Sampler | None) -> dict[int, str]:
         )
         faults = dict.fromkeys(np.flatnonzero(~has_loss_n).tolist(), fault)
     for name, (column_n, low, high) in bounds.items():
+        # Negated, as NaN is on neither side of a bound.
         least_n = np.broadcast_to(low, len(column_n))
         for i in np.flatnonzero(~((column_n >= least_n) & (column_n <= high))).tolist():
             faults[i] = f"{name} is {column_n[i]}, expected {least_n[i]:g} to {high:g}"

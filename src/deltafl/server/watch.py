@@ -150,4 +150,5 @@ class Watch:
 
     def _is_long(self, info: RoundInfo) -> bool:
         norms = [past.estimate_norm for past in self.infos if past.estimate_norm > 0]
+        # Negated, so that a norm of NaN counts as long.
         return len(norms) >= FEWEST and not info.estimate_norm <= LONG * float(np.median(norms))

@@ -69,11 +69,14 @@ class ByRate(Availability):
 
     def begin(self, population: Population, seed: int) -> Presence:
         rate_m = self.rates(population)
+        # Rates in place of presence: with these the first chance is a_i for any memory, as it is in
+        # the long run.
         there_m = rate_m
         last = -1
 
         def at(round: int, clock: float) -> tuple[BoolArray, float]:
             nonlocal last, there_m
+            # An earlier round than the last one: the chain is drawn again from its beginning.
             if round < last:
                 last = -1
                 there_m = rate_m
@@ -212,6 +215,7 @@ class Trace(Availability):
         def at(round: int, clock: float) -> tuple[BoolArray, float]:
             time = clock % length
             if not ((start_k <= time) & (time < end_k)).any():
+                # After the last beginning of the table comes the first one of its next turn.
                 later = start_k[start_k > time]
                 begins = later.min(initial=length + start_k.min())
                 clock += begins - time

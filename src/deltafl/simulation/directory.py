@@ -223,6 +223,7 @@ class RunDirectory:
         written: then the run goes on from its checkpoint.
         """
         line, timing = (last_line(self.path / name) for name in LINE_FILES)
+        # A process that was killed between the two lines has left a round without its time.
         if line.get("round") != timing.get("round"):
             return {}
         mark = read_checkpoint(self.path)
@@ -406,6 +407,7 @@ class RunDirectory:
             cut_back(self.path / name, end.length)
         if mark is None:
             return
+        # The lines that it has sealed are cut off by now.
         if mark.ended:
             change_checkpoint(self.path, ended={})
         if self._memory is not None:
@@ -434,6 +436,7 @@ class RunDirectory:
         memory = self._memory
         if memory is not None and mark is not None:
             note = read_note(memory)
+            # Another run may have taken the folder since.
             if note is not None and note.owner == mark.run:
                 _delete(memory, [*row_files(memory), memory / "round"])
         own = (*LINE_FILES, *_FIXED, "config.toml", CLIENTS, SUSPECT, FILE)

@@ -123,6 +123,7 @@ class Engine:
         costs = [sum(cost_n[place] for place in group) for group in groups]
         trained = self.workers.map(self._recipe, "train", params_d, jobs, costs)
         in_order: list[LocalResult] = [*chain(*trained)]
+        # The inverse of the order in which they were trained.
         results = [in_order[place] for place in np.argsort(order)]
         return Training(
             np.array([r.update_d for r in results], dtype=np.float32).reshape(

@@ -196,11 +196,13 @@ def _begin(
     arguments: tuple[Any, ...],
 ) -> None:
     """In a new process: send its log to the parent, end with it, and know its tasks."""
+    # Ctrl-C reaches all processes of a terminal; the parent ends these itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     log = logging.getLogger("deltafl")
     log.setLevel(logging.INFO)
     log.addHandler(logging.handlers.QueueHandler(messages))
+    # Else each message would be shown twice, here and by the parent.
     log.propagate = False
     for module in modules:
         import_tasks(module)

@@ -168,10 +168,12 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     rounds, timed = ([line["round"] for line in each] for each in (lines, timings))
     if not (rounds and rounds == timed == list(range(len(rounds)))):
         raise DeltaflError(f"{directory.path} does not hold every round once and in order; {CURE}")
+    # Round 0 is the initial model; curves begin after it.
     evaluated = [line for line in lines[1:] if "test" in line]
     at_r = np.array([line["round"] for line in evaluated], dtype=np.int64)
 
     def summed(per_round: list[float | None]) -> FloatArray:
+        # A round is its place in the list, as the check above has made sure.
         return np.cumsum(_floats(per_round))[at_r]
 
     def tested(name: str) -> FloatArray:

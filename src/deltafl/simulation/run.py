@@ -134,6 +134,7 @@ def _train_and_close(
     run: LiveRun, cohort: Cohort, oracle: SimulatedOracle, responded_n: BoolArray
 ) -> tuple[Training, RoundState, RoundInfo]:
     """Train the cohort, of which each of several processes has a share, and close the round."""
+    # Model and cohort as one number, which processes can compare at no cost.
     digest = zlib.crc32(
         run.state.params_d.tobytes(),
         zlib.crc32(cohort.client_n.tobytes()),
@@ -144,6 +145,7 @@ def _train_and_close(
             f"{run.state.round}: run the same versions on the same kind of machine everywhere"
         )
     training = oracle.train(cohort.client_n)
+    # Who is too late has trained all the same; it is the reply that does not count.
     reports = training.reports._replace(responded_n=responded_n)
     return training, *close_round(
         run.plan,
@@ -196,6 +198,7 @@ def _open_run(
         plan=plan,
         world=world,
         state=state,
+        # From the lines of the rounds: after a resume it knows what it had seen before.
         watch=group.from_first(
             lambda: watch_over(
                 engine.task,
@@ -309,6 +312,8 @@ def play_job(player: Player, job: Job, on_round: OnRound) -> None:
                 on_round,
                 callbacks=job.callbacks,
             )
+        # The record first: a kill between the two leaves a folder too many, and no run to play
+        # again.
         if not player.keep_folders:
             write_record(
                 record_of(job, directory, engine.task),

@@ -144,11 +144,14 @@ class ClientRunner:
         x: torch.Tensor,
         y: torch.Tensor,
     ) -> tuple[float, BoolArray]:
+        # A copy, of which the model's parameters become views.
         torch.nn.utils.vector_to_parameters(
             torch.tensor(params_d, device=self._device), self._model.parameters()
         )
         with torch.no_grad(), exact_products(self._device):
             output = self._forward(x)
+            # A mean over the batch; batches may differ in length, so that sums over examples are
+            # added.
             loss = self._task.loss(output, y).item() * len(x)
             hits = torch.zeros(len(x), dtype=torch.bool)
             if self._task.metric == "accuracy":

@@ -488,6 +488,7 @@ class CompareSettings(Settings):
             sampler=sampler,
             seed=seed,
         )
+        # A label may choose the momentum where the comparison has none.
         return run.model_copy(update=run._missing_momentum())
 
 

@@ -123,6 +123,7 @@ class Grid(NamedTuple):
                 if scores:
                     chosen = min(finalists, key=scores.__getitem__)
                     search = search._replace(best=chosen, score=scores[chosen])
+                    # The only rate of a grid counts as its upper edge.
                     if chosen == rates[0]:
                         search = search._replace(edge="low")
                     if chosen == rates[-1]:
@@ -315,6 +316,7 @@ def tune_rates(
             new = trials.keys() - known.keys()
             if not new:
                 break
+            # With the finished ones, which are skipped: progress is shown of all.
             if any(store.get(trials[trial]) is None for trial in new):
                 run_jobs([*jobs.values()], out, processes, on_progress)
             records = {trial: store.get(trials[trial]) for trial in new}

@@ -43,8 +43,10 @@ def import_file(path: Path, form: str) -> ModuleType:
     if not path.is_file():
         raise DeltaflError(f"there is no file {path}; write {form}")
     path = path.resolve()
+    # At the end: a file of the user's must not hide an installed package.
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
+    # The file may be newer than the list of its folder that Python remembers.
     importlib.invalidate_caches()
     usable = path.stem.isidentifier() and not path.stem.startswith("__")
     spec = importlib.util.find_spec(path.stem) if usable else None

@@ -62,8 +62,10 @@ def write_sealed(
         "crc32": f"{checksum:08x}",
         "format": "pt",  # what readers of models for PyTorch ask for
     }
+    # Of the header without this entry, which is taken out again before it is compared.
     entries[_TEXTS][_SEAL] = _seal_of(entries)
     text = json.dumps(entries).encode()
+    # Filled up with spaces: the arrays after it begin at a multiple of 8 bytes.
     text += b" " * (-len(text) % 8)
     length = len(text).to_bytes(8, "little")
     write_atomically(path, length, text, *ordered.values(), private=private)
