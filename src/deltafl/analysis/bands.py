@@ -34,6 +34,7 @@ def band_of(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> Band:
         [value_r[np.isin(round_r, shared)] for round_r, value_r in curves],
         float,
     )
+    # A mean over the other seeds would jump at such a round.
     value_sr[:, ~np.isfinite(value_sr).all(axis=0)] = np.nan
     return Band(
         shared,
@@ -104,6 +105,7 @@ def selections_by_size(runs: Sequence[Run], groups: int = 10) -> Band | None:
     )
     if clients["size"].nunique() == 1:
         return None
+    # Ties by their order, so that tenths have equal numbers of clients.
     place = clients["size"].rank(method="first") - 1
     parts = clients.groupby(place * groups // len(clients))
     draws = parts["draws"]

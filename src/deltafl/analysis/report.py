@@ -221,6 +221,7 @@ def _figures(part: Part) -> dict[str, Any]:
     selected: Mapping[str, Band | None] = selections(groups)
     x_label = SELECTED_FIRST
     by_size = {label: selections_by_size(groups[label]) for label in selected}
+    # Only if all methods have sizes: one axis has one meaning.
     if all(by_size.values()):
         selected = by_size
         x_label = _SIZES
@@ -283,6 +284,7 @@ def _figure(
     drawn: list[Any] = []
     for label in reversed([*lines]):
         look = look_of[label]
+        # Half of the bytes in the page, and no picture shows more digits.
         source = ColumnDataSource(
             {name: column.astype(np.float32) for name, column in lines[label].items()}
         )

@@ -56,6 +56,7 @@ def is_late(round_r: IntArray, least: int = WINDOW) -> BoolArray:
 
 def late_after(num_rounds: int, least: int = WINDOW) -> int:
     """The round after which evaluations of a run are late."""
+    # Rounded up in whole numbers, without the rounding of 0.04 T.
     return num_rounds - max(least, -(-4 * num_rounds // 100))
 
 
@@ -100,6 +101,7 @@ def area_under(run: Run, horizon: int) -> float:
     """
     missing = {"accuracy": 0.0, "loss": math.nan}[run.metric]
     known_r = np.where(np.isfinite(run.value_r), run.value_r, missing)
+    # The last evaluation of each round or before it.
     last_t = np.searchsorted(run.round_r, np.arange(1, horizon + 1), side="right") - 1
     return float(np.mean(known_r[np.maximum(last_t, 0)]))
 
@@ -200,6 +202,7 @@ def fieller(numerator_s: FloatArray, denominator_s: FloatArray) -> Interval:
     if num_pairs < 2:
         return Interval(a / b, None, None)
     factor = t_quantile(num_pairs - 1) ** 2 / num_pairs
+    # With t^2 / S as their factor, so that no t stands in what follows.
     (v_aa, v_ab), (_, v_bb) = factor * np.cov(numerator_s, denominator_s)
     square = b * b - v_bb
     if square <= 0:
@@ -221,6 +224,7 @@ def gap_closed(
     uniform sampling, 1 full participation. None where full participation costs no less than uniform
     sampling, or a cost is missing.
     """
+    # Negated, as NaN is not ahead of anything.
     if not (float(np.mean(uniform_s)) > float(np.mean(full_s)) and np.isfinite(cost_s).all()):
         return None
     return fieller(uniform_s - cost_s, uniform_s - full_s)

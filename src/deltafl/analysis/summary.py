@@ -164,6 +164,7 @@ def _require_comparable(runs: Sequence[Run]) -> None:
 
 def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
     final = top5 = float(run.value_r[-1])
+    # A run that ended early has no late rounds: its last value stands for them.
     if not (run.diverged or run.stopped):
         top5 = mean_of_best(run.value_r, run.round_r, run.metric == "accuracy")
     area = None
@@ -321,8 +322,10 @@ def _gap_closed(label: str, groups: Mapping[str, Sequence[Run]]) -> GapClosed | 
         return None
     runs = [{run.seed: run for run in groups[name]} for name in (uniform, label, full)]
     seeds = sorted(set.intersection(*map(set, runs)))
+    # Without its last rounds a stopped run has no area.
     if not seeds or any(of_seed[seed].stopped for of_seed in runs for seed in seeds):
         return None
+    # Areas over different numbers of rounds cannot be subtracted.
     horizon = min(run.horizon for of_seed in runs for run in of_seed.values())
     area_ks = np.array([[area_under(of_seed[seed], horizon) for seed in seeds] for of_seed in runs])
     # A cost is low where the method is good.

@@ -163,6 +163,7 @@ def rounds_text(reached: ToThreshold) -> str:
     """Mean rounds to the threshold; of several seeds with a decimal."""
     if reached.rounds is None:
         return DASH
+    # One seed has a whole number of rounds.
     decimals = min(reached.num_reached + reached.num_never - 1, 1)
     return f"{reached.rounds.mean:,.{decimals}f}"
 

@@ -54,7 +54,9 @@ def _joined(state: RoundState, moves: Moves) -> RoundState:
         return state._replace(missed_m=moves.rows(state.missed_m, 0))
     joined_k = moves.stayed(state.joined_m) if known else np.zeros(len(moves.stay_k), np.int64)
     missed_k = moves.stayed(state.missed_m)
+    # A young federation has no ten rounds to lend.
     prior = min(PRIOR_ROUNDS, state.round)
+    # ``maximum``: who has joined just now has no rounds to divide by.
     away = round(prior * float(np.mean(missed_k / np.maximum(state.round - joined_k, 1))))
     newcomers = np.full(moves.num_newcomers, state.round - prior)
     return state._replace(

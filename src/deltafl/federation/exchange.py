@@ -80,6 +80,7 @@ def report_of(
     if CENSUS in asked:
         shapes = [array.shape for array in sent.values()]
         report[CENSUS] = []
+        # The same arrays in the order of the server's list: an update is one vector.
         if [received[name].shape for name in sent if name in received] == shapes:
             size, noise, first_update = asked[CENSUS]
             census = Census(

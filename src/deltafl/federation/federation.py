@@ -196,6 +196,7 @@ class Federation:
         # Whether an update is refused, a model put back or a round left out would show without
         # noise what clients sent.
         private = plan.part("dp") is not None
+        # A state that looks lost is none to return to; the first one is kept in any case.
         if self.scales.sound or not self.kept:
             self.kept.append(Kept(self.clients, plan, state, self.rest))
 
@@ -219,6 +220,7 @@ class Federation:
         if self.rest:
             received = [reply.arrays or {} for reply in compress(reply_n, used_n)]
             coef_n = plan.collect_replies(state, cohort, used_n).coef_n
+            # A mean of buffers is moved by one client alone, a median is not.
             robust = plan.part("clip") is not None
             self.rest = mean_rest(self.layout, sent, received, coef_n, median=robust)
         if not private and not used_n.any() and looks_like_outage(state, cohort.client_n):

@@ -84,6 +84,7 @@ class LocalSteps:
             raise DeltaflError(f"this step has {len(given)} gradients, the first had {len(sums)}")
         for place, gradient in enumerate(given):
             if gradient is not None:  # frozen, or not used in this step: a gradient of zero
+                # In float64: in half precision the squares of usual gradients overflow.
                 array = np.float64(as_array(gradient))
                 self._square += float(np.sum(array**2))
                 sums[place] = sums[place] + array
@@ -193,10 +194,12 @@ def corrected_steps(
             (tensor, tensor.detach().clone())
             for group in optimizer.param_groups
             for tensor in group["params"]
+            # Without shorter steps nothing needs to be remembered.
             if factor < 1
         ]
         result = original(*args, **kwargs)
         for tensor, old in before:
+            # old + factor (new - old), whatever the optimizer made of the gradients.
             tensor.data.lerp_(old, 1 - factor)
         taken += 1
         if left > 0:
@@ -209,6 +212,7 @@ def corrected_steps(
         yield
     finally:
         del optimizer.step
+        # A step that was set on this instance, as schedulers of learning rates do.
         if own is not None:
             optimizer.step = own
     if factor < 1 and taken == 0:

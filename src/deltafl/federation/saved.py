@@ -82,6 +82,7 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
     elif memory is None and federation.scales.sound:
         _keep_last(*(folder / name for name in FILES))
     write_sealed(folder / FILE, arrays, header)
+    # Only now: the file has these rows, so that older ones may be written over.
     _settle(federation)
 
 
@@ -93,6 +94,7 @@ def _keep_last(last: Path, before: Path, oldest: Path) -> None:
     with suppress(OSError):  # there is none yet; a file system without links keeps none
         before.replace(oldest)
     with suppress(OSError):
+        # A second name is no copy: ``write_sealed`` puts a new file under the first one.
         os.link(last, before)
 
 
@@ -112,6 +114,7 @@ def load(folder: Path, federation: Federation) -> bool:
             )
         return False
     _undo_keeping(folder / FILE, folder / FILES[1])
+    # The oldest first, as a federation keeps them.
     for name in reversed(FILES[1:]):
         with suppress(DeltaflError):  # there is none, or one of other settings, or damaged
             _restore(folder / name, federation)
@@ -123,6 +126,7 @@ def load(folder: Path, federation: Federation) -> bool:
                     federation.rest,
                 )
             )
+    # Each takes the place of the one before: the state to go on with comes last.
     _restore(folder / FILE, federation)
     _settle(federation)
     return True
@@ -149,6 +153,7 @@ def _take(
             what = "another seed" if name == "seed" else f"{name} = {before}, now it is {now}"
             cure = "write it as it was, or choose a new state_path"
             raise DeltaflError(f"the state in {folder} was saved with {what}; {cure}")
+    # As JSON has it, with lists for tuples.
     if header["layout"] != json.loads(json.dumps(federation.layout.entries)):
         raise DeltaflError(
             f"the state in {folder} belongs to a model with other arrays; choose a new state_path"

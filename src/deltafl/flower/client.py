@@ -43,6 +43,7 @@ def delta_mod(
     All other messages pass unchanged.
     """
     record = asked_in(message)
+    # A copy, since the app takes entries out of the record.
     asked = dict(record)
     if CENSUS not in asked and STEP_FACTOR not in asked:
         return call_next(message, context)
@@ -50,6 +51,7 @@ def delta_mod(
     reply = call_next(message, context)
     if reply.has_error():
         return reply
+    # ``take_correction`` has taken it out: so the server learns that it was called.
     corrected = STEP_FACTOR in asked and STEP_FACTOR not in record
     report = ConfigRecord(report_of(asked, corrected, sent, _trained(reply, asked)))
     if CENSUS in asked:

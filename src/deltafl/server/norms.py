@@ -31,6 +31,8 @@ def squared_norms(
         part = slice(start, start + ONE_THREAD)
         wide_bp = update_kd[block, part].astype(float)
         squared_norm_k[block] += inner(wide_bp, wide_bp)
+        # Not from norms and inner products, whose difference keeps few digits where updates are
+        # alike.
         np.subtract(wide_bp, mean_d[part], out=wide_bp)
         squared_deviation_k[block] += np.sum(np.square(wide_bp, out=wide_bp), axis=1)
     return squared_norm_k, squared_deviation_k

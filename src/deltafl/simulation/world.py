@@ -57,6 +57,7 @@ class World:
             self._jitter = speeds.jitter
             step_m, megabits_m = speeds.begin(population, settings.seed)
             steps_m = np.array([num_steps(size) for size in population.num_examples_m.tolist()])
+            # 8e-6 megabits a byte.
             self.seconds_m = steps_m * step_m + 8e-6 * num_bytes / megabits_m
 
     def wait(self, round: int, client_n: IntArray) -> Waited:

@@ -142,6 +142,8 @@ def write_atomically(path: Path, *parts: Any, private: bool = False) -> None:
             with opened(beside, "xb", private=private) as file:
                 for part in parts:
                     file.write(part.encode() if isinstance(part, str) else part)
+                # The content before the name: after a power loss the name must not stand for an
+                # empty file.
                 file.flush()
                 os.fsync(file.fileno())
             beside.replace(path)

@@ -83,6 +83,7 @@ def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedu
         place_pe[:, :num_examples] = orders
         rows_kb[:] = job.rows[0]
         rows_kb[:num_steps, :size] = job.rows[place_pe.reshape(-1, size)[:num_steps]]
+        # Of the pass, before each step: its last minibatch may be smaller.
         left_k = num_examples - size * (np.arange(num_steps) % batches)
         size_k1 = np.minimum(size, left_k)[:, None]
         weight_kb[:num_steps] = np.where(np.arange(width) < size_k1, 1 / size_k1, 0)
@@ -168,6 +169,7 @@ class BatchedTrainer:
                     self._add_noise(own.gradient, schedule.jobs)
                     norms.append(own.step(self._work))
                 value_3ka = value_3kn[:, first : first + len(some.x), :active]
+                # The losses of a dense chain are (n, 1, B), those of other models (n, B).
                 loss_kab = torch.stack(losses).view(some.weight_knb.shape)
                 weighted_kab = (loss_kab * some.weight_knb).double()
                 value_3ka[0] = _sums(weighted_kab)
@@ -214,6 +216,7 @@ class BatchedTrainer:
         """The first step and the examples of steps of the same clients, a few MiB at a time."""
         all_rows_knb = schedule.rows_knb.to(self._device)
         all_weight_knb = schedule.weight_knb.to(self._device)
+        # How many clients have more than k steps. Both are negated because ``steps_n`` falls.
         active_k = np.searchsorted(-schedule.steps_n, -np.arange(len(all_rows_knb)))
         first = 0
         # Others are slow enough for one gather a step, and their inputs may be large.
@@ -303,6 +306,7 @@ def vectorized_forward(model: nn.Module, products: bool = False) -> Forward:
     def forward(params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         with ConvolutionsAsProducts() if products else nullcontext():
             output: torch.Tensor = torch.vmap(one)(tuple(params), x)
+        # Classes before examples, which is the order of torch's losses.
         return output.movedim(1, -1)
 
     return forward

@@ -51,6 +51,7 @@ def conv2d(
         weight.shape[3],
         across,
     )
+    # (C h w, B H' W'): one product for all examples and places.
     columns = patches.permute(1, 4, 5, 0, 2, 3).reshape(weight[0].numel(), -1)
     product = weight.flatten(1) @ columns
     if bias is not None:

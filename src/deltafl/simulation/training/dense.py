@@ -104,6 +104,7 @@ class DenseChain:
             log_share = functional.log_softmax(after[-1], dim=1)
             label = label_k[step]
             loss = log_share.gather(1, label).neg_()
+            # The gradient of the cross-entropy in its inputs: softmax, less 1 at the label.
             delta = (
                 log_share.exp_()
                 .scatter_add_(
@@ -124,6 +125,7 @@ class DenseChain:
                     place -= 1
                     gradient = torch.bmm(delta, h.transpose(1, 2))
                     gradients[place].copy_(gradient[:, :, : layer.weight.shape[2]])
+                    # Nobody asks for the gradient of the examples.
                     if place > 0:
                         delta = layer.backward(delta)
                 elif isinstance(layer, nn.ReLU):

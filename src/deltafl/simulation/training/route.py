@@ -221,6 +221,7 @@ def incompatibility(model: torch.nn.Module, example: torch.Tensor) -> str | None
         return "the model has shared parameters"
     if any(not param.requires_grad or param.dtype != torch.float32 for param in params):
         return "the model has parameters that are frozen or not float32"
+    # A trial, after which torch's generator is where it was.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
         copy.deepcopy(model).train()(example)
@@ -256,6 +257,7 @@ def vectorized_incompatibility(model: torch.nn.Module, task: Task) -> str | None
         for param in model.parameters()
     ]
     try:
+        # Where torch.vmap has no rule for an operation it only warns, and loops over the clients.
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*batching rule")
             torch.autograd.grad(
@@ -283,6 +285,7 @@ def dense_cohort_size(model: torch.nn.Module, task: Task, work: LocalWork) -> in
     if padding * num_params > _CALLS_WORTH:
         return 1
     inputs = example_of(task).numel()
+    # The five vectors of ``Descent``, and inputs; 4 bytes each.
     size = _CACHE_BYTES // (4 * (5 * num_params + 2 * width * inputs))
     return max(1, min(size, _LARGEST_COHORT))
 
