@@ -29,6 +29,7 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
         ('pracdelta', {'alpha': 'theory', 'floor': 0.1})
     """
     found = _CALL.match(text)
+    # It is parsed as the arguments of a call and never run: values are literals.
     source = f"f({(found and found['options']) or ''})"
     try:
         call = ast.parse(source, mode="eval").body

@@ -219,8 +219,10 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
                 "processes"
             )
         for place, client in enumerate(self.clients):
+            # For every user, whoever trains it: so all processes draw the same seeds.
             seed = self._get_seed()
             if place % workers.world_size == workers.global_rank:
+                # It is this user's statistics that come until the next one is asked for.
                 self._training = client
                 yield self.make_dataset_fn(client), seed
 

@@ -149,6 +149,7 @@ class Population(NamedTuple):
         share_m: Array = size_m
         if weights == "uniform":
             share_m = np.ones(len(size_m))
+        # In float64, as a sum of large int64 could overflow.
         population = cls(share_m / share_m.sum(dtype=np.float64), size_m)
         if aux is None:
             return population
@@ -250,8 +251,10 @@ class Reports(NamedTuple):
             responded_n=_column("responded", responded, n, 1, bad=0).astype(bool),
             loss_n=_column("loss", loss, n, nan),
             has_loss_n=has_loss_n,
+            # NaN means that none was reported; what is no number at all has to be refused.
             square_loss_n=_column("square_loss", square_loss, n, nan, bad=-1),
             step_variance_n=_column("step_variance", step_variance, n, 0.0),
+            # A cast of what does not fit could give any number. 0 is refused later.
             num_steps_n=np.where(np.abs(steps_n) < 2.0**63, steps_n, 0).astype(np.int64),
             squared_norm_n=np.zeros(n),
             squared_deviation_n=np.zeros(n),
@@ -348,6 +351,7 @@ def _checked_aux(aux: npt.ArrayLike, num_clients: int) -> FloatArray:
             f"aux must hold one row of numbers, all of one length, for each of {num_clients} "
             "clients"
         )
+    # Negated, as NaN is not above any bound.
     bad = np.flatnonzero(~(np.abs(aux_mq) <= LARGEST_AUX).all(axis=1))
     if len(bad):
         fault = f"a number that is not finite, or beyond {LARGEST_AUX:.0e}"

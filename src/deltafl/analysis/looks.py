@@ -95,6 +95,7 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
     chosen = {}
     for label in labels:
         name = _PRACTICAL.get(base_name(label), base_name(label))
+        # Not ``hash``, which is another one in every process.
         place = zlib.crc32(name.encode())
         colour, marker, dash = _FIXED.get(
             name,

@@ -156,6 +156,7 @@ def first_in_colour(summary: Summary) -> list[str]:
     """
     ends = references(summary)
     order = [entry.sampler for entry in ranked(summary)]
+    # Stable: behind the ends of the gap the best stay first.
     return sorted(order, key=lambda label: label not in ends)
 
 

@@ -212,6 +212,7 @@ def estimate_error(
     residual_md = update_md.astype(float) - control_md
     mean_d = weight_m @ update_md.astype(float)
     offset_d = total_d + weight_m @ residual_md - mean_d  # 0 unless the control's own sum is wrong
+    # The offset is a row more, with the coefficient 1 in every cohort.
     row_d = np.vstack([residual_md, offset_d])
     error_k = np.hstack([coef_km - weight_m, np.ones((len(coef_km), 1))])
     gram = row_d @ row_d.T
@@ -228,9 +229,11 @@ def estimate_error(
             optimize=True,
         )
     )
+    # The variance of the mean over the draws.
     noise = max(mse - squared_bias, 0.0) / len(coef_km)
     z = float("nan")
     if not exact:
+        # The floor keeps rounding from being a bias where an estimate has no variance.
         z = float(np.sqrt(squared_bias / max(noise, 1e-18 * scale)))
     return EstimateError(exact, float(np.sqrt(squared_bias / scale)), z, mse / scale)
 

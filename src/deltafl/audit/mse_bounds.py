@@ -101,9 +101,11 @@ def lower_bound(
     for step in range(steps):
         scale_m = np.exp(-theta_m / 2)
         value_k, vector_mk = np.linalg.eigh(gram_mm * np.outer(scale_m, scale_m))
+        # The updates are dependent: no lambda above 0 is feasible.
         if value_k[0] <= 1e-9 * value_k[-1]:
             return best
         lambda_m = value_k[0] * np.exp(theta_m)
+        # Capped pi_i proportional to w_i sqrt(lambda_i): they minimise the sum of the bound.
         share_m = (
             lambda_m
             * weight_m**2

@@ -180,6 +180,7 @@ def _claim(method: "str | Label") -> str:
 def _meanings(kind: type) -> dict[str, str]:
     """What docstrings say of the attributes of a class and its bases."""
     found = {}
+    # Bases first, so that what a class says itself takes the place of their words.
     for base in reversed(kind.__mro__):
         attributes = cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
         for name, text in re.findall(

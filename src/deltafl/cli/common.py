@@ -36,6 +36,7 @@ def interruptible(sentence: Callable[[], str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         typer.echo(f"interrupted; {sentence()}", err=True)
+        # ``_terminate`` gives the number of the signal; Ctrl-C comes without any.
         raise typer.Exit(EXIT_TERMINATED if interrupt.args else EXIT_INTERRUPTED) from None
     finally:
         signal.signal(signal.SIGTERM, before)

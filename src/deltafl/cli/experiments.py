@@ -162,6 +162,7 @@ def _print_summary(summary: Summary, folders: list[Path], written: Path) -> None
     console.print(comparison_table(summary))
     for folder in folders:
         _print_refusals(folder)
+        # The folder of one run, and those of a comparison's.
         for record in [
             *folder.glob("rounds.jsonl"),
             *sorted(folder.glob("runs/*/rounds.jsonl")),
@@ -207,6 +208,7 @@ def run(
         settings = o.settings_from(RunSettings, ctx.obj, set_, config, out, resume)
         return settings, out or new_folder("run", settings.task)
 
+    # One process names the folder: its name has the time, which differs between them.
     with joined_processes() as group:
         settings, folder = group.from_first(opened)
         with _tracked(track if group.is_first else None, folder) as on_round:
@@ -239,6 +241,7 @@ def _play(
             diverged = True
     if group.is_first:
         _print_run(settings, RunDirectory(folder))
+    # Last, when the bar is gone and the result is printed.
     if diverged:
         raise typer.Exit(EXIT_DIVERGED)
 

@@ -88,6 +88,7 @@ def run_app(
     show_log()
     try:
         command(arguments, prog_name=name)
+    # The first process prints the reason, once.
     except FirstProcessError:
         sys.exit(2)
     except DeltaflError as error:

@@ -123,6 +123,7 @@ def settings_command(
                 raise
 
         def invoke(self, ctx: Any) -> Any:
+            # Out of the parameters: the command's own function takes none of them.
             given = {str(option.name): ctx.params.pop(str(option.name)) for option in self.settings}
             ctx.obj = {name: value for name, value in given.items() if value is not None}
             return super().invoke(ctx)
@@ -169,6 +170,7 @@ def allowed(schema: dict[str, Any]) -> str:
     limits = [
         f"{sign} {schema[key]:g}"
         for key, sign in signs.items()
+        # Limits of the types, such as float32's, say nothing to a person.
         if schema.get(key) not in (None, 2**31 - 1, 1e37)
     ]
     kind = {
@@ -199,6 +201,7 @@ def settings_from(
         settings = make_settings(kind, given, config)
         refuse_ignored(settings, given)
         return settings
+    # A folder of ``tune`` has samplers, too: the first key that is there decides.
     began = [command for key, command in _BEGAN.items() if key in recorded]
     mine = [command for key, command in _BEGAN.items() if key in kind.model_fields]
     if began[:1] not in ([], mine[:1]):
@@ -217,6 +220,7 @@ def settings_from(
             f"{out} was played from Python with {', '.join(objects)}: go on there with the same "
             f"call of deltafl.compare and out={str(out)!r}"
         )
+    # Without a file what is recorded stands wherever no option is given; a file says all.
     if config is None:
         given = recorded | given
     return grown(make_settings(kind, recorded), make_settings(kind, given, config))

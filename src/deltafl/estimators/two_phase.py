@@ -148,6 +148,7 @@ class LastResiduals(LearnsFromResiduals):
 
 def has_codes(state: LastResidualsState) -> bool:
     """Whether the census asked for first updates."""
+    # By the first row, for rows may be a tuple.
     return len(state.code_mc[0]) > 0
 
 

@@ -104,6 +104,7 @@ class Rules:
 
 
 #: Attributes of ``Rules`` that users set as they are.
+# Without the plan and what ``make_rules`` works out from other settings.
 _OWN = tuple(Rules.__dataclass_fields__)[4:]
 
 

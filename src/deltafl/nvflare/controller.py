@@ -221,6 +221,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
                     total_rounds=self.num_rounds,
                     meta={RECORD: asked},
                 )
+                # Rounded up, as 0 seconds would be for ever.
                 self.send_model(
                     data=task, targets=question.keys, timeout=ceil(seconds), callback=take
                 )

@@ -112,6 +112,7 @@ class Oort(Unweighted):
         known_k = state.last_m[present_k] > 0
         old = present_k[known_k]
         new = present_k[~known_k]
+        # If one kind of client runs out, the other fills its places.
         exploited = min(
             max(self.exploited(int(state.rounds) + 1, size), size - len(new)),
             len(old),

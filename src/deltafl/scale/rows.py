@@ -59,6 +59,7 @@ def to_bfloat16(value_d: Params) -> npt.NDArray[np.uint16]:
     stay finite.
     """
     bits_d = np.ascontiguousarray(value_d, dtype=np.float32).view(np.uint32)
+    # 0x7FFF and the lowest bit that stays: what lies half-way goes to the even neighbour.
     return np.asarray(((bits_d + (0x7FFF + ((bits_d >> 16) & 1))) >> 16).astype(np.uint16))
 
 

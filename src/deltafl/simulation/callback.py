@@ -155,6 +155,7 @@ class Report(Callback):
         self._on_round = on_round
 
     def after_round(self, run: LiveRun, round: PlayedRound) -> None:
+        # As the file has it, with null for NaN: other processes read their rounds from there.
         line = plain_json(round.line)
         self._on_round(round_done(run.settings, line, round.timing["seconds"]))
 

@@ -38,6 +38,8 @@ def check_comparison(
         plan_of(run, task.population(settings.weights), task)
         if before is not None and sampler in before.samplers:
             require_same_sampler(before.run(sampler, first), run, task)
+    # A number that is set holds for all seeds. Else each seed's task has to be made to know its
+    # own.
     if settings.clients is not None:
         return data
     for seed in others:

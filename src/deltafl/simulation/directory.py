@@ -182,6 +182,7 @@ class RunDirectory:
         """
         cure = "whose config.toml is missing; put that back, or choose another folder"
         for name in (*LINE_FILES, FILE):
+            # An empty file, as a killed process may leave it, holds no rounds.
             if (self.path / name).exists() and (self.path / name).stat().st_size > 0:
                 raise DeltaflError(f"{self.path / name} belongs to another run, {cure}")
         self.path.mkdir(parents=True, exist_ok=True)
@@ -255,6 +256,7 @@ class RunDirectory:
         if mark is None or mark.round >= rounds or "diverged" in last:
             return mark is not None
         is_over = "stopped" in last or last.get("round", 0) >= rounds
+        # With a suspect end the last checkpoint is an older one; else it is that of the last round.
         return is_over and ("suspect" in last or mark.round == last["round"])
 
     def num_clients(self) -> int:
@@ -266,6 +268,7 @@ class RunDirectory:
     def require_same_data(self, now: Mapping[str, str]) -> None:
         """Refuse other data than those that the folder records."""
         after = now["data_crc32"]
+        # A record without a checksum cannot be compared.
         before = self.environment().get("data_crc32", after)
         if before != after:
             raise DeltaflError(
@@ -293,6 +296,7 @@ class RunDirectory:
                 note=read_note(self._memory),
             )
         write_sealed(self.path / FILE, dict(named_arrays(state)), mark._asdict())
+        # The run has gone on and its end looks sound.
         (self.path / SUSPECT).unlink(missing_ok=True)
         # The file has the rows from here on, and they may take the place of older ones.
         following: RoundState = settled(state)
@@ -385,6 +389,7 @@ class RunDirectory:
         """The arrays of the checkpoint, if everything beside it belongs to it."""
         mark = read_checkpoint(self.path)
         if mark is None:
+            # Round 0 alone is what a start leaves that was cut short.
             if self.last_line().get("round"):
                 raise DeltaflError(f"{self.path} has rounds and no {FILE}: {CURE}")
             return None
@@ -397,6 +402,7 @@ class RunDirectory:
                 f"the last checkpoint of {self.path}",
             )
         for name in mark.files:
+            # As of the checkpoint: later lines may be broken, for they will be cut off.
             mark._replace(ended={}).require(self.path / name)
         return checkpoint_arrays(self.path)
 

@@ -77,6 +77,7 @@ def run_experiment(
     )
     for callback in followers:
         callback.begin(run)
+    # Unless a checkpoint has it already.
     if census is not None and run.state.round < start.round:
         _follow(run, census.round(run, start), followers)
     while not run.is_over:
@@ -184,6 +185,7 @@ def _open_run(
     if not last:
         last = {"round": 0, "test": engine.evaluate(initial_d)._asdict()}
         timing = {"round": 0, **_NO_TIME}
+        # Else the census is round 1 and has a line of its own.
         if census is not None and start.round == 0:
             last |= census.line
             timing |= census.timing

@@ -67,6 +67,7 @@ def listed(seeds: Any) -> Any:
     if isinstance(seeds, str) and "," in seeds:
         listed = seeds.split(",")
     if isinstance(listed, list | tuple):
+        # A list of one seed ends in a comma.
         return [seed for seed in listed if seed != ""]
     if not (str(seeds).strip().isdecimal() and 0 < int(seeds) <= 10**5):
         raise ValueError("it must be a number of seeds, 1 to 100,000, or a list such as 3,5,8")
@@ -258,6 +259,7 @@ class Settings(BaseModel):
         partition = PARTITIONS.get(self.partition or spec.partition or "")
         of_column = partition is not None and partition.uses_column
         not_its = set[str]()
+        # They exclude each other: whoever sets one gets no default for the other.
         if self.local_epochs is not None or self.local_steps is not None:
             not_its |= {"local_epochs", "local_steps"}
         if of_column and (self.partition is not None or spec.all_owners):
@@ -397,6 +399,7 @@ class RunSettings(Settings):
         """Take the settings in the label, then fill in the task's defaults."""
         # ``public`` would give the runs of a comparison different data.
         own = own_settings(self.sampler, (*OF_LABELS, "public"))
+        # Made anew, so that the label's settings are checked as all others are.
         settings = type(self)(**self.model_dump() | own)
         return super(RunSettings, settings).resolve()
 
@@ -445,9 +448,11 @@ class CompareSettings(Settings):
 
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
+        # A label in ``rates`` may be text alone, where that in ``samplers`` carries its class.
         carrying = {label: label for label in self.samplers}
         for label in (*self.samplers, *(self.rates or ())):
             parse_label(carrying.get(label, label))
+            # With its own settings a method may be impossible where the common ones are not.
             if own_settings(label):
                 self.run(label, self.seeds[0])._check(spec)
 
@@ -516,6 +521,8 @@ def make_settings(
         # pydantic would take True for 1.
         if isinstance(value, bool) and kind.model_fields[key].annotation is not bool:
             raise DeltaflError(f"{key} is {value}; only switches are true or false: write a value")
+        # Names of files that are no text reach Python with surrogates, which no settings file
+        # holds.
         if isinstance(value, str) and value.encode(errors="ignore").decode() != value:
             raise DeltaflError(
                 f"{key} is {value!r}, which is not text in UTF-8; rename what it names"

@@ -97,6 +97,7 @@ def data_of(settings: RunSettings, task: Task) -> dict[str, str]:
     """The data in a run's record: the task's, in their checksum also the tables of its world,
     which are checked.
     """
+    # Made only to read and check its tables.
     World(
         settings,
         task.population(settings.weights),
@@ -178,6 +179,7 @@ def filled_in(value: T | None) -> T:
     return value
 
 
+# One alone, since an engine holds its task's examples.
 @lru_cache(maxsize=1)
 def _kept_engine(settings: RunSettings, route: Any) -> Any:
     return engine_of(settings, route=route)
@@ -187,6 +189,7 @@ def engine_for(settings: RunSettings, place: Path) -> Any:
     """The ``Engine`` of a run, made once in a process for all samplers; its route is that of an
     unfinished run's folder.
     """
+    # Clients train the same whatever the sampler and the server do: such runs share an engine.
     plain = {name: RunSettings.model_fields[name].default for name in OF_SERVER}
     return _kept_engine(
         settings.model_copy(update={"sampler": "full", **plain}),

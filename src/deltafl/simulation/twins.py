@@ -105,6 +105,7 @@ def stand_in_rows(
     """``size`` public rows in the shares of the classes, up to one example of each; rows repeat
     if need be.
     """
+    # At the middles of equal steps and without a draw: the same shares give the same rows.
     label_e = np.searchsorted(
         np.cumsum(share_c) / share_c.sum(),
         (np.arange(size) + 0.5) / size,

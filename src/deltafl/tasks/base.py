@@ -170,6 +170,7 @@ def with_fewer_tests(task: Task, count: int) -> Task:
         raise DeltaflError(
             f"test_examples is {count}; {data.name} has {len(data.test_x)} test examples"
         )
+    # Evenly spaced, as examples may be sorted by class or by owner.
     row_e = np.arange(count) * len(data.test_x) // count
     owners = {name: owner_e[row_e] for name, owner_e in data.test_columns.items()}
     fewer = replace(
@@ -198,6 +199,7 @@ def with_public(task: Task, count: int, seed: int) -> Task:
             "out"
         )
     rng = stream(seed, "public")
+    # A row may be held by several clients.
     held_e = np.unique(np.concatenate(task.client_rows))
     # One example of each client stays where it is.
     last_m = [rng.choice(np.asarray(rows)) for rows in task.client_rows]
@@ -236,6 +238,7 @@ def with_validation(task: Task, share: float, seed: int) -> Task:
         count = min(int(share * len(row_n) + rng.random()), len(row_n) - 1)
         held.append(rng.permutation(row_n)[:count])
         owners.append(np.full(count, client))
+    # What several clients give is one test example, and belongs to the first of them.
     row_e, first_e = np.unique(np.concatenate(held), return_index=True)
     kept = _without(task, row_e)
     if len(row_e) == 0 or not all(map(len, kept)):

@@ -177,6 +177,7 @@ def fetch(
             paths.append(path)
             continue
         try:
+            # pooch, which is told no checksum, would keep the wrong file.
             if path is not None:
                 path.unlink()
             path = Path(server.fetch(file + ending, downloader=download))

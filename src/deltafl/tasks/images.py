@@ -98,6 +98,7 @@ def idx_dataset(
                 f"{origin}: {images} has shape {image.shape} and {labels} {label.shape}; needs (N, "
                 "28, 28) and N labels from 0 to 9"
             )
+    # Of the unpacked content: files that were gzipped again have other bytes.
     if {file: idx_sha256(array) for file, array in arrays.items()} != SOURCES[name].checksums:
         title = f"{name} (other content than published: {origin})"
     else:
@@ -170,12 +171,14 @@ def load_cifar10(data_dir: Path | None = None) -> Dataset:
                 content = archive.extractfile(member)
                 require_ram(member.size)
                 if content is not None:  # a folder has none
+                    # By its last name, in whatever folder of the archive it is.
                     files[Path(member.name).name] = np.frombuffer(content.read(), np.uint8)
     except (*BROKEN, tarfile.TarError, MemoryError) as error:
         raise DeltaflError(f"{path} is not a whole tar archive: {error}") from error
     batches = []
     for name in CIFAR_FILES:
         batch = files.get(name, np.zeros(0, np.uint8))
+        # Every ``CIFAR_ROW``-th byte is a label.
         if batch.size == 0 or batch.size % CIFAR_ROW or batch[::CIFAR_ROW].max() > 9:
             raise DeltaflError(
                 f"{path}: {name} is missing or broken; an image has {CIFAR_ROW} bytes, a label 0 "

@@ -189,6 +189,7 @@ def _h5_shares(path: Path) -> Iterator[Share]:
     try:
         with h5py.File(path, "r") as file:
             for writer, group in file["examples"].items():
+                # Before they are read: a small file can say that it unpacks to any size.
                 require_ram(group["pixels"].nbytes + group["label"].nbytes)
                 label = group["label"][()]
                 yield Share(

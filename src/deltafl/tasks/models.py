@@ -58,6 +58,7 @@ def two_layer_cnn(
         )
     from .modules import nn
 
+    # In each block the convolution takes 4 pixels and the pool half of the rest.
     side_out = ((side - 4) // 2 - 4) // 2
     blocks = _blocks((in_channels, *channels), kernel=5, padding=0)
     return nn.Sequential(

@@ -381,6 +381,7 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
             loss,
             "the minibatch's mean, a tensor of shape ()",
         )
+    # Without it ``backward`` would raise; what follows says better what is wrong.
     if loss.requires_grad:
         _tried("the gradient of the loss failed", loss.backward)
     if all(param.grad is None for param in model.parameters()):

@@ -344,6 +344,7 @@ def clients_of_tests(
     if owner not in dataset.test_columns:
         return None
     owner_e = dataset.columns[owner]
+    # By a client's first row: all of its rows have one owner.
     client_of = {int(owner_e[rows[0]]): client for client, rows in enumerate(client_rows)}
     test_owners = dataset.test_columns[owner].tolist()
     return np.array([client_of.get(owner, -1) for owner in test_owners], np.int64)
@@ -368,6 +369,7 @@ def hold_out_by_owner(
             f"{whole.name}: no {column} has {max(fewest, TEST_FIRST + 1)} examples or more"
         )
     row_e = np.sort(np.concatenate(used))
+    # Rows of owners that are left out are in neither part.
     train = row_e[~test_e[row_e]]
     return replace(whole, columns={column: owner_e}).split(
         train,

@@ -120,6 +120,7 @@ def make_synthetic_task(
         )
     a, b = truth
     # Samples inside the band are redrawn, which would take for ever.
+    # The probability of both tails of A x - b outside the band.
     kept = sum(math.erfc((BAND + side * b) / abs(a) / math.sqrt(2)) / 2 for side in (-1, 1))
     if kept < 0.01:
         raise DeltaflError(

@@ -122,6 +122,7 @@ def table_task(
         # Test rows say nothing about the scale: a model is judged on rows that it has not seen.
         mean = x[~test_e].mean(axis=0)
         scale = x[~test_e].std(axis=0)
+        # A feature that does not vary becomes 0, not 0 / 0.
         x = (x - mean) / np.where(scale > 0, scale, 1.0)
     dataset = _dataset(name, x.astype(np.float32), target, owner, owner_e, test_e)
     task = _task(
@@ -380,6 +381,7 @@ def _task_type(where: str, values: Column) -> TaskType:
     is_whole = known % 1 == 0
     if number.nunique() <= MOST_CLASSES and is_whole.all():
         return "classification"
+    # ``argmin`` of a mask: the first that is no whole number, or the first of all.
     raise DeltaflError(
         f"{where} holds {number.nunique()} different numbers such as {known[is_whole.argmin()]:g}: "
         "write task_type = regression (--task-type regression) to predict the number; up to "
@@ -484,6 +486,7 @@ def _stacked(name: str, column: str, values: list[Any]) -> npt.NDArray[Any]:
     if x.ndim < 3:
         return x.reshape(len(x), -1).astype(np.float32)
     if x.ndim == 3:
+        # Grey pictures come without an axis of channels.
         x = x[..., np.newaxis]
     if x.dtype != np.uint8:
         x = x.astype(np.float32)

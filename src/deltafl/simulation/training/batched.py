@@ -123,6 +123,7 @@ class BatchedTrainer:
         self._device = device
         self._dtype = _DTYPES[precision]
         self._chain: DenseChain | None = None
+        # The chain's own gradients are written out for this loss alone.
         plain = exact and device.type == "cpu" and is_cross_entropy(loss)
         if plain and isinstance(self._forward, DenseChain):
             self._chain = self._forward
