@@ -52,6 +52,7 @@ class Accumulator:
             raise DeltaflError(
                 "the cohort has clients that the plan does not know; give what open_round returned"
             )
+        # A cohort that a host has made itself has no round.
         if cohort.round not in (None, state.round):
             raise DeltaflError(
                 f"the cohort was drawn in round {cohort.round} and the state is that of round "
@@ -127,6 +128,8 @@ class Accumulator:
         control = self.plan.rule.control
         value: Any = control.value(self.state.control, client_k)
         usual = [((self._d,), (rows, self._d)) for rows in (1, len(client_k))]
+        # A user's own class may return anything, and another shape would be broadcast without a
+        # word.
         if not isinstance(value, ControlValue) or tuple(map(np.shape, value)) not in usual:
             raise DeltaflError(
                 f"{type(control).__name__}.value must return ControlValue(total_d, "
@@ -161,6 +164,7 @@ class Accumulator:
             )
         here_n = self.reports.responded_n
         columns = {}
+        # Silent clients have rows as well: reports are aligned with the cohort.
         for name, column_k in measured.items():
             columns[name] = np.zeros((len(here_n), *column_k.shape[1:]))
             columns[name][here_n] = column_k

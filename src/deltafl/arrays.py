@@ -95,6 +95,7 @@ def initial_model(params: Any) -> Params:
             params_d = flatten(params)
         else:
             params_d = np.array(as_array(params), np.float32)
+    # Which is a ValueError, too, and says more than the sentence below.
     except DeltaflError:
         raise
     except (TypeError, ValueError):

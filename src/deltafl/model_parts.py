@@ -163,6 +163,7 @@ class ModelParts(NamedTuple):
         trained = self.named(params_d)
         arrays: Arrays = {}
         for entry in self.entries:
+            # Tied arrays stay one array.
             if entry.same_as in arrays:
                 arrays[entry.name] = arrays[entry.same_as]
             elif entry.kind == "trained":

@@ -183,6 +183,7 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
         census = Path(dir_path) / _CENSUS
         if not state.exists():
             raise CheckpointNotFoundError(state)
+        # First, as the state is of the plan with these answers.
         if census.exists():
             arrays, _ = read_sealed(
                 census,
@@ -233,6 +234,7 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
                 "the algorithm sends statistics that are not one update of the model's parameters; "
                 "choose another, such as FederatedAveraging"
             )
+        # pfl's statistics are updates times the user's weight.
         update_d = flatten([stats[name] for name in self.names]) / np.float32(stats.weight)
         metrics = user_context.metrics
         known = [name for name in _REPORTED if name in metrics]

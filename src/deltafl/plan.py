@@ -261,6 +261,7 @@ class Plan(WithRanges):
         if any(part.needs_whole_updates for part in self.parts):
             coef_n = self.collect_replies(state, cohort, here_n).coef_n
             mean_square = float(coef_n @ reports.squared_norm_n[here_n])
+            # As if every update had been shortened as D was.
             step = step._replace(mean_square=step.factor**2 * mean_square)
         moved = self.move(state._replace(parts=own), step)
         following = moved._replace(
@@ -336,6 +337,7 @@ def make_plan(
         if value is True and SETTINGS[name].values is not bool:
             raise needs_value(name, sampler)
     given = more.setdefault("estimator", label.estimator)
+    # A label always has an estimator: only one that is not its sampler's usual one was written.
     usual = label.entry.estimator
     if isinstance(given, str) and label.estimator not in (given, usual):
         raise DeltaflError(
@@ -354,6 +356,8 @@ def _planned(
             raise unknown_name("setting", name, [*known, *SETTINGS])
     own = more.pop("parts", ())
     made = make_parts(settings)
+    # An object takes the place of the default of its kind. Where that was set, too, both stay, and
+    # ``Plan`` refuses them.
     replaced = {part.name for part in own if isinstance(part, ServerPart)} - set(settings)
     made = tuple(part for part in made if part.name not in replaced)
     return Plan(population, sampler, n, parts=(*made, *own), **more)

@@ -139,6 +139,8 @@ def close_round(
     """
     if isinstance(updates, list | tuple):
         given = [update for update in updates if update is not None]
+        # Every one a model: that is a mistake of the host, which no client can make alone
+        # (docs/reliability.md).
         if given and all(map(is_model, given)):
             raise DeltaflError(
                 f"updates are of type {type(given[0]).__name__}, expected one flat array a client: "

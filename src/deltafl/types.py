@@ -96,6 +96,7 @@ class Population(NamedTuple):
         seconds_m = self.seconds_m
         if seconds_m is None:
             return
+        # One number may stand for all.
         fits = np.shape(seconds_m) in ((), weight_m.shape)
         if not fits or not np.all((seconds_m > 0) & np.isfinite(seconds_m)):
             raise DeltaflError(

@@ -115,12 +115,14 @@ def draw_curves(
             drawn.append(Line(label, look, band))
         else:
             missing.append(label)
+    # A task may have no accuracy; a loss that is never finite is said below the picture.
     if not drawn and metric == "accuracy":
         return None
     note = CAPTION
     if missing:
         note += f" Never finite: {', '.join(missing)}."
     goal = None
+    # A threshold is one of the comparison's own metric.
     if metric == summary.metric:
         goal = goal_of(summary)
     if goal is not None:

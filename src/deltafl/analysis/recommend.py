@@ -250,6 +250,7 @@ def _cost(label: str, clients: int | None, parameters: int | None) -> str:
     if control.remembers:
         kept = "one update a client"
         if clients is not None and parameters is not None:
+            # Four bytes a number.
             gigabytes = f"{4e-9 * clients * parameters:.3g} GB"
             kept += f", {gigabytes} as float32 (memory_dtype=bfloat16 halves it)"
     return f"the server knows {known}, and keeps {kept}."

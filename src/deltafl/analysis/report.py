@@ -155,6 +155,7 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
         "rounds": f"rounds to {goal}",
         "bytes": f"bytes to {goal}".removesuffix(" to none"),
     }
+    # All samplers of a comparison have the same columns.
     shown = cells_of(summary.samplers[0], summary)
     return {
         "part": part,

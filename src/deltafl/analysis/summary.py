@@ -72,6 +72,7 @@ def summarise(
     seeds = {x: [_seed_summary(run, threshold) for run in group] for x, group in groups.items()}
     samplers = []
     for label, own in seeds.items():
+        # The baseline is not compared with itself.
         base: Sequence[SeedSummary] = ()
         if baseline not in (None, label):
             base = seeds[baseline]

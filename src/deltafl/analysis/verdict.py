@@ -34,6 +34,7 @@ def headline(summary: Summary) -> list[str]:
     Best is whose gap closed is largest, else whose speed-up is, else whose metric is. Another
     sampler is behind if the interval of its distance to the best, over paired seeds, excludes 0.
     """
+    # The ends of the gap are what the others are measured by.
     rated = [entry for entry in summary.samplers if entry.sampler not in references(summary)]
     gaps = {entry.sampler: entry.gap_closed for entry in rated if entry.gap_closed}
     speedups = {entry.sampler: entry.speedup for entry in rated if entry.speedup}
@@ -204,6 +205,7 @@ def remarks(summary: Summary) -> list[str]:
 def _results(summary: Summary) -> list[str]:
     """Which samplers are shown to be better or worse, by area, worst tenth and rounds."""
     entries = {entry.sampler: entry for entry in summary.samplers}
+    # Full participation closes all of the gap by definition.
     gaps = {x: e.gap_closed for x, e in entries.items() if base_name(x) != "full"}
     tails = {x: e.fairness.gain for x, e in entries.items() if e.fairness}
     speedups = {x: e.speedup for x, e in entries.items() if e.speedup}
@@ -317,6 +319,7 @@ def _columns(summary: Summary) -> Iterator[str]:
     speedups = [entry.speedup for entry in entries if entry.speedup]
     if metric == "accuracy":
         last = max(run.num_rounds for entry in entries for run in entry.seeds)
+        # A run that is shorter than the window is late from its start.
         late = max(late_after(last), 0)
         value = f"Accuracy: mean of the {WINDOW} best of the evaluations after round {late}"
     else:

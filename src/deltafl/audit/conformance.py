@@ -155,6 +155,7 @@ def _check_cohort(cohort: Cohort, available_m: BoolArray) -> None:
     )
     _require(np.all(count_n >= 1), "a client of the cohort has a count below 1")
     _require(
+        # Negated: NaN stands for an unknown expectation, which is allowed.
         np.all(~(expected_n <= 0)),
         "a client was drawn with expectation 0 or less",
     )
@@ -217,6 +218,7 @@ def _check_means(cohorts: list[Cohort], available_m: BoolArray, n: int) -> None:
         once = 1 / n
     mean_m = sum_m / len(cohorts)
     error_m = np.sqrt(np.maximum(1 / least_m - once, 0) / len(cohorts))
+    # 1e-9, as who is always selected has a standard error of 0, and a mean of 1 but for rounding.
     for i in np.flatnonzero(
         available_m & ~(np.abs(mean_m - 1) <= _STANDARD_ERRORS * error_m + 1e-9)
     ):

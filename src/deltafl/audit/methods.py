@@ -141,6 +141,7 @@ def audit(
         label = parse_label(name)
         entry = label.entry
         tried: Sequence[str | None] = designs or list(DESIGNS)
+        # A label's own design is meant; and a sampler that draws in its own way has no other.
         if label.design != entry.design or entry.design is None:
             tried = [label.design]
         rules = all_rules

@@ -78,6 +78,7 @@ def audit(ctx: typer.Context) -> None:
     subject = subject_of(settings)
     population = subject.population
     mean_d = population.weight_m @ subject.known.update_md
+    # In float64, as the bound asks whether the Gram matrix is singular.
     wide_md = subject.known.update_md.astype(float)
     least, over_designs = least_mse(
         wide_md @ wide_md.T,
@@ -91,6 +92,7 @@ def audit(ctx: typer.Context) -> None:
     console = Console()
     rows = list[AuditRow]()
     left_out = list[str]()
+    # Each table is shown as soon as it is known.
     for label in _chosen(settings.samplers) or SAMPLERS:
         _check_own(label, facts)
         with own_code_explained(settings.task, [label, *(estimators or ())]):

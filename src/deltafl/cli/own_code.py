@@ -19,6 +19,7 @@ def own_code_explained(task: str, labels: Sequence[str]) -> Iterator[None]:
         raise
     except Exception as error:
         failure = failure_of(error)
+        # Sampler and control variate of a label may both be files.
         parts = [part for label in labels for part in label.split("@")]
         sentence = own_code_error([task, *parts], failure.summary, failure.places)
         if sentence is None:

@@ -95,6 +95,8 @@ def local_pivotal(
             shuffled(len(left_k), source)
         ]  # ties are cut at random, not by the clients' numbers
     while True:
+        # One cell decides everybody. Of several each leaves one client at most, and these meet in
+        # the next turn.
         alone = len(left_k) <= CELL_SIZE
         for cell_k in _cells(place_mq, left_k):
             pi_k = pi_m[cell_k]
@@ -384,12 +386,16 @@ def _flights(
         added_cg = np.einsum("cdg,dg->cg", solve_ccg, balance_wcg[client])
         way_2hg[:, -1] = (pi_wg[client], 1 - pi_wg[client])
         holder_hg[-1] = client
+        # How much of each open equation the client does not fulfil, beside the numbers it is made
+        # of.
         share_cg = np.abs(added_cg) / largest_cg * is_open_cg
+        # A client that fulfils all of them has a direction, together with the holders.
         moves_g = share_cg.max(axis=0) <= _RANK_TOLERANCE
         least_g = np.where(moves_g, _WEAK, _RANK_TOLERANCE)
         if moves_g.any():
             np.multiply(added_cg, ~is_open_cg, out=step_hg[:-1])
             np.negative(step_hg[:-1], out=step_hg[:-1])
+            # Steps to either end, backwards and forwards, as in ``_flight``.
             reach_2hg = way_2hg / step_hg
             reach_2hg = np.maximum(reach_2hg, -reach_2hg[::-1])
             behind_g, ahead_g = reach_2hg.min(axis=1)
@@ -425,6 +431,7 @@ def _flights(
         held_cg = np.zeros((columns, num_queues))
         row_kc = solve_ccg[best, :, at] / added_cg[best, at][:, None]
         held_cg[:, at] = row_kc.T
+        # A step of elimination in every queue: no other equation sees this client from now on.
         solve_ccg -= added_cg[:, None] * held_cg
         solve_ccg[best, :, at] = row_kc
         holder_hg[best, at] = client

@@ -180,6 +180,7 @@ def _multinomial(expected: list[float]) -> Support:
     result: Support = {}
     for count in product(range(n + 1), repeat=len(expected)):
         if sum(count) == n:
+            # In so many orders the draws give these counts.
             ways = factorial(n) / prod(factorial(k) for k in count)
             result[count] = ways * prod((e / n) ** k for k, e in zip(count, expected, strict=True))
     return result

@@ -120,6 +120,7 @@ def draw(expected: Expectations, rng: np.random.Generator) -> IntArray:
     after_n = np.zeros(size)
     border_n[:-1], before_n[:-1] = tree.find(np.arange(1.0, size), mass)
     across = expected.of(border_n[:-1])
+    # Rounding may put a border behind the client's end.
     after_n[:-1] = np.maximum(across - before_n[:-1], 0.0)
     # The champion of interval i, before it meets the client on the border: who came in from the
     # interval before, or one of those inside.

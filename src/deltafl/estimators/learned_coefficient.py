@@ -126,6 +126,7 @@ class LearnedCoefficient(_Scaled):
             control=self.control.update_knowing(
                 state.control, population, replies, update_nd, value
             ),
+            # Only the ratio counts, so that exponential sums do, which need no first value.
             cross=np.asarray(self.memory * state.cross + cross),
             square=np.asarray(self.memory * state.square + square),
         )

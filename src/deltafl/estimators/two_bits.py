@@ -45,6 +45,7 @@ def encode(vector_d: npt.NDArray[np.floating]) -> FloatArray:
     block_bk = _rotated(block_bk * _signs())
     scale_b = np.sqrt(np.mean(block_bk**2, axis=1))
     level_bk = np.zeros((len(block_bk), _NUMBERS * _EACH), np.int64)
+    # As many bounds as lie below an entry, so high is its level.
     level_bk[:, :BLOCK] = sum(block_bk > bound * scale_b[:, None] for bound in _BOUNDS)
     packed_bn = (level_bk.reshape(-1, _NUMBERS, _EACH) << _SHIFTS).sum(axis=2)
     return np.column_stack([scale_b, packed_bn]).ravel()

@@ -125,6 +125,7 @@ def read_answer(
         raise DeltaflError(
             "the reply holds no answer; add delta_mod to the ClientApp's mods, or use DeltaClient"
         )
+    # Usual steps in place of shorter ones would make the first step of the model too long.
     if step_factor is not None and _number(report.get(CORRECTED)) != step_factor:
         raise DeltaflError(NOT_CORRECTED)
     answer = report[CENSUS]

@@ -69,6 +69,7 @@ class Rules:
         check_texts("forget", self.forget)
         check_seconds("registration_timeout", self.registration_timeout)
         if sampler.needs_oracle:
+            # It raises, with the sampler's own sentence.
             sampler.require_oracle(None)
         if sampler.census is not None and self.aux:
             raise DeltaflError(

@@ -73,6 +73,7 @@ class Service(Federation):
             self.log(WARNING, "forget names %s, which no saved client has", names)
         if forget > unknown:
             self.forget(forget - unknown)
+            # At once: until then the last file still knows them.
             save(folder, self, anew=True)
         text = "Resuming after round %d with %d known clients"
         self.log(INFO, text, self.round, len(self.clients))
@@ -199,6 +200,7 @@ class Service(Federation):
             share_m.max(),
         )
         counted_m = self.plan.population.num_examples_m
+        # Only ``max_ratio`` makes a client count less than it has reported.
         over = [
             key
             for (key, info), counted in zip(self.clients.items(), counted_m, strict=True)

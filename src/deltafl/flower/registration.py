@@ -59,6 +59,7 @@ class Directory:
     def refresh(self, grid: Grid) -> dict[str, ClientInfo]:
         """Query new nodes and read the answers that came, without waiting; all clients by key."""
         nodes = {node.node_id: node for node in grid.get_nodes()}
+        # A node that is gone and comes back is asked again.
         for known in (self._registered, self._queries, self._failed):
             for gone in known.keys() - nodes.keys():
                 known.pop(gone)
@@ -111,6 +112,8 @@ class Directory:
         before = -1
         while True:
             present = able = self.refresh(grid)
+            # Nobody new since the last look, and no query under way: else the first round would
+            # belong to those who connect first.
             settled = len(present) == before and not self._queries
             over = time.monotonic() >= end
             if len(present) >= needed and (settled or not settle or over):
@@ -163,6 +166,8 @@ class Directory:
                 continue
             self._failed.pop(node_id, None)
             self._registered[node_id] = (key, info)
+            # Nothing but its own word says who it is. In a simulation the engine gives the
+            # partition.
             if key == own_key and not (simulated and key.startswith("partition:")):
                 self._warn_once(
                     "clients report their ids themselves: a client can take another's place, or "

@@ -175,6 +175,7 @@ class DeltaStrategy(Strategy):
         )
         self._settled = True
         number = federation.round + 1
+        # Made once, as the messages to all clients share it.
         model = to_record(federation.arrays())
 
         def ask(question: Question) -> Mapping[str, Any]:

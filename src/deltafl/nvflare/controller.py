@@ -251,6 +251,7 @@ def reported(reply: FLModel) -> Mapping[str, Any]:
 def reply_in(reply: FLModel, sent: Arrays, number: int) -> ClientReply:
     """A client's reply to the model of a round, which may hold anything."""
     report = reported(reply)
+    # A reply to an earlier round, or from a script without ``DeltaClient``.
     if report.get(ROUND) != number:
         return ClientReply(
             fault=f"the reply is to round {report.get(ROUND)}; use DeltaClient in its script"

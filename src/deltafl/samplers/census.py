@@ -333,6 +333,7 @@ def _numbers(answer: npt.ArrayLike | None) -> npt.NDArray[Any]:
     """An answer as numbers, empty if it is none."""
     try:
         answer_k = np.asarray(answer)
+        # Texts and objects may still be numbers.
         if answer_k.dtype.kind not in "biuf":
             answer_k = answer_k.astype(float)
     except (TypeError, ValueError, OverflowError):

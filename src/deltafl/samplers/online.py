@@ -177,7 +177,9 @@ class MirrorDescent(Scored):
         )
         return DescentState(
             weight_m=weight_m,
+            # Rows for experts that this block does not use, too: states of a run have one shape.
             expert_em=np.tile(p_m, (MAX_EXPERTS, 1)),
+            # The weights of the formula sum to 1 but for rounding.
             weight_e=weight_e / weight_e.sum(),
             bound=np.asarray(bound),
             largest=np.zeros(()),
@@ -234,6 +236,7 @@ class MirrorDescent(Scored):
             p_n = state.expert_em[e, client_n]
             loss = float(np.sum(share_n / p_n)) / draws
             gain_e[e] = np.log(state.weight_e[e]) - least * np.sqrt(8 * draws / length) * loss
+            # eta_e in units where abar = 1. Here e counts from 0, and ``least`` is alpha / m.
             rate = 2.0**e * draws**2 * least**3 * slowest
             # Sums of logarithms: a product of so many factors would overflow.
             logit_m = np.log(state.expert_em[e])

@@ -90,6 +90,7 @@ class Oort(Unweighted):
         m = population.num_clients
         seconds = population.seconds_m
         if seconds is None:
+            # All alike, so that nobody is too slow.
             seconds = np.ones(())
         return OortState(
             size_m=population.num_examples_m,

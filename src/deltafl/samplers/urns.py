@@ -75,6 +75,7 @@ def urns_by_cluster(weight_m: FloatArray, n: int, merge_k2: IntArray) -> FloatAr
     order = np.argsort(mass_c, kind="stable")
     loose = order[: len(order) - left]
     kept = order[len(order) - left :]
+    # The heaviest clusters are urns, each filled as far as its mass goes.
     urn_nm = np.where(cluster_m == kept[:, None], rest_m, 0.0)
     # The clients of loose clusters, lightest cluster first, fill the gaps, lightest urn first.
     rank_c = np.argsort(order)

@@ -74,6 +74,7 @@ def from_named_arrays(
         return SumTree(array, arrays.get(prefix + _INNER))
     if isinstance(template, PersistentArray):
         return PersistentArray(array)
+    # Such as ``RoundState.round``, which is no array.
     if isinstance(template, int):
         return int(array)
     return array

@@ -105,6 +105,8 @@ class PersistentArray(NDArrayOperatorsMixin):
         if path:
             # Newer versions may be in use, whoever holds them.
             self._buffer.before = lambda: True
+        # From the newest version to this one: each exchanges its entries with those of the buffer,
+        # so that the differences point the other way afterwards.
         for older in reversed(path):
             index_k, value_k, newer = older._difference  # type: ignore[misc]  # all on the path have one
             newer._difference = (index_k, self._buffer.array_m[index_k], older)

@@ -111,6 +111,7 @@ class MappedRows:
             return self.changed[client]
         if not self.written:
             return np.zeros(self.shape[1], dtype=self.dtype)
+        # Looked at in each read: the mapping shows what is on the disk now.
         stored_d: Row = self._file[client]
         if zlib.crc32(stored_d.data) != self.crc_m[client]:
             raise DeltaflError(
@@ -129,6 +130,7 @@ class MappedRows:
 
     def lengthened(self, num_clients: int) -> "MappedRows":
         """With rows of zeros for clients who join."""
+        # What a file that is made longer has in its new rows.
         zero_crc = zlib.crc32(bytes(self.shape[1] * self.dtype.itemsize))
         joined_k = np.full(num_clients - len(self), zero_crc, np.uint32)
         rows = replace(
@@ -177,6 +179,7 @@ class MappedRows:
 
     def journal(self) -> dict[str, npt.NDArray[Any]]:
         """What a checkpoint holds: the changed rows, and which file holds the others."""
+        # In order, so that one state is always the same file.
         clients = sorted(self.changed)
         row_kd = np.zeros((len(clients), self.shape[1]), dtype=self.dtype)
         for place, client in enumerate(clients):

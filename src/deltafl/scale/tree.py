@@ -46,6 +46,7 @@ class TreeBuffer(Buffer):
     def __init__(self, array_m: Array, inner: FloatArray | None = None) -> None:
         super().__init__(array_m)
         widths = [-(-len(array_m) // WIDTH)]
+        # Up to a level of one node, the total.
         while widths[-1] > 1:
             widths.append(-(-widths[-1] // WIDTH))
         ends = np.cumsum(
@@ -142,6 +143,7 @@ class SumTree(PersistentArray):
                 end_kb += mass.base * _heads(child_kb, span, len(self), mass.without_c)
             # Rounding in the level above may put a position past the end of its block.
             left_k = np.minimum(left_k, np.nextafter(end_kb[:, -1], 0.0))
+            # The first child that ends beyond the position.
             place_k = (end_kb <= left_k[:, None]).sum(axis=1)
             left_k = left_k - np.where(place_k > 0, end_kb[row_k, place_k - 1], 0.0)
             node_k = child_kb[row_k, place_k]

@@ -106,6 +106,7 @@ class Clipping(Intake):
         super().__init__(len(coef_n))
         self.norm_n = np.full(len(coef_n), np.nan)
         self.radius = RADIUS * lower_median(norms.norm_m)
+        # Without R, which in the first round is known only later.
         # A coefficient of 0 moves nothing, however long the update.
         with np.errstate(divide="ignore"):
             self._reach_n = SHARE / (n * coef_n)

@@ -120,6 +120,7 @@ class Watch:
         self._unskilled += 1
         if not self._knows_nothing(loss, accuracy):
             self._unskilled = 0
+        # ``fmax`` leaves NaN out: not every evaluation has an accuracy.
         self._best = float(np.fmax(self._best, accuracy))
         if stays or (self._high and long) or loss > LOST * self._reference:
             return self._describe_loss(loss)

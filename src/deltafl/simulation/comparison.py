@@ -167,6 +167,7 @@ class Comparison:
             draw_plots(self.curves, self.numbers, folder)
             if report:
                 self.report(folder / "report.html")
+        # The numbers are worth having without the pictures.
         except MissingExtraError as error:
             logging.getLogger("deltafl").info(f"no pictures: {error}")
         return self.numbers
@@ -302,6 +303,7 @@ def _opened(folder: Path) -> _Runs:
     if "sampler" in recorded:
         command = "run"
         run = checked(RunSettings, recorded, where, cure)
+        # ``workers`` is a setting of single runs and changes no result.
         common = run.model_dump(exclude={"sampler", "seed", "workers"})
         settings = CompareSettings(
             **common,

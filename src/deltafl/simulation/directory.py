@@ -291,6 +291,7 @@ class RunDirectory:
         there = [name for name in (*LINE_FILES, *_FIXED) if (self.path / name).exists()]
         mark = before._replace(round=state.round, files=self._seals(there, before))
         if self._memory is not None:
+            # The rows in the folder are still those of the checkpoint before, and so is their note.
             mark = mark._replace(
                 memory=str(self._memory),
                 note=read_note(self._memory),
@@ -429,6 +430,7 @@ class RunDirectory:
         folder = within / new_name(self.path.name)
         mark = read_checkpoint(self.path)
         if mark is not None:
+            # A checkpoint may come from anybody: what it names is checked.
             folder = Path(str(mark.memory))
             require_own(folder, within)
         self._memory = folder

@@ -118,6 +118,8 @@ class _TorchProcessGroup(ProcessGroup):
             exchange()
         except RuntimeError as error:
             with suppress(RuntimeError):  # it left no note
+                # Who fails leaves a note before it goes; who was killed leaves none, for which
+                # nobody waits.
                 self._notes.set_timeout(timedelta(seconds=3))
                 raise DeltaflError(self._notes.get(_FAILURE).decode()) from error
             raise DeltaflError(
@@ -148,6 +150,7 @@ def joined_processes() -> Iterator[ProcessGroup]:
     group = _TorchProcessGroup()
     try:
         yield group
+    # Ctrl-C as well: the others must not wait for this process.
     except BaseException as error:
         group.leave(error)
         raise

@@ -216,6 +216,7 @@ class Engine:
             "test",
             params_d,
             jobs,
+            # Batches of equal length, but for the last.
             [1.0] * len(jobs),
         )
         loss = float(np.array([loss for loss, _ in found]).sum()) / num_examples

@@ -30,4 +30,5 @@ class Threshold(Callback):
             reached = test["loss"] <= goal
         if reached:
             round.line["stopped"] = goal
+            # What follows treats it as the last: a checkpoint is due.
             round.is_last = True

@@ -37,6 +37,7 @@ def export_model(folder: Path, to: Path) -> int:
     """
     if to.suffix not in SUFFIXES:
         raise DeltaflError(f"cannot export to {to}: the file must end in {' or '.join(SUFFIXES)}")
+    # A comparison has several models, of which none is the one.
     runs = sorted(path.parent for path in folder.glob("**/runs/*/config.toml"))
     if runs:
         raise DeltaflError(f"{folder} holds {len(runs)} runs; name one of them, such as {runs[0]}")
@@ -59,5 +60,6 @@ def export_model(folder: Path, to: Path) -> int:
         write_atomically(to, buffer.getvalue())
     else:
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        # A model is exported to be handed on: others may read it.
         write_sealed(to, arrays, private=False)
     return round

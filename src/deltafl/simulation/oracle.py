@@ -76,6 +76,7 @@ class SimulatedOracle:
             block = self._plan.n
             update_md = mapped_table(m, d, self._folder)
         total_d = np.zeros(d)
+        # As they were sent, too: ``train`` hands these on, and ``close_round`` screens them itself.
         raw = []
         screened = []
         for first in range(0, m, block):

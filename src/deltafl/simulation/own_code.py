@@ -128,6 +128,7 @@ def _checksum(name: str, known: Any = None) -> str | None:
         return None
     known = set[str]()
     names = {top}
+    # What is used uses other names of the file, until none is added.
     while known != names:
         known = names
         names = known.union(*(_needed(table) for table in tables if known & _defined(table)))

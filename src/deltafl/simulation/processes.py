@@ -132,6 +132,7 @@ def packed(value: object) -> bytes:
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
     """Ctrl-C counts once the block is left: a process that starts in it can then be ended."""
+    # Only the main thread gets interrupts, and may say what they do.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

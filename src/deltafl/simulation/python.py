@@ -201,7 +201,9 @@ def _task_name(task: AnyTask) -> str:
             f"task is {type(task).__name__}; it must be a name, a file, a deltafl.tasks.Task, a "
             "function that makes one, a data frame, or a Hugging Face data set"
         )
+    # It becomes a part of folders' names.
     name = re.sub(r"[^\w.+-]", "", name)
+    # No record may take it for the library's task.
     if name in known_tasks():
         name = f"my-{name}"
     return Named(name, task)

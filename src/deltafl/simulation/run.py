@@ -91,6 +91,7 @@ def play_round(run: LiveRun) -> PlayedRound:
     """Open a round, train its cohort, and close it with those that reply in time."""
     timer = Stopwatch()
     opened = run.state
+    # Only the first process has the run's folder.
     oracle = SimulatedOracle(
         run.engine, run.plan, opened, run.directory.path if run.group.is_first else None
     )
@@ -291,6 +292,7 @@ def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
     if before is None:
         directory.start(settings, data)
         return
+    # Both before anything is written.
     directory.require_same_data(data)
     directory.require_settings(settings, before.rounds)
     if settings.rounds != before.rounds:

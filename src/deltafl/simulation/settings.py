@@ -328,6 +328,7 @@ class Settings(BaseModel):
                 "for 70 %"
             )
         needs_clock = self.deadline is not None or self.over_select > 1
+        # A trace has its intervals in seconds.
         needs_clock |= isinstance(find_availability(self.availability), Trace)
         if find_speeds(self.speeds) is None and needs_clock:
             raise DeltaflError(
@@ -348,6 +349,7 @@ class Settings(BaseModel):
         None if unknown.
         """
         mean_examples = float(population.num_examples_m.mean())
+        # Without a size of minibatches, all examples of a client are one.
         batches = ceil(mean_examples / (self.batch_size or mean_examples))
         return RunFacts(
             rounds=self.rounds or RunFacts().rounds,

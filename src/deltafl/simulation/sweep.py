@@ -140,6 +140,7 @@ def play_jobs(
             if job.key in done:
                 played += job.settings.rounds or 0
             else:
+                # By its file, as another process may be playing it.
                 played += rounds_played(player.place(job))
         total = sum((job.settings.rounds or 0) for job in jobs)
         on_progress(Progress(played, total, len(done), len(jobs), running))

@@ -129,6 +129,7 @@ class Grid(NamedTuple):
                     if chosen == rates[-1]:
                         search = search._replace(edge="high")
                 found[label] = search
+            # One grid for all samplers: one at its edge makes it grow for everybody.
             edges = {search.edge for search in found.values()}
             grows_up = "high" in edges and up > 0
             grows_down = "low" in edges and down > 0
@@ -256,6 +257,8 @@ class TuneSettings(CompareSettings):
         area = area_under(run, rounds)
         if run.metric == "accuracy":
             area = -area
+        # A missing accuracy counts as 0 in the area already; a missing loss has none and is the
+        # worst.
         elif not np.isfinite(area):
             area = np.inf
         reached: float | None = 0.0

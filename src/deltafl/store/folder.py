@@ -41,6 +41,7 @@ def owned(folder: Path, lock: Path, option: str, seconds: float = 0) -> Iterator
     try:
         yield
     finally:
+        # Before it is released: afterwards the name may be that of another process's lock.
         with suppress(OSError):  # Windows deletes no open file: it stays and locks nothing
             lock.unlink()
         held.release()

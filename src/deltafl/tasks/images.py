@@ -64,6 +64,7 @@ def load_idx(name: str, data_dir: Path | None = None) -> Dataset:
     """
 
     def look(folder: Path) -> dict[str, Path] | None:
+        # All four from one folder: MNIST's files and FashionMNIST's have the same names.
         found = {}
         for file in SOURCES[name].checksums:
             path = find_file(folder, file)
@@ -125,6 +126,7 @@ def read_idx(path: Path) -> Bytes:
             content = file.read(IDX_LARGEST)
         if content[:3] != IDX_BYTES:
             raise ValueError(f"it starts with {content[:3].hex()!r}")
+        # IDX is big-endian.
         shape = struct.unpack_from(f">{content[3]}I", content, 4)
         return np.frombuffer(
             content,

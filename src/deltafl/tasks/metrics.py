@@ -144,6 +144,7 @@ def _mean_over_classes(score: Function) -> Function:
             if p.shape[1] == 2:
                 p = p[:, 1:]
                 one_hot = one_hot[:, 1:]
+        # A class that all examples have, or none, has no score.
         known = np.flatnonzero(one_hot.any(axis=0) & ~one_hot.all(axis=0))
         if len(known) == 0:
             return float("nan")
@@ -231,6 +232,7 @@ def metric_of(given: "str | Metric | Function") -> Metric:
     if isinstance(given, Metric):
         return given
     if callable(given):
+        # The name of a lambda, or of an object's class, says nothing in a table.
         if given.__class__.__name__ == "function" and given.__name__ != "<lambda>":
             return Metric(given.__name__, given)
         raise DeltaflError(

@@ -129,6 +129,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, before: int, after: int, stride: int, groups: int) -> None:
         super().__init__()
+        # Without biases, which the normalization after them takes away.
         self.inner = nn.Sequential(
             nn.Conv2d(before, after, 3, stride, padding=1, bias=False),
             nn.GroupNorm(groups, after),

@@ -94,6 +94,7 @@ def load_own(name: str, seed: int, **of_table: Any) -> Task:
         named = name.of
     if is_table(name):
         make: Callable[..., Task] = table_task
+        # A Hugging Face data set, told by what it has: the package is not imported.
         if hasattr(named, "column_names"):
             make = from_huggingface
         given = {key: value for key, value in of_table.items() if value is not None}

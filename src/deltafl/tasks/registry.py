@@ -200,6 +200,7 @@ def make_task(
     assert spec.load is not None, "register checks it"
     dataset = spec.load(data_dir)
     how = partition or spec.partition or "iid"
+    # Partitions by a column take all owners that there are.
     if num_clients is None and not find_partition(how).uses_column:
         num_clients = spec.num_clients
     if alpha is None:

@@ -431,6 +431,7 @@ def _numbers(values: Column) -> FloatArray:
     number: FloatArray = _parsed(values).to_numpy(np.float64, na_value=np.nan)
     _require_all(
         values,
+        # NaN is not below it either.
         np.abs(number) <= LARGEST,
         "a real number in the range of float32",
         f"encode words first, as pandas.get_dummies(table, columns=[{values.name!r}]) does, or "
@@ -452,6 +453,7 @@ def _parsed(values: Column) -> Column:
 def _require_all(values: Column, good_e: BoolArray, needed: str, cure: str) -> None:
     """Refuse the first value that is not good; the index holds table and row."""
     known_e = values.notna().to_numpy()
+    # Missing values first, which have a cure of their own.
     if not known_e.all():
         good_e = known_e
         cure = (

@@ -75,6 +75,7 @@ class DenseChain:
         if not all(type(layer) in (nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid) for layer in layers):
             return None
         linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+        # Layers with a parametrization have parameters of other names.
         if any(map(has_hooks, (model, *model))) or any(
             set(part._parameters) != {"weight", "bias"} for part in linear
         ):
@@ -168,6 +169,7 @@ def _forward(
     after = []
     for layer in layers:
         if isinstance(layer, _Dense):
+            # With the zero features, which the gradient's product needs again.
             h, output = layer(h)
         else:
             output = layer(h)

@@ -71,6 +71,7 @@ def choose_route(
     """The route of a run; an error if device, model and precision do not go together."""
     device = find_device(how.device)
     if device.type == "cpu" and how.precision == "float32":
+        # On a CPU a cohort at once pays for dense models alone.
         if dense_cohort_size(model, task, work) > 1:
             return Route("batched")
         return Route("loop")
