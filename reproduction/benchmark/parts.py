@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deltafl.errors import DeltaflError, unknown_name
 from deltafl.samplers import SAMPLERS, parse_label
-from deltafl.simulation import Doubling, Grid, Job, RunSettings, make_settings
+from deltafl.simulation import FirstGrid, Grid, Job, RunSettings, make_settings
 from deltafl.store import checked
 
 from ..probe import Probe
@@ -39,7 +39,7 @@ class Part(BaseModel):
     title: str
     tier: str
     methods: tuple[str, ...]
-    rates: Doubling  # the first grid of local rates
+    rates: FirstGrid  # the first grid of local rates
     extensions: Annotated[int, Field(ge=0)] = 3  # how often the grid may grow on each side
     horizon: Count  # the rounds of every run; over them the mean accuracy is taken
     tuning_seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)

@@ -94,6 +94,13 @@ class Plan(WithRanges):
         object.__setattr__(self, "parts", in_order(tuple(self.parts)))
         check_cohort_size(self.n, self.population.num_clients)
         self.population.check()
+        most = self.sampler.most_clients
+        m = self.population.num_clients
+        if most is not None and m > most:
+            raise DeltaflError(
+                f"{type(self.sampler).__name__} compares all pairs of clients and can do {most:,}, "
+                f"not {m:,}: choose another sampler, such as deltafl recommend --clients {m} names"
+            )
         find_estimator(self.estimator)
         for part in self.parts:
             part.check(self)

@@ -53,6 +53,29 @@ def test_the_known_answers() -> None:
         recommend(clients=0)
 
 
+@pytest.mark.parametrize(
+    ("unequal", "labels", "census", "memory", "reachable"),
+    [*itertools.product((None, True, False), *[(True, False)] * 4)],
+)
+def test_what_is_recommended_for_very_many_clients_can_do_as_many(
+    unequal: bool | None, labels: bool, census: bool, memory: bool, reachable: bool
+) -> None:
+    found = recommend(
+        unequal_sizes=unequal,
+        labels=labels,
+        census=census,
+        memory=memory,
+        reachable=reachable,
+        clients=100_000,
+    )
+    assert deltafl.make_sampler(found.label).most_clients is None
+    assert found.evidence
+    few = recommend(
+        unequal_sizes=unequal, labels=labels, census=census, memory=memory, reachable=reachable
+    )
+    assert few.label in (found.label, "clustered-sampling-2")
+
+
 def test_methods_that_are_as_good_within_the_intervals_are_named() -> None:
     found = recommend(unequal_sizes=True, census=False)
     assert found.label == "innovation"

@@ -34,7 +34,7 @@ from reproduction.text import MOST_ROWS
     [
         ({"tuning_seeds": [2]}, r"tuning_seeds \[2\] are test seeds too"),
         ({"parts": {"a": {"tier": "none"}}}, "unknown tier 'none'"),
-        ({"parts": {"a": {"tier": "all", "rates": [0.1, 0.3]}}}, "each twice the one before"),
+        ({"parts": {"a": {"tier": "all", "rates": [0.1, 0.1]}}}, "write each once"),
         ({"parts": {"a": {"tier": "all", "methods": ["innovatoin"]}}}, "did you mean 'innovation'"),
         ({"tuning_validation": 0}, "tuning_validation"),
     ],

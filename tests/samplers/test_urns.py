@@ -1,13 +1,16 @@
 """Clustered sampling: urns by hand and by a slow twin, exact expectations, what it refuses."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.cluster.hierarchy import linkage
 
 from conftest import all_replies
-from deltafl import DeltaflError, Plan, Population, Reports, Sampler, init_round
+from deltafl import DeltaflError, Plan, Population, Reports, Sampler, init_round, make_plan
 from deltafl import make_sampler as make
 from deltafl.designs.exact import every_cohort
 from deltafl.estimators.variance import estimate_variance
@@ -159,6 +162,37 @@ def test_clustered_sampling_with_clients_away(sampler: Sampler) -> None:
         mean_m[cohort.client_n] += probability * cohort.count_n
     weight_m = np.where(available_m, SIX.weight_m, 0)
     np.testing.assert_allclose(mean_m, 2 * weight_m / weight_m.sum(), atol=1e-9)
+
+
+def test_the_pairs_are_those_of_the_whole_matrix() -> None:
+    """The same tree, to the bit, as SciPy's from the full matrix, with and without clients seen."""
+    rng = np.random.default_rng(0)
+    for m, share in ((2, 0.0), (3, 1.0), (40, 0.5), (90, 0.9)):
+        sketch_mq = rng.normal(size=(m, 5)) * (rng.random((m, 1)) < share)
+        angle_mm = angles(sketch_mq)
+        unseen_m = ~sketch_mq.any(axis=1)
+        angle_mm[np.ix_(unseen_m, unseen_m)] = 0.0
+        tree = linkage(angle_mm[np.triu_indices(m, k=1)], "ward")[:, :2]
+        np.testing.assert_array_equal(ward_tree(sketch_mq), tree)
+
+
+@pytest.mark.parametrize("label", ["clustered-sampling-2", "fedlecc", "hics-fl", "divfl"])
+def test_who_compares_all_pairs_says_how_many_clients_it_can_do(label: str) -> None:
+    """Before anything is allocated: 100,000 clients would take 40 GB and more."""
+    most = make(label).most_clients
+    assert most is not None
+    match = f"compares all pairs of clients and can do {most:,}, not {most + 1:,}"
+    with pytest.raises(DeltaflError, match=match):
+        make_plan(label, [10] * (most + 1), n=20)
+    assert make_plan(label, [10] * most, n=20).population.num_clients == most
+
+
+def test_clients_beyond_the_limit_cannot_join() -> None:
+    most = make("divfl").most_clients
+    assert most is not None
+    plan = make_plan("divfl", [10] * most, n=2)
+    with pytest.raises(DeltaflError, match="compares all pairs"):
+        replace(plan, population=Population.from_sizes([10] * (most + 1)))
 
 
 def test_what_clustered_sampling_refuses() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import deltafl as dl
 from deltafl.analysis.runs import Metric, Run
@@ -74,6 +76,31 @@ def test_the_grid_grows_where_the_best_rate_is_at_its_edge(
     assert found.rates == pytest.approx(rates)
     assert found.best == pytest.approx(best)
     assert found.edge == edge
+
+
+@pytest.mark.parametrize(
+    ("grid", "optimum", "rates"),
+    [
+        ((0.1, 0.3), 10.0, (0.1, 0.3, 0.9, 2.7, 8.1)),
+        ((0.1, 0.3), 0.02, (0.011111111, 0.033333333, 0.1, 0.3)),
+        ((0.01, 0.02, 0.1), 0.5, (0.01, 0.02, 0.1, 0.5, 2.5)),
+        ((0.01, 0.02, 0.1), 0.005, (0.0025, 0.005, 0.01, 0.02, 0.1)),
+        ((0.5,), 2.0, (0.5, 1.0, 2.0, 4.0)),
+    ],
+)
+def test_any_grid_grows_by_the_factor_at_its_edge(
+    grid: tuple[float, ...], optimum: float, rates: tuple[float, ...]
+) -> None:
+    assert searched(grid, 3, ("one",), best_at(one=optimum))["one"].rates == pytest.approx(rates)
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=6, unique_by=lambda x: f"{x:g}"))
+def test_a_grid_is_put_in_order(rates: list[float]) -> None:
+    typed = ",".join(map(repr, rates))
+    for given_rates in (rates, tuple(rates), typed):
+        settings = make_settings(TuneSettings, {"local_rates": given_rates})
+        assert settings.local_rates == tuple(sorted(rates))
+        assert settings.grids()["local_lr"].rates == tuple(sorted(rates))
 
 
 def test_all_methods_search_the_same_grid() -> None:
@@ -201,7 +228,9 @@ def test_nothing_is_played_twice_and_what_is_missing_is(tuned: Path) -> None:
     [
         ({"seeds": 8, "tuning_seeds": [7]}, r"tuning_seeds \[7\] are seeds of the comparison too"),
         ({"rates": {"uniform": 0.1}, "samplers": "uniform"}, "rates are what tuning finds"),
-        ({"local_rates": [0.1, 0.3]}, "write each twice the one before"),
+        ({"local_rates": [0.3, 0.1, 0.1000000001]}, "rates hold 0.1 twice; write each once"),
+        ({"local_rates": "0.1,0"}, "greater than 0"),
+        ({"local_rates": []}, "at least 1"),
         ({"validation": 0}, "validation is 0; it must be greater than 0"),
     ],
 )

@@ -127,7 +127,7 @@ def recommend(
             (docs/census.md).
         memory: Whether the server has space for one update of each client.
         reachable: Whether every selected client can be expected to reply.
-        clients: m, for the cost.
+        clients: m, for the cost, and because some methods compare all pairs of clients.
         parameters: d, for the cost.
 
     Raises:
@@ -140,21 +140,28 @@ def recommend(
     for name, number in {"clients": clients, "parameters": parameters}.items():
         if number is not None and not is_in(number, "[1, inf)"):
             raise DeltaflError(f"{name} is {number!r}; write a whole number >= 1, or leave it out")
+    allowed = [labels, census, memory, reachable]
     rows: dict[str, dict[str, Evidence]] = {}
     for row in read_evidence():
-        if unequal_sizes in (None, row.unequal):
+        most = _parts(row.label).sampler.most_clients
+        if (most is None or (clients or 1) <= most) and _fits(row.label, *allowed):
             rows.setdefault(row.label, {})[row.task] = row
+    tasks = "tasks like yours"
+    if alike := _of_sizes(rows, unequal_sizes):
+        rows = alike
+    else:
+        tasks = "tasks of the benchmark, none of them with sizes like yours"
     num_tasks = max(map(len, rows.values()))
     gaps = {
         label: _mean_gap(by_task.values())
         for label, by_task in rows.items()
         # Methods are compared on tasks that all of them have.
-        if len(by_task) == num_tasks and _fits(label, labels, census, memory, reachable)
+        if len(by_task) == num_tasks
     }
     best, *others = sorted(gaps, key=lambda label: -gaps[label])
     why = (
         f"closes {gaps[best]:.2f} of the gap between uniform sampling (0) and full participation "
-        f"(1) on the {num_tasks} tasks like yours, "
+        f"(1) on the {num_tasks} {tasks}, "
     )
     if others:
         following = ", ".join(f"{x} {gaps[x]:.2f}" for x in others[:2])
@@ -170,6 +177,19 @@ def recommend(
         _cost(best, clients, parameters),
         caveats,
     )
+
+
+def _of_sizes(
+    rows: Mapping[str, Mapping[str, Evidence]], unequal: bool | None
+) -> dict[str, dict[str, Evidence]]:
+    """The rows of tasks whose clients have unequal sizes, equal ones, or any; labels that have
+    some.
+    """
+    found = {
+        label: {task: row for task, row in by_task.items() if unequal in (None, row.unequal)}
+        for label, by_task in rows.items()
+    }
+    return {label: by_task for label, by_task in found.items() if by_task}
 
 
 def read_evidence() -> list[Evidence]:

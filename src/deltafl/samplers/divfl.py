@@ -5,12 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..errors import DeltaflError
-from ..types import FloatArray, IntArray, Population
+from ..types import FloatArray, IntArray
 from .base import NewFirst, NewFirstState, Rng
-
-#: The matrix of distances has 8 m^2 bytes, and takes O(m^2) time a round.
-_MAX_CLIENTS = 5000
 
 
 @dataclass(frozen=True)
@@ -29,16 +25,9 @@ class DivFL(NewFirst):
 
     sketch_size: int = 64
 
+    # The matrix of distances has 8 m^2 bytes, and takes O(m^2) time a round.
+    most_clients: ClassVar = 5000
     ranges: ClassVar = {"sketch_size": "[1, 128]"}
-
-    def init(self, population: Population) -> NewFirstState:
-        m = population.num_clients
-        if m > _MAX_CLIENTS:
-            raise DeltaflError(
-                f"divfl compares all pairs of clients, {m} are too many; use it with at most "
-                f"{_MAX_CLIENTS}, or another sampler"
-            )
-        return super().init(population)
 
     def again(
         self, state: NewFirstState, present_k: IntArray, size: int, wanted: int, rng: Rng

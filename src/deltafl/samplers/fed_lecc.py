@@ -8,7 +8,7 @@ import numpy as np
 
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population
 from .base import Rng, Sampler, label_counts, present_clients, unweighted_cohort
-from .ward import ward
+from .ward import MOST_CLIENTS, ward
 
 
 class LeccState(NamedTuple):
@@ -33,7 +33,7 @@ class FedLECC(Sampler):
     Ours: the clustering, by Ward's method on the rows sqrt(p_i), whose distances are sqrt(2) H; if
     these clusters have too few clients, the next ones are visited, then the remaining clients in
     the same order; a loss of NaN counts as infinite; ties are broken at random; both defaults.
-    Needs SciPy, and O(m^2) memory once.
+    Needs SciPy, and O(m^2) memory once: at most 20,000 clients.
 
     Source: Jimenez-Gutierrez, Giunta, Hassanzadeh, Anagnostopoulos, Chatzigiannakis and Vitaletti,
     arXiv 2603.08911.
@@ -49,6 +49,7 @@ class FedLECC(Sampler):
 
     uses_aux: ClassVar[bool] = True
     needs_oracle: ClassVar[bool] = True
+    most_clients: ClassVar = MOST_CLIENTS
     ranges: ClassVar = {"clusters": "[1, inf)", "visited": "[1, inf)"}
 
     def init(self, population: Population) -> LeccState:

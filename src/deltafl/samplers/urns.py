@@ -17,7 +17,7 @@ from ..designs.table import draw_cohort
 from ..errors import DeltaflError
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
 from .base import Rng, Sampler, State, present_clients, replied, with_rows
-from .ward import ward_tree
+from .ward import MOST_CLIENTS, ward_tree
 
 #: Probabilities that are 0 but for rounding.
 _SLIVER = 1e-12
@@ -149,12 +149,15 @@ class ClusteredBySimilarity(ClusteredBySize):
     floor(n w_i) urns of its own; clients that fill urns come in the order of their indices. Left
     out: distances in place of angles.
 
+    A round takes 8 m^2 bytes and O(m^2 q) time, 10 seconds for 10,000 clients: at most 20,000.
+
     Attributes:
         sketch_size: q from 1 to 128, length of the sketch kept of each client's last update.
     """
 
     sketch_size: int = 64
 
+    most_clients: ClassVar = MOST_CLIENTS
     ranges: ClassVar = {"sketch_size": "[1, 128]"}
     kept_fields: ClassVar = ("sketch_mq", "merge_k2")
 

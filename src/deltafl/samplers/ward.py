@@ -1,17 +1,32 @@
-"""Ward's hierarchical clustering (Ward 1963), by SciPy, and the angles that samplers give it."""
+"""Ward's hierarchical clustering (Ward 1963), by SciPy, and the angles that samplers give it.
+
+It compares all pairs: 8 m^2 bytes, and O(m^2) time. Angles are no distances of points, so that
+clusters have no centres to keep in place of the pairs.
+"""
 
 import numpy as np
 
 from ..errors import require
 from ..types import FloatArray, IntArray
 
+#: Samplers that cluster all clients have so many at most, which takes 3.2 GB.
+MOST_CLIENTS = 20_000
+
 
 def angles(row_kq: FloatArray) -> FloatArray:
     """Angles between rows in radians, float64 (k, k); a right angle between a zero row and any."""
+    unit_kq = _units(row_kq)
+    return _angle(np.einsum("iq,jq->ij", unit_kq, unit_kq))
+
+
+def _units(row_kq: FloatArray) -> FloatArray:
     length_k = np.linalg.norm(row_kq, axis=1)
-    unit_kq = row_kq / np.where(length_k > 0, length_k, 1.0)[:, None]
-    cosine_kk = np.einsum("iq,jq->ij", unit_kq, unit_kq)  # BLAS's bits depend on the threads
-    return np.asarray(np.arccos(np.clip(cosine_kk, -1.0, 1.0)))
+    unit_kq: FloatArray = row_kq / np.where(length_k > 0, length_k, 1.0)[:, None]
+    return unit_kq
+
+
+def _angle(cosine: FloatArray) -> FloatArray:
+    return np.asarray(np.arccos(np.clip(cosine, -1.0, 1.0)))
 
 
 def ward_tree(sketch_mq: FloatArray) -> IntArray:
@@ -21,12 +36,25 @@ def ward_tree(sketch_mq: FloatArray) -> IntArray:
 
     if len(sketch_mq) < 2:
         return np.zeros((0, 2), np.int64)
-    angle_mm = angles(sketch_mq)
-    zero_m = ~sketch_mq.any(axis=1)
-    angle_mm[np.ix_(zero_m, zero_m)] = 0.0
-    above = np.triu_indices(len(sketch_mq), k=1)
-    merge_k2: IntArray = linkage(angle_mm[above], "ward")[:, :2].astype(np.int64)
+    merge_k2: IntArray = linkage(_pairs(sketch_mq), "ward")[:, :2].astype(np.int64)
     return merge_k2
+
+
+def _pairs(sketch_mq: FloatArray) -> FloatArray:
+    """The angles of rows i < j one after the other, as SciPy takes them, (m (m - 1) / 2,)."""
+    m = len(sketch_mq)
+    unit_mq = _units(sketch_mq)
+    zero_m = ~sketch_mq.any(axis=1)
+    angle_p = np.empty(m * (m - 1) // 2)
+    end = 0
+    for i in range(m - 1):
+        begin = end
+        end += m - 1 - i
+        # BLAS's bits depend on the threads.
+        angle_p[begin:end] = _angle(np.einsum("q,jq->j", unit_mq[i], unit_mq[i + 1 :]))
+        if zero_m[i]:
+            angle_p[begin:end][zero_m[i + 1 :]] = 0.0
+    return angle_p
 
 
 def ward(row_kk: FloatArray, groups: int) -> IntArray:

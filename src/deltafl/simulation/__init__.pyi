@@ -38,7 +38,7 @@ from .sweep import require_devices as require_devices
 from .sweep import run_jobs as run_jobs
 from .tracking import tracker as tracker
 from .tune import NEVER as NEVER
-from .tune import Doubling as Doubling
+from .tune import FirstGrid as FirstGrid
 from .tune import Grid as Grid
 from .tune import Score as Score
 from .tune import Search as Search

@@ -1,9 +1,9 @@
 """Learning rates of every sampler, found on seeds and examples that the comparison does not judge
 by.
 
-All samplers search one grid, each rate twice the one before. The best rate has the fewest rounds to
-the threshold, averaged over the tuning seeds (``Score``). Where that of any sampler is at an edge,
-the grid grows there, for all.
+All samplers search one grid. The best rate has the fewest rounds to the threshold, averaged over
+the tuning seeds (``Score``). Where that of any sampler is at an edge, the grid grows there, for
+all.
 
 ::
 
@@ -38,10 +38,12 @@ from .sweep import require_simulator, run_jobs
 NEVER = 2  # a tuning run that never reaches the threshold counts as so many times its rounds
 
 
-def _doubling(rates: tuple[float, ...]) -> tuple[float, ...]:
-    if any(abs(high / low - 2) > 1e-9 for low, high in pairwise(rates)):
-        raise ValueError(f"rates are {rates}; write each twice the one before")
-    return rates
+def _in_order(rates: tuple[float, ...]) -> tuple[float, ...]:
+    # The records of a rate are found by its first six digits.
+    for low, high in pairwise(sorted(rates)):
+        if f"{low:g}" == f"{high:g}":
+            raise ValueError(f"rates hold {low:g} twice; write each once")
+    return tuple(sorted(rates))
 
 
 def _from_1000(seeds: Any) -> Any:
@@ -49,9 +51,9 @@ def _from_1000(seeds: Any) -> Any:
     return [1000 + seed for seed in found] if isinstance(found, range) else found
 
 
-#: A first grid of rates; on the command line "0.1,0.2,0.4".
-Doubling = Annotated[
-    tuple[Positive, ...], CommaSeparated, AfterValidator(_doubling), Field(min_length=1)
+#: A first grid of rates, which is put in order; on the command line "0.1,0.2,0.4".
+FirstGrid = Annotated[
+    tuple[Positive, ...], CommaSeparated, AfterValidator(_in_order), Field(min_length=1)
 ]
 
 
@@ -98,8 +100,9 @@ class Grid(NamedTuple):
     """What is searched. A finalist stays one when the grid grows.
 
     Attributes:
-        rates: The first grid, each rate twice the one before.
-        extensions: How often it may grow on each side.
+        rates: The first grid, increasing.
+        extensions: How often it may grow on each side, by the factor between the two rates there,
+            which is 2 for a single rate.
         finalists: How many rates of a sampler the seeds after the first play, the best on the
             first; None for all.
     """
@@ -135,7 +138,7 @@ class Grid(NamedTuple):
             grows_down = "low" in edges and down > 0
             if not (grows_up or grows_down):
                 return found
-            rates = (rates[0] / 2,) * grows_down + rates + (2 * rates[-1],) * grows_up
+            rates = _grown(rates, grows_down, grows_up)
             up = up - grows_up
             down = down - grows_down
 
@@ -158,6 +161,13 @@ class Grid(NamedTuple):
                 Trial(label, rate, seed) for label, s in found.items() for rate in s.finalists
             ]
         return trials
+
+
+def _grown(rates: tuple[float, ...], down: bool, up: bool) -> tuple[float, ...]:
+    """A grid with one rate more at some of its ends."""
+    # A factor such as 2.0000000000000004 is one that decimals cannot write.
+    factors = [round(high / low, 9) for low, high in pairwise(rates)] or [2.0]
+    return (rates[0] / factors[0],) * down + rates + (rates[-1] * factors[-1],) * up
 
 
 def _scores(
@@ -200,10 +210,10 @@ class TuneSettings(CompareSettings):
         0.2,
         description="share of training examples that tuning judges by",
     )
-    local_rates: Doubling | None = Field(
+    local_rates: FirstGrid | None = Field(
         None, description="first grid; if not set: task's rate / 4 to 4 times it"
     )
-    server_rates: Doubling | None = Field(
+    server_rates: FirstGrid | None = Field(
         None, description="first grid of server rates; not tuned if not set"
     )
     tuning_seeds: Annotated[tuple[Seed, ...], BeforeValidator(_from_1000)] = Field(
