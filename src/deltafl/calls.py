@@ -68,6 +68,7 @@ def write_call(name: str, options: Mapping[str, Any]) -> str:
 
 def write_setting(name: str, value: Any) -> str:
     """The shortest text of ``name=value`` that ``parse_call`` reads."""
+    # Without quotes such words would be read as the values that they name.
     bare = (
         isinstance(value, str)
         and _WORD.match(value)
@@ -123,6 +124,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return (
             isinstance(value, tuple) and len(value) == len(parts) and all(map(_fits, value, parts))
         )
+    # Not ``isinstance``, to which True is a whole number.
     return hint not in _KINDS or type(value) is hint or (hint is float and type(value) is int)
 
 

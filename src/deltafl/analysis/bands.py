@@ -28,6 +28,7 @@ def band_of(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> Band:
     have.
     """
     shared = curves[0][0]
+    # Runs that diverged or were stopped have fewer rounds.
     for round_r, _ in curves[1:]:
         shared = np.intersect1d(shared, round_r)
     value_sr = np.array(
@@ -126,6 +127,7 @@ def client_accuracies(runs: Sequence[Run]) -> Band | None:
     for run in runs:
         if run.accuracy_km is None or run.fairness is None:
             return None
+        # Of each model, then averaged, as in ``fairness_of``: the spread of one model is meant.
         curve_kq = np.nanpercentile(run.accuracy_km, percent, axis=1)
         curves.append((percent, 100 * curve_kq.mean(axis=1)))
     return band_of(curves)

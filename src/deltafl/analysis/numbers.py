@@ -46,6 +46,7 @@ class Reach(_Model):
 class _OfAllPairs(_Model):
     """A difference from which no seed is left out."""
 
+    # The same names as in ``SpeedUp``: a verdict asks every difference alike.
     no_difference: ClassVar[float] = 0.0
     num_left_out: ClassVar[int] = 0
     num_lost: ClassVar[int] = 0

@@ -82,6 +82,7 @@ class _Race(NamedTuple):
         rounds.
         """
         seeds = {entry.sampler: entry.seeds for entry in self.summary.samplers}
+        # In the unit by which they are ranked.
         if isinstance(self.found[other], SpeedUp):
             return speedup(seeds[self.best], seeds[other])
         sign = sign_of(self.summary)
@@ -118,6 +119,7 @@ def _without_a_lead(race: _Race) -> list[str]:
     why = f"has an interval that does not lie above {highest.no_difference:g}"
     if highest.low is None:
         why = "has no interval"
+    # The interval alone would call it better, as ``verdict_of`` does not.
     elif highest.num_lost and highest.low > highest.no_difference:
         why = "leaves out seeds with which its sampler never got there"
     return [
@@ -172,6 +174,7 @@ def _savings(summary: Summary, best: str) -> list[str]:
     texts = []
     for label in (best, summary.baseline):
         reached = label and entries[label].to_threshold
+        # Where one of them never got there, nothing can be compared.
         if not reached or reached.rounds is None:
             return []
         text = f"{rounds_text(reached)} rounds"
@@ -297,6 +300,7 @@ def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]
     who = "Biased"
     if len(labels) > 1:
         who = "Biased, all of them"
+    # These settings bias every method: none need be named.
     factor = settings.get("norm_guard")
     if factor is not None:
         return [

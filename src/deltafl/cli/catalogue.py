@@ -115,6 +115,7 @@ def _print_design(name: str) -> None:
 def _print_estimator(name: str) -> None:
     rule = ALL_ESTIMATORS[name]
     control = _about(type(rule.control))
+    # The wrapper says how beta is learnt, and what it holds where c comes from.
     if isinstance(rule.control, LearnedCoefficient):
         control = f"{control} Here: {_about(type(rule.control.control))}"
     rows = [
@@ -133,6 +134,7 @@ def _print_label(text: str) -> None:
     """
     label = parse_label(text)
     entry = label.entry
+    # With the defaults, which are shown below.
     made = entry.make({})
     rows = [
         ("what it does", _about(type(made))),
@@ -194,6 +196,7 @@ def _meanings(kind: type) -> dict[str, str]:
 
 def _asked(meaning: str, question: str) -> Any:
     """An option that is asked for at a terminal; elsewhere it has to be given."""
+    # A program without a console has no ``stdin``.
     at_terminal = sys.stdin is not None and sys.stdin.isatty()
     return typer.Option(help=meaning, prompt=at_terminal and question)
 
@@ -247,6 +250,7 @@ def recommend(
     Example: deltafl recommend --sizes unequal --no-labels --census --memory --reachable
     """
     text = answer(
+        # A switch has two positions, and sizes may be unknown.
         unequal_sizes={"equal": False, "unequal": True, "unknown": None}[sizes],
         labels=labels,
         census=census,

@@ -76,6 +76,7 @@ def compare(
 
     Example: deltafl compare --task digits --samplers full,census,uniform --seeds 3
     """
+    # Before anything is read: torchrun would play several comparisons in one folder.
     refuse_processes("compare")
     settings = o.settings_from(CompareSettings, ctx.obj, set_, config, out, resume)
     folder = out or new_folder("compare", settings.task)
@@ -118,6 +119,7 @@ def tune(
     with _explained("tune", folder, settings.task, settings.samplers):
         with sweep_progress() as on_progress:
             tuned = tune_rates(settings, folder, on_progress, count)
+        # Between two bars, which would be drawn over it.
         for name, searches in tuned.searches.items():
             for label, search in searches.items():
                 edge = f", at the {search.edge} edge of its grid" if search.edge else ""
@@ -149,6 +151,7 @@ def report(
 
     Example: deltafl report my-results more-results --out both
     """
+    # Their own summary would be replaced.
     if out is not None and recorded_settings(out) is not None:
         raise DeltaflError(f"{out} holds runs of its own; choose another --out for the report")
     together = joined(folders)
@@ -211,6 +214,7 @@ def run(
     # One process names the folder: its name has the time, which differs between them.
     with joined_processes() as group:
         settings, folder = group.from_first(opened)
+        # Each round is written once, whoever plays it.
         with _tracked(track if group.is_first else None, folder) as on_round:
             _play(settings, folder, group, on_round)
 
@@ -332,6 +336,7 @@ def _explained(
 ) -> Iterator[None]:
     """Explain Ctrl-C, and errors of the user's own code, in one sentence each."""
 
+    # Asked when it happens: until then nothing may be recorded.
     def how_to_go_on() -> str:
         if not (folder / "config.toml").exists():
             return "nothing was recorded yet: give the same command again"

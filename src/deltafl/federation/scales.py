@@ -56,6 +56,8 @@ class Scales:
     ) -> dict[int, str]:
         """Note the norms of a round's updates, by client; why some are refused, by place."""
         norms = dict[int, float]()
+        # Before the median is taken, and whether the update is used or not: each client has one
+        # vote.
         for place, (key, update) in enumerate(zip(keys, updates, strict=True)):
             if update is not None and np.isfinite(update).all():  # else it is refused as it is
                 norms[place] = sqrt(squared_norms(update[None])[0][0])

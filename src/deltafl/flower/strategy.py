@@ -146,6 +146,7 @@ class DeltaStrategy(Strategy):
             result.evaluate_metrics_clientapp,
             result.evaluate_metrics_serverapp,
         ):
+            # Flower counts from 1 after each start; these are rounds in all.
             counted = {number + done: record for number, record in metrics.items()}
             metrics.clear()
             metrics.update(counted)

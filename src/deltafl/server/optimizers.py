@@ -94,6 +94,7 @@ class FedExP(ServerOptimizer):
         delta_d: FloatArray,
         own: AverageState,
     ) -> tuple[FloatArray, AverageState]:
+        # ``move`` has multiplied D with eta.
         return self.lr * delta_d, own
 
     def moved(self, own: AverageState, step: Step, params_d: Params) -> AverageState:

@@ -216,6 +216,7 @@ def command_of(settings: CompareSettings) -> str:
         return ""
     defaults = usual.model_dump(mode="json")
     shown = {key: value for key, value in given.items() if key in named or value != defaults[key]}
+    # A number of seeds says the same in fewer letters.
     if shown["seeds"] == [*range(len(shown["seeds"]))]:
         shown["seeds"] = len(shown["seeds"])
     words = ["deltafl", "compare"]

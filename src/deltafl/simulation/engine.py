@@ -83,6 +83,7 @@ class Engine:
             torch.from_numpy(np.require(part, requirements=["C", "W"]))
             for part in (data.train_x, data.train_y, data.test_x, data.test_y)
         )
+        # Without the examples, which processes share as tensors.
         rest = replace(task, dataset=Dataset("", _NONE, _NONE, _NONE, _NONE, 0))
         make = partial(ClientRunner, rest, work, seed, self.route, self._form)
         self._recipe = Recipe(make, stored)

@@ -64,6 +64,7 @@ def code_of(settings: Mapping[str, Any]) -> dict[str, str]:
     name whose source is not found is left out.
     """
     named = [*_labels(settings), settings.get("task", "")]
+    # Task, sampler and control variate may each be of a file; options and designs are cut off.
     files = chain.from_iterable(re.findall(r"[^@(]*\.py(?::\w+)?", text) for text in named)
     found = {name: _checksum(name) for name in files}
     found |= {name: _checksum(name, known) for name, known in objects_of(settings).items()}
@@ -96,12 +97,14 @@ def require_one_code(folders: Sequence[Path]) -> None:
 
 
 def _different(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    # A name that one of them alone has is no difference.
     return [name for name, checksum in one.items() if other.get(name, checksum) != checksum]
 
 
 def note_code(folder: Path, settings: BaseModel) -> None:
     """Add the code of samplers that are new in a folder to its ``environment.json``."""
     known = _recorded(folder)
+    # What was noted first stays: with it the runs were played.
     code = {**code_of(settings.model_dump()), **known.get("code", {})}
     if code != known.get("code", {}):
         write_atomically(

@@ -70,6 +70,7 @@ def compare(
         >>> result = deltafl.compare("digits", ["uniform", "census"], rounds=20)  # doctest: +SKIP
         >>> result.summary(); result.plot("accuracy.pdf")  # doctest: +SKIP
     """
+    # Now and not in ``Comparison.summary``, after hours of work.
     require("pandas", "sim")
     if seeds is not None:
         settings["seeds"] = list(seeds) if isinstance(seeds, Iterable) else seeds
@@ -164,6 +165,7 @@ def _folder(given: Any, command: str = "", task: str = "") -> Path:
 
 def _labels(samplers: "AnySampler | Iterable[AnySampler]") -> list[str]:
     """The labels of samplers; text may name a class that is given beside it."""
+    # A ``Named`` is one label, whatever commas its text has.
     if isinstance(samplers, str) and not isinstance(samplers, Named):
         return split_labels(samplers)
     if isinstance(samplers, str) or not isinstance(samplers, Iterable):

@@ -183,6 +183,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     client_accuracy_r = tested("client_accuracy")
     drawn_n, count_n = (
         np.array(
+            # Round 0 has no cohort.
             [entry for line in lines for entry in line.get(key, ())],
             dtype=np.int64,
         )
@@ -303,6 +304,7 @@ class RunStore:
         record = self.record(job)
         if record is not None:
             require_same(record.settings, job, self.path(job))
+        # A run that is not finished is refused, too, before it is continued.
         elif (begun := recorded_settings(unfinished)) is not None:
             require_same(begun, job, unfinished)
         return record

@@ -49,6 +49,7 @@ def task_of(settings: RunSettings) -> Task:
             column=settings.column,
             **own,
         )
+    # Public examples first: what is held out for validation is held by clients.
     if settings.public is not None:
         task = with_public(task, settings.public, settings.seed)
     count = settings.test_examples

@@ -30,6 +30,7 @@ NOTHING = Seal(0, 0)
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
     """Add a line, of which numbers that are not finite become null."""
+    # NaN is no JSON: ``plain_json`` makes it null, and what it overlooks raises an error here.
     text = json.dumps(plain_json(line), allow_nan=False) + "\n"
     with opened(path, "ab") as file:
         file.write(text.encode())

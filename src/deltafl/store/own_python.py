@@ -48,6 +48,7 @@ def import_file(path: Path, form: str) -> ModuleType:
         sys.path.append(str(path.parent))
     # The file may be newer than the list of its folder that Python remembers.
     importlib.invalidate_caches()
+    # A name with a dot would be looked for in a package, which would be imported.
     usable = path.stem.isidentifier() and not path.stem.startswith("__")
     spec = importlib.util.find_spec(path.stem) if usable else None
     if spec is None or Path(str(spec.origin)).resolve() != path:

@@ -76,6 +76,7 @@ def checked(kind: type[T], value: Any, where: str, cure: str) -> T:
     try:
         found: T = _adapter(cast(Any, kind)).validate_python(value)
     except ValidationError as error:
+        # One sentence names one mistake.
         first = error.errors()[0]
         entry = ".".join(map(str, first["loc"])) or "the whole"
         raise DeltaflError(f"{where}: {entry}: {allowed(first)}; {cure}") from None

@@ -114,6 +114,7 @@ def balanced_accuracy(output: Numbers, y: Numbers) -> float:
 def log_loss(output: Numbers, y: Numbers) -> float:
     """The mean of -log p(y), over labels too."""
     wide = output.astype(np.float64)
+    # Several logits an example: they are those of classes.
     if y.ndim == 1 and wide.size > len(y):
         log_p = log_softmax(wide, axis=1)
         return float(-log_p[np.arange(len(y)), y.astype(np.int64)].mean())

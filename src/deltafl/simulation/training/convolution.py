@@ -39,6 +39,7 @@ def conv2d(
     groups: int = 1,
 ) -> torch.Tensor:
     """``torch.nn.functional.conv2d``: (B, C, H, W) and (O, C, h, w) to (B, O, H', W')."""
+    # What is no plain product stays torch's.
     if groups != 1 or set(_pair(dilation)) != {1} or isinstance(padding, str):
         return functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
     channels = len(weight)
