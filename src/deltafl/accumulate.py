@@ -95,6 +95,8 @@ class Accumulator:
 
         value = self._control_value(replies.client_n)
         update_kd = self._update_kd
+        # First what a part does to replies, then what is measured: samplers see updates as they
+        # count.
         for intake in self._intakes.values():
             update_kd = intake.counted(
                 np.flatnonzero(here_n),
@@ -115,6 +117,7 @@ class Accumulator:
         # Only now: c and its coefficient have to be from before the draw, or D is biased.
         known = control.update(state.control, plan.population, replies, update_kd)
 
+        # The sampler learns from these; ``info`` and the host see what was measured.
         scored = self.reports
         for intake in self._intakes.values():
             scored = intake.scored(scored)

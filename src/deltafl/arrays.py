@@ -161,6 +161,7 @@ def mean_rest(
 
 
 def _lower_median(old: Array, replies: list[Array]) -> Array:
+    # The lower one where there are two, so that one client of two cannot raise it.
     return np.asarray(np.sort(np.stack(replies), axis=0)[(len(replies) - 1) // 2], old.dtype)
 
 

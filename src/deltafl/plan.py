@@ -91,6 +91,7 @@ class Plan(WithRanges):
         names = [part.name for part in self.parts]
         if len(set(names)) < len(names):
             raise DeltaflError(f"parts has {', '.join(names)}; write each once")
+        # In the order in which they act; the dataclass is frozen.
         object.__setattr__(self, "parts", in_order(tuple(self.parts)))
         check_cohort_size(self.n, self.population.num_clients)
         self.population.check()
@@ -233,6 +234,7 @@ class Plan(WithRanges):
         given = [drift for drift in drifts if drift is not None]
         if not given:
             return None
+        # (d,) of one part and (n, d) of another add up to (n, d).
         return reduce(np.add, given)
 
     def collect_replies(
@@ -252,6 +254,7 @@ class Plan(WithRanges):
         parts = [part for part in self.parts if type(part).intake is not ServerPart.intake]
         if not parts:
             return {}
+        # Of one draw, and as if all replied: that is known before anybody does.
         coef_n = self.collect_replies(state, cohort).coef_n / cohort.count_n
         intakes = {part.name: part.intake(self, state.parts[part.name], coef_n) for part in parts}
         return {name: intake for name, intake in intakes.items() if intake is not None}
@@ -262,6 +265,7 @@ class Plan(WithRanges):
         """The next state, from an estimate of what clients did without a drift; also the step."""
         own = dict(state.parts)
         step = Step(state.round, state.params_d, delta_d)
+        # Each part takes the step that the one before it leaves.
         for part in self.parts:
             step, own[part.name] = part.direction(self, own[part.name], step)
         here_n = reports.responded_n

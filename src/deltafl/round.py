@@ -70,6 +70,7 @@ def blank_state(plan: Plan, params_d: Params) -> RoundState:
         parts={part.name: part.init(plan, params_d) for part in plan.parts},
         sampler=plan.sampler.init(plan.population),
         control=control.init(plan.population, len(params_d)),
+        # Two bytes a client; ``plus_one`` takes a wider type once a count needs it.
         selected_m=PersistentArray(np.zeros(m, np.int16)),
         responded_m=PersistentArray(np.zeros(m, np.int16)),
         missed_m=PersistentArray(np.zeros(m, np.int16)),

@@ -36,6 +36,7 @@ def comparison_table(summary: Summary) -> RenderableType:
     costs = _table(
         [
             "costs of a run",
+            # In two lines, or the table would be wider than 80 columns.
             *(heading.replace(" ", "\n", 1) for heading in COSTS),
         ]
     )

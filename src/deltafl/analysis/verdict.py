@@ -244,6 +244,7 @@ def _what_is_missing(summary: Summary) -> Iterator[str]:
         yield "One seed: no intervals. Another seed may change the order."
     if not gaps and not {"full", "uniform"} <= names:
         yield "No gap closed: it needs both full and uniform among the samplers."
+    # Runs that ended early have no gap either, but for another reason.
     elif not gaps and not any(run.stopped or run.diverged for e in entries for run in e.seeds):
         yield "No gap closed: full participation is not ahead of uniform sampling here."
     if any(gap.low is None and gap.num_seeds > 1 for gap in gaps):

@@ -51,6 +51,7 @@ _BEGAN = {"tuning_seeds": "tune", "sampler": "run", "samplers": "compare"}
 
 def _headings() -> dict[str, str]:
     """Headings of ``--help`` and the options below them, in this order; all others come last."""
+    # What alters the updates that clients send is shown with their training.
     of_training = [name for name in IN_TEXT if ROW_OF[name].kind.alters_updates]
     of_server = [name for name in IN_TEXT if name not in of_training]
     return {

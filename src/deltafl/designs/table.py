@@ -336,6 +336,7 @@ def _usable_values(
         raise DeltaflError(
             f"value_mq has shape {value_mq.shape}; give one row of numbers for each of {m} clients"
         )
+    # Before it is checked: of absent clients nothing need be known.
     value_mq = value_mq[present]
     bad = present[~np.isfinite(value_mq).all(axis=1)]
     if len(bad):

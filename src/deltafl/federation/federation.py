@@ -163,6 +163,7 @@ class Federation:
             return [Question(keys, {}, {})]
         asked = {STEP_FACTOR: self.plan.step_factor}
         trained = self.layout.trained
+        # The same for all, as with ``mime`` alone: one message serves everybody.
         if drift.ndim == 1:
             return [Question(keys, asked, split(drift, trained))]
         return [

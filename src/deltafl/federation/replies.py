@@ -76,6 +76,7 @@ class ClientReply(NamedTuple):
 def read_info(report: Mapping[str, Any], num_aux: int) -> ClientInfo:
     """What a client reports of its data when it registers."""
     aux = report.get(AUX)
+    # What the server has not asked for it does not keep.
     if not isinstance(aux, list) or num_aux == 0:
         aux = []
     if len(aux) != num_aux:

@@ -166,6 +166,7 @@ def make_rules(
         # Several federations may keep their updates on the same disk.
         rows = Path(memory_path).absolute() / new_name("federation")
         memory = replace(memory, folder=str(rows))
+    # None is the sampler's own, which ``make_plan`` takes where no other is given.
     if settings.get("estimator", "") is None:
         del settings["estimator"]
     # The clients are not known yet; every label is checked with as many as one cohort.

@@ -101,6 +101,7 @@ class Scales:
         if ratios:
             middle = median_low(ratios)
         symptom = self._watch.see(info, bool(np.isfinite(params_d).all()), middle)
+        # The model may be sound, but a round in which all were refused does not show it.
         refused = bool(info.rejected) and not info.num_responded
         self.sound = symptom is None and self._watch.suspect is None and not refused
         if symptom is None:

@@ -142,6 +142,8 @@ class Centred(Scored):
         if not self.own_memory:
             return 1.0
         again_m = np.isfinite(state.square_m)
+        # As if so many clients had come twice, and left half of their first squares the second
+        # time.
         prior = _PRIOR_VISITS * float(np.nanmean(state.first_m))
         later = state.square_m[again_m].sum() + prior / 2
         return float(later / (state.first_m[again_m].sum() + prior))

@@ -161,6 +161,7 @@ class _Diversity(Scored):
         if not isinstance(pair, tuple):
             pair = (pair, pair)
         usable = len(pair) == 2 and all(is_in(a, "[0, inf)") for a in pair)
+        # With both at 0 all scores would be 0.
         if not (usable and is_in(sum(pair), "(0, inf)")):
             raise DeltaflError(
                 f"alpha is {self.alpha!r}; write a number above 0, a pair (a1, a2), or 'theory'"

@@ -23,6 +23,7 @@ def weighted_sum(
     total_d = np.zeros(num_params)
     product_d = np.empty(num_params)
     for coef, row_d in zip(coef_n, rows, strict=True):
+        # The product in float64, too: one in float32 would be rounded before it is added.
         total_d += np.multiply(row_d, coef, out=product_d, dtype=np.float64)
     return total_d
 

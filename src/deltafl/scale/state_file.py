@@ -68,6 +68,8 @@ def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
         # The form of the state is that of one client: m numbers need not be made.
         aux_mq = plan.population.aux_mq
         one = Population.from_sizes([1], aux=None if aux_mq is None else aux_mq[:1])
+        # With seconds, which some samplers ask for; the saved arrays take the place of all of
+        # these.
         template_plan = replace(
             plan,
             population=one._replace(seconds_m=np.ones(1)),

@@ -109,6 +109,7 @@ class Comparison:
         for names in _WHERE_MEASURED:
             if table[names[-1]].isna().all():
                 table = table.drop(columns=names)
+        # Nulls make columns of objects; counts stay whole numbers.
         table = table.astype({column: float for column in table if column not in _WHOLE})
         table.insert(0, "seeds", entries["seeds"].map(len))
         return table.set_index(entries["sampler"])

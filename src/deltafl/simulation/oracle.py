@@ -44,6 +44,7 @@ class SimulatedOracle:
         self._folder = folder
         self._sent = broadcast(plan, state)
         self._squares = plan.sampler.uses_square_loss
+        # What one client gets in place of the common drift is as long.
         sent = [vector_d for vector_d in self._sent if vector_d is not None]
         self._download = BYTES_PER_PARAMETER * sum(map(len, sent))
         self._statistics = BYTES_OF_STATISTICS + 8 * self._squares

@@ -121,6 +121,7 @@ def packed(value: object) -> bytes:
 
     try:
         content: bytes = cloudpickle.dumps(value)
+    # Whatever the object's own code raises as it is packed.
     except Exception as error:
         raise DeltaflError(
             "a task or a sampler of yours cannot be sent to other processes "

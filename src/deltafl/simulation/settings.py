@@ -572,6 +572,7 @@ def refuse_ignored(settings: Settings, given: Mapping[str, Any]) -> None:
         "column": (has_column, "the partition 'natural' and tables have it"),
     }
     for name in IN_TEXT:
+        # It is enough if one method of a comparison uses it.
         fits = any(ROW_OF[name].kind.fits(control) for control in controls)
         used[name] = (fits, "methods that know something of each client have it")
     for key, (is_used, who) in used.items():

@@ -312,6 +312,7 @@ def _owner_column(
     dealt = find_partition(partition or "natural")
     if not dealt.uses_column:
         return None
+    # Some partitions name their column.
     owner = dealt.column or column or OWNER
     if owner in list(columns):
         return owner
