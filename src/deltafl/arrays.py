@@ -81,6 +81,7 @@ def unflatten(
         return model
     if not isinstance(like, Mapping):
         return list(new.values())
+    # So it keeps its class and attributes, such as ``_metadata`` of PyTorch's state dicts.
     state: Any = copy.copy(like)
     state.update(new)
     return state

@@ -41,5 +41,6 @@ def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> Generato
         raise unknown_name("purpose of randomness", purpose, PURPOSES)
     if min(seed, round, client) < 0:
         raise DeltaflError(f"seed, round and client must be >= 0, got {seed}, {round}, {client}")
+    # As a spawn key and not added to the seed: two seeds have no stream in common.
     key = (PURPOSES[purpose], round, client)
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))

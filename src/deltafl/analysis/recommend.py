@@ -144,6 +144,7 @@ def recommend(
     rows: dict[str, dict[str, Evidence]] = {}
     for row in read_evidence():
         most = _parts(row.label).sampler.most_clients
+        # Who does not say how many clients there are may have few.
         if (most is None or (clients or 1) <= most) and _fits(row.label, *allowed):
             rows.setdefault(row.label, {})[row.task] = row
     tasks = "tasks like yours"

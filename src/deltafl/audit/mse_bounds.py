@@ -56,6 +56,7 @@ def least_over_designs(gram_mm: FloatArray, weight_m: FloatArray, n: int) -> flo
     member_sm = np.array(
         [[i in chosen for i in range(m)] for chosen in combinations(range(m), n)], dtype=np.float64
     )
+    # One fixed seed, so that the same updates have the same bound.
     rng = np.random.Generator(np.random.PCG64(0))
     too_rare = (
         float(weight_m**2 @ np.diag(gram_mm)) / _LEAST_INCLUSION

@@ -177,6 +177,7 @@ def make_rules(
     if seed is None:
         seed = randbits(63)  # who can guess it knows who is selected when
     plan = make_plan(sampler, somebody, n, seed=seed, memory=memory, **settings)
+    # Where clients may lie they may claim examples, too.
     if own.get("max_ratio") is None and plan.part("clip") is not None:
         own["max_ratio"] = 3.0
     if state_path is not None:

@@ -35,6 +35,7 @@ class Identity(BaseModel):
     """The kind of a client's id, and the id (printable characters)."""
 
     kind: Literal["partition", "client"]
+    # Printable alone, since logs have it.
     client_id: Annotated[
         str, StringConstraints(strict=True, pattern=r"^[^\p{C}\p{Zl}\p{Zp}]{1,200}$")
     ]

@@ -122,6 +122,7 @@ class ClusterIS(Sampler):
             np.concatenate,
             list(zip(*drawn, strict=True))[:3],
         )
+        # All clusters are drawn by one design, so that the last part's kind is that of all.
         cohort = Cohort(client_n, count_n, expected_n, part.kind)
         return cohort.part(np.argsort(client_n))
 

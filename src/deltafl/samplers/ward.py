@@ -16,6 +16,7 @@ MOST_CLIENTS = 20_000
 def angles(row_kq: FloatArray) -> FloatArray:
     """Angles between rows in radians, float64 (k, k); a right angle between a zero row and any."""
     unit_kq = _units(row_kq)
+    # einsum, for the bits of BLAS depend on the threads.
     return _angle(np.einsum("iq,jq->ij", unit_kq, unit_kq))
 
 
@@ -63,6 +64,7 @@ def ward(row_kk: FloatArray, groups: int) -> IntArray:
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import pdist
 
+    # SciPy links no single row.
     if len(row_kk) == 1:
         return np.zeros(1, np.int64)
     label_k = fcluster(linkage(pdist(row_kk), "ward"), groups, criterion="maxclust")

@@ -35,6 +35,7 @@ def memory_size(
     # The last checkpoint stays until the next one is whole: there are two of them.
     if format.folder is None:
         return MemorySize(ram=COPIES * rows, disk=2 * rows)
+    # Rows that changed since a checkpoint are in RAM until the next one.
     changed = min(num_clients, rows_a_checkpoint or num_clients) * row
     return MemorySize(ram=COPIES * changed, disk=rows + 2 * changed)
 

@@ -37,6 +37,7 @@ class Checkpoint(NamedTuple):
         """Whether a file is as it was when this was written, or the run ended; what was added is
         not looked at.
         """
+        # ``ended`` wins where both have a file: it is of more of its lines.
         known = (self.files | self.ended).get(file.name)
         return known is None or seal_of(file, end=known.length) == known
 
@@ -61,5 +62,6 @@ def checkpoint_arrays(folder: Path) -> dict[str, Array]:
 
 def change_checkpoint(folder: Path, **changes: Any) -> None:
     """Write other entries into the last checkpoint, whose state stays."""
+    # Read and written as a whole: one checksum is of the whole header.
     arrays, header = read_sealed(folder / FILE, CURE)
     write_sealed(folder / FILE, arrays, header | changes)

@@ -30,6 +30,7 @@ def likely_cause(infos: Sequence[RoundInfo], settings: RunSettings, plan: Plan) 
             f"overflows: {cure}"
         )
     worst = _longest_leap(infos)
+    # Beside the equal share of a reply.
     shares = worst.largest_weight * max(worst.num_responded, 1)
     if shares >= LARGE_WEIGHT:
         return (

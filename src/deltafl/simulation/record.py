@@ -133,6 +133,7 @@ def note_clients(
     """
     known: dict[str, Any] = {"num_examples": num_examples_m.tolist()}
     if accuracy_m is not None:
+        # Later rounds than this one are those that are played again.
         rows = {at: row for at, row in _noted_clients(folder)[1].items() if since <= at < round}
         rows[round] = plain_json(np.round(accuracy_m, 4).tolist())
         known |= {"rounds": [*rows], "accuracy": [*rows.values()]}

@@ -60,6 +60,7 @@ class ClientRunner:
                 model, task.loss, work, form.width, self._examples, device, route.precision
             )
         self._model = model.eval()
+        # For evaluations; trainers choose their own.
         self._forward = choose_forward(model, self._data[2])
 
     def train(

@@ -131,6 +131,7 @@ class MLflow(Tracker):
         for run in client.search_runs([experiment], f"tags.deltafl_run = '{mark}'"):
             run_id = run.info.run_id
             client.update_run(run_id, "RUNNING")
+            # A number that every round has: up to its last step all is written.
             history = client.get_metric_history(run_id, "round/seconds")
             return run_id, max((point.step for point in history), default=0)
         name = f"{done.sampler}, seed {done.seed}"

@@ -79,6 +79,7 @@ class World:
         lost_n = lost_2m[0, client_n] < settings.dropout
         if self.seconds_m is None:
             return Waited(~lost_n, 0.0)
+        # ``round + 1``: round 0 of these streams has what holds for the whole run.
         luck_m = stream(
             settings.seed,
             "world",

@@ -228,6 +228,7 @@ def from_huggingface(
     target = _target(frame[label], task_type, standardize=True)
     owner_e = _owners(frame, owner)
     if "test" in parts:
+        # The frame has the training part first.
         test_e = np.arange(len(frame)) >= len(train[label])
     else:
         test_e = every_tenth(rows_by_key(owner_e), len(frame))

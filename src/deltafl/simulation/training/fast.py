@@ -111,6 +111,7 @@ class FastTrainer:
     ) -> LocalResult:
         """``serial.train_serial``, with this trainer's model and loss."""
         own = self._own
+        # Into the same memory every time: the model's parameters are views of ``current``.
         own.start.copy_(torch.tensor(params_d))
         own.current.copy_(own.start)
         own.gradient_sum.zero_()
@@ -118,8 +119,10 @@ class FastTrainer:
         loss_sum = 0.0
         square_loss_sum = 0.0
         square_sum = 0.0
+        # Only now, since the choice depends on the shape of the examples.
         if self._forward is None:
             self._forward = choose_forward(self._model, x)
+        # Before any noise, which may come from the same generator.
         batches = minibatches(len(x), work, rng)
         if drift_d is not None:
             drift_step_d = torch.tensor(drift_d, device=self._device) / len(batches)
