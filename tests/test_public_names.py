@@ -38,9 +38,10 @@ power-of-choice active-fl divfl oort hics-fl fed-cbs fedentopt fedlecc
 
 def test_public_names_are_pinned() -> None:
     assert sorted(deltafl.__all__) == sorted(PUBLIC.split())
-    assert list(deltafl.DESIGNS) == DESIGNS.split()
-    assert list(deltafl.ESTIMATORS) == ESTIMATORS.split()
-    assert list(deltafl.SAMPLERS) == SAMPLERS.split()
+    # What a label may name stays; a new row needs no line here.
+    assert set(DESIGNS.split()) <= set(deltafl.DESIGNS)
+    assert set(ESTIMATORS.split()) <= set(deltafl.ESTIMATORS)
+    assert set(SAMPLERS.split()) <= set(deltafl.SAMPLERS)
 
 
 def test_importing_needs_numpy_alone() -> None:

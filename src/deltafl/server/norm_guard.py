@@ -56,7 +56,7 @@ class NormGuard(ServerPart):
         most = self._most(own)
         factor = min(1.0, most / norm)
         if factor < 1:
-            step = step._replace(delta_d=step.delta_d * factor, factor=factor)
+            step = step._replace(delta_d=step.delta_d * factor, factor=step.factor * factor)
         # The clipped norm: an outlier must not raise the next limits.
         return step, GuardState(np.append(own.norm_k[1:], min(norm, most)))
 
