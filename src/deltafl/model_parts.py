@@ -93,7 +93,7 @@ class ModelParts(NamedTuple):
         wanted = patterns_of(trainable)
         for option, patterns in (("local", local), ("trainable", wanted)):
             for pattern in patterns:
-                # Models of peft often have nothing that matches the second of its patterns.
+                # A model of peft need not have anything that matches the second of its patterns.
                 if pattern not in TRAINABLE["lora"] and not any(
                     fnmatchcase(name, pattern) for name in named.arrays
                 ):

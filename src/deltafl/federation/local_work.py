@@ -84,7 +84,7 @@ class LocalSteps:
             raise DeltaflError(f"this step has {len(given)} gradients, the first had {len(sums)}")
         for place, gradient in enumerate(given):
             if gradient is not None:  # frozen, or not used in this step: a gradient of zero
-                # In float64: in half precision the squares of usual gradients overflow.
+                # In float64: in half precision large squares overflow, and small ones vanish.
                 array = np.float64(as_array(gradient))
                 self._square += float(np.sum(array**2))
                 sums[place] = sums[place] + array

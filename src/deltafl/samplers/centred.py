@@ -244,6 +244,7 @@ class Balanced(Centred):
     def scores(
         self, state: CentredState, available_m: BoolArray | None, n: int, oracle: Oracle | None
     ) -> FloatArray:
+        # Balance alone: the scores are the weights, without the floor.
         if not self.by_norm:
             return state.factor_m
         return super().scores(state, available_m, n, oracle)

@@ -87,6 +87,7 @@ def bytes_in_ram(state: Any) -> int:
     arrays = dict[int, int]()
 
     def look(part: Any) -> None:
+        # The other rows are in their file.
         if isinstance(part, MappedRows):
             part = (part.crc_m, *part.changed.values())
         if isinstance(part, Mapping):

@@ -128,7 +128,7 @@ class DifferentialPrivacy(ServerPart):
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
         from dp_accounting.pld import PLDAccountant
 
-        # Where n are more than can be connected, everybody is asked.
+        # Where fewer than n are connected, everybody is asked.
         event = PoissonSampledDpEvent(
             min(1.0, rate),
             GaussianDpEvent(self.noise_multiplier),

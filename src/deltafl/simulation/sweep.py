@@ -199,7 +199,7 @@ def _play_side_by_side(
                 playing[pool.submit(_play, player, job)] = job
                 continue
             result(future)
-            # Only losses in a row count: another run has ended well, so memory suffices again.
+            # Only losses without a run that ended well in between count.
             lost.clear()
             finished(job)
         tell(*(job.key for future, job in playing.items() if future.running()))

@@ -153,6 +153,7 @@ class MLflow(Tracker):
         from mlflow.entities import Metric
 
         run_id, written = run
+        # Rounds that are played again are in the store already.
         if round > written:
             now = int(1000 * time.time())
             points = [Metric(tag, number, now, round) for tag, number in value.items()]

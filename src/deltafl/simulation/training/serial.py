@@ -172,7 +172,7 @@ def train_serial(
     loss_sum = 0.0
     square_loss_sum = 0.0
     square_sum = 0.0
-    # In float64: the variance of the steps is a small difference of two large squares.
+    # In float64: the variance of the steps can be a small difference of two large squares.
     gradient_sum_d = torch.zeros_like(start_d, dtype=torch.float64)
     batches = minibatches(len(x), work, rng)
     drift_step_d = torch.zeros_like(start_d)
