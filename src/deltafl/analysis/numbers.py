@@ -106,7 +106,7 @@ class SeedSummary(_Model):
     diverged: bool
     """whether the run diverged and was ended, or its last test loss is not finite"""
     stopped: bool = False
-    """whether it ended at the threshold, with rounds left"""
+    """whether it ended at the threshold, or by `patience`, with rounds left"""
     diverged_in: int | None = None
     """the round in which it was ended so; null if it was not"""
     reach: Reach | None

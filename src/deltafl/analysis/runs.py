@@ -91,9 +91,11 @@ class Run(NamedTuple):
 
     @property
     def stopped(self) -> bool:
-        """Whether it ended at the threshold, before all of its rounds were played."""
-        stops = bool(self.settings.get("stop_at_threshold"))
-        return stops and not self.diverged and self.num_rounds < self.horizon
+        """Whether it ended at the threshold, or for lack of progress, before all of its rounds were
+        played.
+        """
+        stops = self.settings.get("stop_at_threshold") or self.settings.get("patience")
+        return bool(stops) and not self.diverged and self.num_rounds < self.horizon
 
     def probe(self, name: str) -> FloatArray:
         """A column of ``probes``; a ``DeltaflError`` if it was not measured."""

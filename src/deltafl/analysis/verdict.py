@@ -278,7 +278,10 @@ def _how_runs_ended(summary: Summary) -> Iterator[str]:
         yield f"{DIVERGED} Diverged: {diverged}. A stopped run keeps its last {metric}."
     stopped = {e.sampler: sum(run.stopped for run in e.seeds) for e in summary.samplers}
     if named := _shares(summary, stopped):
-        yield f"Stopped at {goal}: {named}, with the {metric} of then; a gap needs all rounds."
+        cause = f"at {goal}"
+        if patience := summary.settings.get("patience"):
+            cause = f"at {goal} or after {patience} evaluations without a better one"
+        yield f"Stopped {cause}: {named}, with the {metric} of then; a gap needs all rounds."
 
 
 def _shares(summary: Summary, number_of: Mapping[str, int]) -> str:

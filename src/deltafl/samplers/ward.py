@@ -7,7 +7,7 @@ clusters have no centres to keep in place of the pairs.
 import numpy as np
 
 from ..errors import require
-from ..types import FloatArray, IntArray
+from ..types import BoolArray, FloatArray, IntArray
 
 #: Samplers that cluster all clients have so many at most, which takes 3.2 GB.
 MOST_CLIENTS = 20_000
@@ -45,7 +45,7 @@ def _pairs(sketch_mq: FloatArray) -> FloatArray:
     """The angles of rows i < j one after the other, as SciPy takes them, (m (m - 1) / 2,)."""
     m = len(sketch_mq)
     unit_mq = _units(sketch_mq)
-    zero_m = ~sketch_mq.any(axis=1)
+    zero_m: BoolArray = ~np.any(sketch_mq, axis=1)
     angle_p = np.empty(m * (m - 1) // 2)
     end = 0
     for i in range(m - 1):

@@ -5,6 +5,7 @@ this order, which is that of the entries in a line of ``rounds.jsonl``::
 
     Evaluation   evaluation.py  the model on the test set, where that is due
     Threshold    evaluation.py  ends the run at a goal
+    Patience     evaluation.py  ends a run that no longer gets better
     Watching     watching.py    ends a run that has lost its model
     yours                       whatever you add to the line, as ``reproduction/probe.py`` does
     Recording    recording.py   the line is written

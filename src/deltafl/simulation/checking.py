@@ -11,6 +11,7 @@ from ..scale.rows import RowFormat
 from ..tasks.base import Task
 from .directory import RunDirectory
 from .engine import BYTES_PER_PARAMETER, Engine
+from .schedules import factors_of
 from .settings import CompareSettings, RunSettings
 from .setup import data_of, engine_for, filled_in, plan_of, task_of
 
@@ -105,7 +106,13 @@ def check_memory(
 
 
 def require_same_sampler(before: RunSettings, now: RunSettings, task: Task) -> None:
-    """Refuse more rounds for a sampler whose options depend on how many there are."""
+    """Refuse more rounds for a sampler, or a schedule, that depends on how many there are."""
+    begun = factors_of(before.lr_schedule, filled_in(before.rounds))
+    if begun != factors_of(now.lr_schedule, filled_in(now.rounds))[: len(begun)]:
+        raise DeltaflError(
+            f"lr_schedule {now.lr_schedule} depends on the number of rounds, and it began with "
+            f"{before.rounds}: to play {now.rounds}, choose another --out"
+        )
     population = task.population(now.weights)
     if plan_of(before, population, task).sampler != plan_of(now, population, task).sampler:
         raise DeltaflError(

@@ -1,6 +1,10 @@
-"""The callbacks that judge the model: its evaluation on the test set, and the goal that ends a
-run.
+"""The callbacks that judge the model: its evaluation on the test set, and what ends a run: a goal,
+or no progress.
 """
+
+from collections.abc import Mapping
+from math import inf, nan
+from typing import Any
 
 from .callback import Callback, LiveRun, PlayedRound
 
@@ -14,6 +18,44 @@ class Evaluation(Callback):
         is_due = round.number % run.settings.evaluate_every == 0
         if is_due or round.is_last or run.watch.wants_evaluation(round.info):
             run.evaluate(round)
+
+
+class Patience(Callback):
+    """With ``patience``, a run is over after so many evaluations that are not better than the best
+    before them.
+    """
+
+    def begin(self, run: LiveRun) -> None:
+        self._best = -inf
+        self._since = 0
+        # From the lines of the rounds: after a resume it knows what it had seen before.
+        for test in run.group.from_first(lambda: _tests(run)):
+            self._see(run, test)
+
+    def after_round(self, run: LiveRun, round: PlayedRound) -> None:
+        patience = run.settings.patience
+        if patience is None or "test" not in round.line:
+            return
+        self._see(run, round.line["test"])
+        if self._since >= patience:
+            round.line["stopped"] = "patience"
+            round.is_last = True
+
+    def _see(self, run: LiveRun, test: Mapping[str, Any]) -> None:
+        metric = run.engine.task.metric
+        value = test[metric]
+        height = nan if value is None else value  # a record has null for NaN
+        if metric == "loss":
+            height = -height
+        self._since += 1
+        if height > self._best:
+            self._best = height
+            self._since = 0
+
+
+def _tests(run: LiveRun) -> list[Mapping[str, Any]]:
+    """The evaluations of the rounds that were played before, and of the initial model."""
+    return [line["test"] for line in run.directory.lines("rounds.jsonl") if "test" in line]
 
 
 class Threshold(Callback):

@@ -23,7 +23,7 @@ from .continuing import continued
 from .directory import DivergedError, RunDirectory, locked
 from .distributed import ALONE, ProcessGroup
 from .engine import BYTES_PER_PARAMETER, Engine, Training
-from .evaluation import Evaluation, Threshold
+from .evaluation import Evaluation, Patience, Threshold
 from .oracle import SimulatedOracle
 from .record import Job, RunStore, record_of, write_record
 from .recording import Checkpoints, Recording
@@ -69,6 +69,7 @@ def run_experiment(
     followers = (
         Evaluation(),
         Threshold(),
+        Patience(),
         Watching(),
         *callbacks,
         Recording(),

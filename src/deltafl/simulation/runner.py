@@ -73,11 +73,13 @@ class ClientRunner:
     ) -> list[LocalResult]:
         """The local training of some clients in one round."""
         jobs = [self._job(round, client) for client in clients]
+        work = self._work.at(round)
         losses = None
         if squares:
             losses = self._losses
         with exact_products(self._device):
             if self._batched is not None:
+                self._batched.work = work
                 return self._batched.train(
                     jobs,
                     params_d,
@@ -96,7 +98,7 @@ class ClientRunner:
                     stream(self._seed, "dropout", round, clients[place]),
                     self._device,
                 ):
-                    results.append(self._train_one(x, y, params_d, self._work, *how))
+                    results.append(self._train_one(x, y, params_d, work, *how))
             return results
 
     def _job(self, round: int, client: int) -> LocalJob:

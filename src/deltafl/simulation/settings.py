@@ -38,6 +38,7 @@ from ..tasks.partitions import PARTITIONS, find_partition
 from ..tasks.registry import TaskSpec, known_tasks
 from ..types import Population
 from .conditions import Trace, find_availability, find_speeds
+from .schedules import as_text, factors_of
 
 LARGEST = 1e37  # in float32
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -106,6 +107,7 @@ OF_LABELS = (
     *IN_TEXT,
     "sample",
     "local_lr",
+    "lr_schedule",
     "local_epochs",
     "batch_size",
     "local_momentum",
@@ -185,6 +187,8 @@ class Settings(BaseModel):
     """examples per minibatch"""
     local_lr: Positive | None = None
     """local learning rate"""
+    lr_schedule: Annotated[Name, BeforeValidator(as_text)] | None = None
+    """factor of the local rate by round: cosine, step(every=10,factor=0.5); docs/backbones.md"""
     local_momentum: Memory = 0.0
     """local momentum gamma, new in every round of a client"""
     proximal: NotNegative = 0.0
@@ -211,6 +215,8 @@ class Settings(BaseModel):
     """accuracy (or loss) that counts as reached"""
     stop_at_threshold: bool = False
     """end a run that reaches the threshold"""
+    patience: Count | None = None
+    """end a run after so many evaluations without a better one"""
     evaluate_every: Count = 1
     """rounds between two evaluations"""
     test_examples: Count | None = None
@@ -317,6 +323,7 @@ class Settings(BaseModel):
             raise DeltaflError(
                 "local_epochs and local_steps are both set; two ways to say one thing, keep one"
             )
+        factors_of(self.lr_schedule, self.rounds or 0)
         if self.partition is not None:
             find_partition(self.partition)
         clients = spec.num_clients if is_own(self.task) else self.clients

@@ -18,6 +18,7 @@ from ..tasks.registry import make_task
 from ..types import Population
 from .conditions import Measured, Trace, find_availability, find_speeds
 from .engine import Engine
+from .schedules import factors_of
 from .settings import OF_SERVER, RunSettings
 from .training.route import Computation, Route, kept_route
 from .training.serial import LocalWork
@@ -84,6 +85,7 @@ def work_of(settings: RunSettings) -> LocalWork:
     """What every client does in a round."""
     return LocalWork(
         lr=filled_in(settings.local_lr),
+        factors=factors_of(settings.lr_schedule, filled_in(settings.rounds)),
         epochs=settings.local_epochs,
         steps=settings.local_steps,
         batch_size=settings.batch_size,

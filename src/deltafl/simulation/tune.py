@@ -256,7 +256,7 @@ class TuneSettings(CompareSettings):
         rates: Mapping[str, Mapping[str, float]],
     ) -> Job:
         """A tuning run, with the rates of its sampler that are known, and its own."""
-        own = {**rates[trial.label], name: trial.rate, "stop_at_threshold": False}
+        own = {**rates[trial.label], name: trial.rate, "stop_at_threshold": False, "patience": None}
         return Job(
             f"{name}-{trial.rate:g}", self.run(trial.label, trial.seed).model_copy(update=own)
         )

@@ -8,7 +8,7 @@ steps.
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +47,14 @@ class LocalWork:
     #: layers and gradient noise stay new in each round; without them an update is a function of the
     #: model alone.
     fixed_order: bool = False
+    #: what ``lr`` is multiplied with in each round; empty for 1 in all (``schedules.py``)
+    factors: tuple[float, ...] = ()
+
+    def at(self, round: int) -> "LocalWork":
+        """The work of a round, 0, 1, ...: the same in all rounds but for its learning rate."""
+        if not self.factors:
+            return self
+        return replace(self, lr=self.factors[round] * self.lr, factors=())
 
     @property
     def rate(self) -> float:
