@@ -1,6 +1,8 @@
 """Partitions: what holds for all, the published shares, and each one's own shape."""
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,7 +199,7 @@ TWO = make_dataset(LABEL_E, writer=LABEL_E, city=LABEL_E)
         ("natural", ONE, 11, 0.1, None, "got 11 clients; write a number from 1 to 10"),
         ("hsu2019", PLAIN, 4, 0.0, None, "alpha is 0.0"),
         ("shards", PLAIN, 11, 0.1, None, "need 22 examples"),
-        ("shards", make_dataset(LABEL_E, 0), 2, 0.1, None, "needs class labels"),
+        ("shards", make_dataset(LABEL_E, 0), 2, 0.1, None, "needs one class a row"),
         ("split", PLAIN, 12, 0.1, None, "write 10 to 11"),
         ("quantity", PLAIN, 1, 0.1, None, "2 clients"),
         ("quantity", PLAIN, 10, 0.1, None, "10 examples for each small one"),
@@ -241,3 +243,166 @@ def test_tests_held_out_by_owner_against_a_slow_reference(
         return
     assert [cut.train_x.tolist(), cut.test_x.tolist()] == [expected[False], expected[True]]
     assert cut.test_columns["owner"].tolist() == [owners[row] for row in expected[True]]
+
+
+def slow_yurochkin2019(
+    label_e: IntArray, num_clients: int, alpha: float, rng: np.random.Generator
+) -> list[IntArray]:
+    """As it was written first: the largest client is looked for anew for each empty one."""
+    parts: list[list[IntArray]] = [[] for _ in range(num_clients)]
+    pools = [rng.permutation(np.flatnonzero(label_e == label)) for label in np.unique(label_e)]
+    for pool in pools:
+        share_m = rng.dirichlet(np.full(num_clients, alpha))
+        cuts = np.rint(np.cumsum(share_m)[:-1] * len(pool)).astype(np.int64)
+        for part, rows in zip(parts, np.split(pool, cuts), strict=True):
+            part.append(rows)
+    clients = [np.sort(np.concatenate(part)) for part in parts]
+    size_m = np.array([len(rows) for rows in clients])
+    for client in np.flatnonzero(size_m == 0):
+        giver = int(np.argmax(size_m))
+        given = int(rng.integers(size_m[giver]))
+        clients[client] = clients[giver][given : given + 1]
+        clients[giver] = np.delete(clients[giver], given)
+        size_m[client] = 1
+        size_m[giver] -= 1
+    return clients
+
+
+@given(st.integers(1, 60), st.integers(0, 60), st.floats(-3, 2), st.integers(0, 100))
+def test_many_empty_clients_are_filled_with_the_same_bits(
+    num_clients: int, more: int, log_alpha: float, seed: int
+) -> None:
+    label_e = balanced(num_clients + more, 4)
+    found, slow = (
+        deal(label_e, num_clients, 10.0**log_alpha, stream(seed, "partition"))
+        for deal in (yurochkin2019, slow_yurochkin2019)
+    )
+    assert all(map(np.array_equal, found, slow))
+
+
+@given(
+    name=st.sampled_from(["iid", "hsu2019", "dirichlet", "quantity"]),
+    size=st.integers(1, 12),
+    num_clients=st.integers(2, 20),
+    seed=st.integers(0, 100),
+)
+def test_no_client_is_smaller_than_min_size(
+    name: str, size: int, num_clients: int, seed: int
+) -> None:
+    dataset = make_dataset(balanced(260, 5), 5)
+    rng = stream(seed, "partition")
+    clients = make_partition(f"{name}(min_size={size})", dataset, num_clients, 0.1, rng)
+    assert min(map(len, clients)) >= size
+    rows = np.concatenate(clients)
+    assert len(np.unique(rows)) == len(rows)
+    assert all((np.diff(client) > 0).all() for client in clients)
+    plain = make_partition(name, dataset, num_clients, 0.1, stream(seed, "partition"))
+    assert sum(map(len, clients)) == sum(map(len, plain))
+    for before, after in zip(plain, clients, strict=True):
+        # Who is large enough gives, who is not gets, and nobody else's rows move.
+        assert set(before) <= set(after) if len(before) < size else set(after) <= set(before)
+
+
+@given(
+    num_classes=st.integers(2, 10),
+    k=st.integers(1, 10),
+    num_clients=st.integers(1, 30),
+    seed=st.integers(0, 100),
+)
+def test_every_client_has_k_classes(num_classes: int, k: int, num_clients: int, seed: int) -> None:
+    label_e = np.random.default_rng(seed).permutation(balanced(40 * num_classes, num_classes))
+    dataset = make_dataset(label_e, num_classes)
+    rng = stream(seed, "partition")
+    if not k <= num_classes <= k * num_clients:
+        with pytest.raises(DeltaflError, match=rf"got k = {k} and {num_clients} clients"):
+            make_partition(f"k-classes(k={k})", dataset, num_clients, 1.0, rng)
+        return
+    clients = make_partition(f"k-classes(k={k})", dataset, num_clients, 1.0, rng)
+    assert {len(np.unique(label_e[rows])) for rows in clients} == {k}
+    assert len(np.unique(np.concatenate(clients))) == len(label_e)
+    held_c = [sum(label in label_e[rows] for rows in clients) for label in range(num_classes)]
+    assert np.ptp(held_c) <= 1
+    for label in range(num_classes):
+        taken = [np.count_nonzero(label_e[rows] == label) for rows in clients]
+        assert np.ptp([count for count in taken if count]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("dirichlet(min_size=0)", "min_size of 'dirichlet' is 0; it must be a whole number"),
+        ("dirichlet(min_size=2.5)", "min_size of 'dirichlet' is 2.5"),
+        ("dirichlet(min_size=many)", "min_size of 'dirichlet' is 'many'"),
+        ("dirichlet(min_sise=2)", "did you mean 'min_size'"),
+        ("dirichlet(min_size=6)", "min_size is 6; 4 clients share 20 examples: write 5 or less"),
+        ("shards(min_size=2)", "'shards' has no options; leave out 'min_size'"),
+        ("k-classes(k=11)", "10 classes need a k from 3 to 10"),
+        ("k-classes(k=2)", "10 classes need a k from 3 to 10"),
+        ("k-classes(k=10)", "of them would share the 2 examples of one class: write fewer"),
+        ("dirichlet(", "cannot read 'dirichlet"),
+        (7, "partition is of type int; it must be a name"),
+        (object(), "partition is of type object; it must be a name"),
+    ],
+)
+def test_mistakes_in_options(text: object, words: str) -> None:
+    with pytest.raises(DeltaflError, match=re.escape(words)):
+        make_partition(text, PLAIN, 4, 0.5, stream(0, "partition"))
+
+
+class Halves:
+    """A partitioner as those of ``flwr_datasets`` are: it takes one data set, once."""
+
+    num_partitions = 2
+
+    def __init__(self, first: float = 0.5, column: str = "label") -> None:
+        self.first = first
+        self.column = column
+        self.held: Any = None
+
+    @property
+    def dataset(self) -> Any:
+        return self.held
+
+    @dataset.setter
+    def dataset(self, value: Any) -> None:
+        if self.held is not None:
+            raise ValueError("assigned only once")
+        assert value.num_rows == len(value[self.column])
+        self.held = value
+
+    def load_partition(self, partition_id: int) -> Any:
+        order = np.argsort(self.held[self.column], kind="stable")
+        cut = round(self.first * len(order))
+        return self.held.select([order[:cut], order[cut:]][partition_id])
+
+
+def test_a_partitioner_of_flower_deals_the_rows() -> None:
+    pytest.importorskip("datasets")
+    halves = Halves()
+    for _ in range(2):  # each seed makes a task of its own
+        clients = make_partition(halves, PLAIN, None, 0.5, stream(0, "partition"))
+        assert [set(LABEL_E[rows]) for rows in clients] == [set(range(5)), set(range(5, 10))]
+        assert all((np.diff(rows) > 0).all() for rows in clients)
+    assert halves.held is None
+    for given_object, num_clients, words in (
+        (halves, 3, "deals to 2 clients, and clients is 3: leave it out"),
+        (Halves(1.0), None, "gives client 1 no example"),
+        (Halves(column="kind"), None, "failed on the columns label, row of deltafl: "),
+    ):
+        with pytest.raises(DeltaflError, match=words):
+            make_partition(given_object, PLAIN, num_clients, 0.5, stream(0, "partition"))
+
+
+def test_the_partitioners_of_flower() -> None:
+    flower = pytest.importorskip("flwr_datasets.partitioner")
+    data = make_dataset(balanced(400), 10, writer=np.arange(400) // 40)
+    for partitioner, num_clients in (
+        (flower.IidPartitioner(num_partitions=8), 8),
+        (flower.DirichletPartitioner(8, "label", 0.5, min_partition_size=5, seed=1), 8),
+        (flower.PathologicalPartitioner(8, "label", 2, class_assignment_mode="deterministic"), 8),
+        (flower.NaturalIdPartitioner(partition_by="writer"), 10),
+        (flower.LinearPartitioner(num_partitions=4), 4),
+    ):
+        clients = make_partition(partitioner, data, None, 0.5, stream(0, "partition"))
+        rows = np.concatenate(clients)
+        assert (len(clients), len(np.unique(rows)), len(rows)) == (num_clients, 400, 400)

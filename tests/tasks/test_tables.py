@@ -3,6 +3,7 @@ and column.
 """
 
 import csv
+import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,7 +67,8 @@ class Columns:
 def test_every_row_is_with_its_client_or_in_the_test_set(tmp_path: Path) -> None:
     task = table_task(write(tmp_path / "t.csv", example()), standardize=False)
     data = task.dataset
-    assert [len(held) for held in task.client_rows] == [18, 1, 13]  # 20 - 2, 1 - 0, 14 - round(1.4)
+    sizes = [len(held) for held in task.client_rows]
+    assert sizes[:2] == [18, 1] and sizes[2] in {12, 13}  # 20 - 2, 1 - 0, 14 - 1.4
     assert [str(data.train_x.dtype), str(data.train_y.dtype)] == ["float32", "int64"]
     assert data.num_classes == 2
     for client, held in enumerate(task.client_rows):
@@ -86,12 +88,37 @@ def test_sizes_of_the_test_set(sizes: list[int], seed: int) -> None:
     task, again, other = (
         table_task(frame, seed=number, standardize=False) for number in (seed, seed, seed + 1)
     )
+    total = sum(min(size / 10, size - 1) for size in (5, *sizes))
+    assert max(1, int(total)) <= len(task.dataset.test_x) <= total + 1
     for client, size in enumerate((5, *sizes)):
-        share = round(size / 10 + 1e-9)
-        assert len(task.client_rows[client]) == size - share
-        assert np.count_nonzero(task.dataset.test_x[:, 1] == client) == share
+        given = size - len(task.client_rows[client])
+        assert given in {size // 10, -(-size // 10)} and given < size
+        assert np.count_nonzero(task.dataset.test_x[:, 1] == client) == given
     assert again.data == task.data
     assert max(sizes) < 30 or other.data != task.data
+
+
+@pytest.mark.parametrize("share", [0.1, 0.35])
+def test_small_clients_give_test_rows_as_often_as_large_ones(share: float) -> None:
+    sizes = np.repeat([1, 2, 3, 14], [20, 50, 40, 10])
+    frame = pd.DataFrame({"a": np.repeat(np.arange(120), sizes), "label": np.arange(380) % 2})
+    given_of = []
+    for seed in range(60):
+        task = table_task(
+            frame.assign(client=frame["a"]), seed=seed, test_share=share, standardize=False
+        )
+        given_of.append(sizes - [len(rows) for rows in task.client_rows])
+        assert abs(len(task.dataset.test_x) - share * 360) < 1
+    mean = np.mean(given_of, axis=0)
+    assert (mean[sizes == 1] == 0).all()
+    for size in (2, 3, 14):
+        # Of 60 x 10 clients or more; a deviation of at most a half each.
+        assert mean[sizes == size].mean() == pytest.approx(share * size, abs=4 * 0.5 / 600**0.5)
+
+
+def test_bits_of_dealt_tables_are_those_of_before() -> None:
+    task = table_task(flowers(), "kind", partition="dirichlet", clients=20, alpha=0.3, seed=3)
+    assert task.data["data_crc32"] == "f01bd9c0"
 
 
 def test_features_are_standardized_by_the_training_rows() -> None:
@@ -115,6 +142,9 @@ def test_features_are_standardized_by_the_training_rows() -> None:
         ([" 7", "7", "10"], ["7", "10"]),
         (["x", "7", "10"], ["10", "7", "x"]),
         (["b ", " b", "None at all"], ["None at all", "b"]),
+        (["1", "01", "001", "+1", "-1", "2"], ["-1", "+1", "001", "01", "1", "2"]),
+        ([f"{10**20 + 1}", f"{10**20}"], [f"{10**20}", f"{10**20 + 1}"]),
+        (["1e3", "1000"], ["1000", "1e3"]),
     ],
 )
 def test_words_and_numbers_are_stripped_and_sorted(
@@ -130,6 +160,97 @@ def test_words_and_numbers_are_stripped_and_sorted(
         found = {str(names[int(a) % len(names)]).strip() for a in task.dataset.train_x[held, 0]}
         assert found == {order[client]}
         assert set(task.dataset.train_y[held]) == {client}
+    assert [*task.client_names] == [*task.dataset.class_names] == order
+
+
+@pytest.mark.parametrize("how", ["frame", "csv", "tsv.gz", "parquet", "npz"])
+def test_texts_that_differ_by_zeros_and_signs_stay_apart(how: str, tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {
+            "a": np.arange(40.0),
+            "client": [["1", "01", "001", "+1"][k % 4] for k in range(40)],
+            "label": [["1", "01", "2"][k % 3] for k in range(40)],
+        }
+    )
+    table: Any = tmp_path / f"t.{how}"
+    if how == "frame":
+        table = frame
+    elif how == "parquet":
+        pytest.importorskip("pyarrow")
+        frame.to_parquet(table)
+    elif how == "npz":
+        np.savez(
+            table,
+            **{name: frame[name].to_numpy() for name in ("a",)},
+            **{name: frame[name].to_numpy(str) for name in ("client", "label")},
+        )
+    else:
+        frame.to_csv(table, index=False, sep="\t" if how == "tsv.gz" else ",")
+    task = table_task(table)
+    assert [*task.client_names] == ["+1", "001", "01", "1"]
+    assert [*task.dataset.class_names] == ["01", "1", "2"]
+
+
+def test_numbers_of_a_text_stay_as_they_are_written(tmp_path: Path) -> None:
+    names = ["1.0", "1", "10", "1.50", "1.5", "1e0"]
+    for owners, order in (
+        (names[:5], ["1", "1.0", "1.5", "1.50", "10"]),
+        (names, sorted(names)),
+    ):
+        rows = [(k, k % 2, 0, owners[k % len(owners)]) for k in range(60)]
+        task = table_task(write(tmp_path / "t.csv", rows))
+        assert [*task.client_names] == order
+
+
+def test_a_declared_order_stays() -> None:
+    sizes = pd.Categorical(["mid", "low", "high"] * 20, categories=["low", "mid", "high", "huge"])
+    frame = pd.DataFrame({"a": np.arange(60), "label": sizes, "client": sizes})
+    task = table_task(frame, standardize=False)
+    assert [*task.dataset.class_names] == ["low", "mid", "high", "huge"]
+    assert task.dataset.num_classes == 4  # a model may know classes that nobody has here
+    assert [*task.client_names] == ["low", "mid", "high"]
+    rows = task.dataset.train_x[:, 0].astype(int)
+    np.testing.assert_array_equal(task.dataset.train_y, np.array([1, 0, 2])[rows % 3])
+    bins = pd.cut(np.arange(60), 3)
+    assert table_task(frame.assign(label=bins), standardize=False).dataset.num_classes == 3
+    codes = Columns(x=[[k] for k in range(30)], kind=[2 * (k % 2) for k in range(30)])
+    codes.features = {"kind": SimpleNamespace(names=["rose", "iris", "lily"])}
+    named = from_huggingface(codes, label="kind", partition="iid", clients=3).dataset
+    assert (named.num_classes, [*named.class_names]) == (3, ["rose", "iris", "lily"])
+    assert set(named.train_y) == {0, 2}
+
+
+LABELS = pd.DataFrame({"a": np.arange(30), "y1": np.arange(30) % 2, "y2": np.arange(30) % 3 == 0})
+
+
+@pytest.mark.parametrize("label", [["y1", "y2"], ("y1", "y2"), "y1,y2"])
+def test_several_labels_are_one_task(label: Any, tmp_path: Path) -> None:
+    LABELS.to_csv(tmp_path / "t.csv", index=False)
+    for table in (LABELS, tmp_path / "t.csv"):
+        task = table_task(table, label, partition="iid", clients=3, standardize=False)
+        data = task.dataset
+        assert (data.num_classes, data.train_y.dtype, data.train_x.shape[1]) == (2, np.float32, 1)
+        rows = data.train_x[:, 0].astype(int)
+        np.testing.assert_array_equal(data.train_y, np.stack([rows % 2, rows % 3 == 0], axis=1))
+        assert [*data.class_names] == ["y1", "y2"]
+    numbers = LABELS.assign(y2=np.arange(30) / 7)
+    many = table_task(numbers, label, partition="iid", clients=3, task_type="regression")
+    check_task(many, "numbers", 0)
+    assert (many.dataset.train_y.shape[1], many.dataset.num_classes, many.metric) == (2, 0, "loss")
+    with pytest.raises(DeltaflError, match="column 'y2' holds other numbers than 0 and 1"):
+        table_task(numbers, label, partition="iid", clients=3)
+    with pytest.raises(DeltaflError, match="needs one class a row"):
+        table_task(LABELS, label, partition="dirichlet", clients=3)
+
+
+@pytest.mark.parametrize("label", [5, {"y1": 1}, [], [1], None, {"y1"}, b"y1"])
+def test_what_is_no_name_of_a_column_is_refused(label: Any) -> None:
+    for options in ({"label": label}, {"label": "y1", "column": label or 7}):
+        if options.get("column", "y1") and label is not None:
+            with pytest.raises(DeltaflError, match=r"(label|column) is .*; it must be the name of"):
+                table_task(LABELS, **options)
+    with pytest.raises(DeltaflError, match=r"the name of a column|has no column"):
+        from_huggingface(Columns(**COLUMNS), label=label)
 
 
 def test_npz_and_parquet_give_the_same_task_as_csv(tmp_path: Path) -> None:
@@ -152,7 +273,7 @@ def with_value(row: int, column: int, value: object) -> Rows:
 
 
 BAD_ROWS: list[tuple[Rows, str]] = [
-    (with_value(4, 0, ""), "t.csv: row 5, column 'a' holds nan; it must be a real number"),
+    (with_value(4, 0, ""), "t.csv: row 5, column 'a' holds nan; it must be a number"),
     (with_value(0, 2, "many"), "t.csv: row 1, column 'b' holds 'many'"),
     (with_value(6, 0, "1e300"), "t.csv: row 7, column 'a' holds"),
     (
@@ -163,8 +284,24 @@ BAD_ROWS: list[tuple[Rows, str]] = [
     ([(1, "yes", 3, "x")] * 20, "t.csv: column 'label' holds a single class; two are needed"),
     ([(1, 0, 3), (1, 0, 3)], "t.csv: row 1, column 'client' holds nan"),
     ([(1, 0, 3, "x"), (1, 0, 3, "x", 5)], "t.csv cannot be read as a table: ParserError"),
-    ([(1, 0, 3, "x")] * 2 + [(1, 1, 3, "y")] * 3, "no client has enough rows for a test set"),
-    ([], "t.csv needs one row"),
+    ([(1, 0, 3, "x"), (1, 1, 3, "y")], "no client has enough rows for a test set; raise test_sh"),
+    ([], "t.csv has no rows; give it one for each example"),
+    (with_value(3, 0, "inf"), "row 4, column 'a' holds inf; .*replace infinity"),
+    (with_value(3, 0, "-Infinity"), "replace infinity"),
+    (with_value(3, 0, "1e38"), "row 4, column 'a' holds 1e+38; .*divide the column"),
+    (with_value(3, 0, "1" * 40), "divide the column"),
+    (with_value(3, 0, "2021-03-04"), "row 4, column 'a' holds '2021-03-04'; .*numbers of days"),
+    (with_value(3, 0, "4.3.2021 10:00"), "numbers of days"),
+    (with_value(3, 0, "1,5"), "holds '1,5'; .*decimal=',', thousands='.'"),
+    (with_value(3, 0, "1,234,567.5"), "thousands"),
+    (with_value(3, 0, "1.234.567"), "thousands"),
+    (with_value(3, 0, "12 345"), "thousands"),
+    (with_value(3, 0, "?"), "holds '?'; .*a missing value, fill that in"),
+    (with_value(3, 0, "unknown"), "a missing value, fill that in"),
+    (with_value(3, 0, "12 %"), "leave out the unit"),
+    (with_value(3, 0, "red"), "holds 'red'; .*pandas.get_dummies"),
+    ([(k, f"{k},5", 0, "x") for k in range(40)], "column 'label' holds '0,5'; .*decimal=','"),
+    ([(k, f"2020-01-{k % 28 + 1:02}", 0, "x") for k in range(40)], "column 'label' holds '2020"),
 ]
 
 
@@ -172,15 +309,22 @@ BAD_ROWS: list[tuple[Rows, str]] = [
 def test_bad_rows_are_named(tmp_path: Path, rows: Rows, words: str) -> None:
     with pytest.raises(DeltaflError) as caught:
         table_task(write(tmp_path / "t.csv", rows))
-    assert words in str(caught.value)
+    for part in words.split(".*"):
+        assert part in str(caught.value)
 
 
 BAD_TEXTS: list[tuple[str, bytes | None, str]] = [
     ("none.csv", None, "there is no table"),
-    ("t.xlsx", b"", r"give one of \.csv, \.npz, \.parquet"),
+    ("t.xlsx", b"", r"give one of \.csv, \.tsv, .*\.csv\.gz, .*\.npz, \.parquet"),
     ("t.csv", b"a,label,label,client\n1,2,3,4\n", "column 'label' is named twice"),
-    ("t.csv", b"a,label,client\n\xff\xfe,1,2\n", "t.csv cannot be read as a table"),
-    ("t.csv", b"", "t.csv cannot be read as a table"),
+    ("t.csv", "a,label,client\n1,né,2\n".encode("latin-1"), "in UTF-8: write --encoding latin-1"),
+    ("t.tsv", "a\tlabel\tclient\n1\tné\t2\n".encode("utf-16"), "write --encoding utf-16"),
+    ("t.csv", b"", "t.csv is empty; give it a header and a row"),
+    ("t.csv.gz", b"", r"t\.csv\.gz is empty"),
+    ("t.tsv", b"\n\n", "t.tsv is empty"),
+    ("t.csv", b"a,label,client\n", "t.csv has no rows; give it one for each example"),
+    ("t.csv.gz", b"\x1f\x8bnone", r"t\.csv\.gz cannot be read as a table"),
+    ("t.tsv", b"a,label,client\n1,x,u\n", r"one column, 'a,label,client': .* --sep ','"),
     (
         "t.csv",
         b",a,label,client\n0,1,x,u\n",
@@ -189,11 +333,72 @@ BAD_TEXTS: list[tuple[str, bytes | None, str]] = [
     (
         "t.csv",
         b"a;label;client\n1;x;u\n",
-        "one column, 'a;label;client': separate columns by comma",
+        "one column, 'a;label;client': .* --sep ';'",
     ),
     ("t.npz", b"none", "t.npz is not an NPZ archive of plain arrays"),
     ("t.parquet", b"none", r"t\.parquet cannot be read as a table: Arrow"),
 ]
+
+
+@pytest.mark.parametrize("end", ["csv", "tsv", "txt", "csv.gz", "tsv.gz", "TXT.GZ"])
+@pytest.mark.parametrize(("sep", "encoding"), [(None, None), (";", "latin-1"), ("tab", "utf-16")])
+def test_tables_of_text(end: str, sep: str | None, encoding: str | None, tmp_path: Path) -> None:
+    frame = pd.DataFrame(example(), columns=HEADER).assign(client=np.arange(35) % 3)
+    frame["client"] = frame["client"].map({0: "Kö", 1: "Århus", 2: "é"})
+    usual = "," if end.startswith("csv") else "\t"
+    mark = {None: usual, "tab": "\t"}.get(sep, sep)
+    text = frame.to_csv(index=False, sep=mark).encode(encoding or "utf-8")
+    # Whatever the name, a file is unpacked by its first bytes.
+    (tmp_path / f"t.{end}").write_bytes(gzip.compress(text) if end.lower()[-1] == "z" else text)
+    options = {key: value for key, value in (("sep", sep), ("encoding", encoding)) if value}
+    task = table_task(tmp_path / f"t.{end}", **options)
+    assert task.data["data_crc32"] == table_task(frame).data["data_crc32"]
+    assert task.name == "t"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"encoding": "latin-one"}, "encoding is 'latin-one', which Python does not know"),
+        ({"sep": "::"}, "sep is '::'; it must be one character"),
+        ({"sep": ""}, "has no column 'client'|sep is ''|cannot be read"),
+    ],
+)
+def test_how_a_text_is_read_is_checked(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    write(tmp_path / "t.csv", example())
+    if options != {"sep": ""}:
+        with pytest.raises(DeltaflError, match=words):
+            table_task(tmp_path / "t.csv", **options)
+    with pytest.raises(DeltaflError, match="sep and encoding are of tables of text"):
+        table_task(LABELS, "y1", sep=";")
+    with pytest.raises(DeltaflError, match=r"this one is t\.npz: leave them out"):
+        table_task(tmp_path / "t.npz", "y1", encoding="latin-1")
+
+
+def test_ten_thousand_columns_and_columns_without_a_difference() -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(40, 10**4))).assign(
+        label=np.arange(40) % 2, same=0.1, truth=True
+    )
+    data = table_task(frame, partition="iid", clients=4).dataset
+    assert data.train_x.shape == (36, 10**4 + 2)
+    # The mean of many 0.1 is not 0.1.
+    np.testing.assert_allclose(data.train_x[:, -2:], 0, atol=1e-12)
+    assert np.abs(data.test_x).max() < 100
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (pd.date_range("2020-01-01", periods=40), "numbers of days"),
+        (pd.to_timedelta(np.arange(40), "D"), r"dt.total_seconds\(\)"),
+        (pd.Series(np.arange(40)).map("{} kg".format), "get_dummies"),
+    ],
+)
+def test_columns_of_a_frame_that_are_no_numbers(column: Any, words: str) -> None:
+    frame = pd.DataFrame({"a": column, "label": np.arange(40) % 2})
+    with pytest.raises(DeltaflError, match=words):
+        table_task(frame, partition="iid", clients=4)
 
 
 @pytest.mark.parametrize(("file", "content", "words"), BAD_TEXTS)
@@ -230,7 +435,10 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({}, "frame has no column 'client' that says .*--column.*--partition iid --clients 20.*kind"),
     ({"label": "kinds"}, r"data frame has no column 'kinds': .* the nearest are kind, "),
     ({"column": "kind"}, "needs one row and a column of numbers besides"),
-    ({"test_share": 1}, "test_share is 1; it must be between 0 and 1"),
+    (
+        {"test_share": 1, "partition": "iid", "clients": 3},
+        "test_share is 1; it must be between 0 and 1",
+    ),
     ({"partition": "iid"}, "'iid' got None clients; .*clients=20, or --clients 20"),
     ({"partition": "iid", "column": "a", "clients": 2}, "column 'a' says who holds them"),
     ({"partition": "irid", "clients": 2}, "unknown partition 'irid': did you mean 'iid'"),
@@ -259,9 +467,9 @@ def test_what_is_no_table_is_refused(table: Any) -> None:
         table_task(table)
 
 
-@pytest.mark.parametrize("name", ["t.tsv", "data/t.xlsx", "t.csv.gz"])
+@pytest.mark.parametrize("name", ["t.json", "data/t.xlsx", "t.csv.bz2"])
 def test_other_files_are_answered_with_which_tables_can_be_read(name: str) -> None:
-    with pytest.raises(DeltaflError, match=r"unknown task '.*t\..*': tables end in \.csv, \.npz, "):
+    with pytest.raises(DeltaflError, match=r"unknown task '.*t\..*': tables end in \.csv, \.tsv, "):
         make_settings(RunSettings, {"task": name})
 
 
@@ -420,10 +628,16 @@ def test_without_a_test_part_each_client_gives_some() -> None:
     # What the package datasets decodes pictures to.
     picture = [Image.fromarray(np.full((4, 5, 3), k, np.uint8)) for k in range(11)]
     data = Columns(x=picture, kind=[k % 2 for k in range(11)], who=["p"] * 6 + ["q"] * 5)
-    task = from_huggingface(data, **HF)
-    assert task.dataset.train_x.shape == (9, 3, 4, 5)
-    assert task.dataset.test_x[:, 0, 0, 0].tolist() == [4, 10]
-    np.testing.assert_equal(task.test_clients, [0, 1])
+    task = from_huggingface(data, **HF, test_share=0.4)
+    assert 4 <= len(task.dataset.test_x) <= 5
+    assert task.dataset.train_x.shape == (11 - len(task.dataset.test_x), 3, 4, 5)
+    held = task.dataset.test_x[:, 0, 0, 0]
+    np.testing.assert_equal(task.test_clients, (held > 5).astype(int))
+    assert [*task.client_names] == ["p", "q"]
+    small = Columns(x=[[k] for k in range(60)], kind=[k % 2 for k in range(60)])
+    small.columns["who"] = [k // 3 for k in range(60)]
+    small.column_names.append("who")
+    assert len(from_huggingface(small, **HF).dataset.test_x) in {5, 6, 7}
     check_task(task, "pictures", 0)
 
 

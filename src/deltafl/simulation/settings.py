@@ -34,7 +34,7 @@ from ..server.table import IN_TEXT, ROW_OF, SETTINGS, make_parts
 from ..store.values import read_toml, sentence
 from ..tasks.base import Task
 from ..tasks.own import check_picklable, is_own, is_table, load_own, own_spec, registered_spec
-from ..tasks.partitions import PARTITIONS, find_partition
+from ..tasks.partitions import find_partition, partition_name
 from ..tasks.registry import TaskSpec, known_tasks
 from ..types import Population
 from .conditions import Trace, find_availability, find_speeds
@@ -75,6 +75,13 @@ def listed(seeds: Any) -> Any:
     return range(int(seeds))
 
 
+def _joined(label: Any) -> Any:
+    """Several columns as on the command line."""
+    if isinstance(label, list | tuple) and all(isinstance(each, str) for each in label):
+        return ",".join(label)
+    return label
+
+
 Labels = Annotated[
     tuple[Name, ...],
     Field(min_length=1),
@@ -97,7 +104,8 @@ FREE_ON_RESUME = {"workers", "data_dir", "checkpoint_every"}
 UNION = {"samplers", "seeds"}
 
 #: Settings that say what a table means.
-OF_TABLES = ("label", "column", "task_type", "partition", "clients", "alpha")
+ONLY_OF_TABLES = ("label", "task_type", "test_share", "sep", "encoding")
+OF_TABLES = (*ONLY_OF_TABLES, "column", "partition", "clients", "alpha")
 
 #: Settings of the server alone: how clients train does not depend on them.
 OF_SERVER = (*(name for name in IN_TEXT if not ROW_OF[name].kind.changes_training), "sample")
@@ -195,16 +203,22 @@ class Settings(BaseModel):
     """proximal term mu (FedProx)"""
     fixed_order: bool = False
     """same minibatches in every round; needs a whole pass"""
-    partition: str | None = None
-    """how clients share examples"""
+    partition: Annotated[Name, BeforeValidator(partition_name)] | None = None
+    """how clients share examples; `deltafl tasks`"""
     alpha: Positive | None = None
     """of Dirichlet partitions"""
     column: str | None = None
     """column of the owner: natural partition, tables"""
-    label: str | None = None
-    """column of the label, for tables; 'label' if not set"""
+    label: Annotated[str, BeforeValidator(_joined)] | None = None
+    """column of the label, for tables, or several: y1,y2; 'label' if not set"""
     task_type: Literal["classification", "regression"] | None = None
     """what a table's label is; words and up to 20 whole numbers are classes"""
+    test_share: Share | None = None
+    """share of a table's rows in the test set; 0.1 if not set"""
+    sep: str | None = None
+    """separates a text table's columns: ';', tab, ..."""
+    encoding: str | None = None
+    """of a text table, such as latin-1; UTF-8 if not set"""
     weights: Literal["data", "uniform"] = "data"
     """target: w_i = n_i / N, or 1 / m"""
     memory_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -262,17 +276,16 @@ class Settings(BaseModel):
 
     def _missing(self, spec: TaskSpec) -> dict[str, Any]:
         """The values that the task has for what is not set."""
-        partition = PARTITIONS.get(self.partition or spec.partition or "")
-        of_column = partition is not None and partition.uses_column
+        partition = find_partition(self.partition or spec.partition or "natural")
         not_its = set[str]()
         # They exclude each other: whoever sets one gets no default for the other.
         if self.local_epochs is not None or self.local_steps is not None:
             not_its |= {"local_epochs", "local_steps"}
-        if of_column and (self.partition is not None or spec.all_owners):
+        if partition.knows_clients and (self.partition is not None or spec.all_owners):
             not_its.add("clients")  # all owners, however many there are
         if is_own(self.task):
             not_its.add("clients")
-            if partition is None or not partition.uses_alpha:
+            if not partition.uses_alpha:
                 not_its.add("alpha")
         return self._missing_momentum() | {
             key: getattr(spec, name)
@@ -297,7 +310,7 @@ class Settings(BaseModel):
 
     def _spec(self) -> TaskSpec:
         """The task's defaults; an own task is made once to know its clients and its metric."""
-        only_tables = OF_TABLES if is_own(self.task) else ("label", "task_type")
+        only_tables = OF_TABLES if is_own(self.task) else ONLY_OF_TABLES
         for setting in only_tables:
             if getattr(self, setting) is not None and not is_table(self.task):
                 raise DeltaflError(
@@ -562,9 +575,9 @@ def refuse_ignored(settings: Settings, given: Mapping[str, Any]) -> None:
     serve several of them.
     """
     is_synthetic = settings.task == "synthetic"
-    partition = PARTITIONS.get(settings.partition or "")
-    has_alpha = partition is not None and partition.uses_alpha
-    has_column = is_own(settings.task) or (partition is not None and partition.uses_column)
+    partitions = [find_partition(settings.partition)] if settings.partition else []
+    has_alpha = any(partition.uses_alpha for partition in partitions)
+    has_column = any(partition.uses_column for partition in partitions) or is_own(settings.task)
     has_files = not is_own(settings.task) and not {"files", "archive"}.isdisjoint(
         known_tasks()[settings.task].needs
     )

@@ -33,6 +33,7 @@ class Dataset:
         num_classes: Number of classes; 0 for regression.
         columns: Natural owners of the training examples by column name, each int64 (N,).
         test_columns: The same for the test examples, where they have the same owners; else empty.
+        class_names: The names of the classes, or labels, where they are known.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Dataset:
     num_classes: int
     columns: Mapping[str, IntArray] = field(default_factory=dict)
     test_columns: Mapping[str, IntArray] = field(default_factory=dict)
+    class_names: Sequence[str] = ()
 
     @classmethod
     def whole(
@@ -94,6 +96,7 @@ class Task:
             int64.
         public_rows: Of each class the rows of ``dataset.train_*`` that no client holds and the
             server may use.
+        client_names: The clients' names, where they are known.
     """
 
     name: str
@@ -109,6 +112,7 @@ class Task:
     test_clients: IntArray | None = None
     tokens: bool = False
     public_rows: Sequence[IntArray] = ()
+    client_names: Sequence[str] = ()
 
     def __repr__(self) -> str:
         return f"Task({self.name!r}: {self.num_clients} clients, {self.dataset.name})"

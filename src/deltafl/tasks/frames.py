@@ -1,40 +1,60 @@
-"""Tables as pandas data frames: CSV with a header, Parquet, NPZ, and data frames themselves."""
+"""Tables as pandas data frames: text with a header, Parquet, NPZ, and data frames themselves."""
 
+import codecs
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import DeltaflError, in_one_line, require
-from .files import read_arrays
+from .files import read_arrays, unpacked
 
 #: A ``pandas.DataFrame``. pandas is optional and slow to import, so its types have names of ours.
 Frame: TypeAlias = Any
 
+#: Separators that are hard to type, and a run of blanks.
+_SEPARATORS = {"tab": "\t", r"\t": "\t", "space": r"\s+"}
 
-def read_frame(table: Any) -> tuple[str, Frame]:
+
+def read_frame(
+    table: Any,
+    sep: str | None = None,
+    encoding: str | None = None,
+    texts: Collection[str] = (),
+) -> tuple[str, Frame]:
     """A table and its name, which is also in its index, and is that of the file; columns have
     texts as names.
+
+    ``sep`` and ``encoding`` are of files of text; there the columns ``texts`` stay as they are
+    written, for a number has no leading zeros.
     """
     require("pandas", "sim")
     import pandas as pd
 
-    if isinstance(table, pd.DataFrame):
-        name = "data frame"
-        frame = table
-    elif isinstance(table, str | os.PathLike):
-        name = Path(table).name
-        frame = _read_file(Path(table))
-    else:
+    is_file = isinstance(table, str | os.PathLike)
+    if not (is_file or isinstance(table, pd.DataFrame)):
         raise DeltaflError(
             f"the table is of type {type(table).__name__}; give a file or a pandas data frame, as "
             "pandas.DataFrame makes"
         )
+    name = Path(table).name if is_file else "data frame"
+    if (sep or encoding) and separator_of(name) is None:
+        raise DeltaflError(
+            f"sep and encoding are of tables of text ({', '.join(_TEXTS)}), and this one is "
+            f"{name}: leave them out"
+        )
+    frame = table
+    if is_file:
+        frame = _read_file(Path(table), sep, encoding, texts)
     # Of objects some are numbers, as after dropna() of a column that had a gap.
     frame = frame.set_axis(frame.columns.map(str), axis=1).reset_index(drop=True).infer_objects()
     if frame.columns.has_duplicates:  # else a second label would become a feature
         twice = frame.columns[frame.columns.duplicated()][0]
-        raise DeltaflError(f"{name}: column {twice!r} is named twice")
+        raise DeltaflError(
+            f"{name}: column {twice!r} is named twice; rename one of them, or drop it"
+        )
+    if len(frame) == 0:
+        raise DeltaflError(f"{name} has no rows; give it one for each example")
     # Errors take table and row from the index, also where two tables are joined.
     return name, pd.concat([frame], keys=[name])
 
@@ -44,51 +64,109 @@ def is_table_file(name: str) -> bool:
     return name.lower().endswith(TABLE_SUFFIXES)
 
 
-def _read_file(path: Path) -> Frame:
+def table_stem(name: str) -> str:
+    """A table's name without the ending: ``visits`` of ``visits.csv.gz``."""
+    stem = Path(name).name
+    ending = max((end for end in TABLE_SUFFIXES if stem.lower().endswith(end)), key=len, default="")
+    return stem[: len(stem) - len(ending)]
+
+
+def separator_of(name: str) -> str | None:
+    """What separates the columns of a table of text, by its name; None for other files."""
+    plain = name.lower().removesuffix(".gz")
+    return next((sep for end, sep in _TEXTS.items() if plain.endswith(end)), None)
+
+
+def _read_file(path: Path, sep: str | None, encoding: str | None, texts: Collection[str]) -> Frame:
     if not is_table_file(path.name):
         raise DeltaflError(
             f"{path.name} is no table that can be read; give one of {', '.join(TABLE_SUFFIXES)}"
         )
     if not path.is_file():
         raise DeltaflError(f"there is no table {path}")
-    read = next(read for end, read in _READERS.items() if path.name.lower().endswith(end))
+    usual = separator_of(path.name)
     try:
-        return read(path)
+        if usual is not None:
+            return _read_text(path, sep or usual, encoding, texts)
+        return _FILES[path.suffix.lower()](path)
     except DeltaflError:
         raise
     # pyarrow's errors are of these kinds, too.
-    except (ValueError, TypeError, OSError, NotImplementedError) as error:
+    except (ValueError, TypeError, OSError, EOFError, NotImplementedError) as error:
         raise DeltaflError(
             f"{path.name} cannot be read as a table: {in_one_line(error)}"
         ) from error
 
 
-def _read_csv(path: Path) -> Frame:
+def _read_text(path: Path, sep: str, encoding: str | None, texts: Collection[str]) -> Frame:
     import pandas as pd
+    from pandas.errors import EmptyDataError, ParserError
 
     # utf-8-sig: spreadsheets begin a file with a mark, which would be part of the first name.
     # Without index_col=False a comma at the end of each row would make the first column an index.
-    options: dict[str, Any] = {"encoding": "utf-8-sig", "index_col": False}
-    table = pd.read_csv(path, **options)
-    # pandas gives columns without a name one, and renames the second of two equal ones. So the
-    # header is read once more, as it is.
-    first = pd.read_csv(
-        path,
-        header=None,
-        nrows=1,
-        dtype=str,
-        keep_default_na=False,
-        **options,
-    )
+    options: dict[str, Any] = {
+        "sep": _SEPARATORS.get(sep, sep),
+        "encoding": encoding or "utf-8-sig",
+        "index_col": False,
+    }
+    if len(options["sep"]) != 1 and sep != "space":
+        raise DeltaflError(
+            f"sep is {sep!r}; it must be one character, such as ';', or tab or space"
+        )
+    try:
+        with unpacked(path) as file:
+            # Without low_memory=False one column may have numbers in one part and texts in another.
+            table = pd.read_csv(file, dtype=dict.fromkeys(texts, str), low_memory=False, **options)
+        # pandas gives columns without a name one, and renames the second of two equal ones. So the
+        # header is read once more, as it is.
+        with unpacked(path) as file:
+            first = pd.read_csv(
+                file,
+                header=None,
+                nrows=1,
+                dtype=str,
+                keep_default_na=False,
+                **options,
+            )
+    except EmptyDataError:
+        raise DeltaflError(
+            f"{path.name} is empty; give it a header and a row for each example"
+        ) from None
+    except UnicodeError:
+        raise DeltaflError(
+            f"{path.name} is not text in {encoding or 'UTF-8'}: write --encoding {_guess(path)} "
+            f"(encoding={_guess(path)!r}) or what it was written in, or save it as UTF-8"
+        ) from None
+    except LookupError:
+        raise DeltaflError(
+            f"encoding is {encoding!r}, which Python does not know; write utf-8, latin-1, cp1252 "
+            "or utf-16"
+        ) from None
+    except ParserError as error:
+        raise DeltaflError(
+            f"{path.name} cannot be read as a table: {in_one_line(error)}; give each row as many "
+            "cells as the header has"
+        ) from error
     header = first.loc[0].tolist()
-    if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
-        raise DeltaflError(f"{path.name} has one column, {header[0]!r}: separate columns by commas")
+    other = next((mark for mark in ";\t|," if mark in header[0]), None)
+    if len(header) == 1 and other is not None:
+        raise DeltaflError(
+            f"{path.name} has one column, {header[0]!r}: say what separates the columns, as --sep "
+            f"{other!r} (sep={other!r}) does"
+        )
     if "" in header:
         raise DeltaflError(
             f"{path.name}: column {header.index('') + 1} has no name; if it is the index of a data "
             "frame, leave it out by to_csv(..., index=False), else name it"
         )
     return table.set_axis(header, axis=1)
+
+
+def _guess(path: Path) -> str:
+    """The encoding that a text in no UTF-8 probably has."""
+    with unpacked(path) as file:
+        start = file.read(2)
+    return "utf-16" if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin-1"
 
 
 def _read_parquet(path: Path) -> Frame:
@@ -112,10 +190,8 @@ def _read_npz(path: Path) -> Frame:
     return pd.DataFrame(columns)
 
 
-#: The formats: how a file's name ends, and what reads it.
-_READERS: dict[str, Callable[[Path], Frame]] = {
-    ".csv": _read_csv,
-    ".npz": _read_npz,
-    ".parquet": _read_parquet,
-}
-TABLE_SUFFIXES = tuple(_READERS)
+#: Tables of text, by how a file's name ends, and what separates their columns; ``.gz`` may follow.
+_TEXTS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
+#: Other files, and what reads them.
+_FILES: dict[str, Callable[[Path], Frame]] = {".npz": _read_npz, ".parquet": _read_parquet}
+TABLE_SUFFIXES = (*_TEXTS, *(f"{end}.gz" for end in _TEXTS), *_FILES)

@@ -20,6 +20,16 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output, y)
 
 
+def binary_cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    """Mean binary cross-entropy of logits: one (B,) or (B, 1) for labels (B,) 0 or 1, or
+    (B, labels) for targets of this shape.
+    """
+    from .modules import nn
+
+    logit = output.reshape(y.shape)
+    return nn.functional.binary_cross_entropy_with_logits(logit, y.to(logit.dtype))
+
+
 def squared_error(output: Tensor, y: Tensor) -> Tensor:
     """Mean squared error of predictions and targets of the same shape, such as (B,).
 

@@ -21,14 +21,14 @@ from ..errors import OWN_ERRORS, DeltaflError, in_one_line
 from ..store.own_python import import_file
 from ..streams import stream
 from .base import Dataset, Task
-from .frames import TABLE_SUFFIXES, is_table_file
+from .frames import TABLE_SUFFIXES, is_table_file, table_stem
 from .losses import Module, Tensor, squared_error
 from .registry import TaskSpec, find_task
 from .tables import from_huggingface, table_task
 
 DEFAULT_FUNCTION = "make_task"
 #: Clients selected per round, of those of a task without a setting for it: a tenth, at least so
-#: many.
+#: many, but no more than half of them, for all methods are one where everybody is asked.
 LEAST_SAMPLE = 3
 
 
@@ -40,9 +40,7 @@ def is_own(name: str) -> bool:
 
 
 def is_table(name: str) -> bool:
-    """Whether a task's name is that of a table, ``.csv``, ``.npz`` or ``.parquet``, or of a
-    table in memory.
-    """
+    """Whether a task's name is that of a table, such as ``visits.csv``, or of one in memory."""
     if isinstance(name, Named):
         return not (isinstance(name.of, Task) or callable(name.of))
     return is_table_file(name)
@@ -64,6 +62,8 @@ def short_name(name: str) -> str:
     """A task's name for folders: ``my_task`` for ``models/my_task.py:make_task``."""
     if isinstance(name, Named) or not is_own(name):
         return name
+    if is_table_file(name):
+        return table_stem(name)
     return split_name(name)[0].stem
 
 
@@ -95,9 +95,12 @@ def load_own(name: str, seed: int, **of_table: Any) -> Task:
     if is_table(name):
         make: Callable[..., Task] = table_task
         # A Hugging Face data set, told by what it has: the package is not imported.
+        given = {key: value for key, value in of_table.items() if value is not None}
         if hasattr(named, "column_names"):
             make = from_huggingface
-        given = {key: value for key, value in of_table.items() if value is not None}
+            for setting in ("sep", "encoding"):
+                if setting in given:
+                    raise DeltaflError(f"{setting} is of tables of text: leave it out for {name}")
         task: Any = make(named, seed=seed, **given)
     elif isinstance(named, Task):
         task = named
@@ -172,7 +175,7 @@ def own_spec(name: str, task: Task) -> TaskSpec:
         name,
         summary="a task of your own",
         num_clients=task.num_clients,
-        sample_size=min(max(LEAST_SAMPLE, task.num_clients // 10), task.num_clients),
+        sample_size=min(max(LEAST_SAMPLE, task.num_clients // 10), max(1, task.num_clients // 2)),
         rounds=100,
         local_epochs=1,
         local_lr=local_lr,

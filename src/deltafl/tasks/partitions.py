@@ -4,17 +4,29 @@ owner.
 No example belongs to two clients, no client is empty, and the rows of a client are sorted. Every
 example belongs to a client, except for N mod m of them with ``hsu2019``, whose clients are equal,
 and for owners that are not drawn. The suffix ``_e`` stands for examples, ``_c`` for classes.
+
+A partition is said as text, ``name`` or ``name(option=value)``, or is an object that deals a
+``datasets.Dataset``, as the partitioners of ``flwr_datasets`` do.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import copy
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..errors import DeltaflError, unknown_name
+from ..calls import Named, parse_call
+from ..errors import OWN_ERRORS, DeltaflError, in_one_line, require, unknown_name
 from ..types import BoolArray, FloatArray, IntArray
 from .base import Dataset
+
+#: A partition's text, or an object with ``dataset``, ``num_partitions`` and
+#: ``load_partition(k)``.
+AnyPartition: TypeAlias = str | Any
 
 #: ``quantity``: 10 % of the clients own 90 % of the data.
 SMALL_SHARE = 0.1
@@ -98,24 +110,84 @@ def yurochkin2019(
     Dir(alpha * 1_C): over 10 classes the mean share of its largest class is about 0.66, 0.38, 0.29
     for alpha = 0.1, 0.5, 1 (Yurochkin et al., ICML 2019).
     """
-    parts: list[list[IntArray]] = [[] for _ in range(num_clients)]
+    client_e = np.empty(len(label_e), np.int64)
     for pool in _pools(label_e, rng):
         share_m = rng.dirichlet(np.full(num_clients, alpha))
         # Sums are rounded, not shares: so each example is in one part, and none is lost.
         cuts = np.rint(np.cumsum(share_m)[:-1] * len(pool)).astype(np.int64)
-        for part, rows in zip(parts, np.split(pool, cuts), strict=True):
-            part.append(rows)
-    clients = [np.sort(np.concatenate(part)) for part in parts]
-    size_m = np.array([len(rows) for rows in clients])
-    for client in np.flatnonzero(size_m == 0):
-        # The largest client at this moment: it has given away one before, perhaps.
-        giver = int(np.argmax(size_m))
-        given = int(rng.integers(size_m[giver]))
-        clients[client] = clients[giver][given : given + 1]
-        clients[giver] = np.delete(clients[giver], given)
-        size_m[client] = 1
-        size_m[giver] -= 1
-    return clients
+        taken_m = np.diff(cuts, prepend=0, append=len(pool))
+        client_e[pool] = np.repeat(np.arange(num_clients), taken_m)
+    return with_least(_held(client_e, num_clients), 1, rng)
+
+
+def with_least(
+    clients: Sequence[IntArray],
+    least: int,
+    rng: np.random.Generator,
+) -> list[IntArray]:
+    """The clients with ``least`` rows or more each: who has fewer is given rows, one at a time,
+    each drawn from the client that then has the most.
+    """
+    num_rows = sum(map(len, clients))
+    if least * len(clients) > num_rows:
+        raise DeltaflError(
+            f"min_size is {least}; {len(clients)} clients share {num_rows} examples: write "
+            f"{num_rows // len(clients)} or less"
+        )
+    filled = list(clients)
+    short = [client for client, rows in enumerate(clients) if len(rows) < least]
+    # Of equal ones the first gives. Who was short never does: somebody has more until all are
+    # filled.
+    heap = [(-len(rows), client) for client, rows in enumerate(clients) if len(rows) > least]
+    heapq.heapify(heap)
+    left: dict[int, list[int]] = {}
+    for client in short:
+        own = clients[client].tolist()
+        while len(own) < least:
+            size, giver = heap[0]
+            kept = left.setdefault(giver, clients[giver].tolist())
+            own.append(kept.pop(int(rng.integers(-size))))
+            heapq.heapreplace(heap, (size + 1, giver))
+        left[client] = sorted(own)
+    for client, rows in left.items():
+        filled[client] = np.array(rows, np.int64)
+    return filled
+
+
+def k_classes(
+    label_e: IntArray,
+    num_clients: int,
+    rng: np.random.Generator,
+    k: int = 2,
+) -> list[IntArray]:
+    """Every client has examples of exactly k classes, and each class is dealt equally to the
+    clients that have it.
+
+    A client takes the k classes that the fewest have so far, at random among equals; so classes
+    differ by one client at most (the "#C = k" of Li et al., ICDE 2022, where few classes are left
+    out).
+    """
+    pool_c = _pools(label_e, rng)
+    if not 1 <= k <= len(pool_c) <= k * num_clients:
+        raise DeltaflError(
+            f"partition 'k-classes' got k = {k} and {num_clients} clients; {len(pool_c)} classes "
+            f"need a k from {min(len(pool_c), -(-len(pool_c) // num_clients))} to {len(pool_c)}"
+        )
+    holders_c: list[list[int]] = [[] for _ in pool_c]
+    for client in range(num_clients):
+        held_c = np.array([len(holders) for holders in holders_c])
+        for label in np.lexsort((rng.random(len(pool_c)), held_c))[:k]:
+            holders_c[label].append(client)
+    client_e = np.empty(len(label_e), np.int64)
+    for pool, holders in zip(pool_c, holders_c, strict=True):
+        if len(pool) < len(holders):
+            raise DeltaflError(
+                f"partition 'k-classes' got k = {k} and {num_clients} clients; {len(holders)} of "
+                f"them would share the {len(pool)} examples of one class: write fewer clients"
+            )
+        for client, rows in zip(holders, np.array_split(pool, len(holders)), strict=True):
+            client_e[rows] = client
+    return _held(client_e, num_clients)
 
 
 def shards(
@@ -213,7 +285,10 @@ class Partition:
     """One row of ``PARTITIONS``; the suffixes of ``uses_`` are what it needs or reads.
 
     ``make(key_e, num_clients, [alpha], rng)`` takes the labels or, for partitions by a column, the
-    owners; ``column`` is the name that this column must have, None for any.
+    owners; ``column`` is the name that this column must have, None for any. ``options`` are its
+    own, whole numbers, with what they are unless they are set: ``min_size`` is the least number of
+    examples of a client, all others are arguments of ``make``. That of a partitioner
+    (``deals_dataset``) is ``make(dataset, num_clients, label)``.
     """
 
     summary: str
@@ -222,11 +297,18 @@ class Partition:
     uses_alpha: bool = False
     uses_column: bool = False
     column: str | None = None
+    options: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({"min_size": 1}))
+    deals_dataset: bool = False
+
+    @property
+    def knows_clients(self) -> bool:
+        """Whether it says itself how many clients there are."""
+        return self.uses_column or self.deals_dataset
 
 
 _by_label = partial(Partition, uses_labels=True)
 _dirichlet = partial(_by_label, uses_alpha=True)
-_by_owner = partial(Partition, make=natural, uses_column=True)
+_by_owner = partial(Partition, make=natural, uses_column=True, options={})
 PARTITIONS: dict[str, Partition] = {
     "iid": Partition("examples dealt at random, equal sizes", iid),
     "hsu2019": _dirichlet(
@@ -241,10 +323,17 @@ PARTITIONS: dict[str, Partition] = {
     "shards": _by_label(
         "sorted by label, cut into equal shards, two dealt to each client",
         shards,
+        options={},
+    ),
+    "k-classes": _by_label(
+        "k classes a client, k-classes(k=2); each dealt equally to those who have it",
+        k_classes,
+        options={"k": 2},
     ),
     "split": _by_label(
         "one label a client, one of them cut into many small clients",
         split,
+        options={},
     ),
     "quantity": Partition(
         "labels at random; 10 % of the clients own 90 % of the data",
@@ -258,36 +347,70 @@ PARTITIONS: dict[str, Partition] = {
 }
 
 
-def find_partition(name: str) -> Partition:
-    """The partition of this name."""
+def partition_name(given: AnyPartition) -> AnyPartition:
+    """A partitioner as text that carries it; what is none stays as it is."""
+    if isinstance(given, str) or not hasattr(given, "load_partition"):
+        return given
+    return Named(type(given).__name__, given)
+
+
+def find_partition(text: AnyPartition) -> Partition:
+    """The partition that a text, or an object, stands for, with its options."""
+    named = partition_name(text)
+    if isinstance(named, Named):
+        make = partial(_dealt, named.of)
+        return Partition(f"dealt by {named}", make, options={}, deals_dataset=True)
+    if not isinstance(named, str):
+        raise DeltaflError(
+            f"partition is of type {type(named).__name__}; it must be a name such as 'iid', or a "
+            "partitioner of flwr_datasets"
+        )
+    name, options = parse_call(named)
     if name not in PARTITIONS:
         raise unknown_name("partition", name, PARTITIONS)
-    return PARTITIONS[name]
+    partition = PARTITIONS[name]
+    for option, value in options.items():
+        if option not in partition.options:
+            if not partition.options:
+                raise DeltaflError(f"{name!r} has no options; leave out {option!r}")
+            raise unknown_name("option", option, partition.options, of=name)
+        if type(value) is not int or value < 1:
+            raise DeltaflError(
+                f"{option} of {name!r} is {value!r}; it must be a whole number of 1 or more"
+            )
+    return replace(partition, options={**partition.options, **options})
 
 
 def make_partition(
-    name: str,
+    name: AnyPartition,
     dataset: Dataset,
     num_clients: int | None,
     alpha: float,
     rng: np.random.Generator,
     column: str | None = None,
+    label: str = "label",
 ) -> list[IntArray]:
     """Split a data set's training examples over clients: m arrays of rows, int64, sorted, disjoint,
     none empty.
 
-    ``num_clients`` None takes all owners, with ``natural`` and ``writer`` alone. ``alpha``, from
-    1e-6 (one label a client) to 1e6 (iid), is the concentration of the Dirichlet partitions.
-    ``column`` is that of the owners, needed if the data set has several.
+    ``name`` is one of ``PARTITIONS``, perhaps with options, ``dirichlet(min_size=5)``, or a
+    partitioner. ``num_clients`` None takes all owners, with ``natural`` and ``writer`` alone, or
+    as many as a partitioner deals to. ``alpha``, from 1e-6 (one label a client) to 1e6 (iid), is
+    the concentration of the Dirichlet partitions. ``column`` is that of the owners, needed if the
+    data set has several. A partitioner finds the labels as the column ``label``, and owners by
+    their columns' names.
 
     Raises:
         DeltaflError: If the name is unknown, the data set lacks labels or the column, or the
             numbers are impossible.
     """
     partition = find_partition(name)
-    if partition.uses_labels and dataset.num_classes == 0:
+    if partition.deals_dataset:
+        return partition.make(dataset, num_clients, label)
+    has_class = dataset.num_classes > 0 and dataset.train_y.ndim == 1
+    if partition.uses_labels and not has_class:
         raise DeltaflError(
-            f"partition {name!r} needs class labels, and this task has none: choose 'iid' or "
+            f"partition {name!r} needs one class a row, and this task has none: choose 'iid' or "
             "'quantity'"
         )
     # Beyond these numbers a Dirichlet sample is rounded away.
@@ -312,14 +435,52 @@ def make_partition(
             f"partition {name!r} got {num_clients} clients; write a number from 1 to {most}, such "
             "as clients=20, or --clients 20"
         )
+    options = dict(partition.options)
+    least = options.pop("min_size", 1)
     if partition.uses_alpha:
-        return partition.make(key_e, num_clients, alpha, rng)
-    return partition.make(key_e, num_clients, rng)
+        clients = partition.make(key_e, num_clients, alpha, rng, **options)
+    else:
+        clients = partition.make(key_e, num_clients, rng, **options)
+    return with_least(clients, least, rng)
 
 
-def owner_column(name: str, dataset: Dataset, column: str | None) -> str:
+def _dealt(
+    partitioner: Any, dataset: Dataset, num_clients: int | None, label: str
+) -> list[IntArray]:
+    """The rows that a partitioner of ``datasets.Dataset`` gives to each client."""
+    require("datasets", "data")
+    import datasets
+
+    name = type(partitioner).__name__
+    row = "row of deltafl"
+    columns = {label: dataset.train_y, **dataset.columns, row: np.arange(len(dataset.train_y))}
+    try:
+        # A copy, for a partitioner takes its data set once, and a task is made for each seed.
+        own = copy.deepcopy(partitioner)
+        own.dataset = datasets.Dataset.from_dict(columns)
+        parts = [np.sort(own.load_partition(k)[row]) for k in range(own.num_partitions)]
+    except OWN_ERRORS as error:
+        raise DeltaflError(
+            f"the partitioner {name} failed on the columns {', '.join(columns)}: "
+            f"{in_one_line(error)}"
+        ) from error
+    if num_clients not in (None, len(parts)):
+        raise DeltaflError(
+            f"the partitioner {name} deals to {len(parts)} clients, and clients is {num_clients}: "
+            "leave it out"
+        )
+    empty = [k for k, rows in enumerate(parts) if len(rows) == 0]
+    if empty:
+        raise DeltaflError(
+            f"the partitioner {name} gives client {empty[0]} no example; let it deal to fewer "
+            "clients, or raise its min_partition_size"
+        )
+    return [rows.astype(np.int64) for rows in parts]
+
+
+def owner_column(name: AnyPartition, dataset: Dataset, column: str | None) -> str:
     """The name of the column of owners that ``natural`` or ``writer`` uses."""
-    needed = PARTITIONS[name].column
+    needed = find_partition(name).column
     found = needed or column
     names = list(dataset.columns)
     if found is None and len(names) == 1:
@@ -333,12 +494,12 @@ def owner_column(name: str, dataset: Dataset, column: str | None) -> str:
 
 
 def clients_of_tests(
-    name: str, dataset: Dataset, column: str | None, client_rows: Sequence[IntArray]
+    name: AnyPartition, dataset: Dataset, column: str | None, client_rows: Sequence[IntArray]
 ) -> IntArray | None:
     """The client of each test example, -1 where its owner is none; None where owners are unknown,
     or the partition does not ask for them.
     """
-    if not PARTITIONS[name].uses_column:
+    if not find_partition(name).uses_column:
         return None
     owner = owner_column(name, dataset, column)
     if owner not in dataset.test_columns:
@@ -396,6 +557,13 @@ def rows_by_key(key_e: IntArray) -> list[IntArray]:
 def _pools(label_e: IntArray, rng: np.random.Generator) -> list[IntArray]:
     """The rows of each label that occurs, shuffled."""
     return [rng.permutation(rows) for rows in rows_by_key(label_e)]
+
+
+def _held(client_e: IntArray, num_clients: int) -> list[IntArray]:
+    """The rows of each client, in increasing order; ``client_e`` says whose a row is."""
+    order = np.argsort(client_e, kind="stable")
+    size_m = np.bincount(client_e, minlength=num_clients)
+    return np.split(order, np.cumsum(size_m)[:-1])
 
 
 def _deal(row_e: IntArray, num_clients: int) -> list[IntArray]:

@@ -30,7 +30,7 @@ from .models import (
     softmax_regression,
     two_layer_cnn,
 )
-from .partitions import clients_of_tests, find_partition, make_partition
+from .partitions import AnyPartition, clients_of_tests, find_partition, make_partition
 from .synthetic import make_log_model, make_quadratic_model, make_synthetic_task, make_toy_task
 
 #: Modules whose import registers tasks, comma separated.
@@ -153,7 +153,7 @@ def make_task(
     *,
     seed: int,
     num_clients: int | None = None,
-    partition: str | None = None,
+    partition: AnyPartition | None = None,
     alpha: float | None = None,
     data_dir: Path | None = None,
     column: str | None = None,
@@ -201,7 +201,7 @@ def make_task(
     dataset = spec.load(data_dir)
     how = partition or spec.partition or "iid"
     # Partitions by a column take all owners that there are.
-    if num_clients is None and not find_partition(how).uses_column:
+    if num_clients is None and not find_partition(how).knows_clients:
         num_clients = spec.num_clients
     if alpha is None:
         alpha = spec.alpha

@@ -1,17 +1,19 @@
 """Your own examples as a task: a table file, a pandas data frame, or a Hugging Face ``datasets``
 object.
 
-A table has one row an example: columns of numbers, a label, and the client that holds the row
-unless a partition deals the rows. pandas reads it; CSV files have a header, and in NPZ files every
-array is a column (N,), or several (N, k). The package ``datasets`` is not imported: whatever has
-``column_names`` and ``features``, and gives a column by its name, will do.
+A table has one row an example: columns of numbers, a label or several, and the client that holds
+the row unless a partition deals the rows. pandas reads it; files of text have a header, and in NPZ
+files every array is a column (N,), or several (N, k). The package ``datasets`` is not imported:
+whatever has ``column_names`` and ``features``, and gives a column by its name, will do.
 
 Both functions bring inputs, a column of labels and one of owners, and say which rows are for the
 test; what follows is the same for both.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -25,16 +27,24 @@ from ..errors import DeltaflError, require, unknown_name
 from ..streams import stream
 from ..types import BoolArray, FloatArray, IntArray
 from .base import Dataset, Task
-from .frames import Frame, read_frame
-from .losses import MakeModel, Module, cross_entropy, squared_error
+from .frames import Frame, read_frame, table_stem
+from .losses import MakeModel, Module, binary_cross_entropy, cross_entropy, squared_error
 from .models import one_output, softmax_regression
-from .partitions import clients_of_tests, every_tenth, find_partition, make_partition, rows_by_key
+from .partitions import (
+    AnyPartition,
+    clients_of_tests,
+    every_tenth,
+    find_partition,
+    make_partition,
+    rows_by_key,
+)
 
 #: A ``pandas.Series``.
 Column: TypeAlias = Any
 
-#: Larger features do not fit into float32.
-LARGEST = np.finfo(np.float32).max
+#: Products of larger numbers do not fit into float32; measurements are smaller, stand-ins for
+#: missing ones often larger.
+LARGEST = 1e18
 
 TaskType = Literal["classification", "regression"]
 
@@ -45,42 +55,52 @@ MOST_CLASSES = 20
 #: The column that says who holds a row, unless another one is named.
 OWNER = "client"
 
+#: The share of the rows in the test set.
+TEST_SHARE = 0.1
+
 #: An error names at most this many columns.
 SHOWN = 10
 
 
 def table_task(
     table: str | Path | Frame,
-    label: str = "label",
+    label: str | Sequence[str] = "label",
     column: str | None = None,
     *,
     seed: int = 0,
     task_type: TaskType | None = None,
-    partition: str | None = None,
+    partition: AnyPartition | None = None,
     clients: int | None = None,
     alpha: float = 0.5,
     model: Callable[[int, int], Module] = softmax_regression,
-    test_share: float = 0.1,
+    test_share: float = TEST_SHARE,
     standardize: bool = True,
+    sep: str | None = None,
+    encoding: str | None = None,
 ) -> Task:
     """Make a task of a table: classification by cross-entropy, or regression by the squared error.
 
-    Of a client's n rows, round(test_share n) are in the test set, drawn by
-    ``stream(seed, "partition")``; the others are its own. A client always keeps one row, so that
+    Of a client's n rows, test_share n are in the test set, drawn by ``stream(seed, "partition")``;
+    the others are its own. Where this is no whole number it is rounded at random, so that small
+    clients are tested, too, and test_share of all rows are. A client always keeps one row, so that
     one with a single row is fine. Where a partition deals the rows, round(test_share N) of all N
     are in the test set.
 
     Args:
-        table: A ``.csv``, ``.npz`` or ``.parquet`` file, or a data frame.
-        label: Column of the class, whole numbers or words that become 0, 1, ... in sorted order; or
-            of the target.
+        table: A file (``.csv``, ``.tsv`` or ``.txt``, also with ``.gz``; ``.npz``; ``.parquet``),
+            or a data frame.
+        label: Column of the class, which becomes 0, 1, ...: whole numbers and words in sorted
+            order, a ``pandas.Categorical`` in its own; or of the target. Several columns of 0 and
+            1, as a list or ``"y1,y2"``, are a task of several labels, by binary cross-entropy; of
+            other numbers a regression of several targets.
         column: Column of the client that holds the row, likewise; ``"client"`` if there is no
-            partition either.
+            partition either. Texts stay texts: "7" and "07" are two clients.
         seed: Fixes the test set and the partition.
         task_type: Whether the label is a class or a number to predict. If None, words and up to 20
             different whole numbers are classes, and any other label is an error that asks for it.
-        partition: One of ``PARTITIONS``, which deals the rows; a column ``"client"`` is then left
-            out.
+        partition: One of ``PARTITIONS``, which deals the rows, such as ``"iid"`` or
+            ``"dirichlet(min_size=5)"``, or a partitioner of ``flwr_datasets``; a column
+            ``"client"`` is then left out.
         clients: The number of clients of a partition. Of more owners in a column, so many are
             drawn.
         alpha: Concentration of a Dirichlet partition.
@@ -91,6 +111,9 @@ def table_task(
             the training rows of all clients together. A real federation would have to agree on
             these two numbers a feature first. A target of regression is standardized by all rows,
             so that the loss of its mean is about 1.
+        sep: What separates the columns of a file of text: one character, ``"tab"`` or ``"space"``;
+            a comma in ``.csv``, else a tab, if None.
+        encoding: Of a file of text, such as ``"latin-1"``; UTF-8 if None.
 
     Returns:
         A task with float32 features in the order of the table.
@@ -102,38 +125,42 @@ def table_task(
 
     Example: ``table_task(frame, "species", partition="dirichlet", alpha=0.3, clients=20)``
     """
-    if not 0 < test_share < 1:
-        raise DeltaflError(f"test_share is {test_share}; it must be between 0 and 1, such as 0.1")
-    name, frame = read_frame(table)
-    if label not in frame:
-        raise _no_column(name, label, frame, "label")
+    _require_names(label=label, column=column)
+    labels = [label] if isinstance(label, str) else list(label)
+    texts = {column or OWNER, *labels, *labels[0].split(",")}
+    name, frame = read_frame(table, sep, encoding, texts)
+    if labels[0] not in frame:
+        labels = [each for one in labels for each in one.split(",")]
+    for each in labels:
+        if each not in frame:
+            raise _no_column(name, each, frame, "label")
     owner = _owner_column(name, frame, column, partition)
     # Where a partition deals the rows, a column of clients is no feature either.
-    features = frame.drop(columns=[label, owner or OWNER], errors="ignore")
-    if label == owner or features.empty:
+    features = frame.drop(columns=[*labels, owner or OWNER], errors="ignore")
+    if owner in labels or features.empty:
         raise DeltaflError(
             f"{name} needs one row and a column of numbers besides the label and the client"
         )
-    owner_e = _owners(frame, owner)
-    target = _target(frame[label], task_type, standardize)
-    x = np.column_stack([_numbers(features[each]) for each in features])
-    test_e = _random_share(owner_e, test_share, seed)
+    owners = _owners(frame, owner)
+    if len(labels) == 1:
+        target = _target(frame[labels[0]], task_type, standardize)
+    else:
+        target = _targets(frame[labels], task_type, standardize)
+    x = _features(features)
+    test_e = _random_share(owners.code, test_share, seed)
     if standardize:
         # Test rows say nothing about the scale: a model is judged on rows that it has not seen.
-        mean = x[~test_e].mean(axis=0)
-        scale = x[~test_e].std(axis=0)
-        # A feature that does not vary becomes 0, not 0 / 0.
-        x = (x - mean) / np.where(scale > 0, scale, 1.0)
-    dataset = _dataset(name, x.astype(np.float32), target, owner, owner_e, test_e)
+        train = x[~test_e]
+        # Of equal numbers the deviation is not always 0, for their mean is rounded.
+        varies = train.min(axis=0) < train.max(axis=0)
+        x = (x - train.mean(axis=0)) / np.where(varies, train.std(axis=0), 1.0)
+    dataset = _dataset(name, x.astype(np.float32), target, owner, owners.code, test_e)
     task = _task(
-        Path(name).stem,
+        table_stem(name),
         dataset,
         model,
-        partition,
-        column,
-        clients,
-        alpha,
-        seed,
+        owners,
+        Dealing(partition, column, clients, alpha, seed, labels[0]),
     )
     # Accuracy by client is no part of the record of a table, only of a Hugging Face data set.
     return replace(task, test_clients=None)
@@ -149,17 +176,19 @@ def from_huggingface(
     make_model: MakeModel | None = None,
     seed: int = 0,
     task_type: TaskType | None = None,
-    partition: str | None = None,
+    partition: AnyPartition | None = None,
     clients: int | None = None,
     alpha: float = 0.5,
+    test_share: float | None = None,
 ) -> Task:
     """Make a task of a Hugging Face ``Dataset`` or ``DatasetDict``.
 
     Args:
         data: A ``DatasetDict`` with ``train`` and ``test``, or one with ``train`` alone, or a
-            ``Dataset``. Without a test set the 5th, 15th, 25th, ... row of each client is for the
-            test, of all rows with a partition.
-        label: Column of the class or the target, as in ``table_task``; a ``ClassLabel`` is a class.
+            ``Dataset``. Without a test set it is drawn as in ``table_task``; with a partition the
+            5th, 15th, 25th, ... row is for the test, unless ``test_share`` is given.
+        label: Column of the class or the target, as in ``table_task``; a ``ClassLabel`` keeps the
+            order of its classes.
         column: Column of the client that holds the row. Test rows of others belong to no client.
         inputs: Column of pictures of one size, which become uint8 (N, channels, height, width), or
             of lists of numbers; the only other column if None.
@@ -170,6 +199,7 @@ def from_huggingface(
         partition: As in ``table_task``.
         clients: As in ``table_task``.
         alpha: As in ``table_task``.
+        test_share: As in ``table_task``; for data without a test set.
 
     Raises:
         DeltaflError: If a column is missing or cannot be used.
@@ -179,6 +209,7 @@ def from_huggingface(
     require("pandas", "sim")
     import pandas as pd
 
+    _require_names(label=label, column=column, inputs=inputs)
     parts = dict(data) if isinstance(data, Mapping) else {"train": data}
     if "train" not in parts:
         raise unknown_name("part of the data set", "train", parts)
@@ -217,74 +248,108 @@ def from_huggingface(
         inputs,
         [value for part in used.values() for value in part[inputs]],
     )
-    if hasattr((train.features or {}).get(label), "names"):  # a ClassLabel
-        task_type = task_type or "classification"
-        _require_all(
-            frame[label],
-            (frame[label] != -1).to_numpy(),
-            "a class",
-            "-1 is an example without one: drop the row",
-        )
+    for key in keys:
+        feature: Any = (train.features or {}).get(key)
+        if hasattr(feature, "names"):  # a ClassLabel
+            _require_all(
+                frame[key],
+                (frame[key] != -1).to_numpy(),
+                "a class",
+                "-1 is an example without one: drop the row",
+            )
+            frame[key] = pd.Categorical.from_codes(frame[key].astype(int), feature.names)
     target = _target(frame[label], task_type, standardize=True)
-    owner_e = _owners(frame, owner)
+    owners = _owners(frame, owner)
     if "test" in parts:
         # The frame has the training part first.
         test_e = np.arange(len(frame)) >= len(train[label])
+    elif owner is None and test_share is None:
+        test_e = every_tenth(rows_by_key(owners.code), len(frame))
     else:
-        test_e = every_tenth(rows_by_key(owner_e), len(frame))
-    dataset = _dataset(name, x, target, owner, owner_e, test_e)
-    task = _task(
-        name,
-        dataset,
-        softmax_regression,
-        partition,
-        column,
-        clients,
-        alpha,
-        seed,
-    )
+        test_e = _random_share(owners.code, test_share or TEST_SHARE, seed)
+    dataset = _dataset(name, x, target, owner, owners.code, test_e)
+    dealing = Dealing(partition, column, clients, alpha, seed, label)
+    task = _task(name, dataset, softmax_regression, owners, dealing)
     return replace(task, make_model=make_model or task.make_model)
+
+
+class Coded(NamedTuple):
+    """A column of classes or owners as 0, 1, ..., and the names of these."""
+
+    code: IntArray
+    names: Sequence[str]
+
+
+class Dealing(NamedTuple):
+    """Who gets the rows, as users say it; ``label`` is the column's name."""
+
+    partition: AnyPartition | None
+    column: str | None
+    clients: int | None
+    alpha: float
+    seed: int
+    label: str
 
 
 def _task(
     name: str,
     dataset: Dataset,
     model: Callable[[int, int], Module],
-    partition: str | None,
-    column: str | None,
-    clients: int | None,
-    alpha: float,
-    seed: int,
+    owners: Coded,
+    dealing: Dealing,
 ) -> Task:
     """The task: its clients, and model, loss and metric of its kind."""
-    how = partition or "natural"
+    how = dealing.partition or "natural"
+    column = dealing.column
     # Round 0 of the stream has dealt the test rows.
-    rng = stream(seed, "partition", round=1)
-    client_rows = make_partition(how, dataset, clients, alpha, rng, column)
+    rng = stream(dealing.seed, "partition", round=1)
+    client_rows = make_partition(
+        how,
+        dataset,
+        dealing.clients,
+        dealing.alpha,
+        rng,
+        column,
+        dealing.label,
+    )
+    client_names: Sequence[str] = ()
+    if find_partition(how).uses_column:
+        owner_e = next(iter(dataset.columns.values()))
+        client_names = [owners.names[owner_e[rows[0]]] for rows in client_rows]
     # Linear models flatten pictures.
     in_features = int(np.prod(dataset.train_x.shape[1:]))
-    task = Task(
+    is_wide = dataset.train_y.ndim == 2
+    make: MakeModel = partial(one_output, model, in_features)
+    loss = squared_error
+    metric: Any = "loss"
+    if is_wide or dataset.num_classes > 0:
+        outputs = dataset.train_y.shape[1] if is_wide else dataset.num_classes
+        make = partial(model, in_features, outputs)
+    if dataset.num_classes > 0:
+        loss = binary_cross_entropy if is_wide else cross_entropy
+    if loss is cross_entropy:
+        metric = "accuracy"
+    return Task(
         name=name,
         dataset=dataset,
         client_rows=client_rows,
-        make_model=partial(model, in_features, dataset.num_classes),
-        loss=cross_entropy,
+        make_model=make,
+        loss=loss,
+        metric=metric,
         test_clients=clients_of_tests(how, dataset, column, client_rows),
+        client_names=client_names,
     )
-    if dataset.num_classes > 0:
-        return task
-    make_model = partial(one_output, model, in_features)
-    return replace(task, make_model=make_model, loss=squared_error, metric="loss")
 
 
 class Target(NamedTuple):
-    """Classes 0, 1, ... and their number, or float32 targets and 0; ``unit``, how targets were
-    scaled, follows the name of the data.
+    """Classes 0, 1, ... or labels (N, labels) and their number, or float32 targets and 0; ``unit``,
+    how targets were scaled, follows the name of the data.
     """
 
     y: npt.NDArray[Any]
     num_classes: int
     unit: str = ""
+    names: Sequence[str] = ()
 
 
 def _dataset(
@@ -298,16 +363,27 @@ def _dataset(
     """The examples, those of ``test_e`` for the test."""
     if not test_e.any():
         raise DeltaflError(
-            f"{name}: no client has enough rows for a test set; call table_task with a larger "
-            "test_share in a file of your own, or name a column of clients with more rows"
+            f"{name}: no client has enough rows for a test set; raise test_share (--test-share), "
+            "or name a column of clients with more rows"
         )
     columns = {owner: owner_e} if owner is not None else {}
     whole = Dataset.whole(name + target.unit, x, target.y, target.num_classes, columns)
-    return whole.split(~test_e, test_e)
+    return replace(whole.split(~test_e, test_e), class_names=target.names)
+
+
+def _require_names(**given: object) -> None:
+    """Refuse what is no name of a column; a label may be several."""
+    for setting, value in given.items():
+        names = value if setting == "label" and isinstance(value, list | tuple) else [value]
+        if not names or not all(isinstance(each, str | None) for each in names):
+            raise DeltaflError(
+                f"{setting} is {shown(value)}; it must be the name of a column, such as "
+                f"{setting}='outcome'"
+            )
 
 
 def _owner_column(
-    where: str, columns: Iterable[str], column: str | None, partition: str | None
+    where: str, columns: Iterable[str], column: str | None, partition: AnyPartition | None
 ) -> str | None:
     """The column that says who holds a row; None where a partition deals the rows."""
     dealt = find_partition(partition or "natural")
@@ -342,11 +418,14 @@ def _nearest(name: str, columns: Iterable[str]) -> str:
     return f"of its columns ({len(names)}) the nearest are {nearest}"
 
 
-def _owners(frame: Frame, owner: str | None) -> IntArray:
+def _owners(frame: Frame, owner: str | None) -> Coded:
     """The number of each row's owner; one owner of all rows if a partition deals them."""
     if owner is None:
-        return np.zeros(len(frame), np.int64)
-    return codes(frame[owner])[0]
+        return Coded(np.zeros(len(frame), np.int64), ())
+    every = codes(frame[owner])
+    # A category that no row has is no client.
+    found, code = np.unique(every.code, return_inverse=True)
+    return Coded(code, [every.names[k] for k in found])
 
 
 def _target(values: Column, task_type: TaskType | None, standardize: bool) -> Target:
@@ -357,20 +436,42 @@ def _target(values: Column, task_type: TaskType | None, standardize: bool) -> Ta
             f"task_type is {task_type!r}; it must be {' or '.join(map(repr, get_args(TaskType)))}"
         )
     if (task_type or _task_type(where, values)) == "classification":
-        y, num_classes = codes(values)
-        if num_classes < 2:
+        y, names = codes(values)
+        if y.min() == y.max():
             raise DeltaflError(f"{where} holds a single class; two are needed")
-        return Target(y, num_classes)
+        return Target(y, len(names), names=names)
     number = _numbers(values)
-    mean = float(number.mean())
-    scale = float(number.std())
-    # Division by it would give NaN.
-    if scale == 0:
+    # Division by the deviation would give NaN.
+    if number.min() == number.max():
         raise DeltaflError(f"{where} holds a single number; there is nothing to predict")
     if not standardize:
         return Target(number.astype(np.float32), 0)
+    mean = float(number.mean())
+    scale = float(number.std())
     unit = f", {values.name!r} standardized by mean {mean:.4g} and standard deviation {scale:.4g}"
     return Target(((number - mean) / scale).astype(np.float32), 0, unit)
+
+
+def _targets(frame: Frame, task_type: TaskType | None, standardize: bool) -> Target:
+    """What is to be predicted, of several columns: labels of 0 and 1, or numbers."""
+    y = np.column_stack([_numbers(frame[name]) for name in frame])
+    names = list(frame)
+    if task_type != "regression":
+        is_label = np.isin(y, (0, 1)).all(axis=0)
+        if not is_label.all():
+            raise DeltaflError(
+                f"{frame.index[0][0]}: column {names[is_label.argmin()]!r} holds other numbers "
+                "than 0 and 1; several labels are 0 or 1 each, as pandas.get_dummies makes them; "
+                "for several numbers to predict write task_type = regression (--task-type "
+                "regression)"
+            )
+        return Target(y.astype(np.float32), len(names), names=names)
+    each = [_target(frame[name], task_type, standardize) for name in frame]
+    return Target(
+        np.stack([one.y for one in each], axis=1),
+        0,
+        "".join(one.unit for one in each),
+    )
 
 
 def _task_type(where: str, values: Column) -> TaskType:
@@ -378,7 +479,13 @@ def _task_type(where: str, values: Column) -> TaskType:
     number = _parsed(values)
     known = number.dropna().to_numpy(np.float64)
     has_words = len(known) < values.notna().sum()
-    if has_words or values.dtype.name == "category":
+    if values.dtype.name == "category":
+        return "classification"
+    if has_words:
+        words = values.dropna().astype(str).str.strip()
+        # Else each date or price would become a class.
+        if words.str.fullmatch(f"{_DATE}|{_PUNCTUATED}|[\\d.]+").all():
+            _numbers(values)
         return "classification"
     is_whole = known % 1 == 0
     if number.nunique() <= MOST_CLASSES and is_whole.all():
@@ -392,10 +499,15 @@ def _task_type(where: str, values: Column) -> TaskType:
     )
 
 
-def codes(values: Column) -> tuple[IntArray, int]:
-    """Whole numbers (texts, too) or words as 0, 1, ... in sorted order; and how many different
-    ones there are.
+def codes(values: Column) -> Coded:
+    """Whole numbers, or words, as 0, 1, ... in sorted order; categories in their own, also those
+    that no row has.
+
+    Texts stay as they are but for blanks around them: "7", "07" and "+7" are three.
     """
+    if values.dtype.name == "category":
+        _require_all(values, values.notna().to_numpy(), "a category", "")
+        return Coded(values.cat.codes.to_numpy(np.int64), [str(x) for x in values.cat.categories])
     is_number = values.dtype.kind in "biuf"
     if is_number:
         good_e = values.to_numpy(np.float64, na_value=np.nan) % 1 == 0
@@ -409,36 +521,94 @@ def codes(values: Column) -> tuple[IntArray, int]:
         "a whole number or a word",
         "correct it, or drop the row",
     )
-    if not is_number:
-        values = values.astype(str).str.strip()
-        # As numbers, so that 9 comes before 10. Python's, for ids exceed what float64 can tell
-        # apart, and int64.
-        if values.str.fullmatch(r"[+-]?\d+").all():
-            values = values.map(int)
-    code, names = values.factorize(sort=True)
-    return code.astype(np.int64), len(names)
+    if is_number:
+        code, numbers = values.factorize(sort=True)
+        kind = bool if values.dtype.kind == "b" else int
+        return Coded(code.astype(np.int64), [str(kind(number)) for number in numbers])
+    code, words = values.astype(str).str.strip().factorize()
+    names = words.tolist()
+    order = sorted(range(len(names)), key=names.__getitem__)
+    # As numbers, so that 9 comes before 10, and exactly, for ids exceed what float64 tells apart.
+    if all(_PLAIN.fullmatch(name) for name in names):
+        order.sort(key=lambda k: Decimal(names[k]))
+    return Coded(np.argsort(order)[code].astype(np.int64), [names[k] for k in order])
+
+
+#: A number as text, not larger than ids are.
+_PLAIN = re.compile(r"[+-]?\d{1,100}(\.\d{1,100})?")
 
 
 def _random_share(owner_e: IntArray, share: float, seed: int) -> BoolArray:
-    """Whether a row is for the test: of each owner's so large a share, drawn, but never all."""
+    """Whether a row is for the test: of each owner's so large a share, drawn, but never all.
+
+    An owner gives ``share`` of its rows in the mean, rounded down or up, and all of them together
+    this share to the next row.
+    """
+    if not 0 < share < 1:
+        raise DeltaflError(f"test_share is {share}; it must be between 0 and 1, such as 0.1")
+    owned = rows_by_key(owner_e)
+    rows_o = np.array([len(rows) for rows in owned])
+    mean_o = np.minimum(share * rows_o, rows_o - 1)
+    rng = stream(seed, "partition", client=len(owned))
+    order = rng.permutation(len(owned))
+    # Of a single owner the nearest number; of small tables one row at least.
+    start = max(rng.random(), 1 - mean_o.sum()) if len(owned) > 1 else 0.5
+    upto_o = np.floor(np.cumsum(mean_o[order]) + start).astype(np.int64)
+    size_o = np.empty_like(rows_o)
+    size_o[order] = np.diff(upto_o, prepend=0)
     test_e = np.zeros(len(owner_e), np.bool_)
-    for owner, rows in enumerate(rows_by_key(owner_e)):
-        # Half a row is rounded up; Python's round takes 2.5 to 2.
-        size = min(int(share * len(rows) + 0.5), len(rows) - 1)
-        test_e[stream(seed, "partition", client=owner).permutation(rows)[:size]] = True
+    for owner in np.flatnonzero(size_o):
+        rows = stream(seed, "partition", client=int(owner)).permutation(owned[owner])
+        test_e[rows[: min(size_o[owner], len(rows) - 1)]] = True
     return test_e
+
+
+def _features(frame: Frame) -> FloatArray:
+    """The columns as numbers, float64 (N, k)."""
+    if all(kind.kind in "biuf" for kind in frame.dtypes):
+        # Of ten thousand columns at once; in this order, for bits of means depend on it.
+        x: FloatArray = np.ascontiguousarray(frame.to_numpy(np.float64, na_value=np.nan))
+        if (np.abs(x) <= LARGEST).all():
+            return x
+    return np.column_stack([_numbers(frame[name]) for name in frame])
+
+
+_DATE = r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?"
+#: Between thousands, or before decimals; blanks that do not break a line are among them.
+_MARK = "[,'\u2019 \u00a0\u202f]"
+_PUNCTUATED = rf"[+-]?\d[\d.]*{_MARK}(\d|\.|{_MARK})*|[+-]?\d+(\.\d{{3}}){{2,}}"
+#: What a cell that is no usable number looks like, and the cure.
+_CURES = {
+    r"[+-]?inf(inity)?": "replace infinity by a number, or drop the row",
+    r"[+-]?\d+(\.\d*)?(e[+-]?\d+)?": "divide the column or take its logarithm; if the number "
+    "stands for a missing value, fill that in or drop the row",
+    _DATE: "make dates numbers of days, as (pandas.to_datetime(table[{name!r}]) - "
+    "pandas.Timestamp('2000-01-01')).dt.days does, or drop the column",
+    r"-?\d+ days?.*": "make times numbers, as table[{name!r}].dt.total_seconds() does, or drop the "
+    "column",
+    _PUNCTUATED: "leave out separators of thousands and write a decimal point: give the data frame "
+    "that pandas.read_csv(file, decimal=',', thousands='.') reads",
+    r"\W+|n\.?/?a\.?|unknown|missing": "if it stands for a missing value, fill that in or drop the "
+    "row",
+    r"[$€£]\s*[\d.,]+|[\d.,]+\s*[%€$£°]\w*": "leave out the unit, as "
+    "table[{name!r}].str.strip('$€£%°C ').astype(float) does",
+    r".*": "encode words first, as pandas.get_dummies(table, columns=[{name!r}]) does, or drop the "
+    "column",
+}
 
 
 def _numbers(values: Column) -> FloatArray:
     number: FloatArray = _parsed(values).to_numpy(np.float64, na_value=np.nan)
-    _require_all(
-        values,
-        # NaN is not below it either.
-        np.abs(number) <= LARGEST,
-        "a real number in the range of float32",
-        f"encode words first, as pandas.get_dummies(table, columns=[{values.name!r}]) does, or "
-        "drop the column",
-    )
+    good_e = np.abs(number) <= LARGEST
+    if not good_e.all():
+        cell = str(values.iloc[int(good_e.argmin())]).strip()
+        cure = next(
+            cure
+            for form, cure in _CURES.items()
+            if re.fullmatch(form, cell, re.IGNORECASE | re.DOTALL)
+        )
+        needed = f"a number between {-LARGEST:g} and {LARGEST:g}"
+        _require_all(values, good_e, needed, cure.format(name=values.name))
     return number
 
 
@@ -448,7 +618,7 @@ def _parsed(values: Column) -> Column:
 
     if values.dtype.kind not in "biuf":
         # As text, for pandas takes dates and complex numbers for numbers.
-        values = values.astype(str)
+        values = values.astype(str).str.strip().replace({"True": "1", "False": "0"})
     return pd.to_numeric(values, errors="coerce")
 
 
