@@ -399,7 +399,7 @@ def test_the_partitioners_of_flower() -> None:
     for partitioner, num_clients in (
         (flower.IidPartitioner(num_partitions=8), 8),
         (flower.DirichletPartitioner(8, "label", 0.5, min_partition_size=5, seed=1), 8),
-        (flower.PathologicalPartitioner(8, "label", 2, class_assignment_mode="deterministic"), 8),
+        (flower.PathologicalPartitioner(8, "label", 3, "first-deterministic"), 8),
         (flower.NaturalIdPartitioner(partition_by="writer"), 10),
         (flower.LinearPartitioner(num_partitions=4), 4),
     ):
