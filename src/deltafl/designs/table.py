@@ -259,8 +259,8 @@ def draw_cohort(
 
     Args:
         score_m: (m,) scores >= 0.
-        n: Cohort size (its mean for ``poisson``); if fewer clients are available, all of them are
-            selected.
+        n: Cohort size (its mean for ``poisson``); of fewer available clients all are selected,
+            except by ``multinomial``, which draws with replacement.
         design: A name in ``DESIGNS``.
         rng: The round's generator.
         available_m: bool (m,), the available clients; None for all. The others have expectation 0.
