@@ -14,7 +14,7 @@ import deltafl
 PUBLIC = """
 DESIGNS ESTIMATORS SAMPLERS Accumulator Adaptive Broadcast Census Centred ClusterIS Cohort Comparison
 ControlValue ControlVariate Delta DeltaflError Design DifferentialPrivacy Estimator FedExP FedIS FedPracIS Fixed Full
-KnownUpdates LearnedCoefficient MissingExtraError Momentum Moves Oracle Plan Population PowerOfChoice PracDelta RejectedReply
+KnownUpdates LearnedCoefficient Metric MissingExtraError Momentum Moves Oracle Plan Population PowerOfChoice PracDelta RejectedReply
 Replies Reports RoundInfo RoundState RunFacts Sampler ServerOptimizer ServerPart Sgd Step Twin broadcast close_round
 close_round_from_sum compare corrected_steps draw_cohort flatten inclusion_probabilities init_round load load_state
 make_plan make_sampler make_server_optimizer open_round recommend save_state stream tune unflatten with_floor

@@ -59,6 +59,7 @@ from .simulation.python import compare as compare
 from .simulation.python import load as load
 from .simulation.python import tune as tune
 from .streams import stream as stream
+from .tasks.metrics import Metric as Metric
 from .types import Broadcast as Broadcast
 from .types import Cohort as Cohort
 from .types import Oracle as Oracle

@@ -19,6 +19,7 @@ score.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import nan
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -37,6 +38,56 @@ Column = npt.ArrayLike | Sequence[float | None] | None
 #: Auxiliary variables are squared and summed.
 LARGEST_AUX = 1e100
 NOBODY = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """How the values of a metric are read.
+
+    Attributes:
+        name: As in records and tables.
+        higher: Whether higher is better.
+        share: Whether they are shares between 0 and 1, which are shown as percent.
+    """
+
+    name: str
+    higher: bool = field(default=True, kw_only=True)
+    share: bool = field(default=False, kw_only=True)
+
+    @property
+    def sign(self) -> float:
+        """By what a value is multiplied so that more is better."""
+        return 1.0 if self.higher else -1.0
+
+    @property
+    def factor(self) -> int:
+        """By what a value is multiplied where it is shown."""
+        return 100 if self.share else 1
+
+    @property
+    def unit(self) -> str:
+        """What stands behind a value."""
+        return " %" if self.share else ""
+
+    @property
+    def title(self) -> str:
+        """An axis of its values."""
+        return f"test {self.name}, %" if self.share else f"test {self.name}"
+
+    @property
+    def missing(self) -> float:
+        """What counts where a run has no value: the worst one, NaN where there is none."""
+        return 0.0 if self.higher and self.share else nan
+
+
+#: What every run may know, whatever else it is judged by.
+ACCURACY = Judge("accuracy", share=True)
+LOSS = Judge("loss", higher=False)
+
+
+def judge_of(name: str, judges: Sequence[Judge] = ()) -> Judge:
+    """The judge of this name, among those of a run."""
+    return {judge.name: judge for judge in (ACCURACY, LOSS, *judges)}[name]
 
 
 class Population(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from deltafl.analysis import Run, summarise
-from deltafl.analysis.bands import client_accuracies, selections_by_size
+from deltafl.analysis.bands import client_values, selections_by_size
 from deltafl.analysis.looks import ON_DARK, looks
 from deltafl.analysis.report import Part, write_report
 from deltafl.analysis.statistics import fairness_of, worst_tenth
@@ -224,11 +224,11 @@ def test_selections_by_size_and_accuracy_by_client_are_shown_where_they_are_reco
     tmp_path: Path,
 ) -> None:
     size_m = np.array([4.0, 1.0, 2.0, 3.0])
-    accuracy_km = np.array([[0.5, np.nan, 1.0, 0.0], [0.0, np.nan, 0.5, 1.0]])
+    value_km = np.array([[0.5, np.nan, 1.0, 0.0], [0.0, np.nan, 0.5, 1.0]])
     found: dict[str, Any] = {
         "num_examples_m": size_m,
-        "accuracy_km": accuracy_km,
-        "fairness": fairness_of(accuracy_km),
+        "value_km": value_km,
+        "fairness": fairness_of(value_km),
     }
     runs = [run._replace(**found) for run in runs_of(uniform=[2, 3], md=[2, 2])]
     band = selections_by_size(
@@ -237,7 +237,7 @@ def test_selections_by_size_and_accuracy_by_client_are_shown_where_they_are_reco
     assert band is not None
     assert (band.round_r.tolist(), band.mean_r.tolist()) == ([1.5, 3.5], [1.0, 4.0])
     assert selections_by_size([run._replace(num_examples_m=np.ones(4)) for run in runs]) is None
-    own = client_accuracies(runs[:2])
+    own = client_values(runs[:2])
     assert own is not None and own.mean_r[[0, 50, 100]].tolist() == [0.0, 50.0, 100.0]
     page = written(tmp_path / "report.html", runs)
     assert {name: numbers["tail"] for name, numbers in cells(page).items()} == {
@@ -247,7 +247,7 @@ def test_selections_by_size_and_accuracy_by_client_are_shown_where_they_are_reco
     assert "worst tenth,\N{NO-BREAK SPACE}%" in page and "Accuracy per client" in page
     assert "Clients in tenths by their size" in page
     old = [
-        run._replace(accuracy_km=None) for run in runs
+        run._replace(value_km=None) for run in runs
     ]  # as packed records are: the column without the figure
     page = written(tmp_path / "old.html", old)
     assert "Accuracy per client" not in page and "worst tenth,\N{NO-BREAK SPACE}%" in page

@@ -313,7 +313,7 @@ def test_every_field_of_the_file_is_documented() -> None:
     names = [
         name
         for name in Summary.model_json_schema(mode="serialization")["$defs"]
-        if name != "JsonValue"
+        if name not in ("JsonValue", "Judge")
     ]
     for name in ["Summary", *names]:
         section = page.partition(f"## {name}\n")[2].partition("\n## ")[0]

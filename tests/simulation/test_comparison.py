@@ -238,12 +238,12 @@ def test_a_run_notes_sizes_and_accuracies_of_clients_with_tests_of_their_own(
     (run,) = result.curves
     assert (
         run.num_examples_m is not None
-        and run.accuracy_km is not None
+        and run.value_km is not None
         and run.client_accuracy_r is not None
     )
     assert run.num_examples_m.tolist() == [len(rows) for rows in task.client_rows]
-    assert np.isnan(run.accuracy_km).tolist() == [[False] * 10 + [True] * 10] * 2
-    assert np.nanmean(run.accuracy_km, axis=1) == pytest.approx(run.client_accuracy_r, abs=1e-4)
+    assert np.isnan(run.value_km).tolist() == [[False] * 10 + [True] * 10] * 2
+    assert np.nanmean(run.value_km, axis=1) == pytest.approx(run.client_accuracy_r, abs=1e-4)
     row = result.summary().loc["uniform"]
     assert run.fairness is not None and row["client_mean"] == run.fairness.mean == pytest.approx(
         run.client_accuracy_r.mean(), abs=1e-4

@@ -21,7 +21,7 @@ from deltafl.server.watch import Watch
 from deltafl.simulation.comparing import run_comparison
 from deltafl.simulation.directory import DivergedError
 from deltafl.simulation.divergence import likely_cause
-from deltafl.simulation.engine import Engine, Evaluation
+from deltafl.simulation.judged import Evaluation, Judged
 from deltafl.simulation.record import RunStore
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of, task_of
@@ -258,7 +258,7 @@ def test_a_suspect_end_is_reported_and_keeps_the_good_state(tmp_path: Path) -> N
     last = run(folder, **given)  # what is after the checkpoint is played again
     assert (folder / "rounds.jsonl").read_bytes() == before
     test = engine_of(make_settings(RunSettings, given)).evaluate(model_d)
-    assert plain_json(test._asdict()) == last["test"]
+    assert plain_json(test.line()) == last["test"]
 
 
 def test_a_lost_skill_ends_a_run_at_the_checkpoint_before(
@@ -267,8 +267,8 @@ def test_a_lost_skill_ends_a_run_at_the_checkpoint_before(
     """After round 7 the model answers as one that knows nothing; the checkpoints of rounds 10
     and 20 are not kept.
     """
-    found = ((Evaluation(2.4, 0.8 if round <= 7 else 0.1), None) for round in range(99))
-    monkeypatch.setattr(Engine, "evaluate_clients", lambda *_: next(found))
+    found = (Evaluation(2.4, 0.8 if round <= 7 else 0.1) for round in range(99))
+    monkeypatch.setattr(Judged, "evaluation", lambda _: next(found))
     words = r"accuracy of the last 20 evaluations is no better .*it had been 80\.0%"
     with pytest.raises(DivergedError, match=words) as caught:
         run(tmp_path, **{**TINY, "rounds": 40, "checkpoint_every": 5})

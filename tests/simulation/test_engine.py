@@ -140,7 +140,8 @@ def test_accuracy_of_a_client_is_that_of_test_examples_split_as_its_training_dat
     engine = Engine(make_task(dropout_net), WORK, 0)
     params_d = engine.initial_params()
     data = engine.task.dataset
-    pooled, accuracy_m = engine.evaluate_clients(params_d)
+    pooled = engine.judge(params_d).evaluation()
+    accuracy_m = engine.judge(params_d).by_client()
     assert (
         accuracy_m is not None
         and pooled == engine.evaluate(params_d)
@@ -172,13 +173,14 @@ def test_classes_that_the_test_set_lacks_are_left_out_and_shares_renormalised() 
     task = make_task(softmax_net, dataset=Dataset("few", x, y, x[:3], test_y, 3), client_rows=rows)
     engine = Engine(task, WORK, 0)
     zeros_d = np.zeros(engine.num_params, np.float32)
-    np.testing.assert_equal(engine.evaluate_clients(zeros_d)[1], [1.0, 0.5, 1.0, np.nan])
+    np.testing.assert_equal(engine.judge(zeros_d).by_client(), [1.0, 0.5, 1.0, np.nan])
     owned = Engine(replace(task, test_clients=np.array([3, 3, -1])), WORK, 0)
-    found, accuracy_m = owned.evaluate_clients(zeros_d)
+    found = owned.judge(zeros_d).evaluation()
+    accuracy_m = owned.judge(zeros_d).by_client()
     np.testing.assert_equal(accuracy_m, [np.nan, np.nan, np.nan, 0.5])
     assert (found.accuracy, found.client_accuracy) == pytest.approx((1 / 3, 0.5))
     of_losses = Engine(replace(task, metric="loss"), WORK, 0)
-    assert of_losses.evaluate_clients(zeros_d)[1] is None
+    assert of_losses.judge(zeros_d).by_client() is None
 
 
 def test_initial_parameters_depend_on_the_seed_alone() -> None:

@@ -131,13 +131,13 @@ def test_accuracies_by_client_are_those_of_the_last_models_and_cost_no_evaluatio
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluated = []
-    evaluate = Engine.evaluate_clients
+    judge = Engine.judge
 
     def counting(engine: Engine, params_d: Any) -> Any:
         evaluated.append(params_d)
-        return evaluate(engine, params_d)
+        return judge(engine, params_d)
 
-    monkeypatch.setattr(Engine, "evaluate_clients", counting)
+    monkeypatch.setattr(Engine, "judge", counting)
     settings = settings_of(rounds=7)
     directory = RunDirectory(tmp_path / "run")
     engine = engine_of(settings)
@@ -145,11 +145,11 @@ def test_accuracies_by_client_are_those_of_the_last_models_and_cost_no_evaluatio
     state = run_experiment(settings, engine, directory, quiet)
     assert len(evaluated) == 8  # round 0 as well
     played = read_run(directory, settings)
-    assert played.accuracy_km is not None and played.accuracy_km.shape == (5, 12)
-    last_m = evaluate(engine, state.params_d)[1]
+    assert played.value_km is not None and played.value_km.shape == (5, 12)
+    last_m = judge(engine, state.params_d).by_client()
     assert last_m is not None
-    np.testing.assert_allclose(played.accuracy_km[-1], last_m, atol=5e-5)
-    assert played.fairness == fairness_of(played.accuracy_km)
+    np.testing.assert_allclose(played.value_km[-1], last_m, atol=5e-5)
+    assert played.fairness == fairness_of(played.value_km)
     longer = settings_of(rounds=9)
     begin(directory, longer, engine.task)
     run_experiment(longer, engine, directory, quiet)

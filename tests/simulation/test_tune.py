@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deltafl as dl
-from deltafl.analysis.runs import Metric, Run
+from deltafl.analysis.runs import Run
 from deltafl.errors import DeltaflError
 from deltafl.simulation import (
     CompareSettings,
@@ -154,7 +154,7 @@ def test_who_was_a_finalist_before_the_grid_grew_stays_one() -> None:
 
 
 @pytest.mark.parametrize(("metric", "sign"), [("accuracy", -1), ("loss", 1)])
-def test_a_rate_is_judged_by_rounds_and_then_by_the_area(metric: Metric, sign: int) -> None:
+def test_a_rate_is_judged_by_rounds_and_then_by_the_area(metric: str, sign: int) -> None:
     settings = make_settings(TuneSettings, {"task": "digits", "rounds": 4, "threshold": 0.5})
     rising_r = np.array([0.2, 0.4, 0.6, 0.8])
     others = np.arange(4.0), np.arange(4.0), np.ones(2, dtype=int)

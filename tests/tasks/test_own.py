@@ -216,8 +216,8 @@ BROKEN: dict[str, dict[str, Any]] = {
     "the range of train_y is (-1, 0)": {"metric": "loss", **data(train_y=Y - 1)},
     "num_classes is 0": data(num_classes=0),
     "accuracy needs (2, 3)": data(num_classes=3),
-    "train_y is float32": {"metric": "loss", **data(train_y=Y.astype(np.float32))},
-    "metric is 'acuracy'": {"metric": "acuracy"},
+    "test_y is int64": {"metric": "loss", **data(train_y=Y.astype(np.float32))},
+    "unknown metric 'acuracy': did you mean 'accuracy'": {"metric": "acuracy"},
     "client_rows is 5; it must be a list": {"client_rows": 5},
     "client_rows[0] is [[1, 2], [3]]; it must be a list of row numbers from 0 to 9": {
         "client_rows": [[[1, 2], [3]]]

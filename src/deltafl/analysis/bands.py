@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..errors import require
 from ..samplers.label import base_name
-from ..types import FloatArray
+from ..types import FloatArray, judge_of
 from .runs import Run
 
 
@@ -46,19 +46,17 @@ def band_of(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> Band:
 
 
 def curve_band(runs: Sequence[Run], y: str, smoothing: int = 1) -> Band:
-    """Mean and range over seeds of ``accuracy`` (in percent), ``loss`` or ``log10-loss``, as a
-    moving average.
+    """Mean and range over seeds of a metric (shares in percent), or of ``log10-loss``, as a moving
+    average.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         return band_of([(run.round_r, _smooth(_curve(run, y), smoothing)) for run in runs])
 
 
 def _curve(run: Run, y: str) -> FloatArray:
-    if y == "accuracy":
-        return 100 * run.accuracy_r
-    if y == "loss":
-        return run.loss_r
-    return np.log10(run.loss_r)
+    if y == "log10-loss":
+        return np.log10(run.loss_r)
+    return judge_of(y, run.judges).factor * run.curve(y)
 
 
 def _smooth(value_r: FloatArray, window: int) -> FloatArray:
@@ -118,16 +116,17 @@ def selections_by_size(runs: Sequence[Run], groups: int = 10) -> Band | None:
     )
 
 
-def client_accuracies(runs: Sequence[Run]) -> Band | None:
-    """Accuracy of the worst q percent of the clients' best, q = 0 to 100, over seeds; None if it
+def client_values(runs: Sequence[Run]) -> Band | None:
+    """The metric of the worst q percent of the clients' best, q = 0 to 100, over seeds; None if it
     was not recorded.
     """
     percent = np.linspace(0, 100, 101)
     curves = []
     for run in runs:
-        if run.accuracy_km is None or run.fairness is None:
+        if run.value_km is None or run.fairness is None:
             return None
         # Of each model, then averaged, as in ``fairness_of``: the spread of one model is meant.
-        curve_kq = np.nanpercentile(run.accuracy_km, percent, axis=1)
-        curves.append((percent, 100 * curve_kq.mean(axis=1)))
+        judge = run.judge
+        curve_kq = judge.sign * np.nanpercentile(judge.sign * run.value_km, percent, axis=1)
+        curves.append((percent, judge.factor * curve_kq.mean(axis=1)))
     return band_of(curves)

@@ -5,7 +5,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from ..store import plain_json
-from .runs import Fairness, Metric
+from ..types import Judge, judge_of
+from .runs import Fairness
 from .statistics import CONFIDENCE
 
 #: A number, or null where it does not exist.
@@ -72,7 +73,7 @@ class SamplerFairness(_Model):
     mean: MeanSd
     """mean over clients"""
     worst_tenth: MeanSd
-    """mean of the tenth of the clients with the lowest"""
+    """mean of the tenth of the clients with the worst"""
     sd: MeanSd
     """standard deviation over clients"""
     gain: Gain | None
@@ -89,14 +90,14 @@ class SeedSummary(_Model):
     final: Number
     """metric at the last evaluation"""
     top5: Number
-    """mean of the 5 best evaluations (highest accuracy, lowest loss) within the last 4 % of the
+    """mean of the 5 best evaluations (such as the lowest losses) within the last 4 % of the
     rounds, at least the last 5 rounds; of all evaluations there if they are fewer; `final` of a
     run that was ended
     """
     area: Number = None
     """mean of the metric over all rounds, the area under its curve; null if the run was stopped"""
     fairness: Fairness | None = None
-    """accuracy per client; null if not measured"""
+    """the metric per client; null if not measured"""
     total_seconds: float
     """wall clock of the run in seconds, evaluation excluded"""
     total_bytes: float
@@ -239,8 +240,12 @@ class Summary(_Model):
 
     schema_version: Literal[2] = 2
     """version of this schema; readers refuse another one"""
-    metric: Metric
-    """accuracy (share in [0, 1], higher is better) or loss (lower is better)"""
+    metric: str
+    """by which samplers are judged, such as accuracy (share in [0, 1]) or loss (lower is better)"""
+    judges: list[Judge] = Field(default_factory=list)
+    """how other metrics are read: name, whether higher is better, whether it is a share; left out
+    where there are none
+    """
     threshold: Number
     """value of the metric to be reached, a tie counts; null: no threshold was set"""
     baseline: str | None
@@ -254,9 +259,14 @@ class Summary(_Model):
     environment: JsonDict = Field(default_factory=dict)
     """hardware and versions, as given"""
 
+    @property
+    def judge(self) -> Judge:
+        """How the metric is read."""
+        return judge_of(self.metric, self.judges)
+
 
 def value_of(entry: SamplerSummary, summary: Summary) -> MeanSd:
-    """The metric as tables show it: over the best late evaluations for accuracy, at the last one
-    for loss.
+    """The metric as tables show it: over the best late evaluations for shares, at the last one for
+    others.
     """
-    return {"accuracy": entry.top5, "loss": entry.final}[summary.metric]
+    return entry.top5 if summary.judge.share else entry.final

@@ -6,6 +6,7 @@ figure and no ``matplotlibrc`` of the user plays a part: the same runs give the 
 
 import io
 import math
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError, require
+from ..types import judge_of
 from .bands import Band, curve_band, mean_clock, selections
 from .looks import GREY, INK, MOST_STRONG, PALE, WEAK, Look, looks
 from .numbers import Summary
@@ -45,7 +47,6 @@ _STYLE: dict[Any, Any] = {
     "ytick.color": GREY,
     "ytick.labelcolor": INK,
 }
-METRICS = {"accuracy": "test accuracy, %", "loss": "test loss"}
 #: What curves are drawn over.
 OVER = {
     "round": "rounds",
@@ -55,7 +56,7 @@ OVER = {
 }
 #: The axis of clients in ``selections``.
 SELECTED_FIRST = "clients, the most often selected first"
-#: What ``draw_plots`` writes.
+#: What ``draw_plots`` writes, beside the pictures of other metrics.
 PICTURES = ("accuracy.png", "loss.png", "selections.png")
 #: What lines and bands are.
 CAPTION = "Line: mean over seeds. Band: from the lowest to the highest seed."
@@ -86,26 +87,37 @@ def draw_plots(
 ) -> list[Path]:
     """Draw the pictures of a comparison.
 
-    ``accuracy.png`` (left out for a task without accuracy) and ``loss.png``: mean over seeds with a
-    band from the least to the greatest seed and, for the metric of the comparison, the threshold;
-    over rounds, and over the virtual clock if there is one. ``selections.png``: how often each
-    client was drawn, clients sorted by that.
+    ``accuracy.png`` (left out for a task without accuracy), ``loss.png`` and those of other
+    metrics, such as ``roc_auc.png``: mean over seeds with a band from the least to the greatest
+    seed and, for the metric of the comparison, the threshold; over rounds, and over the virtual
+    clock if there is one. ``selections.png``: how often each client was drawn, clients sorted by
+    that.
 
     Returns the files written into ``directory``, which is made if it does not exist.
     """
-    accuracy, loss, selected = (Path(directory) / name for name in PICTURES)
-    drawn = {
-        accuracy: draw_curves(runs, summary, "accuracy", accuracy),
-        loss: draw_curves(runs, summary, "loss", loss),
-        selected: _draw_selections(runs, summary, selected),
-    }
+    folder = Path(directory)
+    drawn = dict[Path, Figure | None]()
+    for metric in metrics_of(runs):
+        name = re.sub(r"[^-+.\w]", "_", metric)
+        path = folder / f"{name}.png"
+        drawn[path] = draw_curves(runs, summary, metric, path)
+    selected = folder / PICTURES[-1]
+    drawn[selected] = _draw_selections(runs, summary, selected)
     return [path for path, figure in drawn.items() if figure is not None]
+
+
+def metrics_of(runs: Sequence[Run]) -> list[str]:
+    """The names of the metrics that runs may know."""
+    return list(dict.fromkeys(["accuracy", "loss", *runs[0].others_r]))
 
 
 def draw_curves(
     runs: Sequence[Run], summary: Summary, metric: str, path: Path | None = None
 ) -> Figure | None:
-    """Draw the curves of a metric, as ``draw_panels`` does; None if no run has an accuracy."""
+    """Draw the curves of a metric, as ``draw_panels`` does; None if no run has a number of it, but
+    for the loss.
+    """
+    judge = judge_of(metric, summary.judges)
     groups = by_sampler(runs)
     drawn = []
     missing = []
@@ -116,7 +128,7 @@ def draw_curves(
         else:
             missing.append(label)
     # A task may have no accuracy; a loss that is never finite is said below the picture.
-    if not drawn and metric == "accuracy":
+    if not drawn and metric != "loss":
         return None
     note = CAPTION
     if missing:
@@ -126,13 +138,13 @@ def draw_curves(
     if metric == summary.metric:
         goal = goal_of(summary)
     if goal is not None:
-        note += f" Dashed: {threshold_text(summary).removeprefix('loss ')}, the threshold."
+        note += f" Dashed: {threshold_text(summary, named=False)}, the threshold."
     panels = [
         Panel(
             panel_title("", runs),
             drawn,
             OVER["round"],
-            METRICS[metric],
+            judge.title,
             goal,
         )
     ]
@@ -141,15 +153,15 @@ def draw_curves(
         for line in drawn:
             band = line.band._replace(round_r=mean_clock(groups[line.name]))
             by_clock.append(line._replace(band=band))
-        panels.append(Panel("", by_clock, OVER["clock"], METRICS[metric], goal))
-    return draw_panels(panels, len(panels), note, path, log_y=metric == "loss")
+        panels.append(Panel("", by_clock, OVER["clock"], judge.title, goal))
+    return draw_panels(panels, len(panels), note, path, log_y=not judge.higher)
 
 
 def goal_of(summary: Summary) -> float | None:
-    """Where the threshold lies on the axis of the metric, accuracy in percent."""
+    """Where the threshold lies on the axis of the metric, shares in percent."""
     if summary.threshold is None:
         return None
-    return {"accuracy": 100, "loss": 1}[summary.metric] * summary.threshold
+    return summary.judge.factor * summary.threshold
 
 
 def first_in_colour(summary: Summary) -> list[str]:

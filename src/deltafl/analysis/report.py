@@ -20,10 +20,11 @@ from ..errors import require
 from ..samplers.label import base_name, bias_of
 from ..samplers.table import SAMPLERS, SHORT_NEEDS
 from ..store import write_atomically
+from ..types import judge_of
 from .bands import (
     Band,
     band_of,
-    client_accuracies,
+    client_values,
     curve_band,
     mean_clock,
     selections,
@@ -32,7 +33,15 @@ from .bands import (
 from .looks import MOST_STRONG, ON_DARK, WEAK, Look, looks
 from .methods import method_of
 from .numbers import Summary
-from .plots import CAPTION, METRICS, OVER, SELECTED_FIRST, first_in_colour, goal_of, setting_text
+from .plots import (
+    CAPTION,
+    OVER,
+    SELECTED_FIRST,
+    first_in_colour,
+    goal_of,
+    metrics_of,
+    setting_text,
+)
 from .runs import Run, by_sampler
 from .summary import ranked
 from .text import COSTS, cells_of, cost_cells, threshold_text
@@ -52,7 +61,7 @@ _BELOW = {
         "A flat line is an even choice. Full participation, which selects all, is left out.",
     ),
     "clients": (
-        "Accuracy per client",
+        "",  # begins with the metric
         "On the client's own test examples; where these have no owners, the accuracies of its "
         "classes, weighted by its shares of labels. Mean over the last evaluations.",
     ),
@@ -101,7 +110,9 @@ def write_report(parts: Sequence[Part], path: Path | str, title: str) -> None:
 
     sections = []
     items = []
+    titles = dict(OVER)
     for part in parts:
+        titles |= _titles(part)
         figures = _figures(part)
         sections.append(_section(part, figures))
         items.append({name: json_item(figure) for name, figure in figures.items()})
@@ -119,7 +130,7 @@ def write_report(parts: Sequence[Part], path: Path | str, title: str) -> None:
         scales=_SCALES,
         figures=_packed(json.dumps(items)),
         script=_packed(INLINE.js_raw[0]),
-        constants=json.dumps({**constants, "titles": METRICS | OVER}),
+        constants=json.dumps({**constants, "titles": titles}),
     )
     write_atomically(Path(path), html)
 
@@ -130,11 +141,21 @@ def _packed(text: str) -> str:
     return b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
+def _titles(part: Part) -> dict[str, str]:
+    """The axes of the metrics that the curves of a part can show, the one it is judged by first."""
+    names = [part.summary.metric, *metrics_of(part.runs)]
+    if all(np.isnan(run.accuracy_r).all() for run in part.runs):
+        names = [name for name in names if name != "accuracy"]
+    return {name: judge_of(name, part.summary.judges).title for name in names}
+
+
 def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
     """What the template shows of a part."""
     summary = part.summary
     goal = threshold_text(summary)
     below = {name: list(_BELOW[name]) for name in figures}
+    if "clients" in figures:
+        below["clients"][0] = f"{summary.metric.capitalize()} per client"
     if summary.threshold:
         below["curves"][1] += f" Dashed: {goal}."
     if "selections" in figures and figures["selections"].xaxis.axis_label == _SIZES:
@@ -149,9 +170,9 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
     headings = {
         "gap": "gap closed",
         "speedup": "speed-up",
-        "value": METRICS[summary.metric],
+        "value": summary.judge.title,
         "area": "mean over rounds",
-        "tail": "worst tenth, %",
+        "tail": f"worst tenth,{summary.judge.unit}".rstrip(","),
         "rounds": f"rounds to {goal}",
         "bytes": f"bytes to {goal}".removesuffix(" to none"),
     }
@@ -166,7 +187,7 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
         "rows": _rows(summary),
         "figures": below,
         "controls": {
-            "metric": {name: METRICS[name] for name in (summary.metric, "loss")},
+            "metric": _titles(part),
             "over": over,
             "scale": {name: name for name in ("linear", "log y", "log x")},
         },
@@ -211,7 +232,7 @@ def _figures(part: Part) -> dict[str, Any]:
     look_of = looks([entry.sampler for entry in ranked(part.summary)])
     metric = part.summary.metric
     curves = {label: _curve_columns(groups[label]) for label in look_of}
-    found = {"curves": _figure(curves, look_of, "rounds", METRICS[metric])}
+    found = {"curves": _figure(curves, look_of, "rounds", part.summary.judge.title)}
     goal = goal_of(part.summary)
     if goal is not None:
         from bokeh.models.annotations import Span
@@ -227,10 +248,10 @@ def _figures(part: Part) -> dict[str, Any]:
     if all(by_size.values()):
         selected = by_size
         x_label = _SIZES
-    clients = {label: client_accuracies(groups[label]) for label in look_of}
+    clients = {label: client_values(groups[label]) for label in look_of}
     pictures = {
         "selections": (selected, x_label, "times selected"),
-        "clients": (clients, "clients, the worst first, %", METRICS["accuracy"]),
+        "clients": (clients, "clients, the worst first, %", part.summary.judge.title),
     }
     for name, (bands, x_label, y_label) in pictures.items():
         lines = {label: _columns(band) for label in look_of if (band := bands.get(label))}
@@ -248,7 +269,7 @@ def _curve_columns(runs: Sequence[Run]) -> Columns:
     megabytes and seconds.
     """
     columns = _columns(curve_band(runs, runs[0].metric))
-    for metric in METRICS:
+    for metric in metrics_of(runs):
         band = curve_band(runs, metric)
         columns |= {
             metric: band.mean_r,

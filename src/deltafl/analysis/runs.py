@@ -6,23 +6,23 @@ Letters: ``r`` evaluations of one run in order of time, ``m`` clients, ``s`` see
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from ..errors import DeltaflError
-from ..types import FloatArray, IntArray
+from ..types import FloatArray, IntArray, Judge, judge_of
 
-Metric = Literal["accuracy", "loss"]
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Fairness(BaseModel):
-    """Accuracy per client: means over the last evaluations (those of `top5`); the last one of a run
-    that was ended.
+    """The metric per client: means over the last evaluations (those of `top5`); the last one of a
+    run that was ended.
 
-    A client's accuracy is that on its own test examples; where these have no owners, the mean of
-    the accuracies by class, weighted by the client's shares of labels. All clients count the same.
+    It is that on a client's own test examples; where these have no owners, only accuracy is known:
+    the mean of the accuracies by class, weighted by the client's shares of labels. All clients
+    count the same.
     """
 
     model_config = ConfigDict(
@@ -34,7 +34,7 @@ class Fairness(BaseModel):
     mean: float
     """mean over clients"""
     worst_tenth: float
-    """mean of the tenth of the clients with the lowest"""
+    """mean of the tenth of the clients with the worst"""
     sd: float
     """standard deviation over clients (divisor m)"""
 
@@ -44,8 +44,8 @@ class Run(NamedTuple):
 
     sampler: str  #: the label
     seed: int
-    #: "accuracy" (higher is better) or "loss" (lower is); the same in all runs of a comparison
-    metric: Metric
+    #: by which the run is judged; the same in all runs of a comparison
+    metric: str
     round_r: IntArray  #: rounds completed at each evaluation, 1-based, strictly increasing
     accuracy_r: FloatArray  #: share in [0, 1]; NaN where the task has none
     loss_r: FloatArray  #: test loss; not finite where the run diverged
@@ -64,20 +64,31 @@ class Run(NamedTuple):
     environment: Mapping[str, Any] = _NOTHING
     diverged_why: str = ""  #: symptom and likely cause, one sentence
     num_examples_m: FloatArray | None = None  #: the clients' sizes
-    #: Accuracies of the clients with each of the k late models (``statistics.is_late``; the last
+    #: The metric of the clients with each of the k late models (``statistics.is_late``; the last
     #: one of a run that was ended), NaN where a client has none.
-    accuracy_km: FloatArray | None = None
+    value_km: FloatArray | None = None
     fairness: Fairness | None = None  #: mean, worst tenth and spread of these
     #: seconds of the virtual clock of the run's world; None without a clock
     clock_r: FloatArray | None = None
     client_seconds_r: FloatArray | None = None  #: the part of ``seconds_r`` in which clients worked
     bytes_up_r: FloatArray | None = None  #: the part of ``bytes_r`` that clients sent
     server_bytes: int | None = None  #: the largest state that the server had between two rounds
+    judges: Sequence[Judge] = ()  #: how metrics beside accuracy and loss are read
+    others_r: Mapping[str, FloatArray] = _NOTHING  #: the curves of these
+
+    @property
+    def judge(self) -> Judge:
+        """How the metric is read."""
+        return judge_of(self.metric, self.judges)
+
+    def curve(self, metric: str) -> FloatArray:
+        """The curve of a metric, float64 (r,)."""
+        return {"accuracy": self.accuracy_r, "loss": self.loss_r, **self.others_r}[metric]
 
     @property
     def value_r(self) -> FloatArray:
-        """The curve of the metric, float64 (r,)."""
-        return self.accuracy_r if self.metric == "accuracy" else self.loss_r
+        """The curve of the metric by which the run is judged."""
+        return self.curve(self.metric)
 
     @property
     def num_rounds(self) -> int:

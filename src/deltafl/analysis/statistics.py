@@ -2,7 +2,7 @@
 intervals.
 
 Letters: ``r`` evaluations of one run, ``s`` seeds. Where ``higher`` is True higher values are
-better (accuracy), else lower ones (loss). Every interval is 95 %, by itself.
+better (accuracy), else lower ones (a loss). Every interval is 95 %, by itself.
 """
 
 import math
@@ -90,17 +90,16 @@ def reach(run: Run, threshold: float, smoothed: bool = False) -> int | None:
     5-evaluation mean.
     """
     value_r = moving_average(run.value_r) if smoothed else run.value_r
-    return first_reach(value_r, threshold, run.metric == "accuracy")
+    return first_reach(value_r, threshold, run.judge.higher)
 
 
 def area_under(run: Run, horizon: int) -> float:
     """Mean of the metric over rounds 1 to ``horizon``: (1 / T) sum_t a_t, the area under the curve.
 
     Between evaluations and after a divergence the last value counts, before the first evaluation
-    the first. A missing accuracy counts as 0, and with a missing loss there is no area (NaN).
+    the first. A missing share counts as 0, and with another missing number there is no area (NaN).
     """
-    missing = {"accuracy": 0.0, "loss": math.nan}[run.metric]
-    known_r = np.where(np.isfinite(run.value_r), run.value_r, missing)
+    known_r = np.where(np.isfinite(run.value_r), run.value_r, run.judge.missing)
     # The last evaluation of each round or before it.
     last_t = np.searchsorted(run.round_r, np.arange(1, horizon + 1), side="right") - 1
     return float(np.mean(known_r[np.maximum(last_t, 0)]))
@@ -116,30 +115,32 @@ def side_of(low: float, high: float, no_difference: float) -> int:
     return (low > no_difference) - (high < no_difference)
 
 
-def worst_tenth(accuracy_m: FloatArray) -> float:
-    """Mean accuracy of the tenth of the clients with the lowest, at least one; NaN is left out."""
-    known = np.sort(accuracy_m[np.isfinite(accuracy_m)])
+def worst_tenth(value_m: FloatArray, higher: bool = True) -> float:
+    """Mean value of the tenth of the clients with the worst, at least one; NaN is left out."""
+    known = np.sort(value_m[np.isfinite(value_m)])
     if len(known) == 0:
         return math.nan
+    if not higher:
+        known = known[::-1]
     return float(np.mean(known[: max(1, len(known) // 10)]))
 
 
-def fairness_of(accuracy_km: FloatArray) -> Fairness | None:
+def fairness_of(value_km: FloatArray, higher: bool = True) -> Fairness | None:
     """Mean, worst tenth and standard deviation (divisor m) over clients, each averaged over the k
     late models.
 
     It is the spread of one model, not that of a mean of models: with few labels a client the model
     swings from round to round, and what one round takes from a client the next one gives back.
-    Clients count the same, whatever their weights; those without an accuracy (NaN) are left out.
+    Clients count the same, whatever their weights; those without a value (NaN) are left out.
     None if all are.
 
     Source: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning", ICLR
     2020, section 4, which reports mean, worst 10 % and variance.
     """
-    known_km = accuracy_km[:, np.isfinite(accuracy_km).all(axis=0)]
+    known_km = value_km[:, np.isfinite(value_km).all(axis=0)]
     if known_km.size == 0:
         return None
-    tail = float(np.mean([worst_tenth(row_m) for row_m in known_km]))
+    tail = float(np.mean([worst_tenth(row_m, higher) for row_m in known_km]))
     return Fairness(
         mean=float(known_km.mean()), worst_tenth=tail, sd=float(known_km.std(axis=1).mean())
     )

@@ -85,7 +85,7 @@ def summarise(
             final=_mean_sd(seed.final for seed in own),
             top5=_mean_sd(seed.top5 for seed in own),
             area=_mean_sd(seed.area for seed in own),
-            fairness=_fairness(own, base),
+            fairness=_fairness(own, base, groups[label][0].judge.sign),
             to_threshold=to_threshold,
             total_seconds=_mean_of(seed.total_seconds for seed in own),
             total_bytes=_mean_of(seed.total_bytes for seed in own),
@@ -97,6 +97,7 @@ def summarise(
         samplers.append(entry)
     return Summary(
         metric=runs[0].metric,
+        judges=[*runs[0].judges],
         threshold=threshold,
         baseline=baseline,
         samplers=samplers,
@@ -109,7 +110,10 @@ def write_summary(summary: Summary, path: Path | str) -> None:
     """Write ``summary`` as JSON; the file is replaced in one step, so a reader never sees half
     of it.
     """
-    write_atomically(Path(path), summary.model_dump_json(indent=2) + "\n")
+    without = set[str]()
+    if not summary.judges:
+        without.add("judges")
+    write_atomically(Path(path), summary.model_dump_json(indent=2, exclude=without) + "\n")
 
 
 def read_summary(path: Path | str) -> Summary:
@@ -123,11 +127,6 @@ def read_summary(path: Path | str) -> Summary:
     )
 
 
-def sign_of(summary: Summary) -> float:
-    """By what the metric is multiplied so that more is better."""
-    return {"accuracy": 1.0, "loss": -1.0}[summary.metric]
-
-
 def ranked(summary: Summary) -> list[SamplerSummary]:
     """The samplers, the best first: by the gap closed where there is one, then by the metric; no
     number is last.
@@ -139,7 +138,7 @@ def ranked(summary: Summary) -> list[SamplerSummary]:
             gap = entry.gap_closed.value
         mean = value_of(entry, summary).mean
         if mean is not None:
-            value = sign_of(summary) * mean
+            value = summary.judge.sign * mean
         return gap, value
 
     return sorted(summary.samplers, key=key, reverse=True)
@@ -157,7 +156,7 @@ def _require_comparable(runs: Sequence[Run]) -> None:
     for (sampler, seed), number in Counter((run.sampler, run.seed) for run in runs).items():
         if number > 1:
             raise DeltaflError(f"two runs of sampler {sampler!r} have seed {seed}; leave one out")
-    if len({(run.metric, len(run.draws_m)) for run in runs}) > 1:
+    if len({(run.metric, *run.judges, len(run.draws_m)) for run in runs}) > 1:
         raise DeltaflError(
             "the runs have different metrics or numbers of clients; compare runs of one task"
         )
@@ -167,7 +166,7 @@ def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
     final = top5 = float(run.value_r[-1])
     # A run that ended early has no late rounds: its last value stands for them.
     if not (run.diverged or run.stopped):
-        top5 = mean_of_best(run.value_r, run.round_r, run.metric == "accuracy")
+        top5 = mean_of_best(run.value_r, run.round_r, run.judge.higher)
     area = None
     # A run that ended at the threshold has no rest of its curve.
     if not run.stopped:
@@ -241,6 +240,7 @@ def _costs(runs: Sequence[Run]) -> Costs | None:
 def _fairness(
     runs: Sequence[SeedSummary],
     base: Sequence[SeedSummary],
+    sign: float,
 ) -> SamplerFairness | None:
     found = [run.fairness for run in runs if run.fairness is not None]
     if len(found) < len(runs):
@@ -250,7 +250,7 @@ def _fairness(
         mean=_mean_sd(own.mean for own in found),
         worst_tenth=_mean_sd(own.worst_tenth for own in found),
         sd=_mean_sd(own.sd for own in found),
-        gain=gain([(a.worst_tenth, b.worst_tenth) for a, b in both if a and b]),
+        gain=gain([(sign * a.worst_tenth, sign * b.worst_tenth) for a, b in both if a and b]),
     )
 
 
@@ -330,9 +330,7 @@ def _gap_closed(label: str, groups: Mapping[str, Sequence[Run]]) -> GapClosed | 
     horizon = min(run.horizon for of_seed in runs for run in of_seed.values())
     area_ks = np.array([[area_under(of_seed[seed], horizon) for seed in seeds] for of_seed in runs])
     # A cost is low where the method is good.
-    if runs[0][seeds[0]].metric == "accuracy":
-        area_ks = -area_ks
-    found = gap_closed(*area_ks)
+    found = gap_closed(*(-groups[label][0].judge.sign * area_ks))
     if found is None:
         return None
     return GapClosed(

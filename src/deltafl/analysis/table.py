@@ -22,10 +22,10 @@ def comparison_table(summary: Summary) -> RenderableType:
     Bytes are those to the threshold; without a threshold, those of the whole run.
     """
     headings = {
-        "value": {"accuracy": "accuracy\n%", "loss": "loss"}[summary.metric],
+        "value": f"{summary.metric}\n{summary.judge.unit.strip()}".rstrip(),
         "tail": "worst\ntenth",
         "gap": "gap closed\n[95 %]",
-        "rounds": f"rounds to\n{threshold_text(summary).removeprefix('loss ')}",
+        "rounds": f"rounds to\n{threshold_text(summary, named=False)}",
         "speedup": "speed-up\n[95 %]",
         "bytes": "bytes",
     }

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from rich.filesize import decimal
 
+from ..types import Judge
 from .numbers import (
     Difference,
     MeanSd,
@@ -23,8 +24,6 @@ MARK = "*"
 DIVERGED = "†"
 #: The columns of the table of costs.
 COSTS = ("clients' seconds", "server's seconds", "bytes down", "bytes up", "server's memory")
-#: By metric, what a number is multiplied with, and its format.
-_FORMS = {"accuracy": (100, ".1f"), "loss": (1, ".3g")}
 
 
 class Cell(NamedTuple):
@@ -43,11 +42,11 @@ class Cell(NamedTuple):
 
 def cells_of(entry: SamplerSummary, summary: Summary) -> dict[str, Cell]:
     """The cells of a sampler by column: those that the comparison has."""
-    area = Cell(plus_minus(entry.area, summary.metric), number=entry.area.mean)
+    area = Cell(plus_minus(entry.area, summary.judge), number=entry.area.mean)
     value = Cell(value_text(entry, summary), number=value_of(entry, summary).mean)
     cells = {"value": value, "area": area, "gap": _difference_cell(entry.gap_closed)}
     if has_fairness(summary):
-        cells["tail"] = _tail_cell(entry.fairness)
+        cells["tail"] = _tail_cell(entry.fairness, summary.judge)
     reached = entry.to_threshold
     if reached is None:
         return cells | {"bytes": _bytes_cell(entry.total_bytes, entry.total_clock)}
@@ -65,12 +64,12 @@ def _difference_cell(found: Difference | None) -> Cell:
     return Cell(text, interval_text(found), found.value, found)
 
 
-def _tail_cell(found: SamplerFairness | None) -> Cell:
+def _tail_cell(found: SamplerFairness | None, judge: Judge) -> Cell:
     if found is None or found.sd.mean is None:
         return Cell(DASH)
     tail = found.worst_tenth
-    spread = f"sd {100 * found.sd.mean:.1f}"
-    return Cell(plus_minus(tail, "accuracy"), spread, tail.mean, found.gain)
+    spread = f"sd {_shown(found.sd.mean, judge)}"
+    return Cell(plus_minus(tail, judge), spread, tail.mean, found.gain)
 
 
 def _rounds_cell(reached: ToThreshold) -> Cell:
@@ -100,7 +99,7 @@ def cost_cells(entry: SamplerSummary) -> list[str]:
 
 
 def has_fairness(summary: Summary) -> bool:
-    """Whether the accuracy per client was measured in all runs of some sampler."""
+    """Whether the metric per client was measured in all runs of some sampler."""
     return any(entry.fairness for entry in summary.samplers)
 
 
@@ -133,30 +132,40 @@ def number_text(number: float) -> str:
     return f"{number:.3g}"
 
 
-def plus_minus(found: MeanSd, metric: str) -> str:
+def plus_minus(found: MeanSd, judge: Judge) -> str:
     """A mean with its spread, if there are several seeds; a dash without a mean."""
     if found.mean is None:
         return DASH
-    scale, form = _FORMS[metric]
     numbers = (found.mean, found.sd)
-    return "±".join(f"{scale * number:{form}}" for number in numbers if number is not None)
+    return "±".join(_shown(number, judge) for number in numbers if number is not None)
+
+
+def _shown(number: float, judge: Judge) -> str:
+    """A value of the metric without its unit."""
+    if judge.share:
+        return f"{judge.factor * number:.1f}"
+    return f"{number:.3g}"
 
 
 def value_text(entry: SamplerSummary, summary: Summary) -> str:
     """The metric as tables show it, with its spread."""
-    text = plus_minus(value_of(entry, summary), summary.metric)
+    text = plus_minus(value_of(entry, summary), summary.judge)
     if entry.num_diverged and text != DASH:
         return text + DIVERGED
     return text
 
 
-def threshold_text(summary: Summary) -> str:
-    """The threshold as a person writes it, for example ``70 %`` or ``loss 0.1``."""
+def threshold_text(summary: Summary, named: bool = True) -> str:
+    """The threshold as a person writes it, for example ``70 %`` or ``loss 0.1``, or ``0.1`` where
+    it is not ``named``.
+    """
     if summary.threshold is None:
         return "none"
-    if summary.metric == "accuracy":
-        return f"{100 * summary.threshold:g} %"
-    return f"loss {summary.threshold:g}"
+    judge = summary.judge
+    number = f"{judge.factor * summary.threshold:g}{judge.unit}"
+    if judge.share or not named:
+        return number
+    return f"{judge.name} {number}"
 
 
 def rounds_text(reached: ToThreshold) -> str:

@@ -10,7 +10,7 @@ from ..samplers.label import base_name, bias_of
 from .methods import begins_with_census, method_of, only_asks_first
 from .numbers import Difference, Gain, GapClosed, SpeedUp, Summary, value_of
 from .statistics import WINDOW, late_after
-from .summary import gain, pairs, ranked, references, sign_of, speedup
+from .summary import gain, pairs, ranked, references, speedup
 from .text import (
     DASH,
     DIVERGED,
@@ -85,7 +85,7 @@ class _Race(NamedTuple):
         # In the unit by which they are ranked.
         if isinstance(self.found[other], SpeedUp):
             return speedup(seeds[self.best], seeds[other])
-        sign = sign_of(self.summary)
+        sign = self.summary.judge.sign
         areas = [(one.area, two.area) for one, two in pairs(seeds[self.best], seeds[other])]
         return gain([(sign * a, sign * b) for a, b in areas if a is not None and b is not None])
 
@@ -101,10 +101,9 @@ def _without_intervals(summary: Summary) -> list[str]:
             "No sampler has a finite result.",
             "Every run diverged: lower the learning rate.",
         ]
-    unit = {"accuracy": " %", "loss": ""}[summary.metric]
     return [
         f"{known[0].sampler} ends with the best {summary.metric}: "
-        f"{value_text(known[0], summary)}{unit}.",
+        f"{value_text(known[0], summary)}{summary.judge.unit}.",
         "No interval says how sure that is: add uniform and full to the samplers, with 3 seeds or "
         "more, and there is one.",
     ]
@@ -158,10 +157,9 @@ def _lead_text(lead: Gain | SpeedUp | None, summary: Summary) -> str:
         if lead.num_lost:
             text += ", without seeds with which only it failed"
         return text
-    factor, digits, unit = {
-        "accuracy": (100, 1, " points"),
-        "loss": (1, 3, ""),
-    }[summary.metric]
+    factor, digits, unit = 1, 3, ""
+    if summary.judge.share:
+        factor, digits, unit = 100, 1, " points"
     text = f"{factor * lead.value:.{digits}f}"
     if lead.low is not None and lead.high is not None:
         text += f" [{factor * lead.low:.{digits}f}, {factor * lead.high:.{digits}f}]"
@@ -213,10 +211,13 @@ def _results(summary: Summary) -> list[str]:
     tails = {x: e.fairness.gain for x, e in entries.items() if e.fairness}
     speedups = {x: e.speedup for x, e in entries.items() if e.speedup}
     base = summary.baseline
+    tail_words = ("Higher", "Lower")
+    if not summary.judge.higher:
+        tail_words = ("Lower", "Higher")
     sentences = []
     for better, worse, than, found in (
         ("Better", "Worse", "than uniform over all rounds (interval of the gap excludes 0)", gaps),
-        ("Higher", "Lower", f"worst tenth than {base} (interval excludes 0)", tails),
+        (*tail_words, f"worst tenth than {base} (interval excludes 0)", tails),
         ("Fewer", "More", f"rounds than {base} (interval excludes 1)", speedups),
     ):
         for verdict, word in (("better", better), ("worse", worse)):
@@ -325,19 +326,21 @@ def _columns(summary: Summary) -> Iterator[str]:
     metric = summary.metric
     entries = summary.samplers
     speedups = [entry.speedup for entry in entries if entry.speedup]
-    if metric == "accuracy":
+    title = metric.capitalize() if metric.isalpha() else metric
+    if summary.judge.share:
         last = max(run.num_rounds for entry in entries for run in entry.seeds)
         # A run that is shorter than the window is late from its start.
         late = max(late_after(last), 0)
-        value = f"Accuracy: mean of the {WINDOW} best of the evaluations after round {late}"
+        value = f"{title}: mean of the {WINDOW} best of the evaluations after round {late}"
     else:
-        value = "Loss: test loss at the last evaluation"
+        value = f"{title}: test {metric} at the last evaluation"
     if not _has_one_seed(summary):
         value += ", ± sd over seeds"
     yield f"{value}."
     if has_fairness(summary):
+        worst = "lowest" if summary.judge.higher else "highest"
         yield (
-            "Worst tenth: mean accuracy of the tenth of the clients with the lowest, and the sd "
+            f"Worst tenth: mean {metric} of the tenth of the clients with the {worst}, and the sd "
             "over clients."
         )
     if any(entry.gap_closed for entry in entries):

@@ -22,6 +22,7 @@ from ..samplers.label import Label, is_unbiased, make_sampler, needs_scores, par
 from ..samplers.table import NEEDS, SAMPLERS
 from ..simulation.settings import TASK_DEFAULTS, CompareSettings, RunSettings
 from ..tasks.files import check, fetch
+from ..tasks.metrics import METRICS
 from ..tasks.partitions import PARTITIONS
 from ..tasks.registry import known_tasks
 from .options import allowed, text_of
@@ -320,6 +321,18 @@ def settings(
         ("setting", "meaning"),
         ((key, fields[key].description or "") for key in chosen),
     )
+    if "metric" in (names or ()):
+        _print_table(
+            ("metric", "better", "targets"),
+            (
+                (metric.name, "higher" if metric.higher else "lower", ", ".join(metric.targets))
+                for metric in METRICS.values()
+            ),
+        )
+        typer.echo(
+            "Also top_2_accuracy, top_3_accuracy, ...; your own: FILE.py:FUNCTION. See "
+            "docs/metrics.md."
+        )
 
 
 def _print_table(headings: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> None:

@@ -2,7 +2,7 @@
 resumption.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import nan
 from pathlib import Path
@@ -28,6 +28,7 @@ from ..simulation.directory import (
     refusals,
 )
 from ..simulation.distributed import ProcessGroup, joined_processes, refuse_processes
+from ..simulation.judged import Evaluation
 from ..simulation.progress import Progress, sweep_progress
 from ..simulation.settings import CompareSettings, RunSettings
 from ..simulation.sweep import count_processes
@@ -231,11 +232,7 @@ def _play(
 
         def on_round(done: RoundDone) -> None:
             track(done)
-            value = ""
-            if done.accuracy is not None:
-                value = f"accuracy {done.accuracy:.1%}"
-            elif done.loss is not None:
-                value = f"loss {done.loss:.4g}"
+            value = _metrics_text(done.test).partition(",")[0]
             on_progress(Progress(done.round, done.rounds, 0, 1, (value,)))
 
         diverged = False
@@ -250,19 +247,29 @@ def _play(
         raise typer.Exit(EXIT_DIVERGED)
 
 
+def _metrics_text(test: Mapping[str, float | None]) -> str:
+    """The metrics of a line of ``rounds.jsonl``, those beside accuracy and loss first."""
+    others = [name for name in test if name not in Evaluation._fields]
+    texts = [f"{name} {_or_nan(test[name]):.4g}" for name in others]
+    if test.get("accuracy") is not None:
+        texts.append(f"accuracy {test['accuracy']:.2%}")
+    if test:
+        texts.append(f"loss {_or_nan(test['loss']):.4g}")
+    return ", ".join(texts)
+
+
+def _or_nan(number: float | None) -> float:
+    return nan if number is None else number
+
+
 def _print_run(settings: RunSettings, directory: RunDirectory) -> None:
     """Print the result of a run, and how it ended."""
     folder = directory.path
     last = directory.last_line()
     _print_refusals(folder)
     if "diverged" not in last:
-        test = last["test"]
-        accuracy = ""
-        if test["accuracy"] is not None:
-            accuracy = f"accuracy {test['accuracy']:.2%}, "
-        loss = nan if test["loss"] is None else test["loss"]
         typer.echo(
-            f"after {last['round']} rounds: {accuracy}loss {loss:.4g}; records: "
+            f"after {last['round']} rounds: {_metrics_text(last['test'])}; records: "
             f"{folder}/rounds.jsonl"
         )
         for remark in bias_remark([settings.sampler], settings.model_dump()):

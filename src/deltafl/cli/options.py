@@ -63,7 +63,7 @@ def _headings() -> dict[str, str]:
         "Data": "partition alpha column label task_type test_share sep encoding public noise truth "
         "data_dir",
         "Clients that are away, slow or silent": "availability speeds dropout deadline over_select",
-        "Evaluation": "threshold stop_at_threshold patience evaluate_every test_examples "
+        "Evaluation": "metric threshold stop_at_threshold patience evaluate_every test_examples "
         "validation",
     }
 

@@ -46,8 +46,8 @@ REFUSED = 3
 
 
 class Watch:
-    """Looks at one run, round by round; ``log_loss``: the metric is accuracy; no skill where
-    ``chance`` is 1 or NaN.
+    """Looks at one run, round by round; ``log_loss``: the loss is that of classes; no skill
+    where ``chance`` is 1 or NaN.
     """
 
     def __init__(

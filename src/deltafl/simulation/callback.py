@@ -18,7 +18,7 @@ sent.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from ..errors import OWN_ERRORS, DeltaflError, in_one_line
 from ..plan import Plan, RoundState
 from ..server.watch import Watch
 from ..store import plain_json
-from ..types import Cohort, FloatArray, RoundInfo
+from ..types import Cohort, RoundInfo
 from .directory import RunDirectory
 from .distributed import ProcessGroup
 from .settings import RunSettings
@@ -57,8 +57,8 @@ class LiveRun:
 
     def evaluate(self, round: "PlayedRound") -> None:
         """Evaluate the model of a round, and note that in its line."""
-        test, round.accuracy_m = self.engine.evaluate_clients(self.plan.model(self.state))
-        round.line["test"] = test._asdict()
+        round.judged = self.engine.judge(self.plan.model(self.state))
+        round.line["test"] = round.judged.evaluation().line()
 
 
 class Stopwatch:
@@ -88,7 +88,7 @@ class PlayedRound:
     #: the cohort's ``Training``, of which several processes have a part each
     training: Any = None
     oracle: Any = None  #: a ``SimulatedOracle``; both are None for a census
-    accuracy_m: FloatArray | None = None  #: each client's, where the model was evaluated
+    judged: Any = None  #: a ``Judged``, where the model was evaluated
     is_last: bool = False
     closed: Stopwatch = field(default_factory=Stopwatch)
 
@@ -123,6 +123,11 @@ class RoundDone(NamedTuple):
     seconds: float  #: wall clock of this round, evaluation excluded
     bytes: float  #: bytes down + up of this round
     line: dict[str, Any]  #: the line of ``rounds.jsonl``
+
+    @property
+    def test(self) -> Mapping[str, float | None]:
+        """All metrics by name; empty if the model was not evaluated."""
+        return dict(self.line.get("test", {}))
 
 
 OnRound = Callable[[RoundDone], None]

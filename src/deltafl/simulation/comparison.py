@@ -95,10 +95,10 @@ class Comparison:
         import pandas as pd
 
         metric = self.numbers.metric
-        value_of = {"accuracy": "top5", "loss": "final"}[metric]
+        shown = "top5" if self.numbers.judge.share else "final"
         columns = {
-            metric: f"{value_of}.mean",
-            f"{metric}_sd": f"{value_of}.sd",
+            metric: f"{shown}.mean",
+            f"{metric}_sd": f"{shown}.sd",
             **_COLUMNS,
         }
         entries = pd.json_normalize([entry.model_dump() for entry in self.numbers.samplers])
@@ -128,6 +128,7 @@ class Comparison:
             pd.DataFrame(
                 {"sampler": run.sampler, "seed": run.seed}
                 | {key: getattr(run, f"{key}_r") for key in columns}
+                | dict(run.others_r)
             )
             for run in self.curves
         ]
@@ -208,7 +209,7 @@ def command_of(settings: CompareSettings) -> str:
         exclude_none=True,
         exclude={"rates", *FREE_ON_RESUME},
     )
-    named = {"task", *UNION}
+    named = {"task", "metric", *UNION}
     if is_table(settings.task):
         named |= {*OF_TABLES}
     try:

@@ -5,9 +5,8 @@ workers, in any cohort, and after a resume. On GPUs, and in bfloat16, last bits 
 cohort.
 """
 
-import math
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -15,7 +14,8 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..tasks.base import Dataset, Task
-from ..types import BoolArray, FloatArray, IntArray, Params, Reports
+from ..types import FloatArray, IntArray, Params, Reports
+from .judged import Evaluation, Judged
 from .runner import ClientRunner, new_model
 from .training import torch
 from .training.route import Computation, Route, choose_route, form_of
@@ -31,18 +31,6 @@ class Training(NamedTuple):
 
     update_nd: Params
     reports: Reports
-
-
-class Evaluation(NamedTuple):
-    """The global model on the pooled test set; accuracies are NaN where unknown.
-
-    ``client_accuracy`` is the plain mean over the clients that own test examples, whatever their
-    weights.
-    """
-
-    loss: float
-    accuracy: float
-    client_accuracy: float = math.nan
 
 
 class Engine:
@@ -84,7 +72,9 @@ class Engine:
             for part in (data.train_x, data.train_y, data.test_x, data.test_y)
         )
         # Without the examples, which processes share as tensors.
-        rest = replace(task, dataset=Dataset("", _NONE, _NONE, _NONE, _NONE, 0))
+        # Metrics are computed here: a function of the user's need not be sent.
+        nothing = Dataset("", _NONE, _NONE, _NONE, _NONE, 0)
+        rest = replace(task, dataset=nothing, metric="loss")
         make = partial(ClientRunner, rest, work, seed, self.route, self._form)
         self._recipe = Recipe(make, stored)
 
@@ -153,59 +143,15 @@ class Engine:
         return np.array(found, dtype=np.float64)
 
     def evaluate(self, params_d: Params) -> Evaluation:
-        """Loss and accuracy of the global model on the pooled test set."""
-        return self.evaluate_clients(params_d)[0]
+        """The metrics of the global model on the pooled test set."""
+        return self.judge(params_d).evaluation()
 
-    def evaluate_clients(
-        self,
-        params_d: Params,
-    ) -> tuple[Evaluation, FloatArray | None]:
-        """The evaluation, and each client's accuracy, float64 (m,).
-
-        None for a task with neither owners nor classes.
-
-        Where test examples have owners it is the share that is right of the client's own. Elsewhere
-        it is
-
-            accuracy_i = sum_c share_ic accuracy_c / sum_c share_ic,  sums over the tested classes,
-
-        with share_ic the share of class c in the client's training data and accuracy_c the share
-        that is right of the test examples of class c: the expectation if the test set were split as
-        the training data are, without the noise of small splits. NaN for a client with no test
-        example, or none of its classes.
-        """
-        task = self.task
-        (loss, hit_e) = self._test(params_d)
-        if task.metric == "loss":
-            return Evaluation(loss, math.nan), None
-        if task.test_clients is not None:
-            owned_e = task.test_clients >= 0
-            accuracy_m = _shares(
-                hit_e[owned_e],
-                task.test_clients[owned_e],
-                task.num_clients,
-            )
-            known_m = ~np.isnan(accuracy_m)
-            mean = float(accuracy_m[known_m].mean()) if known_m.any() else math.nan
-            return Evaluation(loss, float(hit_e.mean()), mean), accuracy_m
-        pooled = Evaluation(loss, float(hit_e.mean()))
-        if task.dataset.num_classes < 1:
-            return pooled, None
-        accuracy_c = _shares(hit_e, task.dataset.test_y, task.dataset.num_classes)
-        with np.errstate(invalid="ignore"):  # 0 / 0 of clients without tested classes
-            return pooled, self._share_mc @ np.nan_to_num(accuracy_c) / (
-                self._share_mc @ ~np.isnan(accuracy_c)
-            )
-
-    @cached_property
-    def _share_mc(self) -> FloatArray:
-        return self.task.label_shares()
-
-    def _test(self, params_d: Params) -> tuple[float, BoolArray]:
-        """The loss on the pooled test set, and which of its examples are right."""
+    def judge(self, params_d: Params) -> Judged:
+        """Let the global model see the test examples."""
         num_examples = len(self.task.dataset.test_x)
+        looks_at_outputs = {metric.name for metric in self.task.metrics} != {"loss"}
         jobs = [
-            (start,)
+            (start, looks_at_outputs)
             for start in range(
                 0,
                 num_examples,
@@ -221,7 +167,10 @@ class Engine:
             [1.0] * len(jobs),
         )
         loss = float(np.array([loss for loss, _ in found]).sum()) / num_examples
-        return loss, np.concatenate([hits for _, hits in found])
+        output_e = None
+        if looks_at_outputs:
+            output_e = np.concatenate([output for _, output in found])
+        return Judged(self.task, loss, output_e)
 
     def costs(self, client_n: IntArray) -> list[float]:
         """Examples that each client's local work visits, by which work is balanced."""
@@ -229,11 +178,3 @@ class Engine:
         if self.work.steps is None:
             return [float(size) for size in sizes]
         return [float(self.work.steps * self.work.minibatch_size(size)) for size in sizes]
-
-
-def _shares(hit_e: BoolArray, group_e: IntArray, number: int) -> FloatArray:
-    """The share of the examples of each group that are right; NaN for a group without any."""
-    with np.errstate(invalid="ignore"):
-        right_g = np.bincount(group_e, weights=hit_e, minlength=number)
-        share_g: FloatArray = right_g / np.bincount(group_e, minlength=number)
-    return share_g

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from math import inf, nan
 from typing import Any
 
+import numpy as np
+
+from ..analysis.statistics import first_reach
 from .callback import Callback, LiveRun, PlayedRound
 
 
@@ -42,11 +45,9 @@ class Patience(Callback):
             round.is_last = True
 
     def _see(self, run: LiveRun, test: Mapping[str, Any]) -> None:
-        metric = run.engine.task.metric
-        value = test[metric]
-        height = nan if value is None else value  # a record has null for NaN
-        if metric == "loss":
-            height = -height
+        metric = run.engine.task.metrics[0]
+        value = test[metric.name]
+        height = nan if value is None else metric.sign * value  # a record has null for NaN
         self._since += 1
         if height > self._best:
             self._best = height
@@ -65,12 +66,9 @@ class Threshold(Callback):
         goal = run.settings.threshold
         if goal is None or not run.settings.stop_at_threshold or "test" not in round.line:
             return
-        test = round.line["test"]
-        if run.engine.task.metric == "accuracy":
-            reached = test["accuracy"] >= goal
-        else:
-            reached = test["loss"] <= goal
-        if reached:
+        metric = run.engine.task.metrics[0]
+        value = np.array([round.line["test"][metric.name]])
+        if first_reach(value, goal, metric.higher) is not None:
             round.line["stopped"] = goal
             # What follows treats it as the last: a checkpoint is due.
             round.is_last = True

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import math
 import re
 import symtable
 import zlib
@@ -19,6 +20,7 @@ from ..errors import DeltaflError
 from ..samplers.label import base_name
 from ..store import read_json, read_text, write_atomically
 from ..tasks.base import Task
+from ..tasks.metrics import Metric, metric_of
 from ..tasks.own import split_name
 
 
@@ -28,7 +30,11 @@ def objects_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     task = settings.get("task")
     if isinstance(task, Named):
         objects[str(task)] = task.of
-    return objects
+    return objects | _metrics_of(settings)
+
+
+def _metrics_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: name.of for name in settings.get("metric") or () if isinstance(name, Named)}
 
 
 def _classes_of(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,11 +49,29 @@ def with_objects(recorded: Mapping[str, Any], now: BaseModel) -> dict[str, Any]:
     found = dict(recorded)
     if found.get("task") == given["task"]:
         found["task"] = given["task"]
+    if "metric" in found:
+        objects = _metrics_of(given)
+        found["metric"] = [
+            Named(name, objects[name]) if name in objects else _recorded_metric(name)
+            for name in found["metric"]
+        ]
     if "sampler" in found:
         found["sampler"] = with_object(found["sampler"], classes)
     if "samplers" in found:
         found["samplers"] = [with_object(label, classes) for label in found["samplers"]]
     return found
+
+
+def _recorded_metric(name: str) -> str:
+    """A metric of a record; a function that another process had is unknown, and settings that
+    differ are refused.
+    """
+    if ".py:" in name:
+        return name
+    try:
+        return metric_of(name).name
+    except DeltaflError:
+        return Named(name, Metric(name, lambda *_: math.nan))
 
 
 def with_object(label: str, classes: Mapping[str, Any]) -> str:
@@ -63,7 +87,7 @@ def code_of(settings: Mapping[str, Any]) -> dict[str, str]:
     It is that of their source and of what it uses of the same file, without comments and layout. A
     name whose source is not found is left out.
     """
-    named = [*_labels(settings), settings.get("task", "")]
+    named = [*_labels(settings), settings.get("task", ""), *(settings.get("metric") or ())]
     # Task, sampler and control variate may each be of a file; options and designs are cut off.
     files = chain.from_iterable(re.findall(r"[^@(]*\.py(?::\w+)?", text) for text in named)
     found = {name: _checksum(name) for name in files}
@@ -159,6 +183,7 @@ def _source(name: str, known: Any) -> tuple[str, str]:
         file, top = split_name(name)
         return read_text(file, users=True), top
     known = known.make_model if isinstance(known, Task) else known
+    known = known.function if isinstance(known, Metric) else known
     methods = filter(
         inspect.isfunction,
         vars(known).values() if isinstance(known, type) else (),

@@ -18,13 +18,13 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from ..analysis.runs import Fairness, Metric, Run
+from ..analysis.runs import Fairness, Run
 from ..analysis.statistics import fairness_of
 from ..errors import DeltaflError
 from ..samplers.label import file_name
 from ..store import checked, plain_json, read_json, write_atomically
 from ..tasks.base import Task
-from ..types import FloatArray, IntArray
+from ..types import FloatArray, IntArray, Judge, judge_of
 from .checkpoint import CURE
 from .directory import CLIENTS, LINE_FILES, RunDirectory, locked, recorded_settings
 from .settings import FREE_ON_RESUME, RunSettings, differing
@@ -71,7 +71,8 @@ class RunRecord(BaseModel):
         str, Any
     ]  #: those that decide the result (``what_is_run``), sampler and seed included
     data: str
-    metric: Metric
+    metric: str
+    judges: list[Judge] = []  #: how metrics beside accuracy and loss are read
     environment: dict[str, Any]
     round: list[int]
     accuracy: Column
@@ -90,6 +91,7 @@ class RunRecord(BaseModel):
     diverged: int | None = None
     diverged_why: str = ""
     probes: dict[str, Column] = {}
+    others: dict[str, Column] = {}  #: the curves of these metrics
 
     @property
     def sampler(self) -> str:
@@ -118,41 +120,42 @@ class RunRecord(BaseModel):
             "round_r": np.array(self.round, dtype=np.int64),
             "draws_m": np.array(self.draws, dtype=np.int64),
             "probes": {name: _floats(column) for name, column in self.probes.items()},
+            "others_r": {name: _floats(column) for name, column in self.others.items()},
         }
         return Run(**same)
 
 
 def note_clients(
-    folder: Path, num_examples_m: IntArray, round: int, accuracy_m: FloatArray | None, since: int
+    folder: Path,
+    num_examples_m: IntArray,
+    round: int,
+    metric: str,
+    value_m: FloatArray | None,
+    since: int,
 ) -> None:
-    """Write each client's size, and perhaps its accuracy after this round beside those noted from
+    """Write each client's size, and perhaps its metric after this round beside those noted from
     ``since`` on.
 
     It is written before the round becomes a checkpoint, so that a round which is played again is
     noted again.
     """
     known: dict[str, Any] = {"num_examples": num_examples_m.tolist()}
-    if accuracy_m is not None:
+    if value_m is not None:
         # Later rounds than this one are those that are played again.
         rows = {at: row for at, row in _noted_clients(folder)[1].items() if since <= at < round}
-        rows[round] = plain_json(np.round(accuracy_m, 4).tolist())
-        known |= {"rounds": [*rows], "accuracy": [*rows.values()]}
+        rows[round] = plain_json(np.round(value_m, 4).tolist())
+        known |= {"rounds": [*rows], metric: [*rows.values()]}
     write_atomically(folder / CLIENTS, json.dumps(known) + "\n")
 
 
 def _noted_clients(folder: Path) -> tuple[FloatArray | None, dict[int, Column]]:
-    """Sizes, and accuracies by round, as ``note_clients`` wrote them; none of a run that has not
-    come so far.
+    """Sizes, and values of the metric by round, as ``note_clients`` wrote them; none of a run that
+    has not come so far.
     """
-    found = read_json(folder / CLIENTS) if (folder / CLIENTS).exists() else {}
-    size_m = _floats(found["num_examples"]) if "num_examples" in found else None
-    return size_m, dict(
-        zip(
-            found.get("rounds", ()),
-            found.get("accuracy", ()),
-            strict=False,
-        )
-    )
+    if not (folder / CLIENTS).exists():
+        return None, {}
+    size_m, *values = read_json(folder / CLIENTS).values()
+    return _floats(size_m), dict(zip(*values, strict=False))
 
 
 def what_is_run(settings: RunSettings) -> dict[str, Any]:
@@ -180,6 +183,11 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     def tested(name: str) -> FloatArray:
         return _floats([line["test"].get(name) for line in evaluated])
 
+    judges = [Judge(**judge) for judge in lines[0].get("metrics", ())]
+    metric = "loss" if lines[0]["test"]["accuracy"] is None else "accuracy"
+    if judges:
+        metric = judges[0].name
+    judges = [judge for judge in judges if judge.name not in ("accuracy", "loss")]
     clocks = [line["clock"] for line in evaluated if "clock" in line]
     client_accuracy_r = tested("client_accuracy")
     drawn_n, count_n = (
@@ -191,12 +199,15 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         for key in ("cohort", "counts")
     )
     num_examples_m, rows = _noted_clients(directory.path)
-    accuracy_km = np.array([_floats(row) for row in rows.values()]) if rows else None
+    value_km = np.array([_floats(row) for row in rows.values()]) if rows else None
+    higher = judge_of(metric, judges).higher
     diverged = lines[-1].get("diverged")
     return Run(
         sampler=settings.sampler,
         seed=settings.seed,
-        metric="loss" if lines[0]["test"]["accuracy"] is None else "accuracy",
+        metric=metric,
+        judges=judges,
+        others_r={judge.name: tested(judge.name) for judge in judges},
         settings=what_is_run(settings),
         round_r=at_r,
         accuracy_r=tested("accuracy"),
@@ -217,8 +228,8 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         diverged=rounds[-1] if diverged else None,
         diverged_why=diverged["why"] if diverged else "",
         num_examples_m=num_examples_m,
-        accuracy_km=accuracy_km,
-        fairness=None if accuracy_km is None else fairness_of(accuracy_km),
+        value_km=value_km,
+        fairness=None if value_km is None else fairness_of(value_km, higher),
     )
 
 
@@ -240,6 +251,8 @@ def record_of(job: Job, directory: RunDirectory, task: Task) -> RunRecord:
         settings=what_is_run(job.settings),
         data=task.dataset.name,
         metric=run.metric,
+        judges=[*run.judges],
+        others={name: curve_r.tolist() for name, curve_r in run.others_r.items()},
         environment=device | versions,
         fairness=run.fairness,
         server_bytes=run.server_bytes,
@@ -357,6 +370,9 @@ def record_line(record: RunRecord) -> str:
         name: round(number, 4) for name, number in record.fairness
     }
     fields["probes"] = {name: _rounded(column, 5) for name, column in fields["probes"].items()}
+    fields["others"] = {name: _rounded(column, 6) for name, column in fields["others"].items()}
+    if not record.judges:
+        del fields["judges"], fields["others"]
     return json.dumps(fields, separators=(",", ":")) + "\n"
 
 

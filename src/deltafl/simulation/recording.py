@@ -8,7 +8,7 @@ from .record import note_clients
 
 
 class Recording(Callback):
-    """Writes the lines of every round, and each client's accuracy with the last models.
+    """Writes the lines of every round, and each client's metric with the last models.
 
     It raises a ``DivergedError`` where the line says so: that round is on record and the last.
     """
@@ -25,12 +25,12 @@ class Recording(Callback):
             since = round.number  # the run ends here, so its last model alone counts
         # Written before the line: a round that is played again is noted again.
         if "test" in round.line and round.number >= since:
-            sizes_m = run.plan.population.num_examples_m
             note_clients(
                 run.directory.path,
-                sizes_m,
+                run.plan.population.num_examples_m,
                 round.number,
-                round.accuracy_m,
+                run.engine.task.metrics[0].name,
+                round.judged.by_client(),
                 since,
             )
         round.timing["server_bytes"] = bytes_in_ram(run.state)

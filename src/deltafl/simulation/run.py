@@ -8,6 +8,7 @@ follows each round, evaluation for instance, is a callback (``callback.py``).
 import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,10 @@ def _open_run(
 
     last = group.from_first(directory.last_line)
     if not last:
-        last = {"round": 0, "test": engine.evaluate(initial_d)._asdict()}
+        last = {"round": 0, "test": engine.evaluate(initial_d).line()}
+        judges = engine.task.judges
+        if judges:
+            last["metrics"] = [asdict(judge) for judge in judges]
         timing = {"round": 0, **_NO_TIME}
         # Else the census is round 1 and has a line of its own.
         if census is not None and start.round == 0:

@@ -6,13 +6,14 @@ The jobs are pure functions, so it does not matter which process does which.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..streams import stream
 from ..tasks.base import Task
-from ..types import BoolArray, Params
+from ..types import Params
 from .training import torch
 from .training.batched import BatchedTrainer
 from .training.fast import FastTrainer, choose_forward, keep_freed_memory
@@ -136,17 +137,23 @@ class ClientRunner:
             total += self._score(params_d, x_batch, y_batch)[0]
         return total / len(x)
 
-    def test(self, params_d: Params, start: int) -> tuple[float, BoolArray]:
-        """Sum of the losses, and which predictions are right, of a batch of test examples."""
+    def test(
+        self, params_d: Params, start: int, looks_at_outputs: bool
+    ) -> tuple[float, npt.NDArray[Any] | None]:
+        """Sum of the losses of a batch of test examples, and perhaps the outputs."""
         x, y = (part[start : start + self._evaluation_batch] for part in self._data[2:])
-        return self._score(params_d, self._inputs(x), y)
+        loss, output = self._score(params_d, self._inputs(x), y)
+        if not looks_at_outputs:
+            return loss, None
+        return loss, output.cpu().numpy()
 
     def _score(
         self,
         params_d: Params,
         x: torch.Tensor,
         y: torch.Tensor,
-    ) -> tuple[float, BoolArray]:
+    ) -> tuple[float, torch.Tensor]:
+        """Sum of the losses, and the outputs."""
         # A copy, of which the model's parameters become views.
         torch.nn.utils.vector_to_parameters(
             torch.tensor(params_d, device=self._device), self._model.parameters()
@@ -156,10 +163,7 @@ class ClientRunner:
             # A mean over the batch; batches may differ in length, so that sums over examples are
             # added.
             loss = self._task.loss(output, y).item() * len(x)
-            hits = torch.zeros(len(x), dtype=torch.bool)
-            if self._task.metric == "accuracy":
-                hits = output.argmax(dim=1) == y
-        return loss, hits.cpu().numpy()
+        return loss, output
 
     def _rows(self, client: int) -> npt.NDArray[np.int64]:
         return np.asarray(self._task.client_rows[client], dtype=np.int64)

@@ -6,6 +6,8 @@ value used. All mistakes end in one sentence (``DeltaflError``) before anything 
 """
 
 from collections.abc import Container, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -33,6 +35,7 @@ from ..server.part import ServerPart
 from ..server.table import IN_TEXT, ROW_OF, SETTINGS, make_parts
 from ..store.values import read_toml, sentence
 from ..tasks.base import Task
+from ..tasks.metrics import AnyMetric, metric_of, metrics_of
 from ..tasks.own import check_picklable, is_own, is_table, load_own, own_spec, registered_spec
 from ..tasks.partitions import find_partition, partition_name
 from ..tasks.registry import TaskSpec, known_tasks
@@ -53,6 +56,26 @@ Numbers = Annotated[tuple[float, float], CommaSeparated]
 # pydantic would keep the text alone.
 Name = Annotated[str, WrapValidator(lambda v, checked: v if isinstance(v, Named) else checked(v))]
 Seed = Annotated[int, Field(ge=0)]
+
+
+def _metric_names(given: Any) -> Any:
+    """Metrics as records name them; objects go with their names. What is unknown stays, for a
+    record may name what another process has.
+    """
+    parts = given if isinstance(given, list | tuple) else [given]
+    if isinstance(given, str) and not isinstance(given, Named):
+        parts = given.split(",")
+    names = []
+    for part in parts:
+        name = part.strip() if isinstance(part, str) and not isinstance(part, Named) else part
+        if not isinstance(part, str):
+            metric = metric_of(part)
+            name = Named(metric.name, metric)
+        elif ".py:" not in part:
+            with suppress(DeltaflError):
+                name = metric_of(part).name
+        names.append(name)
+    return tuple(names)
 
 
 def _once(values: Any) -> Any:
@@ -86,6 +109,12 @@ Labels = Annotated[
     tuple[Name, ...],
     Field(min_length=1),
     BeforeValidator(lambda v: tuple(split_labels(v)) if isinstance(v, str) else v),
+    AfterValidator(_once),
+]
+Metrics = Annotated[
+    tuple[Name, ...],
+    Field(min_length=1),
+    BeforeValidator(_metric_names),
     AfterValidator(_once),
 ]
 Seeds = Annotated[
@@ -225,8 +254,10 @@ class Settings(BaseModel):
     """of one update per client, where kept"""
     memory_path: str | None = None
     """folder on a disk for them; in RAM if not set"""
+    metric: Metrics | None = None
+    """by what runs are judged, then what is recorded, too; the task's if not set"""
     threshold: Finite | None = None
-    """accuracy (or loss) that counts as reached"""
+    """value of the metric that counts as reached"""
     stop_at_threshold: bool = False
     """end a run that reaches the threshold"""
     patience: Count | None = None
@@ -319,13 +350,23 @@ class Settings(BaseModel):
                 )
         if is_own(self.task):
             return own_spec(self.task, self.own_task())
-        return registered_spec(self.task)
+        spec = registered_spec(self.task)
+        if self.metric is None:
+            return spec
+        metric = metrics_of(self.own_metrics())[0]
+        threshold = spec.threshold if metric == metric_of(spec.metric) else None
+        return replace(spec, metric=metric, threshold=threshold)
+
+    def own_metrics(self) -> tuple[AnyMetric, ...]:
+        """The metrics that take the place of the task's: names and objects."""
+        return tuple(part.of if isinstance(part, Named) else part for part in self.metric or ())
 
     def own_task(self, seed: int = 0) -> Task:
         """The task of a user's file or table."""
         return load_own(
             self.task,
             seed,
+            self.own_metrics(),
             **{name: getattr(self, name) for name in OF_TABLES},
         )
 
@@ -342,10 +383,11 @@ class Settings(BaseModel):
         clients = spec.num_clients if is_own(self.task) else self.clients
         if self.sample is not None and clients is not None and self.sample > clients:
             raise DeltaflError(f"cannot sample {self.sample} of {clients} clients; lower 'sample'")
-        if self.threshold is not None and spec.metric == "accuracy" and not 0 < self.threshold <= 1:
+        metric = metric_of(spec.metric)
+        if self.threshold is not None and metric.share and not 0 < self.threshold <= 1:
             raise DeltaflError(
-                f"threshold is {self.threshold:g}; accuracy is a share between 0 and 1, write 0.7 "
-                "for 70 %"
+                f"threshold is {self.threshold:g}; {metric.name} is a share between 0 and 1, write "
+                "0.7 for 70 %"
             )
         needs_clock = self.deadline is not None or self.over_select > 1
         # A trace has its intervals in seconds.
@@ -463,7 +505,7 @@ class CompareSettings(Settings):
 
     def _missing(self, spec: TaskSpec) -> dict[str, Any]:
         missing = super()._missing(spec)
-        if spec.metric == "loss" and "samplers" not in self.model_fields_set:
+        if not spec.has_classes and "samplers" not in self.model_fields_set:
             # ``balanced`` needs labels.
             missing["samplers"] = tuple(label for label in self.samplers if label != "balanced")
         return missing

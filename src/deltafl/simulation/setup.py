@@ -1,6 +1,7 @@
 """From settings to what a run is made of: its task, its engine and its plan."""
 
 import zlib
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil, prod
 from pathlib import Path
@@ -13,7 +14,7 @@ from ..samplers.label import parse_label, uses_aux
 from ..scale.rows import RowFormat
 from ..store.files import read_bytes
 from ..tasks.base import Task, with_fewer_tests, with_public, with_validation
-from ..tasks.own import is_own
+from ..tasks.own import check_task, is_own
 from ..tasks.registry import make_task
 from ..types import Population
 from .conditions import Measured, Trace, find_availability, find_speeds
@@ -50,6 +51,9 @@ def task_of(settings: RunSettings) -> Task:
             column=settings.column,
             **own,
         )
+        if settings.metric is not None:
+            task = replace(task, metric=settings.own_metrics())
+            check_task(task, settings.task, settings.seed)
     # Public examples first: what is held out for validation is held by clients.
     if settings.public is not None:
         task = with_public(task, settings.public, settings.seed)

@@ -63,13 +63,12 @@ class Tracker(AbstractContextManager["Tracker"]):
 
 
 def numbers(done: RoundDone) -> dict[str, float]:
-    """What trackers show of a round: ``test/accuracy``, ``test/loss``, and what ``rounds.jsonl``
-    has, ``round/...``.
+    """What trackers show of a round: ``test/accuracy``, ``test/loss`` and other metrics, and what
+    ``rounds.jsonl`` has, ``round/...``.
     """
     shown = {f"round/{key}": value for key, value in done.line.items() if key != "round"}
     shown["round/seconds"] = done.seconds
-    shown["test/accuracy"] = done.accuracy
-    shown["test/loss"] = done.loss
+    shown |= {f"test/{name}": value for name, value in done.test.items()}
     return {key: float(value) for key, value in shown.items() if isinstance(value, int | float)}
 
 

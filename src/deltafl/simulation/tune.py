@@ -63,7 +63,8 @@ class Score(NamedTuple):
     Attributes:
         rounds: To the threshold, ``NEVER`` times those of the run if it never got there, or
             diverged; 0 without one.
-        area: The mean of the metric over the rounds, of an accuracy its negative; it decides ties.
+        area: The mean of the metric over the rounds, its negative where higher is better; it
+            decides ties.
     """
 
     rounds: float
@@ -264,12 +265,9 @@ class TuneSettings(CompareSettings):
     def score(self, run: Run) -> Score:
         """The score of a tuning run."""
         rounds = self.rounds or 1
-        area = area_under(run, rounds)
-        if run.metric == "accuracy":
-            area = -area
-        # A missing accuracy counts as 0 in the area already; a missing loss has none and is the
-        # worst.
-        elif not np.isfinite(area):
+        area = -run.judge.sign * area_under(run, rounds)
+        # A missing share counts as 0 in the area already; another missing number is the worst.
+        if not np.isfinite(area):
             area = np.inf
         reached: float | None = 0.0
         if self.threshold is not None:

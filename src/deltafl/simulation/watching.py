@@ -17,7 +17,7 @@ def watch_over(task: Task, lines: Iterable[dict[str, Any]]) -> Watch:
     """The watch over a run that has these lines of ``rounds.jsonl``, the first of round 0."""
     first, *others = lines
     loss, accuracy = _measured(first)
-    watch = Watch(_number(loss), task.metric == "accuracy", task.chance, accuracy)
+    watch = Watch(_number(loss), task.knows_accuracy, task.chance, accuracy)
     for line in others:
         known = {key: _number(line[key]) for key in RoundInfo._fields if key in line}
         known["round"] = line["round"] - 1  # an info counts from 0

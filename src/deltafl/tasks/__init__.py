@@ -6,7 +6,8 @@ from .base import Dataset, Task
 from .files import FileStatus, cache_folder, cached_images, check, data_folders, fetch, read_arrays
 from .images import idx_dataset
 from .leaf import encode_text
-from .losses import cross_entropy, squared_error
+from .losses import binary_cross_entropy, cross_entropy, squared_error
+from .metrics import METRICS, Metric, metric_of
 from .models import (
     celeba_cnn,
     crop_and_flip,
@@ -23,11 +24,14 @@ from .registry import TaskSpec, find_task, import_tasks, known_tasks, make_task,
 from .tables import from_huggingface, table_task
 
 __all__ = [
+    "METRICS",
     "PARTITIONS",
     "Dataset",
     "FileStatus",
+    "Metric",
     "Task",
     "TaskSpec",
+    "binary_cross_entropy",
     "cache_folder",
     "cached_images",
     "celeba_cnn",
@@ -48,6 +52,7 @@ __all__ = [
     "load_own",
     "make_partition",
     "make_task",
+    "metric_of",
     "mlp",
     "next_token_lstm",
     "read_arrays",

@@ -4,15 +4,16 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
 from ..streams import stream
-from ..types import FloatArray, IntArray, Population
+from ..types import FloatArray, IntArray, Judge, Population
 from .losses import Loss, MakeModel, Tensor
+from .metrics import AnyMetric, Metric, metrics_of
 
 #: ``augment(x, rng)``: a random variation of a minibatch's inputs.
 Augment = Callable[[Tensor, np.random.Generator], Tensor]
@@ -27,10 +28,11 @@ class Dataset:
             published one.
         train_x: uint8 or float32, (N, ...); images are (N, channels, height, width). Tokens are
             uint8 or int64.
-        train_y: (N,) int64 class labels, or float32 targets.
+        train_y: (N,) int64 class labels; float32 targets; or (N, labels) float32, 1 where an
+            example has the label.
         test_x: The pooled test set.
         test_y: Its labels.
-        num_classes: Number of classes; 0 for regression.
+        num_classes: Number of classes, or of labels; 0 for regression.
         columns: Natural owners of the training examples by column name, each int64 (N,).
         test_columns: The same for the test examples, where they have the same owners; else empty.
         class_names: The names of the classes, or labels, where they are known.
@@ -83,7 +85,9 @@ class Task:
         client_rows: For each client the rows of ``dataset.train_*`` it holds, int64; never empty.
         make_model: Makes the model; the caller seeds torch's generator before.
         loss: ``loss(output, y)``: mean loss of a minibatch, a scalar tensor.
-        metric: ``"accuracy"``, the share of right classes, or ``"loss"``, the mean loss.
+        metric: By what the test outputs are judged: a name (docs/metrics.md) such as
+            ``"accuracy"`` or ``"loss"``, a ``Metric``, your own function of (output, y), or a list,
+            of which the first is *the* metric and the others are recorded, too.
         input_scale: Stored uint8 inputs become float32 by this factor, unless they are tokens.
         gradient_noise_m: Standard deviation of the noise a client adds to its gradients (synthetic
             task), or None.
@@ -104,7 +108,7 @@ class Task:
     client_rows: Sequence[IntArray]
     make_model: MakeModel
     loss: Loss
-    metric: Literal["accuracy", "loss"] = "accuracy"
+    metric: AnyMetric | Sequence[AnyMetric] = "accuracy"
     input_scale: float = 1.0 / 255.0
     gradient_noise_m: FloatArray | None = None
     initial_params: npt.NDArray[np.float32] | None = None
@@ -145,21 +149,54 @@ class Task:
             checksum = zlib.crc32(array.reshape(-1).view(np.uint8).data, checksum)
         return {"data": data.name, "data_crc32": f"{checksum:08x}"}
 
+    @cached_property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metrics; the first is that by which a run is judged."""
+        return metrics_of(self.metric)
+
+    @property
+    def judges(self) -> tuple[Judge, ...]:
+        """How the metrics are read, as a record keeps it; empty where it is the accuracy alone, or
+        the loss: their values say which.
+        """
+        if [metric.name for metric in self.metrics] in (["accuracy"], ["loss"]):
+            return ()
+        return tuple(
+            Judge(metric.name, higher=metric.higher, share=metric.share) for metric in self.metrics
+        )
+
+    @property
+    def knows_accuracy(self) -> bool:
+        """Whether the accuracy is evaluated, too: not where the loss alone counts."""
+        names = {metric.name for metric in self.metrics}
+        return "accuracy" in names or (names != {"loss"} and self.dataset.num_classes > 0)
+
     @property
     def chance(self) -> float:
-        """Accuracy of the best constant prediction: the share of the commonest test label; NaN
-        without classes.
+        """Accuracy of the best constant prediction: the share of the commonest test label, or set
+        of labels; NaN without classes.
         """
-        if self.metric != "accuracy" or self.dataset.num_classes < 1:
+        if not self.knows_accuracy or self.dataset.num_classes < 1:
             return float("nan")
-        label_e = self.dataset.test_y.ravel()
-        return int(np.bincount(label_e).max()) / len(label_e)
+        y = self.dataset.test_y
+        return int(np.unique(y, axis=0, return_counts=True)[1].max()) / len(y)
+
+    @cached_property
+    def shares(self) -> FloatArray:
+        """``label_shares``, counted once."""
+        return self.label_shares()
 
     def label_shares(self) -> FloatArray:
-        """The share of each class among the labels of each client, float64 (m, classes)."""
+        """The share of each class among the labels of each client, float64 (m, classes); of
+        targets (N, labels) the share of the client's examples that have the label.
+        """
         num_classes = self.dataset.num_classes
-        # Raveled, for an example may have several labels.
-        labels = [self.dataset.train_y[np.asarray(rows)].ravel() for rows in self.client_rows]
+        y = self.dataset.train_y
+        if y.ndim == 2 and y.dtype.kind == "f":
+            held = [y[np.asarray(rows)] for rows in self.client_rows]
+            return np.stack([y_nc.mean(axis=0, dtype=np.float64) for y_nc in held])
+        # Raveled, for an example may be a sequence of classes.
+        labels = [y[np.asarray(rows)].ravel().astype(np.int64) for rows in self.client_rows]
         count_mc = np.stack([np.bincount(label_n, minlength=num_classes) for label_n in labels])
         share_mc: FloatArray = count_mc / count_mc.sum(axis=1, keepdims=True)
         return share_mc

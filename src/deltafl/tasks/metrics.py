@@ -8,22 +8,26 @@ targets      y                       output                     probabilities
 ===========  ======================  =========================  ==================================
 classes      (N,) 0, 1, ...          (N, classes) logits        softmax
 binary       (N,) 0 or 1             (N,) or (N, 1) one logit   sigmoid
-labels       (N, labels) 0 or 1      (N, labels) logits         sigmoid
+labels       (N, labels) 0.0 or 1.0  (N, labels) logits         sigmoid
 numbers      any real                as y                       none
 ===========  ======================  =========================  ==================================
 """
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from inspect import getsourcefile
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, log_softmax, softmax
-from sklearn import metrics as sk
 
-from ..errors import DeltaflError, unknown_name
+from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
+from ..store.own_python import import_file
+from ..types import Judge
 
 Numbers = npt.NDArray[Any]
 Function = Callable[[Any, Any], Any]
@@ -35,7 +39,7 @@ NUMBERS = "numbers"
 
 
 @dataclass(frozen=True)
-class Metric:
+class Metric(Judge):
     """A metric of test outputs.
 
     Attributes:
@@ -43,30 +47,83 @@ class Metric:
         function: ``function(output, y)`` of all test examples: a number. Your own gets torch
             tensors, or NumPy arrays if it cannot take those.
         higher: Whether higher is better.
-        targets: For which targets it is known; all for your own.
         share: Whether its values are shares between 0 and 1, which are shown as percent.
+        targets: For which targets it is known; all for your own.
 
     Example:
         >>> Metric("worst error", lambda output, y: abs(output - y).max(), higher=False).higher
         False
     """
 
-    name: str
     function: Function
-    higher: bool = True
-    targets: tuple[str, ...] = (CLASSES, BINARY, LABELS, NUMBERS)
-    share: bool = False
+    targets: tuple[str, ...] = field(default=(CLASSES, BINARY, LABELS, NUMBERS), kw_only=True)
 
     def __call__(self, output: Numbers, y: Numbers) -> float:
-        """The value; NaN where it is not defined, as an AUC of examples of one class."""
-        if len(y) == 0:
+        """The value; NaN where it is not defined, as an AUC of examples of one class, or where an
+        output is not finite.
+
+        Raises:
+            DeltaflError: If the function fails, or returns no number.
+        """
+        if len(y) == 0 or not np.isfinite(output).all():
             return float("nan")
+        with warnings.catch_warnings():  # of values that are not defined
+            warnings.simplefilter("ignore")
+            return self._value(output, y)
+
+    def _value(self, output: Numbers, y: Numbers) -> float:
+        from .modules import torch
+
+        try:
+            return self._number(self.function(torch.tensor(output), torch.tensor(y)))
+        except DeltaflError:
+            raise
+        except OWN_ERRORS as error:
+            of_tensors = self._described(error)
+        try:
+            return self._number(self.function(output, y))
+        except DeltaflError:
+            raise
+        except OWN_ERRORS as error:
+            why = " and of arrays ".join(dict.fromkeys([of_tensors, self._described(error)]))
+            raise DeltaflError(
+                f"the metric {self.name} failed on output {output.shape} and y {y.shape}: {why}"
+            ) from error
+
+    def _number(self, value: Any) -> float:
+        if hasattr(value, "detach"):
+            value = value.detach().cpu()
+        found = np.asarray(value)
+        if found.size != 1 or found.dtype.kind not in "biuf":
+            raise DeltaflError(
+                f"the metric {self.name} returned {value!r:.60}; it must return one number"
+            )
+        return float(found.item())
+
+    def _described(self, error: BaseException) -> str:
+        path = None
+        with suppress(TypeError):  # an object that has no source
+            path = getsourcefile(self.function)
+        if path is None:
+            return in_one_line(error)
+        return in_one_line(error, Path(path)).replace("(line ", f"({Path(path).name} line ")
+
+
+class _OfArrays(Metric):
+    """A metric whose function takes arrays and returns floats."""
+
+    def _value(self, output: Numbers, y: Numbers) -> float:
         return float(self.function(output, y))
+
+
+#: A metric as people give it.
+AnyMetric: TypeAlias = str | Metric | Function
 
 
 def targets_of(y: Numbers, output_shape: Sequence[int], num_classes: int) -> str:
     """What the targets of a task are; ``output_shape`` is that of one example."""
-    if y.ndim == 2 and num_classes > 0:
+    # Whole numbers in two dimensions are sequences of classes.
+    if y.ndim == 2 and num_classes > 0 and y.dtype.kind == "f":
         return LABELS
     if num_classes == 0:
         return NUMBERS
@@ -90,6 +147,8 @@ def probabilities(output: Numbers, y: Numbers) -> Numbers:
     """(N, classes) of classes, also where they are two and the model has one logit; (N, labels) of
     labels.
     """
+    from scipy.special import expit, softmax
+
     wide = output.astype(np.float64)
     if y.ndim == 2:
         return np.asarray(expit(wide))
@@ -99,10 +158,15 @@ def probabilities(output: Numbers, y: Numbers) -> Numbers:
     return np.asarray(softmax(wide, axis=1))
 
 
+def right(output: Numbers, y: Numbers) -> npt.NDArray[np.bool_]:
+    """Which examples have the right class, or all labels right."""
+    is_right = predicted(output, y) == y
+    return np.asarray(is_right.reshape(len(y), -1).all(axis=1))
+
+
 def accuracy(output: Numbers, y: Numbers) -> float:
     """The share of right classes; of labels the share of examples with all of them right."""
-    right = predicted(output, y) == y
-    return float(right.reshape(len(y), -1).all(axis=1).mean())
+    return float(right(output, y).mean())
 
 
 def balanced_accuracy(output: Numbers, y: Numbers) -> float:
@@ -113,6 +177,8 @@ def balanced_accuracy(output: Numbers, y: Numbers) -> float:
 
 def log_loss(output: Numbers, y: Numbers) -> float:
     """The mean of -log p(y), over labels too."""
+    from scipy.special import log_softmax
+
     wide = output.astype(np.float64)
     # Several logits an example: they are those of classes.
     if y.ndim == 1 and wide.size > len(y):
@@ -123,19 +189,33 @@ def log_loss(output: Numbers, y: Numbers) -> float:
     return float(np.logaddexp(0, np.where(y > 0, -z, z)).mean())
 
 
+def _scikit_learn(name: str) -> Callable[..., Any]:
+    """A function of ``sklearn.metrics``, which is optional and slow to import."""
+
+    def score(y: Numbers, output: Numbers, **options: Any) -> Any:
+        from sklearn import metrics
+
+        return getattr(metrics, name)(y, output, **options)
+
+    return score
+
+
 def _f1(average: str) -> Function:
+    score = _scikit_learn("f1_score")
+
     def f1(output: Numbers, y: Numbers) -> float:
         return float(
-            sk.f1_score(y.astype(np.int64), predicted(output, y), average=average, zero_division=0)
+            score(y.astype(np.int64), predicted(output, y), average=average, zero_division=0)
         )
 
     return f1
 
 
-def _mean_over_classes(score: Function) -> Function:
+def _mean_over_classes(name: str) -> Function:
     """A score of one class against the rest: for two classes that of class 1, else the plain mean
     over classes, or labels, that the examples have and lack.
     """
+    score = _scikit_learn(name)
 
     def mean(output: Numbers, y: Numbers) -> float:
         p = probabilities(output, y)
@@ -165,45 +245,55 @@ def _top(count: int) -> Function:
     return top
 
 
-def _of_numbers(score: Function) -> Function:
+def _of_numbers(name: str) -> Function:
+    score = _scikit_learn(name)
     return lambda output, y: score(y.reshape(len(y), -1), output.reshape(len(y), -1))
 
 
 _SORTS = (CLASSES, BINARY)
 _ALL = (CLASSES, BINARY, LABELS)
 
+
+def _mean_loss(output: Numbers, y: Numbers) -> float:
+    raise DeltaflError("the loss is the task's own")
+
+
 #: Every metric, by its name.
-METRICS = {
+METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("accuracy", accuracy, targets=_ALL, share=True),
-        Metric("balanced_accuracy", balanced_accuracy, targets=_SORTS, share=True),
-        Metric("f1_macro", _f1("macro"), targets=_ALL, share=True),
-        Metric("f1_micro", _f1("micro"), targets=_ALL, share=True),
-        Metric("f1_weighted", _f1("weighted"), targets=_ALL, share=True),
-        Metric("roc_auc", _mean_over_classes(sk.roc_auc_score), targets=_ALL, share=True),
-        Metric(
+        _OfArrays("accuracy", accuracy, targets=_ALL, share=True),
+        _OfArrays("loss", _mean_loss, higher=False),
+        _OfArrays("balanced_accuracy", balanced_accuracy, targets=_SORTS, share=True),
+        _OfArrays("f1_macro", _f1("macro"), targets=_ALL, share=True),
+        _OfArrays("f1_micro", _f1("micro"), targets=_ALL, share=True),
+        _OfArrays("f1_weighted", _f1("weighted"), targets=_ALL, share=True),
+        _OfArrays("roc_auc", _mean_over_classes("roc_auc_score"), targets=_ALL, share=True),
+        _OfArrays(
             "average_precision",
-            _mean_over_classes(sk.average_precision_score),
+            _mean_over_classes("average_precision_score"),
             targets=_ALL,
             share=True,
         ),
-        Metric("log_loss", log_loss, higher=False, targets=_ALL),
-        Metric(
+        _OfArrays("log_loss", log_loss, higher=False, targets=_ALL),
+        _OfArrays(
             "root_mean_squared_error",
-            _of_numbers(sk.root_mean_squared_error),
+            _of_numbers("root_mean_squared_error"),
             higher=False,
             targets=(NUMBERS,),
         ),
-        Metric(
+        _OfArrays(
             "mean_absolute_error",
-            _of_numbers(sk.mean_absolute_error),
+            _of_numbers("mean_absolute_error"),
             higher=False,
             targets=(NUMBERS,),
         ),
-        Metric("r2", _of_numbers(sk.r2_score), targets=(NUMBERS,)),
+        _OfArrays("r2", _of_numbers("r2_score"), targets=(NUMBERS,)),
     )
 }
+#: What stands beside metrics in records and tables.
+_TAKEN = {*METRICS, "client_accuracy", "num_examples", "rounds"}
+_TAKEN |= {"round", "bytes", "seconds", "clock"}
 #: Other names that people type.
 _SAME = {
     "auc": "roc_auc",
@@ -219,10 +309,37 @@ _SAME = {
     "top_k_accuracy": "top_2_accuracy",
 }
 _TOP = re.compile(r"top_?([1-9]\d?)(_accuracy)?")
+_FILE = re.compile(r"(.+\.py):(\w+)")
 
 
-def metric_of(given: "str | Metric | Function") -> Metric:
-    """A metric by its name (any spelling of scikit-learn's), or your own function.
+def metrics_of(given: "AnyMetric | Iterable[AnyMetric]") -> tuple[Metric, ...]:
+    """One metric or several, also as ``"roc_auc,accuracy"``; the first is *the* metric.
+
+    Raises:
+        DeltaflError: If there is no such metric, or one is there twice.
+    """
+    if isinstance(given, Metric) or callable(given):
+        parts: list[Any] = [given]
+    elif isinstance(given, str):
+        parts = given.split(",")
+    elif isinstance(given, Sequence) and given:
+        parts = [*given]
+    else:
+        raise DeltaflError(
+            f"metric is {given!r:.60}; it must be a name, a deltafl.Metric, a function of (output, "
+            "y), or a list of them"
+        )
+    metrics = tuple(map(metric_of, parts))
+    names = [metric.name for metric in metrics]
+    for name in names:
+        if names.count(name) > 1:
+            raise DeltaflError(f"the metric {name} is named twice; name each once")
+    return metrics
+
+
+def metric_of(given: AnyMetric) -> Metric:
+    """A metric by its name (any spelling of scikit-learn's), as ``FILE.py:FUNCTION``, or your own
+    function.
 
     A function of your own has the name it was defined by, and higher is better; write a ``Metric``
     for anything else.
@@ -231,20 +348,42 @@ def metric_of(given: "str | Metric | Function") -> Metric:
         DeltaflError: If there is no such metric.
     """
     if isinstance(given, Metric):
-        return given
+        return _with_own_name(given)
     if callable(given):
         # The name of a lambda, or of an object's class, says nothing in a table.
         if given.__class__.__name__ == "function" and given.__name__ != "<lambda>":
-            return Metric(given.__name__, given)
+            return _with_own_name(Metric(given.__name__, given))
         raise DeltaflError(
             f"metric is {given!r}, which has no name; write Metric('name', it, higher=True)"
         )
+    of_file = _FILE.fullmatch(str(given).strip())
+    if of_file is not None:
+        return _from_file(*of_file.groups())
     name = str(given).strip().lower().replace("-", "_").replace(" ", "_").removesuffix("_score")
     name = _SAME.get(name, name)
     top = _TOP.fullmatch(name)
     if top is not None:
         count = int(top[1])
-        return Metric(f"top_{count}_accuracy", _top(count), targets=(CLASSES,), share=True)
+        return _OfArrays(f"top_{count}_accuracy", _top(count), targets=(CLASSES,), share=True)
     if name not in METRICS:
-        raise unknown_name("metric", str(given), [*METRICS, "top_3_accuracy", "file.py:function"])
+        raise unknown_name("metric", str(given), [*METRICS, "top_3_accuracy", "FILE.py:FUNCTION"])
     return METRICS[name]
+
+
+def _from_file(file: str, name: str) -> Metric:
+    found = vars(import_file(Path(file), "--metric FILE.py:FUNCTION")).get(name)
+    if isinstance(found, Metric):
+        return _with_own_name(found)
+    if not callable(found):
+        raise DeltaflError(f"{file} has no function {name!r}, nor a deltafl.Metric of this name")
+    return _with_own_name(Metric(name, found))
+
+
+def _with_own_name(metric: Metric) -> Metric:
+    """The metric, whose name must not be taken."""
+    if not isinstance(metric, _OfArrays) and metric.name in _TAKEN:
+        raise DeltaflError(
+            f"your metric is called {metric.name!r}, which means something else in records; give "
+            "it another name"
+        )
+    return metric

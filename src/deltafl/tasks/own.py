@@ -9,6 +9,7 @@ import inspect
 import pickle
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from reprlib import repr as shown
@@ -23,6 +24,7 @@ from ..streams import stream
 from .base import Dataset, Task
 from .frames import TABLE_SUFFIXES, is_table_file, table_stem
 from .losses import Module, Tensor, squared_error
+from .metrics import METRICS, AnyMetric, targets_of
 from .registry import TaskSpec, find_task
 from .tables import from_huggingface, table_task
 
@@ -76,15 +78,15 @@ def split_name(name: str) -> tuple[Path, str]:
     return Path(f"{file}.py"), function or DEFAULT_FUNCTION
 
 
-def load_own(name: str, seed: int, **of_table: Any) -> Task:
+def load_own(name: str, seed: int, metric: Sequence[AnyMetric] = (), **of_table: Any) -> Task:
     """Make the task of a user's file, and try it out on two examples.
 
     Load it before ``Workers`` are started, which inherit ``sys.path`` then. A file is imported once
     a process.
 
     ``name`` is ``FILE.py:FUNCTION``, ``FILE.py`` for its function ``make_task(seed)`` or
-    ``make_task()``, or a table. ``of_table`` are arguments of ``table_task``: ``label``,
-    ``column``, ``partition``, ``clients``, ...
+    ``make_task()``, or a table. ``metric`` takes the place of the task's own. ``of_table`` are
+    arguments of ``table_task``: ``label``, ``column``, ``partition``, ``clients``, ...
 
     Raises:
         DeltaflError: If there is no such file or function, it fails, or it returns no valid task.
@@ -112,8 +114,11 @@ def load_own(name: str, seed: int, **of_table: Any) -> Task:
         raise DeltaflError(
             f"{name} returned {type(task).__name__}; it must return a deltafl.tasks.Task"
         )
-    check_task(task, name, seed)
-    return task
+    made: Task = task
+    if metric:
+        made = replace(made, metric=metric)
+    check_task(made, name, seed)
+    return made
 
 
 def _from_file(name: str, seed: int) -> object:
@@ -165,8 +170,9 @@ def own_code_error(
 def own_spec(name: str, task: Task) -> TaskSpec:
     """The settings that an experiment with a task of the user's own has unless they are set."""
     threshold: float | None = 0.8
-    if task.metric == "loss":
-        threshold = None  # no loss is good for every task
+    metric = task.metrics[0]
+    if metric.name != "accuracy":
+        threshold = None  # nothing else is good for every task
     local_lr = 0.1
     if task.loss is squared_error:
         # The gradient of the squared error grows with the number of features.
@@ -180,7 +186,8 @@ def own_spec(name: str, task: Task) -> TaskSpec:
         local_epochs=1,
         local_lr=local_lr,
         make_model=task.make_model,
-        metric=task.metric,
+        metric=metric,
+        has_classes=task.dataset.num_classes > 0,
         threshold=threshold,
     )
 
@@ -222,39 +229,47 @@ def _require(good: object, what: str, value: object, needed: str) -> None:
 #: The types of inputs, of tokens and of labels; the first one is named as the cure.
 _INPUTS = ("float32", "uint8")
 _TOKENS = ("int64", "uint8")
-_LABELS = ("int64",)
-_TARGETS = ("float32", "int64")
+_LABELS: tuple[str, ...] = ("int64",)
+_TARGETS: tuple[str, ...] = ("float32", "int64")
+#: Test examples whose outputs are judged before an experiment.
+_TRIED_EXAMPLES = 64
 
 
 def _check_data(data: Dataset, task: Task) -> None:
     _require(isinstance(data, Dataset), "dataset", data, "a deltafl.tasks.Dataset")
-    _require(
-        task.metric in ("accuracy", "loss"),
-        "metric",
-        task.metric,
-        "'accuracy' or 'loss'",
-    )
     classes: Any = data.num_classes
-    least = {"accuracy": 2, "loss": 0}[task.metric]
-    is_count = isinstance(classes, int | np.integer) and classes >= least
+    has_labels = data.train_y.ndim == 2 and data.train_y.dtype == np.float32
+    is_count = isinstance(classes, int | np.integer) and classes >= 0
+    if "accuracy" in {metric.name for metric in task.metrics}:
+        is_count = is_count and classes >= (1 if has_labels else 2)
     needed = "a whole number: 2 or more for accuracy, 0 for regression"
     _require(is_count, "num_classes", classes, needed)
     inputs = _TOKENS if task.tokens else _INPUTS
-    labels = _LABELS if classes > 0 else _TARGETS
+    labels = _TARGETS
+    if classes > 2 and not has_labels:
+        labels = _LABELS
     for part, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
         _check_array(f"{part}_x", x, inputs, data.train_x)
         _check_array(f"{part}_y", y, labels, data.train_y)
         if len(x) != len(y):
             raise DeltaflError(f"{part}_x has {len(x)} rows and {part}_y {len(y)}; make them equal")
-        if task.metric == "accuracy":
+        if {metric.name for metric in task.metrics} != {"loss"} and classes > 0:
+            shape = (len(y), classes) if has_labels else (len(y),)
             _require(
-                y.ndim == 1,
+                y.shape == shape,
                 f"the shape of {part}_y",
                 y.shape,
-                "(N,) for accuracy",
+                f"{shape} for {task.metrics[0].name}",
             )
         # Whatever the metric, for the clients' shares of labels are counted.
-        if classes > 0:
+        if classes > 0 and y.dtype.kind == "f":
+            _require(
+                np.isin(y, (0, 1)).all(),
+                f"{part}_y",
+                y,
+                "0 or 1 where it is float32, or int64",
+            )
+        elif classes > 0:
             ends = (int(y.min()), int(y.max()))
             needed = f"from 0 to num_classes - 1 = {classes - 1}"
             _require(
@@ -304,6 +319,17 @@ def _check_clients(task: Task) -> None:
         _require(good, "test_clients", owner_e, f"a NumPy array {needed}")
 
 
+def _inputs(task: Task, stored: Tensor) -> Tensor:
+    """Stored inputs as a task's model takes them."""
+    from .modules import torch
+
+    if task.tokens:
+        return stored.long()
+    if stored.dtype == torch.uint8:
+        return stored * task.input_scale
+    return stored
+
+
 def _smoke_test(task: Task, seed: int) -> None:
     """Make the model as the engine will, and take the gradient of a step on two examples, then on
     one.
@@ -312,12 +338,8 @@ def _smoke_test(task: Task, seed: int) -> None:
     """
     from .modules import nn, torch
 
-    x = torch.tensor(task.dataset.train_x[:2])
+    x = _inputs(task, torch.tensor(task.dataset.train_x[:2]))
     y = torch.tensor(task.dataset.train_y[:2])
-    if task.tokens:
-        x = x.long()
-    elif x.dtype == torch.uint8:
-        x = x * task.input_scale
     augment = task.augment
     if augment is not None:
         varied: Any = _tried(
@@ -349,6 +371,7 @@ def _smoke_test(task: Task, seed: int) -> None:
         )
         _check_step(task, model, x, y)
         _check_step(task, model, x[:1], y[:1])
+        _check_metrics(task, model)
 
 
 def _check_step(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
@@ -368,11 +391,13 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
                 f"the model returned {type(output).__name__} {mode}; it must return one tensor"
             )
         shape = tuple(output.shape)
-        needed = (len(x), task.dataset.num_classes)
-        if task.metric == "accuracy" and shape != needed:
+        needed: list[tuple[int, ...]] = [(len(x), task.dataset.num_classes)]
+        if task.dataset.num_classes == 2 and y.ndim == 1:
+            needed += [(len(x), 1), (len(x),)]
+        if task.knows_accuracy and shape not in needed:
             raise DeltaflError(
-                f"the model's output for {len(x)} examples has shape {shape} {mode}; accuracy "
-                f"needs {needed}"
+                f"the model's output for {len(x)} examples has shape {shape} {mode}; "
+                f"{task.metrics[0].name} needs {' or '.join(map(str, needed))}"
             )
         with warnings.catch_warnings():  # (B, 1) against (B,) becomes (B, B), and nothing is learnt
             warnings.filterwarnings("error", message="Using a target size")
@@ -394,6 +419,29 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
             "output by torch alone, without detach, item or no_grad, and leave a parameter of the "
             "model trainable"
         )
+
+
+def _check_metrics(task: Task, model: Module) -> None:
+    """Judge the outputs on the first test examples."""
+    from .modules import torch
+
+    if {metric.name for metric in task.metrics} == {"loss"}:
+        return
+    data = task.dataset
+    y = data.test_y[:_TRIED_EXAMPLES]
+    x = _inputs(task, torch.tensor(data.test_x[:_TRIED_EXAMPLES]))
+    with torch.no_grad():
+        output = model.eval()(x).numpy()
+    targets = targets_of(y, output.shape[1:], data.num_classes)
+    for metric in task.metrics:
+        if targets not in metric.targets:
+            known = [other.name for other in METRICS.values() if targets in other.targets]
+            raise DeltaflError(
+                f"metric is {metric.name}, which is not for {targets}; choose one of "
+                f"{', '.join(known)}"
+            )
+        if metric.name != "loss":
+            metric(output, y)
 
 
 def _tried(what: str, call: Callable[[], Any]) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import DeltaflError, unknown_name
 from ..streams import stream
@@ -21,6 +21,7 @@ from .base import Augment, Dataset, Task
 from .images import load_cifar10, load_digits, load_idx
 from .leaf import load_celeba, load_femnist, load_shakespeare
 from .losses import MakeModel, cross_entropy
+from .metrics import AnyMetric
 from .models import (
     celeba_cnn,
     crop_and_flip,
@@ -66,6 +67,7 @@ class TaskSpec:
             no customary one.
         all_owners: Whether the clients are all owners in the user's files; ``num_clients`` is then
             an example.
+        has_classes: Whether the clients' shares of labels are known.
 
     ``metric``, ``input_scale``, ``augment`` and ``tokens`` are those of the ``Task``.
     """
@@ -85,7 +87,8 @@ class TaskSpec:
     make: Callable[..., Task] | None = None
     partition: str | None = None
     alpha: float = 0.5
-    metric: Literal["accuracy", "loss"] = "accuracy"
+    metric: AnyMetric = "accuracy"
+    has_classes: bool = True
     threshold: float | None = None
     input_scale: float = 1 / 255
     augment: Augment | None = None
@@ -228,7 +231,7 @@ def make_task(
 
 # Clients, selected clients and local learning rate follow the name; LEAF's tasks have as many
 # clients as its scripts choose with --sf 0.05, and select 20 % of the writers and the celebrities.
-_toy = partial(TaskSpec, local_steps=1, batch_size=None, metric="loss")
+_toy = partial(TaskSpec, local_steps=1, batch_size=None, metric="loss", has_classes=False)
 _files = partial(TaskSpec, needs=("torch", "files"))
 _leaf = partial(
     TaskSpec,

@@ -1,0 +1,123 @@
+"""What a model's outputs on the test examples are worth, by every metric of a task."""
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DeltaflError
+from ..tasks.base import Task
+from ..tasks.metrics import Metric, right
+from ..types import BoolArray, FloatArray, IntArray
+
+_NOTHING: Mapping[str, float] = MappingProxyType({})
+
+
+class Evaluation(NamedTuple):
+    """The global model on the pooled test set; values are NaN where unknown.
+
+    ``client_accuracy`` is the plain mean over the clients that own test examples, whatever their
+    weights; ``others`` are the other metrics of the task by name.
+    """
+
+    loss: float
+    accuracy: float
+    client_accuracy: float = math.nan
+    others: Mapping[str, float] = _NOTHING
+
+    def line(self) -> dict[str, float]:
+        """As in a line of ``rounds.jsonl``."""
+        known = self._asdict()
+        return {**known, **known.pop("others")}
+
+
+class Judged(NamedTuple):
+    """A model that has seen the test examples: its mean loss, and its outputs where they are looked
+    at.
+    """
+
+    task: Task
+    loss: float
+    output_e: npt.NDArray[Any] | None
+
+    def evaluation(self) -> Evaluation:
+        """All metrics on the pooled test set."""
+        output_e = self.output_e
+        if output_e is None:
+            return Evaluation(self.loss, math.nan)
+        y_e = self.task.dataset.test_y
+        others = {
+            metric.name: metric(output_e, y_e)
+            for metric in self.task.metrics
+            if metric.name not in ("accuracy", "loss")
+        }
+        if not self.task.knows_accuracy:
+            return Evaluation(self.loss, math.nan, others=others)
+        hit_e = right(output_e, y_e)
+        mean = math.nan
+        if self.task.test_clients is not None:
+            accuracy_m = self._owners_shares(hit_e, self.task.test_clients)
+            known_m = ~np.isnan(accuracy_m)
+            if known_m.any():
+                mean = float(accuracy_m[known_m].mean())
+        return Evaluation(self.loss, float(hit_e.mean()), mean, others)
+
+    def by_client(self) -> FloatArray | None:
+        """The metric on each client's own test examples, float64 (m,), NaN where it has no value.
+
+        None for the loss, and where test examples have no owners. There the accuracy of a class is
+
+            accuracy_i = sum_c share_ic accuracy_c / sum_c share_ic,  sums over the tested classes,
+
+        with share_ic the share of class c in the client's training data and accuracy_c the share
+        that is right of the test examples of class c: the expectation if the test set were split as
+        the training data are, without the noise of small splits. NaN for a client with none of its
+        classes.
+        """
+        task = self.task
+        metric = task.metrics[0]
+        if self.output_e is None or metric.name == "loss":
+            return None
+        owner_e = task.test_clients
+        if metric.name != "accuracy":
+            return None if owner_e is None else self._by_owner(metric, self.output_e, owner_e)
+        y_e = task.dataset.test_y
+        hit_e = right(self.output_e, y_e)
+        if owner_e is not None:
+            return self._owners_shares(hit_e, owner_e)
+        if task.dataset.num_classes < 1 or y_e.ndim > 1:
+            return None
+        accuracy_c = _shares(hit_e, y_e.astype(np.int64), task.dataset.num_classes)
+        share_mc = task.shares
+        with np.errstate(invalid="ignore"):  # 0 / 0 of clients without tested classes
+            return share_mc @ np.nan_to_num(accuracy_c) / (share_mc @ ~np.isnan(accuracy_c))
+
+    def _owners_shares(self, hit_e: BoolArray, owner_e: IntArray) -> FloatArray:
+        """The share that is right of each client's test examples."""
+        owned_e = owner_e >= 0
+        return _shares(hit_e[owned_e], owner_e[owned_e], self.task.num_clients)
+
+    def _by_owner(
+        self, metric: Metric, output_e: npt.NDArray[Any], owner_e: IntArray
+    ) -> FloatArray:
+        value_m = np.full(self.task.num_clients, np.nan)
+        order_e = np.argsort(owner_e, kind="stable")
+        client_k, first_k = np.unique(owner_e[order_e], return_index=True)
+        for client, row_n in zip(client_k, np.split(order_e, first_k[1:]), strict=True):
+            # A function of the user's may fail on a few examples, such as those of one class.
+            with suppress(DeltaflError):
+                if client >= 0:
+                    value_m[client] = metric(output_e[row_n], self.task.dataset.test_y[row_n])
+        return value_m
+
+
+def _shares(hit_e: BoolArray, group_e: IntArray, number: int) -> FloatArray:
+    """The share of the examples of each group that are right; NaN for a group without any."""
+    with np.errstate(invalid="ignore"):
+        right_g = np.bincount(group_e, weights=hit_e, minlength=number)
+        share_g: FloatArray = right_g / np.bincount(group_e, minlength=number)
+    return share_g
