@@ -28,6 +28,7 @@ PURPOSES: dict[str, int] = {
     "census": 14,  # noise of the answers to a census
     "world": 15,  # who is available, how long clients take, who drops out
     "code": 16,  # signs of the two-bit code of first updates
+    "evaluation": 17,  # who evaluates a model
 }
 
 

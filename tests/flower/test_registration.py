@@ -61,7 +61,7 @@ def test_keys_follow_the_identity_setting() -> None:
     ],
 )
 def test_faulty_registrations_are_refused(name: str, bad: Any) -> None:
-    with pytest.raises(DeltaflError, match=f"{name}: .*; call deltafl.flower.register"):
+    with pytest.raises(DeltaflError, match=rf"{name}: .*; write deltafl.flower.register\(app"):
         registration(**{name: bad})
 
 

@@ -13,13 +13,14 @@ from flwr.serverapp import Grid
 
 from deltafl.flower import DeltaStrategy, delta_mod, register, take_correction
 from deltafl.flower.messages import to_arrays, to_record
+from deltafl.model_parts import Arrays
 from deltafl.types import Params
 from flower.grid import FakeGrid
 
-from .rounds import FAULTY, MODEL, Played, label_of, settings_of, work
+from .rounds import FAULTY, MODEL, Played, Work, label_of, settings_of, work
 
 
-def app_with(fault: str = "", mods: Sequence[Mod] = (delta_mod,)) -> ClientApp:
+def app_with(fault: str = "", mods: Sequence[Mod] = (delta_mod,), work: Work = work) -> ClientApp:
     app = ClientApp(mods=list(mods))
     register(
         app,
@@ -47,11 +48,13 @@ def play(
     m: int = 7,
     rounds: int = 5,
     state_path: Path | None = None,
+    model: Arrays = MODEL,
+    work: Work = work,
     **settings: Any,
 ) -> Played:
     first = 1000 * (rounds + 1)  # a client comes back through another node
     nodes = {first - i: {"client-id": f"site-{i}", "number": i} for i in range(m)}
-    grid = FakeGrid(app_with(fault), nodes)
+    grid = FakeGrid(app_with(fault, work=work), nodes)
     if fault == "silent":
         grid.fail[first - FAULTY] = lambda message, context: None
     strategy = DeltaStrategy(label, state_path=state_path, **{**settings_of(label), **settings})
@@ -59,10 +62,10 @@ def play(
 
     def judge(server_round: int, arrays: ArrayRecord) -> None:
         named = to_arrays(arrays)
-        models.append(np.concatenate([named[name].ravel() for name in MODEL]))
+        models.append(np.concatenate([named[name].ravel() for name in model]))
 
     strategy.start(
-        cast(Grid, grid), to_record(MODEL), num_rounds=rounds, timeout=30, evaluate_fn=judge
+        cast(Grid, grid), to_record(model), num_rounds=rounds, timeout=30, evaluate_fn=judge
     )
     assert strategy.federation is not None
     return Played(strategy.federation, strategy.history, models[1:])

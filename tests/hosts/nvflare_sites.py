@@ -17,7 +17,7 @@ from deltafl.model_parts import Arrays
 from deltafl.nvflare import DeltaClient, DeltaFedAvg
 from deltafl.nvflare import client as client_module
 
-from .rounds import MODEL, Played, label_of, settings_of, work
+from .rounds import MODEL, Played, Work, label_of, settings_of, work
 
 #: What a site does with a model instead of training: a reply, or None to fall silent.
 Script = Callable[[FLModel], FLModel | None]
@@ -26,16 +26,17 @@ Script = Callable[[FLModel], FLModel | None]
 class Site:
     """A site's script around ``DeltaClient``, one loop a message."""
 
-    def __init__(self, number: int, fault: str = "") -> None:
+    def __init__(self, number: int, fault: str = "", work: Work = work) -> None:
         self.number = number
         self.fault = fault
         self.client = DeltaClient(num_examples=10 + 5 * number, aux=label_of(number))
         self.inbox: list[FLModel] = []
         self.sent: list[FLModel] = []
         self.script: Script = self.train
+        self.work = work
 
     def train(self, model: FLModel) -> FLModel | None:
-        arrays = work(self.number, self.fault, model.params, self.client.take_correction)
+        arrays = self.work(self.number, self.fault, model.params, self.client.take_correction)
         return None if arrays is None else FLModel(params=arrays, metrics={"loss": 1.0})
 
     def answer(self, message: FLModel) -> FLModel | None:
@@ -61,8 +62,9 @@ class Controller(DeltaFedAvg):
         m: int,
         model: Arrays | None = None,
         fault: str = "",
+        work: Work = work,
     ) -> "Controller":
-        self.sites = {f"site-{i}": Site(i, fault) for i in range(m)}
+        self.sites = {f"site-{i}": Site(i, fault, work) for i in range(m)}
         self.engine = SimpleNamespace(
             get_clients=lambda: [SimpleNamespace(name=name) for name in self.sites]
         )
@@ -133,10 +135,12 @@ def controlled(
     rounds: int = 5,
     prepare: Any = None,
     fault: str = "",
+    model: Arrays = MODEL,
+    work: Work = work,
     **settings: Any,
 ) -> Controller:
     controller = Controller(label, num_rounds=rounds, **{**settings_of(label), **settings})
-    controller.join(monkeypatch, m, fault=fault)
+    controller.join(monkeypatch, m, model, fault, work)
     if prepare is not None:
         prepare(controller.sites)
     controller.run()
@@ -150,12 +154,15 @@ def play(
     m: int = 7,
     rounds: int = 5,
     state_path: Path | None = None,
+    model: Arrays = MODEL,
+    work: Work = work,
     **settings: Any,
 ) -> Played:
     path = None if state_path is None else str(state_path)
-    controller = controlled(monkeypatch, label, m, rounds, fault=fault, state_path=path, **settings)
+    more = {"state_path": path, "model": model, "work": work, **settings}
+    controller = controlled(monkeypatch, label, m, rounds, fault=fault, **more)
     assert controller.federation is not None
     models = [
-        np.concatenate([model.params[name].ravel() for name in MODEL]) for model in controller.saved
+        np.concatenate([saved.params[name].ravel() for name in model]) for saved in controller.saved
     ]
     return Played(controller.federation, controller.history, models)

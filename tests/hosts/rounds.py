@@ -26,6 +26,8 @@ N = 3
 FAULTY = 1
 
 Take = Callable[[], Correction]
+#: (client, fault, what it was sent, its correction) -> what it sends, None for silence.
+Work = Callable[[int, str, Arrays, Take], Arrays | None]
 
 
 class Played(NamedTuple):
@@ -33,7 +35,7 @@ class Played(NamedTuple):
 
     federation: Service
     history: list[RoundInfo]
-    #: The models that it handed on, one a round.
+    #: The models that it handed on, one a round: all arrays of the initial one.
     models: list[Params]
 
     @property

@@ -1,7 +1,5 @@
 """Flower and NVFlare, without their processes: the same rounds, bit for bit, as without a host."""
 
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +37,6 @@ FAULTS = [
     ("census", "silent", "census: no answer from 1 clients: no reply in time"),
     ("census+mime=0.5", "no correction", "census: no answer from 1 clients: the client did not"),
 ]
-
-
-@pytest.fixture(params=["flower_nodes", "nvflare_sites"])
-def play(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """(label, ...) -> what a host has done."""
-    if find_spec({"flower_nodes": "flwr", "nvflare_sites": "nvflare"}[request.param]) is None:
-        pytest.skip("the host is not installed")
-    host: Any = import_module(f"{__package__}.{request.param}")
-    return lambda label, *given, **settings: host.play(monkeypatch, label, *given, **settings)
 
 
 def same(found: list[Params], expected: list[Params]) -> bool:

@@ -7,6 +7,8 @@ A client is a *key*, a string that outlives connections and restarts.
 import secrets
 from collections import deque
 from collections.abc import Collection, Mapping
+from functools import cached_property
+from hashlib import sha256
 from itertools import compress
 from typing import NamedTuple
 
@@ -15,7 +17,7 @@ import numpy as np
 from ..accumulate import Accumulator
 from ..arrays import mean_rest
 from ..errors import DeltaflError
-from ..model_parts import Arrays, ModelParts, split
+from ..model_parts import Arrays, ModelParts, patterns_of, split, with_ties
 from ..moves import CannotResizeError
 from ..plan import Plan, RoundState
 from ..round import init_round, open_round
@@ -47,10 +49,17 @@ class Federation:
     def __init__(self, rules: Rules, arrays: Arrays) -> None:
         self.rules = rules
         self.plan = rules.plan
-        self.layout = ModelParts.of(arrays, tuple(rules.buffers))
+        described = ModelParts.of(
+            arrays, tuple(rules.buffers), tuple(rules.local), patterns_of(rules.trainable)
+        )
+        self.layout = with_ties(described, arrays, rules.tied)
         #: All clients ever admitted, in the order of the population.
         self.clients: dict[str, ClientInfo] = {}
-        self.rest: Arrays = self.layout.rest(arrays)
+        #: Of the arrays that are not trained those that are sent, and those that never are.
+        self.rest: Arrays = self.layout.rest(self.layout.sent(arrays))
+        self.unsent: Arrays = {name: arrays[name] for name in self.layout.names("frozen", "local")}
+        #: Of the last round's replies the ones that were used, by key: their coefficients.
+        self.used: dict[str, float] = {}
         self.state: RoundState | None = None
         #: Sentences for the log; whoever logs them empties the list.
         self.warnings: list[str] = []
@@ -61,10 +70,17 @@ class Federation:
         self.kept: deque[Kept] = deque(maxlen=KEPT)
         self._left_out: set[str] = set()
         self._initial_d = self.layout.flatten(arrays)
-        if self.plan.part("dp") is not None and self.rest:
+        for name in self.layout.trained:
+            if not np.isfinite(arrays[name]).all():
+                raise DeltaflError(
+                    f"array {name!r} of the model has entries that are not finite; write "
+                    f"buffers=[{name!r}] if it is no parameter, such as the mask of an attention"
+                )
+        averaged = self.layout.names("buffer", "counter")
+        if self.plan.part("dp") is not None and averaged:
             raise DeltaflError(
-                f"dp: the mean of {next(iter(self.rest))!r} would get no noise; use layers without "
-                "buffers, such as GroupNorm for BatchNorm"
+                f"dp: the mean of {averaged[0]!r} would get no noise; use layers without "
+                "buffers, such as GroupNorm for BatchNorm, or keep it at the clients by local=[...]"
             )
 
     @property
@@ -93,15 +109,22 @@ class Federation:
         """How many numbers of the model are trained."""
         return len(self._initial_d)
 
+    @cached_property
+    def frozen_digest(self) -> str:
+        """What the trained arrays were trained beside, which no saved state holds."""
+        digest = sha256()
+        for name in self.layout.names("frozen"):
+            digest.update(np.ascontiguousarray(self.unsent[name]).data)
+        return digest.hexdigest()
+
     def arrays(self) -> Arrays:
         """The global model as named arrays, as it is sent."""
-        return self.layout.rebuild(self.params_d, self.rest)
+        return self.layout.sent(self.layout.rebuild(self.params_d, self.rest))
 
     def model(self) -> Arrays:
-        """The model to use, ``Plan.model``, as named arrays."""
-        if self.state is None:
-            return self.arrays()
-        return self.layout.rebuild(self.plan.model(self.state), self.rest)
+        """The model to use, ``Plan.model``, with all arrays of the initial model."""
+        params_d = self.params_d if self.state is None else self.plan.model(self.state)
+        return self.layout.rebuild(params_d, {**self.rest, **self.unsent})
 
     def admit(self, infos: Mapping[str, ClientInfo]) -> None:
         """Let clients join, or change what they report.
@@ -218,9 +241,10 @@ class Federation:
         )
         self.state, info = round.close()
         used_n = round.reports.responded_n
+        coef_n = plan.collect_replies(state, cohort, used_n).coef_n
+        self.used = dict(zip(compress(keys, used_n), coef_n.tolist(), strict=True))
         if self.rest:
             received = [reply.arrays or {} for reply in compress(reply_n, used_n)]
-            coef_n = plan.collect_replies(state, cohort, used_n).coef_n
             # A mean of buffers is moved by one client alone, a median is not.
             robust = plan.part("clip") is not None
             self.rest = mean_rest(self.layout, sent, received, coef_n, median=robust)
@@ -292,7 +316,7 @@ class Federation:
         rows = plan.memory
         if not plan.rule.control.remembers:
             return
-        changed = None if folder is None else plan.n
+        changed = None if folder is None else self.rules.cohort_size(num_clients)
         size = memory_size(rows, (num_clients, self.num_params), changed)
         held = 0
         if rows.folder is None:  # the disk has each state that is kept, and one being written

@@ -1,12 +1,13 @@
 """What clients send, read: it may be anything. And the numbers of a round, as plain values."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from numbers import Real
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 from pydantic import BaseModel, Field
 
 from ..arrays import update_of
@@ -14,7 +15,7 @@ from ..errors import DeltaflError
 from ..model_parts import Arrays
 from ..samplers.census import LARGEST_NORM
 from ..store import checked
-from ..types import Params, Reports, RoundInfo
+from ..types import FloatArray, Params, Reports, RoundInfo
 from .clients import ClientInfo
 from .exchange import AUX, CENSUS, CORRECTED, NUM_EXAMPLES
 from .local_work import LOSS, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
@@ -25,7 +26,10 @@ Metrics = dict[str, int | float | list[int] | list[float]]
 #: hyphen.
 LOSS_NAMES = (LOSS, "train_loss", "train-loss")
 #: What to write where the answer to a registration query is no answer.
-CURE = "call deltafl.flower.register, or make a deltafl.nvflare.DeltaClient, in the client's app"
+CURE = (
+    "write deltafl.flower.register(app, num_examples=...) in the client's app, or make a "
+    "deltafl.nvflare.DeltaClient in its script"
+)
 NO_REGISTRATION = "no answer to the registration query in time"
 NOT_CORRECTED = (
     "the client did not correct its local steps; train inside "
@@ -165,20 +169,61 @@ def round_metrics(info: RoundInfo) -> Metrics:
     return metrics
 
 
-def mean_metrics(weighted: Iterable[tuple[float, Mapping[str, Any]]]) -> dict[str, float]:
-    """Weighted means of clients' metrics, each over the replies that have a number for it."""
-    totals = defaultdict[str, float](float)
-    weights = defaultdict[str, float](float)
-    for weight, metrics in weighted:
+def mean_metrics(
+    weighted: Iterable[tuple[float, Mapping[str, Any]]],
+    by: str = NUM_EXAMPLES,
+    warn: Callable[[str], None] = lambda text: None,
+) -> dict[str, float | list[float]]:
+    """Weighted means of clients' metrics, each over the replies that have a number for it.
+
+    Lists become lists, entry by entry; of lists of several lengths the most frequent one counts.
+
+    Args:
+        weighted: Clients' weights and metrics.
+        by: The metric that is a client's weight instead; its size is not: it is a mere claim.
+        warn: Is told what is left out.
+    """
+    columns = defaultdict[str, list[tuple[float, FloatArray]]](list)
+    for given, metrics in weighted:
+        weight = given if by == NUM_EXAMPLES else _number(metrics.get(by))
+        if by != NUM_EXAMPLES and not 0 <= weight < inf:
+            warn(f"a client has no number >= 0 as its {by!r}, and does not count in the metrics")
+            continue
         for name, value in metrics.items():
-            if name != NUM_EXAMPLES and isfinite(_number(value)):
-                totals[name] += weight * value
-                weights[name] += weight
-    return {name: total / weights[name] for name, total in totals.items()}
+            numbers = _numbers(value)
+            if name != by and numbers is not None:
+                columns[name].append((weight, numbers))
+    means = dict[str, float | list[float]]()
+    for name, column in columns.items():
+        shapes = Counter(numbers.shape for _, numbers in column)
+        usual = shapes.most_common(1)[0][0]
+        if len(shapes) > 1:
+            warn(
+                f"metric {str(name)[:60]!r} has another length in {len(column) - shapes[usual]} of "
+                f"{len(column)} replies, which do not count in its mean"
+            )
+        counted = [pair for pair in column if pair[1].shape == usual]
+        value_lk = np.stack([numbers for _, numbers in counted], axis=-1)
+        weight_lk = np.isfinite(value_lk) * np.array([weight for weight, _ in counted])
+        total_l = weight_lk.sum(axis=-1)
+        if np.any(total_l):
+            with np.errstate(invalid="ignore"):  # an entry that nobody has a number for
+                mean_l = (weight_lk * np.nan_to_num(value_lk)).sum(axis=-1) / total_l
+            means[name] = mean_l.tolist()
+    return means
 
 
 def _is_answer(number: object) -> bool:
     return isinstance(number, int | float) and abs(number) <= LARGEST_NORM  # False for NaN
+
+
+def _numbers(value: object) -> FloatArray | None:
+    """A metric as an array: () of a number, (l,) of a list of numbers; None for all else."""
+    if isinstance(value, Real):
+        return np.array(_number(value))
+    if isinstance(value, list) and all(isinstance(entry, Real) for entry in value):
+        return np.array([_number(entry) for entry in value])
+    return None
 
 
 def _number(value: object) -> float:

@@ -2,7 +2,7 @@
 federation can have.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
@@ -18,6 +18,7 @@ from ..server.table import SETTINGS
 from ..store.folder import new_name
 from ..types import Population
 from .clients import ClientInfo
+from .exchange import NUM_EXAMPLES
 
 IDENTITIES = ("auto", "public-key", "name", "config")
 
@@ -41,6 +42,13 @@ class Rules:
         aux: Number of auxiliary variables that every client must send when it registers, such as
             its shares of 10 labels, for ``balanced``.
         buffers: Name patterns of floating-point arrays that are not trained.
+        local: Name patterns of arrays that never leave a client: a personal head, FedBN.
+        trainable: Name patterns of the only arrays that are sent and trained, or ``"lora"``; empty
+            for all.
+        tied: Whether arrays with the same numbers are one tensor; None refuses a model with such.
+        fraction_train: n is this share of the known clients, in (0, 1]; None for n as it is.
+        weighted_by_key: The metric by which clients' metrics are weighted; that of their sizes
+            stands for the weights of the estimate, whatever a reply claims.
         forget: Keys of clients (as in the log) to drop from the saved state, with everything
             remembered about them; they are never selected again.
         registration_timeout: Seconds that clients have to register.
@@ -55,6 +63,11 @@ class Rules:
     max_ratio: float | None = None
     aux: int = 0
     buffers: Collection[str] = BUFFERS
+    local: Collection[str] = ()
+    trainable: str | Sequence[str] = ()
+    tied: bool | None = None
+    fraction_train: float | None = None
+    weighted_by_key: str = NUM_EXAMPLES
     forget: Collection[str] = ()
     registration_timeout: float = 120.0
 
@@ -66,7 +79,25 @@ class Rules:
             raise unknown_name("identity", self.identity, IDENTITIES)
         check_whole("seed", plan.seed, "at least 0", 0)
         check_texts("buffers", self.buffers)
+        check_texts("local", self.local)
+        if not isinstance(self.trainable, str):  # a single name or pattern
+            check_texts("trainable", self.trainable)
         check_texts("forget", self.forget)
+        if not (self.tied is None or isinstance(self.tied, bool)):
+            raise DeltaflError(f"tied is {self.tied!r}; write True, False, or None")
+        if type(self.weighted_by_key) is not str:
+            raise DeltaflError(
+                f"weighted_by_key is {self.weighted_by_key!r}; write the name of a metric"
+            )
+        fraction = self.fraction_train
+        if fraction is not None and not is_in(fraction, "(0, 1]"):
+            raise DeltaflError(
+                f"fraction_train is {fraction!r}; it must be a number in (0, 1], or None for n"
+            )
+        if fraction is not None and plan.part("dp") is not None:
+            raise DeltaflError(
+                "dp counts on n / min_clients, which fraction_train leaves open; write n"
+            )
         check_seconds("registration_timeout", self.registration_timeout)
         if sampler.needs_oracle:
             # It raises, with the sampler's own sentence.
@@ -88,6 +119,12 @@ class Rules:
                 "memory_path is part of the saved state, and there is no state_path: write both"
             )
 
+    def cohort_size(self, num_clients: int) -> int:
+        """Clients selected per round, of so many known ones."""
+        if self.fraction_train is None:
+            return min(self.plan.n, num_clients)
+        return max(1, int(self.fraction_train * num_clients))
+
     def plan_for(self, clients: Mapping[str, ClientInfo]) -> Plan:
         """The plan for these clients."""
         sizes, aux = zip(*clients.values(), strict=True)
@@ -97,7 +134,7 @@ class Rules:
         plan = replace(
             self.plan,
             population=population,
-            n=min(self.plan.n, len(sizes)),
+            n=self.cohort_size(len(sizes)),
         )
         if plan.census is None:
             return plan
@@ -111,7 +148,7 @@ _OWN = tuple(Rules.__dataclass_fields__)[4:]
 
 def make_rules(
     sampler: str | Sampler = "innovation@local-pivotal",
-    n: int = 10,
+    n: int | None = None,
     state_path: str | Path | None = None,
     *,
     seed: int | None = None,
@@ -126,11 +163,12 @@ def make_rules(
         sampler: A label, such as what ``deltafl.recommend`` answers, or a sampler of your own. The
             default keeps one update of each client at the server: as many models as there are
             clients.
-        n: Clients selected per round.
+        n: Clients selected per round; None for 10, or for what ``fraction_train`` says.
         state_path: See ``Rules``.
         seed: Seed of the draws, which says who is selected when; None draws one, which the state
             keeps and nothing else shows.
-        min_clients: Clients without whom no round begins; None for n.
+        min_clients: Clients without whom no round begins; None for n, and for 2 with
+            ``fraction_train``.
         memory_dtype: ``"float32"`` or ``"bfloat16"``, for the updates that the server remembers,
             one per client.
         memory_path: Folder on a disk for them, with ``state_path``; None for RAM.
@@ -148,10 +186,15 @@ def make_rules(
             raise unknown_name("setting", name, known)
     own = {name: settings.pop(name) for name in _OWN if name in settings}
     aux = own.get("aux", 0)
+    shared = own.get("fraction_train")
+    if n is not None and shared is not None:
+        raise DeltaflError(f"n = {n!r} and fraction_train = {shared!r} say the same; leave out one")
+    if n is None:
+        n = 10
     check_whole("n", n, "at least 1", 1)
     check_whole("aux", aux, "0 for none", 0)
     if min_clients is None:
-        min_clients = n
+        min_clients = n if shared is None else 2  # as Flower's FedAvg
     check_whole(
         "min_clients",
         min_clients,
@@ -193,7 +236,11 @@ def check_whole(name: str, value: Any, allowed: str, least: int) -> None:
 
 def check_texts(name: str, value: Any) -> None:
     """Refuse what is no list of texts: a single one would be read letter by letter."""
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if (
+        isinstance(value, str)
+        or not isinstance(value, Iterable)
+        or not all(isinstance(text, str) for text in value)
+    ):
         raise DeltaflError(f"{name} is {value!r}; it must be a list of texts: write {name}=['...']")
 
 

@@ -14,6 +14,7 @@ import os
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ FILES = [
     *(f"federation-{age}.safetensors" for age in range(1, KEPT)),
 ]
 FILE = FILES[0]
-_VERSION = 9
+_VERSION = 10
 _REST = "rest."
 _AUX = "aux_mk"
 
@@ -66,6 +67,7 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
         "round": federation.current.round,
         "settings": _settings(federation),
         "layout": federation.layout.entries,
+        "frozen": federation.frozen_digest,
         "clients": {key: info.num_examples for key, info in federation.clients.items()},
         "scales": federation.scales.known,
         "memory": memory,
@@ -154,9 +156,18 @@ def _take(
             cure = "write it as it was, or choose a new state_path"
             raise DeltaflError(f"the state in {folder} was saved with {what}; {cure}")
     # As JSON has it, with lists for tuples.
-    if header["layout"] != json.loads(json.dumps(federation.layout.entries)):
+    described = json.loads(json.dumps(federation.layout.entries))
+    for before, now in zip_longest(header["layout"], described):
+        if before != now:
+            raise DeltaflError(
+                f"the state in {folder} belongs to a model with other arrays, {before} where there "
+                f"is now {now}; give that model, with the same buffers, local, trainable and tied, "
+                "or choose a new state_path"
+            )
+    if header["frozen"] != federation.frozen_digest:
         raise DeltaflError(
-            f"the state in {folder} belongs to a model with other arrays; choose a new state_path"
+            f"the state in {folder} was trained beside other frozen arrays; give the base model "
+            "that it had, or choose a new state_path"
         )
     if header["memory"] is not None:
         _find_memory(folder, federation, header)

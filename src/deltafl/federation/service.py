@@ -13,11 +13,12 @@ import numpy as np
 from ..errors import DeltaflError
 from ..model_parts import Arrays
 from ..server.privacy import DifferentialPrivacy
+from ..streams import stream
 from ..types import Cohort, RoundInfo
 from .clients import ClientInfo
 from .exchange import STEP_FACTOR, Question, census_question
 from .federation import Federation
-from .replies import ClientReply, mean_metrics, read_answer
+from .replies import ClientReply, read_answer
 from .rules import Rules
 from .saved import load, save, sole_owner
 
@@ -126,10 +127,19 @@ class Service(Federation):
         self._log_warnings()
         return info
 
-    def mean_of(
+    def judges(self, present: Collection[str], fraction: float) -> list[str]:
+        """Who evaluates: this share of the known clients that are present, at least one."""
+        keys = [key for key in self.keys if key in present]
+        if fraction == 0 or not keys:
+            return []
+        count = max(1, int(fraction * len(keys)))
+        rng = stream(self.plan.seed, "evaluation", self.round)
+        return [keys[place] for place in np.sort(rng.permutation(len(keys))[:count])]
+
+    def judged(
         self, asked: Collection[str], received: Mapping[str, Mapping[str, Any] | str]
     ) -> dict[str, float]:
-        """The mean of the metrics of an evaluation, by the clients' weights in the target.
+        """The weights in the target of the clients that have evaluated; others are logged.
 
         ``received`` has the metrics of clients, or why there are none.
         """
@@ -145,11 +155,7 @@ class Service(Federation):
         if failed:
             text = "\tevaluation: no result from %d of %d clients; the first is %s: %s"
             self.log(WARNING, text, len(failed), len(asked), *failed[0])
-        return mean_metrics(
-            (weights[key], metrics)
-            for key, metrics in results.items()
-            if not isinstance(metrics, str)
-        )
+        return {key: weights[key] for key, found in results.items() if not isinstance(found, str)}
 
     def _take_census(self, present: Collection[str], ask: Ask) -> bool:
         """Ask the clients that are present and have not answered; whether anybody did.

@@ -2,12 +2,13 @@
 anything.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from ..federation.exchange import RECORD, Question
+from ..federation import replies
+from ..federation.exchange import NUM_EXAMPLES, RECORD, Question
 from ..federation.replies import ClientReply, Metrics, read_reply
 from ..model_parts import Arrays
 from .client import CORRECTION, asked_in
@@ -16,13 +17,13 @@ Key = TypeVar("Key")
 
 
 def by_recipient(
-    sent: Iterable[tuple[Key, Message]], replies: Iterable[Message]
+    sent: Iterable[tuple[Key, Message]], received: Iterable[Message]
 ) -> dict[Key, Message]:
     """The first reply to each message, by whom it was for: for a dead node the SuperLink
     answers.
     """
     first: dict[str, Message] = {}
-    for reply in replies:
+    for reply in received:
         first.setdefault(reply.metadata.reply_to_message_id, reply)
     ids = [(recipient, message.metadata.message_id) for recipient, message in sent]
     return {recipient: first[number] for recipient, number in ids if number in first}
@@ -54,6 +55,18 @@ def metrics_in(reply: Message) -> Metrics | str:
         for name, value in record.items():
             metrics.setdefault(name, value)
     return metrics
+
+
+def mean_metrics(
+    weighted: Iterable[tuple[float, Message]],
+    by: str = NUM_EXAMPLES,
+    warn: Callable[[str], None] = lambda text: None,
+) -> dict[str, float | list[float]]:
+    """The means of the metrics of replies without error, see ``federation.replies``."""
+    found = [(weight, metrics_in(reply)) for weight, reply in weighted]
+    return replies.mean_metrics(
+        ((weight, metrics) for weight, metrics in found if not isinstance(metrics, str)), by, warn
+    )
 
 
 def reply_in(reply: Message) -> ClientReply:

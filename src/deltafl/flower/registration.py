@@ -9,6 +9,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from logging import INFO, WARNING
+from math import inf
 from typing import Annotated, Literal
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -27,8 +28,13 @@ from ..store import checked
 from .client import CLIENT_ID, KIND
 from .messages import by_recipient, report_in
 
-#: Seconds until a node whose registration failed is asked again.
+#: Seconds until a node whose registration failed is asked again; twice as long after each failure,
+#: for Flower logs a traceback for each.
 _RETRY = 30.0
+_MOST = 600.0
+#: Seconds between two lines of the log about the same thing.
+_PAUSE = 60.0
+_QUESTION = "does their ClientApp call deltafl.flower.register(app, num_examples=...)?"
 
 
 class Identity(BaseModel):
@@ -52,10 +58,11 @@ class Directory:
         self._registered: dict[int, tuple[str, ClientInfo]] = {}
         #: Node id -> the query under way, and when it counts as failed.
         self._queries: dict[int, tuple[Message, float]] = {}
-        #: Node id -> when to ask it again.
-        self._failed: dict[int, float] = {}
+        #: Node id -> when to ask it again, and for how long not if it fails then.
+        self._failed: dict[int, tuple[float, float]] = {}
         self._last_fault = "no answer yet"
-        self._warned: set[str] = set()
+        #: What was logged -> when it may be logged again.
+        self._logged: dict[str, float] = {}
 
     def refresh(self, grid: Grid) -> dict[str, ClientInfo]:
         """Query new nodes and read the answers that came, without waiting; all clients by key."""
@@ -68,7 +75,7 @@ class Directory:
         new = sorted(
             node_id
             for node_id in nodes.keys() - self._registered.keys() - self._queries.keys()
-            if self._failed.get(node_id, now) <= now
+            if node_id not in self._failed or self._failed[node_id][0] <= now
         )
         if new:
             wanted = RecordDict({RECORD: ConfigRecord({AUX: self.rules.aux})})
@@ -90,11 +97,12 @@ class Directory:
         by_key: dict[str, int] = {}
         for node_id, (key, _) in self._registered.items():
             if key in by_key:
-                self._warn_once(
+                text = (
                     f"nodes {by_key[key]} and {node_id} are both connected as client {key!r}; only "
                     "the latter is used. "
                     "If no node was just restarted, two clients share an id"
                 )
+                self._log_at_times(WARNING, text, pause=inf)
             by_key[key] = node_id
         return by_key
 
@@ -122,20 +130,18 @@ class Directory:
                 if len(able) >= needed:
                     return able
             if over:
-                silent = len(self._queries) + len(self._failed)
+                silent = len(self._queries.keys() | self._failed.keys())
                 raise DeltaflError(
                     f"{len(able)} clients are registered and connected after {seconds:g} s, "
                     f"{needed} are needed; start more SuperNodes, lower min_nodes, or raise "
-                    f"wait_for_nodes. {silent} more did not register ({self._last_fault}); does "
-                    "their ClientApp call deltafl.flower.register(app, ...)?"
+                    f"wait_for_nodes. {silent} more did not register ({self._last_fault}); "
+                    f"{_QUESTION}"
                 )
+            if len(able) < needed:
+                self._log_failures()
             if len(able) < needed and len(present) != before:
-                log(
-                    INFO,
-                    "Waiting for clients: %d registered, %d needed",
-                    len(able),
-                    needed,
-                )
+                text = "Waiting for clients: %d registered, %d needed"
+                self._log_at_times(INFO, text, len(able), needed)
             before = len(present)
             time.sleep(min(1.0, max(0.05, end - time.monotonic())))
 
@@ -145,7 +151,6 @@ class Directory:
         ids = [message.metadata.message_id for _, message in pending]
         replies = by_recipient(pending, grid.pull_messages(ids))
         simulated = isinstance(grid, InMemoryGrid)
-        num_failed = 0
         now = time.monotonic()
         for node_id, _ in pending:
             reply = replies.get(node_id)
@@ -161,32 +166,34 @@ class Directory:
                     simulated,
                 )
             except DeltaflError as error:
-                num_failed += 1
-                self._failed[node_id] = now + _RETRY
+                _, seconds = self._failed.get(node_id, (now, _RETRY))
+                self._failed[node_id] = (now + seconds, min(2 * seconds, _MOST))
                 self._last_fault = str(error)
+                self._log_failures()
                 continue
             self._failed.pop(node_id, None)
             self._registered[node_id] = (key, info)
             # Nothing but its own word says who it is. In a simulation the engine gives the
             # partition.
             if key == own_key and not (simulated and key.startswith("partition:")):
-                self._warn_once(
+                text = (
                     "clients report their ids themselves: a client can take another's place, or "
                     "count several times "
                     "under several ids. Enable node authentication and write identity='public-key'"
                 )
-        if num_failed:
-            log(
-                WARNING,
-                "%d nodes did not register; the last: %s",
-                num_failed,
-                self._last_fault,
-            )
+                self._log_at_times(WARNING, text, pause=inf)
 
-    def _warn_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            log(WARNING, text)
+    def _log_failures(self) -> None:
+        if self._failed:
+            text = "%d nodes did not register; %s The last: %s"
+            self._log_at_times(WARNING, text, len(self._failed), _QUESTION, self._last_fault)
+
+    def _log_at_times(self, level: int, text: str, *numbers: object, pause: float = _PAUSE) -> None:
+        """Log this, unless it was logged less than ``pause`` seconds ago, with any numbers."""
+        now = time.monotonic()
+        if self._logged.get(text, now) <= now:
+            self._logged[text] = now + pause
+            log(level, text, *numbers)
 
 
 def client_key(identity: str, node: NodeInfo, own_key: str, simulated: bool) -> str:

@@ -3,17 +3,18 @@ mathematics of its own.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from logging import INFO
+from functools import partial
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
-from ..errors import DeltaflError
+from ..errors import DeltaflError, is_in
 from ..estimators.control_variates import ControlVariate
 from ..federation.exchange import Question
 from ..federation.replies import round_metrics
@@ -22,9 +23,20 @@ from ..federation.service import Service, serving
 from ..samplers.base import Sampler
 from ..server.optimizers import ServerOptimizer
 from ..types import RoundInfo
-from .messages import by_recipient, contents, metrics_in, reply_in, report_in, to_arrays, to_record
+from .messages import (
+    by_recipient,
+    contents,
+    mean_metrics,
+    metrics_in,
+    reply_in,
+    report_in,
+    to_arrays,
+    to_record,
+)
 from .registration import Directory
 
+#: Of FedAvg: the contents of replies, and the metric that weighs them.
+Aggregate = Callable[[list[RecordDict], str], MetricRecord]
 #: Seconds that a message outlives its round's timeout, for replies that are under way.
 TTL_GRACE = 10.0
 _FOREIGN_PRIVACY = (
@@ -45,16 +57,25 @@ class DeltaStrategy(Strategy):
         sampler: A label, such as what ``deltafl.recommend`` answers, or a sampler of your own. The
             default keeps one update of each client at the server: as many models as there are
             clients.
-        n: Clients selected per round.
+        n: Clients selected per round; None for 10, or for what ``fraction_train`` says.
         server_optimizer: A name such as ``"sgd"`` or ``"adam"``, or an optimizer.
         state_path: Folder where the state is saved after every round and from which a restart
             resumes; or None.
         estimator: How replies are weighted, a name or a control variate; None for the sampler's
             default.
-        min_nodes: Clients that must be connected before a round begins; None for n.
+        min_nodes: Clients that must be connected before a round begins; None for n, and for 2 with
+            ``fraction_train``.
         wait_for_nodes: Seconds to wait for them before an error.
-        evaluate: Whether all connected clients evaluate the model after every round.
-        settings: What all hosts share, by name: ``weights``, ``seed``, ``buffers``, ``forget``,
+        evaluate: The same as ``fraction_evaluate=1.0``.
+        fraction_evaluate: The share in [0, 1] of the connected clients that evaluate the model
+            after every round, drawn anew each time; at least one.
+        train_metrics_aggr_fn: As in Flower's ``FedAvg``: (the contents of the replies that were
+            used, ``weighted_by_key``) -> ``MetricRecord``; None for their means by the
+            coefficients of the estimate.
+        evaluate_metrics_aggr_fn: The same for evaluations; None for their means by the weights of
+            the target.
+        settings: What all hosts share, by name: ``weights``, ``seed``, ``fraction_train``,
+            ``weighted_by_key``, ``buffers``, ``local``, ``trainable``, ``tied``, ``forget``,
             ``aux``, ``average``, ``mime``, ``clip``, ``dp``, ...; docs/flower-operation.md lists
             them.
 
@@ -66,7 +87,7 @@ class DeltaStrategy(Strategy):
     def __init__(
         self,
         sampler: str | Sampler = "innovation@local-pivotal",
-        n: int = 10,
+        n: int | None = None,
         server_optimizer: str | ServerOptimizer = "sgd",
         state_path: str | Path | None = None,
         estimator: str | ControlVariate | None = None,
@@ -74,6 +95,9 @@ class DeltaStrategy(Strategy):
         min_nodes: int | None = None,
         wait_for_nodes: float = 600.0,
         evaluate: bool = False,
+        fraction_evaluate: float | None = None,
+        train_metrics_aggr_fn: Aggregate | None = None,
+        evaluate_metrics_aggr_fn: Aggregate | None = None,
         **settings: Any,
     ) -> None:
         self.name = sampler if isinstance(sampler, str) else type(sampler).__name__
@@ -82,7 +106,15 @@ class DeltaStrategy(Strategy):
             wait_for_nodes,
             "[0, inf]",
         )
-        self.evaluate = evaluate
+        if fraction_evaluate is None:
+            fraction_evaluate = float(evaluate)
+        if not is_in(fraction_evaluate, "[0, 1]"):
+            raise DeltaflError(
+                f"fraction_evaluate is {fraction_evaluate!r}; it must be a number in [0, 1]"
+            )
+        self.fraction_evaluate = fraction_evaluate
+        self.train_metrics_aggr_fn = train_metrics_aggr_fn
+        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
         self.rules = make_rules(
             sampler,
             n,
@@ -155,8 +187,14 @@ class DeltaStrategy(Strategy):
     def summary(self) -> None:
         """Log the settings."""
         plan = self.rules.plan
-        text = "\t├──> deltafl: sampler %s, n = %d, estimator %s"
-        log(INFO, text, self.name, plan.n, plan.rule.name)
+        selected = f"n = {plan.n}"
+        if self.rules.fraction_train is not None:
+            selected = f"fraction_train = {self.rules.fraction_train:g}"
+        text = "\t├──> deltafl: sampler %s, %s, estimator %s"
+        log(INFO, text, self.name, selected, plan.rule.name)
+        if self.fraction_evaluate == 0:
+            text = "\t├──> clients do not evaluate; FedAvg's default is fraction_evaluate=1.0"
+            log(INFO, text)
         log(INFO, "\t├──> weights by %s, server: %s", self.rules.weights, plan.parts)
         log(INFO, "\t└──> state kept in %s", self.rules.state_path or "memory only")
 
@@ -198,38 +236,52 @@ class DeltaStrategy(Strategy):
         federation = self._active()
         metrics = MetricRecord()
         if federation.cohort is not None:  # else the round was the census
-            received = by_recipient(self._trainings, replies).items()
-            info = federation.end_round({key: reply_in(reply) for key, reply in received})
+            received = by_recipient(self._trainings, replies)
+            info = federation.end_round({key: reply_in(reply) for key, reply in received.items()})
             self.history.append(info)
-            metrics = MetricRecord(round_metrics(info))
+            metrics = self._aggregated(self.train_metrics_aggr_fn, federation.used, received)
+            # A client's metric cannot pose as a number of the round; that of a user's function can.
+            for name, number in round_metrics(info).items():
+                if self.train_metrics_aggr_fn is None or name not in metrics:
+                    metrics[name] = number
         return to_record(federation.model()), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send the model to all connected clients, if ``evaluate`` is set."""
-        self._evaluations = []
-        if self.evaluate:
-            federation = self._active()
-            keys = [key for key in self.directory.nodes() if key in federation.clients]
-            question = Question(keys, {}, {})
-            model = to_record(federation.model())
-            number = federation.round  # of the round that was closed
-            self._evaluations = self._messages(
-                MessageType.EVALUATE, question, model, config, number
-            )
+        """Send the model to ``fraction_evaluate`` of the connected clients."""
+        federation = self._active()
+        question = Question(
+            federation.judges(self.directory.nodes(), self.fraction_evaluate), {}, {}
+        )
+        model = to_record(federation.layout.sent(federation.model()))
+        number = federation.round  # of the round that was closed
+        self._evaluations = self._messages(MessageType.EVALUATE, question, model, config, number)
         return [message for _, message in self._evaluations]
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The mean of the clients' metrics by their weights in the target."""
-        received = by_recipient(self._evaluations, replies).items()
-        metrics = self._active().mean_of(
+        """The metrics of the clients that evaluated, aggregated; None if nobody did."""
+        received = by_recipient(self._evaluations, replies)
+        weights = self._active().judged(
             [key for key, _ in self._evaluations],
-            {key: metrics_in(reply) for key, reply in received},
+            {key: metrics_in(reply) for key, reply in received.items()},
         )
-        return MetricRecord(dict(metrics)) if metrics else None
+        return self._aggregated(self.evaluate_metrics_aggr_fn, weights, received) or None
+
+    def _aggregated(
+        self,
+        function: Aggregate | None,
+        weights: Mapping[str, float],
+        received: Mapping[str, Message],
+    ) -> MetricRecord:
+        """The metrics of the replies of clients with these weights."""
+        by = self.rules.weighted_by_key
+        if function is not None and weights:
+            return function([received[key].content for key in weights], by)
+        weighted = [(weight, received[key]) for key, weight in weights.items()]
+        return MetricRecord(dict(mean_metrics(weighted, by, partial(log, WARNING))))
 
     def _messages(
         self, kind: str, question: Question, model: ArrayRecord, config: ConfigRecord, number: int

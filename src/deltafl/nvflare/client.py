@@ -92,6 +92,6 @@ def trained(
     # Copies, for the client may overwrite the arrays that it was given.
     arrays = {name: as_array(params[name]).copy() for name in names if name in params}
     if sent is not None and model.params_type == ParamsType.DIFF:
-        for name, array in arrays.items():
-            arrays[name] = (sent[name] + array).astype(sent[name].dtype)
+        for name in arrays.keys() & sent.keys():
+            arrays[name] = (sent[name] + arrays[name]).astype(sent[name].dtype)
     return arrays

@@ -6,7 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
-from logging import WARNING
+from functools import partial
+from logging import INFO, WARNING
 from math import ceil
 from typing import Any
 
@@ -18,7 +19,14 @@ from nvflare.app_common.workflows.model_controller import ModelController
 from ..errors import DeltaflError
 from ..federation.clients import ClientInfo
 from ..federation.exchange import AUX, RECORD, Question
-from ..federation.replies import NO_REGISTRATION, ClientReply, read_info, read_reply
+from ..federation.replies import (
+    NO_REGISTRATION,
+    ClientReply,
+    mean_metrics,
+    read_info,
+    read_reply,
+    round_metrics,
+)
 from ..federation.rules import check_seconds, check_whole, make_rules
 from ..federation.service import Service, serving
 from ..model_parts import Arrays, as_array
@@ -46,18 +54,20 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
     Args:
         sampler: A label, such as what ``deltafl.recommend`` answers. The default keeps one update
             of each client at the server: as many models as there are clients.
-        n: Clients selected per round.
+        n: Clients selected per round; None for 10, or for what ``fraction_train`` says.
         num_rounds: Rounds in all, those before a restart included.
         server_optimizer: A name such as ``"sgd"`` or ``"adam"``, or an optimizer.
         state_path: Folder where the state is saved after every round and from which a new job
             resumes; or None. Not in the job's workspace, which a new job does not see.
-        min_clients: Clients that must have registered before a round begins; None for n.
+        min_clients: Clients that must have registered before a round begins; None for n, and for 2
+            with ``fraction_train``.
         timeout: Seconds that a round waits for replies.
         persistor_id: The component that loads the initial model and saves the global one, such as
             ``PTModel`` adds.
-        settings: What all hosts share, by name: ``estimator``, ``weights``, ``seed``, ``buffers``,
-            ``forget`` (names of clients), ``aux``, ``average``, ``mime``, ``clip``, ``dp``, ...;
-            docs/flower-operation.md lists them.
+        settings: What all hosts share, by name: ``estimator``, ``weights``, ``seed``,
+            ``fraction_train``, ``weighted_by_key``, ``buffers``, ``local``, ``trainable``,
+            ``tied``, ``forget`` (names of clients), ``aux``, ``average``, ``mime``, ``clip``,
+            ``dp``, ...; docs/flower-operation.md lists them.
 
     Raises:
         DeltaflError: If the sampler needs every update before the draw, or an argument is unknown
@@ -67,7 +77,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
     def __init__(
         self,
         sampler: str | Sampler = "innovation@local-pivotal",
-        n: int = 10,
+        n: int | None = None,
         num_rounds: int = 5,
         server_optimizer: str | ServerOptimizer = "sgd",
         state_path: str | None = None,
@@ -99,6 +109,8 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         self.federation: Service | None = None
         #: The statistics of every round.
         self.history: list[RoundInfo] = []
+        #: Of every round the means of the clients' metrics, and its own numbers.
+        self.metrics: list[dict[str, Any]] = []
         self._registered: dict[str, ClientInfo] = {}
         self._asked = Counter[str]()
 
@@ -156,11 +168,20 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
                 sticky=False,
             )
             self.event(AppEventType.ROUND_STARTED)
-            replies = self._send(questions, number, model).items()
+            replies = self._send(questions, number, model)
             if self.abort_signal.triggered:
                 return False
-            received = {key: reply_in(reply, model, number) for key, reply in replies}
-            self.history.append(federation.end_round(received))
+            info = federation.end_round(
+                {key: reply_in(reply, model, number) for key, reply in replies.items()}
+            )
+            self.history.append(info)
+            means = mean_metrics(
+                [(weight, replies[key].metrics or {}) for key, weight in federation.used.items()],
+                self.rules.weighted_by_key,
+                partial(self.logger.log, WARNING),
+            )
+            self.metrics.append({**means, **round_metrics(info)})
+            self.logger.log(INFO, "\tmetrics: %s", self.metrics[-1])
             self.event(AppEventType.ROUND_DONE)
         self._hand_on(federation)
         return True
