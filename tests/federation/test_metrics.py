@@ -4,7 +4,7 @@ from math import inf, nan
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deltafl.federation.replies import mean_metrics
@@ -69,6 +69,7 @@ def test_a_metric_of_the_clients_may_be_their_weight() -> None:
         )
     )
 )
+@example([(10.0, {"a": 1e308}), (10.0, {"a": [1e308, nan]}), (10.0, {"a": -1e308})])
 def test_whatever_clients_send_is_read(replies: Any) -> None:
     for name, mean in mean_metrics(replies).items():
         assert name in "abc"

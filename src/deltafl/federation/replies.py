@@ -207,9 +207,9 @@ def mean_metrics(
         weight_lk = np.isfinite(value_lk) * np.array([weight for weight, _ in counted])
         total_l = weight_lk.sum(axis=-1)
         if np.any(total_l):
-            with np.errstate(invalid="ignore"):  # an entry that nobody has a number for
-                mean_l = (weight_lk * np.nan_to_num(value_lk)).sum(axis=-1) / total_l
-            means[name] = mean_l.tolist()
+            with np.errstate(invalid="ignore", over="ignore"):  # of an entry that nobody has, NaN
+                share_lk = weight_lk / total_l[..., None]
+                means[name] = (share_lk * np.nan_to_num(value_lk)).sum(axis=-1).tolist()
     return means
 
 
