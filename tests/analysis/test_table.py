@@ -1,14 +1,16 @@
 """What a person reads: the table at 80 and 100 columns, and the sentences below it."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from deltafl.analysis import Run, Summary, comparison_table, remarks, summarise
 from deltafl.analysis.runs import Fairness
-from deltafl.analysis.text import human_bytes, human_seconds
+from deltafl.analysis.text import cells_of, human_bytes, human_seconds
 from deltafl.analysis.verdict import bias_remark
 from tools.runs import make_run, runs_of
 
@@ -65,13 +67,45 @@ def test_the_table_fits_and_cuts_nothing(width: int) -> None:
         "0/3 seeds",
         "baseline",
         "[1.72, 1.91]",
-        "136.7 GB",
+        # Names are more than bytes: at 80 columns there is no place for both.
+        "Too narrow for: bytes." if width == 80 else "136.7 GB",
         "0.00",
         "1.00",
         "41.0±1.0",
         "sd 10.0",
     ):
         assert piece in text
+
+
+@pytest.mark.parametrize("width", [40, 47, 60, 72, 80, 200])
+def test_names_stay_and_columns_go_where_the_terminal_is_narrow(width: int) -> None:
+    """Every piece of the table is a whole heading, name or number; columns that lack are named."""
+    long = "mine.py:OfSomeLength(power=2)@pivotal+average=0.5"
+    runs = [
+        run._replace(fairness=Fairness(mean=0.8, worst_tenth=0.4 + 0.01 * run.seed, sd=0.1))
+        for run in [*wide_runs(), make_run(long, 0, 3, num_rounds=2000)]
+    ]
+    summary = summarise(runs, 0.7)
+    lines = render(summary, width)
+    assert all(cell_len(line) <= width for line in lines)
+    head = lines[: lines.index("")]
+    where = next((at for at, line in enumerate(head) if line.startswith("Too narrow")), len(head))
+    table = [line for line in head[:where] if not line.startswith("─")]
+    left_out = " ".join(head[where:])
+    names = [entry.sampler for entry in summary.samplers if entry.sampler != long]
+    assert [line.split()[0] for line in table if line.split()[0] in names] == names
+    column = " ".join(line.split("  ")[0].strip() for line in table)
+    assert long in re.sub(r"\s", "", column)
+    whole = {"accuracy", "%", "sampler", "worst", "tenth", "gap closed", "[95 %]", "rounds to"}
+    whole |= {"70 %", "speed-up", "bytes"}
+    for entry in summary.samplers:
+        for cell in cells_of(entry, summary).values():
+            whole |= {*cell.lines.split("\n")}
+    parts = [piece for line in table for piece in re.split(r"  +", line.strip())]
+    folded = [part for part in parts if part not in {*whole, *names}]
+    assert re.sub(r"\s", "", "".join(folded)) == long
+    assert ("bytes" in left_out) == (width < 200)
+    assert ("gap closed" in left_out) == (width < 47)
 
 
 def test_the_worst_tenth_is_shown_where_it_was_measured_and_judged_by_its_interval() -> None:

@@ -15,6 +15,7 @@ import pytest
 from deltafl.samplers import SAMPLERS
 from deltafl.samplers.table import NEEDS
 from deltafl.simulation import CompareSettings, RunSettings, make_settings, run_comparison
+from deltafl.tasks.registry import known_tasks
 from tools.cli import deltafl, deltafl_here
 
 #: The options of the main job, which scripts rely on.
@@ -136,7 +137,7 @@ def test_a_run_is_configured_by_a_file_and_says_where_it_is(tmp_path: Path) -> N
             ["average has no value in 'census+average': write +average=VALUE"],
         ),
         (["samplers", "censsus"], ["'censsus'", "'census'"]),
-        (["settings", "lr"], ["did you mean 'local_lr' or 'server_lr'?"]),
+        (["settings", "lr"], ["did you mean 'local_lr' or 'lr_schedule' or 'server_lr'?"]),
         (["run", "--task", "toy", "--data-dir", "."], ["data_dir does nothing here"]),
         (
             ["compare", "--samplers", "uniform", "--memory-path", "."],
@@ -154,7 +155,10 @@ def test_mistakes_end_in_one_sentence_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "--lr", "3"], "(Did you mean one of: '--local-lr', '--server-lr'?)"),
+        (
+            ["run", "--lr", "3"],
+            "(Did you mean one of: '--local-lr', '--lr-schedule', '--server-lr'?)",
+        ),
         (["run", "--foo", "3"], "No such option '--foo'.\n"),
         (["comprae"], "'comprae'. Did you mean 'compare'?\n"),
         (["run", "--task", "toy", "--out", ""], "'--out': it is empty"),
@@ -241,7 +245,7 @@ def test_help_fits_the_screens_width_and_shows_an_example(
     done = deltafl_here(*command, "--help", cwd=tmp_path, columns=80)
     assert done.returncode == 0
     lines = done.stdout.splitlines()
-    assert len(lines) <= 97
+    assert len(lines) <= 110
     assert max(map(len, lines)) <= 80
     assert "deltafl" in done.stdout.split("Options:")[0]
     if command:
@@ -476,3 +480,15 @@ def test_files_that_a_comparison_did_not_write_are_not_replaced(tmp_path: Path) 
     done = deltafl_here("compare", "--task", "toy", "--rounds", "2", "--out", "mine", cwd=tmp_path)
     assert (done.returncode, "mine/summary.json would be replaced" in done.stderr) == (2, True)
     assert [file.name for file in (tmp_path / "mine").iterdir()] == ["summary.json"]
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_lists_keep_names_and_numbers_whole_where_the_terminal_is_narrow(columns: int) -> None:
+    """Of samplers and tasks; what there is no place for is named."""
+    for command, names in (("samplers", SAMPLERS), ("tasks", known_tasks())):
+        done = deltafl_here(command, cwd=Path.cwd(), columns=columns)
+        first = {line.split()[0] for line in done.stdout.splitlines() if line.split()}
+        assert names.keys() <= first
+        assert "…" not in done.stdout
+    assert all(str(spec.rounds) in done.stdout or columns == 40 for spec in known_tasks().values())
+    assert ("Too narrow for: rounds, partition" in done.stdout) == (columns == 40)

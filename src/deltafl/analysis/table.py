@@ -9,15 +9,19 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from .narrow import NarrowTable
 from .numbers import Summary
 from .text import COSTS, cells_of, cost_cells, has_clock, threshold_text, verdict_of
 from .verdict import remarks
 
+#: Columns by importance, the least important first.
+_LEAST_FIRST = ("bytes", "speedup", "rounds", "tail", "gap")
 _STYLES = {"better": "green", "worse": "red", "open": ""}
 
 
 def comparison_table(summary: Summary) -> RenderableType:
-    """One row a sampler, and remarks below it; it fits into 80 columns.
+    """One row a sampler, and remarks below it; it fits into 80 columns, and
+    leaves columns out where there are fewer.
 
     Bytes are those to the threshold; without a threshold, those of the whole run.
     """
@@ -32,50 +36,47 @@ def comparison_table(summary: Summary) -> RenderableType:
     if has_clock(summary):
         headings["bytes"] = "bytes\ntime"
     shown = [name for name in headings if name in cells_of(summary.samplers[0], summary)]
-    table = _table(["sampler", *(headings[name] for name in shown)])
-    costs = _table(
-        [
-            "costs of a run",
-            # In two lines, or the table would be wider than 80 columns.
-            *(heading.replace(" ", "\n", 1) for heading in COSTS),
-        ]
-    )
+    rows = list[list[str | Text]]()
+    costs = list[list[str | Text]]()
     for entry in summary.samplers:
-        label = Text(_foldable(entry.sampler))
+        label = _foldable(entry.sampler)
         cells = cells_of(entry, summary)
-        table.add_row(
-            label,
-            *(
-                Text(
-                    cells[x].lines,
-                    _STYLES[verdict_of(cells[x].difference)],
-                )
-                for x in shown
-            ),
-        )
-        costs.add_row(label, *cost_cells(entry))
+        texts = [Text(cells[x].lines, _STYLES[verdict_of(cells[x].difference)]) for x in shown]
+        rows.append([label, *texts])
+        costs.append([label, *cost_cells(entry)])
+    table = _table(["sampler", *(headings[name] for name in shown)], rows, _least_first(shown))
+    broken = [heading.replace(" ", "\n", 1) for heading in COSTS]
     notes = Table.grid(padding=(0, 1))
     for sentence in remarks(summary):
         notes.add_row(Text("·", style="dim"), Text(sentence))
     if any(entry.costs for entry in summary.samplers):
-        return Group(table, Text(), costs, Text(), notes)
+        return Group(table, Text(), _table(["costs of a run", *broken], costs), Text(), notes)
     return Group(table, Text(), notes)
 
 
-def _table(headings: Sequence[str]) -> Table:
-    """A table without rows, its first column for labels."""
-    table = Table(
+def _least_first(shown: Sequence[str]) -> list[int]:
+    """The places of the columns that a narrow terminal lacks first; the metric's stays."""
+    return [1 + shown.index(name) for name in _LEAST_FIRST if name in shown]
+
+
+def _table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str | Text]],
+    leaves: Sequence[int] | None = None,
+) -> NarrowTable:
+    """A table with the labels in its first column."""
+    return NarrowTable(
+        headings,
+        rows,
+        folding=[0],
+        right=range(1, len(headings)),
+        leaves=leaves,
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
         padding=(0, 1, 0, 0),
         header_style="bold",
     )
-    table.add_column(headings[0], overflow="fold")
-    for heading in headings[1:]:
-        # As Text, or the brackets of an interval would be markup.
-        table.add_column(Text(heading), justify="right", no_wrap=True)
-    return table
 
 
 def _foldable(label: str) -> str:

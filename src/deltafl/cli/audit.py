@@ -1,15 +1,15 @@
 """``deltafl audit``: hold every claim of unbiasedness against enumeration or simulation."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
 from pydantic import Field
 from rich.console import Console
-from rich.table import Table
 
 from .. import simulation
+from ..analysis.narrow import NarrowTable
 from ..audit.conformance import check_sampler
 from ..audit.methods import AuditRow, KnownUpdates, Subject
 from ..audit.methods import audit as audit_methods
@@ -31,7 +31,7 @@ _COLUMNS = {
     "in se": 5,
     "MSE": 9,
     "ratio": 6,
-    "finding": None,
+    "finding": 0,
 }
 _NUMBERS = ("bias", "in se", "MSE", "ratio")
 
@@ -165,18 +165,9 @@ def _check_own(label: str, facts: RunFacts) -> None:
         ) from error
 
 
-def _table(sampler: str, rows: Sequence[AuditRow], least: float) -> Table:
+def _table(sampler: str, rows: Sequence[AuditRow], least: float) -> NarrowTable:
     """The findings on one sampler."""
-    table = Table(
-        title=f"[bold]{sampler}[/]",
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for heading, width in _COLUMNS.items():
-        justify: Any = "right" if heading in _NUMBERS else "left"
-        table.add_column(heading, justify=justify, no_wrap=True, min_width=width)
+    cells = []
     for row in rows:
         ratio = "-"
         if least > 0 and row.mse > 0:
@@ -186,16 +177,30 @@ def _table(sampler: str, rows: Sequence[AuditRow], least: float) -> Table:
             error = ">99"
         if row.exact:
             error = "exact"
-        table.add_row(
-            row.design,
-            row.estimator,
-            f"{row.bias:.1e}",
-            error,
-            f"{row.mse:.4g}",
-            ratio,
-            _finding(row),
+        cells.append(
+            [
+                row.design,
+                row.estimator,
+                f"{row.bias:.1e}",
+                error,
+                f"{row.mse:.4g}",
+                ratio,
+                _finding(row),
+            ]
         )
-    return table
+    places = {heading: place for place, heading in enumerate(_COLUMNS)}
+    return NarrowTable(
+        [*_COLUMNS],
+        cells,
+        right=[places[heading] for heading in _NUMBERS],
+        leaves=[places[heading] for heading in ("ratio", "MSE", "in se", "estimator", "bias")],
+        least=[*_COLUMNS.values()],
+        title=f"[bold]{sampler}[/]",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        collapse_padding=True,
+    )
 
 
 def _finding(row: AuditRow) -> str:

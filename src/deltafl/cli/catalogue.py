@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from ..analysis.narrow import NarrowTable
 from ..analysis.recommend import recommend as answer
 from ..designs.table import DESIGNS
 from ..errors import unknown_name
@@ -337,12 +337,9 @@ def settings(
 
 def _print_table(headings: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> None:
     """Print a plain table; only its last column may be folded."""
-    table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, no_wrap=heading != headings[-1])
-    for row in rows:
-        table.add_row(*map(str, row))
-    Console().print(table, "")
+    cells = [[*map(str, row)] for row in rows]
+    last = len(headings) - 1
+    Console().print(NarrowTable(headings, cells, folding=[last], box=None, pad_edge=False), "")
 
 
 @data.command("fetch")

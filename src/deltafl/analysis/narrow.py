@@ -1,0 +1,96 @@
+"""Tables for terminals of any width: where it is narrow, columns are left out, the least important
+first and said below; names and numbers stay whole.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+#: A column that folds may become so narrow, even in the middle of a word.
+_LEAST_FOLDED = 16
+
+
+class NarrowTable:
+    """A table that fits.
+
+    Args:
+        headings: Of the columns; the first has the names of the rows, and is never left out.
+        rows: A cell for each column.
+        folding: The places of columns whose text may go on in the next line.
+        right: The places of columns of numbers, at the right of their columns.
+        leaves: The places of columns in the order in which they are left out; from the last one to
+            the second if None.
+        least: The least widths of the columns.
+        looks: Arguments of ``rich.table.Table``.
+    """
+
+    def __init__(
+        self,
+        headings: Sequence[str],
+        rows: Sequence[Sequence[str | Text]],
+        *,
+        folding: Sequence[int] = (),
+        right: Sequence[int] = (),
+        leaves: Sequence[int] | None = None,
+        least: Sequence[int] | None = None,
+        **looks: Any,
+    ) -> None:
+        self._headings = headings
+        self._rows = rows
+        self._folding = folding
+        self._right = right
+        self._leaves = range(len(headings) - 1, 0, -1) if leaves is None else leaves
+        self._least = least or [0] * len(headings)
+        self._looks = looks
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = [*range(len(self._headings))]
+        leaves = [*self._leaves]
+        any_width = options.update(width=10_000)
+        while True:
+            # Without rows, whose longest words may be folded.
+            needed = Measurement.get(console, any_width, self._table(shown, [])).minimum
+            if needed <= options.max_width or not leaves:
+                break
+            shown.remove(leaves.pop(0))
+        yield self._table(shown, self._rows)
+        left_out = [
+            self._headings[place].replace("\n", " ")
+            for place in range(len(self._headings))
+            if place not in shown
+        ]
+        if left_out:
+            yield Text(f"Too narrow for: {', '.join(left_out)}.", style="dim")
+
+    def _table(self, shown: Sequence[int], rows: Sequence[Sequence[str | Text]]) -> Table:
+        table = Table(**self._looks)
+        for place in shown:
+            folds = place in self._folding
+            # As Text, or the brackets of an interval would be markup.
+            table.add_column(
+                Text(self._headings[place]),
+                justify="right" if place in self._right else "left",
+                no_wrap=not folds,
+                overflow="fold",
+                min_width=self._width(place, folds),
+            )
+        for row in rows:
+            cells = [row[place] for place in shown]
+            table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
+        return table
+
+    def _width(self, place: int, folds: bool) -> int:
+        """The least width of a column: of its longest line, or of its longest word if it folds."""
+        texts = [str(row[place]) for row in self._rows]
+        heading = max(map(cell_len, self._headings[place].split("\n")))
+        least = max(heading, self._least[place])
+        if folds:
+            words = [cell_len(word) for text in texts for word in text.split()]
+            return max(least, min(max(words, default=0), _LEAST_FOLDED))
+        lines = [cell_len(line) for text in texts for line in text.split("\n")]
+        return max([least, *lines])
