@@ -31,8 +31,9 @@ class Evaluation(NamedTuple):
 
     def line(self) -> dict[str, float]:
         """As in a line of ``rounds.jsonl``."""
-        known = self._asdict()
-        return {**known, **known.pop("others")}
+        line = self._asdict()
+        others: Mapping[str, float] = line.pop("others")
+        return {**line, **others}
 
 
 class Judged(NamedTuple):
