@@ -105,3 +105,20 @@ def test_the_app_of_the_page_learns(
     last = capsys.readouterr().out.splitlines()[-1]
     model = [float(number) for number in last.strip("model []").split()]
     np.testing.assert_allclose(model, [1, -2, 3, 0.5], atol=0.05)
+
+
+def test_clients_evaluate_in_the_example_of_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = ROOT / "examples" / "flower_evaluation"
+    assert len((folder / "server_app.py").read_text().splitlines()) < 25
+    torch.manual_seed(0)
+    client, server = (app_of(folder / f"{name}_app.py") for name in ("client", "server"))
+    grid = FakeGrid(client.app, cast(dict[int, dict[str, Any]], NODES))
+    server.app(cast(Grid, grid), Context(1, 0, {}, RecordDict(), {}))
+    for kind, count in (("train", 5), ("evaluate", 10)):
+        sent = [message for message in grid.sent if message.metadata.message_type == kind]
+        assert len(sent) == 10 * count
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round")]
+    assert len(lines) == 10
+    last = [float(number) for number in re.findall(r"\d\.\d+", lines[-1])]
+    assert len(last) == 4
+    assert min(last) > 0.5  # accuracy, and recall of each class

@@ -2,6 +2,7 @@
 and go.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +198,83 @@ def test_forgotten_clients_are_not_selected_and_unknown_keys_are_named(
             b"hospital-4" in path.read_bytes() for path in tmp_path.glob("federation*.safetensors")
         )
     assert "forget names client:hopsital-5, xyz, which no saved client has" in flower_log.messages
+
+
+class Clock:
+    """A clock that only waiting moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        #: What happens at a second, once.
+        self.events: dict[float, Callable[[], object]] = {}
+        monkeypatch.setattr("deltafl.flower.registration.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("deltafl.flower.registration.time.sleep", self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for when in [when for when in self.events if when <= self.now]:
+            self.events.pop(when)()
+
+
+def queries(grid: FakeGrid) -> list[int]:
+    return [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type != "train"]
+
+
+def test_an_app_without_register_is_named_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, flower_log: pytest.LogCaptureFixture
+) -> None:
+    """Flower logs a traceback for each question, so there are few."""
+    clock = Clock(monkeypatch)
+    grid = FakeGrid(ClientApp(), configs(20))
+    with pytest.raises(DeltaflError, match=r"does .* call deltafl.flower.register\(app, num_ex"):
+        start(DeltaStrategy("uniform", n=2), grid, rounds=1)
+    assert clock.now == pytest.approx(600, abs=1)
+    named = [line for line in flower_log.messages if "register(app, num_examples=...)" in line]
+    assert 8 <= len(named) <= 11
+    assert "20 nodes did not register" in named[0]
+    assert sum("Waiting for clients" in line for line in flower_log.messages) == 1
+    assert len(queries(grid)) <= 20 * 5
+
+
+def test_a_node_that_failed_is_asked_again_after_30_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    grid = FakeGrid(ClientApp(), configs(2))
+    asked: list[int] = []
+    clock.events = {
+        29.0: lambda: asked.append(len(queries(grid))),
+        29.5: lambda: setattr(grid, "app", linear_app()),
+    }
+    strategy = DeltaStrategy("uniform", n=2, wait_for_nodes=60)
+    start(strategy, grid, rounds=1)
+    assert asked == [2]
+    assert len(queries(grid)) == 4
+    assert 30 <= clock.now < 33
+    assert strategy.history[0].num_selected == 2
+
+
+def test_the_first_round_waits_until_nodes_have_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those that connect first would be all that it selects from."""
+    clock = Clock(monkeypatch)
+    nodes = configs(8)
+    grid = FakeGrid(linear_app(), dict(list(nodes.items())[:2]))
+
+    def connect(number: int) -> Callable[[], object]:
+        return lambda: grid.configs.update(list(nodes.items())[:number])
+
+    clock.events = {1.0: connect(4), 2.0: connect(7), 3.0: connect(8)}
+    strategy = DeltaStrategy("uniform", n=2)
+    federation = played(strategy, grid, 1)
+    assert len(federation.clients) == 8
+    assert 4 <= clock.now < 6
+    # A node whose answer is still to come keeps it, but not beyond wait_for_nodes.
+    silent = FakeGrid(linear_app(), configs(3))
+    original = silent.reply
+    monkeypatch.setattr(
+        silent, "reply", lambda sent: None if sent.metadata.dst_node_id == 1000 else original(sent)
+    )
+    began = clock.now
+    strategy = DeltaStrategy("uniform", n=2, wait_for_nodes=20, registration_timeout=100)
+    assert len(played(strategy, silent, 1).clients) == 2
+    assert clock.now - began == pytest.approx(20, abs=1)

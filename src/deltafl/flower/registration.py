@@ -152,6 +152,7 @@ class Directory:
         replies = by_recipient(pending, grid.pull_messages(ids))
         simulated = isinstance(grid, InMemoryGrid)
         now = time.monotonic()
+        failed = False
         for node_id, _ in pending:
             reply = replies.get(node_id)
             if reply is None and now < self._queries[node_id][1]:
@@ -169,7 +170,7 @@ class Directory:
                 _, seconds = self._failed.get(node_id, (now, _RETRY))
                 self._failed[node_id] = (now + seconds, min(2 * seconds, _MOST))
                 self._last_fault = str(error)
-                self._log_failures()
+                failed = True
                 continue
             self._failed.pop(node_id, None)
             self._registered[node_id] = (key, info)
@@ -182,6 +183,8 @@ class Directory:
                     "under several ids. Enable node authentication and write identity='public-key'"
                 )
                 self._log_at_times(WARNING, text, pause=inf)
+        if failed:
+            self._log_failures()
 
     def _log_failures(self) -> None:
         if self._failed:
