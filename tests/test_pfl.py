@@ -2,6 +2,7 @@
 interruptions.
 """
 
+import copy
 import os
 import re
 import subprocess
@@ -44,6 +45,7 @@ from deltafl import (
     init_round,
     make_plan,
     open_round,
+    unflatten,
 )
 from deltafl.pfl import DeltaBackend
 from deltafl.server.table import make_parts
@@ -105,7 +107,9 @@ class Measured(FederatedAveraging):  # type: ignore[misc]
             optimizer.zero_grad()
             loss = net.loss(*batch)
             loss.backward()
-            gradients.append(np.float64(flatten([part.grad for part in net.parameters()])))
+            gradients.append(
+                np.float64(flatten([p.grad for p in net.parameters() if p.grad is not None]))
+            )
             losses.append(loss.item())
             optimizer.step()
 
@@ -137,14 +141,16 @@ def run(
     proximal: float = 0.0,
     folder: Path | None = None,
     cohort_size: int = 0,
+    net: Any = None,
     **more: Any,
 ) -> tuple[DeltaBackend, Keep]:
-    """Five rounds of a linear model from 0 in pfl."""
-    net = Net(64, 10)
+    """Five rounds in pfl, of a linear model from 0 or of ``net``."""
     keep = Keep()
     backend = DeltaBackend(plan, make_dataset_fn, **more)
-    for part in net.parameters():
-        torch.nn.init.zeros_(part)
+    if net is None:
+        net = Net(64, 10)
+        for part in net.parameters():
+            torch.nn.init.zeros_(part)
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=central_lr))
     algorithm = FedProx() if proximal else Measured()
     saving = []
@@ -212,6 +218,59 @@ def test_the_models_are_those_of_the_simulator(label: str) -> None:
     assert sizes == [info.num_selected for info in backend.history]
     assert keep.logged[-1]["deltafl | sum-of-weights"] == pytest.approx(
         backend.history[-1].sum_of_weights
+    )
+
+
+class Tied(Net):
+    """Two layers of one tensor, one before them that is frozen, and a counter."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+        self.again = torch.nn.Linear(64, 10, bias=False)
+        self.again.weight = self.weight
+        self.base = torch.nn.Linear(64, 64).requires_grad_(False)
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return super().forward(self.base(x)) + self.again(x)
+
+
+def test_tied_and_frozen_parameters_are_those_of_ones_own_loop() -> None:
+    torch.manual_seed(0)
+    net = Tied()
+    own = copy.deepcopy(net)
+    assert len(flatten(own)) == 650
+    plan = plan_of("census")
+    _, keep = run(plan, net=net)
+
+    def trained(params_d: Params, client: int) -> Params:
+        model = unflatten(params_d, own)
+        x, y = user(client).raw_data
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LR)
+        for _ in range(EPOCHS):
+            optimizer.zero_grad()
+            model.loss(x, y).backward()
+            optimizer.step()
+        return flatten(model) - params_d
+
+    start_d = flatten(own)
+    census = plan.census
+    assert census is not None
+    answers = [census.answer(trained(start_d, client), (640, 10)) for client in range(20)]
+    plan = plan.with_census(answers)
+    state = init_round(plan, start_d)
+    models = [state.params_d]
+    while state.round < ROUNDS:
+        cohort = open_round(plan, state)
+        updates = [trained(state.params_d, client) for client in cohort.client_n.tolist()]
+        state, _ = close_round(plan, state, cohort, updates)
+        models.append(state.params_d)
+    for found_d, expected_d in zip(keep.models, models, strict=True):
+        assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-5)
+    assert np.abs(models[-1] - start_d).max() > 0.1
+    assert all(
+        torch.equal(a, b) for a, b in zip(net.base.parameters(), own.base.parameters(), strict=True)
     )
 
 

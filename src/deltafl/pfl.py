@@ -55,6 +55,9 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
     step: with ``SGD(lr=1)`` the models are those of the plan. A census is taken of all users, in
     the first round.
 
+    The vector is that of pfl's model: tied weights once, no parameters without a gradient. Buffers,
+    such as those of batch normalisation, run on from one user to the next.
+
     What ``LocalSteps`` measures counts where the algorithm's ``train_one_user`` returns it as
     metrics: ``Metrics(list(steps.metrics().items()))``. A run that was killed goes on as it would
     have, if the saveables of ``RestoreTrainingCallback`` are algorithm, model and backend.
