@@ -37,7 +37,7 @@ DEVICES = [
 
 
 def results_of(training: Training) -> list[LocalResult]:
-    update_nd, reports = training
+    update_nd, reports, _ = training
     columns = (reports.loss_n, reports.square_loss_n, reports.step_variance_n, reports.num_steps_n)
     return [LocalResult(*row) for row in zip(update_nd, *columns, strict=True)]
 
@@ -150,7 +150,7 @@ def assert_near(result: LocalResult, twin: LocalResult, tolerance: float = 1e-5)
     scale = float(np.abs(twin.update_d).max())
     assert scale > 0
     np.testing.assert_allclose(result.update_d, twin.update_d, rtol=0, atol=tolerance * scale)
-    assert result[1:] == pytest.approx(twin[1:], rel=10 * tolerance, abs=1e-9, nan_ok=True)
+    assert result[1:5] == pytest.approx(twin[1:5], rel=10 * tolerance, abs=1e-9, nan_ok=True)
 
 
 def twin_of(engine: Engine, work: LocalWork, client: int, round: int = 2) -> LocalResult:

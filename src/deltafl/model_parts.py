@@ -71,7 +71,7 @@ class ModelParts(NamedTuple):
         cls,
         model: Any,
         buffers: Sequence[str] = BUFFERS,
-        local: Sequence[str] = (),
+        local: str | Sequence[str] = (),
         trainable: str | Sequence[str] = (),
     ) -> "ModelParts":
         """Describe a model.
@@ -81,7 +81,7 @@ class ModelParts(NamedTuple):
                 arrays or tensors, or ``NamedArrays``.
             buffers: Name patterns of floating-point arrays that are averaged, not trained.
             local: Name patterns of arrays that stay with each client: a personal head, or
-                ``["*.bn*"]`` for FedBN.
+                ``["*.bn*"]`` for FedBN. Of tied weights one name stands for all.
             trainable: Name patterns of the only arrays that are trained, averaged and sent, or
                 ``"lora"`` for those of peft; empty for all. The others are frozen.
 
@@ -91,7 +91,8 @@ class ModelParts(NamedTuple):
         """
         named = model if isinstance(model, NamedArrays) else NamedArrays.of(model)
         wanted = patterns_of(trainable)
-        for option, patterns in (("local", local), ("trainable", wanted)):
+        own = patterns_of(local)
+        for option, patterns in (("local", own), ("trainable", wanted)):
             for pattern in patterns:
                 # A model of peft need not have anything that matches the second of its patterns.
                 if pattern not in TRAINABLE["lora"] and not any(
@@ -101,23 +102,27 @@ class ModelParts(NamedTuple):
                         f"{option} has {pattern!r}, which no array of the model matches; its names "
                         f"are {_listed(named.arrays)}"
                     )
+        names_of: dict[str, list[str]] = {}
+        for name in named.arrays:
+            names_of.setdefault(named.same_as.get(name, name), []).append(name)
         entries = []
         for name, array in named.arrays.items():
+            tied = named.same_as.get(name, "")
+            of_tensor = names_of[tied or name]
             kind = _kind(name, array, named, buffers)
             if kind == "trained" and name in named.without_gradient:
                 kind = "frozen"
-            if wanted and not _matches(name, wanted):
+            if wanted and not any(_matches(name, wanted) for name in of_tensor):
                 kind = "frozen"
             # Last, as it wins: a local array is each client's own, with a gradient or without.
-            if _matches(name, local):
+            if any(_matches(name, own) for name in of_tensor):
                 kind = "local"
-            tied = named.same_as.get(name, "")
             entries.append(Entry(name, array.shape, str(array.dtype), kind, tied))
         parts = cls(tuple(entries))
         if not parts.trained:
             raise DeltaflError(
-                "the model has no floating-point array to train; integers, buffers, frozen and "
-                "local arrays are not trained"
+                "the model has no floating-point array to train, for integers, buffers, frozen and "
+                "local arrays are not trained; leave a parameter of the model trainable"
             )
         return parts
 
@@ -184,6 +189,15 @@ class ModelParts(NamedTuple):
         """The arrays that go to the clients, and come back."""
         return {name: arrays[name] for name in self.names(*SENT)}
 
+    def rest_fault(self, arrays: Mapping[str, Array]) -> str | None:
+        """What is wrong with the values of a client's buffers and counters, or None."""
+        for entry in self.entries:
+            if entry.name in arrays:
+                fault = _value_fault(entry, arrays[entry.name])
+                if fault is not None:
+                    return f"{entry.kind} {entry.name!r} has {fault}"
+        return None
+
     def fault(self, arrays: Mapping[str, Array]) -> str | None:
         """What is wrong with a client's arrays, or None; ``close_round`` checks trained values,
         as updates.
@@ -212,10 +226,7 @@ class ModelParts(NamedTuple):
             # The vector has the tensor once: the other copy would be dropped without a word.
             if entry.same_as and not np.array_equal(array, arrays[entry.same_as]):
                 return f"{entry.same_as!r} and {entry.name!r} are one tensor, and differ"
-            fault = _value_fault(entry, array)
-            if fault is not None:
-                return f"{entry.kind} {entry.name!r} has {fault}"
-        return None
+        return self.rest_fault(arrays)
 
 
 class NamedArrays(NamedTuple):
@@ -269,11 +280,11 @@ def as_array(numbers: Any) -> Array:
     return np.asarray(numbers)
 
 
-def patterns_of(trainable: str | Sequence[str]) -> tuple[str, ...]:
-    """The name patterns of ``trainable``: a known name stands for several."""
-    if isinstance(trainable, str):
-        return TRAINABLE.get(trainable, (trainable,))
-    return tuple(trainable)
+def patterns_of(names: str | Sequence[str]) -> tuple[str, ...]:
+    """The name patterns of ``local`` or ``trainable``: a known name stands for several."""
+    if isinstance(names, str):
+        return TRAINABLE.get(names, (names,))
+    return tuple(names)
 
 
 def split(flat_d: Params, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:

@@ -32,6 +32,9 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
 }
 
 
+NO_REST: Mapping[str, Any] = {}
+
+
 class RoundState(NamedTuple):
     """What the next round needs, and nothing else; nested NamedTuples of arrays."""
 
@@ -46,6 +49,9 @@ class RoundState(NamedTuple):
     missed_m: PersistentArray  #: the same for the rounds in which it was not available
     #: the round each client joined; (0,) if all were there from the start
     joined_m: IntArray = np.zeros(0, np.int64)
+    #: what the simulator's models have beside the vector (``simulation/rest.py``); other hosts keep
+    #: that themselves
+    rest: Any = NO_REST
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from deltafl.errors import DeltaflError
-from deltafl.simulation.engine import Engine, Training
+from deltafl.simulation.engine import Engine
 from deltafl.simulation.processes import Processes
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.simulation.workers import Recipe, Workers
@@ -85,7 +85,7 @@ def test_one_and_two_workers_agree_to_the_last_bit(make_model: object, two: Work
     first = alone.train(params_d, 2, clients, squares=True)
     np.testing.assert_equal(first, pair.train(params_d, 2, clients, squares=True))
     for cohort in (np.array([], dtype=int), np.array([4]), np.array([5, 4, 1])):
-        some = Training(first.update_nd[cohort], first.reports.part(cohort))
+        some = first.part(cohort)
         np.testing.assert_equal(alone.train(params_d, 2, cohort, squares=True), some)
     assert not np.array_equal(first.update_nd, alone.train(params_d, 3, clients).update_nd)
     moved_d = params_d + first.update_nd.mean(axis=0)

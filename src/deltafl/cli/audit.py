@@ -220,7 +220,7 @@ def subject_of(settings: RunSettings) -> Subject:
     population = engine.task.population(settings.weights)
     params_d = engine.initial_params()
     client_m = np.arange(population.num_clients)
-    update_md, reports = engine.train(params_d, 0, client_m)
+    update_md, reports, _ = engine.train(params_d, 0, client_m)
     losses_m = engine.losses(params_d, client_m)
     return Subject(
         population=population,

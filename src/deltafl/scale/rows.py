@@ -10,7 +10,7 @@ beside the rows (``store/folder.py``) shows whether they belong to a checkpoint.
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -269,7 +269,7 @@ def changes(
         yield np.subtract(new_d, old_d, out=change_d, dtype=np.float64)
 
 
-def replace_rows(rows: Rows, client_n: IntArray, update_nd: Params) -> Rows:
+def replace_rows(rows: Rows, client_n: IntArray, update_nd: Params | Sequence[Params]) -> Rows:
     """The rows with those of some clients replaced, in their format; the others are shared."""
     pairs = zip(client_n.tolist(), update_nd, strict=True)
     if isinstance(rows, MappedRows):

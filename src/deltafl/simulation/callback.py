@@ -57,7 +57,7 @@ class LiveRun:
 
     def evaluate(self, round: "PlayedRound") -> None:
         """Evaluate the model of a round, and note that in its line."""
-        round.judged = self.engine.judge(self.plan.model(self.state))
+        round.judged = self.engine.judge(self.plan.model(self.state), self.state.rest)
         round.line["test"] = round.judged.evaluation().line()
 
 

@@ -97,7 +97,7 @@ def take_census(plan: Plan, engine: Engine, params_d: Params) -> FloatArray:
     assert census is not None
     m = plan.population.num_clients
     # The answers look at the output layer, whose tensors a model has last.
-    tensors = output_layer([param.shape for param in engine.task.make_model().parameters()])
+    tensors = output_layer([*engine.parts.trained.values()])
     answers = []
     for first in range(0, m, plan.n):  # no more updates are in RAM than in any other round
         client_k = np.arange(first, min(first + plan.n, m))

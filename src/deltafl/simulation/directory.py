@@ -41,7 +41,7 @@ import numpy as np
 import tomli_w
 
 from ..errors import DeltaflError
-from ..plan import RoundState, saved_model
+from ..plan import RoundState
 from ..scale.named_arrays import from_named_arrays, named_arrays
 from ..scale.rows import row_files, settled
 from ..store.files import write_atomically
@@ -50,7 +50,7 @@ from ..store.lines import NOTHING, append_line, cut_back, last_line, read_lines,
 from ..store.sealed import read_sealed, write_sealed
 from ..store.values import read_json, read_toml
 from ..tasks.own import short_name
-from ..types import Array, FloatArray, Params
+from ..types import Array, FloatArray
 from .checkpoint import (
     CURE,
     FILE,
@@ -69,6 +69,8 @@ CENSUS = "census.safetensors"
 CLIENTS = "clients.json"
 _FIXED = ("environment.json", "engine.json", CENSUS)
 SUSPECT = "suspect.safetensors"
+#: The folder of clients' local arrays in that of a run's memory.
+LOCAL = "local"
 
 
 def locked(folder: Path, seconds: float = 0) -> AbstractContextManager[None]:
@@ -324,7 +326,8 @@ class RunDirectory:
 
     def save_suspect(self, state: RoundState) -> None:
         """Write the model of a run with a suspect end, beside the last checkpoint, which stays."""
-        write_sealed(self.path / SUSPECT, {"params_d": np.asarray(state.params_d)})
+        model = {"params_d": np.asarray(state.params_d), **dict(named_arrays(state.rest, "rest"))}
+        write_sealed(self.path / SUSPECT, model)
 
     def save_settings(self, settings: Settings) -> None:
         """Write other settings than the run began with: it goes on with more rounds."""
@@ -352,14 +355,12 @@ class RunDirectory:
                     f"{old}: put {key} = {old} back, or choose another folder"
                 )
 
-    def model(self) -> tuple[int, Params] | None:
-        """Round and model to use of the last checkpoint, which is only read; None if there is
-        none.
-        """
+    def saved(self) -> tuple[int, dict[str, Array]] | None:
+        """Round and arrays of the last checkpoint, which is only read; None if there is none."""
         mark = read_checkpoint(self.path)
         if mark is None:
             return None
-        return mark.round, saved_model(checkpoint_arrays(self.path))
+        return mark.round, checkpoint_arrays(self.path)
 
     def load(self, template: RoundState, group: ProcessGroup = ALONE) -> RoundState:
         """The state of the last checkpoint (the template itself if there is none); later lines are
@@ -446,6 +447,8 @@ class RunDirectory:
             note = read_note(memory)
             # Another run may have taken the folder since.
             if note is not None and note.owner == mark.run:
+                local = memory / LOCAL
+                _delete(local, row_files(local))
                 _delete(memory, [*row_files(memory), memory / "round"])
         own = (*LINE_FILES, *_FIXED, "config.toml", CLIENTS, SUSPECT, FILE)
         _delete(

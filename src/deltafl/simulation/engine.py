@@ -5,17 +5,21 @@ workers, in any cohort, and after a resume. On GPUs, and in bfloat16, last bits 
 cohort.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import DeltaflError
+from ..model_parts import Arrays, NamedArrays
+from ..plan import NO_REST
 from ..tasks.base import Dataset, Task
-from ..types import FloatArray, IntArray, Params, Reports
+from ..types import FloatArray, IntArray, Params, Population, Reports
 from .judged import Evaluation, Judged
+from .rest import RestOfModel
 from .runner import ClientRunner, new_model
 from .training import torch
 from .training.route import Computation, Route, choose_route, form_of
@@ -31,13 +35,24 @@ class Training(NamedTuple):
 
     update_nd: Params
     reports: Reports
+    #: each client's buffers, counters and local arrays; empty for models without any
+    rest_n: Sequence[Arrays] = ()
+
+    def part(self, which_k: IntArray) -> "Training":
+        """The rows of some of the clients."""
+        rest_k = [self.rest_n[place] for place in which_k] if self.rest_n else ()
+        return Training(self.update_nd[which_k], self.reports.part(which_k), rest_k)
 
 
 class Engine:
     """Trains and evaluates one task.
 
     ``seed`` fixes initial model, minibatches, noise and random layers. Engines may share
-    ``workers``, which are not closed here; ``kept`` is the route of the run so far.
+    ``workers``, which are not closed here; ``kept`` is the route of the run so far; by ``weights``,
+    see ``Task.population``, clients' local arrays are averaged.
+
+    Where models have more than a flat vector, ``rest`` is ``RoundState.rest``; without it they have
+    the arrays that they begin with.
     """
 
     def __init__(
@@ -48,14 +63,19 @@ class Engine:
         workers: Workers | None = None,
         how: Computation | None = None,
         kept: Route | None = None,
+        weights: str = "data",
     ) -> None:
         self.task = task
         self.work = work
         self.workers = workers or Workers(1)
         model = new_model(task.make_model, seed)
-        random_d = torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy()
+        self.parts = task.parts_of(model)
+        arrays = NamedArrays.of(model).arrays
+        self.beside = RestOfModel(self.parts, arrays)
+        self._weights = weights
+        random_d = self.parts.flatten(arrays)
         self.num_params: int = len(random_d)
-        self._initial_d: Params = random_d.astype(np.float32)
+        self._initial_d: Params = random_d
         if task.initial_params is not None:
             self._initial_d = task.initial_params.astype(np.float32)
         if self._initial_d.shape != random_d.shape:
@@ -89,6 +109,7 @@ class Engine:
         client_n: IntArray,
         drifts: Params | None = None,
         squares: bool = False,
+        rest: Any = NO_REST,
     ) -> Training:
         """Train the given clients from the global model; round and client determine all randomness.
 
@@ -107,8 +128,12 @@ class Engine:
         if drifts is not None:
             drift_nd = np.broadcast_to(drifts, (len(clients), self.num_params))
             own_g = [drift_nd[group] for group in groups]
+
+        def rests(group: list[int]) -> list[Arrays]:
+            return [self.beside.of_client(rest, clients[place]) for place in group]
+
         jobs = [
-            (round, [clients[place] for place in group], squares, own_nd)
+            (round, [clients[place] for place in group], squares, own_nd, rests(group))
             for group, own_nd in zip(groups, own_g, strict=True)
         ]
         costs = [sum(cost_n[place] for place in group) for group in groups]
@@ -128,11 +153,12 @@ class Engine:
                 step_variance=[r.step_variance for r in results],
                 num_steps=[r.num_steps for r in results],
             ),
+            [r.rest for r in results] if results and results[0].rest else (),
         )
 
-    def losses(self, params_d: Params, client_k: IntArray) -> FloatArray:
+    def losses(self, params_d: Params, client_k: IntArray, rest: Any = NO_REST) -> FloatArray:
         """Mean loss of the global model on each client's own training data, float64 (k,)."""
-        jobs = [(client,) for client in client_k.tolist()]
+        jobs = [(client, self.beside.of_client(rest, client)) for client in client_k.tolist()]
         found = self.workers.map(
             self._recipe,
             "loss",
@@ -142,21 +168,20 @@ class Engine:
         )
         return np.array(found, dtype=np.float64)
 
-    def evaluate(self, params_d: Params) -> Evaluation:
+    def evaluate(self, params_d: Params, rest: Any = NO_REST) -> Evaluation:
         """The metrics of the global model on the pooled test set."""
-        return self.judge(params_d).evaluation()
+        return self.judge(params_d, rest).evaluation()
 
-    def judge(self, params_d: Params) -> Judged:
-        """Let the global model see the test examples."""
+    def judge(self, params_d: Params, rest: Any = NO_REST) -> Judged:
+        """Let the global model see the test examples.
+
+        Where models have local arrays, an example is judged with those of its owner; one without
+        an owner with their weighted mean over all clients.
+        """
         num_examples = len(self.task.dataset.test_x)
         looks_at_outputs = {metric.name for metric in self.task.metrics} != {"loss"}
         jobs = [
-            (start, looks_at_outputs)
-            for start in range(
-                0,
-                num_examples,
-                self._form.evaluation_batch,
-            )
+            (places, looks_at_outputs, arrays) for places, arrays in self._tests(num_examples, rest)
         ]
         found = self.workers.map(
             self._recipe,
@@ -169,8 +194,28 @@ class Engine:
         loss = float(np.array([loss for loss, _ in found]).sum()) / num_examples
         output_e = None
         if looks_at_outputs:
-            output_e = np.concatenate([output for _, output in found])
+            seen_e = np.concatenate([np.arange(num_examples)[places] for places, *_ in jobs])
+            output_e = np.concatenate([output for _, output in found])[np.argsort(seen_e)]
         return Judged(self.task, loss, output_e)
+
+    def _tests(self, num_examples: int, rest: Any) -> list[tuple[slice | IntArray, Arrays]]:
+        """The batches of test examples, and with which arrays beside the vector each is judged."""
+        size = self._form.evaluation_batch
+        sizes = [len(rows) for rows in self.task.client_rows]
+        weight_m = Population.from_sizes(sizes, self._weights).weight_m
+        common = self.beside.of_everyone(rest, weight_m)
+        owner_e = self.task.test_clients
+        if owner_e is None or not self.beside.has_local:
+            return [(slice(start, start + size), common) for start in range(0, num_examples, size)]
+        tests: list[tuple[slice | IntArray, Arrays]] = []
+        for owner in np.unique(owner_e).tolist():
+            arrays = common
+            if owner >= 0:
+                arrays = self.beside.of_client(rest, owner)
+            place_e = np.flatnonzero(owner_e == owner)
+            starts = range(0, len(place_e), size)
+            tests += [(place_e[start : start + size], arrays) for start in starts]
+        return tests
 
     def costs(self, client_n: IntArray) -> list[float]:
         """Examples that each client's local work visits, by which work is balanced."""

@@ -1,18 +1,24 @@
 """The model of a run as a file for PyTorch: the state dict of the task's module, buffers
-included.
+included; local arrays are the clients' weighted mean.
 """
 
 import io
 from pathlib import Path
 
 from ..errors import DeltaflError
+from ..model_parts import NamedArrays
+from ..plan import saved_model
+from ..scale.named_arrays import from_named_arrays
+from ..scale.rows import RowFormat
 from ..store.files import write_atomically
 from ..store.sealed import write_sealed
 from .directory import RunDirectory, recorded_settings
+from .rest import RestOfModel, local_folder
 from .runner import new_model
 from .settings import RunSettings, make_settings
 from .setup import task_of
 from .training import torch
+from .training.tensors import ModelTensors
 
 SUFFIXES = (".safetensors", ".pt")
 
@@ -43,23 +49,30 @@ def export_model(folder: Path, to: Path) -> int:
         raise DeltaflError(f"{folder} holds {len(runs)} runs; name one of them, such as {runs[0]}")
     directory = RunDirectory(folder)
     recorded = recorded_settings(folder)
-    found = directory.model()
+    found = directory.saved()
     if recorded is None or found is None:
         raise DeltaflError(
             f"{folder} holds no run with a checkpoint; name the folder of one, its --out"
         )
     settings = make_settings(RunSettings, recorded)
     directory.require_settings(settings)
-    round, params_d = found
-    model = new_model(task_of(settings).make_model, settings.seed)
-    torch.nn.utils.vector_to_parameters(torch.tensor(params_d), model.parameters())
+    round, arrays = found
+    task = task_of(settings)
+    model = new_model(task.make_model, settings.seed)
+    parts = task.parts_of(model)
+    beside = RestOfModel(parts, NamedArrays.of(model).arrays)
+    rows = RowFormat(folder=local_folder(directory.memory_folder(settings.memory_path)))
+    rest = from_named_arrays(beside.initial(task.num_clients, rows), arrays, "state.rest")
+    own = ModelTensors(model, parts)
+    own.load(torch.tensor(saved_model(arrays)))
+    own.load_rest(beside.of_everyone(rest, task.population(settings.weights).weight_m))
     tensors = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     if to.suffix == ".pt":
         buffer = io.BytesIO()
         torch.save(tensors, buffer)
         write_atomically(to, buffer.getvalue())
     else:
-        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        named = {name: tensor.numpy() for name, tensor in tensors.items()}
         # A model is exported to be handed on: others may read it.
-        write_sealed(to, arrays, private=False)
+        write_sealed(to, named, private=False)
     return round

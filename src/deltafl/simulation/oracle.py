@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..model_parts import Arrays
 from ..plan import Plan, RoundState
 from ..round import broadcast
 from ..server.norms import measure
@@ -22,6 +23,7 @@ from ..server.screening import screen_replies
 from ..store.files import writing
 from ..types import Cohort, FloatArray, IntArray, Params, Reports
 from .engine import BYTES_PER_PARAMETER, Engine, Training
+from .rest import bytes_sent
 
 #: Bytes of m updates up to which a round keeps them in RAM.
 TABLE_BYTES = 256 * 2**20
@@ -46,7 +48,8 @@ class SimulatedOracle:
         self._squares = plan.sampler.uses_square_loss
         # What one client gets in place of the common drift is as long.
         sent = [vector_d for vector_d in self._sent if vector_d is not None]
-        self._download = BYTES_PER_PARAMETER * sum(map(len, sent))
+        self._beside = bytes_sent(state.rest)
+        self._download = BYTES_PER_PARAMETER * sum(map(len, sent)) + self._beside
         self._statistics = BYTES_OF_STATISTICS + 8 * self._squares
         self._asked_down = 0
         self._asked_up = 0
@@ -79,12 +82,14 @@ class SimulatedOracle:
         total_d = np.zeros(d)
         # As they were sent, too: ``train`` hands these on, and ``close_round`` screens them itself.
         raw = []
+        rest_m: list[Arrays] = []
         screened = []
         for first in range(0, m, block):
             client_k = np.arange(first, min(first + block, m))
             training = self.train(client_k)
             update_md[client_k] = training.update_nd
             raw.append(training.reports)
+            rest_m.extend(training.rest_n)
             once_k = np.ones(len(client_k))
             cohort = Cohort(client_k, once_k.astype(np.int64), once_k)
             replies = screen_replies(
@@ -98,7 +103,7 @@ class SimulatedOracle:
         if reports.responded_n.any():
             # Summed as np.average does, to the last bit.
             total_d /= weight_m[reports.responded_n][:, None].sum(axis=0)
-        return Training(update_md, _joined(raw)), reports, total_d
+        return Training(update_md, _joined(raw), rest_m), reports, total_d
 
     def _measure_deviations(self, update_md: Params, mean_d: FloatArray) -> None:
         """Fill in norm(u_i - ubar)^2 of all clients whose updates are usable."""
@@ -114,15 +119,12 @@ class SimulatedOracle:
         """Evaluate the global model at the clients; each downloads it and sends one number."""
         self._count(len(client_k), 8)
         with self._timed():
-            return self._engine.losses(self._sent.params_d, client_k)
+            return self._engine.losses(self._sent.params_d, client_k, self._state.rest)
 
     def train(self, client_n: IntArray) -> Training:
         """The training of the selected clients; not repeated if ``reports`` has trained all."""
         if self._table is not None:
-            return Training(
-                self._table.update_nd[client_n],
-                self._table.reports.part(client_n),
-            )
+            return self._table.part(client_n)
         with self._timed():
             return self._engine.train(
                 self._sent.params_d,
@@ -130,6 +132,7 @@ class SimulatedOracle:
                 client_n,
                 self.drifts(client_n),
                 self._squares,
+                self._state.rest,
             )
 
     @contextmanager
@@ -148,7 +151,8 @@ class SimulatedOracle:
 
         The cohort has the model already if the sampler asked for reports or losses.
         """
-        reply = BYTES_PER_PARAMETER * self._engine.num_params + self._statistics
+        model = BYTES_PER_PARAMETER * self._engine.num_params + self._beside
+        reply = model + self._statistics
         down = self._asked_down or num_selected * self._download
         return down, self._asked_up + num_responded * reply
 

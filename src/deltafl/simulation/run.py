@@ -9,14 +9,18 @@ import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from itertools import compress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..errors import DeltaflError
 from ..plan import RoundState
 from ..round import close_round, init_round, open_round
+from ..scale.rows import RowFormat
 from ..tasks.base import Task
-from ..types import BoolArray, Cohort, RoundInfo
+from ..types import BoolArray, Cohort, RejectedReply, RoundInfo
 from .callback import Callback, LiveRun, OnRound, PlayedRound, Report, Stopwatch, guarded
 from .census import Asked, ask_everyone
 from .checking import check_memory, require_same_sampler
@@ -28,6 +32,7 @@ from .evaluation import Evaluation, Patience, Threshold
 from .oracle import SimulatedOracle
 from .record import Job, RunStore, record_of, write_record
 from .recording import Checkpoints, Recording
+from .rest import bytes_sent, local_folder
 from .settings import RunSettings
 from .setup import data_of, engine_for, engine_of, filled_in, plan_of
 from .sweep import Player
@@ -149,15 +154,36 @@ def _train_and_close(
             f"{run.state.round}: run the same versions on the same kind of machine everywhere"
         )
     training = oracle.train(cohort.client_n)
+    beside = run.engine.beside
+    faults = [
+        RejectedReply(client, fault)
+        for client, rest in zip(cohort.client_n.tolist(), training.rest_n, strict=False)
+        if (fault := beside.parts.rest_fault(rest)) is not None
+    ]
     # Who is too late has trained all the same; it is the reply that does not count.
-    reports = training.reports._replace(responded_n=responded_n)
-    return training, *close_round(
+    used_n = responded_n & ~_among(cohort, faults)
+    state, info = close_round(
         run.plan,
         run.state,
         cohort,
         training.update_nd,
-        reports,
+        training.reports._replace(responded_n=used_n),
     )
+    if state.rest:
+        used_n = used_n & ~_among(cohort, info.rejected)
+        rest = beside.closed(
+            state.rest,
+            cohort.client_n[used_n],
+            [*compress(training.rest_n, used_n)],
+            run.plan.collect_replies(run.state, cohort, used_n).coef_n,
+            median=run.plan.part("clip") is not None,
+        )
+        state = state._replace(rest=rest)
+    return training, state, info._replace(rejected=sorted([*info.rejected, *faults]))
+
+
+def _among(cohort: Cohort, faults: Sequence[RejectedReply]) -> BoolArray:
+    return np.isin(cohort.client_n, [fault.client for fault in faults])
 
 
 def _open_run(
@@ -171,22 +197,23 @@ def _open_run(
         keep_route(engine.route, directory.path)
     population = engine.task.population(settings.weights)
     # A client downloads the model and sends its update.
-    num_bytes = 2 * engine.num_params * BYTES_PER_PARAMETER
+    memory = directory.memory_folder(settings.memory_path)
+    rest = engine.beside.initial(population.num_clients, RowFormat(folder=local_folder(memory)))
+    num_bytes = 2 * (engine.num_params * BYTES_PER_PARAMETER + bytes_sent(rest))
     world = World(settings, population, engine.work.num_steps, num_bytes)
     population = population._replace(seconds_m=world.seconds_m)
-    memory = directory.memory_folder(settings.memory_path)
     plan = plan_of(settings, population, engine.task, memory)
     census = ask_everyone(plan, engine, directory, group)
     if census is not None:
         plan = census.plan
     initial_d = engine.initial_params()
     # After a census with first updates, this is the state of round 1.
-    start = init_round(plan, initial_d)
+    start = init_round(plan, initial_d)._replace(rest=rest)
     state = directory.load(start._replace(round=0, params_d=initial_d), group)
 
     last = group.from_first(directory.last_line)
     if not last:
-        last = {"round": 0, "test": engine.evaluate(initial_d).line()}
+        last = {"round": 0, "test": engine.evaluate(initial_d, rest).line()}
         judges = engine.task.judges
         if judges:
             last["metrics"] = [asdict(judge) for judge in judges]

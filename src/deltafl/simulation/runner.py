@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..model_parts import Arrays
 from ..streams import stream
 from ..tasks.base import Task
-from ..types import Params
+from ..types import IntArray, Params
 from .training import torch
 from .training.batched import BatchedTrainer
 from .training.fast import FastTrainer, choose_forward, keep_freed_memory
 from .training.route import Form, Route, exact_products
 from .training.serial import LocalJob, LocalResult, LocalWork, losses_of, train_serial
+from .training.tensors import ModelTensors
 
 
 class ClientRunner:
@@ -53,7 +55,11 @@ class ClientRunner:
         self._data = [part.to(device) for part in stored]
         model = new_model(task.make_model, seed).to(device)
         self._batched: BatchedTrainer | None = None
-        self._train_one: Callable[..., LocalResult] = partial(train_serial, model, task.loss)
+        parts = task.parts_of(model)
+        self._tensors = ModelTensors(model, parts)
+        self._train_one: Callable[..., LocalResult] = partial(
+            train_serial, model, task.loss, parts=parts
+        )
         if form.path == "fast":
             self._train_one = FastTrainer(model, task.loss, device).train
         elif form.path == "batched":
@@ -71,8 +77,11 @@ class ClientRunner:
         clients: Sequence[int],
         squares: bool,
         drift_nd: Params | None,
+        rests: Sequence[Arrays],
     ) -> list[LocalResult]:
-        """The local training of some clients in one round."""
+        """The local training of some clients in one round; ``rests`` are their arrays beside the
+        vector.
+        """
         jobs = [self._job(round, client) for client in clients]
         work = self._work.at(round)
         losses = None
@@ -94,12 +103,15 @@ class ClientRunner:
                     drift_d = drift_nd[place]
                 x, y = self._examples(job.rows)
                 how = job.rng, job.noise, drift_d, job.augment, losses
+                train_one = self._train_one
+                if rests[place]:  # of models that only the serial path trains
+                    train_one = partial(train_one, rest=rests[place])
                 # Random layers draw from torch's generator, whatever client was trained before.
                 with seeded(
                     stream(self._seed, "dropout", round, clients[place]),
                     self._device,
                 ):
-                    results.append(self._train_one(x, y, params_d, work, *how))
+                    results.append(train_one(x, y, params_d, work, *how))
             return results
 
     def _job(self, round: int, client: int) -> LocalJob:
@@ -124,7 +136,7 @@ class ClientRunner:
             job = job._replace(augment=lambda x: augment(x.cpu(), rng).to(self._device))
         return job
 
-    def loss(self, params_d: Params, client: int) -> float:
+    def loss(self, params_d: Params, client: int, rest: Arrays) -> float:
         """Mean loss of the model on the client's data."""
         x, y = self._examples(self._rows(client))
         total = 0.0
@@ -134,15 +146,19 @@ class ClientRunner:
             torch.split(y, size),
             strict=True,
         ):
-            total += self._score(params_d, x_batch, y_batch)[0]
+            total += self._score(params_d, rest, x_batch, y_batch)[0]
         return total / len(x)
 
     def test(
-        self, params_d: Params, start: int, looks_at_outputs: bool
+        self,
+        params_d: Params,
+        places: slice | IntArray,
+        looks_at_outputs: bool,
+        rest: Arrays,
     ) -> tuple[float, npt.NDArray[Any] | None]:
         """Sum of the losses of a batch of test examples, and perhaps the outputs."""
-        x, y = (part[start : start + self._evaluation_batch] for part in self._data[2:])
-        loss, output = self._score(params_d, self._inputs(x), y)
+        x, y = (part[places] for part in self._data[2:])
+        loss, output = self._score(params_d, rest, self._inputs(x), y)
         if not looks_at_outputs:
             return loss, None
         return loss, output.cpu().numpy()
@@ -150,14 +166,14 @@ class ClientRunner:
     def _score(
         self,
         params_d: Params,
+        rest: Arrays,
         x: torch.Tensor,
         y: torch.Tensor,
     ) -> tuple[float, torch.Tensor]:
         """Sum of the losses, and the outputs."""
         # A copy, of which the model's parameters become views.
-        torch.nn.utils.vector_to_parameters(
-            torch.tensor(params_d, device=self._device), self._model.parameters()
-        )
+        self._tensors.load(torch.tensor(params_d, device=self._device))
+        self._tensors.load_rest(rest)
         with torch.no_grad(), exact_products(self._device):
             output = self._forward(x)
             # A mean over the batch; batches may differ in length, so that sums over examples are

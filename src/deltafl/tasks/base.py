@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
+from ..model_parts import ModelParts
 from ..streams import stream
 from ..types import FloatArray, IntArray, Judge, Population
-from .losses import Loss, MakeModel, Tensor
+from .losses import Loss, MakeModel, Module, Tensor
 from .metrics import AnyMetric, Metric, metrics_of
 
 #: ``augment(x, rng)``: a random variation of a minibatch's inputs.
@@ -101,6 +102,10 @@ class Task:
         public_rows: Of each class the rows of ``dataset.train_*`` that no client holds and the
             server may use.
         client_names: The clients' names, where they are known.
+        local: Name patterns of the model's arrays that stay with each client: a personal head, or
+            ``["*.bn*"]`` for FedBN (docs/models.md).
+        trainable: Name patterns of the only arrays that are trained and sent, or ``"lora"`` for
+            those of peft; empty for all.
     """
 
     name: str
@@ -117,6 +122,8 @@ class Task:
     tokens: bool = False
     public_rows: Sequence[IntArray] = ()
     client_names: Sequence[str] = ()
+    local: str | Sequence[str] = ()
+    trainable: str | Sequence[str] = ()
 
     def __repr__(self) -> str:
         return f"Task({self.name!r}: {self.num_clients} clients, {self.dataset.name})"
@@ -125,6 +132,10 @@ class Task:
     def num_clients(self) -> int:
         """The number of clients m."""
         return len(self.client_rows)
+
+    def parts_of(self, model: Module) -> ModelParts:
+        """What a model that ``make_model`` made is made of."""
+        return ModelParts.of(model, local=self.local, trainable=self.trainable)
 
     def population(self, weights: str) -> Population:
         """The clients with weights ``"data"`` or ``"uniform"``; their shares of labels are the

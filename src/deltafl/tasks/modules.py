@@ -13,7 +13,15 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "sim") from error
 
-__all__ = ["LogSquare", "NextToken", "Quadratic", "ResidualBlock", "nn", "torch"]
+__all__ = [
+    "LogSquare",
+    "NextToken",
+    "Quadratic",
+    "ResidualBlock",
+    "nn",
+    "spare_single_values",
+    "torch",
+]
 
 
 class Quadratic(nn.Module):
@@ -146,3 +154,25 @@ class ResidualBlock(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The block's feature maps."""
         return torch.relu(self.inner(x) + self.shortcut(x))
+
+
+def spare_single_values(model: nn.Module) -> None:
+    """Let batch normalisation use its running statistics where a minibatch has one value of a
+    channel, which has no variance: torch would raise an error.
+    """
+    spared = set[int]()
+
+    def before(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        if layer.training and inputs and inputs[0].numel() == inputs[0].shape[1]:
+            spared.add(id(layer))
+            layer.eval()
+
+    def after(layer: nn.Module, *_: object) -> None:
+        if id(layer) in spared:
+            spared.remove(id(layer))
+            layer.train()
+
+    for part in model.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            part.register_forward_pre_hook(before)
+            part.register_forward_hook(after)

@@ -55,7 +55,7 @@ MLP = MODELS["mlp"][0]()
 @pytest.mark.parametrize(
     ("model", "changes", "word"),
     [
-        (BATCH_NORM, {}, "buffers"),
+        (BATCH_NORM, {}, "running_mean"),
         (DROPOUT, {}, "random"),
         (MLP, {"loss": own_loss}, "loss"),
         (Looks(), {}, "vmap"),

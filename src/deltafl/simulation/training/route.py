@@ -19,6 +19,7 @@ from pydantic import Field
 from torch.nn.modules.module import register_module_forward_hook
 
 from ...errors import DeltaflError
+from ...model_parts import ModelParts
 from ...store import checked, read_json, write_atomically
 from ...tasks.base import Task
 from ...types import IntArray
@@ -119,7 +120,7 @@ def form_of(model: torch.nn.Module, task: Task, work: LocalWork, route: Route) -
     if device.type != "cpu":
         tested = max(tested, _DEVICE_NUMBERS // numbers_per_example(model, task))
     if route.path == "loop":
-        reason = incompatibility(model, example_of(task))
+        reason = incompatibility(model, example_of(task), task.parts_of(model))
         if reason is None:
             return Form("fast", 1, width, tested)
         _log.info("local training uses the serial path, which is slower: %s", reason)
@@ -209,19 +210,20 @@ def exact_products(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def incompatibility(model: torch.nn.Module, example: torch.Tensor) -> str | None:
+def incompatibility(
+    model: torch.nn.Module, example: torch.Tensor, parts: ModelParts | None = None
+) -> str | None:
     """Why only ``serial`` can train a model; None if ``fast`` and ``batched`` can."""
     params = list(model.parameters())
+    for entry in (parts or ModelParts.of(model)).entries:
+        if entry.kind != "trained":
+            return f"the model has {entry.kind} arrays ({entry.name})"
     for name, _ in model.named_buffers():
-        return (
-            f"the model has buffers ({name}), which are not trained or averaged; batch "
-            "normalization uses its initial statistics (mean 0, variance 1 if fresh), not the "
-            "batch's"
-        )
+        return f"the model has buffers ({name})"
     if len(list(model.named_parameters(remove_duplicate=False))) != len(params):
         return "the model has shared parameters"
-    if any(not param.requires_grad or param.dtype != torch.float32 for param in params):
-        return "the model has parameters that are frozen or not float32"
+    if any(param.dtype != torch.float32 for param in params):
+        return "the model has parameters that are not float32"
     # A trial, after which torch's generator is where it was.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
@@ -233,7 +235,7 @@ def incompatibility(model: torch.nn.Module, example: torch.Tensor) -> str | None
 
 def _cohort_incompatibility(model: torch.nn.Module, task: Task) -> str | None:
     """Why no form of the model trains a cohort of the task, or None."""
-    reason = incompatibility(model, example_of(task))
+    reason = incompatibility(model, example_of(task), task.parts_of(model))
     if reason is not None:
         return reason
     if losses_of(task.loss, torch.tensor(task.dataset.train_y)) is None:

@@ -5,7 +5,6 @@ g_k is the gradient of the mean loss of minibatch k. It returns u = x_K - x_0 wi
 steps.
 """
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch.nn import functional
-from torch.nn.utils import vector_to_parameters
 
+from ...model_parts import Arrays, ModelParts
 from ...tasks.losses import Loss, cross_entropy, squared_error
 from ...types import IntArray, Params
+from .tensors import ModelTensors
 
 #: ``losses(output, y)``: the loss of each example.
 Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -85,10 +85,13 @@ class LocalJob(NamedTuple):
     augment: Augmented | None = None
 
 
+NOTHING: Arrays = {}
+
+
 class LocalResult(NamedTuple):
     """What a client returns."""
 
-    #: x_K - x_0, parameters in the order of ``model.parameters()``, each flattened in C order
+    #: x_K - x_0, the trained arrays in order, each flattened in C order
     update_d: Params
     loss: float  #: mean of the minibatch losses over the steps, measured before each step
     #: mean squared loss of single examples over the steps; NaN where not measured or not known
@@ -97,6 +100,8 @@ class LocalResult(NamedTuple):
     #: term.
     step_variance: float
     num_steps: int  #: K
+    #: buffers, counters and local arrays after the last step
+    rest: Arrays = NOTHING
 
 
 def result_of(
@@ -151,15 +156,20 @@ def train_serial(
     drift_d: Params | None = None,
     augment: Augmented | None = None,
     losses: Losses | None = None,
+    parts: ModelParts | None = None,
+    rest: Arrays | None = None,
 ) -> LocalResult:
     """Train one client step by step, with any model.
+
+    Local parameters take the same steps beside the flat vector, without proximal term, noise and
+    drift.
 
     Args:
         model: Any module; a copy of it is trained.
         loss: The mean loss of a minibatch.
         x: The client's inputs, (n_i, ...), on the model's device.
         y: The client's labels or targets, (n_i,).
-        params_d: float32 (d,), the global model x_0, in the order of ``model.parameters()``.
+        params_d: float32 (d,), the global model x_0, as ``parts.flatten`` orders it.
         work: Steps, learning rate, momentum and proximal term.
         rng: Draws the minibatches of all steps, before any noise is drawn.
         noise: Draws the noise that is added to each minibatch gradient, in the order of the steps;
@@ -168,12 +178,13 @@ def train_serial(
             gradient; None for 0.
         augment: Varies the inputs of each minibatch, in the order of the steps; None for none.
         losses: Of single examples, to measure their mean squares; None not to.
+        parts: What the model is made of; all of its parameters are trained if it is left out.
+        rest: Buffers, counters and the client's local arrays; as the model has them if left out.
     """
-    model = copy.deepcopy(model).train()
-    for part in model.modules():
-        # Batch normalization uses the statistics that it was made with, as in evaluation.
-        if isinstance(part, torch.nn.modules.batchnorm._NormBase):
-            part.eval()
+    tensors = ModelTensors(model, parts or ModelParts.of(model)).copied()
+    model = tensors.model
+    tensors.load_rest(rest or {})
+    own_velocities = [torch.zeros_like(tensor) for tensor in tensors.own]
     start_d = torch.tensor(params_d, device=x.device)
     current_d = start_d
     velocity_d = torch.zeros_like(start_d)
@@ -187,14 +198,16 @@ def train_serial(
     if drift_d is not None:
         drift_step_d = torch.tensor(drift_d, device=x.device) / len(batches)
     for rows in batches:
-        vector_to_parameters(current_d, model.parameters())
+        tensors.load(current_d)
         x_batch = x[rows]
         y_batch = y[rows]
         if augment is not None:
             x_batch = augment(x_batch)
         output = model(x_batch)
         batch_loss = loss(output, y_batch)
-        gradient_d = _gradient(model, batch_loss)
+        model.zero_grad()
+        batch_loss.backward()
+        gradient_d = tensors.gradient()
         if noise is not None:
             gradient_d += torch.from_numpy(noise(len(start_d))).to(x.device)
         loss_sum += batch_loss.item()
@@ -203,18 +216,15 @@ def train_serial(
         gradient_sum_d += gradient_d
         velocity_d = work.momentum * velocity_d + gradient_d + work.proximal * (current_d - start_d)
         current_d = current_d - work.rate * velocity_d + drift_step_d
+        for tensor, velocity in zip(tensors.own, own_velocities, strict=True):
+            if tensor.grad is not None:
+                velocity.mul_(work.momentum).add_(tensor.grad)
+            tensor.data.sub_(velocity, alpha=work.lr)
     norm_of_sum = gradient_sum_d.square().sum().item()
     update_d: Params = (current_d - start_d).cpu().numpy()
     sums = loss_sum, square_loss_sum, square_sum, norm_of_sum
-    return result_of(update_d, sums, len(batches), work.rate)
-
-
-def _gradient(model: torch.nn.Module, batch_loss: torch.Tensor) -> torch.Tensor:
-    """The gradient in all parameters as one vector, 0 in frozen and unused ones."""
-    model.zero_grad()
-    batch_loss.backward()  # type: ignore[no-untyped-call]
-    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-    return torch.cat([part.reshape(-1) for part in parts])
+    result = result_of(update_d, sums, len(batches), work.rate)
+    return result._replace(rest=tensors.rest())
 
 
 def losses_of(loss: Loss, y: torch.Tensor | None = None) -> Losses | None:

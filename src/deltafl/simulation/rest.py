@@ -1,0 +1,131 @@
+"""What a run's model has beside its flat vector: buffers and counters, which the rounds average,
+and local arrays, of which every client has its own.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import mean_rest
+from ..model_parts import Arrays, ModelParts
+from ..scale.rows import RowFormat, Rows, replace_rows
+from ..types import FloatArray, IntArray
+from .directory import LOCAL
+
+
+def local_folder(memory: Path | None) -> str | None:
+    """The folder of the local arrays in that of a run's memory; None for RAM."""
+    return None if memory is None else str(memory / LOCAL)
+
+
+class Rest(NamedTuple):
+    """``RoundState.rest`` of a run whose model has buffers, counters or local arrays."""
+
+    shared: Arrays  #: buffers and counters, as they are sent
+    #: For each client the bits in which its local arrays differ from the initial ones, as float32:
+    #: a row of zeros, which takes no memory, is that of a client that was never selected.
+    own: Rows
+
+
+def bytes_sent(rest: Any) -> int:
+    """Bytes that travel beside the vector, in each direction."""
+    if not rest:
+        return 0
+    return sum(array.nbytes for array in rest.shared.values())
+
+
+class RestOfModel:
+    """Reads and writes ``Rest`` for one model, which begins with ``arrays``."""
+
+    def __init__(self, parts: ModelParts, arrays: Arrays) -> None:
+        self.parts = parts
+        self._shared = {name: arrays[name].copy() for name in parts.names("buffer", "counter")}
+        self._local = {name: arrays[name].copy() for name in parts.names("local")}
+        self._bits = _bits(self._local)
+
+    @property
+    def has_local(self) -> bool:
+        """Whether clients have arrays of their own."""
+        return bool(self._local)
+
+    @property
+    def num_local(self) -> int:
+        """The length of a client's row."""
+        return len(self._bits)
+
+    def initial(self, num_clients: int, format: RowFormat) -> Any:
+        """Before the first round; the empty mapping for models that have nothing beside."""
+        if not self._shared and not self._local:
+            return {}
+        own: Rows = ()
+        if self._local:
+            own = format.zeros(num_clients, self.num_local)
+        return Rest(self._shared, own)
+
+    def of_client(self, rest: Any, client: int) -> Arrays:
+        """What a client trains with; of an empty ``rest`` the initial arrays."""
+        if not rest:
+            return {**self._shared, **self._local}
+        if not self._local:
+            return dict(rest.shared)
+        return {**rest.shared, **self._arrays(rest.own[client])}
+
+    def of_everyone(self, rest: Any, weight_m: FloatArray) -> Arrays:
+        """The shared arrays, and the weighted mean of the clients' local ones."""
+        if not rest or not self._local:
+            return self.of_client(rest, 0)
+        change = {
+            name: np.zeros(array.shape)
+            for name, array in self._local.items()
+            if array.dtype != np.bool_
+        }
+        for weight, row_d in zip(weight_m / weight_m.sum(), rest.own, strict=True):
+            if np.asarray(row_d).view(np.uint32).any():
+                arrays = self._arrays(row_d)
+                for name in change:
+                    change[name] += weight * (arrays[name].astype(float) - self._local[name])
+        means = dict(self._local)
+        for name, total in change.items():
+            mean = self._local[name] + total
+            if self._local[name].dtype.kind in "iu":
+                mean = np.rint(mean)
+            means[name] = mean.astype(self._local[name].dtype)
+        return {**rest.shared, **means}
+
+    def closed(
+        self,
+        rest: Any,
+        client_n: IntArray,
+        received: Sequence[Arrays],
+        coef_n: FloatArray,
+        median: bool,
+    ) -> Any:
+        """After a round: ``received`` has the arrays of each reply that counts, with ``coef_n``."""
+        if not rest:
+            return rest
+        shared = mean_rest(self.parts, rest.shared, list(received), coef_n, median)
+        own = rest.own
+        if self._local:
+            rows = [_bits({name: arrays[name] for name in self._local}) for arrays in received]
+            changed = [(bits ^ self._bits).view(np.float32) for bits in rows]
+            own = replace_rows(own, client_n, changed)
+        return Rest(shared, own)
+
+    def _arrays(self, row_d: npt.NDArray[Any]) -> Arrays:
+        bits = (np.asarray(row_d).view(np.uint32) ^ self._bits).view(np.uint8)
+        arrays = {}
+        first = 0
+        for name, array in self._local.items():
+            own = bits[first : first + array.nbytes].copy()
+            arrays[name] = own.view(array.dtype).reshape(array.shape)
+            first += array.nbytes
+        return arrays
+
+
+def _bits(arrays: Arrays) -> npt.NDArray[np.uint32]:
+    """The bits of some arrays, padded to whole numbers of 32."""
+    content = b"".join(array.tobytes() for array in arrays.values())
+    return np.frombuffer(content + bytes(-len(content) % 4), np.uint32)

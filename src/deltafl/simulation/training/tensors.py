@@ -1,0 +1,84 @@
+"""The tensors of a module by what becomes of them in local training, see ``model_parts.py``."""
+
+import copy
+
+import torch
+from torch import nn
+
+from ...model_parts import Arrays, ModelParts, as_array
+from ...tasks.modules import spare_single_values
+
+#: What clients bring back beside the flat vector.
+BROUGHT_BACK = ("buffer", "counter", "local")
+
+
+class ModelTensors:
+    """A module whose parameters come from a flat vector, and the rest from arrays.
+
+    Attributes:
+        model: The module.
+        own: The local parameters with a gradient, which a client trains beside the vector.
+    """
+
+    def __init__(self, model: nn.Module, parts: ModelParts) -> None:
+        self.model = model
+        self._parts = parts
+        tensors = {
+            **dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False)),
+        }
+        # Tied weights are one tensor, or several in the same memory.
+        same: dict[str, dict[int, torch.Tensor]] = {name: {} for name in parts.trained}
+        for entry in parts.entries:
+            if entry.kind == "trained":
+                tensor = tensors[entry.name]
+                same[entry.same_as or entry.name][id(tensor)] = tensor
+        self._trained = [list(of_tensor.values()) for of_tensor in same.values()]
+        self._sizes = [of_tensor[0].numel() for of_tensor in self._trained]
+        self._rest = {name: tensors[name] for name in parts.names(*BROUGHT_BACK)}
+        local = {id(tensors[name]): tensors[name] for name in parts.names("local")}
+        self.own = [tensor for tensor in local.values() if tensor.requires_grad]
+        self._frozen = {id(tensors[name]): tensors[name] for name in parts.names("frozen")}
+        for tensor in self._frozen.values():
+            tensor.requires_grad_(False)
+
+    def copied(self) -> "ModelTensors":
+        """A copy to train: frozen parameters, which never change, are shared."""
+        shared = {
+            key: tensor for key, tensor in self._frozen.items() if isinstance(tensor, nn.Parameter)
+        }
+        model = copy.deepcopy(self.model, dict(shared)).train()
+        for old, new in zip(self.model.modules(), model.modules(), strict=True):
+            # Statistics that nobody collects are used as they are.
+            is_norm = isinstance(old, nn.modules.batchnorm._NormBase)
+            if is_norm and id(old.running_mean) in self._frozen:
+                new.eval()
+        spare_single_values(model)
+        return ModelTensors(model, self._parts)
+
+    def load(self, vector_d: torch.Tensor) -> None:
+        """Let the trained tensors be parts of a flat vector."""
+        for of_tensor, piece_d in zip(
+            self._trained, torch.split(vector_d, self._sizes), strict=True
+        ):
+            for tensor in of_tensor:
+                tensor.data = piece_d.view_as(tensor)
+
+    def load_rest(self, rest: Arrays) -> None:
+        """Copy buffers, counters and local arrays."""
+        with torch.no_grad():
+            for name, array in rest.items():
+                self._rest[name].copy_(torch.tensor(array))
+
+    def rest(self) -> Arrays:
+        """Copies of the buffers, counters and local arrays."""
+        return {name: as_array(tensor).copy() for name, tensor in self._rest.items()}
+
+    def gradient(self) -> torch.Tensor:
+        """The gradient in the flat vector, 0 in unused parameters."""
+        parts = []
+        for of_tensor in self._trained:
+            found = [tensor.grad for tensor in of_tensor if tensor.grad is not None]
+            total = sum(found[1:], found[0]) if found else torch.zeros_like(of_tensor[0])
+            parts.append(total.reshape(-1))
+        return torch.cat(parts)

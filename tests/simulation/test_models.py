@@ -1,0 +1,447 @@
+"""Models that are more than one vector: in the simulator the answer of an own loop, and of a plain
+twin of torch alone; the same bytes after a resume and with two workers.
+"""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import deltafl
+from deltafl.arrays import flatten, mean_rest, unflatten
+from deltafl.errors import DeltaflError
+from deltafl.model_parts import ModelParts, NamedArrays
+from deltafl.simulation import RunDirectory, RunSettings, export_model, make_settings, run_single
+from deltafl.simulation.engine import Engine
+from deltafl.simulation.runner import new_model
+from deltafl.simulation.training.serial import LocalWork, minibatches
+from deltafl.streams import stream
+from deltafl.tasks import Dataset, Task
+from tools.simulation import StopError, quiet, stop_after
+
+#: Rows of the clients: one of them has a last minibatch of one example.
+SIZES = (9, 14, 6, 11)
+RATE = 0.1
+BATCH = 8
+ROUNDS = 3
+
+
+def images(shape: tuple[int, ...] = (1, 8, 8), tokens: int = 0) -> Dataset:
+    rng = np.random.default_rng(0)
+    m = sum(SIZES)
+    if tokens:
+        x = rng.integers(0, tokens, (m + 20, *shape))
+        y = x[:, 0] % 3
+    else:
+        x = rng.normal(2, 3, (m + 20, *shape)).astype(np.float32)
+        y = np.digitize(x.reshape(len(x), -1).mean(axis=1), [1.8, 2.2])
+    return Dataset("random", x[:m], y[:m], x[m:], y[m:], 3)
+
+
+class Block(nn.Module):
+    """A residual block with batch normalisation, or any other norm."""
+
+    def __init__(self, channels: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn = norm(channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x + self.bn(self.conv(x)))
+
+
+def resnet(norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> nn.Module:
+    named: list[tuple[str, nn.Module]] = [
+        ("conv", nn.Conv2d(1, 4, 3, bias=False)),
+        ("bn", norm(4)),
+        ("relu", nn.ReLU()),
+        ("block", Block(4, norm)),
+        ("pool", nn.AdaptiveAvgPool2d(1)),
+        ("flat", nn.Flatten()),
+        ("head", nn.Linear(4, 3)),
+    ]
+    return nn.Sequential(OrderedDict(named))
+
+
+def group_resnet() -> nn.Module:
+    return resnet(lambda channels: nn.GroupNorm(2, channels))
+
+
+def normed_mlp() -> nn.Module:
+    """A channel of a minibatch of one example has one value."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
+class Attention(nn.Module):
+    """One head over tokens, which look back alone: a mask of -inf; the output is the embedding."""
+
+    def __init__(self, tied: bool = True) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 6)
+        self.mix = nn.Linear(6, 6)
+        self.out = nn.Linear(6, 7, bias=False)
+        if tied:
+            self.out.weight = self.embed.weight
+        self.register_buffer("mask", torch.full((5, 5), -torch.inf).triu(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.embed(x)
+        weight = torch.softmax(h @ h.transpose(1, 2) + self.mask, dim=-1)
+        return self.out(torch.tanh(self.mix(weight @ h)).mean(dim=1))[:, :3]
+
+
+def with_lora(kind: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    small: dict[str, Any] = {"vocab_size": 11, "num_labels": 3, "pad_token_id": 0}
+    is_gpt2 = kind == "gpt2"
+    if is_gpt2:
+        config = transformers.GPT2Config(
+            n_embd=8, n_layer=2, n_head=2, n_positions=8, bos_token_id=1, eos_token_id=2, **small
+        )
+        model = transformers.GPT2ForSequenceClassification(config)
+        target = ["c_attn"]
+    else:
+        config = transformers.DistilBertConfig(
+            dim=8, n_layers=2, n_heads=2, hidden_dim=16, max_position_embeddings=8, **small
+        )
+        model = transformers.DistilBertForSequenceClassification(config)
+        target = ["q_lin", "v_lin"]
+    lora = peft.LoraConfig(
+        task_type="SEQ_CLS", r=2, target_modules=target, fan_in_fan_out=is_gpt2, lora_dropout=0.0
+    )
+    return Logits(peft.get_peft_model(model, lora))
+
+
+class Logits(nn.Module):
+    """The logits of a model of transformers, without random layers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        for part in model.modules():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.0
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(input_ids=x).logits
+        return logits
+
+
+def gpt2() -> nn.Module:
+    return with_lora("gpt2")
+
+
+def distilbert() -> nn.Module:
+    return with_lora("distilbert")
+
+
+def task_of(make_model: Callable[[], nn.Module], **more: Any) -> Task:
+    data = images()
+    if make_model in (Attention, gpt2, distilbert):
+        data = images((5,), tokens=7)
+        more |= {"tokens": True}
+    rows = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+    return Task("random", data, rows, make_model, cross_entropy, **more)
+
+
+#: What is tried in every way: the model, what is local, what is trained.
+MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    "batch norm": (resnet, {}),
+    "group norm": (group_resnet, {}),
+    "batch norm of one value": (normed_mlp, {}),
+    "FedBN": (resnet, {"local": ["*bn*"]}),
+    "SiloBN": (resnet, {"local": ["*running_*", "*num_batches*"]}),
+    "personal head": (resnet, {"local": ["head*"]}),
+    "body alone": (resnet, {"trainable": ["block*", "head*"]}),
+    "mask and tied": (Attention, {}),
+    "LoRA of GPT-2": (gpt2, {"trainable": "lora"}),
+    "LoRA of DistilBERT": (distilbert, {"trainable": "lora"}),
+}
+WORK = LocalWork(lr=RATE, epochs=1, batch_size=BATCH)
+
+
+def trained(model: nn.Module, task: Task, round: int, client: int, seed: int) -> nn.Module:
+    """A client's local training, as a user writes it."""
+    model = copy.deepcopy(model).train()
+    if task.trainable == ["block*", "head*"]:
+        model.bn.eval()  # statistics that are frozen are used as they are
+        for name, param in model.named_parameters():
+            param.requires_grad_(name.startswith(("block", "head")))
+    rows = np.asarray(task.client_rows[client])
+    params = [param for param in model.parameters() if param.requires_grad]
+    optimizer = torch.optim.SGD(params, RATE)
+    for batch in minibatches(len(rows), WORK, stream(seed, "batches", round, client)):
+        x = torch.from_numpy(task.dataset.train_x[rows[batch]])
+        y = torch.from_numpy(task.dataset.train_y[rows[batch]])
+        optimizer.zero_grad()
+        layers = [part for part in model.modules() if isinstance(part, nn.BatchNorm1d)]
+        for layer in layers:
+            layer.train(len(batch) > 1)
+        task.loss(model(x), y).backward()
+        optimizer.step()
+    return model
+
+
+def accuracies(models: Sequence[nn.Module], task: Task, owner_e: Any) -> tuple[float, float]:
+    """Accuracy and loss of the test examples, each judged by its model."""
+    x = torch.from_numpy(task.dataset.test_x)
+    y = torch.from_numpy(task.dataset.test_y)
+    outputs = []
+    for place, owner in enumerate(owner_e):
+        with torch.no_grad():
+            outputs.append(copy.deepcopy(models[owner]).eval()(x[place : place + 1]))
+    output = torch.cat(outputs)
+    right = (output.argmax(dim=1) == y).float().mean()
+    return float(right), float(cross_entropy(output, y))
+
+
+def own_loop(task: Task, label: str, sample: int, seed: int) -> list[dict[str, float]]:
+    """Rounds with flatten, unflatten and mean_rest; local arrays in a list."""
+    how = {"local": task.local, "trainable": task.trainable}
+    model = new_model(task.make_model, seed)
+    named = NamedArrays.of(model)
+    parts = ModelParts.of(named, **how)
+    sent = parts.rest({name: array.copy() for name, array in named.arrays.items()})
+    own_m = [{name: sent[name] for name in parts.names("local")} for _ in SIZES]
+    plan = deltafl.make_plan(label, list(SIZES), sample, seed=seed)
+    state = deltafl.init_round(plan, flatten(model, **how))
+    owner_e = task.test_clients if task.test_clients is not None else [0] * 20
+
+    def model_of(client: int) -> nn.Module:
+        arrays = {**sent, **own_m[client]}
+        whole = unflatten(state.params_d, model, **how)
+        tensors = {name: torch.tensor(array) for name, array in arrays.items()}
+        whole.load_state_dict(tensors, strict=False)
+        return whole
+
+    found = []
+    for round in range(ROUNDS):
+        cohort = deltafl.open_round(plan, state)
+        locals_n = [trained(model_of(i), task, round, i, seed) for i in cohort.client_n.tolist()]
+        update_nd = [flatten(local, **how) - state.params_d for local in locals_n]
+        coef_n = plan.collect_replies(state, cohort).coef_n
+        state, _ = deltafl.close_round(plan, state, cohort, update_nd)
+        received = [NamedArrays.of(local).arrays for local in locals_n]
+        sent = mean_rest(parts, sent, received, coef_n)
+        for client, arrays in zip(cohort.client_n.tolist(), received, strict=True):
+            own_m[client] = {name: arrays[name].copy() for name in own_m[client]}
+        accuracy, loss = accuracies([model_of(i) for i in range(len(SIZES))], task, owner_e)
+        found.append({"accuracy": accuracy, "loss": loss})
+    return found
+
+
+def settings_of(task: Any, **more: Any) -> dict[str, Any]:
+    own = {"sample": 4, "rounds": ROUNDS, "batch_size": BATCH, "local_lr": RATE}
+    return {"task": task, "local_epochs": 1, **own, **more}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("label", "sample"), [("full", 4), ("uniform", 2)])
+def test_a_comparison_is_an_own_loop(name: str, label: str, sample: int) -> None:
+    make_model, parts = MODELS[name]
+    task = task_of(make_model, **parts)
+    if parts.get("local"):
+        task = replace(task, test_clients=np.arange(20) % 4)
+    result = deltafl.compare(
+        **settings_of(lambda: task, sample=sample), samplers=[label], seeds=1, processes=1
+    )
+    runs = result.runs()
+    own = own_loop(task, label, sample, int(runs["seed"].iloc[0]))
+    for row in own:
+        assert np.isfinite(row["loss"])
+    last = runs[runs["round"] > 0]
+    np.testing.assert_allclose(last["loss"], [row["loss"] for row in own], rtol=1e-6)
+    np.testing.assert_allclose(last["accuracy"], [row["accuracy"] for row in own], atol=1e-6)
+
+
+def plain_fedavg(task: Task, seed: int) -> float:
+    """The accuracy of FedAvg of all clients by data size, in torch alone: a mean of state dicts."""
+    model = new_model(task.make_model, seed)
+    for round in range(ROUNDS):
+        states = [
+            trained(model, task, round, client, seed).state_dict() for client in range(len(SIZES))
+        ]
+        mean = {}
+        for name, tensor in model.state_dict().items():
+            total = sum(
+                size / sum(SIZES) * state[name].double()
+                for size, state in zip(SIZES, states, strict=True)
+            )
+            mean[name] = total.round().long() if tensor.dtype == torch.int64 else total.float()
+        model.load_state_dict(mean)
+    return accuracies([model], task, [0] * 20)[1]
+
+
+@pytest.mark.parametrize("make_model", [resnet, group_resnet, normed_mlp])
+def test_full_participation_is_fedavg_of_state_dicts(make_model: Callable[[], nn.Module]) -> None:
+    task = task_of(make_model)
+    result = deltafl.compare(**settings_of(lambda: task), samplers=["full"], seeds=[3], processes=1)
+    np.testing.assert_allclose(
+        result.runs()["loss"].iloc[-1], plain_fedavg(task, seed=3), rtol=1e-6
+    )
+
+
+OWN = """
+import numpy as np
+from simulation import test_models
+
+def make_task():
+    owners = np.arange(20) % 4
+    return test_models.task_of(test_models.resnet, local=["head*"], test_clients=owners)
+"""
+
+
+def settings_in(folder: Path, **more: Any) -> RunSettings:
+    (folder / "own_models.py").write_text(OWN)
+    given = settings_of(str(folder / "own_models.py"), sampler="innovation", sample=2)
+    return make_settings(RunSettings, {**given, "rounds": 5, "checkpoint_every": 2, **more})
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    names = ("rounds.jsonl", "clients.json")
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def arrays_of(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    saved = RunDirectory(folder).saved()
+    assert saved is not None
+    return saved[1]
+
+
+@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_run_that_was_interrupted_ends_in_the_same_bytes(
+    tmp_path: Path, memory: bool, rounds: int
+) -> None:
+    more = [{"memory_path": str(tmp_path / name)} if memory else {} for name in ("a", "b")]
+    run_single(settings_in(tmp_path, **more[0]), tmp_path / "whole", quiet)
+    with pytest.raises(StopError):
+        run_single(settings_in(tmp_path, **more[1]), tmp_path / "broken", stop_after(rounds))
+    run_single(settings_in(tmp_path, **more[1]), tmp_path / "broken", quiet)
+    assert content(tmp_path / "whole") == content(tmp_path / "broken")
+    one, two = (arrays_of(tmp_path / name) for name in ("whole", "broken"))
+    assert one.keys() == two.keys() and any("running_mean" in name for name in one)
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, two[name])
+    if memory:
+        rows = [next((tmp_path / name).glob("*/local/rows.bin")).read_bytes() for name in "ab"]
+        assert rows[0] == rows[1] and any(rows[0])
+
+
+def test_memory_on_disk_and_in_ram_is_the_same_run(tmp_path: Path) -> None:
+    run_single(settings_in(tmp_path), tmp_path / "ram", quiet)
+    on_disk = settings_in(tmp_path, memory_path=str(tmp_path / "memory"))
+    run_single(on_disk, tmp_path / "disk", quiet)
+    assert content(tmp_path / "ram") == content(tmp_path / "disk")
+
+
+def test_two_workers_are_one(tmp_path: Path) -> None:
+    for workers in (1, 2):
+        run_single(settings_in(tmp_path, workers=workers), tmp_path / str(workers), quiet)
+    assert content(tmp_path / "1") == content(tmp_path / "2")
+
+
+@pytest.mark.parametrize("sampler", ["oort", "delta", "census"])
+def test_training_of_everybody_leaves_no_trace(tmp_path: Path, sampler: str) -> None:
+    """Nobody but the cohort changes buffers or local arrays."""
+    settings = settings_in(tmp_path, sampler=sampler, rounds=1)
+    run_single(settings, tmp_path / "run", quiet)
+    cohort = list(RunDirectory(tmp_path / "run").lines("rounds.jsonl"))[1]["cohort"]
+    arrays = arrays_of(tmp_path / "run")
+    own = arrays["state.rest.own"].any(axis=1)
+    assert np.flatnonzero(own).tolist() == sorted(set(cohort))
+    assert arrays["state.rest.shared.bn.num_batches_tracked"] in (1, 2)
+
+
+def test_an_exported_model_has_the_statistics_and_the_mean_of_the_local_arrays(
+    tmp_path: Path,
+) -> None:
+    run_single(settings_in(tmp_path, sampler="full", rounds=1), tmp_path / "run", quiet)
+    to = tmp_path / "model.safetensors"
+    export_model(tmp_path / "run", to)
+    found = load_file(to)
+    task = task_of(resnet)
+    seed = make_settings(RunSettings, settings_of("digits")).seed
+    model = new_model(resnet, seed)
+    states = [trained(model, task, 0, client, seed).state_dict() for client in range(4)]
+    for name in ("bn.running_mean", "head.bias", "conv.weight"):
+        mean = sum(
+            size / sum(SIZES) * state[name] for size, state in zip(SIZES, states, strict=True)
+        )
+        np.testing.assert_allclose(found[name], mean, rtol=1e-5, atol=1e-7)
+
+
+def test_local_arrays_take_no_part_in_what_the_server_measures() -> None:
+    """The update is that of the shared arrays; a step of mime shortens these alone."""
+    task = task_of(resnet, local=["head*"])
+    clients = np.arange(4)
+    plain, shortened = (
+        Engine(task, replace(WORK, epochs=None, steps=1, step_factor=factor), 0)
+        for factor in (1.0, 0.5)
+    )
+    start_d = plain.initial_params()
+    one, half = (engine.train(start_d, 0, clients) for engine in (plain, shortened))
+    np.testing.assert_allclose(half.update_nd, 0.5 * one.update_nd, rtol=1e-4, atol=1e-7)
+    for first, second in zip(one.rest_n, half.rest_n, strict=True):
+        np.testing.assert_array_equal(first["head.weight"], second["head.weight"])
+    assert len(start_d) == sum(p.numel() for p in resnet().parameters()) - 15
+
+
+def test_a_reply_with_a_broken_buffer_does_not_count(tmp_path: Path) -> None:
+    task = task_of(resnet)
+    huge = task.dataset.train_x.copy()
+    huge[task.client_rows[2]] *= np.float32(1e25)
+    broken = replace(task, dataset=replace(task.dataset, train_x=huge))
+    run_single(
+        make_settings(RunSettings, settings_of(lambda: broken, sampler="full", rounds=1)),
+        tmp_path / "run",
+        quiet,
+    )
+    line = list(RunDirectory(tmp_path / "run").lines("rounds.jsonl"))[1]
+    assert [client for client, _ in line["rejected"]] == [2]
+    arrays = arrays_of(tmp_path / "run")
+    assert np.isfinite(arrays["state.rest.shared.bn.running_var"]).all()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"dp": 1.0, "clip": 1.0}, "bn.running_mean"),
+        ({"local": ["head*", "hed*"]}, "hed"),
+        ({"local": "*"}, "trainable"),
+        ({"trainable": "lora"}, "trainable"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(more: dict[str, Any], words: str, tmp_path: Path) -> None:
+    own = {key: more.pop(key) for key in ("local", "trainable") if key in more}
+    task = task_of(resnet, **own)
+    with pytest.raises(DeltaflError, match=words):
+        deltafl.compare(
+            **settings_of(lambda: task), **more, samplers=["uniform"], seeds=1, out=tmp_path / "a"
+        )
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_log_says_why_a_path_is_slow(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        Engine(task_of(resnet), WORK, 0)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1 and "bn.running_mean" in said[0]
+
+
+def test_one_name_of_tied_weights_stands_for_the_tensor() -> None:
+    for name in ("embed*", "out*"):
+        parts = ModelParts.of(Attention(), local=[name])
+        assert parts.names("local") == ["embed.weight", "out.weight"]
+        only = ModelParts.of(Attention(), trainable=[name])
+        assert list(only.trained) == ["embed.weight"]
