@@ -160,16 +160,9 @@ def plan_of(
         ),
     )
     size = plan.sampler.output_bias_size
-    if task is not None and (size > 0 or plan.part("dp") is not None):
-        parts = task.parts_of(task.make_model())
-        averaged = parts.names("buffer", "counter")
-        if plan.part("dp") is not None and averaged:
-            raise DeltaflError(
-                f"dp: the mean of {averaged[0]!r} would get no noise; use layers without buffers, "
-                "such as GroupNorm for BatchNorm"
-            )
-        shape = [*parts.trained.values()][-1]
-        if size > 0 and shape != (size,):
+    if task is not None and size > 0:
+        shape = [*task.parts_of(task.make_model()).trained.values()][-1]
+        if shape != (size,):
             raise DeltaflError(
                 f"{settings.sampler} looks at the bias of an output layer of {size} classes, but "
                 f"the last parameters of the model of {task.name!r} have shape {shape}; set "
