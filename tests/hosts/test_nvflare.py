@@ -229,3 +229,72 @@ def test_what_the_host_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         DeltaflError, match=r"no initial model; add one, job.to_server\(PTModel\(model\)\)"
     ):
         Controller("uniform", 2).join(monkeypatch, 3, {}).run()
+
+
+def replying(monkeypatch: pytest.MonkeyPatch, reply: Any, **settings: Any) -> Controller:
+    """Two rounds in which each site sends what ``reply(number, params)`` makes."""
+
+    def prepare(sites: dict[str, Site]) -> None:
+        for site in sites.values():
+
+            def script(model: FLModel, number: int = site.number) -> FLModel | None:
+                answer: FLModel | None = reply(number, model.params)
+                return answer
+
+            site.script = script
+
+    return controlled(monkeypatch, "uniform", 3, 2, prepare=prepare, **settings)
+
+
+def test_metrics_of_sites_become_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sizes are 10, 15 and 20, and everybody replies."""
+    caplog.set_level("INFO")
+
+    def reply(number: int, params: Any) -> FLModel:
+        metrics = {"loss": 1.0, "recall": [1.0 * number, 0.5], "name": "x", "rejected": 99}
+        return FLModel(params=params, metrics=metrics)
+
+    controller = replying(monkeypatch, reply)
+    assert len(controller.metrics) == 2
+    found = controller.metrics[-1]
+    assert found["recall"] == pytest.approx([(15 + 2 * 20) / 45, 0.5])
+    assert (found["loss"], found["rejected"], found["responded"]) == (1.0, 0, 3)
+    assert "name" not in found
+    assert "metrics: {'" in caplog.text
+
+
+def test_the_log_names_missing_and_extra_arrays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def reply(number: int, params: Any) -> FLModel:
+        if number == 1:
+            del params["bias"]
+            params["\x1b[2J" + 999 * "y"] = np.ones(2)
+        return FLModel(params=params, metrics={"loss": 1.0})
+
+    replying(monkeypatch, reply)
+    lines = [message for message in caplog.messages if "rejected" in message]
+    assert len(lines) == 2
+    assert "reply of site-1 rejected: the reply lacks 'bias', and has '\\x1b[2Jyyy" in lines[0]
+    assert "\x1b" not in lines[0]
+    assert len(lines[0]) < 250
+
+
+def test_differences_of_arrays_that_nobody_sent_are_ignored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reply(number: int, params: Any) -> FLModel:
+        assert params.keys() == MODEL.keys()
+        change = {name: np.ones_like(array) for name, array in params.items()}
+        change["base"] = np.ones(9, np.float32)
+        return FLModel(ParamsType.DIFF, change, metrics={"loss": 1.0})
+
+    base = {"base": np.full(9, 7, np.float32)}
+    controller = replying(monkeypatch, reply, model={**MODEL, **base}, trainable=list(MODEL))
+    assert [info.num_responded for info in controller.history] == [3, 3]
+    model = controller.saved[-1].params
+    assert model.keys() == {*MODEL, "base"}
+    assert model["base"].tolist() == [7] * 9
+    assert all(model[name] == pytest.approx(MODEL[name] + 2) for name in MODEL)
