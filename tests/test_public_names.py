@@ -70,7 +70,8 @@ def test_errors_are_value_errors() -> None:
     assert issubclass(deltafl.DeltaflError, ValueError)
     error = deltafl.MissingExtraError("torch", "sim")
     assert isinstance(error, deltafl.DeltaflError)
-    assert str(error) == "this needs the package 'torch': pip install 'deltafl[sim]'"
+    assert str(error).startswith("this needs the package 'torch': pip install 'deltafl[sim]', and")
+    assert "https://download.pytorch.org/whl/cpu" in str(error)
 
 
 def test_a_host_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,9 @@ from typing import Any, ClassVar
 #: What user code can raise; a ``sys.exit`` in it must not choose this program's exit code.
 OWN_ERRORS = (Exception, SystemExit)
 
+#: PyTorch without CUDA: a tenth of its size.
+CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+
 
 class DeltaflError(ValueError):
     """A mistake of the caller; the message names what was given, what is allowed and what to
@@ -29,7 +32,10 @@ class MissingExtraError(DeltaflError):
     """A part of deltafl needs a package that is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"this needs the package {package!r}: pip install 'deltafl[{extra}]'")
+        cure = f"pip install 'deltafl[{extra}]'"
+        if package == "torch":
+            cure = f"{cure}, and before it, for a machine without a GPU, {CPU_TORCH}"
+        super().__init__(f"this needs the package {package!r}: {cure}")
 
 
 def require(package: str, extra: str) -> None:

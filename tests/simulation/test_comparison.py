@@ -255,3 +255,69 @@ def test_a_run_notes_sizes_and_accuracies_of_clients_with_tests_of_their_own(
 def test_what_is_no_folder_is_refused(folder: Any) -> None:
     with pytest.raises(deltafl.DeltaflError, match="is no folder; write its name"):
         deltafl.load(folder)
+
+
+def test_pictures_over_what_is_asked_for(tmp_path: Path) -> None:
+    """Trainings by hand: ``full`` has 12 a round, ``uniform`` 4, a census 12 before the first."""
+    found = deltafl.compare(
+        "digits",
+        ["full", "uniform", "census"],
+        seeds=2,
+        out=tmp_path / "out",
+        processes=1,
+        progress=False,
+        report=False,
+        clients=12,
+        sample=4,
+        rounds=3,
+    )
+    trainings = {run.sampler: run.trainings_r for run in found.curves}
+    np.testing.assert_array_equal(trainings["full"], [12, 24, 36])
+    np.testing.assert_array_equal(trainings["uniform"], [4, 8, 12])
+    assert trainings["census"] is not None and trainings["census"][-1] >= 12 + 2 * 4
+    ends = {"rounds": 3, "trainings": 36, "bytes": None, "seconds": None}
+    for x, end in ends.items():
+        figure = found.plot(tmp_path / f"{x}.svg", metric="loss", x=x)
+        (axes,) = figure.axes
+        full = max(line.get_xdata()[-1] for line in axes.get_lines() if len(line.get_xdata()) == 3)
+        assert end is None or full == end
+        assert (tmp_path / f"{x}.svg").stat().st_size > 1000
+    longest = max(float(run.bytes_r[-1]) for run in found.curves)
+    (axes,) = found.plot(x="bytes").axes
+    assert max(line.get_xdata()[-1] for line in axes.get_lines() if len(line.get_xdata()) == 3) == (
+        pytest.approx(longest / 1e6, rel=0.01)
+    )
+    for given_names, words in (
+        ({"x": "byte"}, "did you mean 'bytes'"),
+        ({"x": "clock"}, "was not recorded"),
+        ({"metric": "auc"}, "unknown metric 'auc'"),
+    ):
+        with pytest.raises(deltafl.DeltaflError, match=words):
+            found.plot(**given_names)
+    clients = found.clients()
+    assert len(clients) == 3 * 2 * 12
+    of_full = clients[clients["sampler"] == "full"]
+    assert (of_full["draws"] == 3).all() and of_full["client"].tolist() == [*range(12)] * 2
+    assert clients["accuracy"].between(0, 1).all() and (clients["examples"] > 0).all()
+    assert found.to_csv(tmp_path / "t.csv") == (tmp_path / "t.csv").read_text()
+    assert r"\begin{tabular}" in found.to_latex(tmp_path / "t.tex")
+
+
+def test_clients_of_a_table_have_their_names(tmp_path: Path) -> None:
+    rows = [f"{k % 5},{k % 2},clinic {'abc'[k % 3]}" for k in range(90)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,label,owner", *rows]))
+    found = deltafl.compare(
+        tmp_path / "t.csv",
+        ["uniform"],
+        seeds=1,
+        out=tmp_path / "out",
+        processes=1,
+        progress=False,
+        report=False,
+        column="owner",
+        sample=2,
+        rounds=2,
+    )
+    assert sorted(found.clients()["client"]) == ["clinic a", "clinic b", "clinic c"]
+    again = deltafl.load(tmp_path / "out").clients()
+    assert again["client"].tolist() == found.clients()["client"].tolist()

@@ -14,6 +14,7 @@ from deltafl.simulation.evaluation import Patience
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.tune import TuneSettings
+from deltafl.types import Judge
 from tools.simulation import TINY, StopError, lines_of, quiet, run, stop_after
 
 
@@ -22,7 +23,9 @@ def ended(values: list[float | None], metric: str, patience: int, before: int) -
     lines = [{"round": k, "test": {metric: value}} for k, value in enumerate(values)]
     live: Any = SimpleNamespace(
         settings=SimpleNamespace(patience=patience),
-        engine=SimpleNamespace(task=SimpleNamespace(metric=metric)),
+        engine=SimpleNamespace(
+            task=SimpleNamespace(metrics=[Judge(metric, higher=metric == "accuracy")])
+        ),
         directory=SimpleNamespace(lines=lambda _: iter(lines[:before])),
         group=ALONE,
     )

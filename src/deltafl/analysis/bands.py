@@ -66,9 +66,14 @@ def _smooth(value_r: FloatArray, window: int) -> FloatArray:
     return smooth_r
 
 
+def mean_curve(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> FloatArray:
+    """Mean over seeds at the rounds of ``curve_band``."""
+    return band_of(curves).mean_r
+
+
 def mean_clock(runs: Sequence[Run]) -> FloatArray:
-    """Mean over seeds of the virtual clock at the rounds of ``curve_band``."""
-    return band_of([(run.round_r, run.clock_r) for run in runs if run.clock_r is not None]).mean_r
+    """Mean over seeds of the virtual clock."""
+    return mean_curve([(run.round_r, run.clock_r) for run in runs if run.clock_r is not None])
 
 
 def selections(groups: Mapping[str, Sequence[Run]]) -> dict[str, Band]:

@@ -8,16 +8,16 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import DeltaflError, require
+from ..errors import DeltaflError, require, unknown_name
 from ..types import judge_of
-from .bands import Band, curve_band, mean_clock, selections
+from .bands import Band, curve_band, mean_curve, selections
 from .looks import GREY, INK, MOST_STRONG, PALE, WEAK, Look, looks
 from .numbers import Summary
 from .runs import Run, by_sampler
@@ -53,6 +53,26 @@ OVER = {
     "bytes": "megabytes sent and received",
     "seconds": "seconds of training",
     "clock": "seconds of the virtual clock",
+}
+
+
+class Abscissa(NamedTuple):
+    """What curves are drawn over: its label, and the numbers of a run that are multiplied by
+    ``factor``, None if they were not recorded.
+    """
+
+    label: str
+    of: Callable[[Run], Any]
+    factor: float = 1.0
+
+
+#: By the names that users type.
+ABSCISSAE = {
+    "rounds": Abscissa(OVER["round"], lambda run: run.round_r),
+    "trainings": Abscissa("trainings of clients", lambda run: run.trainings_r),
+    "bytes": Abscissa(OVER["bytes"], lambda run: run.bytes_r, 1e-6),
+    "seconds": Abscissa(OVER["seconds"], lambda run: run.seconds_r),
+    "clock": Abscissa(OVER["clock"], lambda run: run.clock_r),
 }
 #: The axis of clients in ``selections``.
 SELECTED_FIRST = "clients, the most often selected first"
@@ -112,11 +132,26 @@ def metrics_of(runs: Sequence[Run]) -> list[str]:
 
 
 def draw_curves(
-    runs: Sequence[Run], summary: Summary, metric: str, path: Path | None = None
+    runs: Sequence[Run],
+    summary: Summary,
+    metric: str,
+    path: Path | None = None,
+    over: str | None = None,
 ) -> Figure | None:
     """Draw the curves of a metric, as ``draw_panels`` does; None if no run has a number of it, but
     for the loss.
+
+    ``over`` is one of ``ABSCISSAE``; if left out, it is rounds, and the clock beside them where
+    there is one.
     """
+    shown = [over or "rounds"]
+    if over is None and runs[0].clock_r is not None:
+        shown.append("clock")
+    for name in shown:
+        if name not in ABSCISSAE:
+            raise unknown_name("x", name, ABSCISSAE)
+        if any(ABSCISSAE[name].of(run) is None for run in runs):
+            raise DeltaflError(f"x is {name!r}, which was not recorded; draw over 'rounds'")
     judge = judge_of(metric, summary.judges)
     groups = by_sampler(runs)
     drawn = []
@@ -139,22 +174,18 @@ def draw_curves(
         goal = goal_of(summary)
     if goal is not None:
         note += f" Dashed: {threshold_text(summary, named=False)}, the threshold."
-    panels = [
-        Panel(
-            panel_title("", runs),
-            drawn,
-            OVER["round"],
-            judge.title,
-            goal,
-        )
-    ]
-    if runs[0].clock_r is not None:
-        by_clock = []
-        for line in drawn:
-            band = line.band._replace(round_r=mean_clock(groups[line.name]))
-            by_clock.append(line._replace(band=band))
-        panels.append(Panel("", by_clock, OVER["clock"], judge.title, goal))
+    panels = list[Panel]()
+    for name in shown:
+        lines = [_over(line, groups[line.name], ABSCISSAE[name]) for line in drawn]
+        caption = "" if panels else panel_title("", runs)
+        panels.append(Panel(caption, lines, ABSCISSAE[name].label, judge.title, goal))
     return draw_panels(panels, len(panels), note, path, log_y=not judge.higher)
+
+
+def _over(line: Line, runs: Sequence[Run], abscissa: Abscissa) -> Line:
+    """A line over something else than rounds: its mean over seeds, round by round."""
+    x_r = mean_curve([(run.round_r, abscissa.factor * abscissa.of(run)) for run in runs])
+    return line._replace(band=line.band._replace(round_r=x_r))
 
 
 def goal_of(summary: Summary) -> float | None:

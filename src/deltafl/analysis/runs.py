@@ -71,6 +71,8 @@ class Run(NamedTuple):
     #: seconds of the virtual clock of the run's world; None without a clock
     clock_r: FloatArray | None = None
     client_seconds_r: FloatArray | None = None  #: the part of ``seconds_r`` in which clients worked
+    trainings_r: FloatArray | None = None  #: how often clients were asked to train up to there
+    client_names: Sequence[str] = ()  #: the clients' names; none where they are numbers
     bytes_up_r: FloatArray | None = None  #: the part of ``bytes_r`` that clients sent
     server_bytes: int | None = None  #: the largest state that the server had between two rounds
     judges: Sequence[Judge] = ()  #: how metrics beside accuracy and loss are read

@@ -12,16 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
+from ..analysis import paper
 from ..analysis.numbers import Summary
 from ..analysis.plots import draw_curves, draw_plots, small_png
 from ..analysis.report import Part, write_report
 from ..analysis.runs import Run
 from ..analysis.summary import summarise, write_summary
 from ..analysis.table import comparison_table
-from ..errors import DeltaflError, MissingExtraError, require
-from ..store import checked
+from ..errors import DeltaflError, MissingExtraError, require, unknown_name
+from ..store import checked, write_atomically
 from ..tasks.own import is_table, short_name
 from .directory import RunDirectory, environment, recorded_settings
 from .own_code import require_one_code
@@ -134,17 +136,69 @@ class Comparison:
         ]
         return pd.concat(parts, ignore_index=True)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """A Matplotlib figure of the metric over rounds: mean over seeds, and a band from the
-        lowest to the highest.
+    def clients(self) -> Any:
+        """A pandas table with one row for each sampler, seed and client: its name, or number from
+        0, its examples, how often it was drawn, and its value of the metric, a mean over the last
+        evaluations (``analysis.Fairness``); NaN where that is unknown.
+        """
+        import pandas as pd
+
+        parts = []
+        for run in self.curves:
+            m = len(run.draws_m)
+            value_m = np.full(m, np.nan)
+            if run.value_km is not None:
+                value_m = run.value_km.mean(axis=0)
+            columns = {
+                "sampler": run.sampler,
+                "seed": run.seed,
+                "client": [*run.client_names] or range(m),
+                "examples": np.nan if run.num_examples_m is None else run.num_examples_m,
+                "draws": run.draws_m,
+                run.metric: value_m,
+            }
+            parts.append(pd.DataFrame(columns))
+        return pd.concat(parts, ignore_index=True)
+
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The table of a paper as CSV (``analysis/paper.py``): means with 95 % intervals; saved if
+        there is a path.
+        """
+        return _saved(paper.to_csv(self.numbers), path)
+
+    def to_latex(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The same as a LaTeX ``tabular``, the best of each column in bold."""
+        return _saved(paper.to_latex(self.numbers), path)
+
+    def plot(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        metric: str | None = None,
+        x: str = "rounds",
+    ) -> Any:
+        """A Matplotlib figure of a metric: mean over seeds, and a band from the lowest to the
+        highest.
 
         Args:
             path: Where the figure is saved too: a name that ends in ``.png``, ``.pdf``, ``.svg`` or
                 what else Matplotlib writes.
+            metric: What is drawn; that of the comparison if left out.
+            x: Over what: ``"rounds"``, ``"trainings"`` of clients, ``"bytes"`` sent and received,
+                ``"seconds"`` of training, or ``"clock"``, the virtual one; means over seeds.
+
+        Raises:
+            DeltaflError: If the metric, or what it is drawn over, was not recorded.
         """
         place = None if path is None else Path(path)
-        figure = draw_curves(self.curves, self.numbers, self.numbers.metric, place)
-        assert figure is not None, "a comparison has its metric"
+        first = self.curves[0]
+        known = ["accuracy", "loss", *first.others_r]
+        drawn = metric or self.numbers.metric
+        if drawn not in known:
+            raise unknown_name("metric", drawn, known)
+        figure = draw_curves(self.curves, self.numbers, drawn, place, x)
+        if figure is None:
+            raise DeltaflError(f"no run has a finite {drawn}; draw another metric")
         figure._repr_png_ = partial(small_png, figure)  # what a notebook shows
         return figure
 
@@ -196,6 +250,12 @@ class Comparison:
         )
         console.print(comparison_table(self.numbers))
         return console
+
+
+def _saved(text: str, path: str | os.PathLike[str] | None) -> str:
+    if path is not None:
+        write_atomically(Path(path), text)
+    return text
 
 
 def command_of(settings: CompareSettings) -> str:

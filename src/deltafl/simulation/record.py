@@ -10,7 +10,7 @@ A run's own folder takes megabytes and is deleted when the run is finished; its 
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -132,14 +132,17 @@ def note_clients(
     metric: str,
     value_m: FloatArray | None,
     since: int,
+    names: Sequence[str] = (),
 ) -> None:
-    """Write each client's size, and perhaps its metric after this round beside those noted from
-    ``since`` on.
+    """Write each client's size, perhaps its name, and perhaps its metric after this round beside
+    those noted from ``since`` on.
 
     It is written before the round becomes a checkpoint, so that a round which is played again is
     noted again.
     """
     known: dict[str, Any] = {"num_examples": num_examples_m.tolist()}
+    if names:
+        known["names"] = [*names]
     if value_m is not None:
         # Later rounds than this one are those that are played again.
         rows = {at: row for at, row in _noted_clients(folder)[1].items() if since <= at < round}
@@ -154,8 +157,17 @@ def _noted_clients(folder: Path) -> tuple[FloatArray | None, dict[int, Column]]:
     """
     if not (folder / CLIENTS).exists():
         return None, {}
-    size_m, *values = read_json(folder / CLIENTS).values()
+    known = read_json(folder / CLIENTS)
+    known.pop("names", None)
+    size_m, *values = known.values()
     return _floats(size_m), dict(zip(*values, strict=False))
+
+
+def _noted_names(folder: Path) -> Sequence[str]:
+    """The clients' names; none where they are numbers."""
+    if not (folder / CLIENTS).exists():
+        return ()
+    return tuple(read_json(folder / CLIENTS).get("names", ()))
 
 
 def what_is_run(settings: RunSettings) -> dict[str, Any]:
@@ -215,6 +227,10 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         seconds_r=summed([timing["seconds"] for timing in timings]),
         cpu_seconds_r=summed([timing["cpu_seconds"] for timing in timings]),
         bytes_r=summed([line.get("bytes_down", 0) + line.get("bytes_up", 0) for line in lines]),
+        trainings_r=summed(
+            [len(line.get("cohort", ())) or line.get("answers", 0) for line in lines]
+        ),
+        client_names=_noted_names(directory.path),
         bytes_up_r=summed([line.get("bytes_up", 0) for line in lines]),
         client_seconds_r=summed([timing["client_seconds"] for timing in timings]),
         server_bytes=max(timing.get("server_bytes", 0) for timing in timings) or None,

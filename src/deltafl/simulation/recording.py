@@ -32,6 +32,7 @@ class Recording(Callback):
                 run.engine.task.metrics[0].name,
                 round.judged.by_client(),
                 since,
+                run.engine.task.client_names,
             )
         round.timing["server_bytes"] = bytes_in_ram(run.state)
         round.timing["evaluation_seconds"] = round.closed.read()["seconds"]

@@ -1,0 +1,166 @@
+"""The table of a comparison for a paper, as LaTeX and as CSV: means with intervals, the best in
+bold.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .numbers import SamplerSummary, Summary
+from .statistics import Interval, mean_interval
+
+#: Letters that mean something else in LaTeX.
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+}
+#: A cell that begins so is a formula for a spreadsheet.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+class _Column(NamedTuple):
+    """A column of numbers.
+
+    ``symmetric``: whether its interval is shown as half its width.
+    """
+
+    name: str
+    heading: str
+    sign: float  # 1 where higher is better, -1 where lower is
+    value: Callable[[SamplerSummary], Interval | None]
+    decimals: int = 2
+    factor: float = 1.0
+    symmetric: bool = True
+
+
+def _columns(summary: Summary) -> list[_Column]:
+    """The columns that the comparison has."""
+    judge = summary.judge
+    unit = r" (\%)" if judge.share else ""
+    decimals = 1 if judge.share else 3
+    columns = [
+        _Column(
+            summary.metric,
+            f"{latex(summary.metric)}{unit}",
+            judge.sign,
+            lambda entry: _of_seeds([s.top5 if judge.share else s.final for s in entry.seeds]),
+            decimals,
+            judge.factor,
+        ),
+        _Column("gap_closed", "gap closed", 1, _gap, symmetric=False),
+        _Column(
+            "worst_tenth",
+            f"worst tenth{unit}",
+            judge.sign,
+            lambda entry: _of_seeds(
+                [None if s.fairness is None else s.fairness.worst_tenth for s in entry.seeds]
+            ),
+            decimals,
+            judge.factor,
+        ),
+        _Column(
+            "rounds_to_threshold",
+            "rounds",
+            -1,
+            lambda entry: _of_seeds(
+                [None if s.reach is None else float(s.reach.round) for s in entry.seeds]
+            ),
+            1,
+        ),
+    ]
+    return [column for column in columns if any(map(column.value, summary.samplers))]
+
+
+def _of_seeds(values: Sequence[Any]) -> Interval | None:
+    """Mean and interval over seeds; None if one of them has no number."""
+    if None in values:
+        return None
+    return mean_interval(np.array(values, dtype=np.float64))
+
+
+def _gap(entry: SamplerSummary) -> Interval | None:
+    gap = entry.gap_closed
+    if gap is None:
+        return None
+    return Interval(gap.value, gap.low, gap.high)
+
+
+def to_csv(summary: Summary) -> str:
+    """One row a sampler: for each column its mean, and ``_low`` and ``_high`` of its interval.
+
+    Numbers are in the units of ``summary.json``, and cells without one are empty. Names that a
+    spreadsheet would take for formulas begin with an apostrophe.
+    """
+    columns = _columns(summary)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    ends = ("", "_low", "_high")
+    names = [f"{column.name}{end}" for column in columns for end in ends]
+    writer.writerow(map(harmless, ["sampler", "seeds", *names]))
+    for entry in summary.samplers:
+        numbers = [x for column in columns for x in column.value(entry) or (None,) * 3]
+        writer.writerow([harmless(entry.sampler), len(entry.seeds), *numbers])
+    return text.getvalue()
+
+
+def to_latex(summary: Summary) -> str:
+    """A ``tabular`` with one row a sampler, without packages: a mean with half the width of its
+    interval, or with the interval in brackets; of each column the best mean is bold.
+    """
+    columns = _columns(summary)
+    best = [_best(column, summary) for column in columns]
+    lines = [
+        rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
+        r"\hline",
+        " & ".join(["sampler", *(column.heading for column in columns)]) + r" \\",
+        r"\hline",
+    ]
+    for entry in summary.samplers:
+        cells = [_cell(column, entry, top) for column, top in zip(columns, best, strict=True)]
+        lines.append(" & ".join([latex(entry.sampler), *cells]) + r" \\")
+    level = f"{100 * summary.confidence:g}"
+    lines += [r"\hline", r"\end{tabular}", f"% means over seeds; intervals: {level} %, Student's t"]
+    return "\n".join(lines) + "\n"
+
+
+def _best(column: _Column, summary: Summary) -> float:
+    """The best mean as it is shown; NaN if there is none."""
+    found = [column.value(entry) for entry in summary.samplers]
+    means = [column.sign * interval.mean for interval in found if interval is not None]
+    return column.sign * max(means, default=np.nan)
+
+
+def _cell(column: _Column, entry: SamplerSummary, best: float) -> str:
+    found = column.value(entry)
+    if found is None:
+        return "--"
+    scaled = [x if x is None else column.factor * x for x in found]
+    mean, low, high = scaled
+    shown = f"{mean:.{column.decimals}f}"
+    text = f"${shown}$"
+    # Those that look the same are all the best.
+    if shown == f"{column.factor * best:.{column.decimals}f}":
+        text = rf"$\mathbf{{{shown}}}$"
+    if low is None or high is None:
+        return text
+    if column.symmetric:
+        return rf"{text} $\pm$ ${(high - low) / 2:.{column.decimals}f}$"
+    return f"{text} $[{low:.{column.decimals}f}, {high:.{column.decimals}f}]$"
+
+
+def latex(text: str) -> str:
+    """Text of which LaTeX prints every letter."""
+    return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
+def harmless(text: str) -> str:
+    """Text that no spreadsheet takes for a formula."""
+    return f"'{text}" if text.startswith(_FORMULA) else text

@@ -1,0 +1,82 @@
+"""The table for a paper: numbers by hand, the best in bold, every letter printed, no formulas."""
+
+import csv
+import io
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltafl.analysis import summarise
+from deltafl.analysis.paper import harmless, latex, to_csv, to_latex
+from tools.runs import make_run, runs_of
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_the_numbers_of_the_table() -> None:
+    """Three seeds of .5 .6 .7: mean .6, t_2 = 4.3027, half a width of 4.3027 * .1 / sqrt 3."""
+    runs = [
+        make_run("uniform", seed, 3, accuracy_r=np.full(10, 0.5 + 0.1 * seed)) for seed in range(3)
+    ]
+    runs += [make_run("better_one", s, 3, accuracy_r=np.full(10, 0.7 + 0.01 * s)) for s in range(3)]
+    summary = summarise(runs, None)
+    first, second = rows_of(to_csv(summary))
+    assert (first["sampler"], first["seeds"]) == ("uniform", "3")
+    half = 4.302653 * 0.1 / 3**0.5
+    assert [float(first[f"accuracy{end}"]) for end in ("", "_low", "_high")] == pytest.approx(
+        [0.6, 0.6 - half, 0.6 + half], rel=1e-5
+    )
+    assert float(second["accuracy"]) == pytest.approx(0.71)
+    text = to_latex(summary)
+    assert r"uniform & $60.0$ $\pm$ $24.8$" in text
+    assert r"better\_one & $\mathbf{71.0}$ $\pm$ $2.5$" in text
+
+
+def test_the_best_is_the_lowest_loss_and_the_fewest_rounds() -> None:
+    runs = runs_of("loss", uniform=[8, 9, 10], full=[2, 3, 2], md=[2, 3, 2])
+    text = to_latex(summarise(runs, 0.5))
+    of = {line.split(" & ")[0]: line for line in text.splitlines() if " & " in line}
+    assert "loss" in of["sampler"] and r"\%" not in of["sampler"]
+    assert of["full"].count("mathbf") == of["md"].count("mathbf") == 3
+    assert of["uniform"].count("mathbf") == 1  # all losses are the same in the end
+    assert r"$\mathbf{2.3}$" in of["full"]
+
+
+def test_what_is_missing_is_empty() -> None:
+    runs = runs_of(uniform=[3, 4], fedis=[3, None])
+    uniform, fedis = rows_of(to_csv(summarise(runs, 0.7)))
+    assert uniform["rounds_to_threshold"] == "3.5" and fedis["rounds_to_threshold"] == ""
+    assert " & --" in to_latex(summarise(runs, 0.7))
+    one = rows_of(to_csv(summarise(runs_of(uniform=[3]), None)))[0]
+    assert (one["accuracy_low"], one["accuracy_high"]) == ("", "")
+    assert r"\pm" not in to_latex(summarise(runs_of(uniform=[3]), None))
+
+
+@given(st.text(max_size=30))
+def test_latex_prints_every_letter(text: str) -> None:
+    back = latex(text)
+    # What is left once the escapes are gone has no letter that means something.
+    plain = re.sub(r"\\(text[a-z]+\{\}|[&%$#_{}])", "", back)
+    assert not set(plain) & set("\\&%$#_{}~^<>|")
+    for name, letter in {"backslash": "\\", "asciitilde": "~", "asciicircum": "^"}.items():
+        assert back.count(rf"\text{name}{{}}") == text.count(letter)
+    for letter in "&%$#_":
+        assert back.count(f"\\{letter}") == text.count(letter)
+
+
+@pytest.mark.parametrize("label", ["=HYPERLINK(1)", "+1", "-2+3", "@SUM(A1)", "\tx", 'a"b,c'])
+def test_no_cell_is_a_formula(label: str) -> None:
+    (row,) = rows_of(to_csv(summarise([make_run(label, 0, 3)], None)))
+    assert row["sampler"][0] not in "=+-@\t\r"
+    assert row["sampler"].removeprefix("'") == label
+
+
+@given(st.text(max_size=20))
+def test_harmless_text_keeps_its_letters(text: str) -> None:
+    assert harmless(text).removeprefix("'") == text.removeprefix("'")
+    assert not harmless(text).startswith(("=", "+", "-", "@", "\t", "\r"))
