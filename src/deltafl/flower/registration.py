@@ -77,6 +77,10 @@ class Directory:
             for node_id in nodes.keys() - self._registered.keys() - self._queries.keys()
             if node_id not in self._failed or self._failed[node_id][0] <= now
         )
+        again = [node_id for node_id in new if node_id in self._failed]
+        if not self._registered:
+            # Their app fails them all: one that is asked again speaks for the others.
+            new = [node_id for node_id in new if node_id not in again[1:]]
         if new:
             wanted = RecordDict({RECORD: ConfigRecord({AUX: self.rules.aux})})
             seconds = self.rules.registration_timeout
@@ -185,6 +189,8 @@ class Directory:
                 self._log_at_times(WARNING, text, pause=inf)
         if failed:
             self._log_failures()
+        if failed and not self._registered:
+            self._failed = dict.fromkeys(self._failed, max(self._failed.values()))
 
     def _log_failures(self) -> None:
         if self._failed:
