@@ -20,8 +20,8 @@ from deltafl.simulation.comparing import run_comparison
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import task_of
-from deltafl.tasks import Dataset, Task, check_task, load_own
-from deltafl.tasks.own import is_own, short_name
+from deltafl.tasks import Dataset, Task, check_task, cross_entropy, load_own
+from deltafl.tasks.own import is_own, own_spec, short_name
 from tools.cli import deltafl_here
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -317,3 +317,36 @@ def test_a_number_of_clients_that_depends_on_the_seed_is_refused_before_anything
     ):
         run_comparison(settings, tmp_path / "out", lambda *_: None)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["int64", "int32", "uint16"])
+def test_whole_numbers_may_be_tokens(kind: str) -> None:
+    token = (np.arange(40).reshape(20, 2) % 7).astype(kind)
+    label = np.arange(20) % 2
+    data = Dataset("texts", token, label, token, label, num_classes=2)
+
+    def model() -> torch.nn.Module:
+        return torch.nn.Sequential(
+            torch.nn.Embedding(7, 3), torch.nn.Flatten(), torch.nn.Linear(6, 2)
+        )
+
+    task = Task("texts", data, [np.arange(20)], model, cross_entropy)
+    with pytest.raises(DeltaflError, match=r"tokens, .*write Task\(\.\.\., tokens=True\)"):
+        check_task(task, "texts", 0)
+    wide = replace(data, train_x=token.astype(np.int64), test_x=token.astype(np.int64))
+    check_task(replace(task, dataset=wide, tokens=True), "texts", 0)
+
+
+@pytest.mark.parametrize(
+    ("clients", "sample"),
+    [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 3), (7, 3), (30, 3), (31, 3), (50, 5)],
+)
+def test_fewer_than_all_clients_are_asked_unless_somebody_says_so(
+    clients: int, sample: int
+) -> None:
+    x = np.zeros((clients, 1), np.float32)
+    y = np.arange(clients) % 2
+    data = Dataset("small", x, y, x, y, num_classes=2)
+    rows = list(np.arange(clients)[:, None])
+    task = Task("small", data, rows, lambda: torch.nn.Linear(1, 2), cross_entropy)
+    assert own_spec("small", task).sample_size == sample

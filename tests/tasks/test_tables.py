@@ -5,6 +5,7 @@ and column.
 import csv
 import gzip
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from deltafl import DeltaflError
+from deltafl import DeltaflError, compare
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.tasks import check_task, from_huggingface, load_own, table_task
 from tools.cli import deltafl_here
@@ -700,3 +701,78 @@ def test_the_example_is_a_real_datasets_object() -> None:
     assert task.num_clients == 25
     assert len(task.dataset.train_x) == 800
     assert task.dataset.test_x.shape == (200, 3)
+
+
+MAJORITY = pd.DataFrame(
+    {"a": np.arange(300.0) % 17, "client": np.arange(300) % 3, "label": np.arange(300) % 7 == 0}
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "same", "above"),
+    [
+        ([], False, True),
+        (["--sample", "3"], True, True),
+        (["--threshold", "0.99"], False, False),
+        (["--sample", "3", "--threshold", "0.99"], True, False),
+    ],
+)
+def test_a_comparison_that_says_little_says_so(
+    options: list[str], same: bool, above: bool, tmp_path: Path
+) -> None:
+    MAJORITY.to_csv(tmp_path / "t.csv", index=False)
+    words = ["--samplers", "uniform,full", "--seeds", "2", "--rounds", "2", "--processes", "1"]
+    done = deltafl_here("compare", "--task", "t.csv", *words, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    warned = " ".join(done.stderr.split())
+    told = " ".join(done.stdout.split())
+    for text in (warned, told):
+        assert ("asks all clients in each round" in text) == same
+        assert ("a model that always answers it reaches the threshold" in text) == above
+    assert "always the commonest class: " in told
+    assert not (same and re.search("more seeds|add seeds", told, re.IGNORECASE))
+
+
+def test_how_a_table_is_read_from_the_command_line(tmp_path: Path) -> None:
+    frame = MAJORITY.assign(label=np.where(MAJORITY["label"], "malade", "en santé"))
+    frame.to_csv(tmp_path / "t.txt", index=False, sep=";", encoding="latin-1")
+    words = ("--task", "t.txt", "--sep", ";", "--encoding", "latin-1", "--test-share", "0.4")
+    done = deltafl_here("compare", *words, *COMPARE, "--rounds", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    settings = json.loads((tmp_path / "out" / "summary.json").read_text())["settings"]
+    assert [settings[key] for key in ("sep", "encoding", "test_share")] == [";", "latin-1", 0.4]
+    resumed = deltafl_here("compare", *words, *COMPARE, "--rounds", "2", "--resume", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    refused = deltafl_here("compare", "--task", "digits", "--sep", ";", cwd=tmp_path)
+    assert (refused.returncode, "sep is a setting of tables" in refused.stderr) == (2, True)
+
+
+def test_a_partitioner_goes_wherever_a_partition_does(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    frame = MAJORITY.rename(columns={"label": "ill"})
+    thirds = Thirds("ill")
+    task = table_task(frame, "ill", partition=thirds)
+    assert task.num_clients == 3
+    data = Columns(x=[[k, 1] for k in range(60)], kind=[k % 3 for k in range(60)])
+    dealt = from_huggingface(data, label="kind", partition=Thirds("kind"))
+    assert [len(rows) for rows in dealt.client_rows] == [18, 18, 18]
+    options: dict[str, Any] = {"samplers": "uniform", "seeds": 2, "rounds": 1, "processes": 1}
+    options |= {"progress": False, "report": False, "sample": 2}
+    found = compare(frame, label="ill", partition=thirds, out=tmp_path / "a", **options)
+    assert found.numbers.settings["partition"] == "Thirds"
+    again = compare("digits", partition=Thirds("label"), out=tmp_path / "b", **options)
+    assert all(len(run.draws_m) == 3 for run in (*found.curves, *again.curves))
+
+
+class Thirds:
+    """A partitioner as those of ``flwr_datasets`` are."""
+
+    num_partitions = 3
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.dataset: Any = None
+
+    def load_partition(self, partition_id: int) -> Any:
+        order = np.argsort(self.dataset[self.label], kind="stable")
+        return self.dataset.select(np.array_split(order, 3)[partition_id])

@@ -35,6 +35,8 @@ def headline(summary: Summary) -> list[str]:
     sampler is behind if the interval of its distance to the best, over paired seeds, excludes 0.
     """
     # The ends of the gap are what the others are measured by.
+    if asks_everybody(summary.settings, summary.environment):
+        return [f"{_EVERYBODY}.", "Ask fewer per round (--sample) to compare them."]
     rated = [entry for entry in summary.samplers if entry.sampler not in references(summary)]
     gaps = {entry.sampler: entry.gap_closed for entry in rated if entry.gap_closed}
     speedups = {entry.sampler: entry.speedup for entry in rated if entry.speedup}
@@ -63,6 +65,31 @@ def headline(summary: Summary) -> list[str]:
     if verdict_of(race.found[best]) != "better":
         return _without_a_lead(race)
     return [*_ahead_of_others(race), *_savings(summary, best)]
+
+
+_EVERYBODY = "Every method asks all clients in each round, so no sampler can differ from another"
+
+
+def asks_everybody(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Whether several methods are compared and each of them asks all clients; ``facts`` has their
+    number, where it is recorded.
+    """
+    labels = settings.get("samplers", ())
+    own = any(name in label for label in labels for name in ("sample=", "over_select="))
+    return len(labels) > 1 and not own and str(settings.get("sample")) == facts.get("clients")
+
+
+def says_little(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[str]:
+    """What makes a comparison worth little, before it is played; each entry is one sentence."""
+    if asks_everybody(settings, facts):
+        yield f"{_EVERYBODY}: ask fewer (--sample)"
+    majority = float(facts.get("majority", 0))
+    threshold = settings.get("threshold")
+    if threshold is not None and threshold <= majority:
+        yield (
+            f"{100 * majority:.1f} % of the test examples have one class, so a model that always "
+            f"answers it reaches the threshold of {threshold:g}: raise --threshold"
+        )
 
 
 class _Race(NamedTuple):
@@ -194,9 +221,12 @@ def _savings(summary: Summary, best: str) -> list[str]:
 def remarks(summary: Summary) -> list[str]:
     """What a reader of the table must know, result first; each entry is one or two sentences."""
     labels = [entry.sampler for entry in summary.samplers]
+    results = [*_results(summary), *_what_is_missing(summary)]
+    if asks_everybody(summary.settings, summary.environment):
+        results = []
     return [
-        *_results(summary),
-        *_what_is_missing(summary),
+        *(f"{text}." for text in says_little(summary.settings, summary.environment)),
+        *results,
         *_how_runs_ended(summary),
         *bias_remark(labels, summary.settings),
         " ".join(_columns(summary)),
@@ -336,6 +366,9 @@ def _columns(summary: Summary) -> Iterator[str]:
         value = f"{title}: test {metric} at the last evaluation"
     if not _has_one_seed(summary):
         value += ", ± sd over seeds"
+    if "majority" in summary.environment:
+        majority = float(summary.environment["majority"])
+        value += f"; always the commonest class: {100 * majority:.1f} %"
     yield f"{value}."
     if has_fairness(summary):
         worst = "lowest" if summary.judge.higher else "highest"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from .. import simulation
 from ..analysis.plots import PICTURES
+from ..analysis.verdict import says_little
 from ..errors import DeltaflError
 from .callback import OnRound, guarded
 from .comparison import Comparison, jobs_of, places_of, together
@@ -78,6 +79,8 @@ def run_comparison(
                         import_module(name)
                 data = result(checking)
             note_settings(out, settings, before, data)
+            for warning in says_little(settings.model_dump(), data):
+                logging.getLogger("deltafl").warning(warning)
             play_jobs(
                 jobs,
                 Player(out, keep_folders=True),

@@ -343,7 +343,9 @@ def together(folders: Sequence[Path], opened: Sequence[_Runs]) -> Comparison:
     names = dict.fromkeys(found[key].environment()["data"] for key in keys)
     runs = [read_run(found[key], settings.run(*key)) for key in keys]
     given = settings.model_dump(mode="json", exclude_none=True)
-    facts = {**environment(), "data": "; ".join(names)}
+    recorded = found[keys[0]].environment()
+    of_task = {key: recorded[key] for key in ("clients", "majority") if key in recorded}
+    facts = {**environment(), **of_task, "data": "; ".join(names)}
     return Comparison(
         tuple(folders),
         summarise(

@@ -148,8 +148,8 @@ class Task:
 
     @cached_property
     def data(self) -> dict[str, str]:
-        """The data in a run's record: their name, and a CRC-32 of the examples and of who holds
-        them.
+        """The data in a run's record: their name, a CRC-32 of the examples and of who holds them,
+        the number of clients, and ``chance`` where it is judged by accuracy.
         """
         checksum = 0
         data = self.dataset
@@ -158,7 +158,14 @@ class Task:
             # The type and the shape, too: zeros of any type have the same bytes.
             checksum = zlib.crc32(f"{array.dtype} {array.shape}".encode(), checksum)
             checksum = zlib.crc32(array.reshape(-1).view(np.uint8).data, checksum)
-        return {"data": data.name, "data_crc32": f"{checksum:08x}"}
+        facts = {
+            "data": data.name,
+            "data_crc32": f"{checksum:08x}",
+            "clients": f"{self.num_clients}",
+        }
+        if self.metric == "accuracy":
+            facts["majority"] = f"{self.chance:.4g}"
+        return facts
 
     @cached_property
     def metrics(self) -> tuple[Metric, ...]:

@@ -284,6 +284,11 @@ def _check_array(name: str, array: Any, dtypes: tuple[str, ...], train: Any) -> 
     needed = f"a NumPy array of {' or '.join(dtypes)} with one row or more"
     _require(isinstance(array, np.ndarray), name, array, needed)
     held = f"{name} is {array.dtype} of shape {array.shape}"
+    if dtypes is _INPUTS and array.dtype.kind in "iu" and array.dtype not in dtypes:
+        raise DeltaflError(
+            f"{held}; if these are tokens, for a model that begins with an Embedding, write "
+            f"Task(..., tokens=True) and make them int64; else make them {name}.astype(np.float32)"
+        )
     if array.dtype not in dtypes or array.ndim == 0 or len(array) == 0:
         raise DeltaflError(f"{held}; make it {needed}, such as {name}.astype(np.{dtypes[0]})")
     if (array.shape[1:], array.dtype) != (train.shape[1:], train.dtype):
