@@ -7,7 +7,7 @@ import deltafl
 
 if __name__ == "__main__":
     rng = np.random.default_rng(0)
-    hospital = rng.integers(30, size=4000)
+    hospital = (30 * rng.random(4000) ** 2).astype(int)  # the first are the largest
     age = rng.normal(40 + hospital, 10)
     pressure = rng.normal(130, 15, size=4000)
     risk = 1 / (1 + np.exp(13 - 0.1 * age - 0.03 * pressure))
@@ -16,5 +16,5 @@ if __name__ == "__main__":
     visits["hospital"] = np.char.add("hospital ", hospital.astype(str))
     print(visits["outcome"].value_counts(normalize=True))
 
-    options = {"label": "outcome", "column": "hospital", "metric": "roc_auc"}
-    print(deltafl.compare(visits, "uniform,full,census", seeds=3, rounds=30, **options))
+    options = {"label": "outcome", "column": "hospital", "metric": "roc_auc", "local_lr": 0.02}
+    print(deltafl.compare(visits, "uniform,full,census", seeds=3, rounds=20, **options))

@@ -112,9 +112,6 @@ def test_the_page_about_own_data_does_what_it_says(
             Path(title).write_text(code)
         elif "datasets" not in code or importlib.util.find_spec("datasets") is not None:
             exec(compile(code, "own-data.md", "exec"), names)
-    Path("table.csv").write_text(
-        "hospital,age,outcome\n" + "".join(f"{k % 9},{k},{k % 2}\n" for k in range(90))
-    )
     Path("examples").symlink_to(ROOT / "examples")
     commands = re.findall(r"^deltafl (compare .*)$", page, re.MULTILINE)
     assert len(commands) == 5

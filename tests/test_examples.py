@@ -141,3 +141,18 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
         set(output.get("data", {})) for output in shown
     ]
     assert any("gap closed" in str(output) for output in now)
+
+
+def test_hospitals_are_judged_by_the_auc(tmp_path: Path) -> None:
+    """As it stands but for rounds and seeds."""
+    source = (EXAMPLES / "hospitals.py").read_text()
+    assert len(source.splitlines()) <= 25
+    (tmp_path / "hospitals.py").write_text(
+        source.replace("rounds=20", "rounds=3").replace("seeds=3", "seeds=1")
+    )
+    words = [sys.executable, "-W", "error", "hospitals.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    shares = [float(share) for share in re.findall(r"0\.\d+$", done.stdout, re.MULTILINE)]
+    assert sum(shares) == pytest.approx(1) and max(shares) > 0.9
+    assert "roc_auc" in done.stdout

@@ -229,6 +229,7 @@ def test_several_labels_are_one_task(label: Any, tmp_path: Path) -> None:
     LABELS.to_csv(tmp_path / "t.csv", index=False)
     for table in (LABELS, tmp_path / "t.csv"):
         task = table_task(table, label, partition="iid", clients=3, standardize=False)
+        check_task(task, "labels", 0)
         data = task.dataset
         assert (data.num_classes, data.train_y.dtype, data.train_x.shape[1]) == (2, np.float32, 1)
         rows = data.train_x[:, 0].astype(int)

@@ -163,7 +163,7 @@ class Task:
             "data_crc32": f"{checksum:08x}",
             "clients": f"{self.num_clients}",
         }
-        if self.metric == "accuracy":
+        if self.metrics[0].name == "accuracy":
             facts["majority"] = f"{self.chance:.4g}"
         return facts
 

@@ -321,14 +321,15 @@ def _task(
     is_wide = dataset.train_y.ndim == 2
     make: MakeModel = partial(one_output, model, in_features)
     loss = squared_error
-    metric: Any = "loss"
+    metric = "loss"
     if is_wide or dataset.num_classes > 0:
         outputs = dataset.train_y.shape[1] if is_wide else dataset.num_classes
         make = partial(model, in_features, outputs)
     if dataset.num_classes > 0:
-        loss = binary_cross_entropy if is_wide else cross_entropy
-    if loss is cross_entropy:
-        metric = "accuracy"
+        loss, metric = cross_entropy, "accuracy"
+        if is_wide:
+            # All labels of an example are seldom right together.
+            loss, metric = binary_cross_entropy, "f1_macro"
     return Task(
         name=name,
         dataset=dataset,
