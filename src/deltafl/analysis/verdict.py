@@ -367,7 +367,7 @@ def _columns(summary: Summary) -> Iterator[str]:
     if not _has_one_seed(summary):
         value += ", ± sd over seeds"
     if "majority" in summary.environment:
-        majority = float(summary.environment["majority"])
+        majority = float(str(summary.environment["majority"]))
         value += f"; always the commonest class: {100 * majority:.1f} %"
     yield f"{value}."
     if has_fairness(summary):

@@ -344,8 +344,9 @@ def together(folders: Sequence[Path], opened: Sequence[_Runs]) -> Comparison:
     runs = [read_run(found[key], settings.run(*key)) for key in keys]
     given = settings.model_dump(mode="json", exclude_none=True)
     recorded = found[keys[0]].environment()
-    of_task = {key: recorded[key] for key in ("clients", "majority") if key in recorded}
-    facts = {**environment(), **of_task, "data": "; ".join(names)}
+    of_task = ("clients", "majority")
+    facts: dict[str, Any] = {**environment(), "data": "; ".join(names)}
+    facts |= {key: recorded[key] for key in of_task if key in recorded}
     return Comparison(
         tuple(folders),
         summarise(
