@@ -376,10 +376,11 @@ def _require_names(**given: object) -> None:
     """Refuse what is no name of a column; a label may be several."""
     for setting, value in given.items():
         names = value if setting == "label" and isinstance(value, list | tuple) else [value]
-        if not names or not all(isinstance(each, str | None) for each in names):
+        is_name = all(isinstance(each, str | None) for each in names)
+        if not names or not is_name or len(set(names)) < len(names):
             raise DeltaflError(
                 f"{setting} is {shown(value)}; it must be the name of a column, such as "
-                f"{setting}='outcome'"
+                f"{setting}='outcome'; several labels are a list of different names"
             )
 
 
@@ -520,7 +521,7 @@ def codes(values: Column) -> Coded:
         values,
         good_e,
         "a whole number or a word",
-        "correct it, or drop the row",
+        "correct it (astype(str) makes words of dates), or drop the row",
     )
     if is_number:
         code, numbers = values.factorize(sort=True)
