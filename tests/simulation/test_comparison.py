@@ -113,7 +113,7 @@ def test_the_command_line_says_who_goes_on_with_objects(script: tuple[Path, str]
     assert done.returncode == 2
     words = " ".join(done.stderr.split())
     assert (
-        "was played from Python with Even, few: go on there with the same call of deltafl.compare"
+        "was played from Python with few, Even: go on there with the same call of deltafl.compare"
         in words
     )
 

@@ -79,6 +79,7 @@ def compare(
     """
     # Before anything is read: torchrun would play several comparisons in one folder.
     refuse_processes("compare")
+    out = o.place_of(out, resume)
     settings = o.settings_from(CompareSettings, ctx.obj, set_, config, out, resume)
     folder = out or new_folder("compare", settings.task)
     count = count_processes(processes, settings.device)
@@ -114,6 +115,7 @@ def tune(
     --out tuned
     """
     refuse_processes("tune")
+    out = o.place_of(out, resume)
     settings = o.settings_from(TuneSettings, ctx.obj, set_, config, out, resume)
     folder = out or new_folder("tune", settings.task)
     count = count_processes(processes, settings.device)
@@ -207,6 +209,7 @@ def run(
 
     Example: deltafl run --task digits --sampler pracdelta --rounds 100 --out my-run
     """
+    out = o.place_of(out, resume)
 
     def opened() -> tuple[RunSettings, Path]:
         settings = o.settings_from(RunSettings, ctx.obj, set_, config, out, resume)

@@ -3,6 +3,7 @@ settings.
 """
 
 import logging
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -18,6 +19,7 @@ from typer.core import TyperCommand
 from ..errors import DeltaflError, near_names
 from ..server.table import IN_TEXT, ROW_OF
 from ..simulation.directory import RunDirectory, recorded_settings
+from ..simulation.own_code import where_it_began
 from ..simulation.settings import (
     TASK_DEFAULTS,
     UNION,
@@ -227,6 +229,17 @@ def settings_from(
     if config is None:
         given = recorded | given
     return grown(make_settings(kind, recorded), make_settings(kind, given, config))
+
+
+def place_of(out: Path | None, resume: bool) -> Path | None:
+    """The folder of a command; what is resumed finds its files from anywhere, as where it began."""
+    if out is None or not resume:
+        return out
+    here = where_it_began(out)
+    if here != Path.cwd():
+        out = out.resolve()
+        os.chdir(here)
+    return out
 
 
 def _note_beginning(out: Path | None, says_what: bool) -> None:

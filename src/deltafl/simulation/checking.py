@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from ..errors import DeltaflError
 from ..estimators.table import find_estimator
@@ -24,7 +25,7 @@ COPIES_OF_ANSWERS = 5
 
 def check_comparison(
     settings: CompareSettings, out: Path, before: CompareSettings | None
-) -> dict[str, str]:
+) -> dict[str, Any]:
     """Refuse what cannot be played before anything is written; returns the names of the data."""
     first, *others = settings.seeds
     run = settings.run(settings.samplers[0], first)

@@ -10,6 +10,7 @@ import logging
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from .. import simulation
 from ..analysis.plots import PICTURES
@@ -97,6 +98,6 @@ def check(
     settings: CompareSettings,
     out: Path,
     before: CompareSettings | None,
-) -> dict[str, str]:
+) -> dict[str, Any]:
     """``check_comparison``; in a process of its own it is that process which loads torch."""
     return simulation.check_comparison(settings, out, before)

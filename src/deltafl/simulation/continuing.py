@@ -3,6 +3,7 @@ rounds.
 """
 
 from pathlib import Path
+from typing import Any
 
 from .directory import recorded_settings, write_header, write_settings
 from .own_code import note_code, require_same_code, with_objects
@@ -24,12 +25,12 @@ def continued(
     if recorded is not None:
         before = make_settings(type(settings), with_objects(recorded, settings))
         settings = grown(before, settings)
-    require_same_code(out, settings)
+        require_same_code(out, settings, before)
     return settings, before
 
 
 def note_settings(
-    out: Path, settings: Settings, before: Settings | None, data: dict[str, str]
+    out: Path, settings: Settings, before: Settings | None, data: dict[str, Any]
 ) -> None:
     """Write what a folder begins with, or goes on with."""
     if before is None:

@@ -60,7 +60,7 @@ from .checkpoint import (
     read_checkpoint,
 )
 from .distributed import ALONE, ProcessGroup
-from .own_code import code_of, objects_of
+from .own_code import code_of, objects_of, require_same_model
 from .settings import RunSettings, Settings, differing
 
 LINE_FILES = ("rounds.jsonl", "timings.jsonl")
@@ -122,7 +122,7 @@ def new_folder(command: str, task: str) -> Path:
 def write_header(
     path: Path,
     settings: Settings,
-    data: Mapping[str, str] | None = None,
+    data: Mapping[str, Any] | None = None,
 ) -> None:
     """Write environment, with ``Task.data``, and then the settings, which say that something was
     started here.
@@ -133,6 +133,8 @@ def write_header(
     known = {
         **environment(),
         **{key: names for key, names in own.items() if names},
+        # From the folder, so that both may be moved together.
+        "directory": os.path.relpath(Path.cwd(), path.resolve()),
         **(data or {}),
     }
     write_atomically(path / "environment.json", json.dumps(known, indent=1) + "\n")
@@ -178,7 +180,7 @@ class RunDirectory:
         self.path = path
         self._memory: Path | None = None  #: see ``memory_folder``
 
-    def start(self, settings: Settings, data: Mapping[str, str] | None = None) -> None:
+    def start(self, settings: Settings, data: Mapping[str, Any] | None = None) -> None:
         """Write what is known before the first round, unless the folder holds rounds: nothing is
         erased.
         """
@@ -267,17 +269,19 @@ class RunDirectory:
             return 0
         return len(checkpoint_arrays(self.path)["state.selected_m"])
 
-    def require_same_data(self, now: Mapping[str, str]) -> None:
-        """Refuse other data than those that the folder records."""
+    def require_same_data(self, now: Mapping[str, Any]) -> None:
+        """Refuse other data, or another model, than those that the folder records."""
         after = now["data_crc32"]
         # A record without a checksum cannot be compared.
-        before = self.environment().get("data_crc32", after)
+        known = self.environment()
+        before = known.get("data_crc32", after)
         if before != after:
             raise DeltaflError(
                 f"the data of {self.path} are not those it began with (checksum {before}, now "
                 f"{after}): put the old "
                 "ones back, or run it again in another folder"
             )
+        require_same_model(self.path, known.get("model", {}), now["model"])
 
     def save(self, state: RoundState) -> RoundState:
         """Write a checkpoint after the rounds appended so far; returns the state to go on with."""

@@ -3,6 +3,7 @@ included; local arrays are the clients' weighted mean.
 """
 
 import io
+from contextlib import chdir
 from pathlib import Path
 
 from ..errors import DeltaflError
@@ -13,6 +14,7 @@ from ..scale.rows import RowFormat
 from ..store.files import write_atomically
 from ..store.sealed import write_sealed
 from .directory import RunDirectory, recorded_settings
+from .own_code import where_it_began
 from .rest import RestOfModel, local_folder
 from .runner import new_model
 from .settings import RunSettings, make_settings
@@ -54,14 +56,19 @@ def export_model(folder: Path, to: Path) -> int:
         raise DeltaflError(
             f"{folder} holds no run with a checkpoint; name the folder of one, its --out"
         )
-    settings = make_settings(RunSettings, recorded)
+    there = where_it_began(folder)
+    with chdir(there):
+        settings = make_settings(RunSettings, recorded)
+        task = task_of(settings)
+        model = new_model(task.make_model, settings.seed)
     directory.require_settings(settings)
     round, arrays = found
-    task = task_of(settings)
-    model = new_model(task.make_model, settings.seed)
     parts = task.parts_of(model)
     beside = RestOfModel(parts, NamedArrays.of(model).arrays)
-    rows = RowFormat(folder=local_folder(directory.memory_folder(settings.memory_path)))
+    memory = None
+    if settings.memory_path is not None:
+        memory = str(there / settings.memory_path)
+    rows = RowFormat(folder=local_folder(directory.memory_folder(memory)))
     rest = from_named_arrays(beside.initial(task.num_clients, rows), arrays, "state.rest")
     own = ModelTensors(model, parts)
     own.load(torch.tensor(saved_model(arrays)))

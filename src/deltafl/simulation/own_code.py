@@ -1,15 +1,12 @@
 """The user's own code in an experiment: a folder is not continued with another version of it."""
 
-import ast
-import inspect
 import json
 import math
 import re
-import symtable
-import zlib
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from itertools import chain, combinations
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -17,40 +14,49 @@ from pydantic import BaseModel
 
 from ..calls import Named
 from ..errors import DeltaflError
-from ..samplers.label import base_name
-from ..store import read_json, read_text, write_atomically
+from ..samplers.label import base_name, split_settings
+from ..store import read_json, read_toml, write_atomically
+from ..store.own_python import import_file
 from ..tasks.base import Task
 from ..tasks.metrics import Metric, metric_of
 from ..tasks.own import split_name
+from ..tasks.registry import added_tasks
+from .describe import UnknownError, describe
+
+#: Settings that are folders, whatever they are called.
+_FOLDERS = {"data_dir", "memory_path"}
+#: Settings whose objects are called by their own names.
+_PLAIN = {"task", "sampler", "samplers"}
+_FILE = re.compile(r"[^@(]*\.py(?::\w+)?(?=$|[@(+])")
+#: Fields of a task that its data's checksum covers, or that say nothing of what is played.
+_DATA = {"name", "dataset", "client_rows"}
+#: How a description begins: versions of Python compile the same code differently.
+_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}:"
+_UNKNOWN = "unknown: "
+#: Of the numbers of a model: machines round differently, and another model differs by far more.
+TOLERANCE = 1e-3
 
 
 def objects_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The objects that settings carry, by their names: only this process can go on with them."""
-    objects = _classes_of(settings)
-    task = settings.get("task")
-    if isinstance(task, Named):
-        objects[str(task)] = task.of
-    return objects | _metrics_of(settings)
-
-
-def _metrics_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: name.of for name in settings.get("metric") or () if isinstance(name, Named)}
-
-
-def _classes_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {base_name(label): label.of for label in _labels(settings) if isinstance(label, Named)}
+    return {
+        base_name(text) if key in _PLAIN else f"{key}={text}": text.of
+        for key, text in _texts(settings)
+        if isinstance(text, Named)
+    }
 
 
 def with_objects(recorded: Mapping[str, Any], now: BaseModel) -> dict[str, Any]:
     """Recorded settings, which are text alone, with the objects that the settings ``now`` carry."""
     given = now.model_dump()
-    classes = _classes_of(given)
+    classes = {name: part for name, part in objects_of(given).items() if isinstance(part, type)}
 
     found = dict(recorded)
-    if found.get("task") == given["task"]:
-        found["task"] = given["task"]
+    for key, text in found.items():
+        if isinstance(given.get(key), Named) and given[key] == text:
+            found[key] = given[key]
     if "metric" in found:
-        objects = _metrics_of(given)
+        objects = {name: name.of for name in given["metric"] or () if isinstance(name, Named)}
         found["metric"] = [
             Named(name, objects[name]) if name in objects else _recorded_metric(name)
             for name in found["metric"]
@@ -81,53 +87,135 @@ def with_object(label: str, classes: Mapping[str, Any]) -> str:
 
 
 def code_of(settings: Mapping[str, Any]) -> dict[str, str]:
-    """CRC-32 of the user's own classes and functions that settings name, such as
-    ``{"mine.py:ByLoss": "1f2e3d4c"}``.
+    """A description of each class, function and task of the user's own that settings name or
+    carry, such as ``{"mine.py:ByLoss": "3.12:1f2e3d4c5b6a7988"}``.
 
-    It is that of their source and of what it uses of the same file, without comments and layout. A
-    name whose source is not found is left out.
+    Data are left out: they have a checksum of their own.
     """
-    named = [*_labels(settings), settings.get("task", ""), *(settings.get("metric") or ())]
-    # Task, sampler and control variate may each be of a file; options and designs are cut off.
-    files = chain.from_iterable(re.findall(r"[^@(]*\.py(?::\w+)?", text) for text in named)
-    found = {name: _checksum(name) for name in files}
-    found |= {name: _checksum(name, known) for name, known in objects_of(settings).items()}
-    return {name: checksum for name, checksum in found.items() if checksum is not None}
+    return {name: _described(part) for name, part in _own(settings)}
 
 
-def require_same_code(folder: Path, settings: BaseModel) -> None:
-    """Refuse to go on in a folder with other code of the user's own than it has been played
-    with.
+def _own(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, part in objects_of(settings).items():
+        if isinstance(part, Task):
+            yield name, {f.name: vars(part)[f.name] for f in fields(part) if f.name not in _DATA}
+        elif callable(part):
+            yield name, part
+    for key, text in _texts(settings):
+        for name in _files(key, text):
+            file, top = split_name(name)
+            yield name, vars(import_file(file, "FILE.py:NAME")).get(top)
+    registered = added_tasks().get(settings.get("task", ""))
+    if registered is not None:
+        yield registered.name, registered
+
+
+def _texts(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in settings.items():
+        if key not in _FOLDERS:
+            texts = value if isinstance(value, list | tuple) else [value]
+            yield from ((key, text) for text in texts if isinstance(text, str))
+
+
+def _files(key: str, text: str) -> list[str]:
+    """The names ``FILE.py:NAME`` in a setting; a label may have several."""
+    if key not in ("sampler", "samplers"):
+        return _FILE.findall(text)
+    method, own = split_settings(text)
+    return _FILE.findall("@".join([method, *map(str, own.values())]))
+
+
+def _described(part: Any) -> str:
+    try:
+        return _PYTHON + describe(part)
+    except UnknownError as error:
+        return f"{_UNKNOWN}{error}"
+
+
+def require_same_code(folder: Path, settings: BaseModel, before: BaseModel | None = None) -> None:
+    """Refuse to go on in a folder with other code of the user's own than it began with.
+
+    With the settings ``before``, of runs that were played earlier, code that cannot be compared is
+    refused, too.
     """
-    for name in _different(
-        code_of(settings.model_dump()),
-        _recorded(folder).get("code", {}),
-    ):
+    known = _code(folder)
+    began = {name for name, _ in _own((before or settings).model_dump())}
+    cure = "or choose another --out"
+    for name, now in code_of(settings.model_dump()).items():
+        then = known.get(name)
+        is_unknown = now.startswith(_UNKNOWN)
+        if name not in began or (then == now and (before is None or not is_unknown)):
+            continue
+        if is_unknown:
+            raise DeltaflError(
+                f"{name} uses a value of type {now.removeprefix(_UNKNOWN)}, of which nobody can "
+                f"say whether {folder} was played with the same: make that value inside the "
+                f"function that uses it, {cure}"
+            )
+        if then is None or not then.startswith(_PYTHON):
+            raise DeltaflError(
+                f"{folder} was played with another version of Python or of deltafl, and code "
+                f"cannot be compared between them: go on with {name} there, {cure}"
+            )
         raise DeltaflError(
-            f"the code of {name}, or what it uses of the same file, is not the one that {folder} "
-            "was played with: "
-            "undo the change, or choose another --out"
+            f"{name} is not the one that {folder} was played with; its code, or a value that it "
+            f"uses, has changed: undo the change, {cure}"
         )
 
 
 def require_one_code(folders: Sequence[Path]) -> None:
-    """Refuse to join folders that were played with different code of one name."""
+    """Refuse to join folders that were played with different code of one name.
+
+    Code that was played with different versions of Python is not compared.
+    """
     for first, second in combinations(folders, 2):
-        for name in _different(*(_recorded(folder).get("code", {}) for folder in (first, second))):
+        one, other = _code(first), _code(second)
+        for name in one.keys() & other.keys():
+            version = one[name].partition(":")[0]
+            if one[name] != other[name] and other[name].startswith(f"{version}:"):
+                raise DeltaflError(
+                    f"{first} and {second} were played with different code of {name}; leave one "
+                    "of them out"
+                )
+
+
+def require_same_model(
+    folder: Path,
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+) -> None:
+    """Refuse a model, or a loss, that is not the one that a folder was played with."""
+    for name, old in before.items():
+        new = now[name]
+        same = old == new
+        if isinstance(old, float) and isinstance(new, float):
+            same = math.isclose(old, new, rel_tol=TOLERANCE, abs_tol=1e-9)
+        if not same:
             raise DeltaflError(
-                f"{first} and {second} were played with different code of {name}; leave one of "
-                "them out"
+                f"the model of the task, or its loss, is not the one that {folder} was played with "
+                f"(its {name} on two examples was {old} and is {new}): undo the change, perhaps in "
+                "a file or a package that it uses, or choose another --out"
             )
 
 
-def _different(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    # A name that one of them alone has is no difference.
-    return [name for name, checksum in one.items() if other.get(name, checksum) != checksum]
+def where_it_began(folder: Path) -> Path:
+    """The working directory in which the files that a folder's settings name are found: the present
+    one, or that in which the folder was begun.
+    """
+    place = folder / "config.toml"
+    there = Path(folder, _environment(folder).get("directory", ""))
+    recorded = read_toml(place) if place.exists() else {}
+    names = [value for value in recorded.values() if isinstance(value, str)]
+    names += [name for key, text in _texts(recorded) for name in _files(key, text)]
+    for file in (split_name(name)[0] for name in names):
+        if not file.exists() and (there / file).exists():
+            return there.resolve()
+    return Path.cwd()
 
 
 def note_code(folder: Path, settings: BaseModel) -> None:
     """Add the code of samplers that are new in a folder to its ``environment.json``."""
-    known = _recorded(folder)
+    known = _environment(folder)
     # What was noted first stays: with it the runs were played.
     code = {**code_of(settings.model_dump()), **known.get("code", {})}
     if code != known.get("code", {}):
@@ -136,59 +224,10 @@ def note_code(folder: Path, settings: BaseModel) -> None:
         )
 
 
-def _recorded(folder: Path) -> dict[str, Any]:
+def _code(folder: Path) -> dict[str, str]:
+    return dict(_environment(folder).get("code", {}))
+
+
+def _environment(folder: Path) -> dict[str, Any]:
     place = folder / "environment.json"
     return dict(read_json(place)) if place.exists() else {}
-
-
-def _labels(settings: Mapping[str, Any]) -> list[str]:
-    return [*(settings.get("samplers") or [settings.get("sampler", "")])]
-
-
-def _checksum(name: str, known: Any = None) -> str | None:
-    """Of a name in a file, or of an object; None if its source is not found, or is no Python."""
-    try:
-        text, top = _source(name, known)
-        parts = ast.parse(text).body
-        tables = [symtable.symtable(ast.unparse(part), name, "exec") for part in parts]
-    except (OSError, TypeError, ValueError, SyntaxError):
-        return None
-    known = set[str]()
-    names = {top}
-    # What is used uses other names of the file, until none is added.
-    while known != names:
-        known = names
-        names = known.union(*(_needed(table) for table in tables if known & _defined(table)))
-    used = [part for part, table in zip(parts, tables, strict=True) if names & _defined(table)]
-    source = "\n".join(map(ast.unparse, used))
-    return f"{zlib.crc32(source.encode()):08x}"
-
-
-def _defined(table: symtable.SymbolTable) -> set[str]:
-    """The names that a statement of a file defines."""
-    return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned()}
-
-
-def _needed(table: symtable.SymbolTable) -> set[str]:
-    """The names of the file that a statement, a class or a function uses."""
-    names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
-    return names.union(*map(_needed, table.get_children()))
-
-
-def _source(name: str, known: Any) -> tuple[str, str]:
-    """The text of the file or notebook cell that defines a name or an object, and its name
-    there.
-    """
-    if known is None:
-        file, top = split_name(name)
-        return read_text(file, users=True), top
-    known = known.make_model if isinstance(known, Task) else known
-    known = known.function if isinstance(known, Metric) else known
-    methods = filter(
-        inspect.isfunction,
-        vars(known).values() if isinstance(known, type) else (),
-    )
-    for part in (known, *methods):  # in a notebook a class is found by its methods alone
-        with suppress(OSError, TypeError):
-            return "".join(inspect.findsource(part)[0]), known.__qualname__.partition(".")[0]
-    raise OSError(name)

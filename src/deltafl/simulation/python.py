@@ -10,6 +10,7 @@ from ..calls import Named
 from ..errors import DeltaflError, require
 from ..samplers.base import Sampler
 from ..samplers.label import base_name, label_of, split_labels
+from ..store.own_python import forget_edited
 from ..tasks.base import Task
 from ..tasks.registry import known_tasks
 from .callback import OnRound
@@ -129,6 +130,7 @@ def _resolved(
 ) -> tuple[AnySettings, int]:
     """The settings of a call, and how many runs are played side by side."""
     require_simulator()
+    forget_edited()  # in a notebook
     given = {"task": _task_name(task), **settings}
     if samplers is not None:
         given["samplers"] = _labels(samplers)

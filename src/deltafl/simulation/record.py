@@ -260,7 +260,7 @@ def record_of(job: Job, directory: RunDirectory, task: Task) -> RunRecord:
     versions = {
         key: value
         for key, value in directory.environment().items()
-        if key not in {"command", *task.data}
+        if key not in {"command", "directory", "model", *task.data}
     }
     return RunRecord(
         part=job.part,

@@ -25,11 +25,12 @@ from .callback import Callback, LiveRun, OnRound, PlayedRound, Report, Stopwatch
 from .census import Asked, ask_everyone
 from .checking import check_memory, require_same_sampler
 from .continuing import continued
-from .directory import DivergedError, RunDirectory, locked
+from .directory import DivergedError, RunDirectory, locked, recorded_settings
 from .distributed import ALONE, ProcessGroup
 from .engine import BYTES_PER_PARAMETER, Engine, Training
 from .evaluation import Evaluation, Patience, Threshold
 from .oracle import SimulatedOracle
+from .own_code import require_same_code
 from .record import Job, RunStore, record_of, write_record
 from .recording import Checkpoints, Recording
 from .rest import bytes_sent, local_folder
@@ -338,6 +339,9 @@ def play_job(player: Player, job: Job, on_round: OnRound) -> None:
     directory = RunDirectory(player.place(job))
     engine = engine_for(job.settings, directory.path)
     check_memory(job.settings, engine, player.folder)
+    if recorded_settings(player.folder) is not None:
+        # Another process may have imported another version of the user's files.
+        require_same_code(player.folder, job.settings)
     with locked(directory.path, _ORPHAN_SECONDS):
         begin(directory, job.settings, engine.task)
         with suppress(DivergedError):  # the last line has the reason

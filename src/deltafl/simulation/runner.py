@@ -3,6 +3,7 @@
 The jobs are pure functions, so it does not matter which process does which.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -202,7 +203,8 @@ class ClientRunner:
 def new_model(make: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
     """A model in training mode, with the random parameters of the seed."""
     with seeded(stream(seed, "model")):
-        return make().train()
+        # A function may give the same module every time, and training must leave that as it was.
+        return copy.deepcopy(make()).train()
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from ..tasks.base import Task, with_fewer_tests, with_public, with_validation
 from ..tasks.own import check_task, is_own
 from ..tasks.registry import make_task
 from ..types import Population
+from .behaviour import behaviour_of
 from .conditions import Measured, Trace, find_availability, find_speeds
 from .engine import Engine
 from .schedules import factors_of
@@ -101,9 +102,9 @@ def work_of(settings: RunSettings) -> LocalWork:
     )
 
 
-def data_of(settings: RunSettings, task: Task) -> dict[str, str]:
-    """The data in a run's record: the task's, in their checksum also the tables of its world,
-    which are checked.
+def data_of(settings: RunSettings, task: Task) -> dict[str, Any]:
+    """Data and model in a run's record: the task's data, in their checksum also the tables of its
+    world, which are checked, and the behaviour of its model.
     """
     # Made only to read and check its tables.
     World(
@@ -116,7 +117,11 @@ def data_of(settings: RunSettings, task: Task) -> dict[str, str]:
     for part in (find_availability(settings.availability), find_speeds(settings.speeds)):
         if isinstance(part, Trace | Measured):
             checksum = zlib.crc32(read_bytes(Path(part.path), users=True), checksum)
-    return task.data | {"data_crc32": f"{checksum:08x}"}
+    return {
+        **task.data,
+        "data_crc32": f"{checksum:08x}",
+        "model": behaviour_of(task, settings.seed),
+    }
 
 
 def plan_of(

@@ -34,7 +34,8 @@ def import_file(path: Path, form: str) -> ModuleType:
     """Import a file as any module is, under its own name, with its folder at the end of
     ``sys.path``; once a process.
 
-    So it can import the files beside it, and other processes find its classes again.
+    So it can import the files beside it, and other processes find its classes again. A file that
+    was edited since is imported again by ``forget_edited``.
 
     Raises:
         DeltaflError: If there is no such file (write one as ``form``), another module has its name,
@@ -57,8 +58,22 @@ def import_file(path: Path, form: str) -> ModuleType:
             f"{path.name} cannot be imported: {why}; rename it, for instance to my_task.py"
         )
     try:
-        return importlib.import_module(path.stem)
+        module = importlib.import_module(path.stem)
+        if module.__spec__ is not None and module.__spec__.loader_state is None:
+            module.__spec__.loader_state = path.read_bytes()
+        return module
     except DeltaflError:
         raise
     except OWN_ERRORS as error:
         raise DeltaflError(f"{path.name} cannot be imported: {in_one_line(error, path)}") from error
+
+
+def forget_edited() -> None:
+    """Let the next ``import_file`` read files again that were edited since they were imported."""
+    for name, module in [*sys.modules.items()]:
+        spec = vars(module).get("__spec__")
+        if spec is None or not isinstance(spec.loader_state, bytes) or spec.origin is None:
+            continue
+        path = Path(spec.origin)
+        if path.is_file() and path.read_bytes() != spec.loader_state:
+            del sys.modules[name]

@@ -324,6 +324,14 @@ def _check_clients(task: Task) -> None:
         _require(good, "test_clients", owner_e, f"a NumPy array {needed}")
 
 
+def first_examples(task: Task) -> tuple[Tensor, Tensor]:
+    """Two training examples, as the model gets them."""
+    from .modules import torch
+
+    x = _inputs(task, torch.tensor(task.dataset.train_x[:2]))
+    return x, torch.tensor(task.dataset.train_y[:2])
+
+
 def _inputs(task: Task, stored: Tensor) -> Tensor:
     """Stored inputs as a task's model takes them."""
     from .modules import torch
@@ -343,8 +351,7 @@ def _smoke_test(task: Task, seed: int) -> None:
     """
     from .modules import nn, spare_single_values, torch
 
-    x = _inputs(task, torch.tensor(task.dataset.train_x[:2]))
-    y = torch.tensor(task.dataset.train_y[:2])
+    x, y = first_examples(task)
     augment = task.augment
     if augment is not None:
         varied: Any = _tried(
@@ -370,7 +377,7 @@ def _smoke_test(task: Task, seed: int) -> None:
                 f"make_model made {type(model).__name__}; it must make a torch.nn.Module with "
                 "parameters, none lazy"
             )
-        _tried(
+        model = _tried(
             "the model cannot be copied, as local training does",
             lambda: copy.deepcopy(model),
         )
