@@ -106,12 +106,12 @@ class Folders:
             np.asarray(column).tobytes()
             for column in (run.round_r, run.accuracy_r, run.loss_r, run.bytes_r)
         ]
-        model = directory.model()
+        _, arrays = directory.saved() or (0, {})
         where = {key: value for key, value in directory.environment().items() if key != "command"}
         lines = (self.run / "rounds.jsonl").read_bytes()
         return [
             lines,
-            model and model[1].tobytes(),
+            [arrays[name].tobytes() for name in sorted(arrays)],
             curves,
             run.draws_m.tobytes(),
             directory.ending(),

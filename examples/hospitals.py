@@ -16,5 +16,8 @@ if __name__ == "__main__":
     visits["hospital"] = np.char.add("hospital ", hospital.astype(str))
     print(visits["outcome"].value_counts(normalize=True))
 
-    options = {"label": "outcome", "column": "hospital", "metric": "roc_auc", "local_lr": 0.02}
-    print(deltafl.compare(visits, "uniform,full,census", seeds=3, rounds=20, **options))
+    who = deltafl.compare(
+        visits, "uniform,full,census", seeds=3, rounds=20,
+        label="outcome", column="hospital", metric="roc_auc", local_lr=0.02,
+    )  # fmt: skip
+    print(who)

@@ -229,10 +229,11 @@ class Tied(Net):
         self.again = torch.nn.Linear(64, 10, bias=False)
         self.again.weight = self.weight
         self.base = torch.nn.Linear(64, 64).requires_grad_(False)
+        self.calls: torch.Tensor
         self.register_buffer("calls", torch.tensor(0))
 
     def forward(self, x: Any) -> Any:
-        self.calls += 1
+        self.calls.add_(1)
         return super().forward(self.base(x)) + self.again(x)
 
 

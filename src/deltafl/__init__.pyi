@@ -70,3 +70,5 @@ from .types import Reports as Reports
 from .types import RoundInfo as RoundInfo
 
 __version__: str
+__all__: list[str]
+_MODULES: dict[str, str]

@@ -112,9 +112,12 @@ def test_what_is_known_is_not_run_again_and_a_page_needs_every_point(
     monkeypatch.setattr(reproduce_module, "load_experiment", lambda _: experiment)
     write_rows(tmp_path / "runs.jsonl.gz", {"settings": settings}, rows[:-1])
     measured = []
-    monkeypatch.setattr(
-        limits, "measure", lambda _, cell: measured.append(cell["picture"]) or rows[-1:]
-    )
+
+    def measure(_: object, cell: dict[str, Any]) -> list[Any]:
+        measured.append(cell["picture"])
+        return rows[-1:]
+
+    monkeypatch.setattr(limits, "measure", measure)
     seen = list[Progress]()
     reproduce(Request("limits", "cpu", tmp_path), seen.append)
     assert measured == ["far"]

@@ -1,6 +1,7 @@
 """Verdicts: statements from intervals with known ends, and the rule that sums them up."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -206,7 +207,7 @@ def test_the_verdict_states_the_result_and_what_failed() -> None:
     assert none.number.startswith("PRACDELTA against FEDPRACIS: rounds to 70 %")
 
 
-def losses(levels: dict[str, tuple[float, ...]]) -> list[Row]:
+def losses(levels: Mapping[str, tuple[float, ...]]) -> list[Row]:
     """Rows whose seeds have these losses, the same in all rounds."""
     rows = []
     for name, level_s in levels.items():

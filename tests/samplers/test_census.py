@@ -333,7 +333,7 @@ def test_answers_of_many_clients_are_looked_at_in_blocks(monkeypatch: pytest.Mon
     whole = asked.population(population, answer_mk)
     assert whole.aux_mq is not None and whole.norm_m is not None and np.isnan(whole.norm_m[5])
     given = [None if i == 5 else list(answer_k) for i, answer_k in enumerate(answer_mk)]
-    assert np.array_equal(asked.population(population, given).aux_mq, whole.aux_mq)
+    np.testing.assert_array_equal(asked.population(population, given).aux_mq, whole.aux_mq)
     monkeypatch.setattr("deltafl.samplers.census._BLOCK", 7)
     np.testing.assert_allclose(
         asked.auxiliary(answer_mk, population.weight_m), whole.aux_mq, rtol=1e-9, atol=1e-12

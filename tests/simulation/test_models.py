@@ -96,7 +96,8 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.embed(x)
         weight = torch.softmax(h @ h.transpose(1, 2) + self.mask, dim=-1)
-        return self.out(torch.tanh(self.mix(weight @ h)).mean(dim=1))[:, :3]
+        logits: torch.Tensor = self.out(torch.tanh(self.mix(weight @ h)).mean(dim=1))
+        return logits[:, :3]
 
 
 def with_lora(kind: str) -> nn.Module:
@@ -170,7 +171,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
 WORK = LocalWork(lr=RATE, epochs=1, batch_size=BATCH)
 
 
-def trained(model: nn.Module, task: Task, round: int, client: int, seed: int) -> nn.Module:
+def trained(model: Any, task: Task, round: int, client: int, seed: int) -> Any:
     """A client's local training, as a user writes it."""
     model = copy.deepcopy(model).train()
     if task.trainable == ["block*", "head*"]:
@@ -219,7 +220,7 @@ def own_loop(task: Task, label: str, sample: int, seed: int) -> list[dict[str, f
 
     def model_of(client: int) -> nn.Module:
         arrays = {**sent, **own_m[client]}
-        whole = unflatten(state.params_d, model, **how)
+        whole: nn.Module = unflatten(state.params_d, model, **how)
         tensors = {name: torch.tensor(array) for name, array in arrays.items()}
         whole.load_state_dict(tensors, strict=False)
         return whole
