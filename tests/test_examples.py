@@ -156,3 +156,18 @@ def test_hospitals_are_judged_by_the_auc(tmp_path: Path) -> None:
     shares = [float(share) for share in re.findall(r"0\.\d+$", done.stdout, re.MULTILINE)]
     assert sum(shares) == pytest.approx(1) and max(shares) > 0.9
     assert "roc_auc" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["batchnorm_resnet.py", "text_lora.py"])
+def test_models_with_more_than_a_vector_learn(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    program = EXAMPLES / name
+    code = program.read_text().split('"""')[2]
+    assert len([line for line in code.splitlines() if line.strip()]) < 25
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    accuracy = re.search(r"^full +([\d.]+)", done.stdout, re.MULTILINE)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 65
