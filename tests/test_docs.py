@@ -290,3 +290,24 @@ def test_files_that_documents_name_are_there() -> None:
             if not (ROOT / name).exists() and not (document.parent / name).exists()
         ]
         assert not missing, f"{document.name} names {missing}"
+
+
+def test_the_page_on_models_averages_buffers_by_the_rounds_coefficients() -> None:
+    page = (ROOT / "docs" / "models.md").read_text()
+    block = next(
+        code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "coef_n" in code
+    )
+    plan = deltafl.make_plan("uniform", [1, 2, 3], 2)
+    state = deltafl.init_round(plan, np.zeros(4))
+    cohort = deltafl.open_round(plan, state)
+    locals_n = [torch.nn.BatchNorm1d(2) for _ in cohort.client_n]
+    for place, layer in enumerate(locals_n):
+        layer.running_mean[:] = float(place + 1)
+    model = torch.nn.BatchNorm1d(2)
+    exec(
+        block, {"plan": plan, "state": state, "cohort": cohort, "model": model, "locals": locals_n}
+    )
+    coef_n = plan.collect_replies(state, cohort).coef_n
+    expected = coef_n @ np.array([1, 2]) / coef_n.sum()
+    np.testing.assert_allclose(model.running_mean.numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(model.running_var.numpy(), 1)
