@@ -293,13 +293,14 @@ def test_files_that_documents_name_are_there() -> None:
 
 
 def test_the_page_on_models_averages_buffers_by_the_rounds_coefficients() -> None:
+    torch = pytest.importorskip("torch")
     page = (ROOT / "docs" / "models.md").read_text()
     block = next(
         code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "coef_n" in code
     )
-    plan = deltafl.make_plan("uniform", [1, 2, 3], 2)
-    state = deltafl.init_round(plan, np.zeros(4))
-    cohort = deltafl.open_round(plan, state)
+    plan = make_plan("uniform", [1, 2, 3], 2)
+    state = init_round(plan, np.zeros(4))
+    cohort = open_round(plan, state)
     locals_n = [torch.nn.BatchNorm1d(2) for _ in cohort.client_n]
     for place, layer in enumerate(locals_n):
         layer.running_mean[:] = float(place + 1)
