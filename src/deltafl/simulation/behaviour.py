@@ -20,7 +20,8 @@ def behaviour_of(task: Task, seed: int) -> dict[str, Any]:
     loss and the norms of output, gradient and parameters; None for a number that is not finite.
     """
     model = new_model(task.make_model, seed).eval()
-    shapes = [(name, tuple(part.shape)) for name, part in model.state_dict().items()]
+    # With the kinds: other local or trainable arrays make another run.
+    parts = [(part.name, part.shape, part.kind) for part in task.parts_of(model).entries]
     trained = [param for param in model.parameters() if param.requires_grad]
     x, y = first_examples(task)
     with seeded(stream(seed, "model")):
@@ -32,7 +33,7 @@ def behaviour_of(task: Task, seed: int) -> dict[str, Any]:
     start = task.initial_params
     known = {
         # Objects show their addresses.
-        "structure": describe([re.sub(r"0x[0-9a-f]+", "", repr(model)), shapes]),
+        "structure": describe([re.sub(r"0x[0-9a-f]+", "", repr(model)), parts]),
         "loss": loss.item(),
         "output": _norm(output),
         "gradient": _norm(*(part for part in gradient if part is not None)),
