@@ -13,7 +13,7 @@ class Block(nn.Sequential):
     """A residual block."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return relu(x + super().forward(x))
+        return relu(x + super().forward(x))  # type: ignore[no-untyped-call]
 
 
 def resnet() -> nn.Module:

@@ -14,8 +14,8 @@ class Classifier(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-        config = GPT2Config(vocab_size=11, n_embd=32, n_layer=2, n_head=2, **ends)
+        sizes = {"vocab_size": 11, "n_embd": 32, "n_layer": 2, "n_head": 2}
+        config = GPT2Config.from_dict({**sizes, "eos_token_id": 0, "pad_token_id": 0})
         lora = LoraConfig(task_type="SEQ_CLS", target_modules=["c_attn"], fan_in_fan_out=True)
         self.model = get_peft_model(GPT2ForSequenceClassification(config), lora)
 

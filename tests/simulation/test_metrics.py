@@ -21,8 +21,8 @@ from deltafl.simulation.engine import Engine
 from deltafl.simulation.tune import TuneSettings
 from deltafl.tasks import Dataset, Task, binary_cross_entropy, check_task, squared_error
 from deltafl.types import Judge
-from tests.tools.cli import deltafl_here
-from tests.tools.simulation import lines_of
+from tools.cli import deltafl_here
+from tools.simulation import lines_of
 
 
 def command(name: str, **given: object) -> tuple[int, str]:

@@ -61,6 +61,7 @@ from .checkpoint import (
 )
 from .distributed import ALONE, ProcessGroup
 from .own_code import code_of, objects_of, require_same_model
+from .rest import LOCAL
 from .settings import RunSettings, Settings, differing
 
 LINE_FILES = ("rounds.jsonl", "timings.jsonl")
@@ -69,8 +70,6 @@ CENSUS = "census.safetensors"
 CLIENTS = "clients.json"
 _FIXED = ("environment.json", "engine.json", CENSUS)
 SUSPECT = "suspect.safetensors"
-#: The folder of clients' local arrays in that of a run's memory.
-LOCAL = "local"
 
 
 def locked(folder: Path, seconds: float = 0) -> AbstractContextManager[None]:

@@ -13,7 +13,9 @@ from ..arrays import mean_rest
 from ..model_parts import Arrays, ModelParts
 from ..scale.rows import RowFormat, Rows, replace_rows
 from ..types import FloatArray, IntArray
-from .directory import LOCAL
+
+#: The folder of clients' local arrays in that of a run's memory.
+LOCAL = "local"
 
 
 def local_folder(memory: Path | None) -> str | None:
