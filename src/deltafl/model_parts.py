@@ -23,9 +23,12 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .errors import DeltaflError
-from .types import Array, Params
+
+Array = npt.NDArray[Any]
+Params = npt.NDArray[np.float32]
 
 Arrays = dict[str, Array]
 
