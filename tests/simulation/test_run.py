@@ -133,9 +133,9 @@ def test_accuracies_by_client_are_those_of_the_last_models_and_cost_no_evaluatio
     evaluated = []
     judge = Engine.judge
 
-    def counting(engine: Engine, params_d: Any) -> Any:
+    def counting(engine: Engine, params_d: Any, *rest: Any) -> Any:
         evaluated.append(params_d)
-        return judge(engine, params_d)
+        return judge(engine, params_d, *rest)
 
     monkeypatch.setattr(Engine, "judge", counting)
     settings = settings_of(rounds=7)

@@ -175,7 +175,7 @@ class Comparison:
         path: str | os.PathLike[str] | None = None,
         *,
         metric: str | None = None,
-        x: str = "rounds",
+        x: str | None = None,
     ) -> Any:
         """A Matplotlib figure of a metric: mean over seeds, and a band from the lowest to the
         highest.
@@ -185,7 +185,8 @@ class Comparison:
                 what else Matplotlib writes.
             metric: What is drawn; that of the comparison if left out.
             x: Over what: ``"rounds"``, ``"trainings"`` of clients, ``"bytes"`` sent and received,
-                ``"seconds"`` of training, or ``"clock"``, the virtual one; means over seeds.
+                ``"seconds"`` of training, or ``"clock"``, the virtual one; means over seeds. By
+                default rounds, and the clock beside them where there is one.
 
         Raises:
             DeltaflError: If the metric, or what it is drawn over, was not recorded.
