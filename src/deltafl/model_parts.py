@@ -23,12 +23,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from .errors import DeltaflError
-
-Array = npt.NDArray[Any]
-Params = npt.NDArray[np.float32]
+from .types import Array, Params
 
 Arrays = dict[str, Array]
 

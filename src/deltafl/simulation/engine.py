@@ -7,7 +7,7 @@ cohort.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from ..errors import DeltaflError
 from ..model_parts import Arrays, NamedArrays
 from ..plan import NO_REST
 from ..tasks.base import Dataset, Task
-from ..types import FloatArray, IntArray, Params, Population, Reports
+from ..types import FloatArray, IntArray, Params, Reports
 from .judged import Evaluation, Judged
 from .rest import RestOfModel
 from .runner import ClientRunner, new_model
@@ -201,9 +201,7 @@ class Engine:
     def _tests(self, num_examples: int, rest: Any) -> list[tuple[slice | IntArray, Arrays]]:
         """The batches of test examples, and with which arrays beside the vector each is judged."""
         size = self._form.evaluation_batch
-        sizes = [len(rows) for rows in self.task.client_rows]
-        weight_m = Population.from_sizes(sizes, self._weights).weight_m
-        common = self.beside.of_everyone(rest, weight_m)
+        common = self.beside.of_everyone(rest, self._weight_m)
         owner_e = self.task.test_clients
         if owner_e is None or not self.beside.has_local:
             return [(slice(start, start + size), common) for start in range(0, num_examples, size)]
@@ -216,6 +214,10 @@ class Engine:
             starts = range(0, len(place_e), size)
             tests += [(place_e[start : start + size], arrays) for start in starts]
         return tests
+
+    @cached_property
+    def _weight_m(self) -> FloatArray:
+        return self.task.population(self._weights).weight_m
 
     def costs(self, client_n: IntArray) -> list[float]:
         """Examples that each client's local work visits, by which work is balanced."""

@@ -31,6 +31,8 @@ class Patience(Callback):
     def begin(self, run: LiveRun) -> None:
         self._best = -inf
         self._since = 0
+        if run.settings.patience is None:
+            return
         # From the lines of the rounds: after a resume it knows what it had seen before.
         for test in run.group.from_first(lambda: _tests(run)):
             self._see(run, test)

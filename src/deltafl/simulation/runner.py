@@ -65,7 +65,7 @@ class ClientRunner:
             self._train_one = FastTrainer(model, task.loss, device).train
         elif form.path == "batched":
             self._batched = BatchedTrainer(
-                model, task.loss, work, form.width, self._examples, device, route.precision
+                model, task.loss, form.width, self._examples, device, route.precision
             )
         self._model = model.eval()
         # For evaluations; trainers choose their own.
@@ -90,13 +90,8 @@ class ClientRunner:
             losses = self._losses
         with exact_products(self._device):
             if self._batched is not None:
-                self._batched.work = work
-                return self._batched.train(
-                    jobs,
-                    params_d,
-                    drift_nd,
-                    losses is not None,
-                )
+                squares = losses is not None
+                return self._batched.train(jobs, params_d, work, drift_nd, squares)
             results = []
             for place, job in enumerate(jobs):
                 drift_d = None

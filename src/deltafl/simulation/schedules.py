@@ -6,7 +6,6 @@ A factor is a function of the round alone, so that a run goes on after a resume 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -136,20 +135,17 @@ def _own_factors(
 ) -> tuple[float, ...]:
     """What a user's function returns, checked in every round."""
     factors: list[float] = []
-    for factor in map(partial(_called, name, function, path), range(rounds)):
+    for round in range(rounds):
+        try:
+            factor = function(round)
+        except OWN_ERRORS as error:
+            raise DeltaflError(
+                f"lr_schedule {name} failed in round {round}: {in_one_line(error, path)}"
+            ) from error
         if not is_in(factor, "[0, inf)"):
             raise DeltaflError(
-                f"lr_schedule {name} returned {factor!r:.60} in round {len(factors)}; it must "
+                f"lr_schedule {name} returned {factor!r:.60} in round {round}; it must "
                 "return a finite number of at least 0, by which local_lr is multiplied"
             )
         factors.append(float(factor))
     return tuple(factors)
-
-
-def _called(name: str, function: Callable[[int], Any], path: Path | None, round: int) -> Any:
-    try:
-        return function(round)
-    except OWN_ERRORS as error:
-        raise DeltaflError(
-            f"lr_schedule {name} failed in round {round}: {in_one_line(error, path)}"
-        ) from error

@@ -2,7 +2,7 @@
 
 import zlib
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil, prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -144,7 +144,8 @@ def plan_of(
     rule = find_estimator(label.estimator)
     if task is not None:
         how = Computation(settings.device, settings.precision)
-        rule = with_twins(rule, task, settings.seed, work_of(settings), how)
+        make_engine = partial(Engine, how=how)
+        rule = with_twins(rule, task, settings.seed, work_of(settings), make_engine)
     plan = make_plan(
         label._replace(settings={}),  # they are among those of the run
         population,

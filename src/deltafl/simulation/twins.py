@@ -1,8 +1,9 @@
 """Stand-ins of the clients, trained on public examples, for the estimator ``twin``."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +14,10 @@ from ..estimators.twin import Simulate, Twin
 from ..streams import stream
 from ..tasks.base import Task
 from ..types import FloatArray, IntArray, Params, Population
-from .engine import Engine
-from .training.route import Computation
 from .training.serial import LocalWork
+
+#: Makes an ``Engine`` of a task, what its clients do, and a seed.
+MakeEngine = Callable[[Task, LocalWork, int], Any]
 
 #: A twin takes this share of the client's steps, each on so many examples. Larger minibatches are
 #: better than more steps, for a twin's noise is not its client's (on digits and FashionMNIST).
@@ -24,7 +26,7 @@ TWIN_BATCH = 64
 
 
 def with_twins(
-    rule: Estimator, task: Task, seed: int, work: LocalWork, how: Computation
+    rule: Estimator, task: Task, seed: int, work: LocalWork, make_engine: MakeEngine
 ) -> Estimator:
     """The estimator ``twin`` with the simulation of a task's clients; others as they are."""
     control = rule.control
@@ -34,16 +36,11 @@ def with_twins(
         raise DeltaflError(
             "twins are trained on public examples and this run has none; set 'public', such as 10"
         )
-    twin = replace(control.control, simulate=twin_simulation(task, work, seed, how))
+    twin = replace(control.control, simulate=twin_simulation(task, work, seed, make_engine))
     return rule._replace(control=replace(control, control=twin))
 
 
-def twin_simulation(
-    task: Task,
-    work: LocalWork,
-    seed: int,
-    how: Computation,
-) -> Simulate:
+def twin_simulation(task: Task, work: LocalWork, seed: int, make_engine: MakeEngine) -> Simulate:
     """Trains a stand-in for each client of a task on public examples in the shares of the client's
     labels.
 
@@ -53,46 +50,25 @@ def twin_simulation(
     """
 
     @cache
-    def engine() -> Engine:
+    def engine() -> Any:
         rows = [
             stand_in_rows(
                 share_c,
                 TWIN_BATCH * max(1, round(TWIN_STEPS * work.num_steps(len(own)))),
                 task.public_rows,
             )
-            for share_c, own in zip(task.label_shares(), task.client_rows, strict=True)
+            for share_c, own in zip(task.shares, task.client_rows, strict=True)
         ]
-        stand_ins = replace(
-            task,
-            client_rows=rows,
-            augment=None,
-            gradient_noise_m=None,
-        )
-        own_seed = int(
-            stream(seed, "public", 1).integers(2**31)
-        )  # minibatches independent of the clients' own
-        return Engine(
-            stand_ins,
-            replace(
-                work,
-                epochs=1,
-                steps=None,
-                batch_size=TWIN_BATCH,
-            ),
-            own_seed,
-            how=how,
-        )
+        stand_ins = replace(task, client_rows=rows, augment=None, gradient_noise_m=None)
+        own_work = replace(work, epochs=1, steps=None, batch_size=TWIN_BATCH)
+        # So minibatches are independent of the clients' own.
+        own_seed = int(stream(seed, "public", 1).integers(2**31))
+        return make_engine(stand_ins, own_work, own_seed)
 
     def simulate(params_d: Params, population: Population, round: int) -> Params:
-        return (
-            engine()
-            .train(
-                params_d,
-                round,
-                np.arange(population.num_clients),
-            )
-            .update_nd
-        )
+        everyone = np.arange(population.num_clients)
+        updates: Params = engine().train(params_d, round, everyone).update_nd
+        return updates
 
     return simulate
 

@@ -144,7 +144,7 @@ class Task:
         sizes = [len(rows) for rows in self.client_rows]
         if self.dataset.num_classes == 0:
             return Population.from_sizes(sizes, weights)
-        return Population.from_sizes(sizes, weights, self.label_shares())
+        return Population.from_sizes(sizes, weights, self.shares)
 
     @cached_property
     def data(self) -> dict[str, str]:

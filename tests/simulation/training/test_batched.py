@@ -210,7 +210,6 @@ def test_dense_models_equal_the_reference_with_the_same_bits_in_any_cohort(
     trainer = BatchedTrainer(
         model,
         cross_entropy,
-        work,
         padded_width(rows, work.batch_size),
         lambda own: (x[own], y[own]),
     )
@@ -228,7 +227,7 @@ def test_dense_models_equal_the_reference_with_the_same_bits_in_any_cohort(
             if drift_d is None
             else np.stack([np.float32(1 + client) * drift_d for client in clients])
         )
-        return trainer.train([*map(job_of, clients)], params_d, own_nd, squares=True)
+        return trainer.train([*map(job_of, clients)], params_d, work, own_nd, squares=True)
 
     everyone = trained(range(12))
     np.testing.assert_equal(trained(chosen), [everyone[client] for client in chosen])

@@ -103,7 +103,6 @@ class BatchedTrainer:
         self,
         model: nn.Module,
         loss: Loss,
-        work: LocalWork,
         width: int,
         fetch: Fetch,
         device: torch.device = CPU,
@@ -117,8 +116,6 @@ class BatchedTrainer:
             products=exact and device.type == "cuda",
         )
         self._losses = losses
-        #: What every client does; its learning rate may change from round to round.
-        self.work = work
         self._width = width
         self._fetch = fetch
         self._device = device
@@ -135,12 +132,13 @@ class BatchedTrainer:
         self,
         jobs: Sequence[LocalJob],
         params_d: Params,
+        work: LocalWork,
         drifts: Params | None = None,
         squares: bool = False,
     ) -> list[LocalResult]:
         """``serial.train_serial`` for each of at least one client; ``drifts`` are (n, d)."""
         with torch.inference_mode(self._chain is not None):  # no bookkeeping for autograd
-            schedule = schedule_of(jobs, self.work, self._width)
+            schedule = schedule_of(jobs, work, self._width)
             num_steps, n, _ = schedule.rows_knb.shape
             start_nd = self._padded(torch.tensor(params_d)).expand(n, -1)
             step_nd = None
@@ -169,7 +167,7 @@ class BatchedTrainer:
                 for step in range(len(some.x)):
                     losses.append(differentiate(step))
                     self._add_noise(own.gradient, schedule.jobs)
-                    norms.append(own.step(self.work))
+                    norms.append(own.step(work))
                 value_3ka = value_3kn[:, first : first + len(some.x), :active]
                 # The losses of a dense chain are (n, 1, B), those of other models (n, B).
                 loss_kab = torch.stack(losses).view(some.weight_knb.shape)
@@ -186,7 +184,7 @@ class BatchedTrainer:
             norm_n = squared_norm(cohort.gradient_sum).tolist()
             sums = zip(*sums_3n.tolist(), norm_n, strict=True)
             results = [
-                result_of(update_d, own_sums, num_steps, self.work.rate)
+                result_of(update_d, own_sums, num_steps, work.rate)
                 for update_d, own_sums, num_steps in zip(
                     update_nd, sums, schedule.steps_n.tolist(), strict=True
                 )
