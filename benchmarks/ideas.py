@@ -1,4 +1,4 @@
-"""The tables of docs/lab-notes.md, from the accuracies of the ideas that were tried.
+"""The tables of docs/why/lab-notes.md, from the accuracies of the ideas that were tried.
 
     python benchmarks/ideas.py
 
@@ -134,7 +134,7 @@ def with_tables(notes: str, folder: Path) -> str:
 
 def write_tables(path: Path) -> None:
     """Write the tables of the notes again, from ``../results/ideas``."""
-    folder = path.parent.parent / "results" / "ideas"
+    folder = path.parents[2] / "results" / "ideas"
     path.write_text(with_tables(read_text(path), folder), encoding="utf-8")
 
 
@@ -163,4 +163,4 @@ def _gap(name: str, rounds: dict[str, FloatArray]) -> str:
 
 
 if __name__ == "__main__":
-    write_tables(ROOT / "docs" / "lab-notes.md")
+    write_tables(ROOT / "docs" / "why" / "lab-notes.md")

@@ -134,7 +134,7 @@ def method_page(entry: SamplerEntry, measured: list[list[str]], costs: str) -> s
         "options": ", ".join(f"`{option}={default[option]!r}`" for option in entry.options)
         or "none",
         "fixed": f"`{variant}`" if variant else "nothing",
-        "source": f"{entry.source} ([references](../references.md))",
+        "source": f"{entry.source} ([references](../reference/references.md))",
     }
     heads = ("task", "label", "gap closed [95 %]", "against uniform sampling", "local rate")
     text = (ROOT / "docs" / "templates" / "method.txt").read_text(encoding="utf-8")
@@ -264,7 +264,7 @@ if __name__ == "__main__":
     out = Path(sys.argv[1]).resolve()
     shutil.rmtree(out, ignore_errors=True)
     documents = Documents(out)
-    for pattern in ("docs/*.md", "docs/*.ipynb", "results/**/README.md"):
+    for pattern in ("docs/**/*.md", "docs/**/*.ipynb", "results/**/README.md"):
         for source in sorted(ROOT.glob(pattern)):
             documents.place(source)
     write_methods(out / "methods")

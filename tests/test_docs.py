@@ -26,7 +26,9 @@ from reproduction.spec import load_experiment
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize(("document", "last_round"), [("README.md", 99), ("docs/scale.md", 2)])
+@pytest.mark.parametrize(
+    ("document", "last_round"), [("README.md", 99), ("docs/how-to/scale.md", 2)]
+)
 def test_the_first_example_of_a_document_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, document: str, last_round: int
 ) -> None:
@@ -42,7 +44,7 @@ def test_the_first_example_of_a_document_runs(
 def test_the_torch_loop_of_the_page_learns_what_its_clients_know() -> None:
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
-    text = (ROOT / "docs" / "your-loop.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "your-loop.md").read_text()
     block = text.partition("```python\n")[2].partition("```")[0]
     assert len([line for line in block.splitlines() if line.strip()]) <= 22
     change = text.partition("```diff\n")[2].partition("```")[0].splitlines()
@@ -53,34 +55,34 @@ def test_the_torch_loop_of_the_page_learns_what_its_clients_know() -> None:
     )
     assert sum(line[0] == "+" for line in change) == 6
     names: dict[str, Any] = {}
-    exec(compile(block, "docs/your-loop.md", "exec"), names)
+    exec(compile(block, "docs/how-to/your-loop.md", "exec"), names)
     assert isinstance(names["model"], torch.nn.Linear)
     assert names["info"].round == 29
     hits = torch.cat([names["model"](x).argmax(dim=1) == y for x, y in names["data"]])
     assert hits.float().mean() > 0.8
     _, auxiliary, losses = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    exec(compile(auxiliary, "docs/your-loop.md", "exec"), names)
+    exec(compile(auxiliary, "docs/how-to/your-loop.md", "exec"), names)
     names["state"] = init_round(names["plan"], names["model"])
     assert open_round(names["plan"], names["state"]).client_n.shape == (5,)
     for label in ("oort", "active-fl"):
         names["plan"] = make_plan(label, [20] * 20, n=5)
         names["state"] = init_round(names["plan"], names["model"])
         names["cohort"] = open_round(names["plan"], names["state"])
-        exec(compile(losses, "docs/your-loop.md", "exec"), names)
+        exec(compile(losses, "docs/how-to/your-loop.md", "exec"), names)
         assert names["info"].num_responded == 5
 
 
 def test_the_page_about_the_census_does_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (ROOT / "docs" / "census.md").read_text()
+    page = (ROOT / "docs" / "why" / "census.md").read_text()
     rng = np.random.default_rng(0)
     sizes = np.full(40, 10)
     target_md = np.tile(np.eye(4)[np.arange(40) % 4], 3) + 0.05 * rng.normal(size=(40, 12))
     names: dict[str, Any] = {"sizes": sizes, "params_d": np.zeros(12)}
     names["train"] = lambda client, params_d: 0.5 * (target_md[client] - params_d)
     block = page.partition("```python\n")[2].partition("```")[0]
-    exec(compile(block, "docs/census.md", "exec"), names)
+    exec(compile(block, "docs/why/census.md", "exec"), names)
     assert names["info"].round == 29
     np.testing.assert_allclose(
         names["state"].params_d, target_md.mean(axis=0), atol=0.04
@@ -104,7 +106,7 @@ def test_the_page_about_the_census_does_what_it_says(
 def test_the_page_about_own_data_does_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (ROOT / "docs" / "own-data.md").read_text()
+    page = (ROOT / "docs" / "tutorial" / "own-data.md").read_text()
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for title, code in re.findall(r"```python(?: title=([^\n]*))?\n(.*?)```", page, re.DOTALL):
@@ -125,7 +127,7 @@ def test_the_page_about_own_data_does_what_it_says(
 def test_the_page_about_own_methods_has_files_that_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (ROOT / "docs" / "add-a-method.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "add-a-method.md").read_text()
     monkeypatch.chdir(tmp_path)
     for title, code in re.findall(r"```python title=(\S+)\n(.*?)```", page, re.DOTALL):
         Path(title).write_text(code)
@@ -154,7 +156,7 @@ def test_the_page_about_own_methods_has_files_that_run(
 
 def test_what_is_cited_is_among_the_references() -> None:
     """Each short form of a source, and no reference that nothing cites."""
-    text = (ROOT / "docs" / "references.md").read_text()
+    text = (ROOT / "docs" / "reference" / "references.md").read_text()
     known = set(re.findall(r"^\| ([A-Z][^|]+ \d{4}) \|", text, re.MULTILINE))
     sources = {entry.source for entry in SAMPLERS.values()} | {
         design.source for design in DESIGNS.values()
@@ -169,12 +171,14 @@ def test_what_is_cited_is_among_the_references() -> None:
 
 
 def test_the_architecture_names_every_file_and_folder() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = (ROOT / "docs" / "reference" / "architecture.md").read_text()
     for path in (ROOT / "src" / "deltafl").iterdir():
         if path.suffix == ".py" and not path.name.startswith("__"):
-            assert path.name in text, f"docs/architecture.md does not name {path.name}"
+            assert path.name in text, f"docs/reference/architecture.md does not name {path.name}"
         elif path.is_dir() and not path.name.startswith("__"):
-            assert f"{path.name}/" in text, f"docs/architecture.md does not name {path.name}/"
+            assert f"{path.name}/" in text, (
+                f"docs/reference/architecture.md does not name {path.name}/"
+            )
 
 
 def test_the_readmes_first_table_is_that_of_the_benchmark() -> None:
@@ -204,7 +208,7 @@ def test_the_readmes_first_table_is_that_of_the_benchmark() -> None:
             assert cell == (
                 at_end or measured[recommended if "recommended" in marks else label, parts[title]]
             ), first
-    page = re.sub(r"\s+", " ", (ROOT / "docs" / "which-sampler.md").read_text())
+    page = re.sub(r"\s+", " ", (ROOT / "docs" / "how-to" / "which-sampler.md").read_text())
     quoted = list(re.finditer(r"(-?\d\.\d\d \[[^]]*\]) on (\w+)", page))
     assert len(quoted) == len(re.findall(r"\d\.\d\d \[", page)) >= 12
     parts |= {"MNIST": parts["MNIST, 300 clients"]}
@@ -246,7 +250,7 @@ def test_the_readme_recommends_what_the_evidence_does() -> None:
     text = (ROOT / "README.md").read_text()
     box = text.partition("## Which sampler?")[2].partition("\n## ")[0]
     rows = [line for line in box.splitlines() if line.startswith("| ") and "`" in line]
-    page = (ROOT / "docs" / "which-sampler.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "which-sampler.md").read_text()
     items = [
         re.sub(r"\s+", " ", item)
         for item in re.findall(r"^\d\. (.*?)(?=^\d\. |\n\n)", page, re.DOTALL | re.MULTILINE)
@@ -277,7 +281,7 @@ def test_links_between_documents_lead_somewhere() -> None:
 def test_files_that_documents_name_are_there() -> None:
     for document in [
         ROOT / "README.md",
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "results").rglob("*.md"),
     ]:
         named = re.findall(
@@ -294,7 +298,7 @@ def test_files_that_documents_name_are_there() -> None:
 
 def test_the_page_on_models_averages_buffers_by_the_rounds_coefficients() -> None:
     torch = pytest.importorskip("torch")
-    page = (ROOT / "docs" / "models.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "models.md").read_text()
     block = next(
         code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "coef_n" in code
     )

@@ -130,7 +130,7 @@ def test_a_study_of_ones_own_table_model_and_sampler(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")  # of Jupyter
 def test_the_notebook_runs(tmp_path: Path) -> None:
     """As it stands but for rounds and seeds."""
-    path = EXAMPLES.parent / "docs" / "first-comparison.ipynb"
+    path = EXAMPLES.parent / "docs" / "tutorial" / "first-comparison.ipynb"
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     for cell in notebook.cells:

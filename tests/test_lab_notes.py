@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
+DOCS = ROOT / "docs" / "why"
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_tables_of_the_notes_are_those_of_their_files(tables: Any, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "results" / "ideas", tmp_path / "results" / "ideas")
-    notes = tmp_path / "docs" / "lab-notes.md"
-    notes.parent.mkdir()
+    notes = tmp_path / "docs" / "why" / "lab-notes.md"
+    notes.parent.mkdir(parents=True)
     shutil.copy(DOCS / notes.name, notes)
     tables.write_tables(notes)
     assert notes.read_text() == (DOCS / "lab-notes.md").read_text()

@@ -35,11 +35,14 @@ def test_examples_in_docstrings_run(path: Path) -> None:
 
 def test_the_example_of_the_concepts_prints_what_it_says() -> None:
     code = (
-        (ROOT / "docs" / "concepts.md").read_text().partition("```python\n")[2].partition("```")[0]
+        (ROOT / "docs" / "tutorial" / "concepts.md")
+        .read_text()
+        .partition("```python\n")[2]
+        .partition("```")[0]
     )
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(code, "docs/concepts.md", "exec"), {})
+        exec(compile(code, "docs/tutorial/concepts.md", "exec"), {})
     assert printed.getvalue().strip() == code.rpartition("# ")[2].strip()
 
 

@@ -1,4 +1,4 @@
-"""The numbers that docs/theory.md and docs/theory-table-1.md state, computed here and looked up
+"""The numbers that docs/why/theory.md and docs/why/theory-table-1.md state, computed here and looked up
 there.
 """
 
@@ -30,7 +30,7 @@ from reproduction.rates import counter_example
 from reproduction.toy import SCORES, WAYS, enumerate_toy, hand_picked
 from tools.samplers import joint_expectations
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parent.parent / "docs" / "why"
 TEXT = (DOCS / "theory.md").read_text()
 TABLE = (DOCS / "theory-table-1.md").read_text()
 

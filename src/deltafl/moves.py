@@ -80,5 +80,6 @@ class Moves(NamedTuple):
             raise CannotResizeError(
                 f"{type(owner).__name__} describes all clients jointly, so that nobody can join or "
                 "be forgotten: set min_nodes to the number of all clients, or choose a new "
-                "state_path (in a class of your own define resized, see docs/add-a-method.md)"
+                "state_path (in a class of your own define resized, see "
+                "docs/how-to/add-a-method.md)"
             )

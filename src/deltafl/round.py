@@ -141,7 +141,7 @@ def close_round(
     if isinstance(updates, list | tuple):
         given = [update for update in updates if update is not None]
         # Every one a model: that is a mistake of the host, which no client can make alone
-        # (docs/reliability.md).
+        # (docs/why/reliability.md).
         if given and all(map(is_model, given)):
             raise DeltaflError(
                 f"updates are of type {type(given[0]).__name__}, expected one flat array a client: "
@@ -165,7 +165,7 @@ def close_round_from_sum(
     of single ones is NaN. ``examples/secure_sum.py`` uses it.
 
     Args:
-        plan: One that needs no single updates: docs/privacy.md lists the samplers.
+        plan: One that needs no single updates: docs/how-to/privacy.md lists the samplers.
         state: The current state.
         cohort: What ``open_round`` returned.
         responded_n: bool (n,), whose updates are in the sum; the others did not reply.

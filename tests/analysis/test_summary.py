@@ -309,7 +309,9 @@ def test_missing_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_field_of_the_file_is_documented() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "summary-schema.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "summary-schema.md").read_text(
+        encoding="utf-8"
+    )
     names = [
         name
         for name in Summary.model_json_schema(mode="serialization")["$defs"]

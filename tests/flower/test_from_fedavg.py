@@ -77,7 +77,7 @@ def test_flower_finds_the_apps() -> None:
 def test_the_way_from_fedavg_is_at_most_ten_lines_which_the_document_shows() -> None:
     changed = changed_lines()
     assert 0 < len(changed) <= 10
-    text = (ROOT / "docs" / "flower.md").read_text()
+    text = (ROOT / "docs" / "tutorial" / "flower.md").read_text()
     block = text.partition("```diff\n")[2].partition("```")[0]
     assert [line for line in block.splitlines() if line[:1] in ("+", "-")] == [
         line.rstrip() for line in changed
@@ -92,7 +92,7 @@ def test_the_app_uses_the_line_that_recommend_prints() -> None:
 def test_the_app_of_the_page_learns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    page = (ROOT / "docs" / "flower.md").read_text()
+    page = (ROOT / "docs" / "tutorial" / "flower.md").read_text()
     files = dict(re.findall(r"```\w+ title=(\S+)\n(.*?)```", page, re.DOTALL))
     for name, code in files.items():
         (tmp_path / name).write_text(code)

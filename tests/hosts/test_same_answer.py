@@ -55,7 +55,7 @@ def digits() -> Task:
 
 
 def loop(label: str, train: Train) -> list[Params]:
-    """The loop of docs/your-loop.md, with a census if the sampler takes one."""
+    """The loop of docs/how-to/your-loop.md, with a census if the sampler takes one."""
     plan = make_plan(label, digits().population("data"), N)
     census = plan.census
     factor = plan.step_factor

@@ -74,14 +74,14 @@ class Recommendation(NamedTuple):
         python = "sizes, n=10)"
         flower = "n=10)"
         if sampler.census is not None:
-            python += ".with_census(answers)  # docs/census.md"
+            python += ".with_census(answers)  # docs/why/census.md"
             flower += ", and ClientApp(mods=[delta_mod])"
         elif uses_labels:
             python = "deltafl.Population.from_sizes(sizes, aux=label_shares), n=10)"
             flower = "n=10, aux=10)"
         return (
             f"Command line: deltafl compare --task YOURS.csv --samplers 'full,uniform,{label}'  # "
-            "docs/own-data.md\n"
+            "docs/tutorial/own-data.md\n"
             f'Python: plan = deltafl.make_plan("{label}", {python}\n'
             f'Flower: strategy = DeltaStrategy("{label}", {flower}  # of deltafl.flower'
         )
@@ -124,7 +124,7 @@ def recommend(
         labels: Whether the server may know each client's shares of labels (or other auxiliary
             variables) beforehand.
         census: Whether every client can do one round's work, and answer once, before the first draw
-            (docs/census.md).
+            (docs/why/census.md).
         memory: Whether the server has space for one update of each client.
         reachable: Whether every selected client can be expected to reply.
         clients: m, for the cost, and because some methods compare all pairs of clients.
@@ -284,18 +284,18 @@ def _caveats(
 ) -> Iterable[str]:
     yield (
         "The numbers are without +average=0.5, whose model, plan.model(state), is no worse "
-        "(docs/backbones.md)."
+        "(docs/how-to/backbones.md)."
     )
     if _parts(label).sampler.census is not None:
         yield (
             "Add +scaffold if the model is linear and clients take ten local steps a round; with a "
-            "CNN add +mime=0.7 and at least double the local rate (docs/backbones.md)."
+            "CNN add +mime=0.7 and at least double the local rate (docs/how-to/backbones.md)."
         )
     data = ", ".join(dict.fromkeys(row.data for row in evidence))
     yield f"All are simulations, on data of {data}, with rates tuned for each method."
     yield (
         "Where clients may lie, add clip='median' (biased; deltafl run --clip median; "
-        "docs/flower-operation.md)."
+        "docs/how-to/flower-operation.md)."
     )
     num_open = sum(row.low <= 0 for row in evidence)
     if num_open > len(evidence) / 2:

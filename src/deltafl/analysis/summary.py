@@ -1,8 +1,8 @@
 """The numbers of a comparison, computed, and ``summary.json``, the file that holds them.
 
-``docs/summary-schema.md`` documents the file with the descriptions of the fields in ``numbers.py``.
-Numbers that do not exist (never reached, one seed, diverged) are null; NaN and infinity are never
-written.
+``docs/reference/summary-schema.md`` documents the file with the descriptions of the fields in
+``numbers.py``. Numbers that do not exist (never reached, one seed, diverged) are null; NaN and
+infinity are never written.
 """
 
 from collections import Counter

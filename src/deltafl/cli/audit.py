@@ -161,7 +161,7 @@ def _check_own(label: str, facts: RunFacts) -> None:
     except Exception as error:  # whatever the user's own code raises
         raise DeltaflError(
             f"{label}: {in_one_line(error)} (with 12 clients of unequal sizes; see "
-            "docs/add-a-method.md)"
+            "docs/how-to/add-a-method.md)"
         ) from error
 
 

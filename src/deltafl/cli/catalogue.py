@@ -288,7 +288,7 @@ def tasks() -> None:
     typer.echo(
         "Your own: --task my_task.py:make_task, or --task table.csv --label L with --column CLIENT "
         "or\n"
-        "--partition dirichlet --clients 20. The page docs/own-data.md shows all ways."
+        "--partition dirichlet --clients 20. The page docs/tutorial/own-data.md shows all ways."
     )
 
 
@@ -331,7 +331,7 @@ def settings(
         )
         typer.echo(
             "Also top_2_accuracy, top_3_accuracy, ...; your own: FILE.py:FUNCTION. See "
-            "docs/metrics.md."
+            "docs/how-to/metrics.md."
         )
 
 

@@ -46,7 +46,7 @@ class Design(NamedTuple):
     exact: bool  #: whether the mean count of each client is its expectation
     kind: str  #: "fixed-size", "poisson" or "replacement": what a variance estimate has to know
     draw_balanced: BalancedDraw | None = None  #: the draw by values, see ``balanced.py``
-    source: str = ""  #: the paper, as in ``docs/references.md``; empty for a textbook's
+    source: str = ""  #: the paper, as in ``docs/reference/references.md``; empty for a textbook's
 
     @property
     def uses_values(self) -> bool:

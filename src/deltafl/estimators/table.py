@@ -94,9 +94,9 @@ def average_of_all(
 ) -> FloatArray:
     """coef_i = w_i: with own c_i, D is the average of all clients' last updates. Biased.
 
-    This is FedVARP as the DELTA paper combines it (docs/backbones.md), and the average of MIFA.
-    E[D] = sum_j w_j ((1 - pi_j) c_j + pi_j u_j) lags behind ubar. A client that has not replied
-    counts as zero, so about the first m / n rounds take short steps.
+    This is FedVARP as the DELTA paper combines it (docs/how-to/backbones.md), and the average of
+    MIFA. E[D] = sum_j w_j ((1 - pi_j) c_j + pi_j u_j) lags behind ubar. A client that has not
+    replied counts as zero, so about the first m / n rounds take short steps.
     """
     return weight_n.copy()
 
@@ -111,7 +111,9 @@ class Estimator(NamedTuple):
     needs_expected: bool = True  #: whether it needs the inclusion probabilities of the cohort
     #: whether its coefficients sum to 1, so that the common part of all updates causes no error
     ratio: bool = False
-    source: str = ""  #: the paper, as in ``docs/references.md``; empty where none is known
+    source: str = (
+        ""  #: the paper, as in ``docs/reference/references.md``; empty where none is known
+    )
 
 
 def _unbiased(name: str, control: ControlVariate, source: str) -> Estimator:

@@ -76,8 +76,8 @@ class DeltaStrategy(Strategy):
             the target.
         settings: What all hosts share, by name: ``weights``, ``seed``, ``fraction_train``,
             ``weighted_by_key``, ``buffers``, ``local``, ``trainable``, ``tied``, ``forget``,
-            ``aux``, ``average``, ``mime``, ``clip``, ``dp``, ...; docs/flower-operation.md lists
-            them.
+            ``aux``, ``average``, ``mime``, ``clip``, ``dp``, ...; docs/how-to/flower-operation.md
+            lists them.
 
     Raises:
         DeltaflError: If the sampler needs every update before the draw, or an argument is unknown

@@ -349,7 +349,8 @@ def _own_entry(name: str, kind: type[Sampler]) -> SamplerEntry:
         raise DeltaflError(f"{name} is no dataclass; write @dataclass(frozen=True) above it")
     if missing := ", ".join(sorted(kind.__abstractmethods__)):
         raise DeltaflError(
-            f"{name} does not define {missing}, as a sampler must; docs/add-a-method.md shows how"
+            f"{name} does not define {missing}, as a sampler must; docs/how-to/add-a-method.md "
+            "shows how"
         )
     try:
         sampler = kind()

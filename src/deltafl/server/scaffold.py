@@ -17,7 +17,7 @@ knows something of every client from the first round on.
 
 With the momentum of ``mime.py`` a client moves by (1 - beta) (c - c_i) and beta S, and
 u_i - (c - c_i) becomes u_i without both. The factor was found with CNNs, whose late rounds lose by
-whole corrections (docs/lab-notes.md).
+whole corrections (docs/why/lab-notes.md).
 
 Clients drift less: they take their steps in the direction of all. Each downloads two models and
 sends one.

@@ -2,8 +2,8 @@
 minibatches.
 
 The folder has settings and environment, a run directory for each run, ``summary.json``
-(docs/summary-schema.md), three pictures and ``report.html``. It grows: with more samplers, seeds or
-rounds, what is missing is played.
+(docs/reference/summary-schema.md), three pictures and ``report.html``. It grows: with more
+samplers, seeds or rounds, what is missing is played.
 """
 
 import logging

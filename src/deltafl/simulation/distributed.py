@@ -3,8 +3,8 @@
 They are started by ``torchrun --nproc-per-node 2 -m deltafl run ...``.
 
 All make the same seeded draw from the same state and train their share of the cohort; the updates
-are gathered, and each process closes the same round (docs/distributed.md). Only the first process
-reads and writes the run's folder: the others need none.
+are gathered, and each process closes the same round (docs/how-to/distributed.md). Only the first
+process reads and writes the run's folder: the others need none.
 """
 
 import os

@@ -209,7 +209,7 @@ class Settings(BaseModel):
     )
 
     task: Name = "digits"
-    """what is learnt; see `deltafl tasks`; FILE.py:FUNCTION or table.csv: docs/own-data.md"""
+    """what is learnt: a name of `deltafl tasks`, FILE.py:FUNCTION or table.csv"""
     clients: Count | None = None
     """number of clients m"""
     sample: Count | None = None
@@ -225,7 +225,7 @@ class Settings(BaseModel):
     local_lr: Positive | None = None
     """local learning rate"""
     lr_schedule: Annotated[Name, BeforeValidator(as_text)] | None = None
-    """factor of the local rate by round: cosine, step(every=10,factor=0.5); docs/backbones.md"""
+    """factor of the local rate by round: cosine, step(every=10,factor=0.5), FILE.py:NAME"""
     local_momentum: Memory = 0.0
     """local momentum gamma, new in every round of a client"""
     proximal: NotNegative = 0.0
@@ -271,7 +271,7 @@ class Settings(BaseModel):
     public: Count | None = None
     """public examples per class, for twins"""
     availability: str = "always"
-    """who is there; docs/world.md"""
+    """who is there; docs/how-to/world.md"""
     speeds: str | None = None
     """how fast clients are; no clock if not set"""
     dropout: Memory = 0.0

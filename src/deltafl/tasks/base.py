@@ -86,7 +86,7 @@ class Task:
         client_rows: For each client the rows of ``dataset.train_*`` it holds, int64; never empty.
         make_model: Makes the model; the caller seeds torch's generator before.
         loss: ``loss(output, y)``: mean loss of a minibatch, a scalar tensor.
-        metric: By what the test outputs are judged: a name (docs/metrics.md) such as
+        metric: By what the test outputs are judged: a name (docs/how-to/metrics.md) such as
             ``"accuracy"`` or ``"loss"``, a ``Metric``, your own function of (output, y), or a list,
             of which the first is *the* metric and the others are recorded, too.
         input_scale: Stored uint8 inputs become float32 by this factor, unless they are tokens.
@@ -103,7 +103,7 @@ class Task:
             server may use.
         client_names: The clients' names, where they are known.
         local: Name patterns of the model's arrays that stay with each client: a personal head, or
-            ``["*.bn*"]`` for FedBN (docs/models.md).
+            ``["*.bn*"]`` for FedBN (docs/how-to/models.md).
         trainable: Name patterns of the only arrays that are trained and sent, or ``"lora"`` for
             those of peft; empty for all.
     """
