@@ -100,7 +100,7 @@ class ModelParts(NamedTuple):
                 ):
                     raise DeltaflError(
                         f"{option} has {pattern!r}, which no array of the model matches; its names "
-                        f"are {_listed(named.arrays)}"
+                        f"are {listed(named.arrays)}"
                     )
         names_of: dict[str, list[str]] = {}
         for name in named.arrays:
@@ -209,13 +209,11 @@ class ModelParts(NamedTuple):
         known = {entry.name for entry in self.entries}
         extra = [name for name in arrays if name not in known]
         if missing and extra:
-            return (
-                f"the reply lacks {_listed(missing)}, and has {_listed(extra)}, which nobody sent"
-            )
+            return f"the reply lacks {listed(missing)}, and has {listed(extra)}, which nobody sent"
         if missing:
-            return f"the reply lacks {_listed(missing)}"
+            return f"the reply lacks {listed(missing)}"
         if extra:
-            return f"the reply has {_listed(extra)}, which nobody sent"
+            return f"the reply has {listed(extra)}, which nobody sent"
         for entry in needed:
             array = arrays[entry.name]
             if array.shape != entry.shape:
@@ -285,6 +283,15 @@ def patterns_of(names: str | Sequence[str]) -> tuple[str, ...]:
     if isinstance(names, str):
         return TRAINABLE.get(names, (names,))
     return tuple(names)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Some names for a message; a client chooses its own, hence as Python writes them, cut."""
+    every = list(names)
+    shown = ", ".join(f"{str(name)[:60]!r}" for name in every[:_NAMED])
+    if len(every) > _NAMED:
+        return f"{shown} and {len(every) - _NAMED} more"
+    return shown
 
 
 def split(flat_d: Params, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
@@ -380,15 +387,6 @@ def _kind(name: str, array: Array, named: NamedArrays, buffers: Sequence[str]) -
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _listed(names: Iterable[str]) -> str:
-    """Some names for a message; a client chooses its own, hence as Python writes them, cut."""
-    every = list(names)
-    shown = ", ".join(f"{str(name)[:60]!r}" for name in every[:_NAMED])
-    if len(every) > _NAMED:
-        return f"{shown} and {len(every) - _NAMED} more"
-    return shown
 
 
 def _value_fault(entry: Entry, array: Array) -> str | None:

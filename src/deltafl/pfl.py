@@ -242,7 +242,7 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
         metrics = user_context.metrics
         known = [name for name in _REPORTED if name in metrics]
         reported = {name: float(get_overall_value(metrics[name])) for name in known}
-        self._received[self._training] = update_d, read_reply(dict, reported, {})
+        self._received[self._training] = update_d, read_reply({}, reported, {})
         return stats, Metrics()
 
     def postprocess_server(

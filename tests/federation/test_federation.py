@@ -1,6 +1,7 @@
 """Rounds without messages: faulty replies, failures, outages, noise."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,7 +23,8 @@ FAULTS: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
         lambda a: {**a, "running_mean": np.array([np.inf], np.float32)},
         "buffer 'running_mean'",
     ),
-    "beyond float32": (lambda a: {**a, "x": np.full(3, 1e300)}, "size inf"),
+    "beyond float32": (lambda a: {**a, "x": np.full(3, 1e300)}, "size inf, expected at most"),
+    "the array": (lambda a: {**a, "x": np.array([0, np.inf, 0], np.float32)}, ", in 'x'"),
 }
 
 
@@ -53,10 +55,11 @@ def test_numpys_numbers_are_read_and_integers_out_of_range_end_no_round() -> Non
         "num-steps": np.int64(4),
         "step-variance": np.float32(0.25),
     }
-    reply = read_reply(dict, metrics, {})
+    reply = read_reply({}, metrics, {})
     assert (reply.loss, reply.num_steps, reply.step_variance) == (1.5, 4.0, 0.25)
     fed = federation("uniform", n=2, m=2)
-    info = play_once(fed, lambda i: read_reply(fed.arrays, {"loss": 10**400 if i else 1}, {}))
+    readers = {name: partial(np.copy, array) for name, array in fed.arrays().items()}
+    info = play_once(fed, lambda i: read_reply(readers, {"loss": 10**400 if i else 1}, {}))
     assert [client for client, _ in info.rejected] == [1]
 
 

@@ -3,6 +3,7 @@
 from math import inf, nan
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -42,7 +43,44 @@ def test_the_usual_length_counts_and_others_are_named() -> None:
     replies: Any = [(1.0, {"counts": [1, 2]}), (1.0, {"counts": [3, 4]}), (9.0, {"counts": [5]})]
     assert mean_metrics(replies, warn=said.append) == {"counts": [2.0, 3.0]}
     assert len(said) == 1
-    assert "'counts' has another length in 1 of 3 replies" in said[0]
+    assert "the weight 0: 'counts' 1 of 3" in said[0]
+
+
+def test_what_some_or_all_replies_lack_is_named_once() -> None:
+    said: list[str] = []
+    replies: Any = [
+        (1.0, {"auc": 0.5, "f1": nan, "name": "a", "loss": 1.0, "few": [1.0, nan]}),
+        (1.0, {"f1": nan, "name": "b", "loss": 3.0, "few": [3.0, nan]}),
+    ]
+    means = mean_metrics(replies, warn=said.append)
+    assert means == {"auc": 0.5, "loss": 2.0, "few": pytest.approx([2.0, nan], nan_ok=True)}
+    assert len(said) == 1
+    assert said[0].endswith("'auc' 1 of 2, 'f1' 2 of 2, 'name' 2 of 2")
+    said.clear()
+    nobody: Any = [(1.0, {"loss": 1.0, "positives": 0}), (1.0, {"loss": 3.0, "positives": 0})]
+    assert mean_metrics(nobody, "positives", said.append) == {}
+    assert said[0].endswith("the weight 0: 'loss' 2 of 2")
+    many: Any = [(1.0, {f"{i:03}{'x' * 99}": 1.0 for i in range(200)}), (1.0, {})]
+    mean_metrics(many, warn=said.append)
+    assert said[-1].endswith(" and 197 more")
+    assert len(said[-1]) < 400
+
+
+def test_arrays_and_nested_lists_are_means_entry_by_entry() -> None:
+    """Of hosts whose messages may hold them: confusion counts, say."""
+    replies: Any = [
+        (1.0, {"counts": [[4, 0], [1, 3]], "recall": np.array([1.0, 0.5]), "n": np.int64(1)}),
+        (
+            3.0,
+            {
+                "counts": ((0, 4), (1, 3)),
+                "recall": np.array([0.0, 0.5], np.float32),
+                "n": np.int64(5),
+            },
+        ),
+        (9.0, {"counts": [[1], [2, 3]], "recall": {"a": 1.0}, "n": "3"}),
+    ]
+    assert mean_metrics(replies) == {"counts": [[1, 3], [1, 3]], "recall": [0.25, 0.5], "n": 4.0}
 
 
 def test_a_metric_of_the_clients_may_be_their_weight() -> None:
@@ -55,7 +93,12 @@ def test_a_metric_of_the_clients_may_be_their_weight() -> None:
     ]
     means = mean_metrics(replies, "positives", said.append)
     assert means == {"loss": pytest.approx(4.0), "num-examples": pytest.approx(175.0)}
-    assert len(said) == 2
+    assert said == [
+        "2 of 4 replies have no number >= 0 as their 'positives', and do not count in the means of "
+        "metrics"
+    ]
+    claimed = mean_metrics(replies, "num-examples")
+    assert claimed == {"loss": pytest.approx(11 / 3), "positives": pytest.approx(7 / 3)}
 
 
 @given(

@@ -36,7 +36,7 @@ DP = DifferentialPrivacy(clip=1.0, noise_multiplier=1.0, delta=1e-5)
         ({"trainable": [3]}, r"trainable is \[3\]; it must be a list of texts"),
         ({"trainable": None}, "trainable is None; it must be a list of texts"),
         ({"tied": 1}, "tied is 1; write True, False, or None"),
-        ({"weighted_by_key": None}, "weighted_by_key is None; write the name"),
+        ({"weighted_by_key": 3}, "weighted_by_key is 3; write the name"),
         ({"fraction_train": 0.0}, r"fraction_train is 0.0; it must be a number in \(0, 1\]"),
         ({"fraction_train": 0.5, "n": 3}, "n = 3 and fraction_train = 0.5 say the same"),
         (

@@ -153,6 +153,7 @@ def test_tls_and_node_authentication(flower: Processes, tmp_path: Path) -> None:
         flower.flwr("supernode", "register", f"{key}.pub", "here")
         flower.supernode(name, partition, "--auth-supernode-private-key", str(key))
     settings = {
+        "sampler": "innovation@local-pivotal",  # which draws in every round
         "n": 2,
         "timeout": 30.0,
         "identity": "public-key",

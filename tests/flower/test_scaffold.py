@@ -56,10 +56,9 @@ def test_model_and_momentum_are_serialized_once_for_the_whole_cohort(
     """A large cohort's messages would otherwise hold a model or two each."""
     grid = FakeGrid(app_with([delta_mod]), configs(5))
     strategy = DeltaStrategy("fedvarp", n=3, seed=1, **part)
-    start(strategy, grid, 1)
+    model = start(strategy, grid, 1).arrays
     contents = [
-        m.content
-        for m in strategy.configure_train(2, ArrayRecord(), ConfigRecord(), cast(Grid, grid))
+        m.content for m in strategy.configure_train(2, model, ConfigRecord(), cast(Grid, grid))
     ]
     assert len({id(content) for content in contents}) == 3
     assert len({id(content["arrays"]) for content in contents}) == 1

@@ -220,6 +220,29 @@ def test_a_job_keeps_every_argument(tmp_path: Path) -> None:
         assert settings_of(again) == settings_of(controller)
 
 
+def test_a_difference_of_another_shape_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NumPy would add it to every row of what was sent."""
+
+    def reply(number: int, params: Any) -> FLModel:
+        change = {name: np.ones_like(array) for name, array in params.items()}
+        if number == 1:
+            change["weight"] = change["weight"][0]
+        return FLModel(ParamsType.DIFF, change, metrics={"loss": 1.0})
+
+    controller = replying(monkeypatch, reply)
+    assert [info.num_responded for info in controller.history] == [2, 2]
+    assert "site-1 rejected: array 'weight' has shape (2,), expected (3, 2)" in caplog.text
+
+
+def test_an_identity_is_refused() -> None:
+    with pytest.raises(DeltaflError, match="identity is always 'name' in NVFlare"):
+        DeltaFedAvg(identity="config")
+    with pytest.raises(DeltaflError, match="unknown setting 'min_nodes': did you mean"):
+        DeltaFedAvg(min_nodes=3)
+
+
 def test_what_the_host_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeltaflError, match="num_rounds is 0"):
         DeltaFedAvg(num_rounds=0)
@@ -253,13 +276,21 @@ def test_metrics_of_sites_become_one(
     caplog.set_level("INFO")
 
     def reply(number: int, params: Any) -> FLModel:
-        metrics = {"loss": 1.0, "recall": [1.0 * number, 0.5], "name": "x", "rejected": 99}
+        metrics = {
+            "loss": 1.0,
+            "recall": np.array([number, 0.5]),
+            "counts": [[number, 0], [0, 1]],
+            "name": "x",
+            "rejected": 99,
+        }
         return FLModel(params=params, metrics=metrics)
 
     controller = replying(monkeypatch, reply)
     assert len(controller.metrics) == 2
     found = controller.metrics[-1]
     assert found["recall"] == pytest.approx([(15 + 2 * 20) / 45, 0.5])
+    assert np.array(found["counts"]) == pytest.approx(np.array([[found["recall"][0], 0], [0, 1]]))
+    assert "the weight 0: 'name' 3 of 3" in caplog.text
     assert (found["loss"], found["rejected"], found["responded"]) == (1.0, 0, 3)
     assert "name" not in found
     assert "metrics: {'" in caplog.text

@@ -17,7 +17,15 @@ import numpy as np
 from ..accumulate import Accumulator
 from ..arrays import mean_rest
 from ..errors import DeltaflError
-from ..model_parts import Arrays, ModelParts, patterns_of, split, with_ties
+from ..model_parts import (
+    LARGEST_ENTRY,
+    Arrays,
+    ModelParts,
+    listed,
+    patterns_of,
+    split,
+    with_ties,
+)
 from ..moves import CannotResizeError
 from ..plan import Plan, RoundState
 from ..round import init_round, open_round
@@ -269,7 +277,20 @@ class Federation:
             # An update far away says more of the model than replies that are faulty anyway.
             seen = info._replace(rejected=faults) if far else info
             self._go_back_if(self.scales.see(seen, losses, self.params_d))
-        return info._replace(rejected=sorted([*info.rejected, *faults]))
+        places = {client: place for place, client in enumerate(client_n)}
+        named = [
+            RejectedReply(client, reason + self._where(updates[places[client]]))
+            for client, reason in info.rejected
+        ]
+        return info._replace(rejected=sorted([*named, *faults]))
+
+    def _where(self, update_d: Params | None) -> str:
+        """In which array an update has an entry that nothing accepts, for a message."""
+        if update_d is None:
+            return ""
+        parts = split(update_d, self.layout.trained)
+        found = [name for name, part in parts.items() if not np.all(np.abs(part) <= LARGEST_ENTRY)]
+        return f", in {listed(found)}" if found else ""
 
     def _go_back_if(self, symptom: str | None) -> None:
         """Where the model is lost, take the oldest state that is kept, with its clients.

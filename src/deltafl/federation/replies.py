@@ -1,6 +1,6 @@
 """What clients send, read: it may be anything. And the numbers of a round, as plain values."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf, isfinite, nan
@@ -12,10 +12,10 @@ from pydantic import BaseModel, Field
 
 from ..arrays import update_of
 from ..errors import DeltaflError
-from ..model_parts import Arrays
+from ..model_parts import Arrays, as_array
 from ..samplers.census import LARGEST_NORM
 from ..store import checked
-from ..types import FloatArray, Params, Reports, RoundInfo
+from ..types import Array, FloatArray, Params, Reports, RoundInfo
 from .clients import ClientInfo
 from .exchange import AUX, CENSUS, CORRECTED, NUM_EXAMPLES
 from .local_work import LOSS, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
@@ -94,13 +94,16 @@ def read_info(report: Mapping[str, Any], num_aux: int) -> ClientInfo:
 
 
 def read_reply(
-    arrays: Callable[[], Arrays], metrics: Mapping[str, Any], report: Mapping[str, Any]
+    arrays: Mapping[str, Callable[[], Array]], metrics: Mapping[str, Any], report: Mapping[str, Any]
 ) -> ClientReply:
-    """A reply from a trained model and metrics; weights are ignored."""
-    try:
-        received = arrays()
-    except Exception as error:  # whatever a client's bytes can make NumPy raise
-        return ClientReply(fault=f"the reply's arrays cannot be read ({type(error).__name__})")
+    """A reply from what reads each array of a trained model, and metrics; weights are ignored."""
+    received: Arrays = {}
+    for name, read in arrays.items():
+        try:
+            received[name] = read()
+        except Exception as error:  # whatever a client's bytes can make NumPy raise
+            fault = f"array {str(name)[:60]!r} of the reply cannot be read ({type(error).__name__})"
+            return ClientReply(fault=fault)
     losses = [_number(metrics[name]) for name in LOSS_NAMES if isinstance(metrics.get(name), Real)]
     return ClientReply(
         received,
@@ -171,45 +174,57 @@ def round_metrics(info: RoundInfo) -> Metrics:
 
 def mean_metrics(
     weighted: Iterable[tuple[float, Mapping[str, Any]]],
-    by: str = NUM_EXAMPLES,
+    by: str | None = None,
     warn: Callable[[str], None] = lambda text: None,
-) -> dict[str, float | list[float]]:
-    """Weighted means of clients' metrics, each over the replies that have a number for it.
+) -> dict[str, Any]:
+    """Weighted means of clients' metrics, each over the replies that have numbers for it.
 
-    Lists become lists, entry by entry; of lists of several lengths the most frequent one counts.
+    Lists and arrays become lists, entry by entry; of several shapes the most frequent one counts.
 
     Args:
         weighted: Clients' weights and metrics.
-        by: The metric that is a client's weight instead; its size is not: it is a mere claim.
-        warn: Is told what is left out.
+        by: The metric that is a client's weight instead; without one the size that a client
+            claims counts for nothing.
+        warn: Is told what does not count.
     """
-    columns = defaultdict[str, list[tuple[float, FloatArray]]](list)
-    for given, metrics in weighted:
-        weight = given if by == NUM_EXAMPLES else _number(metrics.get(by))
-        if by != NUM_EXAMPLES and not 0 <= weight < inf:
-            warn(f"a client has no number >= 0 as its {by!r}, and does not count in the metrics")
-            continue
-        for name, value in metrics.items():
-            numbers = _numbers(value)
-            if name != by and numbers is not None:
-                columns[name].append((weight, numbers))
-    means = dict[str, float | list[float]]()
-    for name, column in columns.items():
-        shapes = Counter(numbers.shape for _, numbers in column)
-        usual = shapes.most_common(1)[0][0]
-        if len(shapes) > 1:
+    replies = list(weighted)
+    if by is not None:
+        claims = [(_number(metrics.get(by)), metrics) for _, metrics in replies]
+        replies = [(claim, metrics) for claim, metrics in claims if 0 <= claim < inf]
+        if len(replies) < len(claims):
             warn(
-                f"metric {str(name)[:60]!r} has another length in {len(column) - shapes[usual]} of "
-                f"{len(column)} replies, which do not count in its mean"
+                f"{len(claims) - len(replies)} of {len(claims)} replies have no number >= 0 as "
+                f"their {by!r}, and do not count in the means of metrics"
             )
-        counted = [pair for pair in column if pair[1].shape == usual]
+    names = dict.fromkeys(name for _, metrics in replies for name in metrics)
+    means = dict[str, Any]()
+    left_out = []
+    for name in names:
+        if name == (by or NUM_EXAMPLES):
+            continue
+        column = [(weight, _numbers(metrics.get(name))) for weight, metrics in replies]
+        # One entry may be no number: a client without a class has no recall of it.
+        known = [(weight, numbers) for weight, numbers in column if np.isfinite(numbers).any()]
+        shapes = Counter(numbers.shape for _, numbers in known)
+        usual = max(shapes, key=shapes.__getitem__, default=())
+        counted = [(weight, numbers) for weight, numbers in known if numbers.shape == usual]
+        if not any(weight for weight, _ in counted):
+            counted = []
+        if len(counted) < len(replies):
+            left_out.append(f"{str(name)[:60]!r} {len(replies) - len(counted)} of {len(replies)}")
+        if not counted:
+            continue
         value_lk = np.stack([numbers for _, numbers in counted], axis=-1)
         weight_lk = np.isfinite(value_lk) * np.array([weight for weight, _ in counted])
-        total_l = weight_lk.sum(axis=-1)
-        if np.any(total_l):
-            with np.errstate(invalid="ignore", over="ignore"):  # of an entry that nobody has, NaN
-                share_lk = weight_lk / total_l[..., None]
-                means[name] = (share_lk * np.nan_to_num(value_lk)).sum(axis=-1).tolist()
+        with np.errstate(invalid="ignore", over="ignore"):  # of an entry that nobody has, NaN
+            share_lk = weight_lk / weight_lk.sum(axis=-1)[..., None]
+            means[name] = (share_lk * np.nan_to_num(value_lk)).sum(axis=-1).tolist()
+    if left_out:
+        more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
+        warn(
+            "replies that do not count in the mean of a metric, for they have no number, another "
+            f"length or the weight 0: {', '.join(left_out[:3])}{more}"
+        )
     return means
 
 
@@ -217,13 +232,15 @@ def _is_answer(number: object) -> bool:
     return isinstance(number, int | float) and abs(number) <= LARGEST_NORM  # False for NaN
 
 
-def _numbers(value: object) -> FloatArray | None:
-    """A metric as an array: () of a number, (l,) of a list of numbers; None for all else."""
-    if isinstance(value, Real):
-        return np.array(_number(value))
-    if isinstance(value, list) and all(isinstance(entry, Real) for entry in value):
-        return np.array([_number(entry) for entry in value])
-    return None
+def _numbers(value: object) -> FloatArray:
+    """A metric as an array: () of a number, (l,) of a list of numbers; NaN for all else."""
+    try:
+        numbers = as_array(value)
+    except Exception:  # whatever lists of several lengths, or a client's classes, make NumPy raise
+        return np.array(nan)
+    if numbers.dtype.kind in "biuf":
+        return numbers.astype(np.float64)
+    return np.array(_number(value))
 
 
 def _number(value: object) -> float:

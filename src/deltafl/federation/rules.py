@@ -18,7 +18,6 @@ from ..server.table import SETTINGS
 from ..store.folder import new_name
 from ..types import Population
 from .clients import ClientInfo
-from .exchange import NUM_EXAMPLES
 
 IDENTITIES = ("auto", "public-key", "name", "config")
 
@@ -47,8 +46,8 @@ class Rules:
             for all.
         tied: Whether arrays with the same numbers are one tensor; None refuses a model with such.
         fraction_train: n is this share of the known clients, in (0, 1]; None for n as it is.
-        weighted_by_key: The metric by which clients' metrics are weighted; that of their sizes
-            stands for the weights of the estimate, whatever a reply claims.
+        weighted_by_key: The metric by which clients' metrics are weighted, such as Flower's
+            ``"num-examples"``; None for the weights of the estimate, whatever a reply claims.
         forget: Keys of clients (as in the log) to drop from the saved state, with everything
             remembered about them; they are never selected again.
         registration_timeout: Seconds that clients have to register.
@@ -67,7 +66,7 @@ class Rules:
     trainable: str | Sequence[str] = ()
     tied: bool | None = None
     fraction_train: float | None = None
-    weighted_by_key: str = NUM_EXAMPLES
+    weighted_by_key: str | None = None
     forget: Collection[str] = ()
     registration_timeout: float = 120.0
 
@@ -85,9 +84,10 @@ class Rules:
         check_texts("forget", self.forget)
         if not (self.tied is None or isinstance(self.tied, bool)):
             raise DeltaflError(f"tied is {self.tied!r}; write True, False, or None")
-        if type(self.weighted_by_key) is not str:
+        if not (self.weighted_by_key is None or isinstance(self.weighted_by_key, str)):
             raise DeltaflError(
-                f"weighted_by_key is {self.weighted_by_key!r}; write the name of a metric"
+                f"weighted_by_key is {self.weighted_by_key!r}; write the name of a metric, or None "
+                "for the weights of the estimate"
             )
         fraction = self.fraction_train
         if fraction is not None and not is_in(fraction, "(0, 1]"):
@@ -155,6 +155,7 @@ def make_rules(
     min_clients: int | None = None,
     memory_dtype: str = "float32",
     memory_path: str | Path | None = None,
+    host: Collection[str] = ("min_clients",),
     **settings: Any,
 ) -> Rules:
     """The rules from the settings that all hosts share.
@@ -172,6 +173,7 @@ def make_rules(
         memory_dtype: ``"float32"`` or ``"bfloat16"``, for the updates that the server remembers,
             one per client.
         memory_path: Folder on a disk for them, with ``state_path``; None for RAM.
+        host: The names of the host's own arguments, for the message about an unknown one.
         settings: ``weights`` and all that follows it in ``Rules``, ``estimator``,
             ``response_floor``, and the settings of the server's parts (``server/table.py``):
             ``average=0.5``, ``mime=0.7``, ``clip="median"``, ``dp=...``.
@@ -179,22 +181,24 @@ def make_rules(
     Raises:
         DeltaflError: If a name is unknown, an argument is out of range, or no federation can do it.
     """
-    known = [*signature(make_rules).parameters][:-1]
-    known += [*_OWN, "estimator", "response_floor", *SETTINGS]
+    shared = {*signature(make_rules).parameters} - {"min_clients", "host", "settings"}
+    known = {*shared, *_OWN, "estimator", "response_floor", *SETTINGS}
     for name in settings:
         if name not in known:
-            raise unknown_name("setting", name, known)
+            raise unknown_name("setting", name, known | {*host} - {"self", "settings"})
     own = {name: settings.pop(name) for name in _OWN if name in settings}
     aux = own.get("aux", 0)
-    shared = own.get("fraction_train")
-    if n is not None and shared is not None:
-        raise DeltaflError(f"n = {n!r} and fraction_train = {shared!r} say the same; leave out one")
+    fraction = own.get("fraction_train")
+    if n is not None and fraction is not None:
+        raise DeltaflError(
+            f"n = {n!r} and fraction_train = {fraction!r} say the same; leave out one"
+        )
     if n is None:
         n = 10
     check_whole("n", n, "at least 1", 1)
     check_whole("aux", aux, "0 for none", 0)
     if min_clients is None:
-        min_clients = n if shared is None else 2  # as Flower's FedAvg
+        min_clients = n if fraction is None else 2  # as Flower's FedAvg
     check_whole(
         "min_clients",
         min_clients,

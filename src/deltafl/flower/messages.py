@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from ..federation import replies
-from ..federation.exchange import NUM_EXAMPLES, RECORD, Question
+from ..federation.exchange import RECORD, Question
 from ..federation.replies import ClientReply, Metrics, read_reply
-from ..model_parts import Arrays
+from ..model_parts import Arrays, listed
 from .client import CORRECTION, asked_in
 
 Key = TypeVar("Key")
@@ -59,9 +59,9 @@ def metrics_in(reply: Message) -> Metrics | str:
 
 def mean_metrics(
     weighted: Iterable[tuple[float, Message]],
-    by: str = NUM_EXAMPLES,
+    by: str | None = None,
     warn: Callable[[str], None] = lambda text: None,
-) -> dict[str, float | list[float]]:
+) -> dict[str, Any]:
     """The means of the metrics of replies without error, see ``federation.replies``."""
     found = [(weight, metrics_in(reply)) for weight, reply in weighted]
     return replies.mean_metrics(
@@ -74,10 +74,13 @@ def reply_in(reply: Message) -> ClientReply:
     metrics = metrics_in(reply)
     if isinstance(metrics, str):
         return ClientReply(fault=metrics)
-    records = list(reply.content.array_records.values())
+    records = reply.content.array_records
     if len(records) != 1:
-        return ClientReply(fault=f"the reply has {len(records)} array records, expected one")
-    return read_reply(lambda: to_arrays(records[0]), metrics, asked_in(reply))
+        names = f" ({listed(records)})" if records else ""
+        return ClientReply(fault=f"the reply has {len(records)} array records{names}, expected one")
+    record = next(iter(records.values()))
+    readers = {name: array.numpy for name, array in record.items()}
+    return read_reply(readers, metrics, asked_in(reply))
 
 
 def contents(

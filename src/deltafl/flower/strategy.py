@@ -4,6 +4,7 @@ mathematics of its own.
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from inspect import signature
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from ..errors import DeltaflError, is_in
 from ..estimators.control_variates import ControlVariate
-from ..federation.exchange import Question
+from ..federation.exchange import NUM_EXAMPLES, Question
 from ..federation.replies import round_metrics
 from ..federation.rules import check_seconds, check_whole, make_rules
 from ..federation.service import Service, serving
@@ -39,6 +40,15 @@ from .registration import Directory
 Aggregate = Callable[[list[RecordDict], str], MetricRecord]
 #: Seconds that a message outlives its round's timeout, for replies that are under way.
 TTL_GRACE = 10.0
+#: Arguments of FedAvg and of other hosts that have another name here, or none.
+_ELSEWHERE = {
+    "min_available_nodes": "write min_nodes",
+    "min_clients": "write min_nodes",
+    "min_train_nodes": "write n, so many clients train in each round",
+    "min_evaluate_nodes": "write fraction_evaluate, at least one client evaluates",
+    "arrayrecord_key": "clients find the model in message.content['arrays']",
+    "configrecord_key": "clients find the config in message.content['config']",
+}
 _FOREIGN_PRIVACY = (
     "Flower's wrappers for differential privacy assume that every reply counts 1 / n; importance "
     "weights count some "
@@ -115,6 +125,8 @@ class DeltaStrategy(Strategy):
         self.fraction_evaluate = fraction_evaluate
         self.train_metrics_aggr_fn = train_metrics_aggr_fn
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
+        for name in settings.keys() & _ELSEWHERE:
+            raise DeltaflError(f"DeltaStrategy has no {name}: {_ELSEWHERE[name]}")
         self.rules = make_rules(
             sampler,
             n,
@@ -122,6 +134,7 @@ class DeltaStrategy(Strategy):
             server_optimizer=server_optimizer,
             estimator=estimator,
             min_clients=min_nodes,
+            host=[*signature(DeltaStrategy.__init__).parameters],
             **settings,
         )
         self.directory = Directory(self.rules)
@@ -129,6 +142,8 @@ class DeltaStrategy(Strategy):
         #: The statistics of every round, for callers who want more than Flower's metrics.
         self.history: list[RoundInfo] = []
         self._timeout = 3600.0
+        #: The model that Flower was handed last.
+        self._handed = ArrayRecord()
         #: The round's messages, by client.
         self._trainings: list[tuple[str, Message]] = []
         self._evaluations: list[tuple[str, Message]] = []
@@ -147,9 +162,15 @@ class DeltaStrategy(Strategy):
         in ``Strategy``.
 
         ``timeout`` also bounds how long a train message lives: a late node does not start old work.
+        Rounds are counted in all, those before a restart included.
         """
         check_whole("num_rounds", num_rounds, "at least 0", 0)
         self._timeout = check_seconds("timeout", timeout)
+        if not isinstance(initial_arrays, Mapping):
+            raise DeltaflError(
+                f"initial_arrays is a {type(initial_arrays).__name__}; write "
+                "ArrayRecord(model.state_dict()), or ArrayRecord of a list of arrays"
+            )
         arrays = to_arrays(initial_arrays)
         with serving(self.rules, arrays, num_rounds, log) as federation:
             self.federation = federation
@@ -163,16 +184,18 @@ class DeltaStrategy(Strategy):
                 assert evaluate_fn is not None
                 return evaluate_fn(server_round + done, arrays)  # Flower counts from 1 again
 
-            result = super().start(
+            self._handed = to_record(federation.model())
+            result = Strategy.start(
+                _Continued(self, done) if done > 0 else self,
                 grid,
-                to_record(federation.model()),
+                self._handed,
                 max(0, num_rounds - done),
                 self._timeout,
                 train_config,
                 evaluate_config,
                 evaluate_fn and evaluate,
             )
-        result.arrays = to_record(federation.model())
+        result.arrays = self._handed
         for metrics in (
             result.train_metrics_clientapp,
             result.evaluate_metrics_clientapp,
@@ -205,6 +228,12 @@ class DeltaStrategy(Strategy):
         if KEY_CLIPPING_NORM in config:
             raise DeltaflError(_FOREIGN_PRIVACY)
         federation = self._active()
+        if arrays is not self._handed and dict(arrays) != dict(self._handed):
+            raise DeltaflError(
+                "aggregate_train returned other arrays than those of DeltaStrategy, which goes on "
+                "from its own model; return what super().aggregate_train returns, and change the "
+                "model by server_optimizer or average"
+            )
         seconds = self.wait_for_nodes
         present = self.directory.wait(
             grid,
@@ -244,7 +273,8 @@ class DeltaStrategy(Strategy):
             for name, number in round_metrics(info).items():
                 if self.train_metrics_aggr_fn is None or name not in metrics:
                     metrics[name] = number
-        return to_record(federation.model()), metrics
+        self._handed = to_record(federation.model())
+        return self._handed, metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -263,9 +293,12 @@ class DeltaStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """The metrics of the clients that evaluated, aggregated; None if nobody did."""
-        received = by_recipient(self._evaluations, replies)
+        sent = self._evaluations
+        # A subclass may let nobody evaluate in the next round.
+        self._evaluations = []
+        received = by_recipient(sent, replies)
         weights = self._active().judged(
-            [key for key, _ in self._evaluations],
+            [key for key, _ in sent],
             {key: metrics_in(reply) for key, reply in received.items()},
         )
         return self._aggregated(self.evaluate_metrics_aggr_fn, weights, received) or None
@@ -279,9 +312,11 @@ class DeltaStrategy(Strategy):
         """The metrics of the replies of clients with these weights."""
         by = self.rules.weighted_by_key
         if function is not None and weights:
-            return function([received[key].content for key in weights], by)
+            contents = [received[key].content for key in weights]
+            # FedAvg takes None for no metrics.
+            return function(contents, by or NUM_EXAMPLES) or MetricRecord()
         weighted = [(weight, received[key]) for key, weight in weights.items()]
-        return MetricRecord(dict(mean_metrics(weighted, by, partial(log, WARNING))))
+        return MetricRecord(mean_metrics(weighted, by, partial(log, WARNING)))
 
     def _messages(
         self, kind: str, question: Question, model: ArrayRecord, config: ConfigRecord, number: int
@@ -296,5 +331,37 @@ class DeltaStrategy(Strategy):
 
     def _active(self) -> Service:
         if self.federation is None:  # a wrapper has its own ``start``
-            raise DeltaflError(_FOREIGN_PRIVACY)
+            raise DeltaflError(
+                "no rounds have begun: call DeltaStrategy.start, not the start of a strategy "
+                f"around it. {_FOREIGN_PRIVACY}"
+            )
         return self.federation
+
+
+class _Continued(Strategy):
+    """A strategy after rounds that are done, for Flower's loop, which counts from 1 in each
+    start.
+    """
+
+    def __init__(self, strategy: Strategy, done: int) -> None:
+        self.strategy = strategy
+        self.done = done
+
+    def summary(self) -> None:
+        self.strategy.summary()
+
+    def configure_train(self, server_round: int, *given: Any) -> Iterable[Message]:
+        return self.strategy.configure_train(server_round + self.done, *given)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        return self.strategy.aggregate_train(server_round + self.done, replies)
+
+    def configure_evaluate(self, server_round: int, *given: Any) -> Iterable[Message]:
+        return self.strategy.configure_evaluate(server_round + self.done, *given)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        return self.strategy.aggregate_evaluate(server_round + self.done, replies)

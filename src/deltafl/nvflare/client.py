@@ -19,6 +19,7 @@ from ..federation.exchange import (
     report_of,
 )
 from ..model_parts import Arrays, as_array
+from ..types import Array
 
 #: In what is asked: the round, which the reply repeats; the drift, by array.
 ROUND = "round"
@@ -89,9 +90,14 @@ def trained(
 ) -> Arrays:
     """The arrays of a model by these names; differences are added to what was ``sent``."""
     params = model.params or {}
-    # Copies, for the client may overwrite the arrays that it was given.
-    arrays = {name: as_array(params[name]).copy() for name in names if name in params}
-    if sent is not None and model.params_type == ParamsType.DIFF:
-        for name in arrays.keys() & sent.keys():
-            arrays[name] = (sent[name] + arrays[name]).astype(sent[name].dtype)
-    return arrays
+    return {name: trained_array(model, name, sent or {}) for name in names if name in params}
+
+
+def trained_array(model: FLModel, name: str, sent: Arrays) -> Array:
+    """One array of a model, see ``trained``."""
+    # A copy, for the client may overwrite the arrays that it was given.
+    array = as_array(model.params[name]).copy()
+    # A difference of another shape stays one, which the server names: a sum might broadcast.
+    if model.params_type == ParamsType.DIFF and name in sent and array.shape == sent[name].shape:
+        array = (sent[name] + array).astype(sent[name].dtype)
+    return array

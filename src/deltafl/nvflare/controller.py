@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from functools import partial
+from inspect import signature
 from logging import INFO, WARNING
 from math import ceil
 from typing import Any
@@ -34,7 +35,7 @@ from ..samplers.base import Sampler
 from ..server.optimizers import ServerOptimizer
 from ..server.table import SETTINGS
 from ..types import RoundInfo
-from .client import DRIFT, ROUND, trained
+from .client import DRIFT, ROUND, trained_array
 
 #: How often a client that does not register is asked.
 _MOST = 3
@@ -96,6 +97,11 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         self.__dict__.update(arguments)
         check_whole("num_rounds", num_rounds, "at least 1", 1)
         check_seconds("timeout", timeout)  # 0 would be for ever
+        if "identity" in settings:
+            raise DeltaflError(
+                "identity is always 'name' in NVFlare, whose certificates vouch for it; leave it "
+                "out"
+            )
         self.settings = {name: as_plain(value) for name, value in settings.items()}
         self.rules = make_rules(
             sampler,
@@ -104,6 +110,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
             server_optimizer=server_optimizer,
             min_clients=min_clients,
             identity="name",
+            host=[*signature(DeltaFedAvg.__init__).parameters],
             **{name: as_object(name, value) for name, value in settings.items()},
         )
         self.federation: Service | None = None
@@ -277,9 +284,5 @@ def reply_in(reply: FLModel, sent: Arrays, number: int) -> ClientReply:
         return ClientReply(
             fault=f"the reply is to round {report.get(ROUND)}; use DeltaClient in its script"
         )
-    arrays = reply.params or {}
-    return read_reply(
-        lambda: trained(reply, list(arrays), sent),
-        reply.metrics or {},
-        report,
-    )
+    readers = {name: partial(trained_array, reply, name, sent) for name in reply.params or {}}
+    return read_reply(readers, reply.metrics or {}, report)
