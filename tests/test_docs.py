@@ -1,6 +1,7 @@
 """The examples in documents run, and the documents name the files that are there."""
 
 import csv
+import doctest
 import importlib.util
 import inspect
 import json
@@ -24,6 +25,11 @@ from reproduction.benchmark.judge import needs
 from reproduction.spec import load_experiment
 
 ROOT = Path(__file__).parent.parent
+WITH_SESSIONS = sorted(
+    page.relative_to(ROOT).as_posix()
+    for page in (ROOT / "docs").rglob("*.md")
+    if re.search(r"```(pycon|console)\n", page.read_text())
+)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +45,26 @@ def test_the_first_example_of_a_document_runs(
     exec(compile(block[1], document, "exec"), names)
     assert np.isfinite(names["state"].params_d).all()
     assert names["info"].round == last_round
+
+
+@pytest.mark.parametrize("document", WITH_SESSIONS)
+def test_sessions_print_what_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, document: str
+) -> None:
+    """Python after ``>>>``, in one session a page, and single commands after ``$``; a line of
+    dots stands for any lines.
+    """
+    page = (ROOT / document).read_text()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    python = "\n".join(re.findall(r"```pycon\n(.*?)```", page, re.DOTALL))
+    session = doctest.DocTestParser().get_doctest(python, {}, document, document, 0)
+    assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(session).failed == 0
+    for command, shown in re.findall(r"```console\n\$ deltafl (.*)\n(.*?)```", page, re.DOTALL):
+        done = CliRunner().invoke(app, shlex.split(command))
+        assert done.exit_code == 0, done.output
+        printed = "\n".join(line.rstrip() for line in done.output.splitlines()) + "\n"
+        assert doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS), printed
 
 
 def test_the_torch_loop_of_the_page_learns_what_its_clients_know() -> None:
