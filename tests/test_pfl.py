@@ -39,6 +39,7 @@ from deltafl import (
     DeltaflError,
     DifferentialPrivacy,
     Plan,
+    Reports,
     Sgd,
     close_round,
     flatten,
@@ -48,6 +49,7 @@ from deltafl import (
     unflatten,
 )
 from deltafl.pfl import DeltaBackend
+from deltafl.samplers.census import output_layer
 from deltafl.server.table import make_parts
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
@@ -273,6 +275,117 @@ def test_tied_and_frozen_parameters_are_those_of_ones_own_loop() -> None:
     assert all(
         torch.equal(a, b) for a, b in zip(net.base.parameters(), own.base.parameters(), strict=True)
     )
+
+
+class Normed(Net):
+    """Batch normalisation before the layer; what it has learned is asked for in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+        self.norm: Any = torch.nn.BatchNorm1d(64)
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(self.norm(x))
+
+
+def statistics(net: Any) -> dict[str, Any]:
+    return {name: buffer.double().numpy() for name, buffer in net.named_buffers()}
+
+
+class Watched(Measured):
+    """Keeps the statistics that each round begins with."""
+
+    begun: list[dict[str, Any]]
+
+    def train_one_user(self, initial: Any, model: Any, *given: Any) -> Any:
+        self.begun.append(copy.deepcopy(statistics(model.pytorch_model)))
+        return super().train_one_user(initial, model, *given)
+
+
+@pytest.mark.parametrize("label", ["uniform", "pracdelta", "census"])
+def test_statistics_of_batch_normalisation_are_those_of_ones_own_loop(
+    label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Watched, "begun", [], raising=False)
+    monkeypatch.setattr(sys.modules[__name__], "Measured", Watched)
+    torch.manual_seed(0)
+    net = Normed()
+    begun = copy.deepcopy(net)
+    plan = plan_of(label)
+    _, keep = run(plan, net=net)
+
+    def trained(params_d: Params, rest: Any, client: int) -> tuple[Params, Any, float, float]:
+        model = unflatten(params_d, begun)
+        model.load_state_dict({n: torch.tensor(v) for n, v in rest.items()}, strict=False)
+        x, y = user(client).raw_data
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        losses, gradients = [], []
+        for _ in range(EPOCHS):
+            optimizer.zero_grad()
+            loss = model.loss(x, y)
+            loss.backward()
+            losses.append(loss.item())
+            gradients.append(np.float64(flatten([p.grad for p in model.parameters()])))
+            optimizer.step()
+        variance = LR**2 * float(np.var(gradients, axis=0).sum())
+        return flatten(model) - params_d, statistics(model), float(np.mean(losses)), variance
+
+    start_d = flatten(begun)
+    rest = statistics(begun)
+    rests = []
+    if plan.census is not None:
+        rests += [rest] * 20
+        layer = output_layer([part.shape for part in begun.parameters()])
+        every = [trained(start_d, rest, client)[0] for client in range(20)]
+        plan = plan.with_census([plan.census.answer(update_d, layer) for update_d in every])
+    state = init_round(plan, start_d)
+    models = [state.params_d] * state.round
+    while state.round < ROUNDS:
+        cohort = open_round(plan, state)
+        made = [trained(state.params_d, rest, client) for client in cohort.client_n.tolist()]
+        rests += [rest] * len(made)
+        reports = Reports.make(
+            len(made),
+            loss=[loss for _, _, loss, _ in made],
+            step_variance=[variance for _, _, _, variance in made],
+            num_steps=[EPOCHS] * len(made),
+        )
+        # Without a control variate each reply counts as often as it was drawn, by 1 / probability.
+        weight_n = plan.collect_replies(state, cohort, np.ones(len(made), bool)).coef_n
+        state, _ = close_round(plan, state, cohort, [update_d for update_d, *_ in made], reports)
+        models.append(state.params_d)
+        rest = {
+            name: np.average([own[name] for _, own, _, _ in made], axis=0, weights=weight_n)
+            for name in rest
+        }
+    for found_d, expected_d in zip(keep.models, models, strict=True):
+        assert found_d == pytest.approx(expected_d, rel=1e-4, abs=1e-5)
+    for found, expected in zip([*Watched.begun, statistics(net)], [*rests, rest], strict=True):
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
+    assert (
+        net.norm.num_batches_tracked.item() == EPOCHS * len(rests[20 * (label == "census") :]) / N
+    )
+    assert np.abs(rest["norm.running_mean"]).max() > 0.1
+
+
+def test_statistics_are_refused_with_privacy_and_faulty_ones_rejected() -> None:
+    private = plan_of("uniform@poisson", dp=DifferentialPrivacy(1.0, 1.0, 1e-3), seed=2**60)
+    with pytest.raises(DeltaflError, match=r"'norm.running_mean' would get no noise"):
+        run(private, net=Normed())
+    faulty = 3
+
+    class Broken(Normed):
+        def loss(self, x: Any, y: Any) -> Any:
+            loss = super().loss(x, y)
+            if torch.equal(x, user(faulty).raw_data[0]):
+                self.norm.running_var.data.fill_(-1)
+            return loss
+
+    net = Broken()
+    backend, _ = run(plan_of("uniform", n=20), net=net, cohort_size=20)
+    assert [info.num_responded for info in backend.history] == [19] * ROUNDS
+    assert net.norm.running_var.min() > 0
 
 
 def test_weights_that_do_not_sum_to_one_survive() -> None:

@@ -10,22 +10,25 @@ never ahead of another's end: all samplers work but those that need an oracle.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from .arrays import flatten, unflatten
+from .accumulate import Accumulator
+from .arrays import flatten, mean_rest, unflatten
 from .errors import DeltaflError, require
 from .federation.local_work import NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE, LocalSteps
 from .federation.replies import LOSS_NAMES, ClientReply, read_reply, reports_of, round_metrics
+from .model_parts import Arrays, ModelParts, as_array
 from .plan import Plan, RoundState
-from .round import close_round, init_round, open_round
+from .round import init_round, open_round
 from .samplers.census import output_layer
 from .scale.state_file import load_state, save_state
 from .store.sealed import read_sealed, write_sealed
 from .streams import stream
-from .types import Params, Reports, RoundInfo
+from .types import FloatArray, Params, RoundInfo
 
 require("pfl", "pfl")
 
@@ -55,8 +58,9 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
     step: with ``SGD(lr=1)`` the models are those of the plan. A census is taken of all users, in
     the first round.
 
-    The vector is that of pfl's model: tied weights once, no parameters without a gradient. Buffers,
-    such as those of batch normalisation, run on from one user to the next.
+    The vector is that of pfl's model: tied weights once, no parameters without a gradient. Every
+    user begins with the buffers of a PyTorch model, such as those of batch normalisation, and the
+    model gets their weighted mean.
 
     What ``LocalSteps`` measures counts where the algorithm's ``train_one_user`` returns it as
     metrics: ``Metrics(list(steps.metrics().items()))``. A run that was killed goes on as it would
@@ -113,6 +117,12 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
         users = self._users
         params_d = flatten(list(arrays.values()))
         users.names = list(arrays)
+        buffers = users.buffers = _Buffers(model)
+        if buffers.sent and self.plan.part("dp") is not None:
+            raise DeltaflError(
+                f"dp: the mean of {next(iter(buffers.sent))!r} would get no noise; use layers "
+                "without buffers, such as GroupNorm for BatchNorm"
+            )
 
         async def train(clients: list[int]) -> Any:
             users.clients = clients
@@ -122,8 +132,19 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
             return await gather(model, training_algorithm, central_context=context)
 
         def close() -> Any:
-            updates, reports = users.replies()
-            self.state, info = close_round(plan, state, cohort, updates, reports)
+            sent_n, reply_n, received = users.replies()
+            sound_n = [buffers.fault(arrays) is None for arrays in received]
+            updates = [
+                update_d if sound else None for update_d, sound in zip(sent_n, sound_n, strict=True)
+            ]
+            round = Accumulator(plan, state, cohort)
+            round.add_rows(updates, reports_of(reply_n, sound_n))
+            self.state, info = round.close()
+            used_n = round.reports.responded_n
+            coef_n = plan.collect_replies(state, cohort, used_n).coef_n
+            buffers.average(
+                list(compress(received, used_n)), coef_n, median=plan.part("clip") is not None
+            )
             self.history.append(info)
             numbers = round_metrics(info).items()
             logged = Metrics([(f"deltafl | {name}", number) for name, number in numbers])
@@ -131,6 +152,7 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
 
         def close_census() -> Any:
             self._answer([part.shape for part in arrays.values()])
+            buffers.put(buffers.sent)  # a census moves none
             self.state = init_round(self.plan, params_d)
             return step(self.state), Metrics()
 
@@ -163,7 +185,7 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
         """Turn everybody's updates into answers to the census."""
         census = self.plan.census
         seed = self.plan.seed
-        updates, _ = self._users.replies()
+        updates, _, _ = self._users.replies()
         assert census is not None
         layer = output_layer(shapes)
         answers = []
@@ -197,6 +219,40 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
         self.state = load_state(state, self.plan)
 
 
+class _Buffers:
+    """The buffers of a PyTorch model that are averaged, as they were when the round began; of any
+    other model none.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._tensors: dict[str, Any] = {}
+        if hasattr(model, "pytorch_model"):
+            module = model.pytorch_model
+            self._parts = ModelParts.of(module)
+            averaged = self._parts.names("buffer", "counter")
+            every = module.named_buffers(remove_duplicate=False)
+            self._tensors = {name: tensor for name, tensor in every if name in averaged}
+        self.sent = self.read()
+
+    def read(self) -> Arrays:
+        """What they are now."""
+        return {name: as_array(tensor).copy() for name, tensor in self._tensors.items()}
+
+    def put(self, arrays: Arrays) -> None:
+        """Make them these."""
+        for name, tensor in self._tensors.items():
+            tensor.copy_(tensor.new_tensor(arrays[name]))
+
+    def fault(self, arrays: Arrays) -> str | None:
+        """What is wrong with a user's, or None."""
+        return self._parts.rest_fault(arrays) if arrays else None
+
+    def average(self, received: list[Arrays], coef_n: FloatArray, median: bool) -> None:
+        """Give the model the mean of what users made of them, as the other hosts do."""
+        if self.sent:
+            self.put(mean_rest(self._parts, self.sent, received, coef_n, median))
+
+
 class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
     """The users of a round, and what they sent; the last postprocessor."""
 
@@ -208,8 +264,9 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
         self.names: list[str] = []
         #: What is handed on in place of the sum.
         self.close: Callable[[], Any]
+        self.buffers: _Buffers
         self._training = -1
-        self._received: dict[int, tuple[Params, ClientReply]] = {}
+        self._received: dict[int, tuple[Params, ClientReply, Arrays]] = {}
 
     def __next__(self) -> Any:
         raise NotImplementedError("a cohort is drawn as a whole")
@@ -228,6 +285,7 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
             if place % workers.world_size == workers.global_rank:
                 # It is this user's statistics that come until the next one is asked for.
                 self._training = client
+                self.buffers.put(self.buffers.sent)
                 yield self.make_dataset_fn(client), seed
 
     def postprocess_one_user(self, *, stats: Any, user_context: Any) -> Any:
@@ -242,7 +300,8 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
         metrics = user_context.metrics
         known = [name for name in _REPORTED if name in metrics]
         reported = {name: float(get_overall_value(metrics[name])) for name in known}
-        self._received[self._training] = update_d, read_reply({}, reported, {})
+        reply = read_reply({}, reported, {})
+        self._received[self._training] = update_d, reply, self.buffers.read()
         return stats, Metrics()
 
     def postprocess_server(
@@ -251,8 +310,8 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
         """The step of the round."""
         return self.close()
 
-    def replies(self) -> tuple[list[Params], Reports]:
-        """Updates and reports in the cohort's order, from all processes; then they are
+    def replies(self) -> tuple[list[Params], list[ClientReply], list[Arrays]]:
+        """Updates, reports and buffers in the cohort's order, from all processes; then they are
         forgotten.
         """
         received = self._received
@@ -265,7 +324,11 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
             torch.distributed.all_gather_object(shares, received)
             received = {client: reply for share in shares for client, reply in share.items()}
         in_order = [received[client] for client in self.clients]
-        return [update_d for update_d, _ in in_order], reports_of([reply for _, reply in in_order])
+        return (
+            [update_d for update_d, _, _ in in_order],
+            [reply for _, reply, _ in in_order],
+            [arrays for _, _, arrays in in_order],
+        )
 
 
 def _check(

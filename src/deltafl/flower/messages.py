@@ -33,7 +33,8 @@ def fault_of(reply: Message) -> str | None:
     """The error of a reply, in one line: the last of a traceback says what happened; or None."""
     if not reply.has_error():
         return None
-    lines = [line.strip(" \t'>") for line in (reply.error.reason or "").splitlines()]
+    # Flower writes an exception of an app as <class '...'>:<'...'>.
+    lines = [line.strip().removesuffix("'>") for line in (reply.error.reason or "").splitlines()]
     reason = ["no reason given", *filter(None, lines)][-1][:200]
     # Escape sequences of a terminal could hide or forge lines of the log.
     shown = "".join(sign if sign.isprintable() else "?" for sign in reason)

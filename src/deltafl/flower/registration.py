@@ -34,6 +34,8 @@ _RETRY = 30.0
 _MOST = 600.0
 #: Seconds between two lines of the log about the same thing.
 _PAUSE = 60.0
+#: Of an app that knows no query, and of one that does not answer.
+_NOT_ASKED = ("No query function", NO_REGISTRATION)
 _QUESTION = "does their ClientApp call deltafl.flower.register(app, num_examples=...)?"
 
 
@@ -60,7 +62,7 @@ class Directory:
         self._queries: dict[int, tuple[Message, float]] = {}
         #: Node id -> when to ask it again, and for how long not if it fails then.
         self._failed: dict[int, tuple[float, float]] = {}
-        self._last_fault = "no answer yet"
+        self._last_fault = f"no answer yet; {_QUESTION}"
         #: What was logged -> when it may be logged again.
         self._logged: dict[str, float] = {}
 
@@ -138,8 +140,7 @@ class Directory:
                 raise DeltaflError(
                     f"{len(able)} clients are registered and connected after {seconds:g} s, "
                     f"{needed} are needed; start more SuperNodes, lower min_nodes, or raise "
-                    f"wait_for_nodes. {silent} more did not register ({self._last_fault}); "
-                    f"{_QUESTION}"
+                    f"wait_for_nodes. {silent} more did not register (the last: {self._last_fault})"
                 )
             if len(able) < needed:
                 self._log_failures()
@@ -174,6 +175,8 @@ class Directory:
                 _, seconds = self._failed.get(node_id, (now, _RETRY))
                 self._failed[node_id] = (now + seconds, min(2 * seconds, _MOST))
                 self._last_fault = str(error)
+                if any(sign in self._last_fault for sign in _NOT_ASKED):
+                    self._last_fault += f"; {_QUESTION}"
                 failed = True
                 continue
             self._failed.pop(node_id, None)
@@ -194,8 +197,8 @@ class Directory:
 
     def _log_failures(self) -> None:
         if self._failed:
-            text = "%d nodes did not register; %s The last: %s"
-            self._log_at_times(WARNING, text, len(self._failed), _QUESTION, self._last_fault)
+            text = "%d nodes did not register. The last: %s"
+            self._log_at_times(WARNING, text, len(self._failed), self._last_fault)
 
     def _log_at_times(self, level: int, text: str, *numbers: object, pause: float = _PAUSE) -> None:
         """Log this, unless it was logged less than ``pause`` seconds ago, with any numbers."""
