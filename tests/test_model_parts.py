@@ -8,7 +8,7 @@ import pytest
 
 import deltafl
 from deltafl import DeltaflError
-from deltafl.model_parts import ModelParts, NamedArrays, with_ties
+from deltafl.model_parts import ModelParts, NamedArrays, parts_of_copies
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -154,11 +154,11 @@ def test_copies_in_a_message_may_be_one_tensor_which_only_the_user_can_tell() ->
     found = ModelParts.of(arrays)
     assert found.num_params == 48
     with pytest.raises(DeltaflError, match=r"'0.weight' and '1.weight' hold the same numbers"):
-        with_ties(found, arrays, None)
-    assert with_ties(found, arrays, True).num_params == 24
-    assert with_ties(found, arrays, False) == found
+        parts_of_copies(arrays, None)
+    assert parts_of_copies(arrays, True).num_params == 24
+    assert parts_of_copies(arrays, False) == found
     constant = {"a": np.ones(3), "b": np.ones(3), "c": np.zeros(())}
-    assert with_ties(ModelParts.of(constant), constant, None).num_params == 7
+    assert parts_of_copies(constant, None).num_params == 7
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -153,11 +153,14 @@ def mean_rest(
         if entry.kind not in ("buffer", "counter") or entry.dtype == "bool":
             continue
         old = sent[entry.name]
-        new = [reply[entry.name] for reply in replies]
         if median:
+            new = [reply[entry.name] for reply in replies]
             rest[entry.name] = _lower_median(old, new)
-        else:
-            rest[entry.name] = _mean(old, new, coef_n / total)
+            continue
+        mean = WeightedMean(old)
+        for share, reply in zip(coef_n / total, replies, strict=True):
+            mean.add(share, reply[entry.name])
+        rest[entry.name] = mean.value()
     return rest
 
 
@@ -166,22 +169,30 @@ def _lower_median(old: Array, replies: list[Array]) -> Array:
     return np.asarray(np.sort(np.stack(replies), axis=0)[(len(replies) - 1) // 2], old.dtype)
 
 
-def _mean(old: Array, replies: list[Array], share_n: FloatArray) -> Array:
-    """Old + sum_i h_i (new_i - old); of integers rounded, and between the smallest and the
-    largest reply.
-    """
-    is_float = old.dtype.kind == "f"
-    wide: Any = np.float64
-    if not is_float:
+class WeightedMean:
+    """Old + sum_i h_i (new_i - old), where the h_i >= 0 add up to 1 at most; of integers rounded."""
+
+    def __init__(self, old: Array) -> None:
+        self._old = old
+        self._is_float = old.dtype.kind == "f"
         # float64 does not hold all 64-bit integers.
-        wide = np.longdouble
-    old_wide = old.astype(wide)
-    change: Any = np.zeros(old.shape, dtype=wide)
-    for share, new in zip(share_n, replies, strict=True):
-        change += share * (new.astype(wide) - old_wide)
-    if is_float:
-        return np.asarray(old_wide + change).astype(old.dtype)
-    mean = old_wide + np.rint(change)
-    # Where longdouble is float64, rounding could leave the range of the type.
-    mean = np.clip(mean, np.minimum.reduce(replies), np.maximum.reduce(replies))
-    return np.asarray(mean).astype(old.dtype)
+        self._wide: Any = np.float64 if self._is_float else np.longdouble
+        self._change: Any = np.zeros(old.shape, self._wide)
+        self._least = self._most = old
+
+    def add(self, share: float, new: Array) -> None:
+        """Add an array with its h_i."""
+        self._change += share * (new.astype(self._wide) - self._old.astype(self._wide))
+        if not self._is_float:
+            self._least = np.minimum(self._least, new)
+            self._most = np.maximum(self._most, new)
+
+    def value(self) -> Array:
+        """The mean, in the type of the old array."""
+        mean = self._old.astype(self._wide)
+        if self._is_float:
+            mean += self._change
+        else:
+            # Where longdouble is float64, rounding could leave the range of the type.
+            mean = np.clip(mean + np.rint(self._change), self._least, self._most)
+        return np.asarray(mean).astype(self._old.dtype)

@@ -105,18 +105,22 @@ class ModelParts(NamedTuple):
         names_of: dict[str, list[str]] = {}
         for name in named.arrays:
             names_of.setdefault(named.same_as.get(name, name), []).append(name)
+        # Of a tensor, whatever its names: one of them stands for all.
+        kinds = {}
+        for first, names in names_of.items():
+            kind = _kind(names, named, buffers)
+            if kind == "trained" and not named.without_gradient.isdisjoint(names):
+                kind = "frozen"
+            if wanted and not _match(names, wanted):
+                kind = "frozen"
+            # Last, as it wins: a local array is each client's own, with a gradient or without.
+            if _match(names, own):
+                kind = "local"
+            kinds[first] = kind
         entries = []
         for name, array in named.arrays.items():
             tied = named.same_as.get(name, "")
-            of_tensor = names_of[tied or name]
-            kind = _kind(name, array, named, buffers)
-            if kind == "trained" and name in named.without_gradient:
-                kind = "frozen"
-            if wanted and not any(_matches(name, wanted) for name in of_tensor):
-                kind = "frozen"
-            # Last, as it wins: a local array is each client's own, with a gradient or without.
-            if any(_matches(name, own) for name in of_tensor):
-                kind = "local"
+            kind = kinds[tied or name]
             entries.append(Entry(name, array.shape, str(array.dtype), kind, tied))
         parts = cls(tuple(entries))
         if not parts.trained:
@@ -189,13 +193,22 @@ class ModelParts(NamedTuple):
         """The arrays that go to the clients, and come back."""
         return {name: arrays[name] for name in self.names(*SENT)}
 
-    def rest_fault(self, arrays: Mapping[str, Array]) -> str | None:
-        """What is wrong with the values of a client's buffers and counters, or None."""
+    def value_fault(self, arrays: Mapping[str, Array]) -> str | None:
+        """What is wrong with a client's arrays, or None: their shapes, their types, and the values
+        of buffers and counters.
+        """
         for entry in self.entries:
-            if entry.name in arrays:
-                fault = _value_fault(entry, arrays[entry.name])
-                if fault is not None:
-                    return f"{entry.kind} {entry.name!r} has {fault}"
+            array = arrays.get(entry.name)
+            if array is None:
+                continue
+            if array.shape != entry.shape:
+                return f"array {entry.name!r} has shape {array.shape}, expected {entry.shape}"
+            # Of any width: a client may compute in another one.
+            if array.dtype.kind != np.dtype(entry.dtype).kind:
+                return f"array {entry.name!r} has type {array.dtype}, expected {entry.dtype}"
+            fault = _value_fault(entry, array)
+            if fault is not None:
+                return f"{entry.kind} {entry.name!r} has {fault}"
         return None
 
     def fault(self, arrays: Mapping[str, Array]) -> str | None:
@@ -215,16 +228,10 @@ class ModelParts(NamedTuple):
         if extra:
             return f"the reply has {listed(extra)}, which nobody sent"
         for entry in needed:
-            array = arrays[entry.name]
-            if array.shape != entry.shape:
-                return f"array {entry.name!r} has shape {array.shape}, expected {entry.shape}"
-            # Of any width: a client may compute in another one.
-            if array.dtype.kind != np.dtype(entry.dtype).kind:
-                return f"array {entry.name!r} has type {array.dtype}, expected {entry.dtype}"
             # The vector has the tensor once: the other copy would be dropped without a word.
-            if entry.same_as and not np.array_equal(array, arrays[entry.same_as]):
+            if entry.same_as and not np.array_equal(arrays[entry.name], arrays[entry.same_as]):
                 return f"{entry.same_as!r} and {entry.name!r} are one tensor, and differ"
-        return self.rest_fault(arrays)
+        return self.value_fault(self.sent(arrays))
 
 
 class NamedArrays(NamedTuple):
@@ -246,7 +253,7 @@ class NamedArrays(NamedTuple):
         if hasattr(model, "state_dict"):
             # Detached tensors would neither be one where weights are tied, nor know their gradient.
             tensors = dict(model.state_dict(keep_vars=True))
-            statistics = frozenset(name for name, _ in model.named_buffers())
+            statistics = frozenset(name for name, _ in model.named_buffers(remove_duplicate=False))
             without_gradient = frozenset(
                 name
                 for name, tensor in model.named_parameters(remove_duplicate=False)
@@ -301,42 +308,48 @@ def split(flat_d: Params, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
     return {name: part.reshape(shape) for (name, shape), part in parts}
 
 
-def with_ties(parts: ModelParts, arrays: Mapping[str, Array], tied: bool | None) -> ModelParts:
-    """The parts of a model that came as copies, in a message: arrays with the same numbers may be
-    one tensor.
+def parts_of_copies(arrays: Mapping[str, Array], tied: bool | None, **options: Any) -> ModelParts:
+    """``ModelParts.of`` arrays that came as copies, in a message: those with the same numbers may
+    be one tensor.
 
     A language model's embedding and its output layer often are; the layers of a torch
     ``TransformerEncoder`` only begin as copies of one. Nothing but the user can tell.
 
     Args:
-        parts: What is known without the tensors.
         arrays: The arrays, by name.
         tied: Whether such arrays are one tensor; None if nothing was said.
+        options: Of ``ModelParts.of``.
 
     Raises:
-        DeltaflError: If there are such arrays, and nothing was said.
+        DeltaflError: If nothing was said, and there are such arrays that would be trained, sent or
+            kept otherwise as one tensor.
     """
+    named = NamedArrays.of(arrays)
+    apart = ModelParts.of(named, **options)
+    same_as = dict(named.same_as)
     first: dict[tuple[object, ...], str] = {}
-    entries = []
-    for entry in parts.entries:
-        array = arrays[entry.name]
-        same_as = entry.same_as
+    for entry in apart.entries:
+        array = named.arrays[entry.name]
+        is_parameter = entry.kind in ("trained", "frozen", "local") and array.dtype.kind == "f"
         # Arrays of one number are equal in any model: biases, scales.
-        if entry.kind == "trained" and not same_as and array.size > 1 and np.ptp(array) > 0:
+        varies = array.size > 1 and bool(np.any(array != array.flat[0]))
+        if is_parameter and varies and not entry.same_as:
             key = entry.shape, entry.dtype, array.tobytes()
             if first.setdefault(key, entry.name) != entry.name:
-                same_as = first[key]
-        entries.append(entry._replace(same_as=same_as))
-    found = ModelParts(tuple(entries))
-    if found == parts or tied is False:
-        return parts
+                same_as[entry.name] = first[key]
+    if tied is False:
+        return apart
+    found = ModelParts.of(named._replace(same_as=same_as), **options)
     if tied is None:
-        copy = next(new for new, old in zip(entries, parts.entries, strict=True) if new != old)
-        raise DeltaflError(
-            f"the arrays {copy.same_as!r} and {copy.name!r} hold the same numbers; write tied=True "
-            "if they are one tensor, such as an embedding that is the output layer too, or "
-            "tied=False if they only begin equal"
-        )
+        for new, old in zip(found.entries, apart.entries, strict=True):
+            if new.kind != old.kind or (new.kind == "trained" and new.same_as != old.same_as):
+                copies = [name for name, other in same_as.items() if new.name in (name, other)]
+                raise DeltaflError(
+                    f"the arrays {same_as[copies[0]]!r} and {copies[0]!r} hold the same numbers; "
+                    "write tied=True if they are one tensor, such as an embedding that is the "
+                    "output layer too, or tied=False if they only begin equal"
+                )
+        return apart
     return found
 
 
@@ -374,10 +387,12 @@ def _ties(tensors: Mapping[Any, Any]) -> dict[str, str]:
     return same_as
 
 
-def _kind(name: str, array: Array, named: NamedArrays, buffers: Sequence[str]) -> str:
+def _kind(names: Sequence[str], named: NamedArrays, buffers: Sequence[str]) -> str:
+    """The kind of a tensor with these names, as far as it is not the user's choice."""
+    array = named.arrays[names[0]]
     if array.dtype.kind in "iub":
         return "counter"
-    if name not in named.statistics and not _matches(name, buffers):
+    if not named.statistics.issuperset(names) and not _match(names, buffers):
         return "trained"
     # No mean moves such an entry, and none would accept it: the mask of an attention, say.
     if not np.all(np.abs(array.astype(np.float64)) <= LARGEST_ENTRY):
@@ -385,8 +400,8 @@ def _kind(name: str, array: Array, named: NamedArrays, buffers: Sequence[str]) -
     return "buffer"
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _match(names: Iterable[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def _value_fault(entry: Entry, array: Array) -> str | None:
@@ -403,7 +418,7 @@ def _value_fault(entry: Entry, array: Array) -> str | None:
     # Not ``any(> largest)``, which NaN is not.
     if not np.all(np.abs(array) <= largest):
         return f"NaN, or entries of a size above {largest:.3g}"
-    if _matches(entry.name, _VARIANCES) and np.any(array < 0):
+    if _match([entry.name], _VARIANCES) and np.any(array < 0):
         return "negative entries, impossible for a variance"
     return None
 

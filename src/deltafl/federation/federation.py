@@ -20,11 +20,10 @@ from ..errors import DeltaflError
 from ..model_parts import (
     LARGEST_ENTRY,
     Arrays,
-    ModelParts,
     listed,
+    parts_of_copies,
     patterns_of,
     split,
-    with_ties,
 )
 from ..moves import CannotResizeError
 from ..plan import Plan, RoundState
@@ -57,10 +56,13 @@ class Federation:
     def __init__(self, rules: Rules, arrays: Arrays) -> None:
         self.rules = rules
         self.plan = rules.plan
-        described = ModelParts.of(
-            arrays, tuple(rules.buffers), tuple(rules.local), patterns_of(rules.trainable)
+        self.layout = parts_of_copies(
+            arrays,
+            rules.tied,
+            buffers=tuple(rules.buffers),
+            local=tuple(rules.local),
+            trainable=patterns_of(rules.trainable),
         )
-        self.layout = with_ties(described, arrays, rules.tied)
         #: All clients ever admitted, in the order of the population.
         self.clients: dict[str, ClientInfo] = {}
         #: Of the arrays that are not trained those that are sent, and those that never are.

@@ -2,7 +2,7 @@
 corrects.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -118,6 +118,8 @@ def corrected_steps(
     optimizer: Any,
     num_steps: int,
     step_factor: float | None = None,
+    local: str | Sequence[str] = (),
+    trainable: str | Sequence[str] = (),
 ) -> Iterator[None]:
     """Inside ``with``, make each step dx of a PyTorch optimizer x <- x + step_factor dx + drift /
     K.
@@ -145,6 +147,8 @@ def corrected_steps(
         num_steps: K >= 1, how many steps the loop will take, such as ``epochs * len(loader)``.
         step_factor: In (0, 1]; None for that of the correction in Flower and NVFlare, and for 1. In
             a loop of your own write ``plan.step_factor``.
+        local: As for ``flatten``. These arrays take whole steps, and without the drift.
+        trainable: As for ``flatten``.
 
     Raises:
         DeltaflError: If the model lacks an array of the correction, an argument is of another kind,
@@ -167,7 +171,7 @@ def corrected_steps(
     tensors = model.state_dict(keep_vars=True)
     drift = {} if correction is None else correction
     if not isinstance(drift, dict):
-        drift = ModelParts.of(model).named(drift)
+        drift = ModelParts.of(model, local=local, trainable=trainable).named(drift)
     # By identity: a tensor that has two names moves once.
     parts = dict[int, tuple[Any, Any]]()
     for name, part in drift.items():
@@ -177,6 +181,10 @@ def corrected_steps(
                 "state dict the client sends"
             )
         parts[id(tensors[name])] = (tensors[name], tensors[name].new_tensor(part))
+    apart = set[int]()
+    if local:
+        names = ModelParts.of(model, local=local, trainable=trainable).names("local")
+        apart = {id(tensors[name]) for name in names}
     left = num_steps
     taken = 0
     original = optimizer.step
@@ -195,7 +203,7 @@ def corrected_steps(
             for group in optimizer.param_groups
             for tensor in group["params"]
             # Without shorter steps nothing needs to be remembered.
-            if factor < 1
+            if factor < 1 and id(tensor) not in apart
         ]
         result = original(*args, **kwargs)
         for tensor, old in before:

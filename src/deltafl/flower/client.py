@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
@@ -32,7 +33,11 @@ def delta_mod(
     context: Context,
     call_next: ClientAppCallable,
 ) -> Message:
-    """A mod for ``census``, ``scaffold`` and ``mime`` of ``DeltaStrategy``.
+    """A mod for ``census``, ``scaffold``, ``mime``, ``local`` and ``trainable`` of
+    ``DeltaStrategy``.
+
+    Of a trained model the client sends the arrays that it was sent. Of others, such as local and
+    frozen ones, the server sees the name alone.
 
     Asked for a census, the client trains as usual and replies with ``Census.answer`` alone: no
     arrays, no metrics. Its noise is secret, hence not reproducible.
@@ -40,16 +45,23 @@ def delta_mod(
     With ``scaffold`` or ``mime`` the reply says whether ``take_correction`` was called: the server
     refuses one without.
 
-    All other messages pass unchanged.
+    Messages that are not for training pass unchanged.
     """
-    record = asked_in(message)
-    # A copy, since the app takes entries out of the record.
-    asked = dict(record)
-    if CENSUS not in asked and STEP_FACTOR not in asked:
+    if message.metadata.message_type != MessageType.TRAIN:
         return call_next(message, context)
+    record = asked_in(message)
+    # Copies, since the app takes entries out of the records.
+    asked = dict(record)
     sent = _trained(message, asked)
+    names = {name for part in message.content.array_records.values() for name in part}
     reply = call_next(message, context)
     if reply.has_error():
+        return reply
+    for part in reply.content.array_records.values():
+        for name in part.keys() - names:
+            # The name stays, for the server's message where a client has renamed its arrays.
+            part[name] = Array(np.zeros(0, np.float32))
+    if CENSUS not in asked and STEP_FACTOR not in asked:
         return reply
     # ``take_correction`` has taken it out: so the server learns that it was called.
     corrected = STEP_FACTOR in asked and STEP_FACTOR not in record

@@ -174,6 +174,8 @@ class DeltaStrategy(Strategy):
         arrays = to_arrays(initial_arrays)
         with serving(self.rules, arrays, num_rounds, log) as federation:
             self.federation = federation
+            # Once: it may be the base of a language model, and never changes.
+            self._unsent = to_record(federation.unsent)
             self._settled = False
             done = federation.round
 
@@ -184,7 +186,7 @@ class DeltaStrategy(Strategy):
                 assert evaluate_fn is not None
                 return evaluate_fn(server_round + done, arrays)  # Flower counts from 1 again
 
-            self._handed = to_record(federation.model())
+            self._handed = self._whole()
             result = Strategy.start(
                 _Continued(self, done) if done > 0 else self,
                 grid,
@@ -273,7 +275,7 @@ class DeltaStrategy(Strategy):
             for name, number in round_metrics(info).items():
                 if self.train_metrics_aggr_fn is None or name not in metrics:
                     metrics[name] = number
-        self._handed = to_record(federation.model())
+        self._handed = self._whole()
         return self._handed, metrics
 
     def configure_evaluate(
@@ -302,6 +304,13 @@ class DeltaStrategy(Strategy):
             {key: metrics_in(reply) for key, reply in received.items()},
         )
         return self._aggregated(self.evaluate_metrics_aggr_fn, weights, received) or None
+
+    def _whole(self) -> ArrayRecord:
+        """The model to use, with the arrays that are never sent."""
+        model = self._active().model()
+        moved = {name: array for name, array in model.items() if name not in self._unsent}
+        record = {**to_record(moved), **self._unsent}
+        return ArrayRecord({name: record[name] for name in model})
 
     def _aggregated(
         self,

@@ -5,6 +5,7 @@ server's questions.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import nvflare.client as flare
 from nvflare.client import FLModel, ParamsType
 
@@ -44,6 +45,7 @@ class DeltaClient:
         self.num_examples = int(num_examples)
         self.aux = [float(value) for value in aux]
         self._asked: dict[str, Any] = {}
+        self._names = frozenset[str]()
         self._sent: Arrays = {}
         self._corrected = False
 
@@ -53,6 +55,7 @@ class DeltaClient:
             asked = model.meta.get(RECORD, {})
             if AUX not in asked:
                 self._asked = asked
+                self._names = frozenset(model.params or {})
                 self._corrected = False
                 self._sent = trained(model, asked.get(TRAINED, ()))
                 return model
@@ -74,11 +77,22 @@ class DeltaClient:
         return Correction(self._asked.get(DRIFT), self._asked.get(STEP_FACTOR, 1.0))
 
     def send(self, model: FLModel) -> None:
-        """Send what was trained from the last model received; as ``flare.send``."""
+        """Send what was trained from the last model received; as ``flare.send``.
+
+        Of arrays that were not received, such as local and frozen ones, the server sees the name
+        alone.
+        """
         received = trained(model, self._sent, self._sent)
         report = report_of(self._asked, self._corrected, self._sent, received)
         if CENSUS in self._asked:
             model = FLModel(metrics={})
+        elif model.params is not None:
+            nothing = np.zeros(0, np.float32)
+            # The name stays, for the server's message where a client has renamed its arrays.
+            model.params = {
+                name: part if name in self._names else nothing
+                for name, part in model.params.items()
+            }
         model.meta[RECORD] = {ROUND: self._asked.get(ROUND), **report}
         flare.send(model)
 

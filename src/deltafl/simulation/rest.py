@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import mean_rest
+from ..arrays import WeightedMean, mean_rest
 from ..model_parts import Arrays, ModelParts
 from ..scale.rows import RowFormat, Rows, replace_rows
 from ..types import FloatArray, IntArray
@@ -79,23 +79,18 @@ class RestOfModel:
         """The shared arrays, and the weighted mean of the clients' local ones."""
         if not rest or not self._local:
             return self.of_client(rest, 0)
-        change = {
-            name: np.zeros(array.shape)
+        means = {
+            name: WeightedMean(array)
             for name, array in self._local.items()
             if array.dtype != np.bool_
         }
         for weight, row_d in zip(weight_m / weight_m.sum(), rest.own, strict=True):
             if np.asarray(row_d).view(np.uint32).any():
                 arrays = self._arrays(row_d)
-                for name in change:
-                    change[name] += weight * (arrays[name].astype(float) - self._local[name])
-        means = dict(self._local)
-        for name, total in change.items():
-            mean = self._local[name] + total
-            if self._local[name].dtype.kind in "iu":
-                mean = np.rint(mean)
-            means[name] = mean.astype(self._local[name].dtype)
-        return {**rest.shared, **means}
+                for name, mean in means.items():
+                    mean.add(weight, arrays[name])
+        found = {name: mean.value() for name, mean in means.items()}
+        return {**rest.shared, **self._local, **found}
 
     def closed(
         self,

@@ -159,7 +159,7 @@ def _train_and_close(
     faults = [
         RejectedReply(client, fault)
         for client, rest in zip(cohort.client_n.tolist(), training.rest_n, strict=False)
-        if (fault := beside.parts.rest_fault(rest)) is not None
+        if (fault := beside.parts.value_fault(rest)) is not None
     ]
     # Who is too late has trained all the same; it is the reply that does not count.
     used_n = responded_n & ~_among(cohort, faults)

@@ -626,7 +626,10 @@ def refuse_ignored(settings: Settings, given: Mapping[str, Any]) -> None:
     controls = [_control_of(label) for label in settings.labels()]
     remembers = any(control.remembers for control in controls)
     used = {
-        "memory_path": (remembers, "methods that remember one update per client have it"),
+        "memory_path": (
+            remembers or is_own(settings.task),  # whose model may have local arrays
+            "methods that remember one update per client have it, and models with local arrays",
+        ),
         "data_dir": (has_files, "tasks with files of data have it"),
         "noise": (is_synthetic, "the task 'synthetic' has it"),
         "truth": (is_synthetic, "the task 'synthetic' has it"),

@@ -381,7 +381,13 @@ def _smoke_test(task: Task, seed: int) -> None:
             "the model cannot be copied, as local training does",
             lambda: copy.deepcopy(model),
         )
-        task.parts_of(model)
+        for entry in task.parts_of(model).entries:
+            tensor = model.state_dict()[entry.name]
+            if entry.kind == "trained" and tensor.dtype != torch.float32:
+                raise DeltaflError(
+                    f"the array {entry.name!r} of the model is {tensor.dtype}, and the simulator "
+                    "trains float32: write model.float(), or leave the array out of trainable"
+                )
         spare_single_values(model)
         _check_step(task, model, x, y)
         _check_step(task, model, x[:1], y[:1])

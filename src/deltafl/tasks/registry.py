@@ -8,7 +8,7 @@ starts.
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
@@ -163,6 +163,8 @@ def make_task(
     make_model: MakeModel | None = None,
     truth: tuple[float, float] | None = None,
     nu: float | None = None,
+    local: str | Sequence[str] = (),
+    trainable: str | Sequence[str] = (),
 ) -> Task:
     """Make a task; what is None has the default of the task. One seed gives one task, bit for bit.
 
@@ -178,6 +180,8 @@ def make_task(
         make_model: Another model, such as ``functools.partial(mlp, 784, (200,), 10)``.
         truth: (A, b) of ``synthetic``, (8, 2) if None.
         nu: Gradient noise of ``synthetic``, 20 if None.
+        local: Name patterns of the model's arrays that stay with each client, see ``Task``.
+        trainable: Name patterns of the only arrays that are trained, see ``Task``.
 
     Raises:
         DeltaflError: If a name is unknown, a setting is impossible or not for this task, or data
@@ -199,7 +203,7 @@ def make_task(
         if option not in taken:
             raise DeltaflError(f"{option} is not a setting of the task {name!r}: leave it out")
     if spec.make is not None:
-        return spec.make(seed=seed, **given)
+        return replace(spec.make(seed=seed, **given), local=local, trainable=trainable)
     assert spec.load is not None, "register checks it"
     dataset = spec.load(data_dir)
     how = partition or spec.partition or "iid"
@@ -226,6 +230,8 @@ def make_task(
         augment=spec.augment,
         tokens=spec.tokens,
         test_clients=clients_of_tests(how, dataset, column, rows),
+        local=local,
+        trainable=trainable,
     )
 
 

@@ -77,6 +77,8 @@ def table_task(
     standardize: bool = True,
     sep: str | None = None,
     encoding: str | None = None,
+    local: str | Sequence[str] = (),
+    trainable: str | Sequence[str] = (),
 ) -> Task:
     """Make a task of a table: classification by cross-entropy, or regression by the squared error.
 
@@ -114,6 +116,8 @@ def table_task(
         sep: What separates the columns of a file of text: one character, ``"tab"`` or ``"space"``;
             a comma in ``.csv``, else a tab, if None.
         encoding: Of a file of text, such as ``"latin-1"``; UTF-8 if None.
+        local: Name patterns of the model's arrays that stay with each client, see ``Task``.
+        trainable: Name patterns of the only arrays that are trained, see ``Task``.
 
     Returns:
         A task with float32 features in the order of the table.
@@ -163,7 +167,7 @@ def table_task(
         Dealing(partition, column, clients, alpha, seed, labels[0]),
     )
     # Accuracy by client is no part of the record of a table, only of a Hugging Face data set.
-    return replace(task, test_clients=None)
+    return replace(task, test_clients=None, local=local, trainable=trainable)
 
 
 def from_huggingface(
@@ -180,6 +184,8 @@ def from_huggingface(
     clients: int | None = None,
     alpha: float = 0.5,
     test_share: float | None = None,
+    local: str | Sequence[str] = (),
+    trainable: str | Sequence[str] = (),
 ) -> Task:
     """Make a task of a Hugging Face ``Dataset`` or ``DatasetDict``.
 
@@ -200,6 +206,8 @@ def from_huggingface(
         clients: As in ``table_task``.
         alpha: As in ``table_task``.
         test_share: As in ``table_task``; for data without a test set.
+        local: As in ``table_task``.
+        trainable: As in ``table_task``.
 
     Raises:
         DeltaflError: If a column is missing or cannot be used.
@@ -270,7 +278,7 @@ def from_huggingface(
     dataset = _dataset(name, x, target, owner, owners.code, test_e)
     dealing = Dealing(partition, column, clients, alpha, seed, label)
     task = _task(name, dataset, softmax_regression, owners, dealing)
-    return replace(task, make_model=make_model or task.make_model)
+    return replace(task, make_model=make_model or task.make_model, local=local, trainable=trainable)
 
 
 class Coded(NamedTuple):

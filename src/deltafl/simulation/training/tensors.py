@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -23,10 +24,7 @@ class ModelTensors:
     def __init__(self, model: nn.Module, parts: ModelParts) -> None:
         self.model = model
         self._parts = parts
-        tensors = {
-            **dict(model.named_parameters(remove_duplicate=False)),
-            **dict(model.named_buffers(remove_duplicate=False)),
-        }
+        tensors = _tensors(model)
         # Tied weights are one tensor, or several in the same memory.
         same: dict[str, dict[int, torch.Tensor]] = {name: {} for name in parts.trained}
         for entry in parts.entries:
@@ -35,7 +33,9 @@ class ModelTensors:
                 same[entry.same_as or entry.name][id(tensor)] = tensor
         self._trained = [list(of_tensor.values()) for of_tensor in same.values()]
         self._sizes = [of_tensor[0].numel() for of_tensor in self._trained]
-        self._rest = {name: tensors[name] for name in parts.names(*BROUGHT_BACK)}
+        self._rest = {
+            entry.name: entry.dtype for entry in parts.entries if entry.kind in BROUGHT_BACK
+        }
         local = {id(tensors[name]): tensors[name] for name in parts.names("local")}
         self.own = [tensor for tensor in local.values() if tensor.requires_grad]
         self._frozen = {id(tensors[name]): tensors[name] for name in parts.names("frozen")}
@@ -66,13 +66,20 @@ class ModelTensors:
 
     def load_rest(self, rest: Arrays) -> None:
         """Copy buffers, counters and local arrays."""
+        if not rest:
+            return
+        tensors = _tensors(self.model)
         with torch.no_grad():
             for name, array in rest.items():
-                self._rest[name].copy_(torch.tensor(array))
+                tensors[name].copy_(torch.tensor(array))
 
     def rest(self) -> Arrays:
         """Copies of the buffers, counters and local arrays."""
-        return {name: as_array(tensor).copy() for name, tensor in self._rest.items()}
+        if not self._rest:
+            return {}
+        # Looked up anew, as a forward pass may put other tensors in their place.
+        tensors = _tensors(self.model)
+        return {name: np.array(as_array(tensors[name]), type) for name, type in self._rest.items()}
 
     def gradient(self) -> torch.Tensor:
         """The gradient in the flat vector, 0 in unused parameters."""
@@ -82,3 +89,11 @@ class ModelTensors:
             total = sum(found[1:], found[0]) if found else torch.zeros_like(of_tensor[0])
             parts.append(total.reshape(-1))
         return torch.cat(parts)
+
+
+def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters and buffers of a module by all of their names."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
