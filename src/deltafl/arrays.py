@@ -170,7 +170,7 @@ def _lower_median(old: Array, replies: list[Array]) -> Array:
 
 
 class WeightedMean:
-    """Old + sum_i h_i (new_i - old), where the h_i >= 0 add up to 1 at most; of integers rounded."""
+    """Old + sum_i h_i (new_i - old), where the h_i >= 0 add up to 1 at most; integers rounded."""
 
     def __init__(self, old: Array) -> None:
         self._old = old

@@ -289,6 +289,11 @@ def patterns_of(names: str | Sequence[str]) -> tuple[str, ...]:
     """The name patterns of ``local`` or ``trainable``: a known name stands for several."""
     if isinstance(names, str):
         return TRAINABLE.get(names, (names,))
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise DeltaflError(
+            f"local and trainable are patterns of the names of arrays, such as ['head.*'], or "
+            f"empty, and one of them is {names!r}"
+        )
     return tuple(names)
 
 
@@ -428,4 +433,5 @@ def _narrowed(array: Array, dtype: str) -> Array:
     none could repair it.
     """
     bound = min(float(np.finfo(dtype).max), float(np.finfo(array.dtype).max))
-    return array.clip(-bound, bound).astype(dtype)
+    # Of an array without axes the bounded one is a scalar.
+    return np.asarray(array.clip(-bound, bound), dtype)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from deltafl import Population, Reports, close_round, init_round, make_plan, open_round
 from deltafl.federation.exchange import Correction
@@ -85,6 +86,19 @@ class Masked(nn.Module):
         return self.out(self.attention(x, x, x, attn_mask=self.mask, need_weights=False)[0])
 
 
+class Scaled(nn.Module):
+    """A number, and an array without numbers, as parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 3)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.nothing = nn.Parameter(torch.zeros(0, 4))
+
+    def forward(self, x: Any) -> Any:
+        return self.scale * self.body(x)
+
+
 def with_adapters() -> Any:
     """A GPT-2 of random weights."""
     peft = pytest.importorskip("peft")
@@ -117,6 +131,28 @@ KINDS = {
         trained=("[01].*",),
         same_as={"2.weight": "0.weight"},
     ),
+    "tied weights of which one is named": Kind(
+        tied,
+        text_loss,
+        {"tied": True, "trainable": ["2.weight"]},
+        trained=("0.*",),
+        same_as={"2.weight": "0.weight"},
+    ),
+    "cumulative BatchNorm": Kind(
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, momentum=None), nn.Linear(5, 3)),
+        table_loss,
+        {},
+        trained=("[012].weight", "[012].bias"),
+        averaged=("1.running_*", "1.num_batches_tracked"),
+    ),
+    "spectral norm": Kind(
+        lambda: nn.Sequential(spectral_norm(nn.Linear(4, 5)), nn.Linear(5, 3)),
+        table_loss,
+        {"buffers": ["*._[uv]"]},
+        trained=("*original", *EVERYTHING[1:], "1.weight"),
+        averaged=("*._[uv]",),
+    ),
+    "scalars and empty arrays": Kind(Scaled, table_loss, {}, trained=("*",)),
     "masked attention": Kind(
         Masked,
         text_loss,

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import deltafl
 from deltafl.arrays import flatten, mean_rest, unflatten
@@ -146,9 +147,103 @@ def distilbert() -> nn.Module:
     return with_lora("distilbert")
 
 
+class Moving(nn.Module):
+    """Layers with buffers that a forward pass counts, moves in place and puts others in place of;
+    a parameter that is a buffer, too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
+        self.head = nn.Linear(8, 3)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int32))
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.bool))
+        self.register_buffer("centre", torch.zeros(8))
+        self.register_buffer("same_centre", self.centre)
+        self.register_buffer("spread", torch.ones(8))
+        self.register_buffer("same_head", self.head.weight)
+        self.register_buffer("turn", torch.ones(8, dtype=torch.complex64), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.body(x) * self.turn.real
+        if self.training:
+            self.steps += 1
+            self.seen[0] = True
+            self.centre.lerp_(h.detach().mean(0), 0.1)
+            self.spread = 0.9 * self.spread + 0.1 * h.detach().abs().mean(0)
+        logits: torch.Tensor = self.head((h - self.same_centre) / self.spread)
+        return logits
+
+
+class Lists(nn.Module):
+    """Parameters in lists and dicts; a number, and none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ParameterList([torch.randn(64, 8) / 8, torch.randn(8, 3) / 8])
+        self.more = nn.ParameterDict({"scale": torch.tensor(1.5), "none": torch.zeros(0, 4)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = torch.tanh(x.flatten(1) @ self.layers[0]) @ self.layers[1]
+        return logits * self.more["scale"]
+
+
+class EncoderDecoder(nn.Module):
+    """One tensor is both embeddings and the output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Embedding(7, 6)
+        self.decoder = nn.Embedding(7, 6)
+        self.out = nn.Linear(6, 7, bias=False)
+        self.decoder.weight = self.out.weight = self.encoder.weight
+        self.mix = nn.Transformer(6, 2, 1, 1, 8, dropout=0.0, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.out(self.mix(self.encoder(x), self.decoder(x)).mean(dim=1))
+        return logits[:, :3]
+
+
+def instance_resnet() -> nn.Module:
+    return resnet(lambda channels: nn.InstanceNorm2d(channels, track_running_stats=True))
+
+
+def cumulative_resnet() -> nn.Module:
+    return resnet(lambda channels: nn.BatchNorm2d(channels, momentum=None))
+
+
+def layers(*middle: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), *middle, nn.Linear(8, 3))
+
+
+def spectral() -> nn.Module:
+    return layers(spectral_norm(nn.Linear(8, 8)), weight_norm(nn.Linear(8, 8)))
+
+
+def shared_layer() -> nn.Module:
+    layer = nn.BatchNorm1d(8)
+    return layers(layer, nn.Tanh(), layer)
+
+
+def half_base() -> nn.Module:
+    return layers(Half(), nn.Tanh())
+
+
+class Half(nn.Module):
+    """A layer in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.inner(x.bfloat16())
+        return y.float()
+
+
 def task_of(make_model: Callable[[], nn.Module], **more: Any) -> Task:
     data = images()
-    if make_model in (Attention, gpt2, distilbert):
+    if make_model in (Attention, EncoderDecoder, gpt2, distilbert):
         data = images((5,), tokens=7)
         more |= {"tokens": True}
     rows = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
@@ -165,6 +260,18 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "personal head": (resnet, {"local": ["head*"]}),
     "body alone": (resnet, {"trainable": ["block*", "head*"]}),
     "mask and tied": (Attention, {}),
+    "tied, one name trained": (Attention, {"trainable": ["out*", "mix*"]}),
+    "tied, one name local": (Attention, {"local": ["out*"]}),
+    "encoder and decoder": (EncoderDecoder, {}),
+    "cumulative batch norm": (cumulative_resnet, {}),
+    "instance norm": (instance_resnet, {}),
+    "spectral and weight norm": (spectral, {}),
+    "a layer used twice": (shared_layer, {}),
+    "moving buffers": (Moving, {}),
+    "moving buffers, local": (Moving, {"local": ["s*", "centre"], "trainable": ["body*", "s*"]}),
+    "lists of parameters": (Lists, {}),
+    "base in bfloat16": (half_base, {"trainable": ["[14].*"]}),
+    "local in bfloat16": (half_base, {"local": ["2.*"]}),
     "LoRA of GPT-2": (gpt2, {"trainable": "lora"}),
     "LoRA of DistilBERT": (distilbert, {"trainable": "lora"}),
 }
@@ -176,8 +283,9 @@ def trained(model: Any, task: Task, round: int, client: int, seed: int) -> Any:
     model = copy.deepcopy(model).train()
     if task.trainable == ["block*", "head*"]:
         model.bn.eval()  # statistics that are frozen are used as they are
-        for name, param in model.named_parameters():
-            param.requires_grad_(name.startswith(("block", "head")))
+    parts = task.parts_of(model)
+    for name, param in model.named_parameters():
+        param.requires_grad_(name in parts.names("trained", "local"))
     rows = np.asarray(task.client_rows[client])
     params = [param for param in model.parameters() if param.requires_grad]
     optimizer = torch.optim.SGD(params, RATE)
@@ -279,12 +387,20 @@ def plain_fedavg(task: Task, seed: int) -> float:
                 size / sum(SIZES) * state[name].double()
                 for size, state in zip(SIZES, states, strict=True)
             )
-            mean[name] = total.round().long() if tensor.dtype == torch.int64 else total.float()
+            if not tensor.is_floating_point():
+                total = total.round()
+            mean[name] = tensor if tensor.dtype == torch.bool else total.to(tensor.dtype)
         model.load_state_dict(mean)
     return accuracies([model], task, [0] * 20)[1]
 
 
-@pytest.mark.parametrize("make_model", [resnet, group_resnet, normed_mlp])
+@pytest.mark.parametrize(
+    "make_model",
+    [
+        *(resnet, group_resnet, normed_mlp, cumulative_resnet, instance_resnet),
+        *(spectral, shared_layer, Moving, Lists, EncoderDecoder),
+    ],
+)
 def test_full_participation_is_fedavg_of_state_dicts(make_model: Callable[[], nn.Module]) -> None:
     task = task_of(make_model)
     result = deltafl.compare(**settings_of(lambda: task), samplers=["full"], seeds=[3], processes=1)
@@ -425,10 +541,19 @@ def test_a_reply_with_a_broken_buffer_does_not_count(tmp_path: Path) -> None:
         ({"local": ["head*", "hed*"]}, "hed"),
         ({"local": "*"}, "trainable"),
         ({"trainable": "lora"}, "trainable"),
+        ({"local": None}, "local and trainable are patterns"),
+        ({"trainable": ["head*"], "local": ["head*"]}, "no floating-point array to train"),
+        ({"make_model": half_base}, r"'2.inner.weight' .* is torch.bfloat16"),
+        ({"make_model": lambda: layers(nn.Tanh()).double()}, "Double|float64"),
+        ({"make_model": lambda: layers(nn.Tanh()).to("meta")}, "meta"),
+        ({"make_model": lambda: layers(nn.LazyLinear(8))}, "lazy"),
+        ({"make_model": lambda: layers(nn.Tanh()).requires_grad_(False)}, "leave a parameter"),
+        ({"make_model": lambda: layers(nn.BatchNorm1d(8, track_running_stats=False))}, "1 value"),
+        ({"make_model": lambda: nn.Sequential(nn.Flatten(), nn.RNN(64, 3))}, "one tensor"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(more: dict[str, Any], words: str, tmp_path: Path) -> None:
-    task = task_of(resnet, **more)
+    task = replace(task_of(resnet), **more)
     with pytest.raises(DeltaflError, match=words):
         deltafl.compare(
             **settings_of(lambda: task), samplers=["uniform"], seeds=1, out=tmp_path / "a"
