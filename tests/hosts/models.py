@@ -220,7 +220,8 @@ class Clients:
         reply = {name: array for name, array in arrays_of(model).items() if name in sent}
         for name in trained:
             change = np.float32(correction.step_factor) * (reply[name] - sent[name])
-            reply[name] = sent[name] + change + correction.get(name, np.float32(0))
+            moved = sent[name] + change + correction.get(name, np.float32(0))
+            reply[name] = np.asarray(moved)
         for name, first in kind.same_as.items():
             reply[name] = reply[first]
         return reply

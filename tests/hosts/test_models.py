@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("torch")
 
 from deltafl import DeltaflError
+from deltafl.model_parts import ModelParts
 
 from .models import KINDS, ROUNDS, Clients, M, arrays_of, core
-from .rounds import Take
+from .rounds import N, Take
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:transformers")
 
@@ -91,3 +92,31 @@ def test_a_server_resumes_with_what_was_never_sent(play: Any, name: str, tmp_pat
         base = {**start, frozen: start[frozen] + 1}
         with pytest.raises(DeltaflError, match="was trained beside other frozen arrays"):
             played(4, clients, tmp_path, model=base)
+
+
+@pytest.mark.parametrize("name", ["LoRA", "personal head"])
+def test_what_is_not_sent_does_not_leave_a_client_either(play: Any, name: str) -> None:
+    """Though the app replies with everything it has."""
+    kind = KINDS[name]
+    clients = Clients(kind)
+    start = arrays_of(clients.start)
+    apart = set(start) - set(kind.sent(start))
+    replies = []
+
+    def work(client: int, fault: str, sent: Any, take: Take) -> Any:
+        arrays = clients.work(client, fault, sent, take)
+        return {**arrays_of(clients.own[client]), **arrays}
+
+    def heard(layout: Any, arrays: Any) -> str | None:
+        replies.append(arrays)
+        return fault_of(layout, arrays)
+
+    fault_of = ModelParts.fault
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelParts, "fault", heard)
+        played = play("uniform", m=M, rounds=2, model=start, work=work, **kind.settings)
+    assert played.history[-1].num_responded == N
+    assert apart and len(replies) == 2 * N
+    for arrays in replies:
+        assert all(arrays[name].size == 0 for name in apart)
+        assert all(arrays[name].size == start[name].size for name in kind.sent(start))

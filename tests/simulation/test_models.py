@@ -355,8 +355,13 @@ def settings_of(task: Any, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:.*:FutureWarning")  # of transformers
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("label", "sample"), [("full", 4), ("uniform", 2)])
+@pytest.mark.parametrize(
+    ("name", "label", "sample"),
+    [
+        *((name, "uniform", 2) for name in MODELS),
+        *((name, "full", 4) for name in ("FedBN", "mask and tied", "LoRA of GPT-2")),
+    ],
+)
 def test_a_comparison_is_an_own_loop(name: str, label: str, sample: int) -> None:
     make_model, parts = MODELS[name]
     task = task_of(make_model, **parts)

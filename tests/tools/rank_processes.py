@@ -30,10 +30,16 @@ RUNS: Runs = {
     "own": {"sampler": "uniform@pivotal@difference-own"},
     "losses": {"sampler": "power-of-choice@@fedvarp"},
     "theory": {"sampler": "delta"},  # everybody's updates are gathered
+    # Buffers that are averaged, and arrays of each client's own.
+    "models": {
+        "task": str(Path(__file__).with_name("normed_task.py")),
+        "sampler": "innovation",
+        "clients": None,
+    },
 }
 
 #: Runs that are also broken off and resumed.
-RESUMED = ("common", "own")
+RESUMED = ("common", "own", "models")
 
 
 class StopError(BaseException):
