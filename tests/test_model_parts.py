@@ -157,6 +157,16 @@ def test_copies_in_a_message_may_be_one_tensor_which_only_the_user_can_tell() ->
         parts_of_copies(arrays, None)
     assert parts_of_copies(arrays, True).num_params == 24
     assert parts_of_copies(arrays, False) == found
+    # One name stands for the tensor, and what is left alone may have copies.
+    for only in ("0.*", "1.*"):
+        with pytest.raises(DeltaflError, match=r"'0.weight' and '1.weight' hold the same numbers"):
+            parts_of_copies(arrays, None, trainable=[only])
+        one = parts_of_copies(arrays, True, trainable=[only])
+        assert list(one.trained) == ["0.weight"] and one.names("trained") == list(arrays)
+        with pytest.raises(DeltaflError, match="no floating-point array to train"):
+            parts_of_copies(arrays, True, local=[only])
+    more = {**arrays, "head": np.arange(3.0)}
+    assert list(parts_of_copies(more, None, trainable=["head"]).trained) == ["head"]
     constant = {"a": np.ones(3), "b": np.ones(3), "c": np.zeros(())}
     assert parts_of_copies(constant, None).num_params == 7
 

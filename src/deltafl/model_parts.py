@@ -285,7 +285,7 @@ def as_array(numbers: Any) -> Array:
     return np.asarray(numbers)
 
 
-def patterns_of(names: str | Sequence[str]) -> tuple[str, ...]:
+def patterns_of(names: Any) -> tuple[str, ...]:
     """The name patterns of ``local`` or ``trainable``: a known name stands for several."""
     if isinstance(names, str):
         return TRAINABLE.get(names, (names,))

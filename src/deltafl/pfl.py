@@ -245,7 +245,7 @@ class _Buffers:
 
     def fault(self, arrays: Arrays) -> str | None:
         """What is wrong with a user's, or None."""
-        return self._parts.rest_fault(arrays) if arrays else None
+        return self._parts.value_fault(arrays) if arrays else None
 
     def average(self, received: list[Arrays], coef_n: FloatArray, median: bool) -> None:
         """Give the model the mean of what users made of them, as the other hosts do."""

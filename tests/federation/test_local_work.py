@@ -95,6 +95,27 @@ def test_corrections_add_up_whatever_the_number_of_steps(steps: int) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("parts", "moves"),
+    [({"local": ["2.*"]}, [-0.5, 0.0, -1.0]), ({"trainable": ["0.*"]}, [-0.5, 0.0, 0.0])],
+)
+def test_local_and_frozen_arrays_take_their_own_steps(
+    parts: dict[str, Any], moves: list[float]
+) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = [flatten(layer) if list(layer.parameters()) else 0.0 for layer in model]
+    drift_d = np.full(8, 2.0, np.float32)
+    with corrected_steps(drift_d, model, optimizer, num_steps=1, step_factor=0.5, **parts):
+        for name, parameter in model.named_parameters():
+            if "local" in parts or name.startswith("0"):
+                parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    for place, change in ((0, moves[0] + 2.0), (2, moves[2])):
+        np.testing.assert_allclose(flatten(model[place]) - before[place], change, atol=1e-6)
+
+
 def test_corrected_steps_are_scaffolds_with_the_optimizers_own_momentum() -> None:
     """The twin takes its steps by hand: heavy-ball momentum on the gradients alone, then (c -
     c_i) / K.

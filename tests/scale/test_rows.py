@@ -357,6 +357,20 @@ def test_a_run_that_does_not_fit_into_ram_writes_nothing(
     )
 
 
+def test_local_arrays_have_to_fit_into_ram_unless_they_are_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """12 rows of a head of 12 numbers, four times while a checkpoint is written."""
+    task = Path(__file__).parents[1] / "tools" / "normed_task.py"
+    given = {"task": str(task), "sampler": "uniform", "sample": 2, "rounds": 1}
+    monkeypatch.setattr("deltafl.simulation.checking.free_ram", lambda: 4 * 12 * 12 * 4 - 1)
+    with pytest.raises(DeltaflError, match=r"the local arrays of 12 clients .*: set memory_path"):
+        run_single(make_settings(RunSettings, given), tmp_path / "run", lambda *_: None)
+    assert not (tmp_path / "run").exists()
+    given["memory_path"] = str(tmp_path / "rows")
+    run_single(make_settings(RunSettings, given), tmp_path / "run", lambda *_: None)
+
+
 def test_a_run_logs_what_its_memory_takes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """12 rows of 650 numbers once in the file; those of 4 clients times 2 rounds four times in
     RAM, twice on disk.

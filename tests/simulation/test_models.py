@@ -152,6 +152,13 @@ class Moving(nn.Module):
     a parameter that is a buffer, too.
     """
 
+    steps: torch.Tensor
+    seen: torch.Tensor
+    centre: torch.Tensor
+    same_centre: torch.Tensor
+    spread: torch.Tensor
+    turn: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
@@ -184,8 +191,9 @@ class Lists(nn.Module):
         self.more = nn.ParameterDict({"scale": torch.tensor(1.5), "none": torch.zeros(0, 4)})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = torch.tanh(x.flatten(1) @ self.layers[0]) @ self.layers[1]
-        return logits * self.more["scale"]
+        h = torch.tanh(x.flatten(1) @ self.layers[0])
+        logits: torch.Tensor = (h @ self.layers[1]) * self.more["scale"]
+        return logits
 
 
 class EncoderDecoder(nn.Module):

@@ -20,7 +20,7 @@ from PIL import Image
 
 from deltafl import DeltaflError, compare
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.tasks import check_task, from_huggingface, load_own, table_task
+from deltafl.tasks import check_task, from_huggingface, load_own, make_task, table_task
 from tools.cli import deltafl_here
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -778,3 +778,14 @@ class Thirds:
     def load_partition(self, partition_id: int) -> Any:
         order = np.argsort(self.dataset[self.label], kind="stable")
         return self.dataset.select(np.array_split(order, 3)[partition_id])
+
+
+def test_a_model_of_a_table_has_local_and_frozen_arrays() -> None:
+    frame = pd.DataFrame({"x": np.arange(20.0), "z": np.ones(20), "y": np.arange(20) % 2})
+    parts = {"local": ["1.bias"], "trainable": ["1.weight"]}
+    task = table_task(frame, "y", partition="iid", clients=4, **parts)
+    kinds = {entry.name: entry.kind for entry in task.parts_of(task.make_model()).entries}
+    assert set(kinds.values()) == {"trained", "local"}
+    check_task(task, "table", seed=0)
+    other = make_task("digits", seed=0, **parts)
+    assert list(other.parts_of(other.make_model()).trained) == ["1.weight"]

@@ -79,6 +79,9 @@ def check_memory(
         length = census.for_control(control).length(engine.num_params)
         fewer = f"write '{label.name}@@regression-damped', which asks for 129 numbers"
         needs.append(("a census", m, COPIES_OF_ANSWERS * m * length * 8, fewer))
+    if settings.memory_path is None:
+        own = memory_size(RowFormat(), (m, engine.beside.num_local), selected).ram
+        needs.append(("the local arrays", m, own, "set memory_path (a folder on a disk)"))
     ram = free_ram()
     for what, clients, needed, cure in needs:
         # Of several processes none has the whole round.
