@@ -95,6 +95,9 @@ class Documents:
                 "*/*/README",
             ]  # as the index has them
             text += "\n```{toctree}\n:hidden:\n:glob:\n" + "\n".join(pages) + "\n```\n"
+        elif source.name == "index.md" and source.parent.parent.parent == ROOT / "docs":
+            pages = re.findall(r"^- \[.*\]\(([\w-]+)\.md\)", text, re.MULTILINE)
+            text += "\n```{toctree}\n:hidden:\n" + "\n".join(pages) + "\n```\n"
         elif source.parts[len(ROOT.parts)] not in {"docs", "results"}:
             text = ORPHAN + text
         if (

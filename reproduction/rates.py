@@ -54,7 +54,7 @@ _NUMBERS = ("least", "mean")
 #: (problem, method) -> (2, t, s): least and mean, by horizon and seed.
 Values = dict[tuple[str, str], FloatArray]
 #: The exponent of T in the paper's bound by name of the sampler, in general and where f(x_0) = f*,
-#: sigma = 0; the bounds are in docs/why/theory-table-1.md.
+#: sigma = 0; the bounds are in docs/why/theory/table-1.md.
 CLAIMS = {
     "full": (-0.5, -1.0),
     "fedavg": (-0.5, -0.5),

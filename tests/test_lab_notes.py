@@ -64,7 +64,7 @@ PAIRS = [(1000, 0.03), (10, 0.3), (1000, 0.1), (100, 0.3)]
 
 
 def test_other_numbers_of_the_documents() -> None:
-    theory = (DOCS / "theory.md").read_text()
+    theory = (DOCS / "theory" / "limits.md").read_text()
     _, *lines = gzip.decompress(
         (ROOT / "results" / "limits" / "runs.jsonl.gz").read_bytes()
     ).splitlines()

@@ -197,9 +197,9 @@ class Plan(WithRanges):
         a_i = (rounds in which i was available + 1) / (rounds + 1) since i joined, with ten rounds
         of the others' mean; q_i = (responded_i + 1) / (selected_i + 1). They are known before the
         draw. Dividing by them, not by the number of replies, keeps the estimate of the *full*
-        population's update right when absence and failures depend on the client;
-        docs/why/theory.md, section 14. 1 for samplers whose expectations count this already, and
-        with ``dp``.
+        population's update right when absence and failures depend on the client (theory,
+        section 14, docs/why/theory/absence.md). 1 for samplers whose expectations count this
+        already, and with ``dp``.
         """
         if client_k is None:
             client_k = np.arange(self.population.num_clients)

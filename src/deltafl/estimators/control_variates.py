@@ -4,7 +4,7 @@ estimator subtracts.
 ``D = sum_j w_j c_j + sum_S coef_i (u_i - c_i)`` is unbiased for *any* c, and its variance is that
 of the residuals u_i - c_i. To write your own, subclass ``ControlVariate`` and use
 ``Plan(..., estimator=Mine())``, or the label ``uniform@@my_control.py:Mine(power=2)``.
-docs/why/theory.md, section 10, explains each of the control variates below.
+Section 10 of the theory, docs/why/theory/control.md, explains each of those below.
 
 A control variate is a frozen dataclass of hyper-parameters. It never changes: what it learns is a
 state, a NamedTuple of arrays, which each method takes and the learning ones return anew. An older
@@ -269,7 +269,7 @@ class OwnControl(ControlVariate):
         followed = before.plus(population.weight_m[client_n], changed)
         new = OwnControlState(rows, *followed)
         # A huge c_i that has been replaced would leave its rounding errors in the sum for ever,
-        # which is a bias (docs/why/theory.md, section 10).
+        # which is a bias (theory, section 10, docs/why/theory/control.md).
         if followed.is_lost:
             return summed_anew(new, population.weight_m)
         return new

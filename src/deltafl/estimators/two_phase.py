@@ -208,7 +208,7 @@ class TwoPhase(ControlVariate):
     ``regression-damped``.
 
     Regression estimators in two phases: Sarndal and Swensson 1987. Unbiased, as all c_i are known
-    before the draw; docs/why/theory.md, section 11.
+    before the draw; theory, section 11, docs/why/theory/census-first-round.md.
     """
 
     regression: LearnedCoefficient = field(

@@ -7,7 +7,7 @@ become auxiliary variables, so that cohorts can be balanced on what the clients'
 without asking for labels; the norms decide whom to select more often at first. With first updates
 in the answers, the census is the first round: the model moves by their mean (``init_round``).
 Estimates stay unbiased whatever clients answer: answers change cohorts, not weights
-(docs/why/theory.md, section 11).
+(theory, section 11, docs/why/theory/census.md).
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
 """The samplers of this project: they score residuals u_i - c_i, c the estimator's control variate.
 
 ``Centred`` is ``delta-centred``, ``innovation`` and ``spread``; ``Balanced`` and
-``BalancedByCensus`` are ``balanced`` and ``census``. docs/why/theory.md, section 10, derives the
-scores.
+``BalancedByCensus`` are ``balanced`` and ``census``. Section 10 of the theory,
+docs/why/theory/scores.md, derives the scores.
 """
 
 from dataclasses import dataclass
@@ -112,7 +112,7 @@ class Centred(Scored):
         )
 
     def values(self, state: CentredState) -> FloatArray:
-        # The draw divides by pi_i: its places are the y_i of docs/why/theory.md, section 10.
+        # The draw divides by pi_i: its places are the y_i of section 10 of the theory.
         return state.weight_m[:, None] * state.about_mq
 
     def residual(self, state: CentredState, n: int) -> FloatArray:
@@ -198,9 +198,10 @@ class Balanced(Centred):
 
     The cube design keeps ``sum_S (w_i / pi_i) x_i = sum_j w_j x_j`` up to the last q + 1 clients
     that it decides, so that the part of the updates that is linear in x is estimated without error
-    (docs/why/theory.md, section 10). The design ``"anticluster"`` has no such last clients and
-    balances squares of the x_i, too; ``"local-pivotal"`` spreads cohorts over the x_i, and other
-    designs ignore them. Without auxiliary variables it equals ``md-fixed@pivotal``.
+    (theory, section 10, docs/why/theory/auxiliary.md). The design ``"anticluster"`` has no such
+    last clients and balances squares of the x_i, too; ``"local-pivotal"`` spreads cohorts over the
+    x_i, and other designs ignore them. Without auxiliary variables it equals
+    ``md-fixed@pivotal``.
 
     Source: this project. Balanced sampling: Deville and Tille 2004.
 

@@ -1,7 +1,7 @@
 """The four samplers of the DELTA paper (Wang et al. 2023): importance sampling and DELTA,
 theoretical and practical.
 
-zeta_i = norm(u_i - ubar), and sigma_i^2 is the variance of the local steps. docs/why/theory.md says
+zeta_i = norm(u_i - ubar), and sigma_i^2 is the variance of the local steps. docs/why/theory says
 which results of the paper hold. With the paper's weights 1 / pi, importance sampling has the
 smallest variance of one round for draws with replacement and for independent draws, so DELTA is
 never better there. For distinct draws of fixed size neither is optimal: with gradients 1, 1, -1 and
