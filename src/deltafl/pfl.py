@@ -225,22 +225,22 @@ class _Buffers:
     """
 
     def __init__(self, model: Any) -> None:
-        self._tensors: dict[str, Any] = {}
+        self._names = list[str]()
         if hasattr(model, "pytorch_model"):
-            module = model.pytorch_model
-            self._parts = ModelParts.of(module)
-            averaged = self._parts.names("buffer", "counter")
-            every = module.named_buffers(remove_duplicate=False)
-            self._tensors = {name: tensor for name, tensor in every if name in averaged}
+            self._module = model.pytorch_model
+            self._parts = ModelParts.of(self._module)
+            self._names = self._parts.names("buffer", "counter")
         self.sent = self.read()
 
     def read(self) -> Arrays:
         """What they are now."""
-        return {name: as_array(tensor).copy() for name, tensor in self._tensors.items()}
+        # By name, as a module may put another tensor in a buffer's place.
+        return {name: as_array(self._module.get_buffer(name)).copy() for name in self._names}
 
     def put(self, arrays: Arrays) -> None:
         """Make them these."""
-        for name, tensor in self._tensors.items():
+        for name in self._names:
+            tensor = self._module.get_buffer(name)
             tensor.copy_(tensor.new_tensor(arrays[name]))
 
     def fault(self, arrays: Arrays) -> str | None:
