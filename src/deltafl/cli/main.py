@@ -23,6 +23,7 @@ COMMANDS = {
     "tasks": ("catalogue", "List the tasks and the ways to split their examples."),
     "settings": ("catalogue", "List the settings of run and compare."),
     "data": ("catalogue", "Get and check data sets."),
+    "info": ("info", "Print versions, hardware and settings, for a report of a fault."),
 }
 
 

@@ -10,9 +10,9 @@ from .comparing import run_comparison as run_comparison
 from .comparison import joined as joined
 from .directory import DivergedError as DivergedError
 from .directory import RunDirectory as RunDirectory
-from .directory import environment as environment
 from .directory import new_folder as new_folder
 from .directory import refusals as refusals
+from .environment import environment as environment
 from .export import export_model as export_model
 from .progress import OnProgress as OnProgress
 from .progress import Progress as Progress

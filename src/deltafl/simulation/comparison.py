@@ -25,7 +25,8 @@ from ..analysis.table import comparison_table
 from ..errors import DeltaflError, MissingExtraError, require, unknown_name
 from ..store import checked, write_atomically
 from ..tasks.own import is_table, short_name
-from .directory import RunDirectory, environment, recorded_settings
+from .directory import RunDirectory, recorded_settings
+from .environment import environment
 from .own_code import require_one_code
 from .record import Job, read_run
 from .settings import (

@@ -24,15 +24,10 @@ run, is refused. Checkpoints and memories are for their owner alone (0600).
 
 import json
 import os
-import platform
 import secrets
-import shlex
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
-from functools import cache
-from importlib import metadata
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -60,6 +55,7 @@ from .checkpoint import (
     read_checkpoint,
 )
 from .distributed import ALONE, ProcessGroup
+from .environment import environment
 from .own_code import code_of, objects_of, require_same_model
 from .rest import LOCAL
 from .settings import RunSettings, Settings, differing
@@ -79,36 +75,6 @@ def locked(folder: Path, seconds: float = 0) -> AbstractContextManager[None]:
         raise DeltaflError(f"{folder} is a file; choose another --out")
     # Beside the folder, which a refused run must not make.
     return owned(folder, Path(f"{place}.lock"), "--out", seconds)
-
-
-def environment() -> dict[str, str | int]:
-    """Versions and hardware, as they go into records."""
-    program = "deltafl" if "deltafl" in sys.argv[0] else Path(sys.argv[0]).name
-    return {**_machine(), "command": shlex.join([program, *sys.argv[1:]])}
-
-
-@cache  # looking for versions takes 75 ms, a tenth of a short run
-def _machine() -> dict[str, str | int]:
-    versions: dict[str, str | int] = {}
-    for name in ("deltafl", "numpy", "torch", "scikit-learn", "scipy"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return {
-        "python": platform.python_version(),
-        **versions,
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
-        "cores": os.cpu_count() or 1,
-    }
-
-
-def _processor() -> str:
-    known = Path("/proc/cpuinfo")
-    lines = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
-    found = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    return next(found, platform.processor() or "unknown")
 
 
 def new_folder(command: str, task: str) -> Path:

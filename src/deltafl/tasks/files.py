@@ -31,6 +31,9 @@ CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
 
 Bytes = npt.NDArray[np.uint8]
 
+#: Names a folder with data sets, as ``data_dir`` does.
+DATA_VARIABLE = "DELTAFL_DATA"
+
 RETRIES = 3
 
 #: What reading a compressed file that is cut or damaged raises.
@@ -100,7 +103,7 @@ def data_folders(name: str, data_dir: Path | None) -> list[Path]:
     ``DeltaflError``.
     """
     folders = []
-    given = {"data_dir": data_dir, "DELTAFL_DATA": os.environ.get("DELTAFL_DATA")}
+    given = {"data_dir": data_dir, DATA_VARIABLE: os.environ.get(DATA_VARIABLE)}
     for label, path in given.items():
         if path:
             folder = Path(path).expanduser()

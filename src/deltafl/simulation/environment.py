@@ -1,0 +1,157 @@
+"""What a run was played on: the versions and the hardware that records have, and what
+``deltafl info`` adds for a report of a fault.
+
+Nothing of it names a person or a machine: a path is shown below ``~`` or not at all.
+"""
+
+import os
+import platform
+import re
+import shlex
+import sys
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..tasks.files import DATA_VARIABLE, cache_folder
+from ..tasks.registry import MODULES_VARIABLE
+
+#: Variables that change what runs do or how fast they are, by whether their value is shown: it is
+#: not where it may name a person, a machine or a password.
+VARIABLES = {
+    DATA_VARIABLE: False,
+    MODULES_VARIABLE: False,
+    "XDG_CACHE_HOME": False,
+    "MLFLOW_TRACKING_URI": False,
+    "MLFLOW_EXPERIMENT_NAME": False,
+    "OMP_NUM_THREADS": True,
+    "OPENBLAS_NUM_THREADS": True,
+    "MKL_NUM_THREADS": True,
+    "OPENBLAS_CORETYPE": True,
+    "CUDA_VISIBLE_DEVICES": True,
+    "WORLD_SIZE": True,
+    "LOCAL_RANK": True,
+}
+
+
+def environment() -> dict[str, str | int]:
+    """Versions and hardware, as they go into records."""
+    program = "deltafl" if "deltafl" in sys.argv[0] else Path(sys.argv[0]).name
+    return {**_machine(), "command": shlex.join([program, *sys.argv[1:]])}
+
+
+def report() -> dict[str, Any]:
+    """What one needs to know to repeat a fault, for ``deltafl info``; loads torch if it is there.
+
+    The keys of ``environment``, without the command, then ``cores allowed``, ``vectors``,
+    ``threads``, ``gpu``, ``packages`` (versions by name, of all extras), ``missing`` (packages by
+    extra), ``cache`` and ``variables``.
+    """
+    found, missing = _packages()
+    vectors = np.show_config(mode="dicts")["SIMD Extensions"]
+    known = {**_machine(), "system": f"{_system()} {platform.machine()}"}
+    return {
+        **known,
+        "cores allowed": _cores_allowed(),
+        "vectors": " ".join([*vectors["baseline"], *vectors.get("found", [])]),
+        **_torch(),
+        "packages": {name: version for name, version in found.items() if name not in known},
+        "missing": missing,
+        "cache": below_home(cache_folder()),
+        "variables": {name: _shown(name) for name in VARIABLES if os.environ.get(name)},
+    }
+
+
+def below_home(path: Path) -> str:
+    """A path that begins with ``~``; of another one only that it is not there."""
+    with suppress(ValueError):
+        return str(Path("~") / path.expanduser().absolute().relative_to(Path.home()))
+    return "outside the home folder"
+
+
+@cache  # looking for versions takes 75 ms, a tenth of a short run
+def _machine() -> dict[str, str | int]:
+    names = ("deltafl", "numpy", "torch", "scikit-learn", "scipy")
+    return {
+        "python": platform.python_version(),
+        **{name: _version(name) or "not installed" for name in names},
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": os.cpu_count() or 1,
+    }
+
+
+def _version(package: str) -> str | None:
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return None
+
+
+def _packages() -> tuple[dict[str, str], dict[str, list[str]]]:
+    """What ``pyproject.toml`` asks for: the versions that are installed, and by extra the names
+    of what is not.
+    """
+    try:
+        needed = metadata.requires("deltafl") or []
+    except metadata.PackageNotFoundError:  # the sources without an installation
+        needed = []
+    found: dict[str, str] = {}
+    missing: dict[str, list[str]] = {}
+    for text in needed:
+        asked = re.match(r"([\w.-]+).*?(?:extra == ['\"](\w+)['\"])?$", text)
+        if asked is None or asked[2] in {"all", "dev", "docs"}:
+            continue
+        name = asked[1]
+        version = _version(name)
+        if version:
+            found[name] = version
+        else:
+            missing.setdefault(asked[2] or "deltafl itself", []).append(name)
+    return found, missing
+
+
+def _processor() -> str:
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
+    found = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return next(found, platform.processor() or "unknown")
+
+
+def _system() -> str:
+    """The name of the system that its users know."""
+    with suppress(OSError):
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    return f"{platform.system()} {platform.mac_ver()[0] or platform.release()}"
+
+
+def _cores_allowed() -> int:
+    """Cores that this process may use: fewer than there are in some containers and queues."""
+    with suppress(AttributeError):  # macOS and Windows do not say
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _torch() -> dict[str, Any]:
+    """Threads and accelerators, as torch sees them."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # the text of a broken one would have paths
+        return {"gpu": f"unknown, as torch does not load ({type(error).__name__})"}
+    count = torch.cuda.device_count()
+    names = [torch.cuda.get_device_name(number) for number in range(count)]
+    if torch.backends.mps.is_available():
+        names.append("Apple's, which deltafl does not use")
+    return {
+        "torch vectors": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda or "not in this torch",
+        "gpu": ", ".join(names) or "none",
+    }
+
+
+def _shown(name: str) -> str:
+    return os.environ[name] if VARIABLES[name] else "set"
