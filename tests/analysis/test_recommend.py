@@ -1,6 +1,8 @@
 """The recommendation follows the benchmark's table, and what the federation allows."""
 
 import itertools
+import re
+from textwrap import dedent
 
 import numpy as np
 import pytest
@@ -90,7 +92,7 @@ def test_the_printed_lines_for_python_and_flower_run(labels: bool, census: bool)
     clientapp = pytest.importorskip("flwr.clientapp")
     flower = pytest.importorskip("deltafl.flower")
     found = recommend(labels=labels, census=census)
-    lines = dict(line.split(": ", 1) for line in found.usage.splitlines())
+    lines = dict(re.findall(r"^(\w.*):\n((?:  .*\n?)+)", found.usage, re.MULTILINE))
     assert str(found).endswith(found.usage)
     assert f"--samplers 'full,uniform,{found.label}+average=0.5'" in lines["Command line"]
     names = {
@@ -101,7 +103,7 @@ def test_the_printed_lines_for_python_and_flower_run(labels: bool, census: bool)
         **vars(flower),
         **vars(clientapp),
     }
-    exec("\n".join([lines["Python"], lines["Flower"].replace(", and ", "; ")]), names)
+    exec(dedent(lines["Python"]) + dedent(lines["Flower"]), names)
     assert names["plan"].sampler == names["strategy"].rules.plan.sampler
     parts = names["plan"].parts
     assert parts == names["strategy"].rules.plan.parts

@@ -254,8 +254,8 @@ def test_help_fits_the_screens_width_and_shows_an_example(
 
 #: All other options of a command have a heading that says what they are for.
 OTHERS = {
-    "compare": ["--checkpoint-every", "--track", "--set", "--no-report", "--help"],
-    "run": ["--checkpoint-every", "--track", "--set", "--help"],
+    "compare": "--checkpoint-every --help-all --track --set --no-report --quiet --help",
+    "run": "--checkpoint-every --help-all --track --set --quiet --help",
 }
 
 
@@ -264,7 +264,7 @@ def test_the_options_are_those_that_were_promised(tmp_path: Path) -> None:
         ("compare", ["--samplers", "--seeds", "--processes"]),
         ("run", ["--sampler", "--seed", "--workers"]),
     ):
-        text = deltafl_here(command, "--help", cwd=tmp_path).stdout
+        text = deltafl_here(command, "--help-all", cwd=tmp_path).stdout
         assert "[default: (" not in text
         offered = {
             word for line in text.splitlines() for word in line.split()[:1] if word.startswith("-")
@@ -272,7 +272,10 @@ def test_the_options_are_those_that_were_promised(tmp_path: Path) -> None:
         assert offered >= {*PROMISED.split(), *own, "--set", "-h,"}
         assert "--precision" not in offered, "nobody has measured it"
         last = text.partition("Other options:")[2].split()
-        assert [word for word in last if word.startswith("--")] == OTHERS[command]
+        assert [word for word in last if word.startswith("--")] == OTHERS[command].split()
+        screen = deltafl_here(command, "--help", cwd=tmp_path).stdout
+        most = set(re.findall(r"^ +(--[\w-]+)", screen, re.MULTILINE))
+        assert most < offered and len(most) <= 15 and len(screen.splitlines()) <= 40
     listed = deltafl_here("settings", cwd=tmp_path).stdout
     assert "\nprecision " in listed
 
@@ -492,3 +495,16 @@ def test_lists_keep_names_and_numbers_whole_where_the_terminal_is_narrow(columns
         assert "…" not in done.stdout
     assert all(str(spec.rounds) in done.stdout or columns == 40 for spec in known_tasks().values())
     assert ("Too narrow for: rounds, partition" in done.stdout) == (columns == 40)
+
+
+def test_a_script_gets_nothing_but_the_folder(tmp_path: Path) -> None:
+    small = ("--task", "toy", "--rounds", "2", "--quiet", "--out")
+    for command in (("compare", "--samplers", "full,uniform", "--seeds", "1"), ("run",)):
+        done = deltafl_here(*command, *small, f"{command[0]}[/x]", cwd=tmp_path)
+        assert (done.stdout, done.stderr, done.returncode) == (f"{command[0]}[/x]\n", "", 0)
+
+
+def test_the_command_alone_says_where_to_begin(tmp_path: Path) -> None:
+    done = deltafl_here(cwd=tmp_path)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) <= 12
+    assert "deltafl compare" in done.stdout and "deltafl --help" in done.stdout

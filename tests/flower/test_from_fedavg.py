@@ -86,7 +86,7 @@ def test_the_way_from_fedavg_is_at_most_ten_lines_which_the_document_shows() -> 
 
 def test_the_app_uses_the_line_that_recommend_prints() -> None:
     used = next(line for line in changed_lines() if "DeltaStrategy(" in line).lstrip("+ ")
-    assert f"Flower: {used}" in str(recommend(census=False))
+    assert f"Flower:\n  {used}" in str(recommend(census=False))
 
 
 def test_the_app_of_the_page_learns(

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 #: A column that folds may become so narrow, even in the middle of a word.
-_LEAST_FOLDED = 16
+_LEAST_FOLDED = 20
 
 
 class NarrowTable:

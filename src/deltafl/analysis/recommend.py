@@ -6,6 +6,7 @@ task of the benchmark. ``python -m reproduction.evidence`` makes it from
 """
 
 import csv
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from statistics import mean
@@ -38,10 +39,7 @@ class Evidence(NamedTuple):
 
     def __str__(self) -> str:
         interval = f"{self.gap:5.2f} [{self.low:.2f}, {self.high:.2f}]"
-        return (
-            f"  {self.task:<28}  {self.selected:>3} of {self.clients:<4}  {interval}  "
-            f"{self.seeds} seeds"
-        )
+        return f"{self.task:<28} {self.selected:>3} of {self.clients:<4} {interval}"
 
 
 class Recommendation(NamedTuple):
@@ -56,35 +54,50 @@ class Recommendation(NamedTuple):
     caveats: tuple[str, ...]  #: where the evidence is thin
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.label}: {self.why}",
-            f"Cost: {self.cost}",
-            "Evidence, the share of that gap that it closes, with 95 % intervals:",
-            *map(str, self.evidence),
-            *self.caveats,
-            self.usage,
-        ]
-        return "\n".join(lines)
+        tasks = (f"  {row}" for row in self.evidence)
+        return "\n".join(
+            [
+                _wrapped(f"{self.label}: {self.why}"),
+                _wrapped(f"Cost: {self.cost}"),
+                "",
+                "Share of that gap that it closes, by task [95 %]:",
+                *tasks,
+                "",
+                *(_wrapped(f"- {caveat}") for caveat in self.caveats),
+                "",
+                self.usage,
+            ]
+        )
 
     @property
     def usage(self) -> str:
-        """How to use it on the command line, in Python and in Flower, one line each."""
+        """How to use it on the command line, in Python and in Flower."""
         sampler, _, uses_labels = _parts(self.label)
         label = f"{self.label}+average=0.5"
-        python = "sizes, n=10)"
-        flower = "n=10)"
+        python = f'deltafl.make_plan("{label}", sizes, n=10)'
+        flower = f'DeltaStrategy("{label}", n=10)'
         if sampler.census is not None:
-            python += ".with_census(answers)  # docs/why/census.md"
-            flower += ", and ClientApp(mods=[delta_mod])"
+            python += "\n  plan = plan.with_census(answers)  # docs/why/census.md"
+            flower += "  # and ClientApp(mods=[delta_mod])"
         elif uses_labels:
-            python = "deltafl.Population.from_sizes(sizes, aux=label_shares), n=10)"
-            flower = "n=10, aux=10)"
+            python = (
+                "deltafl.make_plan(\n"
+                f'      "{label}",\n'
+                "      deltafl.Population.from_sizes(sizes, aux=label_shares),\n"
+                "      n=10,\n"
+                "  )"
+            )
+            flower = f'DeltaStrategy("{label}", n=10, aux=10)'
         return (
-            f"Command line: deltafl compare --task YOURS.csv --samplers 'full,uniform,{label}'  # "
-            "docs/tutorial/own-data.md\n"
-            f'Python: plan = deltafl.make_plan("{label}", {python}\n'
-            f'Flower: strategy = DeltaStrategy("{label}", {flower}  # of deltafl.flower'
+            "Command line:\n"
+            f"  deltafl compare --task YOURS.csv --samplers 'full,uniform,{label}'\n"
+            f"Python:\n  plan = {python}\n"
+            f"Flower:\n  strategy = {flower}"
         )
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 80, subsequent_indent="  ", break_on_hyphens=False)
 
 
 class _Method(NamedTuple):

@@ -173,6 +173,7 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
         "value": summary.judge.title,
         "area": "mean over rounds",
         "tail": f"worst tenth,{summary.judge.unit}".rstrip(","),
+        "spread": "sd over clients",
         "rounds": f"rounds to {goal}",
         "bytes": f"bytes to {goal}".removesuffix(" to none"),
     }

@@ -15,33 +15,33 @@ from .text import COSTS, cells_of, cost_cells, has_clock, threshold_text, verdic
 from .verdict import remarks
 
 #: Columns by importance, the least important first.
-_LEAST_FIRST = ("bytes", "speedup", "rounds", "tail", "gap")
+_LEAST_FIRST = ("speedup", "spread", "bytes", "tail", "rounds", "gap")
 _STYLES = {"better": "green", "worse": "red", "open": ""}
 
 
 def comparison_table(summary: Summary) -> RenderableType:
-    """One row a sampler, and remarks below it; it fits into 80 columns, and
-    leaves columns out where there are fewer.
+    """One line a sampler, and remarks below them; a narrow terminal gets fewer columns.
 
     Bytes are those to the threshold; without a threshold, those of the whole run.
     """
     headings = {
         "value": f"{summary.metric}\n{summary.judge.unit.strip()}".rstrip(),
         "tail": "worst\ntenth",
+        "spread": "sd over\nclients",
         "gap": "gap closed\n[95 %]",
         "rounds": f"rounds to\n{threshold_text(summary, named=False)}",
         "speedup": "speed-up\n[95 %]",
         "bytes": "bytes",
     }
     if has_clock(summary):
-        headings["bytes"] = "bytes\ntime"
+        headings["bytes"] = "bytes\nand time"
     shown = [name for name in headings if name in cells_of(summary.samplers[0], summary)]
     rows = list[list[str | Text]]()
     costs = list[list[str | Text]]()
     for entry in summary.samplers:
         label = _foldable(entry.sampler)
         cells = cells_of(entry, summary)
-        texts = [Text(cells[x].lines, _STYLES[verdict_of(cells[x].difference)]) for x in shown]
+        texts = [Text(cells[x].line, _STYLES[verdict_of(cells[x].difference)]) for x in shown]
         rows.append([label, *texts])
         costs.append([label, *cost_cells(entry)])
     table = _table(["sampler", *(headings[name] for name in shown)], rows, _least_first(shown))
@@ -50,7 +50,7 @@ def comparison_table(summary: Summary) -> RenderableType:
     for sentence in remarks(summary):
         notes.add_row(Text("·", style="dim"), Text(sentence))
     if any(entry.costs for entry in summary.samplers):
-        return Group(table, Text(), _table(["costs of a run", *broken], costs), Text(), notes)
+        return Group(table, Text(), notes, Text(), _table(["costs of a run", *broken], costs))
     return Group(table, Text(), notes)
 
 

@@ -30,14 +30,14 @@ class Cell(NamedTuple):
     """What a table shows of a sampler in one column."""
 
     text: str
-    more: str = ""  #: below the text: its interval, or the share of seeds
+    more: str = ""  #: beside or below the text: its interval, or the share of seeds
     number: float | None = None  #: by which the column is sorted
     difference: Difference | None = None  #: by which the cell is judged
 
     @property
-    def lines(self) -> str:
-        """Both, one below the other."""
-        return "\n".join(filter(None, [self.text, self.more]))
+    def line(self) -> str:
+        """Both, side by side."""
+        return f"{self.text} {self.more}".rstrip()
 
 
 def cells_of(entry: SamplerSummary, summary: Summary) -> dict[str, Cell]:
@@ -46,7 +46,7 @@ def cells_of(entry: SamplerSummary, summary: Summary) -> dict[str, Cell]:
     value = Cell(value_text(entry, summary), number=value_of(entry, summary).mean)
     cells = {"value": value, "area": area, "gap": _difference_cell(entry.gap_closed)}
     if has_fairness(summary):
-        cells["tail"] = _tail_cell(entry.fairness, summary.judge)
+        cells |= _fairness_cells(entry.fairness, summary.judge)
     reached = entry.to_threshold
     if reached is None:
         return cells | {"bytes": _bytes_cell(entry.total_bytes, entry.total_clock)}
@@ -64,18 +64,22 @@ def _difference_cell(found: Difference | None) -> Cell:
     return Cell(text, interval_text(found), found.value, found)
 
 
-def _tail_cell(found: SamplerFairness | None, judge: Judge) -> Cell:
+def _fairness_cells(found: SamplerFairness | None, judge: Judge) -> dict[str, Cell]:
+    """The worst tenth of the clients, and how much clients differ."""
     if found is None or found.sd.mean is None:
-        return Cell(DASH)
+        return {"tail": Cell(DASH), "spread": Cell(DASH)}
     tail = found.worst_tenth
-    spread = f"sd {_shown(found.sd.mean, judge)}"
-    return Cell(plus_minus(tail, judge), spread, tail.mean, found.gain)
+    spread = found.sd.mean
+    return {
+        "tail": Cell(plus_minus(tail, judge), number=tail.mean, difference=found.gain),
+        "spread": Cell(_shown(spread, judge), number=spread),
+    }
 
 
 def _rounds_cell(reached: ToThreshold) -> Cell:
     share = ""
     if reached.num_never:
-        share = f"{reached.num_reached}/{reached.num_reached + reached.num_never} seeds"
+        share = f"({reached.num_reached}/{reached.num_reached + reached.num_never} seeds)"
     if reached.rounds is None:
         return Cell(DASH, share)
     return Cell(rounds_text(reached), share, reached.rounds.mean)

@@ -295,13 +295,8 @@ def _how_runs_ended(summary: Summary) -> Iterator[str]:
     reached = {e.sampler: e.to_threshold for e in summary.samplers if e.to_threshold}
     if reached and not any(to.num_reached for to in reached.values()):
         yield f"No run reached {goal}."
-    elif never := _shares(
-        summary,
-        {label: to.num_never for label, to in reached.items()},
-    ):
-        yield (
-            f"Never reached {goal}: {never}. Rounds and bytes are means over the seeds that did."
-        )
+    elif any(to.num_never for to in reached.values()):
+        yield f"Rounds and bytes are means over the seeds that reached {goal}."
     if diverged := _shares(
         summary,
         {e.sampler: e.num_diverged for e in summary.samplers},
@@ -372,10 +367,7 @@ def _columns(summary: Summary) -> Iterator[str]:
     yield f"{value}."
     if has_fairness(summary):
         worst = "lowest" if summary.judge.higher else "highest"
-        yield (
-            f"Worst tenth: mean {metric} of the tenth of the clients with the {worst}, and the sd "
-            "over clients."
-        )
+        yield (f"Worst tenth: mean {metric} of the tenth of the clients with the {worst}.")
     if any(entry.gap_closed for entry in entries):
         yield (
             f"Gap closed: by the mean {metric} over all rounds, 0 is uniform sampling, 1 full "

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -44,3 +46,10 @@ def interruptible(sentence: Callable[[], str]) -> Iterator[None]:
 
 def _terminate(number: int, frame: object) -> None:
     raise KeyboardInterrupt(number)
+
+
+def say(text: str, *, error: bool = False) -> None:
+    """Print a text as it is; a terminal breaks its lines between words."""
+    console = Console(stderr=error)
+    # As Text: the names that users choose may look like markup.
+    console.print(Text(text), soft_wrap=not console.is_terminal)

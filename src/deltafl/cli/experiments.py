@@ -2,6 +2,7 @@
 resumption.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import nan
@@ -29,13 +30,13 @@ from ..simulation.directory import (
 )
 from ..simulation.distributed import ProcessGroup, joined_processes, refuse_processes
 from ..simulation.judged import Evaluation
-from ..simulation.progress import Progress, sweep_progress
+from ..simulation.progress import OnProgress, Progress, sweep_progress
 from ..simulation.settings import CompareSettings, RunSettings
 from ..simulation.sweep import count_processes
 from ..simulation.tracking import tracker
 from ..simulation.tune import TuneSettings, tune_rates
 from . import options as o
-from .common import Out, interruptible
+from .common import Out, interruptible, say
 from .own_code import own_code_explained
 
 Processes = Annotated[
@@ -69,6 +70,7 @@ def compare(
     out: Out = None,
     resume: o.Resume = False,
     no_report: NoReport = False,
+    quiet: o.Quiet = False,
 ) -> None:
     """Compare samplers on one task, seed by seed.
 
@@ -84,7 +86,7 @@ def compare(
     folder = out or new_folder("compare", settings.task)
     count = count_processes(processes, settings.device)
     explained = _explained("compare", folder, settings.task, settings.samplers)
-    with _tracked(track, folder) as on_round, explained, sweep_progress() as on_progress:
+    with _tracked(track, folder) as on_round, explained, _progress(quiet) as on_progress:
         found = run_comparison(
             settings,
             folder,
@@ -93,7 +95,7 @@ def compare(
             on_round,
             not no_report,
         )
-    _print_summary(found.numbers, [folder], folder)
+    _print_summary(found.numbers, [folder], folder, quiet)
 
 
 @app.command(cls=o.settings_command(TuneSettings))
@@ -105,6 +107,7 @@ def tune(
     out: Out = None,
     resume: o.Resume = False,
     no_report: NoReport = False,
+    quiet: o.Quiet = False,
 ) -> None:
     """Find each sampler's learning rates on seeds and examples kept for it, then compare with them.
 
@@ -120,19 +123,20 @@ def tune(
     folder = out or new_folder("tune", settings.task)
     count = count_processes(processes, settings.device)
     with _explained("tune", folder, settings.task, settings.samplers):
-        with sweep_progress() as on_progress:
+        with _progress(quiet) as on_progress:
             tuned = tune_rates(settings, folder, on_progress, count)
         # Between two bars, which would be drawn over it.
         for name, searches in tuned.searches.items():
             for label, search in searches.items():
                 edge = f", at the {search.edge} edge of its grid" if search.edge else ""
-                typer.echo(f"{label}: {name} = {search.best:g}{edge}")
-        with sweep_progress() as on_progress:
+                if not quiet:
+                    say(f"{label}: {name} = {search.best:g}{edge}")
+        with _progress(quiet) as on_progress:
             last = settings.comparison(tuned.rates)
             found = run_comparison(
                 last, folder / "comparison", on_progress, count, report=not no_report
             )
-    _print_summary(found.numbers, [folder / "comparison"], folder / "comparison")
+    _print_summary(found.numbers, [folder / "comparison"], folder / "comparison", quiet)
 
 
 @app.command()
@@ -146,6 +150,7 @@ def report(
     ],
     out: Out = None,
     no_report: NoReport = False,
+    quiet: o.Quiet = False,
 ) -> None:
     """Join finished folders of the same task and settings: their table, summary.json, pictures and
     report.html.
@@ -159,13 +164,28 @@ def report(
         raise DeltaflError(f"{out} holds runs of its own; choose another --out for the report")
     together = joined(folders)
     folder = out or new_folder("report", str(together.numbers.settings["task"]))
-    _print_summary(together.write(folder, not no_report), folders, folder)
+    _print_summary(together.write(folder, not no_report), folders, folder, quiet)
 
 
-def _print_summary(summary: Summary, folders: list[Path], written: Path) -> None:
+def _progress(quiet: bool) -> AbstractContextManager[OnProgress]:
+    """How far the work is; nothing, and no notes of the library either, if ``quiet``."""
+    if quiet:
+        logging.getLogger("deltafl").setLevel(logging.WARNING)
+    return sweep_progress(not quiet)
+
+
+def _print_summary(summary: Summary, folders: list[Path], written: Path, quiet: bool) -> None:
     """Print the table, and how runs in the folders ended; exit code 3 if one diverged."""
-    console = Console()
-    console.print(comparison_table(summary))
+    if quiet:
+        say(str(written))
+    else:
+        _print_table(summary, folders, written)
+    if any(entry.num_diverged for entry in summary.samplers):
+        raise typer.Exit(EXIT_DIVERGED)
+
+
+def _print_table(summary: Summary, folders: list[Path], written: Path) -> None:
+    Console().print(comparison_table(summary))
     for folder in folders:
         _print_refusals(folder)
         # The folder of one run, and those of a comparison's.
@@ -177,21 +197,11 @@ def _print_summary(summary: Summary, folders: list[Path], written: Path) -> None
     setting = summary.settings
     clients = f"{setting['clients']} clients, " if "clients" in setting else ""
     about = f"{clients}{setting['sample']} selected per round, {setting['rounds']} rounds"
-    console.print(f"\nData: {summary.environment['data']}; {about}", highlight=False)
+    say(f"\nData: {summary.environment['data']}; {about}")
     beside = " and the pictures beside it" if any(written.glob("*.png")) else ""
-    console.print(
-        f"Results: {written}/summary.json{beside}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(f"Results: {written}/summary.json{beside}")
     if (written / "report.html").exists():
-        console.print(
-            f"Open {written}/report.html in a browser.",
-            highlight=False,
-            soft_wrap=True,
-        )
-    if any(entry.num_diverged for entry in summary.samplers):
-        raise typer.Exit(EXIT_DIVERGED)
+        say(f"Open {written}/report.html in a browser.")
 
 
 @app.command(cls=o.settings_command(RunSettings))
@@ -202,6 +212,7 @@ def run(
     config: o.Config = None,
     out: Out = None,
     resume: o.Resume = False,
+    quiet: o.Quiet = False,
 ) -> None:
     """Run one sampler with one seed; --resume continues it, perhaps with more --rounds.
 
@@ -220,7 +231,7 @@ def run(
         settings, folder = group.from_first(opened)
         # Each round is written once, whoever plays it.
         with _tracked(track if group.is_first else None, folder) as on_round:
-            _play(settings, folder, group, on_round)
+            _play(settings, folder, group, on_round, quiet)
 
 
 def _play(
@@ -228,10 +239,11 @@ def _play(
     folder: Path,
     group: ProcessGroup,
     track: OnRound,
+    quiet: bool,
 ) -> None:
     """``deltafl run`` in one of the processes that play it; only the first of them prints."""
     explained = _explained("run", folder, settings.task, [settings.sampler])
-    with explained, sweep_progress(group.is_first) as on_progress:
+    with explained, _progress(quiet or not group.is_first) as on_progress:
 
         def on_round(done: RoundDone) -> None:
             track(done)
@@ -243,7 +255,9 @@ def _play(
             simulation.run_single(settings, folder, on_round, group)
         except DivergedError:
             diverged = True
-    if group.is_first:
+    if group.is_first and quiet:
+        say(str(folder))
+    elif group.is_first:
         _print_run(settings, RunDirectory(folder))
     # Last, when the bar is gone and the result is printed.
     if diverged:

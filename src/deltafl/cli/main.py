@@ -53,8 +53,7 @@ app = typer.Typer(
     name="deltafl",
     cls=LazyGroup,
     help="Client sampling for federated learning: who to ask, and how to weigh the replies.",
-    epilog="Start with: deltafl compare",
-    no_args_is_help=True,
+    invoke_without_command=True,
     suggest_commands=hasattr(typer, "_click"),  # else its parser is click, which does it
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
@@ -68,13 +67,28 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+#: What ``deltafl`` alone prints.
+_BEGIN = """Client sampling for federated learning: who to ask, and how to weigh the replies.
+
+Begin with one of these:
+  deltafl compare     seven samplers on an embedded data set, half a minute
+  deltafl compare --task table.csv --label LABEL --column CLIENT
+                      on your own table
+  deltafl recommend   which sampler fits your federation; it asks
+
+All commands: deltafl --help"""
+
+
 @app.callback()
 def _options(
+    ctx: typer.Context,
     version: bool = typer.Option(
         False, "--version", callback=_print_version, is_eager=True, help="print the version"
     ),
 ) -> None:
     """Client sampling for federated learning: who to ask, and how to weigh the replies."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(_BEGIN)
 
 
 def main() -> None:

@@ -45,14 +45,44 @@ Config = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="continue what is in --out")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="print nothing but the folder of the results")]
+
+
+def _show_all(ctx: typer.Context, wanted: bool) -> None:
+    if wanted:
+        command: Any = ctx.command
+        command.shows_all = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+HelpAll = Annotated[
+    bool,
+    typer.Option(
+        "--help-all",
+        callback=_show_all,
+        is_eager=True,
+        expose_value=False,
+        help="show all options",
+    ),
+]
 
 
 #: Which command began what a folder holds, by the first of these that is among its settings.
 _BEGAN = {"tuning_seeds": "tune", "sampler": "run", "samplers": "compare"}
 
 
+#: What ``--help`` shows, in this order; ``--help-all`` shows every option.
+_USED_MOST = (
+    "samplers sampler task label column partition clients sample rounds seeds seed local_rates "
+    "local_lr metric threshold out resume quiet"
+)
+
+
 def _headings() -> dict[str, str]:
-    """Headings of ``--help`` and the options below them, in this order; all others come last."""
+    """Headings of ``--help-all`` and the options below them, in this order; all others come
+    last.
+    """
     # What alters the updates that clients send is shown with their training.
     of_training = [name for name in IN_TEXT if ROW_OF[name].kind.alters_updates]
     of_server = [name for name in IN_TEXT if name not in of_training]
@@ -79,9 +109,10 @@ def settings_command(
     """
 
     class SettingsCommand(TyperCommand):
+        shows_all = False
+
         @cached_property
         def settings(self) -> list[Any]:
-
             chosen = [name for name in names or kind.model_fields if name != "rates"]
             schemas = kind.model_json_schema()["properties"]
 
@@ -91,6 +122,8 @@ def settings_command(
                 """
 
             parameters = [_parameter(name, kind, schemas[name]) for name in chosen]
+            every = Parameter("help_all", Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll)
+            parameters.append(every)
             with_settings.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
             alone = typer.Typer(add_completion=False)
             alone.command()(with_settings)
@@ -105,6 +138,11 @@ def settings_command(
                 record = option.get_help_record(ctx)
                 if record is not None:
                     rows[option.name] = record
+            if not self.shows_all:
+                with formatter.section("Options that people use most"):
+                    formatter.write_dl([rows[name] for name in _USED_MOST.split() if name in rows])
+                formatter.write_text(f"All {len(rows)} options: {ctx.command_path} --help-all")
+                return
             for heading, names_of in _headings().items():
                 if shown := [rows.pop(name) for name in names_of.split() if name in rows]:
                     with formatter.section(heading):
@@ -129,7 +167,8 @@ def settings_command(
 
         def invoke(self, ctx: Any) -> Any:
             # Out of the parameters: the command's own function takes none of them.
-            given = {str(option.name): ctx.params.pop(str(option.name)) for option in self.settings}
+            names = [str(option.name) for option in self.settings if option.expose_value]
+            given = {name: ctx.params.pop(name) for name in names}
             ctx.obj = {name: value for name, value in given.items() if value is not None}
             return super().invoke(ctx)
 
