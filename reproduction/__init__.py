@@ -2,6 +2,6 @@
 
 from deltafl.tasks import import_tasks
 
-import_tasks(
-    "reproduction.data"
-)  # the tasks on data that are published nowhere, here and in worker processes
+# The tasks on data that are published nowhere, here and in worker processes.
+import_tasks("reproduction.data")
+import_tasks("reproduction.roles")

@@ -58,7 +58,7 @@ ARCHIVES: dict[str, dict[str, str]] = read_toml(
 Bytes = npt.NDArray[np.uint8]
 
 
-def _read(name: str, data_dir: Path | None) -> dict[str, npt.NDArray[Any]]:
+def read_archive(name: str, data_dir: Path | None) -> dict[str, npt.NDArray[Any]]:
     """The arrays of an archive, which is the one that recorded runs read."""
     archive = ARCHIVES[name]
     folders = tasks.data_folders(name, data_dir)
@@ -85,7 +85,7 @@ def _found(file: str, folders: Sequence[Path]) -> Path | None:
 
 def load_unipen62(data_dir: Path | None = None) -> tasks.Dataset:
     """Handwriting by writer; the column of owners is ``writer``."""
-    found = _read("unipen62", data_dir)
+    found = read_archive("unipen62", data_dir)
     image = found["x"][:, np.newaxis]
     label = found["y"].astype(np.int64)
     title = ARCHIVES["unipen62"]["title"]
@@ -98,7 +98,7 @@ def load_celeba_subset(data_dir: Path | None = None, side: int = 42) -> tasks.Da
     """Faces by celebrity, at half their resolution or with 84 x 84 pixels; the column of owners
     is ``celeb``.
     """
-    found = _read("celeba-subset", data_dir)
+    found = read_archive("celeba-subset", data_dir)
     label = found["y"].astype(np.int64)
     full = _unpack("celeba-subset", found, "", 84)
     scale = 84 // side
@@ -112,7 +112,7 @@ def load_celeba_subset(data_dir: Path | None = None, side: int = 42) -> tasks.Da
 
 def load_cifar10_jpeg(data_dir: Path | None = None) -> tasks.Dataset:
     name = "cifar10-jpeg"
-    found = _read(name, data_dir)
+    found = read_archive(name, data_dir)
     train_x = _unpack(name, found, "train_", 32)
     test_x = _unpack(name, found, "test_", 32)
     train_y = found["train_y"].astype(np.int64)
@@ -149,7 +149,7 @@ def load_tinyshakespeare(data_dir: Path | None = None) -> tasks.Dataset:
     """Roles cut in time, 80 % for training; the column of owners is ``role``, the number of the
     role in the archive.
     """
-    found = _read("tinyshakespeare", data_dir)
+    found = read_archive("tinyshakespeare", data_dir)
     tokens = tasks.encode_text(found["text"], TINY_ALPHABET)
     pieces: list[tuple[npt.NDArray[Any], ...]] = []
     for role, (first, last) in enumerate(pairwise(found["offsets"].tolist())):

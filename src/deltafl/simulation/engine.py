@@ -24,6 +24,7 @@ from .runner import ClientRunner, new_model
 from .training import torch
 from .training.route import Computation, Route, choose_route, form_of
 from .training.serial import LocalResult, LocalWork
+from .training.tensors import freeze
 from .workers import Recipe, Workers
 
 BYTES_PER_PARAMETER = 4  # float32
@@ -70,6 +71,7 @@ class Engine:
         self.workers = workers or Workers(1)
         model = new_model(task.make_model, seed)
         self.parts = task.parts_of(model)
+        freeze(model, self.parts)  # the route goes by what has a gradient
         arrays = NamedArrays.of(model).arrays
         self.beside = RestOfModel(self.parts, arrays)
         self._weights = weights

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..errors import DeltaflError
 from ..tasks.base import Task
 from ..tasks.metrics import Metric, right
-from ..types import BoolArray, FloatArray, IntArray
+from ..types import FloatArray, IntArray
 
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 
@@ -97,7 +97,7 @@ class Judged(NamedTuple):
         with np.errstate(invalid="ignore"):  # 0 / 0 of clients without tested classes
             return share_mc @ np.nan_to_num(accuracy_c) / (share_mc @ ~np.isnan(accuracy_c))
 
-    def _owners_shares(self, hit_e: BoolArray, owner_e: IntArray) -> FloatArray:
+    def _owners_shares(self, hit_e: FloatArray, owner_e: IntArray) -> FloatArray:
         """The share that is right of each client's test examples."""
         owned_e = owner_e >= 0
         return _shares(hit_e[owned_e], owner_e[owned_e], self.task.num_clients)
@@ -116,7 +116,7 @@ class Judged(NamedTuple):
         return value_m
 
 
-def _shares(hit_e: BoolArray, group_e: IntArray, number: int) -> FloatArray:
+def _shares(hit_e: FloatArray, group_e: IntArray, number: int) -> FloatArray:
     """The share of the examples of each group that are right; NaN for a group without any."""
     with np.errstate(invalid="ignore"):
         right_g = np.bincount(group_e, weights=hit_e, minlength=number)

@@ -197,6 +197,8 @@ class Task:
         if not self.knows_accuracy or self.dataset.num_classes < 1:
             return float("nan")
         y = self.dataset.test_y
+        if y.dtype.kind != "f":
+            y = y.reshape(-1)  # each place of a sequence
         return int(np.unique(y, axis=0, return_counts=True)[1].max()) / len(y)
 
     @cached_property

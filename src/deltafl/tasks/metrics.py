@@ -11,6 +11,9 @@ binary       (N,) 0 or 1             (N,) or (N, 1) one logit   sigmoid
 labels       (N, labels) 0.0 or 1.0  (N, labels) logits         sigmoid
 numbers      any real                as y                       none
 ===========  ======================  =========================  ==================================
+
+Of sequences of classes, y (N, ..., L) and outputs (N, classes, ..., L), each place counts as an
+example.
 """
 
 import re
@@ -27,7 +30,7 @@ import numpy.typing as npt
 
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
 from ..store.own_python import import_file
-from ..types import Judge
+from ..types import FloatArray, Judge
 
 Numbers = npt.NDArray[Any]
 Function = Callable[[Any, Any], Any]
@@ -113,7 +116,7 @@ class _OfArrays(Metric):
     """A metric whose function takes arrays and returns floats."""
 
     def _value(self, output: Numbers, y: Numbers) -> float:
-        return float(self.function(output, y))
+        return float(self.function(*_places(output, y)))
 
 
 #: A metric as people give it.
@@ -130,6 +133,13 @@ def targets_of(y: Numbers, output_shape: Sequence[int], num_classes: int) -> str
     if tuple(output_shape) in ((), (1,)):
         return BINARY
     return CLASSES
+
+
+def _places(output: Numbers, y: Numbers) -> tuple[Numbers, Numbers]:
+    """Sequences of classes as single examples, (N L, classes) and (N L,); others as they are."""
+    if y.ndim == 1 or y.dtype.kind == "f" or output.ndim != y.ndim + 1:
+        return output, y
+    return np.moveaxis(output, 1, -1).reshape(-1, output.shape[1]), y.reshape(-1)
 
 
 def predicted(output: Numbers, y: Numbers) -> Numbers:
@@ -158,10 +168,15 @@ def probabilities(output: Numbers, y: Numbers) -> Numbers:
     return np.asarray(softmax(wide, axis=1))
 
 
-def right(output: Numbers, y: Numbers) -> npt.NDArray[np.bool_]:
-    """Which examples have the right class, or all labels right."""
-    is_right = predicted(output, y) == y
-    return np.asarray(is_right.reshape(len(y), -1).all(axis=1))
+def right(output: Numbers, y: Numbers) -> FloatArray:
+    """Of each example whether it has the right class, or all labels right, 0 or 1; of a sequence
+    the share that is right.
+    """
+    if y.ndim > 1 and y.dtype.kind == "f":
+        return np.asarray((predicted(output, y) == y).all(axis=1).astype(np.float64))
+    single, label = _places(output, y)
+    is_right = predicted(single, label) == label
+    return np.asarray(is_right.reshape(len(y), -1).mean(axis=1))
 
 
 def accuracy(output: Numbers, y: Numbers) -> float:

@@ -69,7 +69,8 @@ class TaskSpec:
             an example.
         has_classes: Whether the clients' shares of labels are known.
 
-    ``metric``, ``input_scale``, ``augment`` and ``tokens`` are those of the ``Task``.
+    ``metric``, ``input_scale``, ``augment``, ``tokens`` and ``trainable`` are those of the
+    ``Task``.
     """
 
     name: str
@@ -94,6 +95,7 @@ class TaskSpec:
     augment: Augment | None = None
     all_owners: bool = False
     tokens: bool = False
+    trainable: str | Sequence[str] = ()
 
 
 _TASKS: dict[str, TaskSpec] = {}
@@ -229,6 +231,7 @@ def make_task(
         input_scale=spec.input_scale,
         augment=spec.augment,
         tokens=spec.tokens,
+        trainable=spec.trainable,
         test_clients=clients_of_tests(how, dataset, column, rows),
         local=local,
         trainable=trainable,

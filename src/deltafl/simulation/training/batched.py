@@ -38,6 +38,7 @@ from .serial import (
     result_of,
     squared_norm,
 )
+from .tensors import trained_parameters
 
 #: The examples of the given rows: inputs and targets.
 Fetch = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -114,6 +115,7 @@ class BatchedTrainer:
         self._forward = vectorized_forward(
             model,
             products=exact and device.type == "cuda",
+            dtype=_DTYPES[precision],
         )
         self._losses = losses
         self._width = width
@@ -125,7 +127,7 @@ class BatchedTrainer:
         plain = exact and device.type == "cpu" and is_cross_entropy(loss)
         if plain and isinstance(self._forward, DenseChain):
             self._chain = self._forward
-        self._shapes = [param.shape for param in model.parameters()]
+        self._shapes = [param.shape for param in trained_parameters(model).values()]
         self._num_params = sum(shape.numel() for shape in self._shapes)
 
     def train(
@@ -280,8 +282,12 @@ def _sums(wide_knb: torch.Tensor) -> torch.Tensor:
 
 
 def own_form(model: nn.Module) -> Forward | None:
-    """A dense chain's vectorized form, or a module's own (``forward_vectorized``); else None."""
+    """A dense chain's vectorized form, or a module's own (``forward_vectorized``); else None, as
+    for models with frozen parameters.
+    """
     known: Any = model
+    if not all(param.requires_grad for param in model.parameters()):
+        return None
     if not hasattr(known, "forward_vectorized"):
         return DenseChain.of(model)
     if any(map(has_hooks, model.modules())):
@@ -290,16 +296,25 @@ def own_form(model: nn.Module) -> Forward | None:
     return own
 
 
-def vectorized_forward(model: nn.Module, products: bool = False) -> Forward:
-    """The vectorized form of a model; with ``products``, convolutions are matrix products."""
+def vectorized_forward(
+    model: nn.Module, products: bool = False, dtype: torch.dtype = torch.float32
+) -> Forward:
+    """The vectorized form of a model, of its trained parameters; with ``products``, convolutions
+    are matrix products.
+
+    Frozen parameters are the same for all clients, in the given type.
+    """
     own = own_form(model)
     if own is not None:
         return own
-    names = [name for name, _ in model.named_parameters()]
+    names = list(trained_parameters(model))
+    frozen = {
+        name: param.to(dtype) for name, param in model.named_parameters() if not param.requires_grad
+    }
 
     def one(params: tuple[torch.Tensor, ...], x: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = torch.func.functional_call(
-            model, dict(zip(names, params, strict=True)), (x,)
+            model, {**frozen, **dict(zip(names, params, strict=True))}, (x,)
         )
         return output
 

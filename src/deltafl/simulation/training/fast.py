@@ -33,6 +33,7 @@ from .serial import (
     result_of,
     squared_norm,
 )
+from .tensors import trained_parameters
 
 CPU = torch.device("cpu")
 
@@ -78,7 +79,9 @@ class Descent(NamedTuple):
 
 
 class FastTrainer:
-    """Trains one client after another, models for which ``route.incompatibility`` is None."""
+    """Trains one client after another, models for which ``route.incompatibility`` is None; frozen
+    parameters stay as the model has them.
+    """
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class FastTrainer:
         self._model = copy.deepcopy(model).to(device)
         self._loss = loss
         self._device = device
-        self._params = list(self._model.parameters())
+        self._params = list(trained_parameters(self._model).values())
         sizes = [param.numel() for param in self._params]
         self._own = Descent.of(torch.zeros(sum(sizes), device=device))
         pieces = torch.split(self._own.current, sizes)
@@ -245,7 +248,8 @@ def _runs(
     """Whether a forward and backward pass over two inputs of zeros raises no error."""
     try:
         output = forward(torch.zeros(2, *x.shape[1:]))
-        torch.autograd.grad(output.sum(), list(model.parameters()), allow_unused=True)
+        trained = list(trained_parameters(model).values())
+        torch.autograd.grad(output.sum(), trained, allow_unused=True)
     except RuntimeError:
         return False
     return True

@@ -25,6 +25,7 @@ from ...tasks.base import Task
 from ...types import IntArray
 from .batched import own_form, vectorized_forward
 from .serial import LocalWork, is_cross_entropy, losses_of
+from .tensors import trained_parameters
 
 _log = logging.getLogger(__name__)
 
@@ -216,7 +217,7 @@ def incompatibility(
     """Why only ``serial`` can train a model; None if ``fast`` and ``batched`` can."""
     params = list(model.parameters())
     for entry in (parts or ModelParts.of(model)).entries:
-        if entry.kind != "trained":
+        if entry.kind not in ("trained", "frozen"):
             return f"the model has {entry.kind} arrays ({entry.name})"
     for name, _ in model.named_buffers():
         return f"the model has buffers ({name})"
@@ -257,7 +258,7 @@ def vectorized_incompatibility(model: torch.nn.Module, task: Task) -> str | None
     x = torch.stack([torch.cat([example_of(task)] * 2)] * 2)
     params = [
         param.detach().expand(2, *param.shape).clone().requires_grad_()
-        for param in model.parameters()
+        for param in trained_parameters(model).values()
     ]
     try:
         # Where torch.vmap has no rule for an operation it only warns, and loops over the clients.
@@ -303,7 +304,7 @@ def cohort_size(
     memory = _CPU_BYTES
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory // 2
-    num_params = sum(param.numel() for param in model.parameters())
+    num_params = sum(param.numel() for param in trained_parameters(model).values())
     numbers = numbers_per_example(model, task)
     return max(
         1,

@@ -13,6 +13,19 @@ from ...tasks.modules import spare_single_values
 BROUGHT_BACK = ("buffer", "counter", "local")
 
 
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters with a gradient, by name."""
+    return {name: param for name, param in model.named_parameters() if param.requires_grad}
+
+
+def freeze(model: nn.Module, parts: ModelParts) -> None:
+    """Take the gradient from the parameters that are frozen by name alone."""
+    frozen = set(parts.names("frozen"))
+    for name, param in model.named_parameters(remove_duplicate=False):
+        if name in frozen:
+            param.requires_grad_(False)
+
+
 class ModelTensors:
     """A module whose parameters come from a flat vector, and the rest from arrays.
 
@@ -39,8 +52,7 @@ class ModelTensors:
         local = {id(tensors[name]): tensors[name] for name in parts.names("local")}
         self.own = [tensor for tensor in local.values() if tensor.requires_grad]
         self._frozen = {id(tensors[name]): tensors[name] for name in parts.names("frozen")}
-        for tensor in self._frozen.values():
-            tensor.requires_grad_(False)
+        freeze(model, parts)
 
     def copied(self) -> "ModelTensors":
         """A copy to train: frozen parameters, which never change, are shared."""
