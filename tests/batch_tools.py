@@ -74,6 +74,16 @@ class OwnNet(nn.Module):
         return features
 
 
+def frozen_layers() -> nn.Module:
+    """A dense chain of which the middle alone is trained."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = mlp(17, [9, 8], CLASSES)
+    for layer in (model[1], model[-1]):
+        layer.requires_grad_(False)
+    return model
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "two-layer cnn": (lambda: two_layer_cnn((3, 4), side=16, classes=CLASSES), (1, 16, 16)),
     "four-layer cnn": (four_layers, (1, 16, 16)),
@@ -81,6 +91,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (lambda: mlp(17, [9], CLASSES), (17,)),
     "lstm": (lambda: next_token_lstm(CLASSES, 3, 6), (7,)),
     "own": (OwnNet, (1, 9, 9)),
+    "frozen": (frozen_layers, (17,)),
 }
 WORKS = {
     "epochs": LocalWork(lr=0.05, epochs=2, batch_size=8),

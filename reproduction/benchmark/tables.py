@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from deltafl import ESTIMATORS, LearnedCoefficient, Population, Twin, analysis, init_round
+from deltafl.arrays import flatten
 from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
 from deltafl.simulation import RunSettings, mean_score, plan_of
 from deltafl.tasks import find_task
@@ -246,7 +247,9 @@ def _no_updates(params_d: Params, population: Population, _: Any) -> FloatArray:
 
 
 def num_params_of(task: str) -> int:
-    return sum(param.numel() for param in find_task(task).make_model().parameters())
+    """The length of the vector that is trained and sent."""
+    spec = find_task(task)
+    return len(flatten(spec.make_model(), trainable=spec.trainable))
 
 
 def _sizes(state: Any) -> Iterator[int]:

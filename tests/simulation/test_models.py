@@ -24,7 +24,8 @@ from deltafl.model_parts import ModelParts, NamedArrays
 from deltafl.simulation import RunDirectory, RunSettings, export_model, make_settings, run_single
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.runner import new_model
-from deltafl.simulation.training.serial import LocalWork, minibatches
+from deltafl.simulation.training.route import Route
+from deltafl.simulation.training.serial import LocalWork, minibatches, train_serial
 from deltafl.streams import stream
 from deltafl.tasks import Dataset, Task
 from tools.simulation import StopError, quiet, stop_after
@@ -71,6 +72,10 @@ def resnet(norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> nn.Module:
         ("head", nn.Linear(4, 3)),
     ]
     return nn.Sequential(OrderedDict(named))
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 3))
 
 
 def group_resnet() -> nn.Module:
@@ -579,6 +584,26 @@ def test_the_log_says_why_a_path_is_slow(caplog: pytest.LogCaptureFixture) -> No
         Engine(task_of(resnet), WORK, 0)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1 and "bn.running_mean" in said[0]
+
+
+def test_layers_that_are_frozen_by_name_keep_the_fast_path() -> None:
+    """Not the path of dense chains, which trains all layers."""
+    data = images()
+    rows = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+    task = Task("dense", data, rows, dense, cross_entropy, trainable=["1.*", "3.bias"])
+    fast = Engine(task, WORK, 0)
+    batched = Engine(task, WORK, 0, kept=Route("batched"))
+    params_d = fast.initial_params()
+    assert (fast.route.path, len(params_d)) == ("loop", 64 * 6 + 6 + 3)
+    parts = ModelParts.of(dense(), trainable=task.trainable)
+    model = new_model(dense, 0)
+    for engine in (fast, batched):
+        update_nd = engine.train(params_d, 0, np.arange(4)).update_nd
+        for client, update_d in enumerate(update_nd):
+            x, y = (torch.from_numpy(part[rows[client]]) for part in (data.train_x, data.train_y))
+            rng = stream(0, "batches", 0, client)
+            twin = train_serial(model, cross_entropy, x, y, params_d, WORK, rng, parts=parts)
+            np.testing.assert_allclose(update_d, twin.update_d, rtol=1e-4, atol=1e-6)
 
 
 def test_one_name_of_tied_weights_stands_for_the_tensor() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from deltafl import DeltaflError
-from deltafl.tasks.metrics import METRICS, Metric, metric_of, targets_of
+from deltafl.tasks.metrics import METRICS, Metric, metric_of, right, targets_of
 
 RNG = np.random.default_rng(5)
 Y = np.concatenate([np.arange(4), RNG.integers(0, 4, 60)])
@@ -55,6 +55,15 @@ def sigmoid(z: Any) -> Any:
 )  # fmt: skip
 def test_values_are_those_of_scikit_learn(name: str, output: Any, y: Any, value: float) -> None:
     assert metric_of(name)(output, y) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "balanced_accuracy", "f1_macro", "log_loss"])
+def test_each_place_of_a_sequence_is_an_example(name: str) -> None:
+    sequences = LOGITS.reshape(8, 2, 4, 4).transpose(0, 3, 1, 2)
+    found = metric_of(name)(sequences, Y.reshape(8, 2, 4))
+    assert found == pytest.approx(metric_of(name)(LOGITS, Y), rel=1e-12)
+    share_e = right(sequences, Y.reshape(8, 2, 4))
+    np.testing.assert_allclose(share_e, (LOGITS.argmax(1) == Y).reshape(8, 8).mean(axis=1))
 
 
 def test_auc_is_the_share_of_pairs_in_the_right_order_and_unknown_without_any() -> None:

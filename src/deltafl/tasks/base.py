@@ -29,8 +29,8 @@ class Dataset:
             published one.
         train_x: uint8 or float32, (N, ...); images are (N, channels, height, width). Tokens are
             uint8 or int64.
-        train_y: (N,) int64 class labels; float32 targets; or (N, labels) float32, 1 where an
-            example has the label.
+        train_y: (N,) int64 class labels, (N, ..., L) of sequences; float32 targets; or (N, labels)
+            float32, 1 where an example has the label.
         test_x: The pooled test set.
         test_y: Its labels.
         num_classes: Number of classes, or of labels; 0 for regression.

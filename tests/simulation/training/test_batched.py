@@ -127,7 +127,12 @@ def test_a_diverging_client_leaves_the_others_alone(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "least", "most"),
-    [("mlp", 5e-4, 0.01), ("two-layer cnn", 0.002, 0.3), ("four-layer cnn", 0.005, 0.3)],
+    [
+        ("mlp", 5e-4, 0.01),
+        ("two-layer cnn", 0.002, 0.3),
+        ("four-layer cnn", 0.005, 0.3),
+        ("frozen", 5e-4, 0.02),
+    ],
 )
 def test_bfloat16_is_near_and_not_equal(name: str, least: float, most: float) -> None:
     """One step is -lr times the gradient. A rounding costs 2^-9; in a max-pool it also makes

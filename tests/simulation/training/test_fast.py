@@ -76,6 +76,14 @@ def group_norm_cnn() -> nn.Module:
     return nn.Sequential(*first, nn.Flatten(), nn.Linear(100, NUM_CLASSES))
 
 
+def half_frozen() -> nn.Module:
+    """The first convolution and the last bias stay as they are."""
+    model = cnn()
+    for name in ("0.weight", "0.bias", "6.bias"):
+        model.get_parameter(name).requires_grad_(False)
+    return model
+
+
 def examples(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     rng = np.random.default_rng(seed)
     x = torch.from_numpy(rng.random((n, 1, 12, 12), dtype=np.float32))
@@ -119,7 +127,7 @@ def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("capability")
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
-@pytest.mark.parametrize("make", [softmax_net, cnn, odd_cnn, group_norm_cnn, ViewNet])
+@pytest.mark.parametrize("make", [softmax_net, cnn, odd_cnn, group_norm_cnn, ViewNet, half_frozen])
 def test_fast_equals_the_reference(make: Callable[[], nn.Module], work: LocalWork) -> None:
     plain, y = examples(21)
     model, params_d = seeded(make)
@@ -280,7 +288,7 @@ class FunctionalDropout(nn.Linear):
         (lambda: nn.Sequential(nn.Linear(3, 3, bias=False), nn.RReLU()), (1, 3), "random"),
         (lambda: FunctionalDropout(3, 3), (1, 3), "random"),
         (tied, (1, 4), "shared"),
-        (frozen, (1, 144), "frozen"),
+        (frozen, (1, 144), "None"),
         (lambda: softmax_net().double(), (1, 144), "float32"),
         (ViewNet, (1, 1, 12, 12), "None"),
         (lambda: nn.LSTM(3, 3), (1, 2, 3), "None"),
