@@ -78,7 +78,7 @@ def frozen_layers() -> nn.Module:
     """A dense chain of which the middle alone is trained."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = mlp(17, [9, 8], CLASSES)
+        model: nn.Sequential = mlp(17, [9, 8], CLASSES)
     for layer in (model[1], model[-1]):
         layer.requires_grad_(False)
     return model
