@@ -183,7 +183,8 @@ def make_task(
         truth: (A, b) of ``synthetic``, (8, 2) if None.
         nu: Gradient noise of ``synthetic``, 20 if None.
         local: Name patterns of the model's arrays that stay with each client, see ``Task``.
-        trainable: Name patterns of the only arrays that are trained, see ``Task``.
+        trainable: Name patterns of the only arrays that are trained, see ``Task``; those of the
+            task if empty.
 
     Raises:
         DeltaflError: If a name is unknown, a setting is impossible or not for this task, or data
@@ -231,10 +232,9 @@ def make_task(
         input_scale=spec.input_scale,
         augment=spec.augment,
         tokens=spec.tokens,
-        trainable=spec.trainable,
         test_clients=clients_of_tests(how, dataset, column, rows),
         local=local,
-        trainable=trainable,
+        trainable=trainable or spec.trainable,
     )
 
 
