@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from deltafl import ESTIMATORS, LearnedCoefficient, Population, Twin, analysis, init_round
-from deltafl.arrays import flatten
+from deltafl import ESTIMATORS, LearnedCoefficient, Population, Twin, analysis, flatten, init_round
 from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
 from deltafl.simulation import RunSettings, mean_score, plan_of
 from deltafl.tasks import find_task

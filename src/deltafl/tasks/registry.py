@@ -205,6 +205,7 @@ def make_task(
     for option in given:
         if option not in taken:
             raise DeltaflError(f"{option} is not a setting of the task {name!r}: leave it out")
+    trainable = trainable or spec.trainable
     if spec.make is not None:
         return replace(spec.make(seed=seed, **given), local=local, trainable=trainable)
     assert spec.load is not None, "register checks it"
@@ -234,7 +235,7 @@ def make_task(
         tokens=spec.tokens,
         test_clients=clients_of_tests(how, dataset, column, rows),
         local=local,
-        trainable=trainable or spec.trainable,
+        trainable=trainable,
     )
 
 
