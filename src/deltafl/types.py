@@ -48,11 +48,25 @@ class Judge:
         name: As in records and tables.
         higher: Whether higher is better.
         share: Whether they are shares between 0 and 1, which are shown as percent.
+        written: The name in headings and sentences, such as "ROC AUC"; ``name`` if empty.
     """
 
     name: str
     higher: bool = field(default=True, kw_only=True)
     share: bool = field(default=False, kw_only=True)
+    # Records from before it was written down are judged alike.
+    written: str = field(default="", kw_only=True, compare=False)
+
+    @property
+    def heading(self) -> str:
+        """The name in headings and sentences."""
+        return self.written or self.name
+
+    def text(self, value: float | None) -> str:
+        """A value as a sentence has it: ``12.34%`` or ``0.1234``; None is nan."""
+        if value is None:
+            return "nan"
+        return f"{value:.2%}" if self.share else f"{value:.4g}"
 
     @property
     def sign(self) -> float:
@@ -72,7 +86,7 @@ class Judge:
     @property
     def title(self) -> str:
         """An axis of its values."""
-        return f"test {self.name}, %" if self.share else f"test {self.name}"
+        return f"test {self.heading}, %" if self.share else f"test {self.heading}"
 
     @property
     def missing(self) -> float:

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn import metrics as sk
@@ -101,7 +103,11 @@ def test_several_labels_have_honest_shares_and_a_chance() -> None:
     task = many_labels()
     check_task(task, "it", 0)
     y = task.dataset.train_y
-    np.testing.assert_allclose(task.label_shares()[2], y[ROWS[2]].mean(axis=0))
+    share_mc = task.label_shares()
+    np.testing.assert_allclose(share_mc[2], y[ROWS[2]].sum(axis=0) / y[ROWS[2]].sum())
+    np.testing.assert_allclose(share_mc.sum(axis=1), 1)
+    y[ROWS[2]] = 0
+    assert (task.label_shares()[2] == 0).all()
     rows = [tuple(row) for row in task.dataset.test_y]
     assert task.chance == max(map(rows.count, rows)) / len(rows)
     engine = engine_for(task)
@@ -163,7 +169,7 @@ def constant_of(offset: float, slope: float) -> Any:
 
 
 def test_the_best_by_auc_is_not_the_best_by_accuracy(tmp_path: Path) -> None:
-    task = imbalanced()
+    task = replace(imbalanced(), metric=["accuracy", "auc"])
     engine = engine_for(task)
     says_no = engine.judge(constant_of(-9, -0.1))
     ranks = engine.judge(constant_of(3, 1.0))
@@ -186,7 +192,7 @@ def test_the_best_by_auc_is_not_the_best_by_accuracy(tmp_path: Path) -> None:
     gap = found.numbers.samplers[1].gap_closed
     assert gap is None or gap.value == 0
     shown = repr(found)
-    assert "roc_auc" in shown and "90 %" in shown
+    assert "ROC AUC" in shown and "90 %" in shown
     assert {path.name for path in (tmp_path / "out").glob("*.png")} == {
         *("accuracy.png", "loss.png", "roc_auc.png", "selections.png")
     }
@@ -344,6 +350,7 @@ def test_functions_in_python_with_several_processes(tmp_path: Path) -> None:
         ({"metric": "r2"}, "not for classes"),
         ({"metric": "aucc"}, "unknown metric"),
         ({"metric": "auc,roc_auc"}, "named twice"),
+        ({"metric": "top_10"}, "of 10 classes is always 1"),
         ({"metric": "roc_auc", "threshold": 80}, "roc_auc is a share between 0 and 1"),
         ({"metric": "accuracy", "task": "toy"}, "2 or more for accuracy"),
     ],
@@ -351,6 +358,46 @@ def test_functions_in_python_with_several_processes(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(DeltaflError, match=words):
         engine_of(make_settings(RunSettings, {"task": "digits", "rounds": 1, **given}))
+
+
+def test_a_metric_that_no_model_can_have_is_refused() -> None:
+    task = one_logit()
+    task.dataset.test_y[:] = 0
+    with pytest.raises(DeltaflError, match="ROC AUC has no value on these 120 test examples"):
+        check_task(task, "it", 0)
+    task.dataset.test_y[100] = 1  # behind the examples that are tried
+    check_task(task, "it", 0)
+
+
+def test_names_in_headings_are_written_as_people_write_them(mine: Path) -> None:
+    given: dict[str, Any] = {**FEW, "metric": "roc_auc,f1", "threshold": 0.9}
+    found = deltafl.compare(one_logit(test_clients=OWNERS), "full,uniform", 2, **given)
+    assert r"ROC AUC (\%)" in found.to_latex() and "roc_auc_low" in found.to_csv()
+    assert found.plot().axes[0].get_ylabel() == "test ROC AUC, %"
+    words = {"task": "digits", "metric": "f1", "rounds": 2, "out": "run"}
+    code, output = command("run", **words)
+    last = lines_of(Path("run"))[-1]["test"]["f1_macro"]
+    assert code == 0 and f"macro F1 {last:.2%}" in output
+
+
+def test_a_hospital_has_its_own_auc() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=600)
+    table = pd.DataFrame({"x": x, "label": x + rng.normal(size=600) > 0, "client": 0})
+    table.loc[300:, "client"] = 1
+    given: dict[str, Any] = {**FEW, "sample": 1, "metric": "auc"}
+    found = deltafl.compare(table, "full,uniform", 1, **given)
+    assert found.clients()["roc_auc"].between(0, 1).all()
+
+
+def test_hits_alone_are_fetched_where_accuracy_counts() -> None:
+    task = one_logit()
+    by_hits = engine_for(replace(task, metric="accuracy"))
+    params_d = by_hits.initial_params()
+    hits, outputs = by_hits.judge(params_d), engine_for(task).judge(params_d)
+    assert hits.output_e is None and hits.hit_e is not None and outputs.hit_e is not None
+    np.testing.assert_array_equal(hits.hit_e, outputs.hit_e)
+    assert hits.evaluation().accuracy == outputs.evaluation().accuracy
 
 
 def test_a_metric_of_settings_has_no_threshold_of_another() -> None:

@@ -84,6 +84,29 @@ def test_a_missing_class_leaves_the_mean_over_the_others(seed: int, classes: int
         assert np.isnan(value) == (name == "roc_auc" and len(set(y)) < 2) or 0 <= value <= 1
 
 
+def test_examples_are_ordered_also_where_probabilities_round_to_one() -> None:
+    for classes in (2, 4):
+        y = np.array([0, 0, 1, 1])
+        output = np.zeros((4, classes))
+        output[:, 1] = [300, 100, 400, 200]
+        assert metric_of("auc")(output[:, :2], y) == 3 / 4
+        # Of the classes tested each has 3 of 4 pairs in order.
+        assert metric_of("auc")(output, y) == 3 / 4
+    assert metric_of("auc")(np.array([300.0, 100, 400, 200]), y) == 3 / 4
+
+
+def test_a_function_of_arrays_cannot_change_the_examples() -> None:
+    def greedy(output: Any, y: Any) -> float:
+        assert isinstance(y, np.ndarray)
+        output[:] = 0
+        y[:] = 0
+        return 0.5
+
+    output, y = np.ones(3), np.ones(3)
+    assert metric_of(greedy)(output, y) == 0.5
+    assert output.sum() == y.sum() == 3
+
+
 def test_extreme_logits_have_a_finite_loss() -> None:
     assert metric_of("log_loss")(np.array([[1000.0, 0.0]]), np.array([1])) == 1000
     assert metric_of("log_loss")(np.array([1000.0]), np.array([0.0])) == 1000

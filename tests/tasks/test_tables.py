@@ -78,7 +78,8 @@ def test_every_row_is_with_its_client_or_in_the_test_set(tmp_path: Path) -> None
     assert sorted(everything[:, 0]) == list(range(35))
     labels = np.concatenate([data.train_y, data.test_y])
     np.testing.assert_array_equal(labels, everything[:, 0] % 2)  # no < yes
-    assert task.test_clients is None
+    assert task.test_clients is not None
+    np.testing.assert_array_equal(task.test_clients, data.test_x[:, 1])
     least = table_task(tmp_path / "t.csv", test_share=0.99)
     assert [len(held) for held in least.client_rows] == [1, 1, 1]
 

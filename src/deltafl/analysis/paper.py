@@ -49,7 +49,7 @@ def _columns(summary: Summary) -> list[_Column]:
     columns = [
         _Column(
             summary.metric,
-            f"{latex(summary.metric)}{unit}",
+            f"{latex(judge.heading)}{unit}",
             judge.sign,
             lambda entry: _of_seeds([s.top5 if judge.share else s.final for s in entry.seeds]),
             decimals,

@@ -179,7 +179,9 @@ def draw_curves(
         lines = [_over(line, groups[line.name], ABSCISSAE[name]) for line in drawn]
         caption = "" if panels else panel_title("", runs)
         panels.append(Panel(caption, lines, ABSCISSAE[name].label, judge.title, goal))
-    return draw_panels(panels, len(panels), note, path, log_y=not judge.higher)
+    # Shares have the same axis whichever direction is better.
+    log_y = not (judge.higher or judge.share)
+    return draw_panels(panels, len(panels), note, path, log_y=log_y)
 
 
 def _over(line: Line, runs: Sequence[Run], abscissa: Abscissa) -> Line:

@@ -44,7 +44,7 @@ from .plots import (
 )
 from .runs import Run, by_sampler
 from .summary import ranked
-from .text import COSTS, cells_of, cost_cells, threshold_text
+from .text import COSTS, capital, cells_of, cost_cells, threshold_text
 from .verdict import headline, remarks
 
 #: The columns of one line of a figure; those that are drawn are x, y, low and high.
@@ -155,7 +155,7 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
     goal = threshold_text(summary)
     below = {name: list(_BELOW[name]) for name in figures}
     if "clients" in figures:
-        below["clients"][0] = f"{summary.metric.capitalize()} per client"
+        below["clients"][0] = f"{capital(summary.judge.heading)} per client"
     if summary.threshold:
         below["curves"][1] += f" Dashed: {goal}."
     if "selections" in figures and figures["selections"].xaxis.axis_label == _SIZES:

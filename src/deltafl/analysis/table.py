@@ -25,7 +25,7 @@ def comparison_table(summary: Summary) -> RenderableType:
     Bytes are those to the threshold; without a threshold, those of the whole run.
     """
     headings = {
-        "value": f"{summary.metric}\n{summary.judge.unit.strip()}".rstrip(),
+        "value": f"{summary.judge.heading}\n{summary.judge.unit.strip()}".rstrip(),
         "tail": "worst\ntenth",
         "spread": "sd over\nclients",
         "gap": "gap closed\n[95 %]",

@@ -169,7 +169,12 @@ def threshold_text(summary: Summary, named: bool = True) -> str:
     number = f"{judge.factor * summary.threshold:g}{judge.unit}"
     if judge.share or not named:
         return number
-    return f"{judge.name} {number}"
+    return f"{judge.heading} {number}"
+
+
+def capital(text: str) -> str:
+    """The text with a capital letter at its start; a name of the user's code stays as it is."""
+    return text if "_" in text else text[:1].upper() + text[1:]
 
 
 def rounds_text(reached: ToThreshold) -> str:

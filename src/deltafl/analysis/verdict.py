@@ -15,6 +15,7 @@ from .text import (
     DASH,
     DIVERGED,
     MARK,
+    capital,
     difference_text,
     has_clock,
     has_fairness,
@@ -124,12 +125,12 @@ def _best(found: Mapping[str, Difference]) -> str:
 def _without_intervals(summary: Summary) -> list[str]:
     known = [entry for entry in ranked(summary) if value_of(entry, summary).mean is not None]
     if not known:
-        return [
-            "No sampler has a finite result.",
-            "Every run diverged: lower the learning rate.",
-        ]
+        why = "Every run diverged: lower the learning rate."
+        if not all(entry.num_diverged for entry in summary.samplers):
+            why = f"{capital(summary.judge.heading)} has no value on the test examples."
+        return ["No sampler has a finite result.", why]
     return [
-        f"{known[0].sampler} ends with the best {summary.metric}: "
+        f"{known[0].sampler} ends with the best {summary.judge.heading}: "
         f"{value_text(known[0], summary)}{summary.judge.unit}.",
         "No interval says how sure that is: add uniform and full to the samplers, with 3 seeds or "
         "more, and there is one.",
@@ -291,7 +292,7 @@ def _has_one_seed(summary: Summary) -> bool:
 
 def _how_runs_ended(summary: Summary) -> Iterator[str]:
     goal = threshold_text(summary)
-    metric = summary.metric
+    metric = summary.judge.heading
     reached = {e.sampler: e.to_threshold for e in summary.samplers if e.to_threshold}
     if reached and not any(to.num_reached for to in reached.values()):
         yield f"No run reached {goal}."
@@ -348,10 +349,10 @@ def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]
 
 def _columns(summary: Summary) -> Iterator[str]:
     """What the columns of the table show."""
-    metric = summary.metric
+    metric = summary.judge.heading
     entries = summary.samplers
     speedups = [entry.speedup for entry in entries if entry.speedup]
-    title = metric.capitalize() if metric.isalpha() else metric
+    title = capital(metric)
     if summary.judge.share:
         last = max(run.num_rounds for entry in entries for run in entry.seeds)
         # A run that is shorter than the window is late from its start.

@@ -5,7 +5,6 @@ resumption.
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from math import nan
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -29,12 +28,13 @@ from ..simulation.directory import (
     refusals,
 )
 from ..simulation.distributed import ProcessGroup, joined_processes, refuse_processes
-from ..simulation.judged import Evaluation
 from ..simulation.progress import OnProgress, Progress, sweep_progress
+from ..simulation.record import judges_of
 from ..simulation.settings import CompareSettings, RunSettings
 from ..simulation.sweep import count_processes
 from ..simulation.tracking import tracker
 from ..simulation.tune import TuneSettings, tune_rates
+from ..types import ACCURACY, LOSS, Judge
 from . import options as o
 from .common import Out, interruptible, say
 from .own_code import own_code_explained
@@ -244,10 +244,13 @@ def _play(
     """``deltafl run`` in one of the processes that play it; only the first of them prints."""
     explained = _explained("run", folder, settings.task, [settings.sampler])
     with explained, _progress(quiet or not group.is_first) as on_progress:
+        judges = list[Judge]()
 
         def on_round(done: RoundDone) -> None:
             track(done)
-            value = _metrics_text(done.test).partition(",")[0]
+            if not judges:
+                judges.extend(judges_of(RunDirectory(folder)))
+            value = next(iter(_metric_texts(done.test, judges)), "")
             on_progress(Progress(done.round, done.rounds, 0, 1, (value,)))
 
         diverged = False
@@ -264,19 +267,13 @@ def _play(
         raise typer.Exit(EXIT_DIVERGED)
 
 
-def _metrics_text(test: Mapping[str, float | None]) -> str:
-    """The metrics of a line of ``rounds.jsonl``, those beside accuracy and loss first."""
-    others = [name for name in test if name not in Evaluation._fields]
-    texts = [f"{name} {_or_nan(test[name]):.4g}" for name in others]
-    if test.get("accuracy") is not None:
-        texts.append(f"accuracy {test['accuracy']:.2%}")
-    if test:
-        texts.append(f"loss {_or_nan(test['loss']):.4g}")
-    return ", ".join(texts)
-
-
-def _or_nan(number: float | None) -> float:
-    return nan if number is None else number
+def _metric_texts(test: Mapping[str, float | None], judges: Sequence[Judge]) -> list[str]:
+    """The metrics of a line of ``rounds.jsonl``, the one that counts first."""
+    known = {judge.name: judge for judge in (*judges, ACCURACY, LOSS)}
+    shown = [judge for name, judge in known.items() if name in test]
+    if test.get("accuracy") is None:
+        shown = [judge for judge in shown if judge != ACCURACY]
+    return [f"{judge.heading} {judge.text(test[judge.name])}" for judge in shown]
 
 
 def _print_run(settings: RunSettings, directory: RunDirectory) -> None:
@@ -285,9 +282,9 @@ def _print_run(settings: RunSettings, directory: RunDirectory) -> None:
     last = directory.last_line()
     _print_refusals(folder)
     if "diverged" not in last:
+        metrics = _metric_texts(last["test"], judges_of(directory))
         typer.echo(
-            f"after {last['round']} rounds: {_metrics_text(last['test'])}; records: "
-            f"{folder}/rounds.jsonl"
+            f"after {last['round']} rounds: {', '.join(metrics)}; records: {folder}/rounds.jsonl"
         )
         for remark in bias_remark([settings.sampler], settings.model_dump()):
             typer.echo(remark)

@@ -17,6 +17,7 @@ from ..errors import DeltaflError
 from ..model_parts import Arrays, NamedArrays
 from ..plan import NO_REST
 from ..tasks.base import Dataset, Task
+from ..tasks.metrics import Look, outputs, right
 from ..types import FloatArray, IntArray, Params, Reports
 from .judged import Evaluation, Judged
 from .rest import RestOfModel
@@ -181,10 +182,13 @@ class Engine:
         an owner with their weighted mean over all clients.
         """
         num_examples = len(self.task.dataset.test_x)
-        looks_at_outputs = {metric.name for metric in self.task.metrics} != {"loss"}
-        jobs = [
-            (places, looks_at_outputs, arrays) for places, arrays in self._tests(num_examples, rest)
-        ]
+        names = {metric.name for metric in self.task.metrics}
+        look: Look | None = None
+        if names - {"accuracy", "loss"}:
+            look = outputs
+        elif self.task.knows_accuracy:
+            look = right  # a number an example, where outputs have one a class
+        jobs = [(places, look, arrays) for places, arrays in self._tests(num_examples, rest)]
         found = self.workers.map(
             self._recipe,
             "test",
@@ -194,11 +198,13 @@ class Engine:
             [1.0] * len(jobs),
         )
         loss = float(np.array([loss for loss, _ in found]).sum()) / num_examples
-        output_e = None
-        if looks_at_outputs:
-            seen_e = np.concatenate([np.arange(num_examples)[places] for places, *_ in jobs])
-            output_e = np.concatenate([output for _, output in found])[np.argsort(seen_e)]
-        return Judged(self.task, loss, output_e)
+        if look is None:
+            return Judged(self.task, loss)
+        place_e = np.concatenate([np.arange(num_examples)[places] for places, *_ in jobs])
+        seen_e = np.concatenate([seen for _, seen in found])[np.argsort(place_e)]
+        if look is right:
+            return Judged(self.task, loss, hit_e=seen_e)
+        return Judged.of_outputs(self.task, loss, seen_e)
 
     def _tests(self, num_examples: int, rest: Any) -> list[tuple[slice | IntArray, Arrays]]:
         """The batches of test examples, and with which arrays beside the vector each is judged."""

@@ -37,28 +37,33 @@ class Evaluation(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """A model that has seen the test examples: its mean loss, and its outputs where they are looked
-    at.
+    """A model that has seen the test examples: its mean loss, which of them it has right where they
+    have classes, and its outputs where a metric looks at them.
     """
 
     task: Task
     loss: float
-    output_e: npt.NDArray[Any] | None
+    hit_e: FloatArray | None = None
+    output_e: npt.NDArray[Any] | None = None
+
+    @classmethod
+    def of_outputs(cls, task: Task, loss: float, output_e: npt.NDArray[Any]) -> "Judged":
+        """By its outputs."""
+        hit_e = right(output_e, task.dataset.test_y) if task.knows_accuracy else None
+        return cls(task, loss, hit_e, output_e)
 
     def evaluation(self) -> Evaluation:
         """All metrics on the pooled test set."""
-        output_e = self.output_e
-        if output_e is None:
-            return Evaluation(self.loss, math.nan)
-        y_e = self.task.dataset.test_y
-        others = {
-            metric.name: metric(output_e, y_e)
-            for metric in self.task.metrics
-            if metric.name not in ("accuracy", "loss")
-        }
-        if not self.task.knows_accuracy:
+        others = {}
+        if self.output_e is not None:
+            others = {
+                metric.name: metric(self.output_e, self.task.dataset.test_y)
+                for metric in self.task.metrics
+                if metric.name not in ("accuracy", "loss")
+            }
+        hit_e = self.hit_e
+        if hit_e is None:
             return Evaluation(self.loss, math.nan, others=others)
-        hit_e = right(output_e, y_e)
         mean = math.nan
         if self.task.test_clients is not None:
             accuracy_m = self._owners_shares(hit_e, self.task.test_clients)
@@ -81,18 +86,19 @@ class Judged(NamedTuple):
         """
         task = self.task
         metric = task.metrics[0]
-        if self.output_e is None or metric.name == "loss":
-            return None
         owner_e = task.test_clients
-        if metric.name != "accuracy":
-            return None if owner_e is None else self._by_owner(metric, self.output_e, owner_e)
-        y_e = task.dataset.test_y
-        hit_e = right(self.output_e, y_e)
+        if metric.name not in ("accuracy", "loss"):
+            if self.output_e is None or owner_e is None:
+                return None
+            return self._by_owner(metric, self.output_e, owner_e)
+        if self.hit_e is None or metric.name == "loss":
+            return None
         if owner_e is not None:
-            return self._owners_shares(hit_e, owner_e)
+            return self._owners_shares(self.hit_e, owner_e)
+        y_e = task.dataset.test_y
         if task.dataset.num_classes < 1 or y_e.ndim > 1:
             return None
-        accuracy_c = _shares(hit_e, y_e.astype(np.int64), task.dataset.num_classes)
+        accuracy_c = _shares(self.hit_e, y_e.astype(np.int64), task.dataset.num_classes)
         share_mc = task.shares
         with np.errstate(invalid="ignore"):  # 0 / 0 of clients without tested classes
             return share_mc @ np.nan_to_num(accuracy_c) / (share_mc @ ~np.isnan(accuracy_c))

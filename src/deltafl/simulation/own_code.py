@@ -77,7 +77,7 @@ def _recorded_metric(name: str) -> str:
     try:
         return metric_of(name).name
     except DeltaflError:
-        return Named(name, Metric(name, lambda *_: math.nan))
+        return Named(name, Metric(name, lambda *_: 0.0))
 
 
 def with_object(label: str, classes: Mapping[str, Any]) -> str:

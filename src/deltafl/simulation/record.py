@@ -151,6 +151,15 @@ def note_clients(
     write_atomically(folder / CLIENTS, json.dumps(known) + "\n")
 
 
+def judges_of(directory: RunDirectory) -> list[Judge]:
+    """How the metrics of a run are read, as its first line says; of accuracy or loss alone none."""
+    return _judges(next(directory.lines("rounds.jsonl"), {}))
+
+
+def _judges(line: Mapping[str, Any]) -> list[Judge]:
+    return [Judge(**judge) for judge in line.get("metrics", ())]
+
+
 def _noted_clients(folder: Path) -> tuple[FloatArray | None, dict[int, Column]]:
     """Sizes, and values of the metric by round, as ``note_clients`` wrote them; none of a run that
     has not come so far.
@@ -195,7 +204,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     def tested(name: str) -> FloatArray:
         return _floats([line["test"].get(name) for line in evaluated])
 
-    judges = [Judge(**judge) for judge in lines[0].get("metrics", ())]
+    judges = _judges(lines[0])
     metric = "loss" if lines[0]["test"]["accuracy"] is None else "accuracy"
     if judges:
         metric = judges[0].name

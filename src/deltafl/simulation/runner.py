@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ..model_parts import Arrays
 from ..streams import stream
 from ..tasks.base import Task
+from ..tasks.metrics import Look
 from ..types import IntArray, Params
 from .training import torch
 from .training.batched import BatchedTrainer
@@ -149,15 +150,17 @@ class ClientRunner:
         self,
         params_d: Params,
         places: slice | IntArray,
-        looks_at_outputs: bool,
+        look: Look | None,
         rest: Arrays,
     ) -> tuple[float, npt.NDArray[Any] | None]:
-        """Sum of the losses of a batch of test examples, and perhaps the outputs."""
+        """Sum of the losses of a batch of test examples, and what ``look`` makes of its outputs and
+        targets.
+        """
         x, y = (part[places] for part in self._data[2:])
         loss, output = self._score(params_d, rest, self._inputs(x), y)
-        if not looks_at_outputs:
+        if look is None:
             return loss, None
-        return loss, output.cpu().numpy()
+        return loss, look(output.cpu().numpy(), y.cpu().numpy())
 
     def _score(
         self,

@@ -180,7 +180,8 @@ class Task:
         if [metric.name for metric in self.metrics] in (["accuracy"], ["loss"]):
             return ()
         return tuple(
-            Judge(metric.name, higher=metric.higher, share=metric.share) for metric in self.metrics
+            Judge(metric.name, higher=metric.higher, share=metric.share, written=metric.written)
+            for metric in self.metrics
         )
 
     @property
@@ -207,18 +208,21 @@ class Task:
         return self.label_shares()
 
     def label_shares(self) -> FloatArray:
-        """The share of each class among the labels of each client, float64 (m, classes); of
-        targets (N, labels) the share of the client's examples that have the label.
+        """The share of each class among the labels of each client, float64 (m, classes).
+
+        Where examples have several labels, all that they have are counted, so that shares sum to 1;
+        a client whose examples have none has zeros.
         """
-        num_classes = self.dataset.num_classes
+        classes = self.dataset.num_classes
         y = self.dataset.train_y
         if y.ndim == 2 and y.dtype.kind == "f":
             held = [y[np.asarray(rows)] for rows in self.client_rows]
-            return np.stack([y_nc.mean(axis=0, dtype=np.float64) for y_nc in held])
-        # Raveled, for an example may be a sequence of classes.
-        labels = [y[np.asarray(rows)].ravel().astype(np.int64) for rows in self.client_rows]
-        count_mc = np.stack([np.bincount(label_n, minlength=num_classes) for label_n in labels])
-        share_mc: FloatArray = count_mc / count_mc.sum(axis=1, keepdims=True)
+            count_mc = np.stack([y_nc.sum(axis=0, dtype=np.float64) for y_nc in held])
+        else:
+            # Raveled, for an example may be a sequence of classes.
+            labels = [y[np.asarray(rows)].ravel().astype(np.int64) for rows in self.client_rows]
+            count_mc = np.stack([np.bincount(label_n, minlength=classes) for label_n in labels])
+        share_mc: FloatArray = count_mc / np.maximum(count_mc.sum(axis=1, keepdims=True), 1)
         return share_mc
 
 

@@ -34,6 +34,8 @@ from ..types import FloatArray, Judge
 
 Numbers = npt.NDArray[Any]
 Function = Callable[[Any, Any], Any]
+#: What is kept of the outputs of a batch: ``outputs``, or ``right``.
+Look = Callable[[Numbers, Numbers], Numbers]
 
 CLASSES = "classes"
 BINARY = "binary"
@@ -51,6 +53,7 @@ class Metric(Judge):
             tensors, or NumPy arrays if it cannot take those.
         higher: Whether higher is better.
         share: Whether its values are shares between 0 and 1, which are shown as percent.
+        written: The name in headings and sentences; ``name`` if empty.
         targets: For which targets it is known; all for your own.
 
     Example:
@@ -84,7 +87,8 @@ class Metric(Judge):
         except OWN_ERRORS as error:
             of_tensors = self._described(error)
         try:
-            return self._number(self.function(output, y))
+            # Copies, for the next metric gets them, too.
+            return self._number(self.function(output.copy(), y.copy()))
         except DeltaflError:
             raise
         except OWN_ERRORS as error:
@@ -153,19 +157,28 @@ def predicted(output: Numbers, y: Numbers) -> Numbers:
     return np.asarray(output.argmax(axis=1))
 
 
-def probabilities(output: Numbers, y: Numbers) -> Numbers:
-    """(N, classes) of classes, also where they are two and the model has one logit; (N, labels) of
-    labels.
+def log_odds(output: Numbers, y: Numbers) -> Numbers:
+    """log(p / (1 - p)) of each class, (N, classes), also where they are two and the model has one
+    logit; of each label (N, labels).
+
+    They order examples as the probabilities p do, also those whose p rounds to 1.
     """
-    from scipy.special import expit, softmax
+    from scipy.special import log_softmax, logsumexp
 
     wide = output.astype(np.float64)
     if y.ndim == 2:
-        return np.asarray(expit(wide))
+        return wide
     if wide.ndim == 1 or wide.shape[1:] == (1,):
         logit = wide.reshape(len(y))
-        return np.stack([expit(-logit), expit(logit)], axis=1)
-    return np.asarray(softmax(wide, axis=1))
+        return np.stack([-logit, logit], axis=1)
+    first = np.arange(len(y)), wide.argmax(axis=1)
+    others = wide.copy()
+    others[first] = -np.inf
+    log_p = log_softmax(wide, axis=1)
+    # Of the most probable class 1 - p would lose its digits; it is the sum of the others.
+    odds: Numbers = log_p - np.log1p(-np.where(others > -np.inf, np.exp(log_p), 0))
+    odds[first] = wide[first] - logsumexp(others, axis=1)
+    return odds
 
 
 def right(output: Numbers, y: Numbers) -> FloatArray:
@@ -177,6 +190,11 @@ def right(output: Numbers, y: Numbers) -> FloatArray:
     single, label = _places(output, y)
     is_right = predicted(single, label) == label
     return np.asarray(is_right.reshape(len(y), -1).mean(axis=1))
+
+
+def outputs(output: Numbers, y: Numbers) -> Numbers:
+    """The outputs as they are, for metrics that look at them."""
+    return output
 
 
 def accuracy(output: Numbers, y: Numbers) -> float:
@@ -233,24 +251,29 @@ def _mean_over_classes(name: str) -> Function:
     score = _scikit_learn(name)
 
     def mean(output: Numbers, y: Numbers) -> float:
-        p = probabilities(output, y)
+        odds = log_odds(output, y)
         one_hot = y > 0
         if y.ndim == 1:
-            one_hot = y[:, None] == np.arange(p.shape[1])
-            if p.shape[1] == 2:
-                p = p[:, 1:]
+            one_hot = y[:, None] == np.arange(odds.shape[1])
+            if odds.shape[1] == 2:
+                odds = odds[:, 1:]
                 one_hot = one_hot[:, 1:]
         # A class that all examples have, or none, has no score.
         known = np.flatnonzero(one_hot.any(axis=0) & ~one_hot.all(axis=0))
         if len(known) == 0:
             return float("nan")
-        return float(np.mean([score(one_hot[:, k], p[:, k]) for k in known]))
+        return float(np.mean([score(one_hot[:, k], odds[:, k]) for k in known]))
 
     return mean
 
 
 def _top(count: int) -> Function:
     def top(output: Numbers, y: Numbers) -> float:
+        if count >= output.shape[1]:
+            raise DeltaflError(
+                f"top_{count}_accuracy of {output.shape[1]} classes is always 1; write a number "
+                "below that of the classes"
+            )
         # Of equal outputs those of lower classes count as higher, as ``argmax`` has it.
         own = output[np.arange(len(y)), y.astype(np.int64)][:, None]
         before = np.arange(output.shape[1]) < y[:, None]
@@ -269,6 +292,14 @@ _SORTS = (CLASSES, BINARY)
 _ALL = (CLASSES, BINARY, LABELS)
 
 
+def _share(name: str, written: str, function: Function, targets: tuple[str, ...] = _ALL) -> Metric:
+    return _OfArrays(name, function, share=True, targets=targets, written=written)
+
+
+def _error(name: str, written: str) -> Metric:
+    return _OfArrays(name, _of_numbers(name), higher=False, targets=(NUMBERS,), written=written)
+
+
 def _mean_loss(output: Numbers, y: Numbers) -> float:
     raise DeltaflError("the loss is the task's own")
 
@@ -279,31 +310,18 @@ METRICS: dict[str, Metric] = {
     for metric in (
         _OfArrays("accuracy", accuracy, targets=_ALL, share=True),
         _OfArrays("loss", _mean_loss, higher=False),
-        _OfArrays("balanced_accuracy", balanced_accuracy, targets=_SORTS, share=True),
-        _OfArrays("f1_macro", _f1("macro"), targets=_ALL, share=True),
-        _OfArrays("f1_micro", _f1("micro"), targets=_ALL, share=True),
-        _OfArrays("f1_weighted", _f1("weighted"), targets=_ALL, share=True),
-        _OfArrays("roc_auc", _mean_over_classes("roc_auc_score"), targets=_ALL, share=True),
-        _OfArrays(
-            "average_precision",
-            _mean_over_classes("average_precision_score"),
-            targets=_ALL,
-            share=True,
+        _share("balanced_accuracy", "balanced accuracy", balanced_accuracy, _SORTS),
+        _share("f1_macro", "macro F1", _f1("macro")),
+        _share("f1_micro", "micro F1", _f1("micro")),
+        _share("f1_weighted", "weighted F1", _f1("weighted")),
+        _share("roc_auc", "ROC AUC", _mean_over_classes("roc_auc_score")),
+        _share(
+            "average_precision", "average precision", _mean_over_classes("average_precision_score")
         ),
-        _OfArrays("log_loss", log_loss, higher=False, targets=_ALL),
-        _OfArrays(
-            "root_mean_squared_error",
-            _of_numbers("root_mean_squared_error"),
-            higher=False,
-            targets=(NUMBERS,),
-        ),
-        _OfArrays(
-            "mean_absolute_error",
-            _of_numbers("mean_absolute_error"),
-            higher=False,
-            targets=(NUMBERS,),
-        ),
-        _OfArrays("r2", _of_numbers("r2_score"), targets=(NUMBERS,)),
+        _OfArrays("log_loss", log_loss, higher=False, targets=_ALL, written="log loss"),
+        _error("root_mean_squared_error", "RMSE"),
+        _error("mean_absolute_error", "MAE"),
+        _OfArrays("r2", _of_numbers("r2_score"), targets=(NUMBERS,), written="R2"),
     )
 }
 #: What stands beside metrics in records and tables.
@@ -337,9 +355,11 @@ def metrics_of(given: "AnyMetric | Iterable[AnyMetric]") -> tuple[Metric, ...]:
         parts: list[Any] = [given]
     elif isinstance(given, str):
         parts = given.split(",")
-    elif isinstance(given, Sequence) and given:
+    elif isinstance(given, Sequence):
         parts = [*given]
     else:
+        parts = []
+    if not parts or "" in parts:
         raise DeltaflError(
             f"metric is {given!r:.60}; it must be a name, a deltafl.Metric, a function of (output, "
             "y), or a list of them"
@@ -379,7 +399,8 @@ def metric_of(given: AnyMetric) -> Metric:
     top = _TOP.fullmatch(name)
     if top is not None:
         count = int(top[1])
-        return _OfArrays(f"top_{count}_accuracy", _top(count), targets=(CLASSES,), share=True)
+        name = f"top_{count}_accuracy"
+        return _share(name, f"top-{count} accuracy", _top(count), (CLASSES,))
     if name not in METRICS:
         raise unknown_name("metric", str(given), [*METRICS, "top_3_accuracy", "FILE.py:FUNCTION"])
     return METRICS[name]

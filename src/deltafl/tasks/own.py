@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import isnan
 from pathlib import Path
 from reprlib import repr as shown
 from typing import Any
@@ -457,8 +458,15 @@ def _check_metrics(task: Task, model: Module) -> None:
                 f"metric is {metric.name}, which is not for {targets}; choose one of "
                 f"{', '.join(known)}"
             )
-        if metric.name != "loss":
-            metric(output, y)
+        if metric.name == "loss" or not np.isfinite(output).all():
+            continue
+        # The first examples may be of one class; all of them must not.
+        enough = np.resize(output, (len(data.test_y), *output.shape[1:]))
+        if isnan(metric(output, y)) and isnan(metric(enough, data.test_y)):
+            raise DeltaflError(
+                f"{metric.heading} has no value on these {len(data.test_y)} test examples, such as "
+                "of a single class; choose another metric, or other test examples"
+            )
 
 
 def _tried(what: str, call: Callable[[], Any]) -> Any:

@@ -166,8 +166,7 @@ def table_task(
         owners,
         Dealing(partition, column, clients, alpha, seed, labels[0]),
     )
-    # Accuracy by client is no part of the record of a table, only of a Hugging Face data set.
-    return replace(task, test_clients=None, local=local, trainable=trainable)
+    return replace(task, local=local, trainable=trainable)
 
 
 def from_huggingface(
