@@ -1,6 +1,8 @@
-# make demo: the main job on the embedded data set.   make test: lint, types, tests.
+# make demo: the main job on the embedded data set.   make test: lint, spelling, types, tests.
 # make results: every committed page and table from the committed records, without data sets; git diff shows changes.
 # make docs: the site, in build/site; a warning is an error.
+# make links: asks every address on the site's pages whether it is still there; needs the internet.
+# make package: the package, built, installed and used, in seconds.
 # make dist-check PYTHONS="python3.11 python3.13": sdist and wheel, the wheel installed with each extra.
 # make versions: the tests with the oldest and the newest packages that pyproject.toml allows, about twenty minutes.
 # make pfl: the tests of pfl as a host, in .peers/pfl, as pfl wants older packages than the development set has.
@@ -15,7 +17,7 @@ JOBS ?= 2
 # Set in many containers, it would let every process compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test types unit simulation results docs pfl nvflare versions dist-check clean
+.PHONY: demo test types unit simulation results docs links package pfl nvflare versions dist-check clean
 
 demo: $(VENV)/.installed
 	rm -rf runs/demo
@@ -24,6 +26,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/codespell
 	$(MAKE) -j 2 types unit
 
 # Side by side, as mypy keeps one core busy for a minute.
@@ -45,6 +48,17 @@ docs: $(VENV)/.installed
 	$(VENV)/bin/python docs/pages.py build/pages
 	$(VENV)/bin/sphinx-build -q -W --keep-going -c docs build/pages build/site
 	@echo "Look at build/site/index.html"
+
+links: $(VENV)/.installed
+	$(VENV)/bin/python docs/pages.py build/pages
+	$(VENV)/bin/sphinx-build -q --keep-going -b linkcheck -c docs build/pages build/links
+
+# With the packages of .venv, but away from the sources: a file that the wheel lacks is missed.
+package: $(VENV)/.installed
+	rm -rf build/package build/lib
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --target build/package .
+	cd build/package && $(abspath $(VENV))/bin/python -c 'import deltafl; assert "build/package" in deltafl.__file__'
+	cd build/package && $(abspath $(VENV))/bin/python -m deltafl compare --task toy --seeds 1 --rounds 2 --processes 1 --out out
 
 pfl: .peers/pfl/.installed
 	OMP_NUM_THREADS=1 .peers/pfl/bin/pytest tests/test_pfl.py
