@@ -25,6 +25,7 @@ from reproduction.benchmark.judge import needs
 from reproduction.spec import load_experiment
 
 ROOT = Path(__file__).parent.parent
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").rglob("*.md")]
 WITH_SESSIONS = sorted(
     page.relative_to(ROOT).as_posix()
     for page in (ROOT / "docs").rglob("*.md")
@@ -295,22 +296,14 @@ def check_recommendation(census: str, known: str, memory: str, neither: str) -> 
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for document in [
-        ROOT / "README.md",
-        *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / "results").rglob("*.md"),
-    ]:
+    for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
             if "://" not in target:
                 assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
 def test_files_that_documents_name_are_there() -> None:
-    for document in [
-        ROOT / "README.md",
-        *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / "results").rglob("*.md"),
-    ]:
+    for document in DOCUMENTS:
         named = re.findall(
             r"(?:tests|src|benchmarks|reproduction|docs|results)/[\w./-]+\.(?:py|md|json)",
             document.read_text(),

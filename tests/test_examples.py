@@ -134,7 +134,7 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     for cell in notebook.cells:
-        cell.source = cell.source.replace("seeds=3, rounds=15", "seeds=2, rounds=4")
+        cell.source = cell.source.replace("seeds=3, rounds=20", "seeds=2, rounds=4")
     NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
     now = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert [set(output.get("data", {})) for output in now] == [

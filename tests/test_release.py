@@ -58,3 +58,12 @@ def test_a_package_index_shows_links_that_lead_somewhere(monkeypatch: pytest.Mon
     raw, blob = there.format("raw"), there.format("blob")
     shown = f'[![a]({raw}b.svg)]({blob}c.md#d) <img src="{raw}e.png"> [f](#g) [h](https://i) `j`'
     assert made["RELATIVE"].sub(made["absolute"], sample) == shown
+
+
+def test_forms_for_issues_ask_for_deltafl_info() -> None:
+    yaml = pytest.importorskip("yaml")
+    for path in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")):
+        form = yaml.safe_load(path.read_text())
+        if path.name != "config.yml":
+            assert any("deltafl info" in part["attributes"]["label"] for part in form["body"]), path
+            assert {part["type"] for part in form["body"]} == {"textarea"}

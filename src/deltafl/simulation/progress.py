@@ -1,8 +1,13 @@
-"""How far runs are: bars in a terminal, a line in a notebook."""
+"""How far runs are: a bar in a terminal and in a notebook."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from html import escape
+from time import perf_counter
 from typing import NamedTuple
+
+#: Seconds between two pictures of the bar in a notebook, whose browser may be far away.
+SECONDS = 0.2
 
 
 class Progress(NamedTuple):
@@ -22,8 +27,8 @@ OnProgress = Callable[[Progress], None]
 
 @contextmanager
 def sweep_progress(shown: bool = True) -> Iterator[OnProgress]:
-    """A bar for the rounds of many runs, with the names of those that are being played; a line
-    in a notebook, and nothing unless ``shown``.
+    """A bar for the rounds of many runs, with the names of those that are being played; nothing
+    unless ``shown``.
     """
     if not shown:
         yield lambda _: None
@@ -31,8 +36,8 @@ def sweep_progress(shown: bool = True) -> Iterator[OnProgress]:
     from rich import progress
     from rich.console import Console
 
-    if Console().is_jupyter:
-        yield _line_in_notebook()
+    if Console().is_jupyter:  # where Rich's own bar needs ipywidgets
+        yield _bar_in_notebook()
         return
     bars = progress.Progress(
         "rounds",
@@ -68,17 +73,35 @@ def _text(progress: Progress) -> str:
     return f"{done}; now {running}" if running else done
 
 
-def _line_in_notebook() -> OnProgress:
+def _bar_in_notebook() -> OnProgress:
+    """A bar and a line in the output of a cell, with the time left; the line alone where HTML is
+    not shown.
+    """
     from IPython.display import display  # a notebook has it
 
-    line = display(
+    place = display(
         {"text/plain": ""},
         raw=True,
         display_id=True,
     )  # type: ignore[no-untyped-call]
+    began: tuple[float, int] | None = None
+    shown = 0.0
 
     def on_progress(progress: Progress) -> None:
-        done = f"{progress.rounds_done} of {progress.rounds_total} rounds, {_text(progress)}"
-        line.update({"text/plain": done}, raw=True)
+        nonlocal began, shown
+        now = perf_counter()
+        done = progress.rounds_done
+        left = progress.rounds_total - done
+        if left and now < shown + SECONDS:
+            return
+        shown = now
+        line = f"{done} of {progress.rounds_total} rounds, {_text(progress)}"
+        began = began or (now, done)  # rounds of an earlier call took no time
+        start, before = began
+        if left and done > before:
+            seconds = round((now - start) * left / (done - before))
+            line += f"; {seconds // 60}:{seconds % 60:02} left"
+        bar = f'<progress value="{done}" max="{progress.rounds_total}"></progress>'
+        place.update({"text/plain": line, "text/html": f"{bar} {escape(line)}"}, raw=True)
 
     return on_progress
