@@ -65,8 +65,8 @@ def test_sessions_print_what_the_page_shows(
         done = CliRunner().invoke(app, shlex.split(command))
         assert done.exit_code == 0, done.output
         printed = "\n".join(line.rstrip() for line in done.output.splitlines()) + "\n"
-        both = [re.sub(r"\d\.\de-1[4-9]", "0.0e-16", text) for text in (shown, printed)]
-        assert doctest.OutputChecker().check_output(*both, doctest.ELLIPSIS), printed
+        want, got = (re.sub(r"\d\.\de-1[4-9]", "0.0e-16", text) for text in (shown, printed))
+        assert doctest.OutputChecker().check_output(want, got, doctest.ELLIPSIS), printed
 
 
 def test_the_torch_loop_of_the_page_learns_what_its_clients_know() -> None:
