@@ -297,7 +297,7 @@ def _caveats(
 ) -> Iterable[str]:
     yield (
         "The numbers are without +average=0.5, whose model, plan.model(state), is no worse "
-        "(docs/how-to/backbones.md)."
+        "(docs/how-to/average.md)."
     )
     if _parts(label).sampler.census is not None:
         yield (

@@ -94,7 +94,7 @@ def average_of_all(
 ) -> FloatArray:
     """coef_i = w_i: with own c_i, D is the average of all clients' last updates. Biased.
 
-    This is FedVARP as the DELTA paper combines it (docs/how-to/backbones.md), and the average of
+    This is FedVARP as the DELTA paper combines it (docs/why/fedvarp.md), and the average of
     MIFA. E[D] = sum_j w_j ((1 - pi_j) c_j + pi_j u_j) lags behind ubar. A client that has not
     replied counts as zero, so about the first m / n rounds take short steps.
     """

@@ -115,7 +115,7 @@ class Momentum(ServerOptimizer):
     """*Server momentum*: v <- beta v + D; x <- x + lr v (FedAvgM, Hsu et al. 2019); beta in [0, 1).
 
     Nothing is damped: on a constant D the steps grow towards lr D / (1 - beta). Other momenta:
-    docs/how-to/backbones.md.
+    docs/how-to/momentum.md.
     """
 
     lr: float = 1.0
