@@ -14,7 +14,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from deltafl import Census, Reports, Sampler, init_round, make_plan, make_sampler, open_round
+from deltafl import (
+    Census,
+    Plan,
+    Population,
+    Reports,
+    Sampler,
+    close_round,
+    init_round,
+    make_plan,
+    make_sampler,
+    open_round,
+)
 from deltafl.analysis import recommend
 from deltafl.audit import check_sampler
 from deltafl.cli.main import app
@@ -155,7 +166,15 @@ def test_the_page_about_own_data_does_what_it_says(
 def test_the_page_about_own_methods_has_files_that_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (ROOT / "docs" / "how-to" / "add-a-method.md").read_text()
+    sampler, control, states = (
+        (ROOT / "docs" / page).read_text()
+        for page in (
+            "how-to/add-a-method.md",
+            "how-to/add-a-control-variate.md",
+            "reference/own-samplers.md",
+        )
+    )
+    page = sampler + control
     monkeypatch.chdir(tmp_path)
     for title, code in re.findall(r"```python title=(\S+)\n(.*?)```", page, re.DOTALL):
         Path(title).write_text(code)
@@ -172,14 +191,30 @@ def test_the_page_about_own_methods_has_files_that_run(
         )
         assert done.exit_code == 0, done.output
     check_sampler(make_sampler(f"{tmp_path}/mine.py:ByLoss(power=2)"))
-    stated = set(re.findall(r"^\| `(\w+) = ", page, re.MULTILINE))
+    stated = set(re.findall(r"^\| `(\w+) = ", states, re.MULTILINE))
     public = {
         name
         for name in vars(Sampler)
         if name[0] != "_" and not inspect.isfunction(getattr(Sampler, name))
     }
     assert stated == public | {"ranges"}
-    assert re.findall(r"^\| `(\w+_n\w?)` ", page, re.MULTILINE) == list(Reports._fields)
+    assert re.findall(r"^\| `(\w+_n\w?)` ", states, re.MULTILINE) == list(Reports._fields)
+
+
+def test_classes_for_the_library_do_what_the_page_says() -> None:
+    page = (ROOT / "docs" / "how-to" / "add-to-the-library.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    made = {}
+    for package, block in zip(("samplers", "server"), blocks, strict=True):
+        made |= {"__name__": f"deltafl.{package}.table", "__package__": f"deltafl.{package}"}
+        exec(compile(block, page, "exec"), made)
+    check_sampler(made["ByLossRank"]())
+    plan = Plan(Population.from_sizes([1, 1]), made["ByLossRank"](), 2, parts=(made["Sign"](0.5),))
+    state = init_round(plan, np.zeros(2))
+    reports = Reports.make(2, loss=[1.0, 2.0])
+    update_nd = np.array([[1.0, -3.0], [2.0, -1.0]])
+    state, _ = close_round(plan, state, open_round(plan, state), update_nd, reports)
+    np.testing.assert_array_equal(state.params_d, [0.5, -0.5])
 
 
 def test_what_is_cited_is_among_the_references() -> None:
@@ -293,6 +328,27 @@ def check_recommendation(census: str, known: str, memory: str, neither: str) -> 
     assert f"`{recommend(census=False).label}`" in memory
     for sizes in (True, False):
         assert f"`{recommend(census=False, memory=False, unequal_sizes=sizes).label}`" in neither
+
+
+#: The doors whose pages are short, but for the notes.
+SHORT = ("why", "reference")
+EXEMPT = ("lab-notes.md",)
+
+
+@pytest.mark.parametrize(
+    "document",
+    sorted(
+        page.relative_to(ROOT).as_posix()
+        for door in SHORT
+        for page in (ROOT / "docs" / door).rglob("*.md")
+        if page.name not in EXEMPT
+    ),
+)
+def test_a_page_is_short_and_begins_with_something_to_type(document: str) -> None:
+    text = (ROOT / document).read_text()
+    before, fence, _ = text.partition("```")
+    assert len(text.split()) <= 900
+    assert fence and len(before.split()) <= 150
 
 
 def test_links_between_documents_lead_somewhere() -> None:
