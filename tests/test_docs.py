@@ -336,9 +336,9 @@ def check_recommendation(census: str, known: str, memory: str, neither: str) -> 
         assert f"`{recommend(census=False, memory=False, unequal_sizes=sizes).label}`" in neither
 
 
-#: The doors whose pages are short, but for the notes.
+#: The doors whose pages are short, but for notes and lists of evidence.
 SHORT = ("why", "reference")
-EXEMPT = ("lab-notes.md",)
+EXEMPT = ("lab-notes.md", "beside-the-others.md", "beside-the-others-evidence.md")
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,8 @@ def test_the_repository_stays_small_enough_to_look_through() -> None:
     files = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
-    # Modules do not count: one idea a file is the rule there.
-    assert len([name for name in files if not name.endswith(".py")]) < 344
+    # Modules and pages of the docs do not count: one idea a file is the rule there.
+    others = [name for name in files if not name.endswith(".py") and not name.startswith("docs/")]
+    assert len(others) < 296
     for folder in RESULTS.glob("*/"):
         assert len(list(folder.glob("*.png"))) <= 2, f"{folder.name} has more than two pictures"
