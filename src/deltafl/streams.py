@@ -4,6 +4,8 @@ Client 17 sees the same minibatches in round 5 whichever sampler selected it, in
 process it was trained, and after a resume.
 """
 
+from operator import index
+
 import numpy as np
 from numpy.random import Generator
 
@@ -36,12 +38,17 @@ def stream(seed: int, purpose: str, round: int = 0, client: int = 0) -> Generato
     """An independent generator (PCG64) for every combination of seed, purpose (in ``PURPOSES``),
     round and client.
 
-    An unknown purpose or a negative number is a ``DeltaflError``.
+    An unknown purpose, or what is no whole number of at least 0, is a ``DeltaflError``.
     """
     if purpose not in PURPOSES:
         raise unknown_name("purpose of randomness", purpose, PURPOSES)
-    if min(seed, round, client) < 0:
-        raise DeltaflError(f"seed, round and client must be >= 0, got {seed}, {round}, {client}")
     # As a spawn key and not added to the seed: two seeds have no stream in common.
     key = (PURPOSES[purpose], round, client)
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
+    try:
+        # ``index``, for without a seed NumPy would take one from the system.
+        entropy = np.random.SeedSequence(index(seed), spawn_key=key)
+        return np.random.Generator(np.random.PCG64(entropy))
+    except (TypeError, ValueError):
+        raise DeltaflError(
+            f"seed, round and client must be whole numbers >= 0, got {seed!r}, {round}, {client}"
+        ) from None

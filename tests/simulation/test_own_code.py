@@ -6,11 +6,14 @@ import re
 import subprocess
 import sys
 import threading
+import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -169,6 +172,21 @@ PAIRS = {
         "@dataclass\nclass A:\n    a: int\n    def b(self): pass\nthing = A(2).b",
         False,
     ),
+    "a method that an object was given": (
+        "thing = nn.ReLU()\nthing.forward = MethodType(lambda self, x: x + 1, thing)",
+        "thing = nn.ReLU()\nthing.forward = MethodType(lambda self, x: x + 2, thing)",
+        False,
+    ),
+    "a hook": (
+        "thing = nn.ReLU()\nthing.register_forward_hook(lambda *all: all[2] + 1)",
+        "thing = nn.ReLU()\nthing.register_forward_hook(lambda *all: all[2] + 2)",
+        False,
+    ),
+    "the number of a hook": (
+        "thing = nn.ReLU()\nthing.register_forward_hook(f)",
+        "nn.ReLU().register_forward_hook(f)\nthing = nn.ReLU()\nthing.register_forward_hook(f)",
+        True,
+    ),
     "an option of a loss": (
         "thing = nn.CrossEntropyLoss()",
         "thing = nn.CrossEntropyLoss(label_smoothing=0.3)",
@@ -189,6 +207,21 @@ PAIRS = {
         "thing = np.array(['b', None])",
         False,
     ),
+    "the mask of an array": (
+        "thing = np.ma.array([1, 2], mask=[True, False])",
+        "thing = np.ma.array([1, 2], mask=[False, True])",
+        False,
+    ),
+    "a sparse tensor": (
+        "thing = torch.eye(2).to_sparse()",
+        "thing = 2 * torch.eye(2).to_sparse()",
+        False,
+    ),
+    "a conjugate tensor": (
+        "thing = torch.tensor([1j, 2])",
+        "thing = torch.tensor([1j, 2]).conj()",
+        False,
+    ),
     "a data frame": ("thing = pd.DataFrame({'a': [1]})", "thing = pd.DataFrame({'a': [2]})", False),
     "the order of a set": (
         "thing = {'b', 'a', 'c', 1}",
@@ -203,6 +236,7 @@ HEAD = """
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
+from types import MethodType
 import numpy as np
 import pandas as pd
 import torch
@@ -325,6 +359,62 @@ def test_a_file_of_weights_belongs_to_the_model(tmp_path: Path) -> None:
         play(small_task(make_model), tmp_path / "out", 4)
 
 
+def test_folders_with_other_weights_are_not_joined(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.pt"
+
+    def make_model() -> nn.Module:
+        model = nn.Linear(4, 2)
+        model.load_state_dict(torch.load(weights))
+        return model
+
+    for name in ("a", "b", "c"):
+        if name != "b":  # which has those of a
+            torch.save(nn.Linear(4, 2).state_dict(), weights)
+        play(small_task(make_model), tmp_path / name)
+    deltafl.load(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(DeltaflError, match=r"different models or losses .* leave one of them out"):
+        deltafl.load(tmp_path / "a", tmp_path / "c")
+
+
+class Decay:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, round: int) -> float:
+        return self.factor**round
+
+    def method(self, round: int) -> float:
+        return self.factor**round
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda factor: lambda round: factor**round,
+        lambda factor: partial(lambda factor, round: factor**round, factor),
+        Decay,
+        lambda factor: Decay(factor).method,
+    ],
+    ids=["closure", "partial", "object", "method"],
+)
+def test_another_schedule_is_refused(made: Any, tmp_path: Path) -> None:
+    play(small_task(linear), tmp_path / "out", lr_schedule=made(0.5))
+    play(small_task(linear), tmp_path / "out", lr_schedule=made(0.5))
+    with pytest.raises(DeltaflError, match=r"lr_schedule=\w+ is not the one that .*out was"):
+        play(small_task(linear), tmp_path / "out", lr_schedule=made(0.6))
+
+
+def test_what_began_with_an_object_does_not_go_on_with_a_name(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": range(60), "client": [*range(6)] * 10, "label": [0, 1] * 30})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    play(frame, tmp_path / "out")
+    with pytest.raises(DeltaflError, match=r"with task = frame, an object, and not with .*t\.csv"):
+        play(tmp_path / "t.csv", tmp_path / "out")
+    play(small_task(linear), tmp_path / "other", lr_schedule=Decay(0.5))
+    with pytest.raises(DeltaflError, match="lr_schedule = Decay, an object, and not with cosine"):
+        play(small_task(linear), tmp_path / "other", lr_schedule="cosine")
+
+
 def test_training_leaves_a_module_that_every_run_starts_from(tmp_path: Path) -> None:
     module = nn.Linear(4, 2)
     before = describe(module)
@@ -410,6 +500,16 @@ def test_names_in_all_settings_count_and_tables_do_not(file: Path) -> None:
     names = ["lr_schedule=lambda", "mine.py:grown", "mine.py:Twice", "mine.py"]
     assert [*code_of(settings)] == names
     assert code_of({"sampler": "uniform", "task": "mine.csv"}) == {}
+
+
+def test_a_file_may_be_spelled_otherwise(file: Path) -> None:
+    frame = pd.DataFrame({"a": range(60), "client": [*range(6)] * 10, "label": [0, 1] * 30})
+    frame.to_csv("t.csv", index=False)
+    for spelled in ("t.csv", "./t.csv", Path("t.csv"), file.parent / "t.csv"):
+        beside = Path(spelled).with_name("mine.py")
+        play(spelled, Path("out"), lr_schedule=f"{beside}:grown")
+    recorded = tomllib.loads(Path("out/config.toml").read_text())
+    assert (recorded["task"], recorded["lr_schedule"]) == ("t.csv", "mine.py:grown")
 
 
 def test_an_edited_sampler_is_refused_and_others_may_be_added(file: Path) -> None:

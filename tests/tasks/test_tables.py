@@ -2,9 +2,11 @@
 and column.
 """
 
+import bz2
 import csv
 import gzip
 import json
+import lzma
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,6 +120,22 @@ def test_small_clients_give_test_rows_as_often_as_large_ones(share: float) -> No
         assert mean[sizes == size].mean() == pytest.approx(share * size, abs=4 * 0.5 / 600**0.5)
 
 
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.05])
+def test_of_small_tables_one_row_is_tested_whatever_the_seed(share: float) -> None:
+    # Sums of a hundredth are rounded, some of them down.
+    frame = pd.DataFrame({"a": range(24), "client": np.repeat(range(6), 4), "label": [0, 1] * 12})
+    tested = {len(table_task(frame, seed=k, test_share=share).dataset.test_x) for k in range(300)}
+    assert 1 in tested <= {1, 2}
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, np.nan, np.inf, "0.2", None])
+@pytest.mark.parametrize("dealt", [{}, {"partition": "iid", "clients": 3}])
+def test_what_is_no_share_is_refused(share: Any, dealt: dict[str, Any]) -> None:
+    frame = pd.DataFrame({"a": range(24), "client": np.repeat(range(6), 4), "label": [0, 1] * 12})
+    with pytest.raises(DeltaflError, match=r"test_share is .*; it must be between 0 and 1"):
+        table_task(frame, test_share=share, **dealt)
+
+
 def test_bits_of_dealt_tables_are_those_of_before() -> None:
     task = table_task(flowers(), "kind", partition="dirichlet", clients=20, alpha=0.3, seed=3)
     assert task.data["data_crc32"] == "f01bd9c0"
@@ -202,6 +220,39 @@ def test_numbers_of_a_text_stay_as_they_are_written(tmp_path: Path) -> None:
         rows = [(k, k % 2, 0, owners[k % len(owners)]) for k in range(60)]
         task = table_task(write(tmp_path / "t.csv", rows))
         assert [*task.client_names] == order
+
+
+@pytest.mark.parametrize("column", ["client", "label"])
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (pd.Series([1, "1", 2] * 20, dtype=object), "the number 1 and the text '1'"),
+        (pd.Series([2, 7, " 7"] * 20, dtype=object), "the number 7 and the text '7'"),
+        (pd.Categorical([1, "1", 2] * 20), "the number 1 and the text '1'"),
+        (pd.Series([1.0, 2.0**53 + 2, 3] * 20), "at most 9007199254740992.*whole numbers or as"),
+        (pd.Series([1.0, 2.0**24 + 2, 3] * 20, dtype=np.float32), "at most 16777216"),
+        (pd.Series([1.0, np.inf, 3] * 20), "a whole number or a word|at most"),
+    ],
+    ids=["mixed", "blank", "category", "float64", "float32", "infinity"],
+)
+def test_what_may_be_one_or_two_is_refused(column: str, values: Any, words: str) -> None:
+    frame = pd.DataFrame({"a": range(60), "client": range(60), "label": range(60)})
+    with pytest.raises(DeltaflError, match=words):
+        table_task(frame.assign(**{column: values}), task_type="classification", test_share=0.5)
+
+
+def test_digits_of_other_scripts_are_words() -> None:
+    digits = ["\u0661", "1", "\uff11"] * 20  # an Arabic one, and a wide one
+    task = table_task(pd.DataFrame({"a": range(60), "client": digits, "label": digits}))
+    assert [*task.client_names] == [*task.dataset.class_names] == sorted(digits[:3])
+
+
+def test_numbers_whose_squares_are_nothing_are_one_number() -> None:
+    frame = pd.DataFrame({"a": np.arange(60) * 1e-320, "b": range(60), "label": [0, 1] * 30})
+    data = table_task(frame, partition="iid", clients=3).dataset
+    assert np.isfinite(data.train_x).all() and np.isfinite(data.test_x).all()
+    with pytest.raises(DeltaflError, match="holds a single number"):
+        table_task(frame, "a", task_type="regression", partition="iid", clients=3)
 
 
 def test_a_declared_order_stays() -> None:
@@ -303,6 +354,13 @@ BAD_ROWS: list[tuple[Rows, str]] = [
     (with_value(3, 0, "?"), "holds '?'; .*a missing value, fill that in"),
     (with_value(3, 0, "unknown"), "a missing value, fill that in"),
     (with_value(3, 0, "12 %"), "leave out the unit"),
+    (with_value(3, 0, "12:30"), "numbers of seconds"),
+    (with_value(3, 0, "3 Feb 2020"), "numbers of days"),
+    (with_value(3, 0, "Feb 3, 2020"), "numbers of days"),
+    (with_value(3, 0, "2020-02"), "numbers of days"),
+    (with_value(3, 0, "<5"), "a number for a limit"),
+    (with_value(3, 0, "\u0665"), "pandas.get_dummies"),
+    (with_value(3, 3, "NA"), "a missing value .*where such a word is meant"),
     (with_value(3, 0, "red"), "holds 'red'; .*pandas.get_dummies"),
     ([(k, f"{k},5", 0, "x") for k in range(40)], "column 'label' holds '0,5'; .*decimal=','"),
     ([(k, f"2020-01-{k % 28 + 1:02}", 0, "x") for k in range(40)], "column 'label' holds '2020"),
@@ -339,9 +397,29 @@ BAD_TEXTS: list[tuple[str, bytes | None, str]] = [
         b"a;label;client\n1;x;u\n",
         "one column, 'a;label;client': .* --sep ';'",
     ),
+    ("t.csv", b"a label client\n1 x u\n", "has one column, .* --sep ' '"),
+    ("t.csv", b"# of 2020\na,label,client\n1,x,u\n", "has one column, .*begin with a line of"),
+    ("t.csv", "a,label,client\n1,x,u\n".encode("utf-16-le"), "write --encoding utf-16"),
+    ("t.csv", bz2.compress(b"a,label,client\n1,x,u\n"), "is no text, but packed or of another"),
+    ("t.csv", lzma.compress(b"a,label,client\n1,x,u\n"), "is no text, but packed or of another"),
+    ("t.tsv", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\xff", "is no text, but packed or of another"),
     ("t.npz", b"none", "t.npz is not an NPZ archive of plain arrays"),
     ("t.parquet", b"none", r"t\.parquet cannot be read as a table: Arrow"),
 ]
+
+
+@pytest.mark.parametrize("owner", ["c{},9", "c{},", "1,5,c{},9"])
+@pytest.mark.parametrize("rows", ["all", "first"])
+def test_no_cell_is_left_out(owner: str, rows: str, tmp_path: Path) -> None:
+    lines = [f"{k},{k % 2},{owner.format(k % 3)}" for k in range(40)]
+    if rows == "first":
+        lines[1:] = [f"{k},{k % 2},c{k % 3}" for k in range(1, 40)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,label,client", *lines]))
+    if owner.endswith(","):  # spreadsheets do so
+        assert table_task(tmp_path / "t.csv").num_clients == 3
+        return
+    with pytest.raises(DeltaflError, match="give each row as many cells as the header has, and"):
+        table_task(tmp_path / "t.csv")
 
 
 @pytest.mark.parametrize("end", ["csv", "tsv", "txt", "csv.gz", "tsv.gz", "TXT.GZ"])
@@ -422,7 +500,7 @@ TIME = np.array(["NaT", "2021-01-01", "2020-01-01"], dtype="datetime64[s]")
     ("name", "column", "words"),
     [
         ("a", np.zeros(4), "cannot be read as a table: ValueError: All arrays must be of the same"),
-        ("label", np.zeros((3, 2)), r"r.npz has no column 'label': .* label\[1\]"),
+        ("label", np.zeros((3, 2)), r"r.npz has no column 'label': .* 'label\[1\]'"),
         ("client", TIME, "r.npz: row 1, column 'client' holds"),
         ("a", np.array([1, 2, 3j]), "r.npz: row 1, column 'a' holds"),
         ("a", np.array([[0, 1], [0, -1e300], [1, 1]]), r"r.npz: row 2, column 'a\[1\]' holds"),
@@ -437,7 +515,7 @@ def test_bad_arrays_are_named(tmp_path: Path, name: str, column: Any, words: str
 
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({}, "frame has no column 'client' that says .*--column.*--partition iid --clients 20.*kind"),
-    ({"label": "kinds"}, r"data frame has no column 'kinds': .* the nearest are kind, "),
+    ({"label": "kinds"}, r"data frame has no column 'kinds': .* the nearest are 'kind', "),
     ({"column": "kind"}, "needs one row and a column of numbers besides"),
     (
         {"test_share": 1, "partition": "iid", "clients": 3},
@@ -453,6 +531,11 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
         {"partition": "shards", "clients": 5, "label": "b", "task_type": "regression"},
         "'kind' holds '",
     ),
+    ({"partition": "iid", "clients": 2.5}, r"'iid' got 2\.5 clients; write a number from 1 to"),
+    ({"partition": "iid", "clients": 2, "model": None}, "model is None; it must be a function"),
+    ({"partition": "iid", "clients": 2, "seed": 1.5}, "must be whole numbers >= 0, got 1.5"),
+    ({"partition": "iid", "clients": 2, "seed": None}, "must be whole numbers >= 0, got None"),
+    ({"partition": "dirichlet", "clients": 2, "alpha": "1"}, "alpha is '1'; write a number"),
     ({"partition": "iid", "clients": 3, "task_type": "classify"}, "it must be 'classification' or"),
 ]
 

@@ -27,7 +27,7 @@ from ..store import checked, write_atomically
 from ..tasks.own import is_table, short_name
 from .directory import RunDirectory, recorded_settings
 from .environment import environment
-from .own_code import require_one_code
+from .own_code import require_one_code, require_same_model
 from .record import Job, read_run
 from .settings import (
     FREE_ON_RESUME,
@@ -327,13 +327,16 @@ def together(folders: Sequence[Path], opened: Sequence[_Runs]) -> Comparison:
         settings = grown(settings, other)
     require_one_code(folders)
     found = dict[tuple[str, int], RunDirectory]()
-    checksums = dict[int, str]()
+    first_of = dict[int, tuple[Path, dict[str, Any]]]()
     for directory, run in (place for _, places in opened for place in places):
-        checksum = directory.environment()["data_crc32"]
-        if checksums.setdefault(run.seed, checksum) != checksum:
+        known = directory.environment()
+        place, first_known = first_of.setdefault(run.seed, (directory.path, known))
+        if known["data_crc32"] != first_known["data_crc32"]:
             raise DeltaflError(
                 f"{directory.path} has other data than another run of seed {run.seed}; leave it out"
             )
+        before, now = (of.get("model", {}) for of in (first_known, known))
+        require_same_model(place, before, now, directory.path)
         # Code, settings and data are the same: what one run has recorded, the other has.
         found.setdefault((run.sampler, run.seed), directory)
     keys = [

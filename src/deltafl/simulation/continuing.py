@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .directory import recorded_settings, write_header, write_settings
-from .own_code import note_code, require_same_code, with_objects
+from .own_code import note_code, require_objects, require_same_code, with_objects
 from .settings import AnySettings, Settings, grown, make_settings
 
 
@@ -23,6 +23,7 @@ def continued(
     recorded = recorded_settings(out)
     before = None
     if recorded is not None:
+        require_objects(out, recorded, settings)
         before = make_settings(type(settings), with_objects(recorded, settings))
         settings = grown(before, settings)
         require_same_code(out, settings, before)

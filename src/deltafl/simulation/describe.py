@@ -23,6 +23,7 @@ from types import (
     EllipsisType,
     FunctionType,
     MappingProxyType,
+    MethodType,
     ModuleType,
     NoneType,
 )
@@ -108,10 +109,15 @@ def _parts(value: Any) -> tuple[Any, ...]:
             return type(value).__name__, *value
         case dict() | MappingProxyType() if type(value).__module__ == "builtins":
             return "dict", *(part for item in value.items() for part in item)
+        case np.ma.MaskedArray():
+            return "masked", value.data, np.ma.getmaskarray(value), value.fill_value
         case np.ndarray():
             return "array", str(value.dtype), value.shape, _content_of(value)
         case FunctionType():
             return _of_function(value)
+        case MethodType():
+            # Of one that was given to an object, pickle would write the name.
+            return "method", value.__func__, value.__self__
         case CodeType():
             return "code", *_of_code(value)
         case type():
@@ -149,11 +155,16 @@ def _of_tensor(value: Any) -> tuple[Any, ...] | None:
     if torch is None:
         return None
     if isinstance(value, torch.nn.Module):
-        state = {name: part for name, part in vars(value).items() if name != "training"}
+        # Hooks are numbered by a counter of the process.
+        state = {
+            name: [*part.values()] if "_hooks" in name else part
+            for name, part in vars(value).items()
+            if name != "training"
+        }
         return "module", type(value), state
     if not isinstance(value, torch.Tensor):
         return None
-    held = value.detach().cpu().contiguous().reshape(-1)
+    held = value.detach().cpu().to_dense().resolve_conj().resolve_neg().contiguous().reshape(-1)
     held = held.view(torch.uint8).numpy()
     return "tensor", str(value.dtype), tuple(value.shape), value.requires_grad, held
 
@@ -211,7 +222,8 @@ def _used(function: FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         yield from (part for held in _held(cell) for part in _of_module(held, attributes))
     for name in sorted({step.argval for step in steps if step.opname == "IMPORT_NAME"}):
-        yield from _of_module(sys.modules.get(name), attributes)
+        for module in (name, f"{known.get('__package__')}.{name}".rstrip(".")):
+            yield from _of_module(sys.modules.get(module), attributes)
 
 
 def _of_module(module: object, names: set[str]) -> Iterator[Any]:

@@ -16,10 +16,9 @@ from ..calls import Named
 from ..errors import DeltaflError
 from ..samplers.label import base_name, split_settings
 from ..store import read_json, read_toml, write_atomically
-from ..store.own_python import import_file
+from ..store.own_python import load_named, split_name
 from ..tasks.base import Task
 from ..tasks.metrics import Metric, metric_of
-from ..tasks.own import split_name
 from ..tasks.registry import added_tasks
 from .describe import UnknownError, describe
 
@@ -44,6 +43,19 @@ def objects_of(settings: Mapping[str, Any]) -> dict[str, Any]:
         for key, text in _texts(settings)
         if isinstance(text, Named)
     }
+
+
+def require_objects(folder: Path, recorded: Mapping[str, Any], now: BaseModel) -> None:
+    """Refuse names where a folder was begun with objects: nobody can make these of their names."""
+    began = _environment(folder).get("objects", [])
+    given = now.model_dump()
+    for key, text in recorded.items():
+        name = text if key == "task" else f"{key}={text}"
+        if name in began and not isinstance(given.get(key), Named):
+            raise DeltaflError(
+                f"{folder} was played from Python with {key} = {text}, an object, and not with "
+                f"{given.get(key)}: give the object, or choose another --out"
+            )
 
 
 def with_objects(recorded: Mapping[str, Any], now: BaseModel) -> dict[str, Any]:
@@ -103,8 +115,7 @@ def _own(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, part
     for key, text in _texts(settings):
         for name in _files(key, text):
-            file, top = split_name(name)
-            yield name, vars(import_file(file, "FILE.py:NAME")).get(top)
+            yield name, load_named(name, "FILE.py:NAME")
     registered = added_tasks().get(settings.get("task", ""))
     if registered is not None:
         yield registered.name, registered
@@ -183,19 +194,28 @@ def require_same_model(
     folder: Path,
     before: Mapping[str, Any],
     now: Mapping[str, Any],
+    other: Path | None = None,
 ) -> None:
-    """Refuse a model, or a loss, that is not the one that a folder was played with."""
-    for name, old in before.items():
-        new = now[name]
+    """Refuse a model, or a loss, that is not the one that a folder was played with; it is that of
+    the task, or of an ``other`` folder. What one of both has not recorded is not compared.
+    """
+    for name in before.keys() & now.keys():
+        old, new = before[name], now[name]
         same = old == new
         if isinstance(old, float) and isinstance(new, float):
             same = math.isclose(old, new, rel_tol=TOLERANCE, abs_tol=1e-9)
-        if not same:
+        if same:
+            continue
+        if other is not None:
             raise DeltaflError(
-                f"the model of the task, or its loss, is not the one that {folder} was played with "
-                f"(its {name} on two examples was {old} and is {new}): undo the change, perhaps in "
-                "a file or a package that it uses, or choose another --out"
+                f"{folder} and {other} were played with different models or losses (the {name} on "
+                f"two examples was {old} and {new}): leave one of them out"
             )
+        raise DeltaflError(
+            f"the model of the task, or its loss, is not the one that {folder} was played with "
+            f"(its {name} on two examples was {old} and is {new}): undo the change, perhaps in "
+            "a file or a package that it uses, or choose another --out"
+        )
 
 
 def where_it_began(folder: Path) -> Path:

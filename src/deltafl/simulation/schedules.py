@@ -13,7 +13,7 @@ import numpy as np
 
 from ..calls import Named, check_options, parse_call
 from ..errors import OWN_ERRORS, DeltaflError, WithRanges, in_one_line, is_in, unknown_name
-from ..store.own_python import import_file
+from ..store.own_python import load_named, split_name
 from ..types import FloatArray
 
 
@@ -114,10 +114,9 @@ def factors_of(text: str | None, rounds: int) -> tuple[float, ...]:
         return ()
     if isinstance(text, Named):
         return _own_factors(text, text.of, rounds)
-    file, suffix, function = text.rpartition(".py:")
-    if suffix:
-        path = Path(f"{file}.py")
-        made = vars(import_file(path, "FILE.py:FUNCTION")).get(function)
+    if ".py:" in text:
+        path, function = split_name(text)
+        made = load_named(text, "FILE.py:FUNCTION")
         if not callable(made):
             raise DeltaflError(
                 f"{path} has no function {function!r}; write there: def {function}(round): ..."

@@ -33,6 +33,7 @@ from ..samplers.table import SAMPLERS
 from ..server.optimizers import Momentum
 from ..server.part import ServerPart
 from ..server.table import IN_TEXT, ROW_OF, SETTINGS, make_parts
+from ..store.own_python import split_name
 from ..store.values import read_toml, sentence
 from ..tasks.base import Task
 from ..tasks.metrics import AnyMetric, metric_of, metrics_of
@@ -654,6 +655,22 @@ def differing(before: AnySettings, now: AnySettings) -> list[tuple[str, Any, Any
     return [(key, old[key], new[key]) for key in new if old[key] != new[key]]
 
 
+def _spelled_as_before(before: Settings, now: Settings) -> dict[str, str]:
+    """The names of files that name what they named before, and are spelled otherwise: as they were
+    spelled.
+    """
+    names = ((key, old, new) for (key, old), (_, new) in zip(before, now, strict=True))
+    return {key: old for key, old, new in names if _place(old) == _place(new) is not None}
+
+
+def _place(name: Any) -> tuple[Path, str] | None:
+    """File and function, if this is the name of a file of the user's own."""
+    if not isinstance(name, str) or isinstance(name, Named) or not is_own(name):
+        return None
+    file, function = split_name(name)
+    return file.resolve(), function
+
+
 def grown(before: AnySettings, now: AnySettings) -> AnySettings:
     """The settings of what began with ``before`` and goes on with ``now``: samplers and seeds of
     both, more rounds.
@@ -661,6 +678,7 @@ def grown(before: AnySettings, now: AnySettings) -> AnySettings:
     Other settings that change results, fewer rounds, and more that differ from those played at once
     are refused.
     """
+    now = now.model_copy(update=_spelled_as_before(before, now))
     for key, old, new in differing(before, now):
         if key != "rounds" or new < old:
             raise DeltaflError(

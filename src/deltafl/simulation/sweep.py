@@ -16,7 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import require
+from ..errors import DeltaflError, require
+from ..store.files import opened
 from .callback import OnRound, RoundDone, round_done
 from .directory import RunDirectory, locked
 from .processes import Processes, result
@@ -249,10 +250,10 @@ def rounds_played(path: Path) -> int:
 def _whole_lines(path: Path, start: int = 0) -> list[bytes]:
     """The lines of a file that another process may be writing; none if it is not there."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             file.seek(start)
             return [line for line in file if line.endswith(b"\n")]
-    except OSError:
+    except DeltaflError:
         return []
 
 

@@ -98,7 +98,8 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DeltaflError(f"cannot read {path}: {error.strerror}") from None
+        # Of what is packed an error has no number of the system.
+        raise DeltaflError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 @contextmanager

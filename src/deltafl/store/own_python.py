@@ -1,28 +1,49 @@
-"""Python files of users: a class by its name in a file, and modules."""
+"""Python files of users: ``FILE.py:NAME``, and modules."""
 
 import importlib
 import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line
 
 T = TypeVar("T")
 
 
+#: What a task's file has where no function is named.
+DEFAULT_FUNCTION = "make_task"
+
+
+def split_name(name: str) -> tuple[Path, str]:
+    """File and function, or class, of ``FILE.py:NAME``."""
+    # Not at the colon alone: on Windows a path may begin with C:
+    file, suffix, function = name.partition(".py:")
+    if not suffix:
+        return Path(name), DEFAULT_FUNCTION
+    return Path(f"{file}.py"), function or DEFAULT_FUNCTION
+
+
+def load_named(spec: str, form: str) -> Any:
+    """What ``FILE.py:NAME`` names; None if the file has no such name. ``form`` is as in
+    ``import_file``.
+    """
+    path, name = split_name(spec)
+    return vars(import_file(path, form)).get(name)
+
+
 def load_class(spec: str, base: type[T]) -> type[T]:
     """The class that ``FILE.py:Class`` names, a subclass of ``base``; a ``DeltaflError`` if
     there is none.
     """
-    path, _, name = spec.rpartition(":")
-    found = getattr(import_file(Path(path), "FILE.py:Class"), name, None)
+    path, name = split_name(spec)
+    found = load_named(spec, "FILE.py:Class")
     if not (isinstance(found, type) and issubclass(found, base)):
         raise DeltaflError(
             f"{path} has no class {name!r} that is a subclass of deltafl.{base.__name__}"
         )
-    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    missing = sorted(vars(found).get("__abstractmethods__", ()))
     if missing:
         raise DeltaflError(
             f"{spec} lacks {', '.join(missing)}; define what deltafl.{base.__name__} leaves open"

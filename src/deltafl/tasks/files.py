@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from ..errors import DeltaflError, require
 from ..scale.memory_budget import free_ram, human
+from ..store.files import opened
 
 TRAIN_IMAGES = "train-images-idx3-ubyte"
 TRAIN_LABELS = "train-labels-idx1-ubyte"
@@ -239,9 +240,9 @@ def matches(path: Path, checksum: str) -> bool:
     """Whether the content of a file is right: unpacked for a SHA-256, as it is for ``md5:...``."""
     algorithm, _, digest = checksum.rpartition(":")
     try:
-        with path.open("rb") if algorithm else unpacked(path) as content:
+        with opened(path, users=True) if algorithm else unpacked(path) as content:
             found = hashlib.file_digest(cast(Any, content), algorithm or "sha256")
-    except BROKEN:
+    except (*BROKEN, DeltaflError):
         return False
     return found.hexdigest() == digest
 
@@ -251,7 +252,7 @@ def unpacked(path: Path) -> Iterator[IO[bytes]]:
     """A file opened for reading, unpacked if its first two bytes are those of gzip, whatever its
     name.
     """
-    with path.open("rb") as file:
+    with opened(path, users=True) as file:
         is_gzipped = file.read(2) == b"\x1f\x8b"
         file.seek(0)
         if is_gzipped:
@@ -269,10 +270,12 @@ def read_arrays(
     """
     try:
         # Opened here, for NumPy leaves its own file open if the archive is broken.
-        with path.open("rb") as file:
+        with opened(path, users=True) as file:
             archive = np.load(file, allow_pickle=False)
             require_ram(sum(entry.file_size for entry in archive.zip.infolist()))
             return {key: np.asarray(archive[key]) for key in keys or archive.files}
+    except DeltaflError:
+        raise
     # NumPy and zipfile raise a dozen kinds, MemoryError and RuntimeError among them.
     except Exception as error:
         wanted = ", ".join(keys or ("plain arrays",))
@@ -301,10 +304,11 @@ def cached_images(
     by ``decode``.
     """
     try:
-        images: Bytes = np.load(file, allow_pickle=False)
+        with opened(file) as content:
+            images: Bytes = np.load(content, allow_pickle=False)
         if images.shape == shape and images.dtype == np.uint8:
             return images
-    except (OSError, ValueError, EOFError):
+    except (DeltaflError, ValueError, EOFError):
         pass  # decoded below
     images = decode()
     try:

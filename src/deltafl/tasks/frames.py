@@ -2,6 +2,8 @@
 
 import codecs
 import os
+import re
+import warnings
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -100,7 +102,7 @@ def _read_file(path: Path, sep: str | None, encoding: str | None, texts: Collect
 
 def _read_text(path: Path, sep: str, encoding: str | None, texts: Collection[str]) -> Frame:
     import pandas as pd
-    from pandas.errors import EmptyDataError, ParserError
+    from pandas.errors import EmptyDataError, ParserError, ParserWarning
 
     # utf-8-sig: spreadsheets begin a file with a mark, which would be part of the first name.
     # Without index_col=False a comma at the end of each row would make the first column an index.
@@ -114,7 +116,8 @@ def _read_text(path: Path, sep: str, encoding: str | None, texts: Collection[str
             f"sep is {sep!r}; it must be one character, such as ';', or tab or space"
         )
     try:
-        with unpacked(path) as file:
+        with unpacked(path) as file, warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", ParserWarning)
             # Without low_memory=False one column may have numbers in one part and texts in another.
             table = pd.read_csv(file, dtype=dict.fromkeys(texts, str), low_memory=False, **options)
         # pandas gives columns without a name one, and renames the second of two equal ones. So the
@@ -133,10 +136,7 @@ def _read_text(path: Path, sep: str, encoding: str | None, texts: Collection[str
             f"{path.name} is empty; give it a header and a row for each example"
         ) from None
     except UnicodeError:
-        raise DeltaflError(
-            f"{path.name} is not text in {encoding or 'UTF-8'}: write --encoding {_guess(path)} "
-            f"(encoding={_guess(path)!r}) or what it was written in, or save it as UTF-8"
-        ) from None
+        raise _no_text(path, encoding) from None
     except LookupError:
         raise DeltaflError(
             f"encoding is {encoding!r}, which Python does not know; write utf-8, latin-1, cp1252 "
@@ -144,29 +144,54 @@ def _read_text(path: Path, sep: str, encoding: str | None, texts: Collection[str
         ) from None
     except ParserError as error:
         raise DeltaflError(
-            f"{path.name} cannot be read as a table: {in_one_line(error)}; give each row as many "
-            "cells as the header has"
+            f"{path.name} cannot be read as a table: {in_one_line(error)}; {_AS_MANY}"
         ) from error
     header = first.loc[0].tolist()
-    other = next((mark for mark in ";\t|," if mark in header[0]), None)
-    if len(header) == 1 and other is not None:
+    if "\0" in "".join(header):
+        raise _no_text(path, encoding)
+    if len(header) == 1:
+        marks = [mark for mark in ";\t|,: " if mark in header[0]]
         raise DeltaflError(
-            f"{path.name} has one column, {header[0]!r}: say what separates the columns, as --sep "
-            f"{other!r} (sep={other!r}) does"
+            f"{path.name} has one column, {header[0]!r}: begin with a line of their names, and say "
+            f"what separates them, as --sep {(marks or ';')[0]!r} (sep={(marks or ';')[0]!r}) does"
         )
     if "" in header:
         raise DeltaflError(
             f"{path.name}: column {header.index('') + 1} has no name; if it is the index of a data "
             "frame, leave it out by to_csv(..., index=False), else name it"
         )
+    # pandas would leave out the last cells of each row.
+    if any(issubclass(one.category, ParserWarning) for one in said):
+        raise DeltaflError(
+            f"{path.name} has rows with more cells than the {len(header)} of its header: {_AS_MANY}"
+        )
     return table.set_axis(header, axis=1)
 
 
-def _guess(path: Path) -> str:
-    """The encoding that a text in no UTF-8 probably has."""
+#: What a row must have.
+_AS_MANY = "give each row as many cells as the header has, and put cells with separators in quotes"
+
+
+def _no_text(path: Path, encoding: str | None) -> DeltaflError:
+    """What a file is that is no text in this encoding."""
     with unpacked(path) as file:
-        start = file.read(2)
-    return "utf-16" if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin-1"
+        start = file.read(4096)
+    probable = "latin-1"
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in start[:2]:
+        probable = "utf-16"
+    elif _IN_NO_TEXT.search(start):
+        return DeltaflError(
+            f"{path.name} is no text, but packed or of another kind; the tables that can be read "
+            f"are {', '.join(TABLE_SUFFIXES)}"
+        )
+    return DeltaflError(
+        f"{path.name} is not text in {encoding or 'UTF-8'}: write --encoding {probable} "
+        f"(encoding={probable!r}) or what it was written in, or save it as UTF-8"
+    )
+
+
+#: What a text has in no encoding of one byte a letter.
+_IN_NO_TEXT = re.compile(rb"[\0-\x08\x0e-\x1a]")
 
 
 def _read_parquet(path: Path) -> Frame:

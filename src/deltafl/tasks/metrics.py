@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
-from ..store.own_python import import_file
+from ..store.own_python import load_named, split_name
 from ..types import FloatArray, Judge
 
 Numbers = npt.NDArray[Any]
@@ -342,7 +342,6 @@ _SAME = {
     "top_k_accuracy": "top_2_accuracy",
 }
 _TOP = re.compile(r"top_?([1-9]\d?)(_accuracy)?")
-_FILE = re.compile(r"(.+\.py):(\w+)")
 
 
 def metrics_of(given: "AnyMetric | Iterable[AnyMetric]") -> tuple[Metric, ...]:
@@ -391,10 +390,10 @@ def metric_of(given: AnyMetric) -> Metric:
         raise DeltaflError(
             f"metric is {given!r}, which has no name; write Metric('name', it, higher=True)"
         )
-    of_file = _FILE.fullmatch(str(given).strip())
-    if of_file is not None:
-        return _from_file(*of_file.groups())
-    name = str(given).strip().lower().replace("-", "_").replace(" ", "_").removesuffix("_score")
+    text = str(given).strip()
+    if ".py:" in text:
+        return _from_file(text)
+    name = text.lower().replace("-", "_").replace(" ", "_").removesuffix("_score")
     name = _SAME.get(name, name)
     top = _TOP.fullmatch(name)
     if top is not None:
@@ -406,8 +405,9 @@ def metric_of(given: AnyMetric) -> Metric:
     return METRICS[name]
 
 
-def _from_file(file: str, name: str) -> Metric:
-    found = vars(import_file(Path(file), "--metric FILE.py:FUNCTION")).get(name)
+def _from_file(text: str) -> Metric:
+    file, name = split_name(text)
+    found = load_named(text, "--metric FILE.py:FUNCTION")
     if isinstance(found, Metric):
         return _with_own_name(found)
     if not callable(found):

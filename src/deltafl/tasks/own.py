@@ -20,7 +20,7 @@ import numpy as np
 
 from ..calls import Named
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line
-from ..store.own_python import import_file
+from ..store.own_python import load_named, split_name
 from ..streams import stream
 from .base import Dataset, Task
 from .frames import TABLE_SUFFIXES, is_table_file, table_stem
@@ -29,7 +29,6 @@ from .metrics import METRICS, AnyMetric, targets_of
 from .registry import TaskSpec, find_task
 from .tables import from_huggingface, table_task
 
-DEFAULT_FUNCTION = "make_task"
 #: Clients selected per round, of those of a task without a setting for it: a tenth, at least so
 #: many, but no more than half of them, for all methods are one where everybody is asked.
 LEAST_SAMPLE = 3
@@ -68,15 +67,6 @@ def short_name(name: str) -> str:
     if is_table_file(name):
         return table_stem(name)
     return split_name(name)[0].stem
-
-
-def split_name(name: str) -> tuple[Path, str]:
-    """File and function, or class, of ``FILE.py:NAME``."""
-    # Not at the colon alone: on Windows a path may begin with C:
-    file, suffix, function = name.partition(".py:")
-    if not suffix:
-        return Path(name), DEFAULT_FUNCTION
-    return Path(f"{file}.py"), function or DEFAULT_FUNCTION
 
 
 def load_own(name: str, seed: int, metric: Sequence[AnyMetric] = (), **of_table: Any) -> Task:
@@ -124,7 +114,7 @@ def load_own(name: str, seed: int, metric: Sequence[AnyMetric] = (), **of_table:
 
 def _from_file(name: str, seed: int) -> object:
     path, function = split_name(name)
-    make = vars(import_file(path, "--task FILE.py:FUNCTION")).get(function)
+    make = load_named(name, "--task FILE.py:FUNCTION")
     if not callable(make):
         raise DeltaflError(
             f"{path} has no function {function!r}; write there: def {function}(seed: int) -> Task"

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..calls import Named, parse_call
-from ..errors import OWN_ERRORS, DeltaflError, in_one_line, require, unknown_name
+from ..errors import OWN_ERRORS, DeltaflError, in_one_line, is_in, require, unknown_name
 from ..types import BoolArray, FloatArray, IntArray
 from .base import Dataset
 
@@ -414,9 +414,9 @@ def make_partition(
             "'quantity'"
         )
     # Beyond these numbers a Dirichlet sample is rounded away.
-    if partition.uses_alpha and not 1e-6 <= alpha <= 1e6:
+    if partition.uses_alpha and not is_in(alpha, "[1e-6, 1e6]"):
         raise DeltaflError(
-            f"alpha is {alpha}; write a number from 1e-6 (one label a client) to 1e6 (iid)"
+            f"alpha is {alpha!r}; write a number from 1e-6 (one label a client) to 1e6 (iid)"
         )
     key_e = dataset.train_y
     most = len(key_e)
@@ -430,10 +430,10 @@ def make_partition(
             f"partition {name!r} deals the rows, and column {column!r} says who holds them: leave "
             "one of them out"
         )
-    if num_clients is None or not 1 <= num_clients <= most:
+    if num_clients is None or num_clients not in range(1, most + 1):
         raise DeltaflError(
-            f"partition {name!r} got {num_clients} clients; write a number from 1 to {most}, such "
-            "as clients=20, or --clients 20"
+            f"partition {name!r} got {num_clients!r} clients; write a number from 1 to {most}, "
+            "such as clients=20, or --clients 20"
         )
     options = dict(partition.options)
     least = options.pop("min_size", 1)

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DeltaflError, require, unknown_name
+from ..errors import DeltaflError, is_in, require, unknown_name
 from ..streams import stream
 from ..types import BoolArray, FloatArray, IntArray
 from .base import Dataset, Task
@@ -155,9 +155,11 @@ def table_task(
     if standardize:
         # Test rows say nothing about the scale: a model is judged on rows that it has not seen.
         train = x[~test_e]
-        # Of equal numbers the deviation is not always 0, for their mean is rounded.
-        varies = train.min(axis=0) < train.max(axis=0)
-        x = (x - train.mean(axis=0)) / np.where(varies, train.std(axis=0), 1.0)
+        deviation = train.std(axis=0)
+        # Of equal numbers the deviation is not always 0, for their mean is rounded; of the smallest
+        # that there are it may be, for squares are rounded, too.
+        varies = (train.min(axis=0) < train.max(axis=0)) & (deviation > 0)
+        x = (x - train.mean(axis=0)) / np.where(varies, deviation, 1.0)
     dataset = _dataset(name, x.astype(np.float32), target, owner, owners.code, test_e)
     task = _task(
         table_stem(name),
@@ -306,6 +308,11 @@ def _task(
     dealing: Dealing,
 ) -> Task:
     """The task: its clients, and model, loss and metric of its kind."""
+    if not callable(model):
+        raise DeltaflError(
+            f"model is {shown(model)}; it must be a function or a class, which "
+            "model(in_features, outputs) makes the model with"
+        )
     how = dealing.partition or "natural"
     column = dealing.column
     # Round 0 of the stream has dealt the test rows.
@@ -423,7 +430,8 @@ def _no_column(
 def _nearest(name: str, columns: Iterable[str]) -> str:
     """The columns with the nearest names; tables of pictures have hundreds."""
     names = list(columns)
-    nearest = ", ".join(get_close_matches(name, names, n=SHOWN, cutoff=0.0))
+    # In quotes, for names may begin with a blank.
+    nearest = ", ".join(map(repr, get_close_matches(name, names, n=SHOWN, cutoff=0.0)))
     return f"of its columns ({len(names)}) the nearest are {nearest}"
 
 
@@ -450,13 +458,13 @@ def _target(values: Column, task_type: TaskType | None, standardize: bool) -> Ta
             raise DeltaflError(f"{where} holds a single class; two are needed")
         return Target(y, len(names), names=names)
     number = _numbers(values)
+    scale = float(number.std())
     # Division by the deviation would give NaN.
-    if number.min() == number.max():
+    if number.min() == number.max() or scale == 0:
         raise DeltaflError(f"{where} holds a single number; there is nothing to predict")
     if not standardize:
         return Target(number.astype(np.float32), 0)
     mean = float(number.mean())
-    scale = float(number.std())
     unit = f", {values.name!r} standardized by mean {mean:.4g} and standard deviation {scale:.4g}"
     return Target(((number - mean) / scale).astype(np.float32), 0, unit)
 
@@ -493,7 +501,7 @@ def _task_type(where: str, values: Column) -> TaskType:
     if has_words:
         words = values.dropna().astype(str).str.strip()
         # Else each date or price would become a class.
-        if words.str.fullmatch(f"{_DATE}|{_PUNCTUATED}|[\\d.]+").all():
+        if words.str.fullmatch(f"{_DATE}|{_PUNCTUATED}|[\\d.]+", flags=re.ASCII).all():
             _numbers(values)
         return "classification"
     is_whole = known % 1 == 0
@@ -516,26 +524,36 @@ def codes(values: Column) -> Coded:
     """
     if values.dtype.name == "category":
         _require_all(values, values.notna().to_numpy(), "a category", "")
-        return Coded(values.cat.codes.to_numpy(np.int64), [str(x) for x in values.cat.categories])
+        names = [str(x) for x in values.cat.categories]
+        _require_no_twins(values, [name for name in names if names.count(name) > 1])
+        return Coded(values.cat.codes.to_numpy(np.int64), names)
     is_number = values.dtype.kind in "biuf"
     if is_number:
-        good_e = values.to_numpy(np.float64, na_value=np.nan) % 1 == 0
+        number_e = values.to_numpy(np.float64, na_value=np.nan)
+        good_e = number_e == np.trunc(number_e)
     else:
-        good_e = np.array(
-            [isinstance(value, str | int) and str(value).strip() != "" for value in values]
-        )
+        is_text_e = np.array([isinstance(value, str) for value in values])
+        good_e = np.array([isinstance(value, str | int) for value in values])
+        words = values.astype(str).str.strip()
+        good_e &= (words != "").to_numpy()
     _require_all(
         values,
         good_e,
         "a whole number or a word",
         "correct it (astype(str) makes words of dates), or drop the row",
     )
+    if values.dtype.kind == "f":
+        largest = 2 / np.finfo(f"f{values.dtype.itemsize}").eps
+        needed = f"at most {largest:.0f}, for of larger floating-point numbers some are missing"
+        cure = "read the column as whole numbers or as text"
+        _require_all(values, np.abs(number_e) <= largest, needed, cure)
     if is_number:
         code, numbers = values.factorize(sort=True)
         kind = bool if values.dtype.kind == "b" else int
         return Coded(code.astype(np.int64), [str(kind(number)) for number in numbers])
-    code, words = values.astype(str).str.strip().factorize()
-    names = words.tolist()
+    _require_no_twins(values, sorted({*words[is_text_e]} & {*words[~is_text_e]}))
+    code, different = words.factorize()
+    names = different.tolist()
     order = sorted(range(len(names)), key=names.__getitem__)
     # As numbers, so that 9 comes before 10, and exactly, for ids exceed what float64 tells apart.
     if all(_PLAIN.fullmatch(name) for name in names):
@@ -543,8 +561,20 @@ def codes(values: Column) -> Coded:
     return Coded(np.argsort(order)[code].astype(np.int64), [names[k] for k in order])
 
 
+def _require_no_twins(values: Column, words: Sequence[str]) -> None:
+    """Refuse numbers and texts that are written alike, of which nobody knows whether they are
+    one.
+    """
+    if words:
+        raise DeltaflError(
+            f"{values.index[0][0]}: column {values.name!r} holds the number {words[0]} and the "
+            f"text {words[0]!r}: make all of them texts, as astype(str) does, or write them "
+            "differently"
+        )
+
+
 #: A number as text, not larger than ids are.
-_PLAIN = re.compile(r"[+-]?\d{1,100}(\.\d{1,100})?")
+_PLAIN = re.compile(r"[+-]?\d{1,100}(\.\d{1,100})?", re.ASCII)
 
 
 def _random_share(owner_e: IntArray, share: float, seed: int) -> BoolArray:
@@ -553,16 +583,18 @@ def _random_share(owner_e: IntArray, share: float, seed: int) -> BoolArray:
     An owner gives ``share`` of its rows in the mean, rounded down or up, and all of them together
     this share to the next row.
     """
-    if not 0 < share < 1:
-        raise DeltaflError(f"test_share is {share}; it must be between 0 and 1, such as 0.1")
+    if not is_in(share, "(0, 1)"):
+        raise DeltaflError(f"test_share is {share!r}; it must be between 0 and 1, such as 0.1")
     owned = rows_by_key(owner_e)
     rows_o = np.array([len(rows) for rows in owned])
     mean_o = np.minimum(share * rows_o, rows_o - 1)
     rng = stream(seed, "partition", client=len(owned))
     order = rng.permutation(len(owned))
-    # Of a single owner the nearest number; of small tables one row at least.
-    start = max(rng.random(), 1 - mean_o.sum()) if len(owned) > 1 else 0.5
-    upto_o = np.floor(np.cumsum(mean_o[order]) + start).astype(np.int64)
+    total_o = np.cumsum(mean_o[order])
+    # Of a single owner the nearest number; of small tables one row at least, also where the sum is
+    # rounded down.
+    start = max(rng.random(), 1 - total_o[-1] + 1e-9) if len(owned) > 1 else 0.5
+    upto_o = np.floor(total_o + start).astype(np.int64)
     size_o = np.empty_like(rows_o)
     size_o[order] = np.diff(upto_o, prepend=0)
     test_e = np.zeros(len(owner_e), np.bool_)
@@ -583,17 +615,24 @@ def _features(frame: Frame) -> FloatArray:
 
 
 _DATE = r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?"
+_MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_DATE_IN_WORDS = rf"\d{{4}}-\d{{2}}|(\d{{1,4}}\W*)?{_MONTH}\W*\d{{1,4}}(\W.*)?"
 #: Between thousands, or before decimals; blanks that do not break a line are among them.
 _MARK = "[,'\u2019 \u00a0\u202f]"
 _PUNCTUATED = rf"[+-]?\d[\d.]*{_MARK}(\d|\.|{_MARK})*|[+-]?\d+(\.\d{{3}}){{2,}}"
 #: What a cell that is no usable number looks like, and the cure.
 _CURES = {
     r"[+-]?inf(inity)?": "replace infinity by a number, or drop the row",
-    r"[+-]?\d+(\.\d*)?(e[+-]?\d+)?": "divide the column or take its logarithm; if the number "
-    "stands for a missing value, fill that in or drop the row",
+    r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?": "divide the column or take its logarithm; if the "
+    "number stands for a missing value, fill that in or drop the row",
     _DATE: "make dates numbers of days, as (pandas.to_datetime(table[{name!r}]) - "
     "pandas.Timestamp('2000-01-01')).dt.days does, or drop the column",
-    r"-?\d+ days?.*": "make times numbers, as table[{name!r}].dt.total_seconds() does, or drop the "
+    _DATE_IN_WORDS: "make dates numbers of days, as (pandas.to_datetime(table[{name!r}]) - "
+    "pandas.Timestamp('2000-01-01')).dt.days does, or drop the column",
+    r"-?\d+ days?.*|\d{1,3}:\d\d(:\d\d(\.\d+)?)?": "make times numbers of seconds, as "
+    "pandas.to_timedelta(table[{name!r}].astype(str)).dt.total_seconds() does for hh:mm:ss, or "
+    "drop the column",
+    r"[<>~\u2264\u2265]=?\s*[\d.,]+": "write a number for a limit, such as half of it, or drop the "
     "column",
     _PUNCTUATED: "leave out separators of thousands and write a decimal point: give the data frame "
     "that pandas.read_csv(file, decimal=',', thousands='.') reads",
@@ -638,8 +677,8 @@ def _require_all(values: Column, good_e: BoolArray, needed: str, cure: str) -> N
     if not known_e.all():
         good_e = known_e
         cure = (
-            "a missing value (in CSV files an empty cell, NA, None, null, ...): fill it in, or "
-            "drop the row"
+            "a missing value (in CSV files an empty cell, NA, None, null, ...): fill it in, drop "
+            "the row, or, where such a word is meant, write another one"
         )
     if good_e.all():
         return
