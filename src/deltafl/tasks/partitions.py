@@ -435,6 +435,7 @@ def make_partition(
             f"partition {name!r} got {num_clients!r} clients; write a number from 1 to {most}, "
             "such as clients=20, or --clients 20"
         )
+    num_clients = int(num_clients)  # 20.0 is 20
     options = dict(partition.options)
     least = options.pop("min_size", 1)
     if partition.uses_alpha:
