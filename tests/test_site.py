@@ -65,7 +65,9 @@ def test_every_link_of_the_pages_leads_to_a_page_or_a_file(pages: Path) -> None:
 def test_a_method_has_a_page_with_the_numbers_of_the_benchmark(pages: Path) -> None:
     index = (pages / "methods" / "index.md").read_text()
     shown = re.search(
-        r"^\| `balanced` \| .*? \| (.*?) \|", (ROOT / "README.md").read_text(), re.MULTILINE
+        r"^\| `balanced` \| .*? \| (.*?) \|",
+        (ROOT / "docs/why/evidence.md").read_text(),
+        re.MULTILINE,
     )
     assert shown is not None
     for name in SAMPLERS:
