@@ -30,8 +30,8 @@ def test_there_is_one_address() -> None:
     """Whoever moves the repository changes it in ``pyproject.toml``, and in what this names."""
     pages = [path for name in ("docs", ".github", "examples") for path in (ROOT / name).rglob("*")]
     written = [path for path in [*ROOT.iterdir(), *pages] if path.suffix in SUFFIXES]
-    repository = re.compile(r"https?://[^\s/]+/[^\s/]+/deltafl\b|github/[^\s/]+/deltafl\b")
-    owner = ADDRESS.split("/")[-2]
+    forge, owner, _ = ADDRESS.rsplit("/", 2)
+    repository = re.compile(rf"{forge}/[^\s/]+/deltafl\b|github/[^\s/]+/deltafl\b")
     found = 0
     for path in written:
         for address in repository.findall(path.read_text(encoding="utf-8")):
