@@ -165,7 +165,7 @@ def close_round_from_sum(
     of single ones is NaN. ``examples/secure_sum.py`` uses it.
 
     Args:
-        plan: One that needs no single updates: docs/how-to/privacy.md lists the samplers.
+        plan: One that needs no single updates; see docs/how-to/secure-aggregation.md.
         state: The current state.
         cohort: What ``open_round`` returned.
         responded_n: bool (n,), whose updates are in the sum; the others did not reply.

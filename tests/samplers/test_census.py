@@ -229,7 +229,7 @@ def test_noise_hides_that_an_update_was_not_finite(bad: float) -> None:
     ("noise", "least", "most"), [(0.0, 0.88, 0.94), (0.25, 0.6, 0.74), (1.0, 0.1, 0.35)]
 )
 def test_how_much_an_answer_tells_of_the_labels(noise: float, least: float, most: float) -> None:
-    """Figures of docs/how-to/privacy.md, on digits: shares of labels, read from the bias' part of an
+    """Figures of docs/why/census-privacy.md, on digits: shares of labels, read from the bias' part of an
     answer.
     """
     task = make_task("digits", seed=0, num_clients=100)

@@ -30,7 +30,7 @@ from tools.samplers import mean_counts
 DP = DifferentialPrivacy(clip=0.5, noise_multiplier=1e-9, delta=1e-5)
 #: m max w / n = 4 * 7 / 16 / 2: what an update of norm 1 can move the estimate by.
 MOST = 0.875
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "privacy.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "secure-aggregation.md").read_text()
 
 
 def plan_of(

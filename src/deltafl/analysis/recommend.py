@@ -308,7 +308,7 @@ def _caveats(
     yield f"All are simulations, on data of {data}, with rates tuned for each method."
     yield (
         "Where clients may lie, add clip='median' (biased; deltafl run --clip median; "
-        "docs/how-to/flower-operation.md)."
+        "docs/how-to/flower-security.md)."
     )
     num_open = sum(row.low <= 0 for row in evidence)
     if num_open > len(evidence) / 2:

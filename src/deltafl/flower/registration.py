@@ -2,7 +2,7 @@
 
 Node ids change between runs, so a client has a key: ``partition:`` in a simulation, ``key:``
 (fingerprint of the node's public key), ``name:`` (registered with the SuperLink) or ``client:``
-(self-reported). See docs/how-to/flower-operation.md.
+(self-reported). See docs/how-to/flower-security.md.
 """
 
 import hashlib

@@ -86,7 +86,7 @@ class DeltaStrategy(Strategy):
             the target.
         settings: What all hosts share, by name: ``weights``, ``seed``, ``fraction_train``,
             ``weighted_by_key``, ``buffers``, ``local``, ``trainable``, ``tied``, ``forget``,
-            ``aux``, ``average``, ``mime``, ``clip``, ``dp``, ...; docs/how-to/flower-operation.md
+            ``aux``, ``average``, ``mime``, ``clip``, ``dp``, ...; docs/how-to/flower-settings.md
             lists them.
 
     Raises:

@@ -68,7 +68,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         settings: What all hosts share, by name: ``estimator``, ``weights``, ``seed``,
             ``fraction_train``, ``weighted_by_key``, ``buffers``, ``local``, ``trainable``,
             ``tied``, ``forget`` (names of clients), ``aux``, ``average``, ``mime``, ``clip``,
-            ``dp``, ...; docs/how-to/flower-operation.md lists them.
+            ``dp``, ...; docs/how-to/flower-settings.md lists them.
 
     Raises:
         DeltaflError: If the sampler needs every update before the draw, or an argument is unknown

@@ -7,8 +7,8 @@ epsilon is counted.
 DP-FedAvg (McMahan et al. 2018) with unequal weights: each client is selected on its own with the
 same probability pi = n / k, k <= m of them connected, so that no update moves the sum by more than
 B C. B depends on no draw and no reply, hence neither does the noise, and it is added where nobody
-was selected, too. docs/how-to/privacy.md says what is protected, from whom, and why other
-samplers are refused.
+was selected, too. docs/how-to/differential-privacy.md says what is protected, from whom, and why
+other samplers are refused.
 """
 
 import secrets
