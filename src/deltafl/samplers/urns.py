@@ -149,7 +149,7 @@ class ClusteredBySimilarity(ClusteredBySize):
     floor(n w_i) urns of its own; clients that fill urns come in the order of their indices. Left
     out: distances in place of angles.
 
-    A round takes 8 m^2 bytes and O(m^2 q) time, 10 seconds for 10,000 clients: at most 20,000.
+    A round takes 8 m^2 bytes and O(m^2 q) time: at most 20,000 clients.
 
     Attributes:
         sketch_size: q from 1 to 128, length of the sketch kept of each client's last update.
