@@ -208,7 +208,7 @@ def test_the_page_about_own_methods_has_files_that_run(
 def test_classes_for_the_library_do_what_the_page_says() -> None:
     page = (ROOT / "docs" / "how-to" / "add-to-the-library.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    made = {}
+    made: dict[str, Any] = {}
     for package, block in zip(("samplers", "server"), blocks, strict=True):
         made |= {"__name__": f"deltafl.{package}.table", "__package__": f"deltafl.{package}"}
         exec(compile(block, page, "exec"), made)

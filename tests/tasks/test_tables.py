@@ -866,7 +866,7 @@ class Thirds:
 
 def test_a_model_of_a_table_has_local_and_frozen_arrays() -> None:
     frame = pd.DataFrame({"x": np.arange(20.0), "z": np.ones(20), "y": np.arange(20) % 2})
-    parts = {"local": ["1.bias"], "trainable": ["1.weight"]}
+    parts: dict[str, Any] = {"local": ["1.bias"], "trainable": ["1.weight"]}
     task = table_task(frame, "y", partition="iid", clients=4, **parts)
     kinds = {entry.name: entry.kind for entry in task.parts_of(task.make_model()).entries}
     assert set(kinds.values()) == {"trained", "local"}
