@@ -184,6 +184,22 @@ def test_where_a_sum_is_enough_it_gives_the_same_states() -> None:
     )
 
 
+def test_the_lines_of_the_page_close_a_round_from_a_sum() -> None:
+    plan = plan_of("uniform", dp=None, seed=0)
+    state = init_round(plan, np.zeros(5))
+    cohort = open_round(plan, state)
+    update_nd = np.random.default_rng(0).normal(size=(2, 5))
+    names: dict[str, Any] = {"plan": plan, "state": state, "cohort": cohort}
+    names["responded_n"] = np.ones(2, bool)
+    names["close_round_from_sum"] = deltafl.close_round_from_sum
+    first, second = PAGE.partition("```python\n")[2].partition("```")[0].split("# the server gets")
+    exec(first, names)
+    names["sum_d"] = names["coef_n"] @ update_nd
+    exec(f"#{second}", names)
+    expected, _ = close_round(plan, state, cohort, update_nd)
+    np.testing.assert_allclose(names["state"].params_d, expected.params_d, rtol=1e-6)
+
+
 @pytest.mark.parametrize("responded", [[0, 1], [True] * 3, ["yes", "no"]])
 def test_who_is_in_a_sum_is_a_mask(responded: Any) -> None:
     """Not the clients' numbers, of which 0 would be False."""
