@@ -371,9 +371,44 @@ def check_recommendation(census: str, known: str, memory: str, neither: str) -> 
         assert f"`{recommend(census=False, memory=False, unequal_sizes=sizes).label}`" in neither
 
 
-#: The doors whose pages are short, but for notes and lists of evidence.
-SHORT = ("why", "reference")
-EXEMPT = ("lab-notes.md", "beside-the-others.md", "beside-the-others-evidence.md")
+#: The doors whose pages are short, but for notes, lists of evidence, and four that are still long.
+SHORT = ("tutorial", "how-to", "why", "reference")
+EXEMPT = (
+    "lab-notes.md",
+    "beside-the-others.md",
+    "beside-the-others-evidence.md",
+    "metrics.md",
+    "models.md",
+    "python.md",
+    "own-data.md",
+)
+
+
+def comparisons_on_digits(page: Path) -> list[str]:
+    """The arguments of ``deltafl`` in a page's blocks of shell; commands go on after ``\\``."""
+    shell = "".join(re.findall(r"```(?:ba)?sh\n(.*?)```", page.read_text(), re.DOTALL))
+    lines = shell.replace("\\\n", "").splitlines()
+    return [
+        line.removeprefix("deltafl ") for line in lines if "deltafl compare --task digits " in line
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "command"),
+    [
+        pytest.param(page.stem, command, id=f"{page.stem}-{number}")
+        for page in sorted((ROOT / "docs" / "how-to").glob("*.md"))
+        for number, command in enumerate(comparisons_on_digits(page))
+    ],
+)
+def test_comparisons_of_a_page_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, document: str, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = re.sub(r" --(rounds|seeds|out) \S+", "", command)
+    short = ["--seeds", "1", "--rounds", "1", "--processes", "1", "--out", "out"]
+    done = CliRunner().invoke(app, [*shlex.split(given), *short])
+    assert done.exit_code == 0, f"{document}: {done.output}"
 
 
 @pytest.mark.parametrize(
