@@ -1,30 +1,24 @@
-"""A ResNet whose batch normalisation trains on batches, and whose statistics the rounds average."""
-
-from dataclasses import replace
+"""A ResNet whose rounds average its batch normalisation: ``python examples/batchnorm_resnet.py``."""
 
 from torch import Tensor, nn, relu
 
 import deltafl
-from deltafl.tasks import Task
-from deltafl.tasks import make_task as known_task
+from deltafl.tasks import Task, make_task
 
 
 class Block(nn.Sequential):
-    """A residual block."""
-
     def forward(self, x: Tensor) -> Tensor:
         return relu(x + super().forward(x))  # type: ignore[no-untyped-call]
 
 
 def resnet() -> nn.Module:
     block = Block(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))
-    return nn.Sequential(
-        nn.Conv2d(1, 8, 3), block, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 10)
-    )
+    head = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 10))
+    return nn.Sequential(nn.Conv2d(1, 8, 3), block, head)
 
 
-def make_task(seed: int) -> Task:
-    return replace(known_task("digits", seed=seed, num_clients=20), make_model=resnet)
+def digits(seed: int) -> Task:
+    return make_task("digits", seed=seed, num_clients=20, make_model=resnet)
 
 
-print(deltafl.compare(make_task, ["full", "uniform"], sample=5, rounds=10, seeds=1))
+print(deltafl.compare(digits, ["full", "uniform"], sample=5, local_lr=0.3, rounds=20, seeds=1))

@@ -146,7 +146,7 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
 def test_hospitals_are_judged_by_the_auc(tmp_path: Path) -> None:
     """As it stands but for rounds and seeds."""
     source = (EXAMPLES / "hospitals.py").read_text()
-    assert len(source.splitlines()) <= 25
+    assert len(source.splitlines()) < 25
     (tmp_path / "hospitals.py").write_text(
         source.replace("rounds=20", "rounds=3").replace("seeds=3", "seeds=1")
     )
@@ -155,15 +155,14 @@ def test_hospitals_are_judged_by_the_auc(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     shares = [float(share) for share in re.findall(r"0\.\d+$", done.stdout, re.MULTILINE)]
     assert sum(shares) == pytest.approx(1) and max(shares) > 0.9
-    assert "roc_auc" in done.stdout
+    assert "ROC AUC" in done.stdout and "worst" in done.stdout  # that of hospitals, too
 
 
-@pytest.mark.parametrize("name", ["batchnorm_resnet.py", "text_lora.py"])
+@pytest.mark.parametrize("name", ["batchnorm_resnet.py", "lora.py", "text_transformer.py"])
 def test_models_with_more_than_a_vector_learn(name: str, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     program = EXAMPLES / name
-    code = program.read_text().split('"""')[2]
-    assert len([line for line in code.splitlines() if line.strip()]) < 25
+    assert len(program.read_text().splitlines()) < 25
     done = subprocess.run(
         [sys.executable, str(program)], capture_output=True, text=True, check=False, cwd=tmp_path
     )

@@ -1,8 +1,10 @@
-"""A federation that evaluates: after each round half of the clients judge the model."""
+"""After each round half of the clients judge the model; in this folder type
+``flwr run . --stream --federation-config "num-supernodes=20"``.
+"""
 
-from flwr.app import ArrayRecord, Context
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
-from torch import nn
 
 from deltafl.flower import DeltaStrategy
 
@@ -11,10 +13,8 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train, and print what the clients have measured."""
     strategy = DeltaStrategy("uniform", fraction_train=0.25, fraction_evaluate=0.5)
-    initial = ArrayRecord(nn.Linear(4, 3).state_dict())
+    initial = ArrayRecord({"weight": Array(np.zeros(4, np.float32))})
     result = strategy.start(grid, initial, num_rounds=10)
     for number, metrics in result.evaluate_metrics_clientapp.items():
-        recall = [f"{share:.2f}" for share in metrics["recall"]]  # type: ignore[union-attr]
-        print(f"round {number}: accuracy {metrics['accuracy']:.3f}, recall {' '.join(recall)}")
+        print(f"round {number}: accuracy {metrics['accuracy']:.3f}")

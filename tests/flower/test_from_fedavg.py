@@ -109,8 +109,9 @@ def test_the_app_of_the_page_learns(
 
 def test_clients_evaluate_in_the_example_of_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
     folder = ROOT / "examples" / "flower_evaluation"
-    assert len((folder / "server_app.py").read_text().splitlines()) < 25
-    torch.manual_seed(0)
+    for path in folder.glob("*.py"):
+        code = [line for line in path.read_text().splitlines() if line.strip()]
+        assert len(code) < 25
     client, server = (app_of(folder / f"{name}_app.py") for name in ("client", "server"))
     grid = FakeGrid(client.app, cast(dict[int, dict[str, Any]], NODES))
     server.app(cast(Grid, grid), Context(1, 0, {}, RecordDict(), {}))
@@ -118,7 +119,6 @@ def test_clients_evaluate_in_the_example_of_evaluation(capsys: pytest.CaptureFix
         sent = [message for message in grid.sent if message.metadata.message_type == kind]
         assert len(sent) == 10 * count
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round")]
-    assert len(lines) == 10
-    last = [float(number) for number in re.findall(r"\d\.\d+", lines[-1])]
-    assert len(last) == 4
-    assert min(last) > 0.5  # accuracy, and recall of each class
+    accuracy = [float(line.rpartition(" ")[2]) for line in lines]
+    assert len(accuracy) == 10
+    assert accuracy[-1] > 0.85

@@ -75,8 +75,7 @@ def test_names() -> None:
         assert (is_own(name), short_name(name)) == (False, name)
 
 
-@pytest.mark.parametrize("example", ["own_task", "own_table"])
-def test_the_examples_run(tmp_path: Path, example: str) -> None:
+def test_the_example_runs(tmp_path: Path) -> None:
     arguments = [
         "--rounds",
         "3",
@@ -88,11 +87,11 @@ def test_the_examples_run(tmp_path: Path, example: str) -> None:
         "1",
     ]
     done = deltafl_here(
-        "compare", "--task", f"{EXAMPLES / example}.py:make_task", *arguments, cwd=tmp_path
+        "compare", "--task", f"{EXAMPLES / 'own_task.py'}:make_task", *arguments, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
     (out,) = (tmp_path / "runs").iterdir()
-    assert out.name.startswith(f"compare-{example}-2")
+    assert out.name.startswith("compare-own_task-2")
     settings = json.loads((out / "summary.json").read_text())["settings"]
     assert (settings["sample"], settings["local_epochs"], settings["batch_size"]) == (3, 1, 32)
     assert {"clients", "partition", "alpha"} & set(settings) == set()
