@@ -1,4 +1,4 @@
-"""A ResNet whose rounds average its batch normalisation: ``python examples/batchnorm_resnet.py``."""
+"""Rounds average a ResNet's batch normalisation: ``python examples/batchnorm_resnet.py``."""
 
 from torch import Tensor, nn, relu
 
@@ -6,13 +6,13 @@ import deltafl
 from deltafl.tasks import Task, make_task
 
 
-class Block(nn.Sequential):
+class Residual(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         return relu(x + super().forward(x))  # type: ignore[no-untyped-call]
 
 
 def resnet() -> nn.Module:
-    block = Block(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))
+    block = Residual(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8))
     head = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 10))
     return nn.Sequential(nn.Conv2d(1, 8, 3), block, head)
 

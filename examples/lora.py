@@ -1,4 +1,4 @@
-"""LoRA for ``text_transformer.py``: only adapters and head are sent: ``python examples/lora.py``."""
+"""LoRA for ``text_transformer.py``: adapters and head are sent: ``python examples/lora.py``."""
 
 from dataclasses import replace
 

@@ -17,9 +17,7 @@ def texts(seed: int) -> Task:
     x = np.stack([rng.integers(0, 3, 600), rng.integers(3, 11, 600)], axis=1)
     y = (x[:, 1] < 7).astype(np.int64)  # rain, snow, wind, sun; not train, tea, cat, piano
     data = Dataset("sentences", x[:500], y[:500], x[500:], y[500:], num_classes=2)
-    return Task(
-        "texts", data, np.split(np.arange(500), 20), transformer, cross_entropy, tokens=True
-    )
+    return Task("text", data, np.split(np.arange(500), 20), transformer, cross_entropy, tokens=True)
 
 
 if __name__ == "__main__":
