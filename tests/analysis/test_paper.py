@@ -51,7 +51,7 @@ def test_what_is_missing_is_empty() -> None:
     runs = runs_of(uniform=[3, 4], fedis=[3, None])
     uniform, fedis = rows_of(to_csv(summarise(runs, 0.7)))
     assert uniform["rounds_to_threshold"] == "3.5" and fedis["rounds_to_threshold"] == ""
-    assert " & --" in to_latex(summarise(runs, 0.7))
+    assert r" & $3.0$ (1/2) \\" in to_latex(summarise(runs, 0.7))
     one = rows_of(to_csv(summarise(runs_of(uniform=[3]), None)))[0]
     assert (one["accuracy_low"], one["accuracy_high"]) == ("", "")
     assert r"\pm" not in to_latex(summarise(runs_of(uniform=[3]), None))

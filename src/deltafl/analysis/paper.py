@@ -11,6 +11,8 @@ import numpy as np
 
 from .numbers import SamplerSummary, Summary
 from .statistics import Interval, mean_interval
+from .summary import references
+from .text import rounds_text, threshold_text
 
 #: Letters that mean something else in LaTeX.
 _LATEX = {
@@ -68,7 +70,7 @@ def _columns(summary: Summary) -> list[_Column]:
         ),
         _Column(
             "rounds_to_threshold",
-            "rounds",
+            f"rounds to {latex(threshold_text(summary, named=False))}",
             -1,
             lambda entry: _of_seeds(
                 [None if s.reach is None else float(s.reach.round) for s in entry.seeds]
@@ -113,7 +115,9 @@ def to_csv(summary: Summary) -> str:
 
 def to_latex(summary: Summary) -> str:
     """A ``tabular`` with one row a sampler, without packages: a mean with half the width of its
-    interval, or with the interval in brackets; of each column the best mean is bold.
+    interval, or with the interval in brackets.
+
+    Of each column the best mean is bold; ``full`` and ``uniform`` are no candidates beside others.
     """
     columns = _columns(summary)
     best = [_best(column, summary) for column in columns]
@@ -126,22 +130,33 @@ def to_latex(summary: Summary) -> str:
     for entry in summary.samplers:
         cells = [_cell(column, entry, top) for column, top in zip(columns, best, strict=True)]
         lines.append(" & ".join([latex(entry.sampler), *cells]) + r" \\")
-    level = f"{100 * summary.confidence:g}"
-    lines += [r"\hline", r"\end{tabular}", f"% means over seeds; intervals: {level} %, Student's t"]
+    note = rf"Means over seeds with {100 * summary.confidence:g}\% intervals (Student's t)."
+    if any(map(_partly, summary.samplers)):
+        note += " In parentheses: seeds that got there."
+    lines += [
+        r"\hline",
+        rf"\multicolumn{{{len(columns) + 1}}}{{l}}{{\footnotesize {note}}} \\",
+        r"\end{tabular}",
+    ]
     return "\n".join(lines) + "\n"
 
 
 def _best(column: _Column, summary: Summary) -> float:
     """The best mean as it is shown; NaN if there is none."""
-    found = [column.value(entry) for entry in summary.samplers]
-    means = [column.sign * interval.mean for interval in found if interval is not None]
+    ends = references(summary)
+    rivals = [entry for entry in summary.samplers if entry.sampler not in ends]
+    found = [column.value(entry) for entry in rivals or summary.samplers]
+    # A gap whose ends are not clearly apart has a number of several seeds without an interval.
+    one_seed = all(len(entry.seeds) == 1 for entry in summary.samplers)
+    means = [column.sign * x.mean for x in found if x and (one_seed or x.low is not None)]
     return column.sign * max(means, default=np.nan)
 
 
 def _cell(column: _Column, entry: SamplerSummary, best: float) -> str:
     found = column.value(entry)
     if found is None:
-        return "--"
+        text = _partly(entry) if column.name == "rounds_to_threshold" else ""
+        return text or "--"
     scaled = [x if x is None else column.factor * x for x in found]
     mean, low, high = scaled
     shown = f"{mean:.{column.decimals}f}"
@@ -154,6 +169,16 @@ def _cell(column: _Column, entry: SamplerSummary, best: float) -> str:
     if column.symmetric:
         return rf"{text} $\pm$ ${(high - low) / 2:.{column.decimals}f}$"
     return f"{text} $[{low:.{column.decimals}f}, {high:.{column.decimals}f}]$"
+
+
+def _partly(entry: SamplerSummary) -> str:
+    """Mean rounds of the seeds that reached the threshold and how many these are; empty if all or
+    none did.
+    """
+    reached = entry.to_threshold
+    if reached is None or not reached.num_never or not reached.num_reached:
+        return ""
+    return f"${rounds_text(reached)}$ ({reached.num_reached}/{len(entry.seeds)})"
 
 
 def latex(text: str) -> str:

@@ -90,7 +90,8 @@ class Recommendation(NamedTuple):
             flower = f'DeltaStrategy("{label}", n=10, aux=10)'
         return (
             "Command line:\n"
-            f"  deltafl compare --task YOURS.csv --samplers 'full,uniform,{label}'\n"
+            f"  deltafl compare --samplers 'full,uniform,{label}' \\\n"
+            "    --task TABLE.csv --label LABEL --column CLIENT --sample 10\n"
             f"Python:\n  plan = {python}\n"
             f"Flower:\n  strategy = {flower}"
         )

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..samplers.label import base_name, bias_of
-from .methods import begins_with_census, method_of, only_asks_first
-from .numbers import Difference, Gain, GapClosed, SpeedUp, Summary, value_of
+from .methods import begins_with_census, find_label, method_of, only_asks_first
+from .numbers import Difference, Gain, GapClosed, SeedSummary, SpeedUp, Summary, value_of
 from .statistics import WINDOW, late_after
 from .summary import gain, pairs, ranked, references, speedup
 from .text import (
@@ -113,9 +113,7 @@ class _Race(NamedTuple):
         # In the unit by which they are ranked.
         if isinstance(self.found[other], SpeedUp):
             return speedup(seeds[self.best], seeds[other])
-        sign = self.summary.judge.sign
-        areas = [(one.area, two.area) for one, two in pairs(seeds[self.best], seeds[other])]
-        return gain([(sign * a, sign * b) for a, b in areas if a is not None and b is not None])
+        return _lead(self.summary, seeds[self.best], seeds[other], at_end=False)
 
 
 def _best(found: Mapping[str, Difference]) -> str:
@@ -222,7 +220,7 @@ def _savings(summary: Summary, best: str) -> list[str]:
 def remarks(summary: Summary) -> list[str]:
     """What a reader of the table must know, result first; each entry is one or two sentences."""
     labels = [entry.sampler for entry in summary.samplers]
-    results = [*_results(summary), *_what_is_missing(summary)]
+    results = [*_results(summary), *_behind_full(summary), *_what_is_missing(summary)]
     if asks_everybody(summary.settings, summary.environment):
         results = []
     return [
@@ -249,10 +247,12 @@ def _results(summary: Summary) -> list[str]:
     for better, worse, than, found in (
         ("Better", "Worse", "than uniform over all rounds (interval of the gap excludes 0)", gaps),
         (*tail_words, f"worst tenth than {base} (interval excludes 0)", tails),
-        ("Fewer", "More", f"rounds than {base} (interval excludes 1)", speedups),
+        ("Fewer", "More", f"rounds than {base} (speed-up [95 %])", speedups),
     ):
         for verdict, word in (("better", better), ("worse", worse)):
             shown = [label for label in found if verdict_of(found[label]) == verdict]
+            if found is speedups:
+                shown = [f"{label} {difference_text(speedups[label])}" for label in shown]
             if shown:
                 sentences.append(f"{word} {than}: {', '.join(shown)}.")
     if summary.threshold is not None and base is None:
@@ -264,6 +264,37 @@ def _results(summary: Summary) -> list[str]:
             )
         sentences.append("Each interval is 95 % by itself, not all of them together.")
     return sentences
+
+
+def _behind_full(summary: Summary) -> Iterator[str]:
+    """How far behind full participation the others end; the question of who wants to ask fewer."""
+    seeds = {entry.sampler: entry.seeds for entry in summary.samplers}
+    full = find_label("full", list(seeds))
+    if full is None or _has_one_seed(summary):
+        return
+    texts = []
+    for label, runs in seeds.items():
+        lead = _lead(summary, seeds[full], runs, at_end=True)
+        if label != full and lead is not None:
+            texts.append(f"{label} {_lead_text(lead, summary)}")
+    if texts:
+        yield f"At the end {full} is ahead, by paired seeds, of {', '.join(texts)}."
+
+
+def _lead(
+    summary: Summary,
+    ahead: Sequence[SeedSummary],
+    behind: Sequence[SeedSummary],
+    at_end: bool,
+) -> Gain | None:
+    """By how much the metric of a sampler is better over paired seeds, above 0 if it is: that at
+    the end, or the mean over all rounds.
+    """
+    sign = summary.judge.sign
+    end = "top5" if summary.judge.share else "final"
+    name = end if at_end else "area"
+    found = [(getattr(one, name), getattr(two, name)) for one, two in pairs(ahead, behind)]
+    return gain([(sign * a, sign * b) for a, b in found if a is not None and b is not None])
 
 
 def _what_is_missing(summary: Summary) -> Iterator[str]:
@@ -281,8 +312,8 @@ def _what_is_missing(summary: Summary) -> Iterator[str]:
         yield "No gap closed: full participation is not ahead of uniform sampling here."
     if any(gap.low is None and gap.num_seeds > 1 for gap in gaps):
         yield (
-            "Full participation is not clearly ahead of uniform sampling, so the gap says little: "
-            "add seeds."
+            "Full participation is not clearly ahead of uniform sampling over all rounds: asking "
+            "fewer clients costs little here, or more seeds are needed, and the gap says little."
         )
 
 
@@ -357,11 +388,13 @@ def _columns(summary: Summary) -> Iterator[str]:
         last = max(run.num_rounds for entry in entries for run in entry.seeds)
         # A run that is shorter than the window is late from its start.
         late = max(late_after(last), 0)
-        value = f"{title}: mean of the {WINDOW} best of the evaluations after round {late}"
+        value = f"{title}: mean of the evaluations after round {late}"
+        if last - late > WINDOW:
+            value = f"{title}: mean of the {WINDOW} best evaluations after round {late}"
     else:
         value = f"{title}: test {metric} at the last evaluation"
     if not _has_one_seed(summary):
-        value += ", ± sd over seeds"
+        value += ", ± sd over seeds, which redraw what the task draws (split, test rows, model)"
     if "majority" in summary.environment:
         majority = float(str(summary.environment["majority"]))
         value += f"; always the commonest class: {100 * majority:.1f} %"
@@ -372,7 +405,7 @@ def _columns(summary: Summary) -> Iterator[str]:
     if any(entry.gap_closed for entry in entries):
         yield (
             f"Gap closed: by the mean {metric} over all rounds, 0 is uniform sampling, 1 full "
-            "participation."
+            "participation, so that a faster start counts."
         )
     if speedups:
         yield (
