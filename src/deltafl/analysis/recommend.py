@@ -19,6 +19,10 @@ from ..samplers.base import Sampler
 from ..samplers.label import make_sampler, parse_label, uses_aux
 
 
+#: As many clients are few: no task of the benchmark has fewer than 100.
+_FEW = 30
+
+
 class Evidence(NamedTuple):
     """What one method did on one task of the benchmark, n of m clients selected; 95 % intervals
     over paired seeds.
@@ -52,6 +56,7 @@ class Recommendation(NamedTuple):
     evidence: tuple[Evidence, ...]  #: its rows of the benchmark, tasks like yours alone
     cost: str  #: what the server has to know and keeps
     caveats: tuple[str, ...]  #: where the evidence is thin
+    sample: int = 10  #: n, in the lines of ``usage``
 
     def __str__(self) -> str:
         tasks = (f"  {row}" for row in self.evidence)
@@ -74,8 +79,8 @@ class Recommendation(NamedTuple):
         """How to use it on the command line, in Python and in Flower."""
         sampler, _, uses_labels = _parts(self.label)
         label = f"{self.label}+average=0.5"
-        python = f'deltafl.make_plan("{label}", sizes, n=10)'
-        flower = f'DeltaStrategy("{label}", n=10)'
+        python = f'deltafl.make_plan("{label}", sizes, n={self.sample})'
+        flower = f'DeltaStrategy("{label}", n={self.sample})'
         if sampler.census is not None:
             python += "\n  plan = plan.with_census(answers)  # docs/why/census.md"
             flower += "  # and ClientApp(mods=[delta_mod])"
@@ -84,14 +89,14 @@ class Recommendation(NamedTuple):
                 "deltafl.make_plan(\n"
                 f'      "{label}",\n'
                 "      deltafl.Population.from_sizes(sizes, aux=label_shares),\n"
-                "      n=10,\n"
+                f"      n={self.sample},\n"
                 "  )"
             )
-            flower = f'DeltaStrategy("{label}", n=10, aux=10)'
+            flower = f'DeltaStrategy("{label}", n={self.sample}, aux=10)  # 10 labels'
         return (
             "Command line:\n"
             f"  deltafl compare --samplers 'full,uniform,{label}' \\\n"
-            "    --task TABLE.csv --label LABEL --column CLIENT --sample 10\n"
+            f"    --task TABLE.csv --label LABEL --column CLIENT --sample {self.sample}\n"
             f"Python:\n  plan = {python}\n"
             f"Flower:\n  strategy = {flower}"
         )
@@ -184,13 +189,18 @@ def recommend(
     else:
         why += "and is the only unbiased method that fits."
     evidence = tuple(rows[best].values())
-    caveats = (*_ties(best, others, rows), *_caveats(best, evidence, reachable))
+    sample = 10
+    if few := (clients or _FEW + 1) <= _FEW:
+        # A third of them: with more than there are, nothing would be sampled.
+        sample = max(1, (clients or 1) // 3)
+    caveats = (*_ties(best, others, rows), *_caveats(best, evidence, reachable, few))
     return Recommendation(
         best,
         why,
         evidence,
         _cost(best, clients, parameters),
         caveats,
+        sample,
     )
 
 
@@ -295,7 +305,13 @@ def _caveats(
     label: str,
     evidence: Sequence[Evidence],
     reachable: bool,
+    few: bool,
 ) -> Iterable[str]:
+    if few:
+        yield (
+            "With so few clients asking all of them may cost little: see first how far uniform ends "
+            "behind full (deltafl compare --samplers full,uniform)."
+        )
     yield (
         "The numbers are without +average=0.5, whose model, plan.model(state), is no worse "
         "(docs/how-to/average.md)."

@@ -582,6 +582,11 @@ def make_settings(
                         f"{key} is an option of samplers; write it in the label: "
                         f"{sampler}({key}={value})"
                     )
+            if key in ("model", "loss"):
+                raise DeltaflError(
+                    f"{key} is no setting: a {key} of your own goes into the task, "
+                    f"deltafl.tasks.table_task(..., {key}=...)"
+                )
             raise unknown_name("setting", key, kind.model_fields)
         # pydantic would take True for 1.
         if isinstance(value, bool) and kind.model_fields[key].annotation is not bool:
