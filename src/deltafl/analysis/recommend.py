@@ -18,7 +18,6 @@ from ..estimators.table import find_estimator
 from ..samplers.base import Sampler
 from ..samplers.label import make_sampler, parse_label, uses_aux
 
-
 #: As many clients are few: no task of the benchmark has fewer than 100.
 _FEW = 30
 
@@ -309,7 +308,7 @@ def _caveats(
 ) -> Iterable[str]:
     if few:
         yield (
-            "With so few clients asking all of them may cost little: see first how far uniform ends "
+            "With so few clients asking all may cost little: see first how far uniform ends "
             "behind full (deltafl compare --samplers full,uniform)."
         )
     yield (
