@@ -45,6 +45,7 @@ class Accumulator:
     Attributes:
         reports: What clients reported and the server measured on their updates; complete once the
             round is closed.
+        coef_n: The coefficients of the replies that were used, once the round is closed.
     """
 
     def __init__(self, plan: Plan, state: RoundState, cohort: Cohort) -> None:
@@ -92,6 +93,7 @@ class Accumulator:
         control = plan.rule.control
         here_n = self.reports.responded_n
         replies = plan.collect_replies(state, self.cohort, here_n)
+        self.coef_n = replies.coef_n
 
         value = self._control_value(replies.client_n)
         update_kd = self._update_kd

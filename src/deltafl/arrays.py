@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from .errors import DeltaflError
-from .model_parts import Arrays, ModelParts, NamedArrays, as_array
+from .model_parts import MEANS, Arrays, ModelParts, NamedArrays, Patterns, as_array
 from .types import Array, FloatArray, Params
 
 #: What hosts called the description of a model.
 Layout = ModelParts
 
 
-def flatten(model: Any, local: Sequence[str] = (), trainable: str | Sequence[str] = ()) -> Params:
+def flatten(model: Any, local: Sequence[str] = (), trainable: Patterns = ()) -> Params:
     """The parameters of a model as one vector, which is what ``init_round`` and ``close_round``
     work on.
 
@@ -44,9 +44,7 @@ def flatten(model: Any, local: Sequence[str] = (), trainable: str | Sequence[str
     return ModelParts.of(named, local=local, trainable=trainable).flatten(named.arrays)
 
 
-def unflatten(
-    vector: Any, like: Any, local: Sequence[str] = (), trainable: str | Sequence[str] = ()
-) -> Any:
+def unflatten(vector: Any, like: Any, local: Sequence[str] = (), trainable: Patterns = ()) -> Any:
     """A copy of a model with the parameters of a vector: the inverse of ``flatten``.
 
     Args:
@@ -150,23 +148,19 @@ def mean_rest(
     if total <= 0:
         return rest
     for entry in parts.entries:
-        if entry.kind not in ("buffer", "counter") or entry.dtype == "bool":
+        if entry.kind not in MEANS or entry.dtype == "bool":
             continue
         old = sent[entry.name]
         if median:
-            new = [reply[entry.name] for reply in replies]
-            rest[entry.name] = _lower_median(old, new)
+            ordered = np.sort([reply[entry.name] for reply in replies], axis=0)
+            # The lower one where there are two, so that one client of two cannot raise it.
+            rest[entry.name] = np.asarray(ordered[(len(replies) - 1) // 2], old.dtype)
             continue
         mean = WeightedMean(old)
         for share, reply in zip(coef_n / total, replies, strict=True):
             mean.add(share, reply[entry.name])
         rest[entry.name] = mean.value()
     return rest
-
-
-def _lower_median(old: Array, replies: list[Array]) -> Array:
-    # The lower one where there are two, so that one client of two cannot raise it.
-    return np.asarray(np.sort(np.stack(replies), axis=0)[(len(replies) - 1) // 2], old.dtype)
 
 
 class WeightedMean:

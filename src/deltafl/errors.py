@@ -6,7 +6,8 @@ import difflib
 import importlib.util
 import re
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
@@ -113,6 +114,19 @@ def near_names(given: str, names: Sequence[str]) -> list[str]:
     ]
     found = found or difflib.get_close_matches(given, names, n=1, cutoff=0.6)
     return found or [name for name in names if len(given) > 2 and name.startswith(given)]
+
+
+@contextmanager
+def explained(what: str, path: Path | None = None, cure: str = "") -> Iterator[None]:
+    """Turn what code of the user's, or of another library, raises into a sentence: ``what``, the
+    error ``in_one_line``, and a cure.
+    """
+    try:
+        yield
+    except DeltaflError:
+        raise
+    except OWN_ERRORS as error:
+        raise DeltaflError(f"{what}: {in_one_line(error, path)}{cure}") from error
 
 
 def in_one_line(error: BaseException, path: Path | None = None) -> str:

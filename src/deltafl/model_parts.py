@@ -28,6 +28,8 @@ from .errors import DeltaflError
 from .types import Array, Params
 
 Arrays = dict[str, Array]
+#: Name patterns of arrays; a known name stands for several.
+Patterns = str | Sequence[str]
 
 #: A finite entry beyond this could still overflow the float32 model once it is weighted, or a score
 #: once it is squared.
@@ -41,8 +43,10 @@ _VARIANCES = ("*running_var", "*moving_variance")
 #: Names for patterns of ``trainable``: the adapters that the library peft adds to a model.
 TRAINABLE = {"lora": ("*lora_*", "*modules_to_save.*")}
 
+#: What becomes the weighted mean of the clients'.
+MEANS = ("buffer", "counter")
 #: What goes from the server to clients and back.
-SENT = ("trained", "buffer", "counter", "constant")
+SENT = ("trained", *MEANS, "constant")
 
 #: Of the names that a message about a reply has room for.
 _NAMED = 3
@@ -71,8 +75,8 @@ class ModelParts(NamedTuple):
         cls,
         model: Any,
         buffers: Sequence[str] = BUFFERS,
-        local: str | Sequence[str] = (),
-        trainable: str | Sequence[str] = (),
+        local: Patterns = (),
+        trainable: Patterns = (),
     ) -> "ModelParts":
         """Describe a model.
 
@@ -147,6 +151,14 @@ class ModelParts(NamedTuple):
     def names(self, *kinds: str) -> list[str]:
         """The names of the arrays of these kinds, in order."""
         return [entry.name for entry in self.entries if entry.kind in kinds]
+
+    def require_no_means(self, cure: str = "") -> None:
+        """Refuse buffers and counters, with dp: nothing hides a client in their mean."""
+        for name in self.names(*MEANS):
+            raise DeltaflError(
+                f"dp: the mean of {name!r} would get no noise; use layers without buffers, such as "
+                f"GroupNorm for BatchNorm{cure}"
+            )
 
     def flatten(self, arrays: Mapping[str, Array]) -> Params:
         """The trained arrays as one float32 vector (d,), each in C order."""
@@ -411,7 +423,7 @@ def _match(names: Iterable[str], patterns: Sequence[str]) -> bool:
 
 def _value_fault(entry: Entry, array: Array) -> str | None:
     """What is wrong with the values of a buffer or a counter, in the type that the server keeps."""
-    if entry.kind not in ("buffer", "counter") or array.dtype.kind == "b" or array.size == 0:
+    if entry.kind not in MEANS or array.dtype.kind == "b" or array.size == 0:
         return None
     if entry.kind == "counter":
         kept = np.iinfo(entry.dtype)

@@ -21,7 +21,7 @@ from .arrays import flatten, mean_rest, unflatten
 from .errors import DeltaflError, require
 from .federation.local_work import NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE, LocalSteps
 from .federation.replies import LOSS_NAMES, ClientReply, read_reply, reports_of, round_metrics
-from .model_parts import Arrays, ModelParts, as_array
+from .model_parts import MEANS, Arrays, ModelParts, as_array
 from .plan import Plan, RoundState
 from .round import init_round, open_round
 from .samplers.census import output_layer
@@ -118,11 +118,8 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
         params_d = flatten(list(arrays.values()))
         users.names = list(arrays)
         buffers = users.buffers = _Buffers(model)
-        if buffers.sent and self.plan.part("dp") is not None:
-            raise DeltaflError(
-                f"dp: the mean of {next(iter(buffers.sent))!r} would get no noise; use layers "
-                "without buffers, such as GroupNorm for BatchNorm"
-            )
+        if self.plan.part("dp") is not None:
+            buffers.parts.require_no_means()
 
         async def train(clients: list[int]) -> Any:
             users.clients = clients
@@ -140,11 +137,8 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
             round = Accumulator(plan, state, cohort)
             round.add_rows(updates, reports_of(reply_n, sound_n))
             self.state, info = round.close()
-            used_n = round.reports.responded_n
-            coef_n = plan.collect_replies(state, cohort, used_n).coef_n
-            buffers.average(
-                list(compress(received, used_n)), coef_n, median=plan.part("clip") is not None
-            )
+            used = list(compress(received, round.reports.responded_n))
+            buffers.average(used, round.coef_n, median=plan.part("clip") is not None)
             self.history.append(info)
             numbers = round_metrics(info).items()
             logged = Metrics([(f"deltafl | {name}", number) for name, number in numbers])
@@ -225,11 +219,11 @@ class _Buffers:
     """
 
     def __init__(self, model: Any) -> None:
-        self._names = list[str]()
+        self.parts = ModelParts(())
         if hasattr(model, "pytorch_model"):
             self._module = model.pytorch_model
-            self._parts = ModelParts.of(self._module)
-            self._names = self._parts.names("buffer", "counter")
+            self.parts = ModelParts.of(self._module)
+        self._names = self.parts.names(*MEANS)
         self.sent = self.read()
 
     def read(self) -> Arrays:
@@ -245,12 +239,12 @@ class _Buffers:
 
     def fault(self, arrays: Arrays) -> str | None:
         """What is wrong with a user's, or None."""
-        return self._parts.value_fault(arrays) if arrays else None
+        return self.parts.value_fault(arrays)
 
     def average(self, received: list[Arrays], coef_n: FloatArray, median: bool) -> None:
         """Give the model the mean of what users made of them, as the other hosts do."""
         if self.sent:
-            self.put(mean_rest(self._parts, self.sent, received, coef_n, median))
+            self.put(mean_rest(self.parts, self.sent, received, coef_n, median))
 
 
 class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]

@@ -18,6 +18,7 @@ Everything is in *update units*: norms are norms of u_i, so that the learning ra
 score.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import nan
@@ -28,6 +29,8 @@ import numpy.typing as npt
 
 from .errors import DeltaflError, is_in
 
+Rng = np.random.Generator
+AnyPath = str | os.PathLike[str]
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

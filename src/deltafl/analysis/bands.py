@@ -3,27 +3,26 @@ clients' accuracies. Letter: ``q`` percent of clients.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import require
 from ..samplers.label import base_name
-from ..types import FloatArray, judge_of
+from ..types import Array, FloatArray, judge_of
 from .runs import Run
 
 
 class Band(NamedTuple):
     """One method's curve over seeds at the rounds that all its seeds evaluated: (r,) each."""
 
-    round_r: npt.NDArray[Any]
+    round_r: Array
     mean_r: FloatArray
     low_r: FloatArray
     high_r: FloatArray
 
 
-def band_of(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> Band:
+def band_of(curves: Sequence[tuple[Array, FloatArray]]) -> Band:
     """The band of several curves, each its rounds and its values, at the rounds that all of them
     have.
     """
@@ -66,7 +65,7 @@ def _smooth(value_r: FloatArray, window: int) -> FloatArray:
     return smooth_r
 
 
-def mean_curve(curves: Sequence[tuple[npt.NDArray[Any], FloatArray]]) -> FloatArray:
+def mean_curve(curves: Sequence[tuple[Array, FloatArray]]) -> FloatArray:
     """Mean over seeds at the rounds of ``curve_band``."""
     return band_of(curves).mean_r
 

@@ -44,7 +44,9 @@ def comparison_table(summary: Summary) -> RenderableType:
         texts = [Text(cells[x].line, _STYLES[verdict_of(cells[x].difference)]) for x in shown]
         rows.append([label, *texts])
         costs.append([label, *cost_cells(entry)])
-    table = _table(["sampler", *(headings[name] for name in shown)], rows, _least_first(shown))
+    # The metric's column stays.
+    leaves = [1 + shown.index(name) for name in _LEAST_FIRST if name in shown]
+    table = _table(["sampler", *(headings[name] for name in shown)], rows, leaves)
     broken = [heading.replace(" ", "\n", 1) for heading in COSTS]
     notes = Table.grid(padding=(0, 1))
     for sentence in remarks(summary):
@@ -52,11 +54,6 @@ def comparison_table(summary: Summary) -> RenderableType:
     if any(entry.costs for entry in summary.samplers):
         return Group(table, Text(), notes, Text(), _table(["costs of a run", *broken], costs))
     return Group(table, Text(), notes)
-
-
-def _least_first(shown: Sequence[str]) -> list[int]:
-    """The places of the columns that a narrow terminal lacks first; the metric's stays."""
-    return [1 + shown.index(name) for name in _LEAST_FIRST if name in shown]
 
 
 def _table(

@@ -10,7 +10,7 @@ import numpy as np
 from ..samplers.base import Sampler, State
 from ..scale.persistent_array import PersistentArray
 from ..streams import stream
-from ..types import BoolArray, Cohort, Oracle, Population, Reports
+from ..types import BoolArray, Cohort, Oracle, Population, Reports, Rng
 
 #: A mean may lie this many of its standard errors from 1 before it is called wrong.
 _STANDARD_ERRORS = 5.0
@@ -161,9 +161,7 @@ def _check_cohort(cohort: Cohort, available_m: BoolArray) -> None:
     )
 
 
-def _check_update(
-    sampler: Sampler, state: State, cohort: Cohort, rng: np.random.Generator
-) -> State:
+def _check_update(sampler: Sampler, state: State, cohort: Cohort, rng: Rng) -> State:
     """Update with some replies missing; what stands in their rows must not matter."""
     n = len(cohort.client_n)
     responded_n = rng.random(n) < 0.7

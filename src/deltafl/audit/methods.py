@@ -28,7 +28,7 @@ from ..samplers.label import make_sampler, needs_scores, parse_label
 from ..server.norms import measure
 from ..server.optimizers import Sgd
 from ..streams import stream
-from ..types import Cohort, FloatArray, IntArray, Oracle, Params, Population, Reports
+from ..types import Cohort, FloatArray, IntArray, Oracle, Params, Population, Reports, Rng
 
 #: Rounds played before the audit, so that samplers and controls have something to remember.
 WARM_UP_ROUNDS = 5
@@ -298,7 +298,7 @@ def _coefficients(
     m = plan.population.num_clients
     everyone = np.ones(m, bool)
 
-    def open_with(rng: np.random.Generator) -> Cohort:
+    def open_with(rng: Rng) -> Cohort:
         return plan.sampler.open(state.sampler, everyone, plan.n, rng, oracle)
 
     cohorts = []

@@ -81,9 +81,7 @@ def compare(
     """
     # Before anything is read: torchrun would play several comparisons in one folder.
     refuse_processes("compare")
-    out = o.place_of(out, resume)
-    settings = o.settings_from(CompareSettings, ctx.obj, set_, config, out, resume)
-    folder = out or new_folder("compare", settings.task)
+    settings, folder = o.begun(CompareSettings, ctx, set_, config, out, resume)
     count = count_processes(processes, settings.device)
     explained = _explained("compare", folder, settings.task, settings.samplers)
     with _tracked(track, folder) as on_round, explained, _progress(quiet) as on_progress:
@@ -118,9 +116,7 @@ def tune(
     --out tuned
     """
     refuse_processes("tune")
-    out = o.place_of(out, resume)
-    settings = o.settings_from(TuneSettings, ctx.obj, set_, config, out, resume)
-    folder = out or new_folder("tune", settings.task)
+    settings, folder = o.begun(TuneSettings, ctx, set_, config, out, resume)
     count = count_processes(processes, settings.device)
     with _explained("tune", folder, settings.task, settings.samplers):
         with _progress(quiet) as on_progress:
@@ -220,15 +216,13 @@ def run(
 
     Example: deltafl run --task digits --sampler pracdelta --rounds 100 --out my-run
     """
+    # In every process, as each of them reads the run's files.
     out = o.place_of(out, resume)
-
-    def opened() -> tuple[RunSettings, Path]:
-        settings = o.settings_from(RunSettings, ctx.obj, set_, config, out, resume)
-        return settings, out or new_folder("run", settings.task)
-
     # One process names the folder: its name has the time, which differs between them.
     with joined_processes() as group:
-        settings, folder = group.from_first(opened)
+        settings, folder = group.from_first(
+            lambda: o.begun(RunSettings, ctx, set_, config, out, resume)
+        )
         # Each round is written once, whoever plays it.
         with _tracked(track if group.is_first else None, folder) as on_round:
             _play(settings, folder, group, on_round, quiet)

@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 
 from ..errors import DeltaflError, near_names
 from ..server.table import IN_TEXT, ROW_OF
-from ..simulation.directory import RunDirectory, recorded_settings
+from ..simulation.directory import RunDirectory, new_folder, recorded_settings
 from ..simulation.own_code import where_it_began
 from ..simulation.settings import (
     TASK_DEFAULTS,
@@ -224,6 +224,20 @@ def allowed(schema: dict[str, Any]) -> str:
         "boolean": "true|false",
     }.get(schema["type"], "NAME")
     return " ".join([kind, ", ".join(limits)]).rstrip()
+
+
+def begun(
+    kind: type[AnySettings],
+    ctx: typer.Context,
+    sets: Sequence[str] | None,
+    config: Path | None,
+    out: Path | None,
+    resume: bool,
+) -> tuple[AnySettings, Path]:
+    """The settings of a command, and its folder, which is a new one unless it is named."""
+    out = place_of(out, resume)
+    settings = settings_from(kind, ctx.obj, sets, config, out, resume)
+    return settings, out or new_folder(str(ctx.command.name), settings.task)
 
 
 def settings_from(

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
-from ..types import BoolArray, Cohort, FloatArray, IntArray
+from ..types import BoolArray, Cohort, FloatArray, IntArray, Rng
 from .anticluster import anticluster
 from .balanced import RandomSource, cube, duel, places, shuffled, squared_distances
 from .table import BalancedDraw, Chooser, find_design
@@ -142,7 +142,7 @@ def every_path(run: Callable[[RandomSource], T]) -> Iterator[tuple[float, T]]:
 
 
 def every_cohort(
-    open_with: Callable[[np.random.Generator], Cohort],
+    open_with: Callable[[Rng], Cohort],
 ) -> Iterator[tuple[float, Cohort]]:
     """All cohorts that a sampler can return in one state, with their probabilities, by running its
     own code.

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..scale.tree import Mass, SumTree
-from ..types import FloatArray, IntArray
+from ..types import FloatArray, IntArray, Rng
 
 _LIFT = 2.0**900  # what the sums of very small scores are multiplied by
 _SHORT = (
@@ -103,7 +103,7 @@ def _readable(tree: SumTree) -> SumTree:
     return tree
 
 
-def draw(expected: Expectations, rng: np.random.Generator) -> IntArray:
+def draw(expected: Expectations, rng: Rng) -> IntArray:
     """Draw a cohort: n distinct client ids, in no particular order; 2 n uniform numbers, O(n log
     m).
     """
@@ -154,7 +154,7 @@ def draw(expected: Expectations, rng: np.random.Generator) -> IntArray:
     return np.array(drawn, np.int64)
 
 
-def ordered_pivotal(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
+def ordered_pivotal(expected_m: FloatArray, rng: Rng) -> IntArray:
     """The same for expectations in an array, which is put into a tree: O(m)."""
     n = round(float(expected_m.sum()))
     return draw(expectations(SumTree(np.array(expected_m, float)), n), rng)

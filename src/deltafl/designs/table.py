@@ -28,7 +28,7 @@ import numpy as np
 
 from ..errors import DeltaflError, unknown_name
 from ..scale.tree import SumTree
-from ..types import BoolArray, Cohort, FloatArray, IntArray
+from ..types import BoolArray, Cohort, FloatArray, IntArray, Rng
 from .anticluster import anticluster
 from .balanced import RandomSource, cube, local_pivotal
 from .inclusion import check_anyone, draw_probabilities, inclusion_probabilities, with_floor
@@ -94,7 +94,7 @@ def cohort_size(expected_m: FloatArray) -> int:
     return n
 
 
-def systematic(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
+def systematic(expected_m: FloatArray, rng: Rng) -> IntArray:
     """Lay the clients end to end in random order, as long as expected; pick every unit step."""
     certain = np.flatnonzero(expected_m >= 1)
     # In random order: in a fixed one some pairs would never be drawn together.
@@ -110,7 +110,7 @@ def systematic(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
     return np.concatenate([certain, order[np.minimum(place_k, len(order) - 1)]])
 
 
-def pivotal(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
+def pivotal(expected_m: FloatArray, rng: Rng) -> IntArray:
     """Let clients duel in random order: of a pair, one is decided, the other fights on."""
     certain = np.flatnonzero(expected_m >= 1).tolist()
     order = rng.permutation(np.flatnonzero((expected_m > 0) & (expected_m < 1))).tolist()
@@ -138,7 +138,7 @@ def pivotal(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
     return np.array(drawn, np.int64)
 
 
-def simple_random(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
+def simple_random(expected_m: FloatArray, rng: Rng) -> IntArray:
     """Every set of n clients is equally likely; expectations must be equal, or 0 if absent."""
     candidates = np.flatnonzero(expected_m > 0)
     if np.ptp(expected_m[candidates]) > 1e-9:
@@ -149,12 +149,12 @@ def simple_random(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
     return rng.choice(candidates, size=cohort_size(expected_m), replace=False)
 
 
-def poisson(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
+def poisson(expected_m: FloatArray, rng: Rng) -> IntArray:
     """Select each client independently with its own probability; the cohort may be empty."""
     return np.flatnonzero(rng.random(len(expected_m)) < expected_m)
 
 
-def multinomial(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
+def multinomial(expected_m: FloatArray, rng: Rng) -> IntArray:
     """N independent draws with replacement, each with p = expected / n."""
     n = cohort_size(expected_m)
     # NumPy gives the last client what rounding leaves of 1: the sum must be it.
@@ -162,7 +162,7 @@ def multinomial(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
     return np.repeat(np.arange(len(expected_m)), count_m)
 
 
-def successive(expected_m: FloatArray, rng: np.random.Generator) -> IntArray:
+def successive(expected_m: FloatArray, rng: Rng) -> IntArray:
     """One client after another, p renormalised each time: inclusion probabilities are NOT n p.
 
     Exponential clocks with rate p_i ring in exactly this order, so the first n of them are the
@@ -230,7 +230,7 @@ def find_design(name: str) -> Design:
 def draw_by(
     design: str,
     expected_m: FloatArray,
-    rng: np.random.Generator | Chooser,
+    rng: Rng | Chooser,
     value_mq: FloatArray | None = None,
 ) -> IntArray:
     """Draw client ids, or let a ``Chooser`` name them; every draw of a sampler passes here."""
@@ -251,7 +251,7 @@ def draw_cohort(
     score_m: FloatArray,
     n: int,
     design: str,
-    rng: np.random.Generator | Chooser,
+    rng: Rng | Chooser,
     available_m: BoolArray | None = None,
     value_mq: FloatArray | None = None,
 ) -> Cohort:
@@ -304,7 +304,7 @@ def draw_from_tree(
     tree: SumTree,
     n: int,
     floor: float,
-    rng: np.random.Generator | Chooser,
+    rng: Rng | Chooser,
     available_m: BoolArray | None = None,
 ) -> Cohort:
     """Draw n clients by ``ordered-pivotal`` with scores that are in a sum tree, in O(n log m).

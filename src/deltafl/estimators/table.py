@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..calls import check_options, parse_call
-from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
+from ..errors import DeltaflError, explained, unknown_name
 from ..store.own_python import load_class
 from ..types import Cohort, FloatArray
 from .control_variates import (
@@ -214,10 +214,8 @@ def _with_options(text: str) -> Estimator:
     if ".py:" in name:
         kind = load_class(name, ControlVariate)  # type: ignore[type-abstract]
         check_options(kind, options, name)
-        try:
+        with explained(f"{name} cannot be made"):
             return _unbiased(text, kind(**options), "")
-        except OWN_ERRORS as error:
-            raise DeltaflError(f"{name} cannot be made: {in_one_line(error)}") from error
     if name not in ALL_ESTIMATORS:
         raise unknown_name("estimator", name, [*ALL_ESTIMATORS, *_ALIASES])
     control: Any = ALL_ESTIMATORS[name].control

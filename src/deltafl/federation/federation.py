@@ -86,12 +86,8 @@ class Federation:
                     f"array {name!r} of the model has entries that are not finite; write "
                     f"buffers=[{name!r}] if it is no parameter, such as the mask of an attention"
                 )
-        averaged = self.layout.names("buffer", "counter")
-        if self.plan.part("dp") is not None and averaged:
-            raise DeltaflError(
-                f"dp: the mean of {averaged[0]!r} would get no noise; use layers without "
-                "buffers, such as GroupNorm for BatchNorm, or keep it at the clients by local=[...]"
-            )
+        if self.plan.part("dp") is not None:
+            self.layout.require_no_means(", or keep it at the clients by local=[...]")
 
     @property
     def keys(self) -> list[str]:
@@ -251,13 +247,12 @@ class Federation:
         )
         self.state, info = round.close()
         used_n = round.reports.responded_n
-        coef_n = plan.collect_replies(state, cohort, used_n).coef_n
-        self.used = dict(zip(compress(keys, used_n), coef_n.tolist(), strict=True))
+        self.used = dict(zip(compress(keys, used_n), round.coef_n.tolist(), strict=True))
         if self.rest:
             received = [reply.arrays or {} for reply in compress(reply_n, used_n)]
             # A mean of buffers is moved by one client alone, a median is not.
             robust = plan.part("clip") is not None
-            self.rest = mean_rest(self.layout, sent, received, coef_n, median=robust)
+            self.rest = mean_rest(self.layout, sent, received, round.coef_n, median=robust)
         if not private and not used_n.any() and looks_like_outage(state, cohort.client_n):
             # The round did not happen, but who was away, was away.
             self.state = state._replace(

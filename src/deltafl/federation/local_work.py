@@ -2,7 +2,7 @@
 corrects.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeltaflError, is_in
-from ..model_parts import Arrays, ModelParts, as_array
+from ..model_parts import Arrays, ModelParts, Patterns, as_array
 from ..types import FloatArray, Params
 from .exchange import Correction
 
@@ -118,8 +118,8 @@ def corrected_steps(
     optimizer: Any,
     num_steps: int,
     step_factor: float | None = None,
-    local: str | Sequence[str] = (),
-    trainable: str | Sequence[str] = (),
+    local: Patterns = (),
+    trainable: Patterns = (),
 ) -> Iterator[None]:
     """Inside ``with``, make each step dx of a PyTorch optimizer x <- x + step_factor dx + drift /
     K.

@@ -137,7 +137,9 @@ def read_answer(
     if step_factor is not None and _number(report.get(CORRECTED)) != step_factor:
         raise DeltaflError(NOT_CORRECTED)
     answer = report[CENSUS]
-    if not isinstance(answer, list) or len(answer) != length or not all(map(_is_answer, answer)):
+    is_vector = isinstance(answer, list) and all(isinstance(x, int | float) for x in answer)
+    # Of NaN the comparison is false.
+    if not (is_vector and len(answer) == length and all(abs(x) <= LARGEST_NORM for x in answer)):
         raise DeltaflError(
             f"the answer is not {length} finite numbers of at most {LARGEST_NORM:.0e}"
         )
@@ -226,10 +228,6 @@ def mean_metrics(
             f"length or the weight 0: {', '.join(left_out[:3])}{more}"
         )
     return means
-
-
-def _is_answer(number: object) -> bool:
-    return isinstance(number, int | float) and abs(number) <= LARGEST_NORM  # False for NaN
 
 
 def _numbers(value: object) -> FloatArray:

@@ -2,7 +2,7 @@
 federation can have.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
@@ -10,7 +10,7 @@ from secrets import randbits
 from typing import Any
 
 from ..errors import DeltaflError, is_in, unknown_name
-from ..model_parts import BUFFERS
+from ..model_parts import BUFFERS, Patterns
 from ..plan import Plan, make_plan
 from ..samplers.base import Sampler
 from ..scale.rows import RowFormat
@@ -63,7 +63,7 @@ class Rules:
     aux: int = 0
     buffers: Collection[str] = BUFFERS
     local: Collection[str] = ()
-    trainable: str | Sequence[str] = ()
+    trainable: Patterns = ()
     tied: bool | None = None
     fraction_train: float | None = None
     weighted_by_key: str | None = None

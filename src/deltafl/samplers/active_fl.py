@@ -5,8 +5,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..types import Cohort, FloatArray, IntArray, Population, Reports
-from .base import Rng, Unweighted, draw_by_logs, mean_for_unseen, replied, with_rows
+from ..types import Cohort, FloatArray, IntArray, Population, Reports, Rng
+from .base import Unweighted, draw_by_logs, mean_for_unseen, replied, with_rows
 
 
 class ActiveState(NamedTuple):

@@ -5,18 +5,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from ..designs.table import ORDERED, draw_cohort, draw_from_tree, drawn_once, find_design
 from ..errors import DeltaflError, WithRanges
 from ..moves import Moves
 from ..scale.tree import SumTree
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
+from ..types import Array, BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports, Rng
 from .census import Census
 
 #: A sampler's memory: a NamedTuple of arrays, so that it can be printed, compared and saved.
 State = Any
-Rng = np.random.Generator
 #: Of all clients, float64 (m,); in a sum tree for the design ``ordered-pivotal``.
 Scores = FloatArray | SumTree
 #: A count () that begins at 0; states are never changed in place.
@@ -389,10 +387,10 @@ def replied(cohort: Cohort, reports: Reports) -> tuple[IntArray, Reports]:
 
 
 def with_rows(
-    value_m: npt.NDArray[Any],
+    value_m: Array,
     client_n: IntArray,
     newest: Any,
-) -> npt.NDArray[Any]:
+) -> Array:
     """A copy in which some clients have new values."""
     value_m = value_m.copy()
     value_m[client_n] = newest

@@ -24,7 +24,7 @@ from ..estimators.sketch import count_sketch
 from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled
 from ..model_parts import LARGEST_ENTRY
 from ..scale.numerics import RANK_TOLERANCE, inner, lower_median
-from ..types import FloatArray, IntArray, Population
+from ..types import Array, FloatArray, IntArray, Population, Rng
 
 #: One answer a client; None, or what is no answer, where there is none.
 Answers = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
@@ -94,7 +94,7 @@ class Census(WithRanges):
         update: npt.ArrayLike,
         tensors: Sequence[int | Sequence[int]] = (),
         seed: int = 0,
-        rng: np.random.Generator | None = None,
+        rng: Rng | None = None,
     ) -> FloatArray:
         """A client's answer, float64 (length,): the sketch of v, scaled to length 1, norm(u), and
         the code of u.
@@ -259,7 +259,7 @@ class Census(WithRanges):
                 answer_k[:] = row
         return answer_mk
 
-    def _check_precise(self, answer_k: npt.NDArray[Any]) -> None:
+    def _check_precise(self, answer_k: Array) -> None:
         if answer_k.dtype.itemsize < 8 and len(answer_k) > self.size + 1:
             raise DeltaflError(
                 f"an answer to the census has type {answer_k.dtype}, and needs float64: its code "
@@ -329,7 +329,7 @@ def _units(part_kd: FloatArray) -> FloatArray:
     return part_kd
 
 
-def _numbers(answer: npt.ArrayLike | None) -> npt.NDArray[Any]:
+def _numbers(answer: npt.ArrayLike | None) -> Array:
     """An answer as numbers, empty if it is none."""
     try:
         answer_k = np.asarray(answer)

@@ -8,8 +8,8 @@ import numpy as np
 from ..designs.inclusion import with_floor
 from ..designs.table import draw_cohort, find_design
 from ..errors import DeltaflError
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .base import ZERO, Rng, Sampler, mean_for_unseen, present_clients, replied, with_rows
+from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports, Rng
+from .base import ZERO, Sampler, mean_for_unseen, present_clients, replied, with_rows
 
 
 class ClusterState(NamedTuple):

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..types import FloatArray, IntArray
-from .base import NewFirst, NewFirstState, Rng
+from ..types import FloatArray, IntArray, Rng
+from .base import NewFirst, NewFirstState
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .base import Rng, Scored
+from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports, Rng
+from .base import Scored
 
 
 class AUState(NamedTuple):

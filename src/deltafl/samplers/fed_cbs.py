@@ -5,8 +5,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..types import Cohort, FloatArray, IntArray, Population, Reports
-from .base import ZERO, Rng, Unweighted, label_counts, with_rows
+from ..types import Cohort, FloatArray, IntArray, Population, Reports, Rng
+from .base import ZERO, Unweighted, label_counts, with_rows
 
 _LEAST = 1e-12  # an imbalance below it counts as it, lest probabilities be infinite
 

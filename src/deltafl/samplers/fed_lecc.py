@@ -6,8 +6,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population
-from .base import Rng, Sampler, label_counts, present_clients, unweighted_cohort
+from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Rng
+from .base import Sampler, label_counts, present_clients, unweighted_cohort
 from .ward import MOST_CLIENTS, ward
 
 

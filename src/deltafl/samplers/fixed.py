@@ -6,8 +6,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..designs.table import drawn_once
-from ..types import BoolArray, Cohort, Oracle, Population
-from .base import Rng, Sampler, Scored, Scores, for_design, per_second
+from ..types import BoolArray, Cohort, Oracle, Population, Rng
+from .base import Sampler, Scored, Scores, for_design, per_second
 
 
 class FixedState(NamedTuple):

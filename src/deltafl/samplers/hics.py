@@ -6,8 +6,8 @@ from typing import ClassVar, Self
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import FloatArray, IntArray
-from .base import NewFirst, NewFirstState, Rng, RunFacts, draw_successively
+from ..types import FloatArray, IntArray, Rng
+from .base import NewFirst, NewFirstState, RunFacts, draw_successively
 from .ward import MOST_CLIENTS, angles, ward
 
 #: The paper's temperature over its learning rate, 0.0025 / 0.001: updates grow with the rate.

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..designs.inclusion import draw_probabilities
 from ..designs.table import draw_by, drawn_once
-from ..types import BoolArray, Cohort, FloatArray, Oracle
-from .base import Rng, Sampler, WeightState, present_clients
+from ..types import BoolArray, Cohort, FloatArray, Oracle, Rng
+from .base import Sampler, WeightState, present_clients
 
 
 def rescaled_probabilities(score_m: FloatArray, n: int, rescalings: int) -> FloatArray:

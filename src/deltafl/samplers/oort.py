@@ -6,8 +6,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import Cohort, FloatArray, IntArray, Population, Reports
-from .base import ZERO, Rng, Unweighted, draw_successively, replied, with_rows
+from ..types import Cohort, FloatArray, IntArray, Population, Reports, Rng
+from .base import ZERO, Unweighted, draw_successively, replied, with_rows
 
 #: Utilities above this quantile count as it.
 _CLIP = 0.95

@@ -6,8 +6,8 @@ from typing import ClassVar, Self
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle
-from .base import Rng, RunFacts, Sampler, WeightState, unweighted_cohort
+from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Rng
+from .base import RunFacts, Sampler, WeightState, unweighted_cohort
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from inspect import signature
 from typing import Any, NamedTuple
 
 from ..calls import check_options
-from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
+from ..errors import DeltaflError, explained, unknown_name
 from ..store.own_python import load_class
 from .active_fl import ActiveFL
 from .base import NewFirst, Sampler
@@ -94,12 +94,8 @@ class SamplerEntry(NamedTuple):
         check_options(self.kind, options, self.name, {"design", *self.fixed})
         chosen = design or self.design
         drawn = {} if chosen is None else {"design": chosen}
-        try:
+        with explained(f"{self.name} cannot be made"):
             return self.kind(**self.fixed, **options, **drawn)
-        except DeltaflError:
-            raise
-        except OWN_ERRORS as error:
-            raise DeltaflError(f"{self.name} cannot be made: {in_one_line(error)}") from error
 
 
 _HT = "horvitz-thompson"
@@ -352,13 +348,9 @@ def _own_entry(name: str, kind: type[Sampler]) -> SamplerEntry:
             f"{name} does not define {missing}, as a sampler must; docs/how-to/add-a-method.md "
             "shows how"
         )
-    try:
+    with explained(f"{name} cannot be made", cure="; give every option a default"):
         sampler = kind()
         estimator = _HT if sampler.unbiased else "plain-mean"
-    except OWN_ERRORS as error:
-        raise DeltaflError(
-            f"{name} cannot be made: {in_one_line(error)}; give every option a default"
-        ) from error
     arguments = ("state", "available_m", "n", "rng", "oracle")
     try:
         signature(sampler.open).bind(*arguments)

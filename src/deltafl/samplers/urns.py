@@ -15,8 +15,8 @@ import numpy as np
 
 from ..designs.table import draw_cohort
 from ..errors import DeltaflError
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
-from .base import Rng, Sampler, State, present_clients, replied, with_rows
+from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports, Rng
+from .base import Sampler, State, present_clients, replied, with_rows
 from .ward import MOST_CLIENTS, ward_tree
 
 #: Probabilities that are 0 but for rounding.

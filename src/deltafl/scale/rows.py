@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ..errors import DeltaflError
 from ..store.files import opened, private_folder, sync_folder
-from ..types import FloatArray, IntArray, Params
+from ..types import Array, FloatArray, IntArray, Params
 
 #: float32 (d,), or uint16 (d,): the bits of bfloat16.
 Row = npt.NDArray[Any]
@@ -177,7 +177,7 @@ class MappedRows:
         # And the name of a new file, which is an entry of its folder.
         sync_folder(folder)
 
-    def journal(self) -> dict[str, npt.NDArray[Any]]:
+    def journal(self) -> dict[str, Array]:
         """What a checkpoint holds: the changed rows, and which file holds the others."""
         # In order, so that one state is always the same file.
         clients = sorted(self.changed)
@@ -191,7 +191,7 @@ class MappedRows:
             "crc_m": self.crc_m,
         }
 
-    def restored(self, journal: Mapping[str, npt.NDArray[Any]]) -> "MappedRows":
+    def restored(self, journal: Mapping[str, Array]) -> "MappedRows":
         """The rows of a checkpoint, if the file that they go with is there."""
         changed = dict(
             zip(

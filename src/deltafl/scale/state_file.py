@@ -3,7 +3,6 @@
 What rounds write stays in memory. A file is read once when it is loaded, to compare its checksum.
 """
 
-import os
 import re
 import zlib
 from dataclasses import is_dataclass, replace
@@ -17,11 +16,11 @@ from ..errors import DeltaflError
 from ..plan import Plan, RoundState
 from ..round import blank_state
 from ..store.sealed import read_sealed, write_sealed
-from ..types import Array, Population
+from ..types import AnyPath, Array, Population
 from .named_arrays import from_named_arrays, named_arrays
 
 
-def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> None:
+def save_state(path: AnyPath, state: RoundState, plan: Plan) -> None:
     """Write a state into one file, which is never seen half written and may be the one it was
     loaded from.
 
@@ -42,7 +41,7 @@ def save_state(path: str | os.PathLike[str], state: RoundState, plan: Plan) -> N
     write_sealed(Path(path), arrays, owner(plan))
 
 
-def load_state(path: str | os.PathLike[str], plan: Plan) -> RoundState:
+def load_state(path: AnyPath, plan: Plan) -> RoundState:
     """Map a saved state into memory; rounds that follow are bit for bit those that would have
     followed the saved one.
 

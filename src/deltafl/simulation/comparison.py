@@ -4,7 +4,6 @@ joined.
 
 import io
 import logging
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from ..analysis.table import comparison_table
 from ..errors import DeltaflError, MissingExtraError, require, unknown_name
 from ..store import checked, write_atomically
 from ..tasks.own import is_table, short_name
+from ..types import AnyPath
 from .directory import RunDirectory, recorded_settings
 from .environment import environment
 from .own_code import require_one_code, require_same_model
@@ -161,19 +161,19 @@ class Comparison:
             parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
 
-    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+    def to_csv(self, path: AnyPath | None = None) -> str:
         """The table of a paper as CSV (``analysis/paper.py``): means with 95 % intervals; saved if
         there is a path.
         """
         return _saved(paper.to_csv(self.numbers), path)
 
-    def to_latex(self, path: str | os.PathLike[str] | None = None) -> str:
+    def to_latex(self, path: AnyPath | None = None) -> str:
         """The same as a LaTeX ``tabular``, the best of each column in bold."""
         return _saved(paper.to_latex(self.numbers), path)
 
     def plot(
         self,
-        path: str | os.PathLike[str] | None = None,
+        path: AnyPath | None = None,
         *,
         metric: str | None = None,
         x: str | None = None,
@@ -204,7 +204,7 @@ class Comparison:
         figure._repr_png_ = partial(small_png, figure)  # what a notebook shows
         return figure
 
-    def report(self, path: str | os.PathLike[str]) -> None:
+    def report(self, path: AnyPath) -> None:
         """Write the page that shows the comparison, with the command that plays it again.
 
         It is one HTML file, which asks the network for nothing.
@@ -254,7 +254,7 @@ class Comparison:
         return console
 
 
-def _saved(text: str, path: str | os.PathLike[str] | None) -> str:
+def _saved(text: str, path: AnyPath | None) -> str:
     if path is not None:
         write_atomically(Path(path), text)
     return text

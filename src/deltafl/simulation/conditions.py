@@ -17,7 +17,7 @@ from ..calls import check_options, parse_call
 from ..errors import DeltaflError, WithRanges, in_one_line, require, unknown_name
 from ..store.files import read_bytes
 from ..streams import stream
-from ..types import BoolArray, FloatArray, IntArray, Population
+from ..types import BoolArray, FloatArray, IntArray, Population, Rng
 
 #: The ``client`` of the world's streams: what a round's numbers are for. Round 0 has what holds for
 #: the whole run.
@@ -88,9 +88,7 @@ class ByRate(Availability):
 
         return at
 
-    def _step(
-        self, rate_m: FloatArray, there_m: FloatArray, rng: np.random.Generator
-    ) -> FloatArray:
+    def _step(self, rate_m: FloatArray, there_m: FloatArray, rng: Rng) -> FloatArray:
         """The next step of the chain at which somebody is there."""
         for _ in range(_PATIENCE):
             chance_m = rate_m + self.memory * (there_m - rate_m)

@@ -4,15 +4,15 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import DeltaflError
 from ..tasks.base import Task
 from ..tasks.metrics import Metric, right
-from ..types import FloatArray, IntArray
+from ..tasks.partitions import rows_by_key
+from ..types import Array, FloatArray, IntArray
 
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 
@@ -44,10 +44,10 @@ class Judged(NamedTuple):
     task: Task
     loss: float
     hit_e: FloatArray | None = None
-    output_e: npt.NDArray[Any] | None = None
+    output_e: Array | None = None
 
     @classmethod
-    def of_outputs(cls, task: Task, loss: float, output_e: npt.NDArray[Any]) -> "Judged":
+    def of_outputs(cls, task: Task, loss: float, output_e: Array) -> "Judged":
         """By its outputs."""
         hit_e = right(output_e, task.dataset.test_y) if task.knows_accuracy else None
         return cls(task, loss, hit_e, output_e)
@@ -108,13 +108,10 @@ class Judged(NamedTuple):
         owned_e = owner_e >= 0
         return _shares(hit_e[owned_e], owner_e[owned_e], self.task.num_clients)
 
-    def _by_owner(
-        self, metric: Metric, output_e: npt.NDArray[Any], owner_e: IntArray
-    ) -> FloatArray:
+    def _by_owner(self, metric: Metric, output_e: Array, owner_e: IntArray) -> FloatArray:
         value_m = np.full(self.task.num_clients, np.nan)
-        order_e = np.argsort(owner_e, kind="stable")
-        client_k, first_k = np.unique(owner_e[order_e], return_index=True)
-        for client, row_n in zip(client_k, np.split(order_e, first_k[1:]), strict=True):
+        for row_n in rows_by_key(owner_e):
+            client = owner_e[row_n[0]]
             # A function of the user's may fail on a few examples, such as those of one class.
             with suppress(DeltaflError):
                 if client >= 0:

@@ -13,6 +13,7 @@ from ..samplers.label import base_name, label_of, split_labels
 from ..store.own_python import forget_edited
 from ..tasks.base import Task
 from ..tasks.registry import known_tasks
+from ..types import AnyPath
 from .callback import OnRound
 from .comparing import run_comparison
 from .comparison import Comparison, joined
@@ -34,7 +35,7 @@ def compare(
     samplers: "str | AnySampler | Iterable[AnySampler] | None" = None,
     seeds: int | Iterable[int] | None = None,
     *,
-    out: str | os.PathLike[str] | None = None,
+    out: AnyPath | None = None,
     processes: int | None = None,
     progress: bool = True,
     report: bool = True,
@@ -86,7 +87,7 @@ def tune(
     task: AnyTask = "digits",
     samplers: "str | AnySampler | Iterable[AnySampler] | None" = None,
     *,
-    out: str | os.PathLike[str] | None = None,
+    out: AnyPath | None = None,
     processes: int | None = None,
     progress: bool = True,
     **settings: Any,
@@ -139,7 +140,7 @@ def _resolved(
     return resolved, count_processes(processes, resolved.device)
 
 
-def load(*folders: str | os.PathLike[str]) -> Comparison:
+def load(*folders: AnyPath) -> Comparison:
     """The comparison of finished folders, of ``deltafl.compare``, ``deltafl compare`` or
     ``deltafl run``.
 

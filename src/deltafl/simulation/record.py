@@ -145,7 +145,7 @@ def note_clients(
         known["names"] = [*names]
     if value_m is not None:
         # Later rounds than this one are those that are played again.
-        rows = {at: row for at, row in _noted_clients(folder)[1].items() if since <= at < round}
+        rows = {at: row for at, row in _noted_clients(folder)[2].items() if since <= at < round}
         rows[round] = plain_json(np.round(value_m, 4).tolist())
         known |= {"rounds": [*rows], metric: [*rows.values()]}
     write_atomically(folder / CLIENTS, json.dumps(known) + "\n")
@@ -160,23 +160,16 @@ def _judges(line: Mapping[str, Any]) -> list[Judge]:
     return [Judge(**judge) for judge in line.get("metrics", ())]
 
 
-def _noted_clients(folder: Path) -> tuple[FloatArray | None, dict[int, Column]]:
-    """Sizes, and values of the metric by round, as ``note_clients`` wrote them; none of a run that
-    has not come so far.
+def _noted_clients(folder: Path) -> tuple[Sequence[str], FloatArray | None, dict[int, Column]]:
+    """Names (none where they are numbers), sizes, and values of the metric by round, as
+    ``note_clients`` wrote them; none of a run that has not come so far.
     """
     if not (folder / CLIENTS).exists():
-        return None, {}
+        return (), None, {}
     known = read_json(folder / CLIENTS)
-    known.pop("names", None)
+    names = tuple(known.pop("names", ()))
     size_m, *values = known.values()
-    return _floats(size_m), dict(zip(*values, strict=False))
-
-
-def _noted_names(folder: Path) -> Sequence[str]:
-    """The clients' names; none where they are numbers."""
-    if not (folder / CLIENTS).exists():
-        return ()
-    return tuple(read_json(folder / CLIENTS).get("names", ()))
+    return names, _floats(size_m), dict(zip(*values, strict=False))
 
 
 def what_is_run(settings: RunSettings) -> dict[str, Any]:
@@ -219,7 +212,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         )
         for key in ("cohort", "counts")
     )
-    num_examples_m, rows = _noted_clients(directory.path)
+    names, num_examples_m, rows = _noted_clients(directory.path)
     value_km = np.array([_floats(row) for row in rows.values()]) if rows else None
     higher = judge_of(metric, judges).higher
     diverged = lines[-1].get("diverged")
@@ -239,7 +232,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         trainings_r=summed(
             [len(line.get("cohort", ())) or line.get("answers", 0) for line in lines]
         ),
-        client_names=_noted_names(directory.path),
+        client_names=names,
         bytes_up_r=summed([line.get("bytes_up", 0) for line in lines]),
         client_seconds_r=summed([timing["client_seconds"] for timing in timings]),
         server_bytes=max(timing.get("server_bytes", 0) for timing in timings) or None,

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import WeightedMean, mean_rest
-from ..model_parts import Arrays, ModelParts
+from ..model_parts import MEANS, Arrays, ModelParts
 from ..scale.rows import RowFormat, Rows, replace_rows
-from ..types import FloatArray, IntArray
+from ..types import Array, FloatArray, IntArray
 
 #: The folder of clients' local arrays in that of a run's memory.
 LOCAL = "local"
@@ -44,7 +44,7 @@ class RestOfModel:
 
     def __init__(self, parts: ModelParts, arrays: Arrays) -> None:
         self.parts = parts
-        self._shared = {name: arrays[name].copy() for name in parts.names("buffer", "counter")}
+        self._shared = {name: arrays[name].copy() for name in parts.names(*MEANS)}
         self._local = {name: arrays[name].copy() for name in parts.names("local")}
         self._bits = _bits(self._local)
 
@@ -111,7 +111,7 @@ class RestOfModel:
             own = replace_rows(own, client_n, changed)
         return Rest(shared, own)
 
-    def _arrays(self, row_d: npt.NDArray[Any]) -> Arrays:
+    def _arrays(self, row_d: Array) -> Arrays:
         bits = (np.asarray(row_d).view(np.uint32) ^ self._bits).view(np.uint8)
         arrays = {}
         first = 0

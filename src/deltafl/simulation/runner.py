@@ -7,7 +7,6 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ from ..model_parts import Arrays
 from ..streams import stream
 from ..tasks.base import Task
 from ..tasks.metrics import Look
-from ..types import IntArray, Params
+from ..types import Array, IntArray, Params, Rng
 from .training import torch
 from .training.batched import BatchedTrainer
 from .training.fast import FastTrainer, choose_forward, keep_freed_memory
@@ -152,7 +151,7 @@ class ClientRunner:
         places: slice | IntArray,
         look: Look | None,
         rest: Arrays,
-    ) -> tuple[float, npt.NDArray[Any] | None]:
+    ) -> tuple[float, Array | None]:
         """Sum of the losses of a batch of test examples, and what ``look`` makes of its outputs and
         targets.
         """
@@ -207,7 +206,7 @@ def new_model(make: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module
 
 @contextmanager
 def seeded(
-    rng: np.random.Generator,
+    rng: Rng,
     device: torch.device | None = None,
 ) -> Iterator[None]:
     """Seed torch's global generator and the device's, and restore them afterwards.

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..calls import Named, check_options, parse_call
-from ..errors import OWN_ERRORS, DeltaflError, WithRanges, in_one_line, is_in, unknown_name
-from ..store.own_python import load_named, split_name
+from ..errors import DeltaflError, WithRanges, explained, is_in, unknown_name
+from ..store.own_python import load_function, split_name
 from ..types import FloatArray
 
 
@@ -115,13 +115,8 @@ def factors_of(text: str | None, rounds: int) -> tuple[float, ...]:
     if isinstance(text, Named):
         return _own_factors(text, text.of, rounds)
     if ".py:" in text:
-        path, function = split_name(text)
-        made = load_named(text, "FILE.py:FUNCTION")
-        if not callable(made):
-            raise DeltaflError(
-                f"{path} has no function {function!r}; write there: def {function}(round): ..."
-            )
-        return _own_factors(text, made, rounds, path.resolve())
+        made = load_function(text, "FILE.py:FUNCTION", "(round): ...")
+        return _own_factors(text, made, rounds, split_name(text)[0].resolve())
     name, options = parse_call(text)
     if name not in SCHEDULES:
         raise unknown_name("lr_schedule", name, [*SCHEDULES, "FILE.py:FUNCTION"])
@@ -135,12 +130,8 @@ def _own_factors(
     """What a user's function returns, checked in every round."""
     factors: list[float] = []
     for round in range(rounds):
-        try:
+        with explained(f"lr_schedule {name} failed in round {round}", path):
             factor = function(round)
-        except OWN_ERRORS as error:
-            raise DeltaflError(
-                f"lr_schedule {name} failed in round {round}: {in_one_line(error, path)}"
-            ) from error
         if not is_in(factor, "[0, inf)"):
             raise DeltaflError(
                 f"lr_schedule {name} returned {factor!r:.60} in round {round}; it must "

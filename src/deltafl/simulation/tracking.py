@@ -10,7 +10,8 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import OWN_ERRORS, DeltaflError, in_one_line, require, unknown_name
+from ..errors import OWN_ERRORS, explained, require, unknown_name
+from ..types import AnyPath
 from .callback import RoundDone
 from .directory import recorded_settings
 from .record import run_key
@@ -29,7 +30,7 @@ class Tracker(AbstractContextManager["Tracker"]):
 
     package: str  #: what is imported, and the extra that installs it
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: AnyPath) -> None:
         require(self.package, self.package)
         self.folder = Path(folder)
         self._open: dict[str, Any] = {}
@@ -103,7 +104,7 @@ class MLflow(Tracker):
 
     package = "mlflow"
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: AnyPath) -> None:
         super().__init__(folder)
         # Nothing leaves this machine unasked.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -114,12 +115,8 @@ class MLflow(Tracker):
             store = (self.folder / "mlruns").resolve().as_uri()
         from mlflow import MlflowClient
 
-        try:
+        with explained(f"MLflow cannot use {store}", cure="; set MLFLOW_TRACKING_URI"):
             self._client = MlflowClient(store)
-        except OWN_ERRORS as error:
-            raise DeltaflError(
-                f"MLflow cannot use {store}: {in_one_line(error)}; set MLFLOW_TRACKING_URI"
-            ) from error
 
     def begin(self, key: str, done: RoundDone) -> Any:
         client = self._client
@@ -165,7 +162,7 @@ class MLflow(Tracker):
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
 
 
-def tracker(name: str, folder: str | os.PathLike[str]) -> Tracker:
+def tracker(name: str, folder: AnyPath) -> Tracker:
     """The tracker ``"tensorboard"`` or ``"mlflow"`` for a folder of results, an ``on_round``.
 
     Raises:

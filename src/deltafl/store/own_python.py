@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from ..errors import OWN_ERRORS, DeltaflError, in_one_line
+from ..errors import DeltaflError, explained
 
 T = TypeVar("T")
 
@@ -31,6 +31,15 @@ def load_named(spec: str, form: str) -> Any:
     """
     path, name = split_name(spec)
     return vars(import_file(path, form)).get(name)
+
+
+def load_function(spec: str, form: str, signature: str) -> Any:
+    """The function that ``FILE.py:FUNCTION`` names; the error for none shows its ``signature``."""
+    path, name = split_name(spec)
+    found = load_named(spec, form)
+    if not callable(found):
+        raise DeltaflError(f"{path} has no function {name!r}; write there: def {name}{signature}")
+    return found
 
 
 def load_class(spec: str, base: type[T]) -> type[T]:
@@ -78,15 +87,11 @@ def import_file(path: Path, form: str) -> ModuleType:
         raise DeltaflError(
             f"{path.name} cannot be imported: {why}; rename it, for instance to my_task.py"
         )
-    try:
+    with explained(f"{path.name} cannot be imported", path):
         module = importlib.import_module(path.stem)
         if module.__spec__ is not None and module.__spec__.loader_state is None:
             module.__spec__.loader_state = path.read_bytes()
         return module
-    except DeltaflError:
-        raise
-    except OWN_ERRORS as error:
-        raise DeltaflError(f"{path.name} cannot be imported: {in_one_line(error, path)}") from error
 
 
 def forget_edited() -> None:

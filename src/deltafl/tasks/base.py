@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
-from ..model_parts import ModelParts
+from ..model_parts import ModelParts, Patterns
 from ..streams import stream
-from ..types import FloatArray, IntArray, Judge, Population
+from ..types import Array, FloatArray, IntArray, Judge, Population
 from .losses import Loss, MakeModel, Module, Tensor
 from .metrics import AnyMetric, Metric, metrics_of
 
@@ -40,10 +40,10 @@ class Dataset:
     """
 
     name: str
-    train_x: npt.NDArray[Any]
-    train_y: npt.NDArray[Any]
-    test_x: npt.NDArray[Any]
-    test_y: npt.NDArray[Any]
+    train_x: Array
+    train_y: Array
+    test_x: Array
+    test_y: Array
     num_classes: int
     columns: Mapping[str, IntArray] = field(default_factory=dict)
     test_columns: Mapping[str, IntArray] = field(default_factory=dict)
@@ -53,8 +53,8 @@ class Dataset:
     def whole(
         cls,
         name: str,
-        x: npt.NDArray[Any],
-        y: npt.NDArray[Any],
+        x: Array,
+        y: Array,
         num_classes: int,
         columns: Mapping[str, IntArray] | None = None,
     ) -> "Dataset":
@@ -122,8 +122,8 @@ class Task:
     tokens: bool = False
     public_rows: Sequence[IntArray] = ()
     client_names: Sequence[str] = ()
-    local: str | Sequence[str] = ()
-    trainable: str | Sequence[str] = ()
+    local: Patterns = ()
+    trainable: Patterns = ()
 
     def __repr__(self) -> str:
         return f"Task({self.name!r}: {self.num_clients} clients, {self.dataset.name})"

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from ..errors import DeltaflError, require
 from ..scale.memory_budget import free_ram, human
 from ..store.files import opened
+from ..types import Array
 
 TRAIN_IMAGES = "train-images-idx3-ubyte"
 TRAIN_LABELS = "train-labels-idx1-ubyte"
@@ -264,7 +265,7 @@ def unpacked(path: Path) -> Iterator[IO[bytes]]:
 def read_arrays(
     path: Path,
     keys: tuple[str, ...] | None = None,
-) -> dict[str, npt.NDArray[Any]]:
+) -> dict[str, Array]:
     """Read some arrays of a NumPy archive (NPZ), or all of them; pickles and missing ones are a
     ``DeltaflError``.
     """

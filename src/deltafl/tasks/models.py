@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..errors import DeltaflError
+from ..types import Rng
 from .losses import Module, Tensor
 
 #: Pixels of zeros around an image before it is cropped back to its size.
@@ -171,7 +172,7 @@ def next_token_lstm(tokens: int, embedding: int = 8, hidden: int = 128) -> Modul
     return NextToken(tokens, embedding, hidden)
 
 
-def crop_and_flip(x: Tensor, rng: np.random.Generator) -> Tensor:
+def crop_and_flip(x: Tensor, rng: Rng) -> Tensor:
     """Shift each image by up to ``PAD`` pixels along both axes, zeros coming in, and mirror half of
     them.
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from ..calls import Named
-from ..errors import OWN_ERRORS, DeltaflError, in_one_line
-from ..store.own_python import load_named, split_name
+from ..errors import OWN_ERRORS, DeltaflError, explained, in_one_line
+from ..store.own_python import load_function, split_name
 from ..streams import stream
 from .base import Dataset, Task
 from .frames import TABLE_SUFFIXES, is_table_file, table_stem
@@ -114,11 +114,7 @@ def load_own(name: str, seed: int, metric: Sequence[AnyMetric] = (), **of_table:
 
 def _from_file(name: str, seed: int) -> object:
     path, function = split_name(name)
-    make = load_named(name, "--task FILE.py:FUNCTION")
-    if not callable(make):
-        raise DeltaflError(
-            f"{path} has no function {function!r}; write there: def {function}(seed: int) -> Task"
-        )
+    make = load_function(name, "--task FILE.py:FUNCTION", "(seed: int) -> Task")
     return _made(make, seed, f"{path}:{function}", path.resolve())
 
 
@@ -129,14 +125,10 @@ def _made(
     path: Path | None = None,
 ) -> object:
     """What a user's function makes."""
-    try:
+    with explained(f"{name} failed", path):
         if "seed" in inspect.signature(make).parameters:
             return make(seed=seed)
         return make()
-    except DeltaflError:
-        raise
-    except OWN_ERRORS as error:
-        raise DeltaflError(f"{name} failed: {in_one_line(error, path)}") from error
 
 
 def own_code_error(

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..calls import Named, parse_call
-from ..errors import OWN_ERRORS, DeltaflError, in_one_line, is_in, require, unknown_name
-from ..types import BoolArray, FloatArray, IntArray
+from ..errors import DeltaflError, explained, is_in, require, unknown_name
+from ..types import BoolArray, FloatArray, IntArray, Rng
 from .base import Dataset
 
 #: A partition's text, or an object with ``dataset``, ``num_partitions`` and
@@ -39,15 +39,13 @@ TEST_FIRST = 4
 def iid(
     label_e: IntArray,
     num_clients: int,
-    rng: np.random.Generator,
+    rng: Rng,
 ) -> list[IntArray]:
     """Deal the examples at random; sizes differ by one at most."""
     return _deal(rng.permutation(len(label_e)), num_clients)
 
 
-def hsu2019(
-    label_e: IntArray, num_clients: int, alpha: float, rng: np.random.Generator
-) -> list[IntArray]:
+def hsu2019(label_e: IntArray, num_clients: int, alpha: float, rng: Rng) -> list[IntArray]:
     """Equal clients with label mixes q_i ~ Dir(alpha * prior), where prior are the classes' shares
     of the data.
 
@@ -73,9 +71,7 @@ def hsu2019(
     return clients
 
 
-def _draw_labels(
-    left_c: IntArray, concentration_c: FloatArray, size: int, rng: np.random.Generator
-) -> IntArray:
+def _draw_labels(left_c: IntArray, concentration_c: FloatArray, size: int, rng: Rng) -> IntArray:
     """How many examples of each class one client with q ~ Dir(``concentration_c``) takes; they sum
     to ``size`` and never exceed ``left_c``.
 
@@ -100,9 +96,7 @@ def _draw_labels(
     return take_c
 
 
-def yurochkin2019(
-    label_e: IntArray, num_clients: int, alpha: float, rng: np.random.Generator
-) -> list[IntArray]:
+def yurochkin2019(label_e: IntArray, num_clients: int, alpha: float, rng: Rng) -> list[IntArray]:
     """Unequal clients: class k is cut into m parts with shares ~ Dir(alpha * 1_m).
 
     A client without any example (usual with small alpha) is given one, drawn from the client that
@@ -123,7 +117,7 @@ def yurochkin2019(
 def with_least(
     clients: Sequence[IntArray],
     least: int,
-    rng: np.random.Generator,
+    rng: Rng,
 ) -> list[IntArray]:
     """The clients with ``least`` rows or more each: who has fewer is given rows, one at a time,
     each drawn from the client that then has the most.
@@ -157,7 +151,7 @@ def with_least(
 def k_classes(
     label_e: IntArray,
     num_clients: int,
-    rng: np.random.Generator,
+    rng: Rng,
     k: int = 2,
 ) -> list[IntArray]:
     """Every client has examples of exactly k classes, and each class is dealt equally to the
@@ -193,7 +187,7 @@ def k_classes(
 def shards(
     label_e: IntArray,
     num_clients: int,
-    rng: np.random.Generator,
+    rng: Rng,
 ) -> list[IntArray]:
     """Sort by label, cut into 2 m equal shards, deal two to each client (McMahan et al., AISTATS
     2017).
@@ -213,7 +207,7 @@ def shards(
 def split(
     label_e: IntArray,
     num_clients: int,
-    rng: np.random.Generator,
+    rng: Rng,
 ) -> list[IntArray]:
     """Single-label clients of two sizes: one of C labels, drawn at random, is cut into m - C + 1
     small clients.
@@ -236,7 +230,7 @@ def split(
 def quantity(
     label_e: IntArray,
     num_clients: int,
-    rng: np.random.Generator,
+    rng: Rng,
 ) -> list[IntArray]:
     """Labels at random, two sizes: the first 10 % of m >= 2 clients (at least one) share 90 % of
     the data.
@@ -259,7 +253,7 @@ def quantity(
 def natural(
     owner_e: IntArray,
     num_clients: int,
-    rng: np.random.Generator,
+    rng: Rng,
 ) -> list[IntArray]:
     """One client for each owner, in increasing order of their ids; of more than m owners, m are
     drawn at random.
@@ -386,7 +380,7 @@ def make_partition(
     dataset: Dataset,
     num_clients: int | None,
     alpha: float,
-    rng: np.random.Generator,
+    rng: Rng,
     column: str | None = None,
     label: str = "label",
 ) -> list[IntArray]:
@@ -455,16 +449,11 @@ def _dealt(
     name = type(partitioner).__name__
     row = "row of deltafl"
     columns = {label: dataset.train_y, **dataset.columns, row: np.arange(len(dataset.train_y))}
-    try:
+    with explained(f"the partitioner {name} failed on the columns {', '.join(columns)}"):
         # A copy, for a partitioner takes its data set once, and a task is made for each seed.
         own = copy.deepcopy(partitioner)
         own.dataset = datasets.Dataset.from_dict(columns)
         parts = [np.sort(own.load_partition(k)[row]) for k in range(own.num_partitions)]
-    except OWN_ERRORS as error:
-        raise DeltaflError(
-            f"the partitioner {name} failed on the columns {', '.join(columns)}: "
-            f"{in_one_line(error)}"
-        ) from error
     if num_clients not in (None, len(parts)):
         raise DeltaflError(
             f"the partitioner {name} deals to {len(parts)} clients, and clients is {num_clients}: "
@@ -555,7 +544,7 @@ def rows_by_key(key_e: IntArray) -> list[IntArray]:
     return np.split(order, start[1:])
 
 
-def _pools(label_e: IntArray, rng: np.random.Generator) -> list[IntArray]:
+def _pools(label_e: IntArray, rng: Rng) -> list[IntArray]:
     """The rows of each label that occurs, shuffled."""
     return [rng.permutation(rows) for rows in rows_by_key(label_e)]
 

@@ -8,7 +8,7 @@ starts.
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DeltaflError, unknown_name
+from ..model_parts import Patterns
 from ..streams import stream
 from .base import Augment, Dataset, Task
 from .images import load_cifar10, load_digits, load_idx
@@ -95,7 +96,7 @@ class TaskSpec:
     augment: Augment | None = None
     all_owners: bool = False
     tokens: bool = False
-    trainable: str | Sequence[str] = ()
+    trainable: Patterns = ()
 
 
 _TASKS: dict[str, TaskSpec] = {}
@@ -165,8 +166,8 @@ def make_task(
     make_model: MakeModel | None = None,
     truth: tuple[float, float] | None = None,
     nu: float | None = None,
-    local: str | Sequence[str] = (),
-    trainable: str | Sequence[str] = (),
+    local: Patterns = (),
+    trainable: Patterns = (),
 ) -> Task:
     """Make a task; what is None has the default of the task. One seed gives one task, bit for bit.
 

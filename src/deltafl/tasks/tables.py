@@ -18,14 +18,14 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from reprlib import repr as shown
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import DeltaflError, is_in, require, unknown_name
+from ..model_parts import Patterns
 from ..streams import stream
-from ..types import BoolArray, FloatArray, IntArray
+from ..types import Array, BoolArray, FloatArray, IntArray
 from .base import Dataset, Task
 from .frames import Frame, read_frame, table_stem
 from .losses import MakeModel, Module, binary_cross_entropy, cross_entropy, squared_error
@@ -62,6 +62,13 @@ TEST_SHARE = 0.1
 SHOWN = 10
 
 
+class Sent(TypedDict, total=False):
+    """Which arrays of the model are sent, as in ``Task``."""
+
+    local: Patterns
+    trainable: Patterns
+
+
 def table_task(
     table: str | Path | Frame,
     label: str | Sequence[str] = "label",
@@ -77,8 +84,7 @@ def table_task(
     standardize: bool = True,
     sep: str | None = None,
     encoding: str | None = None,
-    local: str | Sequence[str] = (),
-    trainable: str | Sequence[str] = (),
+    **sent: Unpack[Sent],
 ) -> Task:
     """Make a task of a table: classification by cross-entropy, or regression by the squared error.
 
@@ -116,8 +122,8 @@ def table_task(
         sep: What separates the columns of a file of text: one character, ``"tab"`` or ``"space"``;
             a comma in ``.csv``, else a tab, if None.
         encoding: Of a file of text, such as ``"latin-1"``; UTF-8 if None.
-        local: Name patterns of the model's arrays that stay with each client, see ``Task``.
-        trainable: Name patterns of the only arrays that are trained, see ``Task``.
+        sent: ``local`` and ``trainable``, the name patterns of the model's arrays that stay with
+            each client, and of the only ones that are trained, see ``Task``.
 
     Returns:
         A task with float32 features in the order of the table.
@@ -161,14 +167,8 @@ def table_task(
         varies = (train.min(axis=0) < train.max(axis=0)) & (deviation > 0)
         x = (x - train.mean(axis=0)) / np.where(varies, deviation, 1.0)
     dataset = _dataset(name, x.astype(np.float32), target, owner, owners.code, test_e)
-    task = _task(
-        table_stem(name),
-        dataset,
-        model,
-        owners,
-        Dealing(partition, column, clients, alpha, seed, labels[0]),
-    )
-    return replace(task, local=local, trainable=trainable)
+    dealing = Dealing(partition, column, clients, alpha, seed, labels[0])
+    return replace(_task(table_stem(name), dataset, model, owners, dealing), **sent)
 
 
 def from_huggingface(
@@ -185,8 +185,7 @@ def from_huggingface(
     clients: int | None = None,
     alpha: float = 0.5,
     test_share: float | None = None,
-    local: str | Sequence[str] = (),
-    trainable: str | Sequence[str] = (),
+    **sent: Unpack[Sent],
 ) -> Task:
     """Make a task of a Hugging Face ``Dataset`` or ``DatasetDict``.
 
@@ -207,8 +206,7 @@ def from_huggingface(
         clients: As in ``table_task``.
         alpha: As in ``table_task``.
         test_share: As in ``table_task``; for data without a test set.
-        local: As in ``table_task``.
-        trainable: As in ``table_task``.
+        sent: As in ``table_task``.
 
     Raises:
         DeltaflError: If a column is missing or cannot be used.
@@ -279,7 +277,7 @@ def from_huggingface(
     dataset = _dataset(name, x, target, owner, owners.code, test_e)
     dealing = Dealing(partition, column, clients, alpha, seed, label)
     task = _task(name, dataset, softmax_regression, owners, dealing)
-    return replace(task, make_model=make_model or task.make_model, local=local, trainable=trainable)
+    return replace(task, make_model=make_model or task.make_model, **sent)
 
 
 class Coded(NamedTuple):
@@ -361,7 +359,7 @@ class Target(NamedTuple):
     how targets were scaled, follows the name of the data.
     """
 
-    y: npt.NDArray[Any]
+    y: Array
     num_classes: int
     unit: str = ""
     names: Sequence[str] = ()
@@ -369,7 +367,7 @@ class Target(NamedTuple):
 
 def _dataset(
     name: str,
-    x: npt.NDArray[Any],
+    x: Array,
     target: Target,
     owner: str | None,
     owner_e: IntArray,
@@ -484,11 +482,8 @@ def _targets(frame: Frame, task_type: TaskType | None, standardize: bool) -> Tar
             )
         return Target(y.astype(np.float32), len(names), names=names)
     each = [_target(frame[name], task_type, standardize) for name in frame]
-    return Target(
-        np.stack([one.y for one in each], axis=1),
-        0,
-        "".join(one.unit for one in each),
-    )
+    unit = "".join(one.unit for one in each)
+    return Target(np.stack([one.y for one in each], axis=1), 0, unit)
 
 
 def _task_type(where: str, values: Column) -> TaskType:
@@ -625,10 +620,9 @@ _CURES = {
     r"[+-]?inf(inity)?": "replace infinity by a number, or drop the row",
     r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?": "divide the column or take its logarithm; if the "
     "number stands for a missing value, fill that in or drop the row",
-    _DATE: "make dates numbers of days, as (pandas.to_datetime(table[{name!r}]) - "
-    "pandas.Timestamp('2000-01-01')).dt.days does, or drop the column",
-    _DATE_IN_WORDS: "make dates numbers of days, as (pandas.to_datetime(table[{name!r}]) - "
-    "pandas.Timestamp('2000-01-01')).dt.days does, or drop the column",
+    rf"{_DATE}|{_DATE_IN_WORDS}": "make dates numbers of days, as "
+    "(pandas.to_datetime(table[{name!r}]) - pandas.Timestamp('2000-01-01')).dt.days does, or drop "
+    "the column",
     r"-?\d+ days?.*|\d{1,3}:\d\d(:\d\d(\.\d+)?)?": "make times numbers of seconds, as "
     "pandas.to_timedelta(table[{name!r}].astype(str)).dt.total_seconds() does for hh:mm:ss, or "
     "drop the column",
@@ -690,7 +684,7 @@ def _require_all(values: Column, good_e: BoolArray, needed: str, cure: str) -> N
     )
 
 
-def _stacked(name: str, column: str, values: list[Any]) -> npt.NDArray[Any]:
+def _stacked(name: str, column: str, values: list[Any]) -> Array:
     """Pictures as uint8 (N, channels, height, width), or lists of numbers as float32 (N, k)."""
     # Numbers of a palette's colours are no brightness.
     good = not any(hasattr(value, "mode") and value.mode == "P" for value in values)

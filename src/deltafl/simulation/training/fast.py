@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from ...tasks.losses import Loss
-from ...types import IntArray, Params
+from ...types import IntArray, Params, Rng
 from .serial import (
     Augmented,
     LocalResult,
@@ -106,7 +106,7 @@ class FastTrainer:
         y: torch.Tensor,
         params_d: Params,
         work: LocalWork,
-        rng: np.random.Generator,
+        rng: Rng,
         noise: Noise | None = None,
         drift_d: Params | None = None,
         augment: Augmented | None = None,

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch.nn import functional
 
 from ...model_parts import Arrays, ModelParts
 from ...tasks.losses import Loss, cross_entropy, squared_error
-from ...types import IntArray, Params
+from ...types import IntArray, Params, Rng
 from .tensors import ModelTensors
 
 #: ``losses(output, y)``: the loss of each example.
@@ -80,7 +79,7 @@ class LocalJob(NamedTuple):
     """The local training of one client in a round; see ``train_serial``."""
 
     rows: IntArray
-    rng: np.random.Generator
+    rng: Rng
     noise: Noise | None = None
     augment: Augmented | None = None
 
@@ -122,9 +121,7 @@ def result_of(
     )
 
 
-def passes(
-    num_examples: int, work: LocalWork, rng: np.random.Generator
-) -> tuple[list[IntArray], int]:
+def passes(num_examples: int, work: LocalWork, rng: Rng) -> tuple[list[IntArray], int]:
     """The orders of a client's examples, one for each pass, and the size of its minibatches."""
     number = -(-work.num_steps(num_examples) // work.batches_a_pass(num_examples))
     orders = [rng.permutation(num_examples) for _ in range(number)]
@@ -134,7 +131,7 @@ def passes(
 def minibatches(
     num_examples: int,
     work: LocalWork,
-    rng: np.random.Generator,
+    rng: Rng,
 ) -> list[IntArray]:
     """The rows of each local step; all passes are drawn in order, the same in every path."""
     orders, size = passes(num_examples, work, rng)
@@ -151,7 +148,7 @@ def train_serial(
     y: torch.Tensor,
     params_d: Params,
     work: LocalWork,
-    rng: np.random.Generator,
+    rng: Rng,
     noise: Noise | None = None,
     drift_d: Params | None = None,
     augment: Augmented | None = None,

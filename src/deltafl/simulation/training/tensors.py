@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...model_parts import Arrays, ModelParts, as_array
+from ...model_parts import MEANS, Arrays, ModelParts, as_array
 from ...tasks.modules import spare_single_values
 
 #: What clients bring back beside the flat vector.
-BROUGHT_BACK = ("buffer", "counter", "local")
+BROUGHT_BACK = (*MEANS, "local")
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
