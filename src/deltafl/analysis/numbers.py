@@ -1,6 +1,6 @@
 """The numbers of a comparison: the classes of ``summary.json``."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, overload
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
@@ -265,8 +265,16 @@ class Summary(_Model):
         return judge_of(self.metric, self.judges)
 
 
-def value_of(entry: SamplerSummary, summary: Summary) -> MeanSd:
-    """The metric as tables show it: over the best late evaluations for shares, at the last one for
-    others.
+@overload
+def value_of(entry: SamplerSummary, summary: Summary) -> MeanSd: ...
+
+
+@overload
+def value_of(entry: SeedSummary, summary: Summary) -> float | None: ...
+
+
+def value_of(entry: SamplerSummary | SeedSummary, summary: Summary) -> MeanSd | float | None:
+    """The metric of a sampler or of one of its runs as tables show it: over the best late
+    evaluations for shares, at the last one for others.
     """
     return entry.top5 if summary.judge.share else entry.final

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .numbers import SamplerSummary, Summary
+from .numbers import SamplerSummary, Summary, value_of
 from .statistics import Interval, mean_interval
 from .summary import references
 from .text import rounds_text, threshold_text
@@ -31,7 +31,8 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 class _Column(NamedTuple):
     """A column of numbers.
 
-    ``symmetric``: whether its interval is shown as half its width.
+    ``symmetric``: whether its interval is shown as half its width; ``otherwise``: what LaTeX shows
+    of a sampler without a value, a dash where it is empty.
     """
 
     name: str
@@ -41,6 +42,7 @@ class _Column(NamedTuple):
     decimals: int = 2
     factor: float = 1.0
     symmetric: bool = True
+    otherwise: Callable[[SamplerSummary], str] = lambda entry: ""
 
 
 def _columns(summary: Summary) -> list[_Column]:
@@ -53,7 +55,7 @@ def _columns(summary: Summary) -> list[_Column]:
             summary.metric,
             f"{latex(judge.heading)}{unit}",
             judge.sign,
-            lambda entry: _of_seeds([s.top5 if judge.share else s.final for s in entry.seeds]),
+            lambda entry: _of_seeds([value_of(run, summary) for run in entry.seeds]),
             decimals,
             judge.factor,
         ),
@@ -76,6 +78,7 @@ def _columns(summary: Summary) -> list[_Column]:
                 [None if s.reach is None else float(s.reach.round) for s in entry.seeds]
             ),
             1,
+            otherwise=_partly,
         ),
     ]
     return [column for column in columns if any(map(column.value, summary.samplers))]
@@ -155,8 +158,7 @@ def _best(column: _Column, summary: Summary) -> float:
 def _cell(column: _Column, entry: SamplerSummary, best: float) -> str:
     found = column.value(entry)
     if found is None:
-        text = _partly(entry) if column.name == "rounds_to_threshold" else ""
-        return text or "--"
+        return column.otherwise(entry) or "--"
     scaled = [x if x is None else column.factor * x for x in found]
     mean, low, high = scaled
     shown = f"{mean:.{column.decimals}f}"

@@ -291,9 +291,11 @@ def _lead(
     the end, or the mean over all rounds.
     """
     sign = summary.judge.sign
-    end = "top5" if summary.judge.share else "final"
-    name = end if at_end else "area"
-    found = [(getattr(one, name), getattr(two, name)) for one, two in pairs(ahead, behind)]
+    found = [(one.area, two.area) for one, two in pairs(ahead, behind)]
+    if at_end:
+        found = [
+            (value_of(one, summary), value_of(two, summary)) for one, two in pairs(ahead, behind)
+        ]
     return gain([(sign * a, sign * b) for a, b in found if a is not None and b is not None])
 
 
