@@ -2,13 +2,16 @@
 
 import itertools
 import re
+from collections import defaultdict
+from collections.abc import Iterable
+from statistics import mean
 from textwrap import dedent
 
 import numpy as np
 import pytest
 
 import deltafl
-from deltafl.analysis.recommend import read_evidence, recommend
+from deltafl.analysis.recommend import Evidence, read_evidence, recommend
 from deltafl.errors import DeltaflError
 from deltafl.samplers import is_unbiased, parse_label
 from deltafl.server.average import Average
@@ -78,13 +81,38 @@ def test_what_is_recommended_for_very_many_clients_can_do_as_many(
     assert few.label in (found.label, "clustered-sampling-2")
 
 
-def test_methods_that_are_as_good_within_the_intervals_are_named() -> None:
-    found = recommend(unequal_sizes=True, census=False)
-    assert found.label == "innovation"
-    assert found.caveats[0].startswith(
-        "Not clearly behind: innovation@local-pivotal, clustered-sampling-2"
-    )
+def test_where_intervals_overlap_all_tasks_decide_and_the_others_are_named() -> None:
+    gaps = {
+        sizes: mean_gaps(row for row in read_evidence() if sizes in (None, row.unequal))
+        for sizes in (None, True)
+    }
+    for leader, best, labels in (
+        ("innovation", "innovation@local-pivotal", False),
+        ("balanced@anticluster", "balanced", True),
+    ):
+        found = recommend(unequal_sizes=True, census=False, labels=labels)
+        assert gaps[True][leader] > gaps[True][best]
+        assert gaps[None].get(leader, 0) < gaps[None][best]
+        assert found.label == best
+        assert f"{leader} leads there with {gaps[True][leader]:.2f}, but" in found.why
+        assert f"{gaps[None][best]:.2f}, on all 6 tasks" in found.why
+        assert found.caveats[0].startswith(f"Not clearly behind: {leader}")
     assert not any("Not clearly behind" in sentence for sentence in recommend().caveats)
+
+
+def mean_gaps(rows: Iterable[Evidence]) -> dict[str, float]:
+    """The mean over data sets of the means over tasks, of methods that have all tasks."""
+    by_task: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        by_task[row.data, row.task][row.label] = row.gap
+    data = {name for name, _ in by_task}
+    return {
+        label: mean(
+            mean(gaps[label] for (name, _), gaps in by_task.items() if name == each)
+            for each in data
+        )
+        for label in set.intersection(*(set(gaps) for gaps in by_task.values()))
+    }
 
 
 @pytest.mark.parametrize(("labels", "census"), [(True, False), (False, False), (False, True)])

@@ -6,6 +6,7 @@ task of the benchmark. ``python -m reproduction.evidence`` makes it from
 """
 
 import csv
+import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
@@ -135,7 +136,7 @@ def recommend(
     parameters: int | None = None,
 ) -> Recommendation:
     """Recommend the unbiased method that closed most of the gap on the benchmark's tasks that are
-    like your federation.
+    like your federation; of those level with it there, the one that did so on all tasks.
 
     Args:
         unequal_sizes: Whether clients have unequal numbers of examples; None if you do not know.
@@ -159,40 +160,46 @@ def recommend(
         if number is not None and not is_in(number, "[1, inf)"):
             raise DeltaflError(f"{name} is {number!r}; write a whole number >= 1, or leave it out")
     allowed = [labels, census, memory, reachable]
-    rows: dict[str, dict[str, Evidence]] = {}
+    fitting: dict[str, dict[str, Evidence]] = {}
     for row in read_evidence():
         most = _parts(row.label).sampler.most_clients
         # Who does not say how many clients there are may have few.
         if (most is None or (clients or 1) <= most) and _fits(row.label, *allowed):
-            rows.setdefault(row.label, {})[row.task] = row
+            fitting.setdefault(row.label, {})[row.task] = row
     tasks = "tasks like yours"
-    if alike := _of_sizes(rows, unequal_sizes):
-        rows = alike
-    else:
+    if not (rows := _of_sizes(fitting, unequal_sizes)):
+        rows = fitting
         tasks = "tasks of the benchmark, none of them with sizes like yours"
-    num_tasks = max(map(len, rows.values()))
-    gaps = {
-        label: _mean_gap(by_task.values())
-        for label, by_task in rows.items()
-        # Methods are compared on tasks that all of them have.
-        if len(by_task) == num_tasks
-    }
-    best, *others = sorted(gaps, key=lambda label: -gaps[label])
+    gaps = _gaps(rows)
+    leader, *others = sorted(gaps, key=lambda label: -gaps[label])
+    level = [leader, *_level(leader, others, rows)]
+    # Where tasks like yours cannot tell methods apart, all tasks decide.
+    overall = _gaps(fitting)
+    best = max(level, key=lambda label: (overall.get(label, -math.inf), gaps[label]))
+    others = [label for label in (leader, *others) if label != best]
     why = (
         f"closes {gaps[best]:.2f} of the gap between uniform sampling (0) and full participation "
-        f"(1) on the {num_tasks} {tasks}, "
+        f"(1) on the {len(rows[best])} {tasks}"
     )
-    if others:
-        following = ", ".join(f"{x} {gaps[x]:.2f}" for x in others[:2])
-        why += f"the most of the {len(gaps)} unbiased methods that fit. Next: {following}."
+    if not others:
+        why += ", and is the only unbiased method that fits."
+    elif best == leader:
+        following = ", ".join(f"{label} {gaps[label]:.2f}" for label in others[:2])
+        why += f", the most of the {len(gaps)} unbiased methods that fit. Next: {following}."
     else:
-        why += "and is the only unbiased method that fits."
+        why += (
+            f". Of the {len(gaps)} unbiased methods that fit, {leader} leads there with "
+            f"{gaps[leader]:.2f}, but the intervals overlap. Of those level with it this one "
+            f"closes the most, {overall[best]:.2f}, on all {len(fitting[best])} tasks of the "
+            "benchmark."
+        )
     evidence = tuple(rows[best].values())
     sample = 10
     if few := (clients or _FEW + 1) <= _FEW:
         # A third of them: with more than there are, nothing would be sampled.
         sample = max(1, (clients or 1) // 3)
-    caveats = (*_ties(best, others, rows), *_caveats(best, evidence, reachable, few))
+    alike = _level(best, others, rows)
+    caveats = tuple(_caveats(best, evidence, alike, reachable, few))
     return Recommendation(
         best,
         why,
@@ -226,6 +233,18 @@ def read_evidence() -> list[Evidence]:
         ]
 
 
+def _gaps(rows: Mapping[str, Mapping[str, Evidence]]) -> dict[str, float]:
+    """The mean gap of each method that was tried on as many tasks as any; methods are compared on
+    tasks that all of them have.
+    """
+    num_tasks = max(map(len, rows.values()))
+    return {
+        label: _mean_gap(by_task.values())
+        for label, by_task in rows.items()
+        if len(by_task) == num_tasks
+    }
+
+
 def _mean_gap(rows: Iterable[Evidence]) -> float:
     """The mean over data sets of the mean over their tasks, so that no data set counts by the
     number of its tasks.
@@ -236,19 +255,14 @@ def _mean_gap(rows: Iterable[Evidence]) -> float:
     return mean(map(mean, gaps.values()))
 
 
-def _ties(
+def _level(
     best: str, others: Iterable[str], rows: Mapping[str, Mapping[str, Evidence]]
-) -> Iterable[str]:
-    """Which methods are not clearly behind: on no task do their intervals lie below those of the
+) -> list[str]:
+    """Which others are not clearly behind: on no task do their intervals lie below those of the
     best.
     """
     low = {task: row.low for task, row in rows[best].items()}
-    ties = [x for x in others if all(row.high >= low[task] for task, row in rows[x].items())]
-    if ties:
-        yield (
-            f"Not clearly behind: {', '.join(ties[:3])}. Their intervals overlap on each task: "
-            "seeds decide."
-        )
+    return [x for x in others if all(row.high >= low[task] for task, row in rows[x].items())]
 
 
 def _fits(
@@ -303,9 +317,15 @@ def _cost(label: str, clients: int | None, parameters: int | None) -> str:
 def _caveats(
     label: str,
     evidence: Sequence[Evidence],
+    alike: Sequence[str],
     reachable: bool,
     few: bool,
 ) -> Iterable[str]:
+    if alike:
+        yield (
+            f"Not clearly behind: {', '.join(alike[:3])}. Their intervals overlap on each task: "
+            "seeds decide."
+        )
     if few:
         yield (
             "With so few clients asking all may cost little: see first how far uniform ends "
