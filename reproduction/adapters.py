@@ -14,7 +14,7 @@ from torch.nn import functional
 from deltafl.store import write_atomically
 
 from .data import TINY_ALPHABET
-from .roles import BASE, LENGTH, READ, texts, tokens_of
+from .reading import BASE, LENGTH, READ, texts, tokens_of
 
 WIDTH = 64
 HEADS = 4

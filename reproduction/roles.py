@@ -8,7 +8,6 @@ is.
 """
 
 import hashlib
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,11 @@ import numpy.typing as npt
 from deltafl import DeltaflError, tasks
 from deltafl.types import IntArray
 
-from .data import ARCHIVES, TINY_ALPHABET, TRAIN_SHARE, Bytes, read_archive
+from .data import ARCHIVES, TINY_ALPHABET, TRAIN_SHARE, Bytes
+from .reading import BASE, LENGTH, READ, texts, tokens_of
 
-#: The longest roles are for the base; so many after them are the clients.
-READ = 35
+#: So many roles after those that the base has read.
 CLIENTS = 64
-#: Characters that the model sees at once; after each it predicts the next one.
-LENGTH = 32
-BASE = Path(__file__).parents[1] / "results" / "lora" / "base.npz"
 
 _SMALL = "abcdefghijklmnopqrstuvwxyz"
 _LARGE = _SMALL.upper()
@@ -47,17 +43,6 @@ def in_hand(text: str, number: int) -> str:
     """A text as the client of this number writes it, of the same length."""
     old, new = list(HANDS.values())[number % len(HANDS)]
     return text.translate(str.maketrans(old, new))
-
-
-def texts(data_dir: Path | None = None) -> list[str]:
-    """What each role says, the longest first."""
-    found = read_archive("tinyshakespeare", data_dir)
-    text = found["text"].tobytes().decode("ascii")
-    return [text[first:last] for first, last in pairwise(found["offsets"].tolist())]
-
-
-def tokens_of(text: str) -> Bytes:
-    return tasks.encode_text(np.frombuffer(text.encode("ascii"), np.uint8), TINY_ALPHABET)
 
 
 def sequences(text: str) -> tuple[Bytes, IntArray]:

@@ -15,7 +15,7 @@ from deltafl.model_parts import NamedArrays
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks import make_task
-from reproduction import adapters, roles
+from reproduction import adapters, reading, roles
 from reproduction.data import ARCHIVES, TINY_ALPHABET
 
 #: Of each layer 4 numbers an input and an output of three squares, 64 to 64, and of two matrices
@@ -37,9 +37,9 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_clients_are_the_roles_that_the_base_has_not_read_each_in_its_hand(archive: Path) -> None:
     task = make_task("roles-lora", seed=0, data_dir=archive)
     data = task.dataset
-    text = roles.texts(archive)[roles.READ + 1].upper()
+    text = reading.texts(archive)[reading.READ + 1].upper()
     # 160 characters for training and 40 for the test: four sequences of 32, and one.
-    token = roles.tokens_of(text)
+    token = reading.tokens_of(text)
     assert task.num_clients == 64
     assert task.client_rows[1].tolist() == [4, 5, 6, 7]
     np.testing.assert_array_equal(data.train_x[4:8].ravel(), token[:128])
