@@ -192,6 +192,11 @@ def test_a_share_of_the_clients_evaluates_drawn_anew_in_each_round() -> None:
     assert [len(nodes) for nodes in asked(few)] == [1]
 
 
+def levels_of(log: pytest.LogCaptureFixture, text: str) -> list[str]:
+    """The levels of the lines of a log that have this text."""
+    return [record.levelname for record in log.records if text in record.getMessage()]
+
+
 def test_nobody_evaluates_by_default_and_the_log_says_so(
     flower_log: pytest.LogCaptureFixture,
 ) -> None:
@@ -199,6 +204,15 @@ def test_nobody_evaluates_by_default_and_the_log_says_so(
     start(DeltaStrategy("uniform", n=2), grid, rounds=1)
     assert asked(grid) == []
     assert "clients do not evaluate; FedAvg's default is fraction_evaluate=1.0" in flower_log.text
+    assert levels_of(flower_log, "do not evaluate") == ["WARNING"]
+    flower_log.clear()
+    start(DeltaStrategy("uniform", n=2, fraction_evaluate=0), grid, rounds=1)
+    assert levels_of(flower_log, "do not evaluate") == ["INFO"]
+    flower_log.clear()
+    # A function for metrics that nobody will send is no choice of nobody.
+    own = DeltaStrategy("uniform", n=2, fraction_evaluate=0, evaluate_metrics_aggr_fn=largest)
+    start(own, grid, rounds=1)
+    assert levels_of(flower_log, "do not evaluate") == ["WARNING"]
     flower_log.clear()
     start(DeltaStrategy("uniform", n=2, evaluate=True), grid, rounds=1)
     assert [len(nodes) for nodes in asked(grid)] == [6]

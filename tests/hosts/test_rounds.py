@@ -69,15 +69,26 @@ def test_a_fault_is_non_response(
 
 
 @pytest.mark.parametrize("label", ["innovation", "census", "uniform+average=0.5+mime=0.5"])
-def test_a_server_resumes_and_forgets(play: Any, label: str, tmp_path: Path) -> None:
+def test_a_server_resumes_and_forgets(
+    play: Any,
+    label: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    log: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path.parent)
+    folder = tmp_path.relative_to(tmp_path.parent)
     through = play(label)
-    play(label, rounds=2, state_path=tmp_path)
-    again = play(label, rounds=5, state_path=tmp_path)
+    play(label, rounds=2, state_path=folder)
+    assert f"State kept in {tmp_path}" in log.messages
+    again = play(label, rounds=5, state_path=folder)
+    assert "rounds are done" not in log.text
     assert [info.round for info in again.history] == [2, 3, 4]
     assert same(again.models, through.models[2:])
-    done = play(label, rounds=5, state_path=tmp_path)
+    done = play(label, rounds=4, state_path=folder)
     assert done.history == []
+    assert "All 5 rounds are done: raise num_rounds above 5 to go on" in log.text
     key = done.federation.keys[0]
-    less = play(label, rounds=6, state_path=tmp_path, forget=[key])
+    less = play(label, rounds=6, state_path=folder, forget=[key])
     assert key not in less.federation.keys
     assert len(less.history) == 1

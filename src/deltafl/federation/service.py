@@ -41,7 +41,18 @@ def serving(
     """A federation, new or resumed, whose saved state no other server uses meanwhile."""
     with sole_owner(rules.state_path):
         service = Service(rules, arrays, log)
+        kept = "memory only"
+        if rules.state_path is not None:
+            # Absolute: where a host starts its server is not where its user typed the path.
+            kept = str(rules.state_path.absolute())
+        log(INFO, "State kept in %s", kept)
         service.resume()
+        if service.round >= max(1, num_rounds):
+            text = (
+                "All %d rounds are done: raise num_rounds above %d to go on, or name another "
+                "state_path to begin anew"
+            )
+            log(WARNING, text, service.round, service.round)
         dp = rules.plan.part("dp")
         if isinstance(dp, DifferentialPrivacy):
             rounds = max(service.round, num_rounds)

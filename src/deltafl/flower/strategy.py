@@ -116,6 +116,8 @@ class DeltaStrategy(Strategy):
             wait_for_nodes,
             "[0, inf]",
         )
+        #: Whether somebody chose that nobody evaluates.
+        self._wants_none = fraction_evaluate == 0 and evaluate_metrics_aggr_fn is None
         if fraction_evaluate is None:
             fraction_evaluate = float(evaluate)
         if not is_in(fraction_evaluate, "[0, 1]"):
@@ -219,9 +221,12 @@ class DeltaStrategy(Strategy):
         log(INFO, text, self.name, selected, plan.rule.name)
         if self.fraction_evaluate == 0:
             text = "\t├──> clients do not evaluate; FedAvg's default is fraction_evaluate=1.0"
-            log(INFO, text)
-        log(INFO, "\t├──> weights by %s, server: %s", self.rules.weights, plan.parts)
-        log(INFO, "\t└──> state kept in %s", self.rules.state_path or "memory only")
+            level = WARNING
+            # The server cannot see whether their app could: only a 0 that was written is a choice.
+            if self._wants_none:
+                level = INFO
+            log(level, text)
+        log(INFO, "\t└──> weights by %s, server: %s", self.rules.weights, plan.parts)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
