@@ -1,6 +1,6 @@
 """What the base of ``roles-lora`` and its clients read: roles of Shakespeare as characters.
 
-Below ``roles.py`` and ``adapters.py``, since the second needs torch and peft and the first does not.
+Below ``roles.py`` and ``adapters.py``: the second needs torch and peft, and the first does not.
 """
 
 from itertools import pairwise

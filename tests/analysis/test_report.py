@@ -110,6 +110,66 @@ def test_losses_that_are_hard_to_draw(
     assert "NaN" not in json.dumps(cells(written(tmp_path / "report.html", runs, 0.5)))
 
 
+def named(page: str) -> list[list[str]]:
+    """The table of the clients by name; none where the page has no such table."""
+    found = re.findall(r'aria-label="clients by name">(.*?)</table>', page, re.DOTALL)
+    rows = re.findall(r"<tr>(.*?)</tr>", "".join(found))
+    return [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in rows]
+
+
+def test_clients_that_have_names_are_shown_by_them_the_worst_first(tmp_path: Path) -> None:
+    names = ["ward <b>1</b>", "</script>", "Łódź & Co.", "4"]
+    value_k4 = np.array([[0.5, 0.3, 0.9, np.nan], [0.7, 0.1, 0.9, np.nan]])
+    size_m = np.array([10.0, 2000.0, 30.0, 40.0])
+    runs = []
+    for sampler, better in (("full", 0.0), ("uniform", 0.1)):
+        for seed in range(2):
+            # With the second seed the clients have another order, and the draws are others.
+            order = np.array([[0, 1, 2, 3], [3, 1, 0, 2]][seed])
+            run = make_run(
+                sampler,
+                seed,
+                3,
+                client_names=[names[place] for place in order],
+                value_km=(value_k4 + better)[:, order],
+                num_examples_m=size_m[order],
+                draws_m=np.array([4, 6, 8, 1])[order] + 2 * seed,
+            )
+            runs.append(run)
+    page = written(tmp_path / "report.html", runs)
+    assert named(page) == [
+        ["client", "examples", "full", "uniform"],
+        ["&lt;/script&gt;", "2,000", "20.0 (7.0)", "30.0 (7.0)"],
+        ["ward &lt;b&gt;1&lt;/b&gt;", "10", "60.0 (5.0)", "70.0 (5.0)"],
+        ["Łódź &amp; Co.", "30", "90.0 (9.0)", "100.0 (9.0)"],
+        ["4", "40", "— (2.0)", "— (2.0)"],
+    ]
+    assert "<b>1" not in page
+    numbered = [run._replace(client_names=()) for run in runs]
+    assert named(written(tmp_path / "report.html", numbered)) == []
+    # Lower is better: the largest loss stands first. Nothing but the draws may be known.
+    losses = [run._replace(metric="loss") for run in runs]
+    worst_first = [row[0] for row in named(written(tmp_path / "report.html", losses, 0.5))]
+    assert worst_first[1:4:2] == ["Łódź &amp; Co.", "&lt;/script&gt;"]
+    bare = [run._replace(value_km=None, num_examples_m=None) for run in runs]
+    assert named(written(tmp_path / "report.html", bare))[1][1:] == ["—", "— (5.0)", "— (5.0)"]
+
+
+def test_of_many_clients_the_worst_have_a_place(tmp_path: Path) -> None:
+    run = make_run(
+        "uniform",
+        0,
+        3,
+        client_names=[f"client {place}" for place in range(250)],
+        value_km=np.linspace(1, 0, 250)[np.newaxis],
+        draws_m=np.arange(250),
+    )
+    page = written(tmp_path / "report.html", [run])
+    assert len(named(page)) == 101
+    assert named(page)[1][0] == "client 249"
+    assert "The first 100 of 250" in page
+
+
 def test_missing_bokeh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "bokeh", None)
     with pytest.raises(MissingExtraError, match=r"deltafl\[plot\]"):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import tomllib
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -315,6 +316,44 @@ def play(task: Any, out: Path, rounds: int = 2, **more: Any) -> float:
     given = {"seeds": 1, "sample": 2, "processes": 1, "progress": False, "report": False, **more}
     played = deltafl.compare(task, ["uniform"], rounds=rounds, out=out, **given)
     return float(played.runs()["loss"].iloc[-1])
+
+
+def dealt(seed: int) -> Task:
+    """Another split with each seed."""
+    row_e = np.random.default_rng(seed).permutation(40)
+    return replace(small_task(linear), client_rows=np.array_split(row_e, 5))
+
+
+@pytest.mark.parametrize(
+    ("task", "seeds", "is_one"),
+    [
+        (small_task(linear), 2, True),
+        (lambda: small_task(linear), 2, True),
+        (lambda seed: small_task(linear), [3, 5], True),
+        (dealt, 2, False),
+        (small_task(linear), 1, False),
+    ],
+)
+def test_a_task_that_has_one_split_for_all_seeds_is_marked(
+    task: Any, seeds: Any, is_one: bool, tmp_path: Path
+) -> None:
+    """In the table and in the report, also where the folder is read again."""
+    given: dict[str, Any] = {"sample": 2, "rounds": 2, "processes": 1, "progress": False}
+    played = deltafl.compare(task, "uniform", seeds, out=tmp_path, **given)
+    for found in (played, deltafl.load(tmp_path)):
+        assert ("splits" in found.numbers.environment) == is_one
+        # Lines of the terminal fold anywhere.
+        assert ("share one split and test set" in " ".join(repr(found).split())) == is_one
+    report = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert ("share one split and test set" in report) == is_one
+
+
+@pytest.mark.parametrize(
+    "names", [["a"], ["a", "b", "c", "d", "a"], [*"abcd", 5], [*"abcdef"]], ids=repr
+)
+def test_names_of_clients_are_one_different_text_each(names: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(deltafl.DeltaflError, match=r"client_names is .* 5 different texts"):
+        play(small_task(linear, client_names=names), tmp_path / "out")
 
 
 def noisy(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:

@@ -120,6 +120,24 @@ def selections_by_size(runs: Sequence[Run], groups: int = 10) -> Band | None:
     )
 
 
+def named_clients(runs: Sequence[Run]) -> dict[str, FloatArray]:
+    """Of each client that has a name: its examples, how often it was selected, and its metric.
+    Means over the seeds that know them; NaN where none does.
+    """
+    found: dict[str, list[FloatArray]] = {}
+    for run in runs:
+        unknown_m = np.full(len(run.draws_m), np.nan)
+        size_m = unknown_m if run.num_examples_m is None else run.num_examples_m
+        number_m3 = np.column_stack([size_m, run.draws_m, run.client_value_m])
+        # By name: with another seed a table's clients may have another order.
+        for name, number_3 in zip(run.client_names, number_m3, strict=False):
+            found.setdefault(name, []).append(number_3)
+    return {
+        name: np.ma.masked_invalid(number_s3).mean(axis=0).filled(np.nan)
+        for name, number_s3 in found.items()
+    }
+
+
 def client_values(runs: Sequence[Run]) -> Band | None:
     """The metric of the worst q percent of the clients' best, q = 0 to 100, over seeds; None if it
     was not recorded.

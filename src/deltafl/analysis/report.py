@@ -20,13 +20,14 @@ from ..errors import require
 from ..samplers.label import base_name, bias_of
 from ..samplers.table import SAMPLERS, SHORT_NEEDS
 from ..store import write_atomically
-from ..types import judge_of
+from ..types import Judge, judge_of
 from .bands import (
     Band,
     band_of,
     client_values,
     curve_band,
     mean_clock,
+    named_clients,
     selections,
     selections_by_size,
 )
@@ -44,12 +45,14 @@ from .plots import (
 )
 from .runs import Run, by_sampler
 from .summary import ranked
-from .text import COSTS, capital, cells_of, cost_cells, threshold_text
+from .text import COSTS, DASH, capital, cells_of, cost_cells, metric_text, threshold_text
 from .verdict import headline, remarks
 
 #: The columns of one line of a figure; those that are drawn are x, y, low and high.
 Columns = dict[str, npt.NDArray[Any]]
 _SIZES = "examples of a client"
+#: Of the clients with a name a page has room for.
+_MOST_NAMED = 100
 #: The figures of a part: their headings and what is said below them.
 _BELOW = {
     "curves": (
@@ -193,7 +196,46 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
             "scale": {name: name for name in ("linear", "log y", "log x")},
         },
         "costs": costs,
+        "clients": _clients(part),
     }
+
+
+def _clients(part: Part) -> dict[str, Any] | None:
+    """The clients by name with their metric under each sampler, the worst first; None where they
+    are numbers.
+    """
+    judge = part.summary.judge
+    groups = by_sampler(part.runs)
+    found = {entry.sampler: named_clients(groups[entry.sampler]) for entry in ranked(part.summary)}
+    first = next(iter(found.values()))
+    if not first:
+        return None
+    # Of all samplers, so that no sampler's own worst clients stand first; without a value, last.
+    score = {
+        name: judge.sign * np.mean([clients[name][2] for clients in found.values()])
+        for name in first
+        if all(name in clients for clients in found.values())
+    }
+    names = sorted(score, key=lambda name: (np.isnan(score[name]), score[name]))
+    rows = [["client", "examples", *found]]
+    for name in names[:_MOST_NAMED]:
+        cells = [_client_cell(clients[name], judge) for clients in found.values()]
+        size = first[name][0]
+        rows.append([name, DASH if np.isnan(size) else f"{size:,.0f}", *cells])
+    note = (
+        f"{capital(judge.title)}; in brackets how often the client was selected. Means over seeds, "
+        "the worst first, by their mean over samplers."
+    )
+    if len(names) > _MOST_NAMED:
+        note += (
+            f" The first {_MOST_NAMED} of {len(names):,}: deltafl.load(FOLDER).clients() has all."
+        )
+    return {"rows": rows, "note": note}
+
+
+def _client_cell(number_3: npt.NDArray[Any], judge: Judge) -> str:
+    _, draws, value = number_3
+    return f"{metric_text(value, judge)} ({draws:,.1f})"
 
 
 def _rows(summary: Summary) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from ..errors import DeltaflError
@@ -109,6 +110,14 @@ class Run(NamedTuple):
         """
         stops = self.settings.get("stop_at_threshold") or self.settings.get("patience")
         return bool(stops) and not self.diverged and self.num_rounds < self.horizon
+
+    @property
+    def client_value_m(self) -> FloatArray:
+        """The metric of each client, a mean over the late models; NaN where it is unknown."""
+        if self.value_km is None:
+            return np.full(len(self.draws_m), np.nan)
+        mean_m: FloatArray = self.value_km.mean(axis=0)
+        return mean_m
 
     def probe(self, name: str) -> FloatArray:
         """A column of ``probes``; a ``DeltaflError`` if it was not measured."""

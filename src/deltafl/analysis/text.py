@@ -1,5 +1,6 @@
 """Numbers of a comparison as a person reads them, in the terminal and in the report."""
 
+from math import isnan
 from typing import NamedTuple
 
 from rich.filesize import decimal
@@ -72,7 +73,7 @@ def _fairness_cells(found: SamplerFairness | None, judge: Judge) -> dict[str, Ce
     spread = found.sd.mean
     return {
         "tail": Cell(plus_minus(tail, judge), number=tail.mean, difference=found.gain),
-        "spread": Cell(_shown(spread, judge), number=spread),
+        "spread": Cell(metric_text(spread, judge), number=spread),
     }
 
 
@@ -141,11 +142,13 @@ def plus_minus(found: MeanSd, judge: Judge) -> str:
     if found.mean is None:
         return DASH
     numbers = (found.mean, found.sd)
-    return "±".join(_shown(number, judge) for number in numbers if number is not None)
+    return "±".join(metric_text(number, judge) for number in numbers if number is not None)
 
 
-def _shown(number: float, judge: Judge) -> str:
-    """A value of the metric without its unit."""
+def metric_text(number: float, judge: Judge) -> str:
+    """A value of the metric without its unit; a dash for NaN."""
+    if isnan(number):
+        return DASH
     if judge.share:
         return f"{judge.factor * number:.1f}"
     return f"{number:.3g}"

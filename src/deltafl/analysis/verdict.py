@@ -380,6 +380,16 @@ def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]
     return [f"Biased: {', '.join(named)}."]
 
 
+def _what_seeds_do(summary: Summary) -> str:
+    # Such as one ``Task`` for all of them.
+    if "splits" in summary.environment:
+        return (
+            "all share one split and test set of the data, so that it and intervals lack what "
+            "other splits would add"
+        )
+    return "redraw what the task draws (split, test rows, model)"
+
+
 def _columns(summary: Summary) -> Iterator[str]:
     """What the columns of the table show."""
     metric = summary.judge.heading
@@ -396,7 +406,7 @@ def _columns(summary: Summary) -> Iterator[str]:
     else:
         value = f"{title}: test {metric} at the last evaluation"
     if not _has_one_seed(summary):
-        value += ", ± sd over seeds, which redraw what the task draws (split, test rows, model)"
+        value += f", ± sd over seeds, which {_what_seeds_do(summary)}"
     if "majority" in summary.environment:
         majority = float(str(summary.environment["majority"]))
         value += f"; always the commonest class: {100 * majority:.1f} %"

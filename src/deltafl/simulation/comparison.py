@@ -146,17 +146,13 @@ class Comparison:
 
         parts = []
         for run in self.curves:
-            m = len(run.draws_m)
-            value_m = np.full(m, np.nan)
-            if run.value_km is not None:
-                value_m = run.value_km.mean(axis=0)
             columns = {
                 "sampler": run.sampler,
                 "seed": run.seed,
-                "client": [*run.client_names] or range(m),
+                "client": [*run.client_names] or range(len(run.draws_m)),
                 "examples": np.nan if run.num_examples_m is None else run.num_examples_m,
                 "draws": run.draws_m,
-                run.metric: value_m,
+                run.metric: run.client_value_m,
             }
             parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
@@ -352,6 +348,10 @@ def together(folders: Sequence[Path], opened: Sequence[_Runs]) -> Comparison:
     of_task = ("clients", "majority")
     facts: dict[str, Any] = {**environment(), "data": "; ".join(names)}
     facts |= {key: recorded[key] for key in of_task if key in recorded}
+    checksums = {known["data_crc32"] for _, known in first_of.values()}
+    # Told by the data, for it is not only a ``Task``: a function of the user's may ignore its seed.
+    if len(checksums) == 1 < len(first_of):
+        facts["splits"] = "one for all seeds"
     return Comparison(
         tuple(folders),
         summarise(

@@ -297,6 +297,9 @@ def _check_clients(task: Task) -> None:
         good = row_n.ndim == 1 and row_n.size > 0 and row_n.dtype.kind in "iu"
         good = good and row_n.min() >= 0 and row_n.max() < len(task.dataset.train_x)
         _require(good, f"client_rows[{client}]", rows, needed)
+    names = [*task.client_names]
+    good = len({*names}) == len(names) == len(clients) and all(isinstance(x, str) for x in names)
+    _require(good or not names, "client_names", names, f"{len(clients)} different texts, or empty")
     owner_e: Any = task.test_clients
     if owner_e is not None:
         num_tests = len(task.dataset.test_x)
