@@ -51,6 +51,7 @@ class NarrowTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shown = [*range(len(self._headings))]
         leaves = [*self._leaves]
+        # In the present width Rich would squeeze columns, and every table would seem to fit.
         any_width = options.update(width=10_000)
         while True:
             # Without rows, whose longest words may be folded.

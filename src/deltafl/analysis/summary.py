@@ -110,6 +110,7 @@ def write_summary(summary: Summary, path: Path | str) -> None:
     """Write ``summary`` as JSON; the file is replaced in one step, so a reader never sees half
     of it.
     """
+    # As before there were other metrics: what has none is written with the same bytes.
     without = set[str]()
     if not summary.judges:
         without.add("judges")
@@ -224,6 +225,7 @@ def _costs(runs: Sequence[Run]) -> Costs | None:
     for run in runs:
         client_r = run.client_seconds_r
         up_r = run.bytes_up_r
+        # A record of an older version; a mean over the other seeds would be of other runs.
         if client_r is None or up_r is None or run.server_bytes is None:
             return None
         rows.append((client_r[-1], run.seconds_r[-1], up_r[-1], run.bytes_r[-1], run.server_bytes))
@@ -243,6 +245,7 @@ def _fairness(
     sign: float,
 ) -> SamplerFairness | None:
     found = [run.fairness for run in runs if run.fairness is not None]
+    # A mean over some of the seeds would be compared with means over all.
     if len(found) < len(runs):
         return None
     both = [(one.fairness, two.fairness) for one, two in pairs(runs, base)]
@@ -303,6 +306,7 @@ def speedup(
     rounds = [(two.round, one.round) for one, two in both if one and two]
     if not rounds:
         return None
+    # Of means: a mean of ratios would be ruled by the seeds with which the sampler is fastest.
     ratio, low, high = ratio_of_means(*np.array(rounds, dtype=np.float64).T)
     return SpeedUp(
         ratio=ratio,

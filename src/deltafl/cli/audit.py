@@ -170,11 +170,13 @@ def _table(sampler: str, rows: Sequence[AuditRow], least: float) -> NarrowTable:
     cells = []
     for row in rows:
         ratio = "-"
+        # Where updates are all alike the least error is 0, and so is that of many methods.
         if least > 0 and row.mse > 0:
             ratio = f"{row.mse / least:.2f}"
         error = f"{row.z:.1f}"
         if row.z >= 100:
             error = ">99"
+        # Enumerated: there is no standard error to count in.
         if row.exact:
             error = "exact"
         cells.append(

@@ -296,6 +296,7 @@ class Federation:
         """
         if symptom is None:
             return
+        # The oldest, for the cause may lie some rounds before the symptom.
         clients, plan, state, rest = self.kept[0]
         self.warnings.append(f"{symptom}: the model of round {state.round} is put back")
         if plan.memory.folder is not None:  # its rows are gone from the file
@@ -312,6 +313,7 @@ class Federation:
         kept_k: list[int] | None = None,
     ) -> None:
         """Continue with these clients; all or nothing."""
+        # A state is made anew in all its arrays: not in every round in which nothing has changed.
         if clients == self.clients:
             return
         plan = self.rules.plan_for(clients)

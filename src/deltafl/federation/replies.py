@@ -104,6 +104,7 @@ def read_reply(
         except Exception as error:  # whatever a client's bytes can make NumPy raise
             fault = f"array {str(name)[:60]!r} of the reply cannot be read ({type(error).__name__})"
             return ClientReply(fault=fault)
+    # Apps call their loss by one of several names; the first that is there counts.
     losses = [_number(metrics[name]) for name in LOSS_NAMES if isinstance(metrics.get(name), Real)]
     return ClientReply(
         received,
@@ -208,6 +209,7 @@ def mean_metrics(
         # One entry may be no number: a client without a class has no recall of it.
         known = [(weight, numbers) for weight, numbers in column if np.isfinite(numbers).any()]
         shapes = Counter(numbers.shape for _, numbers in known)
+        # The commonest: one client's longer list decides nothing.
         usual = max(shapes, key=shapes.__getitem__, default=())
         counted = [(weight, numbers) for weight, numbers in known if numbers.shape == usual]
         if not any(weight for weight, _ in counted):

@@ -123,6 +123,7 @@ class Rules:
         """Clients selected per round, of so many known ones."""
         if self.fraction_train is None:
             return min(self.plan.n, num_clients)
+        # Rounded down, as Flower's FedAvg does.
         return max(1, int(self.fraction_train * num_clients))
 
     def plan_for(self, clients: Mapping[str, ClientInfo]) -> Plan:

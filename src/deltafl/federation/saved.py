@@ -146,6 +146,7 @@ def _restore(file: Path, federation: Federation) -> None:
 def _take(
     folder: Path, federation: Federation, header: dict[str, Any], arrays: dict[str, Array]
 ) -> None:
+    # Nobody has written a seed, so it is no setting that differs: draws go on as they began.
     if federation.rules.own_seed:
         plan = replace(federation.rules.plan, seed=int(header["settings"]["seed"]))
         federation.rules = replace(federation.rules, plan=plan)
@@ -157,6 +158,7 @@ def _take(
             raise DeltaflError(f"the state in {folder} was saved with {what}; {cure}")
     # As JSON has it, with lists for tuples.
     described = json.loads(json.dumps(federation.layout.entries))
+    # Of two lists of different lengths the first array that one of them lacks is named.
     for before, now in zip_longest(header["layout"], described):
         if before != now:
             raise DeltaflError(

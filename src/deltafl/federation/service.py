@@ -144,6 +144,7 @@ class Service(Federation):
         if fraction == 0 or not keys:
             return []
         count = max(1, int(fraction * len(keys)))
+        # By the round: a server that starts again asks the same clients.
         rng = stream(self.plan.seed, "evaluation", self.round)
         return [keys[place] for place in np.sort(rng.permutation(len(keys))[:count])]
 

@@ -53,6 +53,7 @@ def delta_mod(
     # Copies, since the app takes entries out of the records.
     asked = dict(record)
     sent = _trained(message, asked)
+    # Before the app runs, which may take arrays out of the message or rename them.
     names = {name for part in message.content.array_records.values() for name in part}
     reply = call_next(message, context)
     if reply.has_error():
@@ -106,6 +107,7 @@ def register(
     @app.query(RECORD)
     def answer(message: Message, context: Context) -> Message:
         kind, own_id = _default_id(context) if client_id is None else ("client", client_id(context))
+        # A record refuses NumPy's whole numbers.
         size = int(num_examples(context))
         record = ConfigRecord({KIND: kind, CLIENT_ID: own_id, NUM_EXAMPLES: size})
         if aux is not None and asked_in(message).get(AUX):

@@ -76,10 +76,12 @@ def reply_in(reply: Message) -> ClientReply:
     if isinstance(metrics, str):
         return ClientReply(fault=metrics)
     records = reply.content.array_records
+    # Which of several is the model nobody here can know.
     if len(records) != 1:
         names = f" ({listed(records)})" if records else ""
         return ClientReply(fault=f"the reply has {len(records)} array records{names}, expected one")
     record = next(iter(records.values()))
+    # Not read yet: whatever a client's bytes make NumPy raise, ``read_reply`` is ready for it.
     readers = {name: array.numpy for name, array in record.items()}
     return read_reply(readers, metrics, asked_in(reply))
 

@@ -73,6 +73,7 @@ class Directory:
         for known in (self._registered, self._queries, self._failed):
             for gone in known.keys() - nodes.keys():
                 known.pop(gone)
+        # A wall clock may be set back, and then nobody would be asked again.
         now = time.monotonic()
         new = sorted(
             node_id
@@ -155,6 +156,7 @@ class Directory:
         pending = [(node_id, message) for node_id, (message, _) in self._queries.items()]
         ids = [message.metadata.message_id for _, message in pending]
         replies = by_recipient(pending, grid.pull_messages(ids))
+        # Flower's simulation engine alone has its grid in this process.
         simulated = isinstance(grid, InMemoryGrid)
         now = time.monotonic()
         failed = False
@@ -193,6 +195,7 @@ class Directory:
         if failed:
             self._log_failures()
         if failed and not self._registered:
+            # One app, one fault: all wait as long as the last, as Flower logs a traceback for each.
             self._failed = dict.fromkeys(self._failed, max(self._failed.values()))
 
     def _log_failures(self) -> None:
@@ -213,6 +216,7 @@ def client_key(identity: str, node: NodeInfo, own_key: str, simulated: bool) -> 
     if identity == "config" or (identity == "auto" and (simulated or not node.name)):
         return own_key
     if identity == "name" and node.name:
+        # Keys stand in logs and in saved states, and a name may have any length.
         return "name:" + node.name[:200]
     if identity != "name" and node.public_key:
         return "key:" + hashlib.sha256(node.public_key).hexdigest()[:40]

@@ -62,6 +62,7 @@ class DeltaClient:
             report: dict[str, Any] = {NUM_EXAMPLES: self.num_examples, AUX: []}
             if asked[AUX]:  # auxiliary variables are sent only where they are used
                 report[AUX] = self.aux
+            # NVFlare wants parameters or metrics in a model; an empty mapping will do.
             flare.send(FLModel(metrics={}, meta={RECORD: report}))
         return None
 

@@ -92,6 +92,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         arguments = {
             name: value for name, value in locals().items() if name not in ("self", "__class__")
         }
+        # A client that fails is non-response, as weights allow for; NVFlare would end the job.
         super().__init__(persistor_id=persistor_id, ignore_result_error=True)
         # NVFlare writes the configuration from attributes with the names of arguments.
         self.__dict__.update(arguments)
@@ -253,8 +254,10 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
                 self.send_model(
                     data=task, targets=question.keys, timeout=ceil(seconds), callback=take
                 )
+        # NVFlare hands replies over in threads of its own: ``send_model`` does not wait.
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
             time.sleep(0.1)
+        # A copy: what comes in late must not appear in a round that is being closed.
         return dict(replies)
 
 

@@ -31,6 +31,7 @@ def named_arrays(
     if hasattr(state, "_fields") or isinstance(state, MappedRows | Mapping):
         parts = state
         if isinstance(state, MappedRows):
+            # The rows since the last save; all others are in the file of the memory.
             parts = state.journal()
         elif not isinstance(state, Mapping):
             parts = state._asdict()

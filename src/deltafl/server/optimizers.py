@@ -98,6 +98,7 @@ class FedExP(ServerOptimizer):
         return self.lr * delta_d, own
 
     def moved(self, own: AverageState, step: Step, params_d: Params) -> AverageState:
+        # ``step.params_d`` is the model before this step.
         return AverageState(np.asarray((params_d + step.params_d) / 2, np.float32))
 
     def model(self, own: AverageState, params_d: Params) -> Params:

@@ -240,6 +240,7 @@ class Comparison:
 
     def _printed(self) -> Console:
         """A console that has printed the table."""
+        # Else Rich would show the table in a notebook itself, beside the one that is returned.
         console = Console(
             record=True,
             file=io.StringIO(),

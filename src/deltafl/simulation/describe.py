@@ -90,6 +90,7 @@ class _Description:
         except OWN_ERRORS:
             raise UnknownError(type(value).__name__) from None
         if isinstance(value, set | frozenset):
+            # Each process goes through a set in another order.
             digests.sort()
         return _digest(kind, *digests)
 
@@ -98,6 +99,7 @@ def _digest(*parts: str | bytes) -> bytes:
     total = hashlib.blake2b(digest_size=8)
     for part in parts:
         content = part.encode(errors="surrogatepass") if isinstance(part, str) else part
+        # With their lengths, or ("ab", "c") would be ("a", "bc").
         total.update(b"%d:" % len(content) + content)
     return total.digest()
 
@@ -212,6 +214,7 @@ def _of_code(code: CodeType) -> Iterator[Any]:
 def _used(function: FunctionType) -> Iterator[Any]:
     """The names that a function reads outside itself, with their values."""
     steps = [*_steps(function.__code__)]
+    # What a function sets itself, such as a counter, tells nothing of what it will do.
     changed = {step.argval for step in steps if step.opname == "STORE_GLOBAL"}
     attributes = {step.argval for step in steps if step.opname in _ATTRIBUTE}
     names = {step.argval for step in steps if step.opname in _GLOBAL} - changed

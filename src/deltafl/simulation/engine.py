@@ -129,6 +129,7 @@ class Engine:
         groups = [order[first : first + size] for first in range(0, len(order), size)]
         own_g: list[Params | None] = [None] * len(groups)
         if drifts is not None:
+            # Nothing is copied: with ``mime`` alone all clients have the same one.
             drift_nd = np.broadcast_to(drifts, (len(clients), self.num_params))
             own_g = [drift_nd[group] for group in groups]
 
@@ -201,6 +202,7 @@ class Engine:
         if look is None:
             return Judged(self.task, loss)
         place_e = np.concatenate([np.arange(num_examples)[places] for places, *_ in jobs])
+        # Where clients have arrays of their own the examples come owner by owner.
         seen_e = np.concatenate([seen for _, seen in found])[np.argsort(place_e)]
         if look is right:
             return Judged(self.task, loss, hit_e=seen_e)

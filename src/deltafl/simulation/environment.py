@@ -102,6 +102,7 @@ def _packages() -> tuple[dict[str, str], dict[str, list[str]]]:
     found: dict[str, str] = {}
     missing: dict[str, list[str]] = {}
     for text in needed:
+        # The name in ``torch>=2.6; extra == "sim"``, and the extra if there is one.
         asked = re.match(r"([\w.-]+).*?(?:extra == ['\"](\w+)['\"])?$", text)
         if asked is None or asked[2] in {"all", "dev", "docs"}:
             continue

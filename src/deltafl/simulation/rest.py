@@ -79,12 +79,14 @@ class RestOfModel:
         """The shared arrays, and the weighted mean of the clients' local ones."""
         if not rest or not self._local:
             return self.of_client(rest, 0)
+        # Of yes and no there is no mean: a mask stays as it was.
         means = {
             name: WeightedMean(array)
             for name, array in self._local.items()
             if array.dtype != np.bool_
         }
         for weight, row_d in zip(weight_m / weight_m.sum(), rest.own, strict=True):
+            # A row of zeros is the initial arrays, with which the mean begins.
             if np.asarray(row_d).view(np.uint32).any():
                 arrays = self._arrays(row_d)
                 for name, mean in means.items():
@@ -107,6 +109,7 @@ class RestOfModel:
         own = rest.own
         if self._local:
             rows = [_bits({name: arrays[name] for name in self._local}) for arrays in received]
+            # A difference of floats would not give back all bits.
             changed = [(bits ^ self._bits).view(np.float32) for bits in rows]
             own = replace_rows(own, client_n, changed)
         return Rest(shared, own)
@@ -124,5 +127,6 @@ class RestOfModel:
 
 def _bits(arrays: Arrays) -> npt.NDArray[np.uint32]:
     """The bits of some arrays, padded to whole numbers of 32."""
+    # Memories have rows of float32, whatever the types of the arrays are.
     content = b"".join(array.tobytes() for array in arrays.values())
     return np.frombuffer(content + bytes(-len(content) % 4), np.uint32)

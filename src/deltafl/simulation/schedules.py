@@ -32,7 +32,9 @@ class Schedule(WithRanges, ABC):
     def factors(self, rounds: int) -> FloatArray:
         """The factors of the rounds, float64 (rounds,)."""
         round_t = np.arange(rounds)
+        # t + 1, for with a factor of 0 the first round of all clients would train nothing.
         warm_t = np.minimum((round_t + 1) / max(self.warmup, 1), 1.0)
+        # The schedule's own time begins after the warm-up, so that it ends with the run.
         later_t = np.maximum(round_t - self.warmup, 0)
         return warm_t * self.later(later_t, max(rounds - self.warmup, 1))
 
@@ -58,6 +60,7 @@ class Cosine(Schedule):
     ranges: ClassVar = Schedule.ranges | {"floor": "[0, 1]"}
 
     def later(self, round_t: FloatArray, rounds: int) -> FloatArray:
+        # Over T', not T' - 1: with floor = 0 the last round would train nothing.
         half_t = (1 + np.cos(np.pi * round_t / rounds)) / 2
         return np.asarray(self.floor + (1 - self.floor) * half_t)
 
@@ -129,6 +132,7 @@ def _own_factors(
 ) -> tuple[float, ...]:
     """What a user's function returns, checked in every round."""
     factors: list[float] = []
+    # All rounds, before the first is played: a bad factor would else be noticed after hours.
     for round in range(rounds):
         with explained(f"lr_schedule {name} failed in round {round}", path):
             factor = function(round)

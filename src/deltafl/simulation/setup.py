@@ -167,6 +167,7 @@ def plan_of(
     )
     size = plan.sampler.output_bias_size
     if task is not None and size > 0:
+        # Modules list their parameters by layer, the bias after the weight.
         shape = [*task.parts_of(task.make_model()).trained.values()][-1]
         if shape != (size,):
             raise DeltaflError(

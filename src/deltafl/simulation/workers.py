@@ -86,6 +86,7 @@ class Workers(AbstractContextManager["Workers"]):
             self._runner = recipe.make(*recipe.tensors)
         else:
             self._shared_d = torch.empty(num_params)
+            # Once for all processes: jobs need not carry the model.
             for tensor in (self._shared_d, *recipe.tensors):
                 tensor.share_memory_()  # type: ignore[no-untyped-call]
             make = packed(recipe.make)

@@ -86,6 +86,7 @@ def find_leaf(name: str, data_dir: Path | None, beside: str = "") -> Path:
 
 def read_shares(root: Path, part: str) -> Iterator[Share]:
     """The users of all files of a part, file after file; one file is in memory at a time."""
+    # Sorted: folders list their files in any order, and minibatches go by numbers of rows.
     for path in sorted((root / part).glob("*.json")):
         content = checked(
             LeafFile,
@@ -303,6 +304,7 @@ def encode_text(code_k: Array, alphabet: str) -> Bytes:
     """Positions in the alphabet of characters given by their codes; a space for those that are
     not in it.
     """
+    # Larger codes are in none of the alphabets.
     table = np.full(256, alphabet.index(" "), np.uint8)
     table[[ord(letter) for letter in alphabet]] = np.arange(len(alphabet))
     encoded: Bytes = table[np.where(code_k < 256, code_k, ord(" "))]

@@ -71,6 +71,7 @@ class Metric(Judge):
         Raises:
             DeltaflError: If the function fails, or returns no number.
         """
+        # Of outputs that are not finite many functions return a number, and scikit-learn raises.
         if len(y) == 0 or not np.isfinite(output).all():
             return float("nan")
         with warnings.catch_warnings():  # of values that are not defined
@@ -81,6 +82,8 @@ class Metric(Judge):
         from .modules import torch
 
         try:
+            # Tensors first: most functions that take these fail on arrays, and few the other way
+            # round.
             return self._number(self.function(torch.tensor(output), torch.tensor(y)))
         except DeltaflError:
             raise
@@ -238,6 +241,7 @@ def _f1(average: str) -> Function:
 
     def f1(output: Numbers, y: Numbers) -> float:
         return float(
+            # A class that is never predicted has an F1 of 0, without a warning for each.
             score(y.astype(np.int64), predicted(output, y), average=average, zero_division=0)
         )
 

@@ -70,6 +70,7 @@ class LogSquare(nn.Module):
         b: torch.Tensor,
         x: torch.Tensor,
     ) -> torch.Tensor:
+        # At 0 the logarithm is singular. Inside the band the output is flat, and has no gradient.
         distance = (a * x.squeeze(-1) - b).abs().clamp(min=self.band)
         return 2 * distance.log() - math.log(2)
 
@@ -118,6 +119,7 @@ class NextToken(nn.Module):
         weight_on = weight_on.transpose(1, 2).contiguous()
         state = cell = gates_in.new_zeros(clients, size, weight_on.shape[1])
         for gate in gates_in.unbind(2):
+            # In this order torch keeps the gates in one matrix.
             enter, forget, new, leave = torch.baddbmm(gate, state, weight_on).chunk(
                 4,
                 dim=2,
@@ -163,6 +165,7 @@ def spare_single_values(model: nn.Module) -> None:
     spared = set[int]()
 
     def before(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        # As many values as channels: the batch has one example, and that one place.
         if layer.training and inputs and inputs[0].numel() == inputs[0].shape[1]:
             spared.add(id(layer))
             layer.eval()

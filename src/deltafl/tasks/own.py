@@ -267,6 +267,7 @@ def _check_array(name: str, array: Any, dtypes: tuple[str, ...], train: Any) -> 
     needed = f"a NumPy array of {' or '.join(dtypes)} with one row or more"
     _require(isinstance(array, np.ndarray), name, array, needed)
     held = f"{name} is {array.dtype} of shape {array.shape}"
+    # Pixels come as bytes; other whole numbers are most often tokens.
     if dtypes is _INPUTS and array.dtype.kind in "iu" and array.dtype not in dtypes:
         raise DeltaflError(
             f"{held}; if these are tokens, for a model that begins with an Embedding, write "
@@ -353,6 +354,7 @@ def _smoke_test(task: Task, seed: int) -> None:
         )
     # The trial must not change what the user's own code draws after it.
     with torch.random.fork_rng(devices=[]):
+        # The seed that the run will use: what fails with it fails now.
         torch.manual_seed(int(stream(seed, "model").integers(2**63)))
         model: Any = _tried("make_model failed", task.make_model)
         params = []

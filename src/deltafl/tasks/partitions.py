@@ -138,6 +138,7 @@ def with_least(
     for client in short:
         own = clients[client].tolist()
         while len(own) < least:
+            # Sizes are negative, as a heap has the smallest first.
             size, giver = heap[0]
             kept = left.setdefault(giver, clients[giver].tolist())
             own.append(kept.pop(int(rng.integers(-size))))
@@ -170,6 +171,7 @@ def k_classes(
     holders_c: list[list[int]] = [[] for _ in pool_c]
     for client in range(num_clients):
         held_c = np.array([len(holders) for holders in holders_c])
+        # The last key counts first; the random one decides among classes that equally many hold.
         for label in np.lexsort((rng.random(len(pool_c)), held_c))[:k]:
             holders_c[label].append(client)
     client_e = np.empty(len(label_e), np.int64)
@@ -447,6 +449,7 @@ def _dealt(
     import datasets
 
     name = type(partitioner).__name__
+    # A partitioner returns examples, not their numbers: a column that no table has carries these.
     row = "row of deltafl"
     columns = {label: dataset.train_y, **dataset.columns, row: np.arange(len(dataset.train_y))}
     with explained(f"the partitioner {name} failed on the columns {', '.join(columns)}"):

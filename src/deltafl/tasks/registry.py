@@ -129,6 +129,7 @@ def task_modules() -> list[str]:
 
 def added_tasks() -> dict[str, TaskSpec]:
     """The tasks that were registered in addition to those of this package."""
+    # By identity: a task that took the place of one of the library's was added, too.
     return {name: spec for name, spec in _TASKS.items() if _LIBRARY.get(name) is not spec}
 
 

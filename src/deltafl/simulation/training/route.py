@@ -118,6 +118,7 @@ def form_of(model: torch.nn.Module, task: Task, work: LocalWork, route: Route) -
     device = torch.device(route.device)
     width = largest_batch(task.client_rows, work.batch_size)
     tested = _EVALUATION_BATCH
+    # A GPU idles between small passes.
     if device.type != "cpu":
         tested = max(tested, _DEVICE_NUMBERS // numbers_per_example(model, task))
     if route.path == "loop":

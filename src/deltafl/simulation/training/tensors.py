@@ -59,6 +59,7 @@ class ModelTensors:
         shared = {
             key: tensor for key, tensor in self._frozen.items() if isinstance(tensor, nn.Parameter)
         }
+        # What its memo holds deepcopy takes for copied. It fills that dict, hence one of its own.
         model = copy.deepcopy(self.model, dict(shared)).train()
         for old, new in zip(self.model.modules(), model.modules(), strict=True):
             # Statistics that nobody collects are used as they are.
@@ -74,6 +75,7 @@ class ModelTensors:
             self._trained, torch.split(vector_d, self._sizes), strict=True
         ):
             for tensor in of_tensor:
+                # A view, no copy: the model is loaded before every step.
                 tensor.data = piece_d.view_as(tensor)
 
     def load_rest(self, rest: Arrays) -> None:
@@ -97,6 +99,7 @@ class ModelTensors:
         """The gradient in the flat vector, 0 in unused parameters."""
         parts = []
         for of_tensor in self._trained:
+            # Tied weights that are several tensors have a part of the gradient each.
             found = [tensor.grad for tensor in of_tensor if tensor.grad is not None]
             total = sum(found[1:], found[0]) if found else torch.zeros_like(of_tensor[0])
             parts.append(total.reshape(-1))
