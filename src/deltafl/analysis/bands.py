@@ -60,6 +60,7 @@ def _curve(run: Run, y: str) -> FloatArray:
 
 def _smooth(value_r: FloatArray, window: int) -> FloatArray:
     """Moving average of each evaluation and those before it; shorter at the beginning."""
+    # Only the start of the convolution: its end has sums without the latest values.
     sum_r = np.convolve(value_r, np.ones(window))[: len(value_r)]
     smooth_r: FloatArray = sum_r / np.minimum(np.arange(1, len(value_r) + 1), window)
     return smooth_r

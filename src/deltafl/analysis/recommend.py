@@ -226,7 +226,7 @@ def _of_sizes(
 def read_evidence() -> list[Evidence]:
     """The rows of ``evidence.csv``."""
     with files(__package__).joinpath("evidence.csv").open(encoding="utf-8") as file:
-        # Annotations are types here, and call as functions of a cell's text.
+        # Annotations are types here, which turn a cell's text into a value.
         kinds = {**Evidence.__annotations__, "unequal": lambda text: text == "yes"}
         return [
             Evidence(**{name: kinds[name](text) for name, text in row.items()})

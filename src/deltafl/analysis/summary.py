@@ -225,7 +225,7 @@ def _costs(runs: Sequence[Run]) -> Costs | None:
     for run in runs:
         client_r = run.client_seconds_r
         up_r = run.bytes_up_r
-        # A record of an older version; a mean over the other seeds would be of other runs.
+        # Of a version that did not record them; a mean over the other seeds would mislead.
         if client_r is None or up_r is None or run.server_bytes is None:
             return None
         rows.append((client_r[-1], run.seconds_r[-1], up_r[-1], run.bytes_r[-1], run.server_bytes))

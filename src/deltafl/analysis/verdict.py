@@ -76,8 +76,9 @@ def asks_everybody(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> boo
     number, where it is recorded.
     """
     labels = settings.get("samplers", ())
-    # A label may have its own number, such as ``uniform+sample=5``.
+    # A label may ask for a number of its own.
     own = any(name in label for label in labels for name in ("sample=", "over_select="))
+    # Records have facts as text.
     return len(labels) > 1 and not own and str(settings.get("sample")) == facts.get("clients")
 
 

@@ -338,6 +338,7 @@ class Federation:
             return
         changed = None if folder is None else self.rules.cohort_size(num_clients)
         size = memory_size(rows, (num_clients, self.num_params), changed)
+        # What clients that have replied take is in use already, and no more is asked for it.
         held = 0
         if rows.folder is None:  # the disk has each state that is kept, and one being written
             size = size._replace(disk=size.disk // 2 * (KEPT + 1))

@@ -153,6 +153,7 @@ def _functions_of(descriptor: Any) -> tuple[Any, ...]:
 
 def _of_tensor(value: Any) -> tuple[Any, ...] | None:
     """PyTorch's tensors and modules; None for anything else."""
+    # Not imported: before somebody has loaded torch, nothing is a tensor.
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return None
@@ -180,6 +181,7 @@ def _of_object(value: Any) -> tuple[Any, ...]:
         if wrapped is not value:
             return "wrapped", type(value).__name__, wrapped
         return "name", type(value).__name__, made
+    # Of pickle's parts all but the first two may be missing.
     function, arguments, state, items, pairs = (*made, None, None, None)[:5]
     return "object", function, arguments, state, [*(items or ())], [*(pairs or ())]
 

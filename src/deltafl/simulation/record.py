@@ -198,6 +198,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         return _floats([line["test"].get(name) for line in evaluated])
 
     judges = _judges(lines[0])
+    # Where it is one of these alone nothing is written down: their values say which.
     metric = "loss" if lines[0]["test"]["accuracy"] is None else "accuracy"
     if judges:
         metric = judges[0].name

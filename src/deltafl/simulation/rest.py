@@ -78,6 +78,7 @@ class RestOfModel:
     def of_everyone(self, rest: Any, weight_m: FloatArray) -> Arrays:
         """The shared arrays, and the weighted mean of the clients' local ones."""
         if not rest or not self._local:
+            # Without local arrays all clients have the same ones.
             return self.of_client(rest, 0)
         # Of yes and no there is no mean: a mask stays as it was.
         means = {

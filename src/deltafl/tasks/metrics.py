@@ -82,8 +82,7 @@ class Metric(Judge):
         from .modules import torch
 
         try:
-            # Tensors first: most functions that take these fail on arrays, and few the other way
-            # round.
+            # Tensors first: functions for arrays often take these, too; seldom the other way round.
             return self._number(self.function(torch.tensor(output), torch.tensor(y)))
         except DeltaflError:
             raise
