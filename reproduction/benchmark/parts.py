@@ -8,8 +8,15 @@
     [cpu]  [cpu.change.fashion-mnist]
 
 Later ones win: settings, tier, part, scale, the scale's change of the part. ``methods`` are labels,
-or ``"every"`` for each sampler of ``deltafl samplers``; ``more`` are labels beside them. Learning
-rates are tuned by the library's rule.
+or ``"every"`` for each sampler of ``deltafl samplers``; ``more`` are labels beside them, and so are
+those of ``like``, in which every method is given what the others are given::
+
+    [settings.like.linear]           # named by a part: like = "linear"
+    methods = ["uniform", "fedvarp", "full"]
+    groups = { bare = "", average = "+average=0.5" }
+    instead.average = { full = "full" }  # what a method is in a group
+
+Learning rates are tuned by the library's rule.
 """
 
 from functools import cached_property
@@ -28,6 +35,32 @@ from ..spec import Experiment
 FULL = "full"
 BASELINE = "uniform"
 Count = Annotated[int, Field(ge=1)]
+
+
+class Like(BaseModel):
+    """The same settings for each of several methods."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    groups: dict[str, str]  # name of a group -> the settings of its labels
+    methods: tuple[str, ...]
+    # group -> method -> what stands in its place, such as with the memory that corrections need
+    instead: dict[str, dict[str, str]] = {}
+    # labels from uniform draws to full participation, each with one thing more
+    ladder: dict[str, str] = {}
+
+    def label(self, method: str, group: str) -> str:
+        """The label of a method in a group."""
+        given = self.instead.get(group, {}).get(method, method)
+        # A whole label has settings of its own.
+        if "+" in given:
+            return given
+        return given + self.groups[group]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        rows = [self.label(method, group) for group in self.groups for method in self.methods]
+        return (*rows, *self.ladder.values())
 
 
 class Part(BaseModel):
@@ -56,6 +89,7 @@ class Part(BaseModel):
         None  # the label that the target is about, where it is not the experiment's
     )
     remark: str = ""  # what a reader of its verdict must know
+    like: Like | None = None  # rows in groups, like beside like
     chance: Annotated[float, Field(ge=0, lt=1)] = (
         0.1  # accuracy of an untrained model: that of ten classes
     )
@@ -126,6 +160,7 @@ def _part(experiment: Experiment, scale: str, name: str, own: dict[str, Any]) ->
     common = dict(experiment.settings)
     change = experiment.scales[scale]
     tiers = common.pop("tiers", {})
+    likes = common.pop("like", {})
     tier = experiment.parts[name].get("tier")
     if tier not in tiers:
         raise unknown_name("tier", str(tier), tiers)
@@ -134,7 +169,14 @@ def _part(experiment: Experiment, scale: str, name: str, own: dict[str, Any]) ->
     listed = merged["methods"]
     if listed == "every":
         listed = tuple(SAMPLERS)
-    merged["methods"] = tuple(dict.fromkeys([*listed, *merged.pop("more", ())]))
+    labels = [*listed, *merged.pop("more", ())]
+    kind = merged.pop("like", None)
+    if kind:
+        if kind not in likes:
+            raise unknown_name("like", str(kind), likes)
+        merged["like"] = checked(Like, likes[kind], f"benchmark, like.{kind}", "correct its file")
+        labels += merged["like"].labels
+    merged["methods"] = tuple(dict.fromkeys(labels))
     for label in merged["methods"]:
         parse_label(label)
     return checked(Part, {**merged, "name": name}, f"benchmark, part {name}", "correct its file")

@@ -132,7 +132,8 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
             sent_n, reply_n, received = users.replies()
             sound_n = [buffers.fault(arrays) is None for arrays in received]
             updates = [
-                update_d if sound else None for update_d, sound in zip(sent_n, sound_n, strict=True)
+                plan.as_sent(cohort, update_d[None])[0] if sound else None
+                for update_d, sound in zip(sent_n, sound_n, strict=True)
             ]
             round = Accumulator(plan, state, cohort)
             round.add_rows(updates, reports_of(reply_n, sound_n))

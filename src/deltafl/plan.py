@@ -12,16 +12,27 @@ import numpy.typing as npt
 from .designs.inclusion import check_cohort_size
 from .errors import DeltaflError, WithRanges, unknown_name
 from .estimators.control_variates import ControlVariate
-from .estimators.table import Estimator, find_estimator
+from .estimators.table import Estimator, find_estimator, weighted_mean
 from .samplers.base import RunFacts, Sampler
 from .samplers.census import LONGEST, Census
 from .samplers.label import Label, make_sampler, needs_value, parse_label
 from .scale.persistent_array import PersistentArray
 from .scale.rows import RowFormat
+from .server.first_round import coded
 from .server.optimizers import ServerOptimizer
 from .server.part import Intake, ServerPart, Step
 from .server.table import IN_TEXT, ROWS, SETTINGS, in_order, make_parts
-from .types import Cohort, FloatArray, IntArray, Params, Population, Replies, Reports
+from .types import (
+    EVERYONE,
+    BoolArray,
+    Cohort,
+    FloatArray,
+    IntArray,
+    Params,
+    Population,
+    Replies,
+    Reports,
+)
 
 #: The type of an attribute of a plan, and what to write.
 _KINDS: Mapping[str, tuple[Any, str]] = {
@@ -244,6 +255,21 @@ class Plan(WithRanges):
         # (d,) of one part and (n, d) of another add up to (n, d).
         return reduce(np.add, given)
 
+    def select(self, round: int, mask_m: BoolArray | None) -> Cohort | None:
+        """The cohort of a round in which a part selects in place of the sampler, or None."""
+        cohorts = (part.select(self, round, mask_m) for part in self.parts)
+        return next((cohort for cohort in cohorts if cohort is not None), None)
+
+    def codes(self, cohort: Cohort) -> bool:
+        """Whether these clients send a code of their update in place of it."""
+        return any(part.codes(cohort) for part in self.parts)
+
+    def as_sent(self, cohort: Cohort, update_nd: Params) -> Params:
+        """Updates as the server reads them: where these clients send codes, what codes hold."""
+        if self.codes(cohort):
+            return coded(update_nd)
+        return update_nd
+
     def collect_replies(
         self, state: RoundState, selected: Cohort, which_n: Any = slice(None)
     ) -> Replies:
@@ -253,7 +279,10 @@ class Plan(WithRanges):
         cohort = selected.part(which_n)
         weight_n = self.population.weight_m[cohort.client_n]
         response_n = self.response_rates(state, cohort.client_n)
-        coef_n = self.rule.coefficients(cohort, weight_n, response_n)
+        coefficients = self.rule.coefficients
+        if cohort.kind == EVERYONE:  # nothing was left to chance that a rule could make up for
+            coefficients = weighted_mean
+        coef_n = coefficients(cohort, weight_n, response_n)
         return Replies(cohort, selected, coef_n, response_n)
 
     def intakes(self, state: RoundState, cohort: Cohort) -> dict[str, Intake]:

@@ -111,7 +111,9 @@ def open_round(
     # A stream of its own for each round: one that is opened again, or after a restart, has the same
     # draws.
     rng = stream(plan.seed, "draw", state.round)
-    cohort = plan.sampler.open(state.sampler, mask_m, plan.n, rng, oracle)
+    cohort = plan.select(state.round, mask_m)
+    if cohort is None:
+        cohort = plan.sampler.open(state.sampler, mask_m, plan.n, rng, oracle)
     check_cohort(cohort, m)
     # An estimator that needs what the sampler does not know fails here, before anybody trains.
     plan.collect_replies(state, cohort)

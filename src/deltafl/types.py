@@ -41,6 +41,8 @@ Column = npt.ArrayLike | Sequence[float | None] | None
 #: Auxiliary variables are squared and summed.
 LARGEST_AUX = 1e100
 NOBODY = np.zeros(0, np.int64)
+#: ``Cohort.kind`` of a round without a draw, in which all clients that are there are selected.
+EVERYONE = "everyone"
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,8 @@ class Cohort(NamedTuple):
     client_n: IntArray  #: distinct client indices in increasing order
     count_n: IntArray  #: >= 1; above 1 only in designs with replacement
     expected_n: FloatArray  #: > 0, the expectation of the count before the draw; NaN if unknown
-    #: or "fixed-size", "poisson", "replacement": how it was drawn, for variance estimates
+    #: or "fixed-size", "poisson", "replacement": how it was drawn, for variance estimates;
+    #: ``EVERYONE``: it was not drawn
     kind: str = "unknown"
     absent: IntArray = NOBODY  #: clients that were not available to the draw
     #: of the state that it was drawn from; None if ``open_round`` did not draw it

@@ -20,7 +20,7 @@ from deltafl.simulation.oracle import SimulatedOracle, mapped_table
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
 from deltafl.simulation.training.serial import LocalWork
-from deltafl.types import IntArray, Params, Reports
+from deltafl.types import Cohort, IntArray, Params, Reports
 from tools.simulation import TINY, run
 
 
@@ -67,7 +67,8 @@ def test_table_and_file_reject_a_client_that_diverges_and_train_nobody_twice(
     drawn = np.array([7, 3, 1, 7])
     np.testing.assert_equal(in_ram.train(drawn), in_file.train(drawn))
     assert engine.trained == (5, 5, 2, 12)
-    assert in_ram.traffic(4, 4) == in_file.traffic(4, 4)
+    cohort = Cohort(drawn, np.ones(4, np.int64), np.ones(4))
+    assert in_ram.traffic(cohort, 4) == in_file.traffic(cohort, 4)
 
 
 def test_ram_holds_a_block_of_updates_and_never_all_of_them(

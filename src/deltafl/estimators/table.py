@@ -158,6 +158,20 @@ _ROWS = (
     ),
     _unbiased("two-phase", TwoPhase(), "Sarndal, Swensson 1987"),
     _unbiased("fedstale", FixedCoefficient(OwnControl()), "Rodio, Neglia 2024"),
+    # For samplers that do not know their probabilities: the memories that others have, with
+    # coefficients that sum to 1.
+    *(
+        Estimator(
+            f"mean-{row.name}",
+            weighted_mean,
+            row.control,
+            unbiased=False,
+            needs_expected=False,
+            source=_OURS,
+        )
+        for row in _DIFFERENCES
+        if row.control.knows_clients
+    ),
     Estimator(
         "fedvarp",
         average_of_all,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import update_of
+from ..estimators.two_bits import encode
 from ..model_parts import Arrays
 from ..samplers.census import Census, output_layer
 from ..types import Array
@@ -21,7 +22,9 @@ AUX = "aux"
 NUM_EXAMPLES = "num-examples"
 #: Asked: [size, noise, first_update] of the answer to a census. Reported: the answer.
 CENSUS = "census"
-#: Asked with it: the names of the trained arrays.
+#: Asked: whether the update shall be sent as a code, of two bits per parameter. Reported: the code.
+CODE = "code"
+#: Asked with both: the names of the trained arrays.
 TRAINED = "trained"
 #: Asked of clients that are to correct their local steps: how many times their own steps they take.
 STEP_FACTOR = "step-factor"
@@ -72,16 +75,19 @@ def report_of(
 ) -> dict[str, Any]:
     """What a client reports that was asked this, of the arrays that it was sent and has trained.
 
-    Both are needed for a census alone; the answer is empty where they are not the same model.
+    Both are needed for a census or a code alone, which are empty where they are not the same model.
     """
     report = dict[str, Any]()
     if corrected:
         report[CORRECTED] = asked[STEP_FACTOR]
+    shapes = [array.shape for array in sent.values()]
+    # The same arrays in the order of the server's list: an update is one vector.
+    same = [received[name].shape for name in sent if name in received] == shapes
+    if CODE in asked:
+        report[CODE] = encode(update_of(sent, received)).tolist() if same else []
     if CENSUS in asked:
-        shapes = [array.shape for array in sent.values()]
         report[CENSUS] = []
-        # The same arrays in the order of the server's list: an update is one vector.
-        if [received[name].shape for name in sent if name in received] == shapes:
+        if same:
             size, noise, first_update = asked[CENSUS]
             census = Census(
                 size=int(size),

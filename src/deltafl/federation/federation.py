@@ -10,13 +10,14 @@ from collections.abc import Collection, Mapping
 from functools import cached_property
 from hashlib import sha256
 from itertools import compress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..accumulate import Accumulator
 from ..arrays import mean_rest
 from ..errors import DeltaflError
+from ..estimators.two_bits import code_length
 from ..model_parts import (
     LARGEST_ENTRY,
     Arrays,
@@ -30,10 +31,11 @@ from ..plan import Plan, RoundState
 from ..round import init_round, open_round
 from ..scale.memory_budget import memory_size, require_room
 from ..scale.rows import DTYPES
+from ..server.first_round import read_code
 from ..types import Cohort, IntArray, Params, RejectedReply, RoundInfo
 from .clients import ClientInfo, resize_state
-from .exchange import STEP_FACTOR, Question
-from .replies import NOT_CORRECTED, ClientReply, reports_of
+from .exchange import CODE, STEP_FACTOR, TRAINED, Question
+from .replies import NOT_CORRECTED, ClientReply, read_numbers, reports_of
 from .rules import Rules
 from .scales import Scales
 
@@ -188,10 +190,13 @@ class Federation:
         """What the clients of a cohort are asked, one question for all whose drift is the same."""
         keys = self.keys_of(cohort)
         drift = self.plan.drifts(self.current, cohort.client_n)
-        if drift is None:
-            return [Question(keys, {}, {})]
-        asked = {STEP_FACTOR: self.plan.step_factor}
         trained = self.layout.trained
+        asked = dict[str, Any]()
+        if self.plan.codes(cohort):
+            asked = {CODE: True, TRAINED: list(trained)}
+        if drift is None:
+            return [Question(keys, asked, {})]
+        asked[STEP_FACTOR] = self.plan.step_factor
         # The same for all, as with ``mime`` alone: one message serves everybody.
         if drift.ndim == 1:
             return [Question(keys, asked, split(drift, trained))]
@@ -231,7 +236,10 @@ class Federation:
             self.kept.append(Kept(self.clients, plan, state, self.rest))
 
         trained = {name: sent[name] for name in self.layout.trained}
-        reply_n = [self._judged(replies.get(client, ClientReply())) for client in client_n]
+        reply_n = [replies.get(client, ClientReply()) for client in client_n]
+        if plan.codes(cohort):
+            reply_n = [self._decoded(reply) for reply in reply_n]
+        reply_n = [self._judged(reply) for reply in reply_n]
         updates = [reply.update(trained) for reply in reply_n]
         far = dict[int, str]()
         if not private:
@@ -351,6 +359,21 @@ class Federation:
             if self.round == 0:
                 raise
             raise CannotResizeError(str(error)) from None
+
+    def _decoded(self, reply: ClientReply) -> ClientReply:
+        """A reply whose trained arrays are those that its code stands for; one without a code, of a
+        client that cannot make it, has them itself.
+        """
+        if reply.arrays is None or reply.code is None:
+            return reply
+        try:
+            code_c = read_numbers(reply.code, code_length(self.num_params), "the code")
+        except DeltaflError as error:
+            return reply._replace(fault=str(error))
+        with np.errstate(over="ignore"):  # what is infinite is refused, as in any reply
+            params_d = self.params_d + read_code(np.array(code_c), self.num_params)
+        whole = self.layout.rebuild(params_d, reply.arrays)
+        return reply._replace(arrays=self.layout.sent(whole))
 
     def _judged(self, reply: ClientReply) -> ClientReply:
         """The reply with its fault, if it has one; the core checks its numbers and its update."""

@@ -17,7 +17,7 @@ from ..samplers.census import LARGEST_NORM
 from ..store import checked
 from ..types import Array, FloatArray, Params, Reports, RoundInfo
 from .clients import ClientInfo
-from .exchange import AUX, CENSUS, CORRECTED, NUM_EXAMPLES
+from .exchange import AUX, CENSUS, CODE, CORRECTED, NUM_EXAMPLES
 from .local_work import LOSS, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
 
 Metrics = dict[str, int | float | list[int] | list[float]]
@@ -69,6 +69,8 @@ class ClientReply(NamedTuple):
     num_steps: float = 1
     #: How many times its own steps the client says that it took, beside the drift; NaN for no word.
     corrected: float = nan
+    #: What stands for the trained arrays, where the client was asked for a code.
+    code: Any = None
 
     def update(self, trained: Arrays) -> Params | None:
         """What training has added to the arrays that were sent; None if it cannot be used."""
@@ -113,6 +115,7 @@ def read_reply(
         step_variance=_number(metrics.get(STEP_VARIANCE, 0.0)),
         num_steps=_number(metrics.get(NUM_STEPS, 1)),
         corrected=_number(report.get(CORRECTED)),
+        code=report.get(CODE),
     )
 
 
@@ -137,14 +140,16 @@ def read_answer(
     # Usual steps in place of shorter ones would make the first step of the model too long.
     if step_factor is not None and _number(report.get(CORRECTED)) != step_factor:
         raise DeltaflError(NOT_CORRECTED)
-    answer = report[CENSUS]
-    is_vector = isinstance(answer, list) and all(isinstance(x, int | float) for x in answer)
+    return read_numbers(report[CENSUS], length, "the answer")
+
+
+def read_numbers(sent: Any, length: int, what: str) -> tuple[float, ...]:
+    """So many numbers that a client has sent, or a ``DeltaflError`` that says what they are not."""
+    is_vector = isinstance(sent, list) and all(isinstance(x, int | float) for x in sent)
     # Of NaN the comparison is false.
-    if not (is_vector and len(answer) == length and all(abs(x) <= LARGEST_NORM for x in answer)):
-        raise DeltaflError(
-            f"the answer is not {length} finite numbers of at most {LARGEST_NORM:.0e}"
-        )
-    return tuple(map(float, answer))
+    if not (is_vector and len(sent) == length and all(abs(x) <= LARGEST_NORM for x in sent)):
+        raise DeltaflError(f"{what} is not {length} finite numbers of at most {LARGEST_NORM:.0e}")
+    return tuple(map(float, sent))
 
 
 def reports_of(

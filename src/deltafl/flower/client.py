@@ -12,6 +12,7 @@ from ..errors import DeltaflError
 from ..federation.exchange import (
     AUX,
     CENSUS,
+    CODE,
     NUM_EXAMPLES,
     RECORD,
     STEP_FACTOR,
@@ -51,22 +52,23 @@ def delta_mod(
         return call_next(message, context)
     record = asked_in(message)
     # Copies, since the app takes entries out of the records.
-    asked = dict(record)
+    asked: dict[str, Any] = dict(record)
     sent = _trained(message, asked)
     # Before the app runs, which may take arrays out of the message or rename them.
     names = {name for part in message.content.array_records.values() for name in part}
     reply = call_next(message, context)
     if reply.has_error():
         return reply
-    for part in reply.content.array_records.values():
-        for name in part.keys() - names:
-            # The name stays, for the server's message where a client has renamed its arrays.
-            part[name] = Array(np.zeros(0, np.float32))
-    if CENSUS not in asked and STEP_FACTOR not in asked:
-        return reply
     # ``take_correction`` has taken it out: so the server learns that it was called.
     corrected = STEP_FACTOR in asked and STEP_FACTOR not in record
     report = ConfigRecord(report_of(asked, corrected, sent, _trained(reply, asked)))
+    unsent = set(asked[TRAINED]) if CODE in asked else set()
+    for part in reply.content.array_records.values():
+        for name in part.keys() - (names - unsent):
+            # The name stays, for the server's message where a client has renamed its arrays.
+            part[name] = Array(np.zeros(0, np.float32))
+    if not report:
+        return reply
     if CENSUS in asked:
         return Message(RecordDict({RECORD: report}), reply_to=message)
     reply.content[RECORD] = report

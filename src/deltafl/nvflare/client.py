@@ -12,6 +12,7 @@ from nvflare.client import FLModel, ParamsType
 from ..federation.exchange import (
     AUX,
     CENSUS,
+    CODE,
     NUM_EXAMPLES,
     RECORD,
     STEP_FACTOR,
@@ -89,10 +90,10 @@ class DeltaClient:
             model = FLModel(metrics={})
         elif model.params is not None:
             nothing = np.zeros(0, np.float32)
+            kept = self._names - set(self._sent if CODE in self._asked else ())
             # The name stays, for the server's message where a client has renamed its arrays.
             model.params = {
-                name: part if name in self._names else nothing
-                for name, part in model.params.items()
+                name: part if name in kept else nothing for name, part in model.params.items()
             }
         model.meta[RECORD] = {ROUND: self._asked.get(ROUND), **report}
         flare.send(model)

@@ -7,6 +7,7 @@ A part is a frozen dataclass whose fields are its options. It is one file and on
 override does nothing:
 
 =============  =================================================  ==============================
+``select``     who is selected, in place of the sampler's draw    ``first_round``
 ``drift``      what clients are sent beside the model             ``mime``, ``scaffold``
 ``intake``     what the replies of a round count                  ``clip``, ``dp``
 ``direction``  what is done to the estimate D before the step     ``dp``, ``mime``, ``norm_guard``
@@ -26,7 +27,7 @@ import numpy as np
 
 from ..errors import WithRanges
 from ..moves import Moves
-from ..types import FloatArray, IntArray, Nothing, Params, Population, Reports
+from ..types import BoolArray, Cohort, FloatArray, IntArray, Nothing, Params, Population, Reports
 
 
 class PlanOfParts(Protocol):
@@ -80,8 +81,6 @@ class ServerPart(WithRanges):
     name: ClassVar[str]
     #: Whether it makes every method biased.
     biased: ClassVar[bool] = False
-    #: Why a weighted sum of the updates, of secure aggregation, is not enough, as a clause.
-    needs_single_updates: ClassVar[str | None] = None
     #: Whether it reads ``Step.mean_square``, for which updates must be sent whole.
     needs_whole_updates: ClassVar[bool] = False
     #: Whether it changes what clients send, so that the norms of whole updates are not known.
@@ -107,6 +106,11 @@ class ServerPart(WithRanges):
         return repr(self)
 
     @property
+    def needs_single_updates(self) -> str | None:
+        """Why a weighted sum of the updates, of secure aggregation, is not enough, as a clause."""
+        return None
+
+    @property
     def step_factor(self) -> float:
         """How many times their own steps the clients take."""
         return 1.0
@@ -127,6 +131,21 @@ class ServerPart(WithRanges):
     def init(self, plan: PlanOfParts, params_d: Params) -> Any:
         """Its state before the first round."""
         return Nothing()
+
+    def select(
+        self,
+        plan: PlanOfParts,
+        round: int,
+        mask_m: BoolArray | None,
+    ) -> Cohort | None:
+        """The cohort of a round in which the sampler does not draw; None if it does. ``mask_m``,
+        bool (m,), says who is available, None that all are.
+        """
+        return None
+
+    def codes(self, cohort: Cohort) -> bool:
+        """Whether these clients send a code of their update, ``estimators/two_bits.py``."""
+        return False
 
     def drift(
         self,

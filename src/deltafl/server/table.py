@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ..errors import DeltaflError, unknown_name
 from .average import Average
 from .clipping import Clip
+from .first_round import CODE, EXACT, FirstRound
 from .mime import Mime
 from .norm_guard import NormGuard
 from .optimizers import ServerOptimizer, make_server_optimizer
@@ -84,6 +85,12 @@ def _row(
 
 ROWS = (
     _row(DifferentialPrivacy, None, "clip and add noise", DifferentialPrivacy),
+    _row(
+        FirstRound,
+        None,
+        "ask all clients in the first round: whole updates, or a code of 2.75 bits a parameter",
+        (EXACT, CODE),
+    ),
     _row(Clip, None, "clip long updates of hostile clients; biased", ("median",)),
     _row(Mime, 0.0, "beta of the momentum that all clients apply (FedMIME)"),
     _row(Scaffold, False, "correct clients' local steps (SCAFFOLD)", bool),

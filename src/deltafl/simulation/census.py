@@ -19,9 +19,7 @@ from .callback import LiveRun, PlayedRound, Stopwatch
 from .directory import RunDirectory
 from .distributed import ProcessGroup
 from .engine import BYTES_PER_PARAMETER, Engine
-
-#: Answers are float64.
-_BYTES_PER_NUMBER = 8
+from .oracle import BYTES_OF_CODE
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def ask_everyone(
     line = {
         "answers": answers,
         "bytes_down": m * engine.num_params * BYTES_PER_PARAMETER,
-        "bytes_up": answers * _BYTES_PER_NUMBER * size,
+        "bytes_up": answers * BYTES_OF_CODE * size,
     }
     if plan.population.seconds_m is not None:
         line["clock"] = float(plan.population.seconds_m.max())  # it waits for everybody

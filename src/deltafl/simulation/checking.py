@@ -9,6 +9,7 @@ from ..estimators.table import find_estimator
 from ..samplers.label import make_sampler, parse_label
 from ..scale.memory_budget import free_ram, human, memory_size, require_room
 from ..scale.rows import RowFormat
+from ..server.first_round import FirstRound
 from ..tasks.base import Task
 from .directory import RunDirectory
 from .engine import BYTES_PER_PARAMETER, Engine
@@ -71,6 +72,9 @@ def check_memory(
     if label.name == "full":
         selected = m
         cure = "choose a sampler that selects fewer, such as 'uniform'"
+    if any(part.name == FirstRound.name for part in settings.parts()):
+        selected = m
+        cure = "leave out first_round"
     copies = COPIES_OF_CERTAIN if selected == m else COPIES_OF_DRAWN
     needs = [("a round", selected, copies * selected * model, cure)]
     control = find_estimator(label.estimator).control

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..estimators.two_bits import code_length
 from ..model_parts import Arrays
 from ..plan import Plan, RoundState
 from ..round import broadcast
@@ -27,6 +28,7 @@ from .rest import bytes_sent
 
 #: Bytes of m updates up to which a round keeps them in RAM.
 TABLE_BYTES = 256 * 2**20
+BYTES_OF_CODE = 8  # of each of its numbers, float64
 BYTES_OF_STATISTICS = 3 * 8  # loss, step variance, number of steps, as float64 or int64
 
 
@@ -146,14 +148,16 @@ class SimulatedOracle:
         self._asked_down += clients * self._download
         self._asked_up += clients * bytes_up
 
-    def traffic(self, num_selected: int, num_responded: int) -> tuple[int, int]:
+    def traffic(self, cohort: Cohort, num_responded: int) -> tuple[int, int]:
         """Bytes down and up that a real round would move.
 
         The cohort has the model already if the sampler asked for reports or losses.
         """
-        model = BYTES_PER_PARAMETER * self._engine.num_params + self._beside
-        reply = model + self._statistics
-        down = self._asked_down or num_selected * self._download
+        model = BYTES_PER_PARAMETER * self._engine.num_params
+        if self._plan.codes(cohort):
+            model = BYTES_OF_CODE * code_length(self._engine.num_params)
+        reply = model + self._beside + self._statistics
+        down = self._asked_down or len(cohort.client_n) * self._download
         return down, self._asked_up + num_responded * reply
 
 

@@ -115,7 +115,7 @@ def play_round(run: LiveRun) -> PlayedRound:
     )
 
     timing = timer.read() | {"client_seconds": oracle.client_seconds}
-    down, up = oracle.traffic(len(cohort.client_n), info.num_responded)
+    down, up = oracle.traffic(cohort, info.num_responded)
     line: dict[str, Any] = {"bytes_down": down, "bytes_up": up}
     if available_m is not None:
         line["available"] = int(available_m.sum())
@@ -167,7 +167,7 @@ def _train_and_close(
         run.plan,
         run.state,
         cohort,
-        training.update_nd,
+        run.plan.as_sent(cohort, training.update_nd),
         training.reports._replace(responded_n=used_n),
     )
     if state.rest:
