@@ -67,6 +67,7 @@ EXACT_BY_CHANCE = {
     ("full", None, "weighted-mean"),
     # Everyone replies, so that nobody counts with an old update.
     ("full", None, "fedvarp"),
+    *(("full", None, name) for name in ESTIMATORS if name.startswith("mean-")),
     # Draws proportional to w_i: the plain mean of a fixed number of draws *is* the weighted one (Li
     # et al. 2020).
     *product(

@@ -71,7 +71,8 @@ def loop(label: str, train: Train) -> list[Params]:
     for round in range(state.round, ROUNDS):
         cohort = open_round(plan, state)
         drift = plan.drifts(state, cohort.client_n)
-        drift_nd = np.broadcast_to(ZERO if drift is None else drift, (N, 650))
+        shape = (len(cohort.client_n), 650)
+        drift_nd = np.broadcast_to(ZERO if drift is None else drift, shape)
         update_nd, reports = train(state.params_d, round, cohort.client_n, drift_nd, factor)
         state, _ = close_round(plan, state, cohort, update_nd, reports)
         models.append(state.params_d)
@@ -212,7 +213,16 @@ def pfl(folder: Path, label: str) -> list[Params]:
     return list(np.load(folder / "models.npy"))
 
 
-@pytest.mark.parametrize("label", ["pracdelta", "census", "census+mime=0.7", "census+scaffold"])
+LABELS = (
+    "pracdelta",
+    "census",
+    "census+mime=0.7",
+    "census+scaffold",
+    "fedvarp+scaffold+first_round=exact",
+)
+
+
+@pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize("host", [simulator, flower, nvflare, pfl], ids=lambda host: host.__name__)
 def test_the_models_are_those_of_a_plain_loop(
     host: Host, label: str, tmp_path: Path, record_property: Callable[[str, object], None]
