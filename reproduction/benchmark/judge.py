@@ -105,12 +105,14 @@ class Gap(NamedTuple):
 NO_GAP = Gap(None, None, None, 0)
 
 
-def gap_of(result: Result, label: str, measure: Measure, full: str = FULL) -> Gap:
+def gap_of(
+    result: Result, label: str, measure: Measure, full: str = FULL, base: str = BASELINE
+) -> Gap:
     """The gap that a method closes over the seeds that all three ran; None where a run of one of
     them was cut short.
     """
-    three = (BASELINE, label, full)
-    sides = _paired(result, three, measure)
+    three = (base, label, full)
+    sides = paired(result, three, measure)
     if sides is None or any(cut_short(result.find(name), measure) for name in three):
         return NO_GAP
     if measure.higher:
@@ -129,7 +131,7 @@ def judged_gap(result: Result, label: str, measure: Measure) -> Gap:
     return gap_of(result, label, measure)
 
 
-def _paired(result: Result, labels: tuple[str, ...], measure: Measure) -> list[FloatArray] | None:
+def paired(result: Result, labels: tuple[str, ...], measure: Measure) -> list[FloatArray] | None:
     """The values of methods for the seeds that all of them finished; None if there is none."""
     methods = [method for label in labels if (method := result.find(label)) is not None]
     if len(methods) < len(labels):
@@ -142,7 +144,7 @@ def _paired(result: Result, labels: tuple[str, ...], measure: Measure) -> list[F
 
 def width(result: Result) -> Interval | None:
     """A_full - A_uniform on the test seeds; None while one of them has no run."""
-    sides = _paired(result, (BASELINE, FULL), measures(result.part)[0])
+    sides = paired(result, (BASELINE, FULL), measures(result.part)[0])
     if sides is None:
         return None
     return mean_interval(sides[1] - sides[0])

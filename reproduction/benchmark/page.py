@@ -32,6 +32,7 @@ from .judge import (
     needs,
     sentence,
 )
+from .like import draw_ladder, like_block, like_cells
 from .parts import BASELINE, FULL, Part, parts_of
 from .runs import Reasons, Result, Store, gather, play
 from .tables import (
@@ -72,6 +73,9 @@ def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: O
         few = [label for label in view.core if label in (FULL, BASELINE) or is_ours(label)]
         _draw_curves(results, few[:MOST_STRONG], folder / "curves.png")
         write_atomically(folder / "tuning.csv", csv_text(tuning_cells(results, store)))
+        draw_ladder(results, folder / "ladder.png")
+        if groups := like_cells(results):
+            write_atomically(folder / "like.csv", csv_text(groups))
         command = replace(request, parts=None).command
         analysis.write_report(
             [_report_part(result, command) for result in results], folder / REPORT, experiment.title
@@ -108,6 +112,7 @@ def _blocks(
         _TEXTS["symbols"],
         folded("The rules", _TEXTS["rules"].format(goal=GOAL, sure=SURE, least=100 * LEAST)),
         folded("Accuracy over rounds", "![Accuracy over rounds by task](curves.png)"),
+        *_like_blocks(judgements),
     ]
     every = []
     for result in results:
@@ -132,6 +137,21 @@ def _blocks(
         folded("What was run", f"{ran}\n\n{_missing(parts, results, reasons)}"),
         folded("Hardware and versions", hardware(every)),
         _TEXTS["files"],
+    ]
+
+
+def _like_blocks(judgements: Sequence[Judgement]) -> list[str]:
+    tables = {
+        found.result.part.title: like_block(found.result, found.label) for found in judgements
+    }
+    known = {title: table for title, table in tables.items() if table}
+    if not known:
+        return []
+    return [
+        "## Like beside like",
+        "![What each step from uniform draws to full participation brings](ladder.png)",
+        _TEXTS["like"],
+        *(folded(title, table) for title, table in known.items()),
     ]
 
 

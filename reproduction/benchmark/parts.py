@@ -43,6 +43,7 @@ class Like(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     groups: dict[str, str]  # name of a group -> the settings of its labels
+    words: dict[str, str]  # name of a group -> what it is called on the page
     methods: tuple[str, ...]
     # group -> method -> what stands in its place, such as with the memory that corrections need
     instead: dict[str, dict[str, str]] = {}
