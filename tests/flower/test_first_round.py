@@ -13,9 +13,10 @@ from deltafl.estimators.two_bits import KEPT, decode, encode
 from deltafl.federation.exchange import Correction
 from deltafl.flower.client import asked_in
 from deltafl.flower.messages import to_record
+from deltafl.types import FloatArray
 from hosts.flower_nodes import app_with
 from hosts.rounds import MODEL, moved
-from hosts.test_nvflare import Site, client_module
+from hosts.test_nvflare import Site
 
 from .test_census import grid_of, played
 
@@ -23,10 +24,12 @@ pytest.importorskip("nvflare")
 
 from nvflare.app_common.abstract.fl_model import FLModel
 
+import deltafl.nvflare.client as client_module
 
-def read(client: int) -> np.ndarray:
+
+def read(client: int) -> FloatArray:
     update_d = update_of(MODEL, moved(client, MODEL, Correction()))
-    return decode(encode(update_d)[None], len(update_d))[0] / KEPT
+    return np.asarray(decode(encode(update_d)[None], len(update_d))[0] / KEPT)
 
 
 @pytest.mark.parametrize("kind", ["exact", "code"])
