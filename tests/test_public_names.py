@@ -31,8 +31,8 @@ difference-own-damped innovation-damped regression-damped two-phase fedstale fed
 """
 SAMPLERS = """
 full fedavg uniform md md-fixed fedis fedpracis delta pracdelta cluster-is cluster-is-oracle delta-centred spread
-innovation balanced census ocs aocs clustered-sampling-1 clustered-sampling-2 osmd k-vib vrb fedvarp fedstale fedau mifa
-power-of-choice active-fl divfl oort hics-fl fed-cbs fedentopt fedlecc
+innovation balanced census ocs aocs clustered-sampling-1 clustered-sampling-2 osmd k-vib vrb fedvarp fedstale fedau fedawe mifa
+power-of-choice active-fl divfl longfed oort hics-fl fed-cbs fedentopt fedgs fedlecc
 """
 
 

@@ -24,6 +24,7 @@ from deltafl import (
 )
 from deltafl.samplers.base import per_second
 from deltafl.samplers.fed_au import FedAU
+from deltafl.samplers.fed_awe import FedAWE
 from deltafl.scale.persistent_array import PersistentArray
 from deltafl.types import BoolArray, FloatArray
 
@@ -219,6 +220,49 @@ def test_fedau_has_the_intervals_of_its_paper() -> None:
             state.parts["server_optimizer"].delta_d, expected_d, rtol=1e-12, atol=1e-15
         )
         came_tm.append(np.isin(np.arange(5), here))
+
+
+# --- FedAWE
+
+
+def test_fedawe_moves_the_mean_of_the_papers_models() -> None:
+    """The paper's m models, mixed by those who took part, with updates that do not depend on
+    where they begin: the server's model is their mean in every round.
+    """
+    problem = make_problem([7] * 5, seed=9)
+    update_md = problem.update_md.astype(float)
+    plan = Plan(problem.population, FedAWE(), 2, seed=3)
+    state = init_round(plan, np.zeros(3))
+    model_md = np.zeros((5, 3))
+    last_m = np.full(5, -1)
+    for round in range(40):
+        cohort = open_round(plan, state, THERE_TM[round % 10])
+        replied_n = stream(5, "audit", round).random(len(cohort.client_n)) < 0.8
+        updates = [
+            problem.update_md[i] if here else None
+            for i, here in zip(cohort.client_n, replied_n, strict=True)
+        ]
+        state, _ = close_round(plan, state, cohort, updates)
+        here = cohort.client_n[replied_n]
+        if len(here):
+            echo_md = (round - last_m[here])[:, None] * update_md[here]
+            model_md[here] = (model_md[here] + echo_md).mean(axis=0)
+        last_m[here] = round
+        np.testing.assert_allclose(state.params_d, model_md.mean(axis=0), rtol=1e-4)
+    # All replies of a client together have counted for the rounds up to its last one.
+    total_d = (last_m + 1) @ update_md / 5
+    np.testing.assert_allclose(state.params_d, total_d, rtol=1e-4)
+
+
+def test_fedawe_with_everybody_in_every_round_is_full_participation() -> None:
+    problem = make_problem(SIZES, seed=9)
+    plan = Plan(problem.population, FedAWE(), 5, "horvitz-thompson", (Recorder(),))
+    state = init_round(plan, np.zeros(3))
+    for _ in range(3):
+        state, _ = close_round(plan, state, open_round(plan, state), problem.update_md)
+        np.testing.assert_allclose(
+            state.parts["server_optimizer"].delta_d, problem.ubar_d, rtol=1e-6
+        )
 
 
 # --- scores by the second

@@ -148,7 +148,7 @@ def test_fed_cbs_counts_who_was_selected_and_selects_those_that_are_there() -> N
     assert int(following.rounds) == 1
 
 
-@pytest.mark.parametrize("name", ["fed-cbs", "fedentopt", "fedlecc"])
+@pytest.mark.parametrize("name", ["fed-cbs", "fedentopt", "fedgs", "fedlecc"])
 @pytest.mark.parametrize(
     "known", [None, np.zeros((4, 0)), [[0.0, 0.0]] + [[1.0, 0.0]] * 3, [[-1.0, 2.0]] * 4]
 )

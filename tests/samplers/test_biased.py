@@ -31,7 +31,7 @@ from deltafl.samplers.oort import Oort, OortState
 from deltafl.types import FloatArray, IntArray
 from tools.samplers import cohort_of
 
-NEW = ["mifa", "divfl", "hics-fl"]  # they select everyone once first
+NEW = ["mifa", "divfl", "longfed", "hics-fl"]  # they select everyone once first
 
 
 def reply(
@@ -102,7 +102,18 @@ def test_they_have_no_selection_probabilities(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["oort", "active-fl", "cluster-is", "innovation", "fedau", "mifa", "divfl"]
+    "name",
+    [
+        "oort",
+        "active-fl",
+        "cluster-is",
+        "innovation",
+        "fedau",
+        "fedawe",
+        "mifa",
+        "divfl",
+        "longfed",
+    ],
 )
 def test_rows_follow_the_clients_who_stay_and_newcomers_begin_as_all_did(name: str) -> None:
     sampler = make_sampler(name)

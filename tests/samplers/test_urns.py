@@ -176,7 +176,9 @@ def test_the_pairs_are_those_of_the_whole_matrix() -> None:
         np.testing.assert_array_equal(ward_tree(sketch_mq), tree)
 
 
-@pytest.mark.parametrize("label", ["clustered-sampling-2", "fedlecc", "hics-fl", "divfl"])
+@pytest.mark.parametrize(
+    "label", ["clustered-sampling-2", "fedlecc", "hics-fl", "divfl", "fedgs", "longfed"]
+)
 def test_who_compares_all_pairs_says_how_many_clients_it_can_do(label: str) -> None:
     """Before anything is allocated: 100,000 clients would take 40 GB and more."""
     most = make(label).most_clients

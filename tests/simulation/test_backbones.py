@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from conftest import Problem, Recorder, estimate, mean_estimate, same_tree
-from deltafl import SAMPLERS, DeltaflError, KnownUpdates, Plan, RoundState
+from deltafl import SAMPLERS, DeltaflError, KnownUpdates, Plan, RoundState, make_sampler
 from deltafl.estimators.table import find_estimator
 from deltafl.round import close_round, init_round, open_round
 from deltafl.server.optimizers import FedExP
@@ -71,12 +71,12 @@ BACKBONES: dict[str, tuple[dict[str, object], str]] = {
 #: Draws without known probabilities can be given no unbiased weight; and the paper's FedVARP uses
 #: none.
 BIASED = {
-    "fedau",
     "fedvarp, the paper's",
     *(name for name, entry in SAMPLERS.items() if entry.scores == "unknown"),
 }
 #: Biased, though the probabilities are known; it is the default of ``fedavg``.
-BIASED |= {"fedau", "hajek"}
+BIASED |= {"hajek"}
+BIASED |= {name for name in SAMPLERS if make_sampler(name).expects_absence}
 
 
 def estimators_of(backbone: str, sampler: str) -> list[str]:

@@ -300,10 +300,10 @@ class NewFirst(Unweighted):
     client as zero until it replies, these steps are n / m, 2 n / m, ... of a full one.
     """
 
-    row_fields: ClassVar = ("selected_m", "seen_m", "last_mq")
+    row_fields: ClassVar[tuple[str, ...]] = ("selected_m", "seen_m", "last_mq")
     kept_fields: ClassVar = ("rounds",)
 
-    def init(self, population: Population) -> NewFirstState:
+    def init(self, population: Population) -> State:
         m = population.num_clients
         nobody_m = np.zeros(m, bool)
         size = self.sketch_size + self.output_bias_size
@@ -317,7 +317,7 @@ class NewFirst(Unweighted):
 
     def choose(
         self,
-        state: NewFirstState,
+        state: State,
         present_k: IntArray,
         size: int,
         rng: Rng,
@@ -334,17 +334,17 @@ class NewFirst(Unweighted):
         )
 
     def again(
-        self, state: NewFirstState, present_k: IntArray, size: int, wanted: int, rng: Rng
+        self, state: State, present_k: IntArray, size: int, wanted: int, rng: Rng
     ) -> IntArray:
         """At most ``wanted`` of the clients that replied before, in a cohort of ``size``."""
         return present_k[:0]
 
     def update(
         self,
-        state: NewFirstState,
+        state: State,
         cohort: Cohort,
         reports: Reports,
-    ) -> NewFirstState:
+    ) -> State:
         client_n, reports = replied(cohort, reports)
         last_nq = np.hstack([reports.sketch_nq, reports.output_bias_nk])
         return state._replace(

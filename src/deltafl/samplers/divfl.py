@@ -46,8 +46,9 @@ def distances(candidate_cq: FloatArray, point_kq: FloatArray) -> FloatArray:
     return distance_ck
 
 
-def greedy(distance_ck: FloatArray, size: int) -> IntArray:
-    """Rows of ``size`` candidates, each the best for the sum over points of the least distance.
+def greedy(distance_ck: FloatArray, size: int, cost_c: FloatArray | float = 0.0) -> IntArray:
+    """Rows of ``size`` candidates, each the best for the sum over points of the least distance
+    and what the candidates cost.
 
     Example:
         >>> greedy(np.array([[0.0, 1.0, 9.0], [1.0, 0.0, 8.0], [9.0, 8.0, 0.0]]), 2).tolist()
@@ -58,7 +59,7 @@ def greedy(distance_ck: FloatArray, size: int) -> IntArray:
     free_c = np.ones(len(distance_ck), bool)
     chosen: list[int] = []
     for _ in range(size):
-        sum_c = np.minimum(distance_ck, nearest_k).sum(axis=1)
+        sum_c = np.minimum(distance_ck, nearest_k).sum(axis=1) + cost_c
         best = int(np.argmin(np.where(free_c, sum_c, np.inf)))
         nearest_k = np.minimum(nearest_k, distance_ck[best])
         free_c[best] = False

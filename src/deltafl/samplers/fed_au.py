@@ -1,12 +1,13 @@
 """FedAU (Wang and Ji, ICLR 2024): weights by how long clients stay away. Biased at first."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports, Rng
-from .base import Scored
+from .base import Scored, State
 
 
 class AUState(NamedTuple):
@@ -18,7 +19,41 @@ class AUState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAU(Scored):
+class ByIntervals(Scored):
+    """Draws uniformly from the available clients; a reply weighs w_i times ``intervals``, as if it
+    stood for so many rounds.
+    """
+
+    design: str = "simple-random"
+
+    unbiased: ClassVar[bool] = False
+    expects_absence: ClassVar[bool] = True
+
+    @abstractmethod
+    def intervals(self, state: State) -> FloatArray:
+        """How many rounds a reply of each client stands for, (m,), at least 1."""
+
+    def scores(
+        self, state: State, available_m: BoolArray | None, n: int, oracle: Oracle | None
+    ) -> FloatArray:
+        return np.ones(len(self.intervals(state)))
+
+    def open(
+        self,
+        state: State,
+        available_m: BoolArray | None,
+        n: int,
+        rng: Rng,
+        oracle: Oracle | None = None,
+    ) -> Cohort:
+        cohort = super().open(state, available_m, n, rng, oracle)
+        # The draw's own expectations are not used: intervals count selection and absence together.
+        interval_n = self.intervals(state)[cohort.client_n]
+        return cohort._replace(expected_n=cohort.count_n / interval_n, kind="unknown")
+
+
+@dataclass(frozen=True)
+class FedAU(ByIntervals):
     """Draws uniformly from the available clients; a reply weighs w_i omega_i, as 1 / omega_i
     estimates its probability.
 
@@ -31,11 +66,8 @@ class FedAU(Scored):
     take part; here a cohort is drawn.
     """
 
-    design: str = "simple-random"
     cutoff: int = 50
 
-    unbiased: ClassVar[bool] = False
-    expects_absence: ClassVar[bool] = True
     row_fields: ClassVar = ("interval_m", "ended_m", "rounds_m")
     ranges: ClassVar = {"cutoff": "[1, inf)"}
 
@@ -43,23 +75,8 @@ class FedAU(Scored):
         m = population.num_clients
         return AUState(np.ones(m), np.zeros(m, np.int64), np.zeros(m, np.int64))
 
-    def scores(
-        self, state: AUState, available_m: BoolArray | None, n: int, oracle: Oracle | None
-    ) -> FloatArray:
-        return np.ones(len(state.interval_m))
-
-    def open(
-        self,
-        state: AUState,
-        available_m: BoolArray | None,
-        n: int,
-        rng: Rng,
-        oracle: Oracle | None = None,
-    ) -> Cohort:
-        cohort = super().open(state, available_m, n, rng, oracle)
-        # The draw's own expectations are not used: omega counts selection and absence together.
-        interval_n = state.interval_m[cohort.client_n]
-        return cohort._replace(expected_n=cohort.count_n / interval_n, kind="unknown")
+    def intervals(self, state: AUState) -> FloatArray:
+        return state.interval_m
 
     def update(self, state: AUState, cohort: Cohort, reports: Reports) -> AUState:
         # Of all clients: those who were not selected did not take part either.

@@ -17,11 +17,14 @@ from .cluster import ClusterIS, ClusterISOracle
 from .delta import Delta, FedIS, FedPracIS, PracDelta
 from .divfl import DivFL
 from .fed_au import FedAU
+from .fed_awe import FedAWE
 from .fed_cbs import FedCBS
 from .fed_ent_opt import FedEntOpt
+from .fed_gs import FedGS
 from .fed_lecc import FedLECC
 from .fixed import Fixed, Full
 from .hics import HicsFL
+from .long_fed import LongFed
 from .ocs import ApproximateOCS
 from .online import MirrorDescent, VarianceBandit
 from .oort import Oort
@@ -232,6 +235,15 @@ SAMPLERS: dict[str, SamplerEntry] = {
             "fedau", FedAU, "simple-random", _HT, "equal", "cohort", "Wang, Ji 2024 (FedAU)"
         ),
         SamplerEntry(
+            "fedawe",
+            FedAWE,
+            "simple-random",
+            _HT,
+            "equal",
+            "cohort",
+            "Xiang et al. 2024 (FedAWE)",
+        ),
+        SamplerEntry(
             "mifa",
             NewFirst,
             None,
@@ -268,6 +280,15 @@ SAMPLERS: dict[str, SamplerEntry] = {
             "Balakrishnan et al. 2022",
         ),
         SamplerEntry(
+            "longfed",
+            LongFed,
+            None,
+            "weighted-mean",
+            "unknown",
+            "cohort",
+            "Li et al. 2024 (LongFed)",
+        ),
+        SamplerEntry(
             "oort",
             Oort,
             None,
@@ -302,6 +323,15 @@ SAMPLERS: dict[str, SamplerEntry] = {
             "unknown",
             "known",
             "Lutz et al. 2024 (FedEntOpt)",
+        ),
+        SamplerEntry(
+            "fedgs",
+            FedGS,
+            None,
+            "weighted-mean",
+            "unknown",
+            "known",
+            "Wang, Fan et al. 2023 (FedGS)",
         ),
         SamplerEntry(
             "fedlecc",
