@@ -46,14 +46,15 @@ class LongFed(NewFirst):
     The first term is submodular and the second a sum over S: starting from the empty set, the
     client that makes it smallest is added until there are n.
 
-    The gradient-space error of the subset, the fairness of similar clients, the queues and the
-    greedy selection are the paper's. Its constants were not at hand. Ours: the client like i is the
-    one with the nearest update, if not farther than ``similar`` times the largest distance;
-    distances in D(S) are divided by the largest, so that V is free of units; all defaults (V = 10
-    was better on digits than 0.1 to 3, and as good as 30; seeds 3000 to 3002); that all
-    clients are first selected once, in random order, and count once they have replied; distances
-    are those of sketches of the last u_i - c_i, of ``sketch_size`` numbers. Costs O(m^2 (q + n))
-    time a round: at most 5,000 clients.
+    The paper's abstracts name a small gradient-space error of the cohort, like frequencies for
+    clients of like data, Lyapunov optimization and submodular functions. Its equations and
+    constants were not at hand: D(S), a client like each and queues of their differences are as in
+    a public reimplementation. Ours: the client like i is the one with the nearest update, if not
+    farther than ``similar`` times the largest distance; distances in D(S) are divided by the
+    largest, so that V is free of units; all defaults (V = 10 was better on digits than 0.1 to 3,
+    and as good as 30; seeds 3000 to 3002); all clients are first selected once, in random order,
+    and count once they have replied; distances are those of sketches of the last u_i - c_i, of
+    ``sketch_size`` numbers. Costs O(m^2 (q + n)) time a round: at most 5,000 clients.
 
     Source: Li, Miao, Zhao, Zhou, Vicky Zhao, Ji, Zhou and Liu, arXiv 2405.13584 (also known as
     LongFed).
