@@ -3,6 +3,7 @@ the client can make it.
 """
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from deltafl.flower.messages import to_record
 from deltafl.types import FloatArray
 from hosts.flower_nodes import app_with
 from hosts.rounds import MODEL, moved
-from hosts.test_nvflare import Site
 
 from .test_census import grid_of, played
 
@@ -25,6 +25,7 @@ pytest.importorskip("nvflare")
 from nvflare.app_common.abstract.fl_model import FLModel
 
 import deltafl.nvflare.client as client_module
+from hosts.nvflare_sites import Site
 
 
 def read(client: int) -> FloatArray:
@@ -37,7 +38,7 @@ def test_everybody_is_asked_in_the_first_round_alone(kind: str) -> None:
     grid = grid_of(6)
     strategy, fed = played(f"fedvarp+first_round={kind}", grid, rounds=1)
     assert [info.num_selected for info in strategy.history] == [6]
-    updates = [update_of(MODEL, moved(i, MODEL, Correction())) for i in range(6)]
+    updates: list[Any] = [update_of(MODEL, moved(i, MODEL, Correction())) for i in range(6)]
     if kind == "code":
         updates = [read(i) for i in range(6)]
     weight_m = fed.plan.population.weight_m
