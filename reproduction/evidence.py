@@ -22,18 +22,25 @@ def evidence_text() -> str:
 
     The task where clients are away is left out: fewer methods were played there, and methods are
     compared on tasks that all of them have. So are tasks on which a method that has been played
-    elsewhere, or a seed, is still to be played; labels with settings of their own do not count.
+    elsewhere, or a seed, is still to be played. Of labels with settings those count that have what
+    the recommended method has.
     """
     experiment = load_experiment("benchmark")
     cells = Cells()
     with (ROOT / "results" / "benchmark" / "table.csv").open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if "+" not in row["method"]]
+        rows = list(csv.DictReader(file))
     played = {(row["part"], row["method"], int(row["seeds"])) for row in rows}
     # A new row of the table of samplers takes no task from the others.
-    compared = {row["method"] for row in rows}
+    compared = {row["method"] for row in rows if "+" not in row["method"]}
+    parts = parts_of(experiment, "cpu")
+    # What suits a task's model is what its recommended method has.
+    suited = {
+        part.name: (part.recommended or experiment.view.recommended or "").partition("+")[2]
+        for part in parts
+    }
     complete = {
         part.name
-        for part in parts_of(experiment, "cpu")
+        for part in parts
         if played.issuperset(
             (part.name, method, part.seeds) for method in part.methods if method in compared
         )
@@ -41,16 +48,19 @@ def evidence_text() -> str:
     for row in rows:
         gap = {name: row[f"gap_mean_accuracy{end}"] for name, end in _ENDS.items()}
         part = experiment.parts[row["part"]]
+        label, plus, settings = row["method"].partition("+")
         is_judged = (
             "availability" not in part
             and row["part"] in complete
             and row["needs"] not in _IMPRACTICAL
+            and settings in ("", suited[row["part"]])
         )
         if row["unbiased"] == "True" and all(gap.values()) and is_judged:
             task = {name: part[key] for name, key in _TASK.items()}
             method = {
                 "unequal": "yes" if part["partition"] in _UNEQUAL else "no",
-                "label": row["method"],
+                "label": label,
+                "settings": plus + settings,
             }
             cells.append({**task, **method, **gap, "seeds": row["seeds"]})
     return csv_text(cells)

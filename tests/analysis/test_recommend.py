@@ -136,3 +136,18 @@ def test_the_printed_lines_for_python_and_flower_run(labels: bool, census: bool)
     parts = names["plan"].parts
     assert parts == names["strategy"].rules.plan.parts
     assert Average(0.5) in parts
+
+
+def test_a_model_brings_its_settings_and_their_numbers() -> None:
+    found = recommend(model="linear")
+    assert found.label == "census"
+    assert {row.settings for row in found.evidence} == {"+average=0.5+scaffold"}
+    assert "'full,uniform,census+average=0.5+scaffold'" in found.usage
+    # Tasks of CNNs, and those of few local steps, are not among them.
+    assert {row.data for row in found.evidence} <= {"digits", "mnist"}
+    cnn = recommend(model="cnn")
+    assert {row.data for row in cnn.evidence} == {"fashion-mnist"}
+    assert "mime=0.7" in str(cnn)
+    assert not any("without +average" in sentence for sentence in found.caveats)
+    with pytest.raises(DeltaflError, match="write 'linear' or 'cnn'"):
+        recommend(model="lstm")  # type: ignore[arg-type]

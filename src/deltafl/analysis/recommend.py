@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from statistics import mean
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..errors import DeltaflError, is_in
 from ..estimators.control_variates import ControlVariate
@@ -19,6 +19,9 @@ from ..estimators.table import find_estimator
 from ..samplers.base import Sampler
 from ..samplers.label import make_sampler, parse_label, uses_aux
 
+#: The settings that suit a model.
+SUITED_ALL = "+average=0.5"
+SUITED = {None: "", "linear": "+average=0.5+scaffold", "cnn": "+average=0.5+mime=0.7"}
 #: As many clients are few: no task of the benchmark has fewer than 100.
 _FEW = 30
 
@@ -34,6 +37,7 @@ class Evidence(NamedTuple):
     selected: int
     unequal: bool  #: whether clients have unequal numbers of examples
     label: str
+    settings: str  #: what stands after the label, such as ``+average=0.5+scaffold``
     #: share of the gap from uniform sampling (0) to full participation (1), by the area under the
     #: accuracy
     gap: float
@@ -52,6 +56,7 @@ class Recommendation(NamedTuple):
     """
 
     label: str
+    settings: str  #: what to write after it
     why: str
     evidence: tuple[Evidence, ...]  #: its rows of the benchmark, tasks like yours alone
     cost: str  #: what the server has to know and keeps
@@ -78,7 +83,7 @@ class Recommendation(NamedTuple):
     def usage(self) -> str:
         """How to use it on the command line, in Python and in Flower."""
         sampler, _, uses_labels = _parts(self.label)
-        label = f"{self.label}+average=0.5"
+        label = self.label + self.settings
         python = f'deltafl.make_plan("{label}", sizes, n={self.sample})'
         flower = f'DeltaStrategy("{label}", n={self.sample})'
         if sampler.census is not None:
@@ -134,6 +139,7 @@ def recommend(
     reachable: bool = True,
     clients: int | None = None,
     parameters: int | None = None,
+    model: Literal["linear", "cnn"] | None = None,
 ) -> Recommendation:
     """Recommend the unbiased method that closed most of the gap on the benchmark's tasks that are
     like your federation; of those level with it there, the one that did so on all tasks.
@@ -148,6 +154,9 @@ def recommend(
         reachable: Whether every selected client can be expected to reply.
         clients: m, for the cost, and because some methods compare all pairs of clients.
         parameters: d, for the cost.
+        model: ``"linear"`` where clients also take ten or more local steps a round, or ``"cnn"``:
+            methods are then compared with the settings that suit such a model. By default they are
+            compared without settings.
 
     Raises:
         DeltaflError: If an argument is none of these.
@@ -159,13 +168,20 @@ def recommend(
     for name, number in {"clients": clients, "parameters": parameters}.items():
         if number is not None and not is_in(number, "[1, inf)"):
             raise DeltaflError(f"{name} is {number!r}; write a whole number >= 1, or leave it out")
+    if model not in SUITED:
+        raise DeltaflError(f"model is {model!r}; write 'linear' or 'cnn', or leave it out")
     allowed = [labels, census, memory, reachable]
     fitting: dict[str, dict[str, Evidence]] = {}
     for row in read_evidence():
         most = _parts(row.label).sampler.most_clients
         # Who does not say how many clients there are may have few.
-        if (most is None or (clients or 1) <= most) and _fits(row.label, *allowed):
+        few_enough = most is None or (clients or 1) <= most
+        if few_enough and row.settings == SUITED[model] and _fits(row.label, *allowed):
             fitting.setdefault(row.label, {})[row.task] = row
+    if not fitting:
+        raise DeltaflError(
+            "no method that fits was measured with the settings for such a model; leave out model"
+        )
     tasks = "tasks like yours"
     if not (rows := _of_sizes(fitting, unequal_sizes)):
         rows = fitting
@@ -199,9 +215,10 @@ def recommend(
         # A third of them: with more than there are, nothing would be sampled.
         sample = max(1, (clients or 1) // 3)
     alike = _level(best, others, rows)
-    caveats = tuple(_caveats(best, evidence, alike, reachable, few))
+    caveats = tuple(_caveats(best, evidence, alike, reachable, few, model is None))
     return Recommendation(
         best,
+        SUITED[model] or SUITED_ALL,
         why,
         evidence,
         _cost(best, clients, parameters),
@@ -321,6 +338,7 @@ def _caveats(
     alike: Sequence[str],
     reachable: bool,
     few: bool,
+    bare: bool,
 ) -> Iterable[str]:
     if alike:
         yield (
@@ -332,14 +350,15 @@ def _caveats(
             "With so few clients asking all may cost little: see first how far uniform ends "
             "behind full (deltafl compare --samplers full,uniform)."
         )
-    yield (
-        "The numbers are without +average=0.5, whose model, plan.model(state), is no worse "
-        "(docs/how-to/average.md)."
-    )
-    if _parts(label).sampler.census is not None:
+    if bare:
         yield (
-            "Add +scaffold if the model is linear and clients take ten local steps a round; with a "
-            "CNN add +mime=0.7 and at least double the local rate (docs/how-to/backbones.md)."
+            "The numbers are without +average=0.5, whose model, plan.model(state), is no worse "
+            "(docs/how-to/average.md)."
+        )
+        yield (
+            "Add +scaffold if the model is linear and clients take ten local steps a round, for "
+            "which --model linear has numbers; with a CNN add +mime=0.7 and at least double the "
+            "local rate (docs/how-to/backbones.md)."
         )
     data = ", ".join(dict.fromkeys(row.data for row in evidence))
     yield f"All are simulations, on data of {data}, with rates tuned for each method."

@@ -244,6 +244,10 @@ def recommend(
             metavar="D",
         ),
     ] = None,
+    model: Annotated[
+        Literal["linear", "cnn"] | None,
+        typer.Option(help="compare methods with the settings for such a model"),
+    ] = None,
 ) -> None:
     """Recommend a sampler for your federation, with the evidence; at a terminal it asks for options
     that are not given.
@@ -259,6 +263,7 @@ def recommend(
         reachable=reachable,
         clients=clients,
         parameters=parameters,
+        model=model,
     )
     typer.echo(text)
 
