@@ -206,7 +206,7 @@ def test_without_a_gap_there_is_no_number(
 ) -> None:
     part = part_of()
     values = [np.zeros(len(gap)), np.array(gained), np.array(gap)]
-    monkeypatch.setattr(judge, "_paired", lambda *_: values)
+    monkeypatch.setattr(judge, "paired", lambda *_: values)
     assert judge.gap_of(Result(part, ()), "delta-centred", measures(part)[0]) == found
 
 
