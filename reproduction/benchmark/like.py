@@ -22,6 +22,7 @@ from .runs import Method, Result
 from .tables import name_of
 
 _TEXTS = TEXTS["benchmark"]
+_COLUMNS = 2  # of the ladder's panels
 _HEADS = ("method", "mean accuracy, %", "G", "G_B", "C", "recommended ahead by, points")
 
 
@@ -104,14 +105,17 @@ def like_cells(results: Sequence[Result]) -> Cells:
 
 
 def ladder_of(result: Result) -> Mapping[str, Interval]:
-    """Step -> points of mean accuracy above plain uniform draws, with an interval over seeds."""
+    """Step -> points of mean accuracy above plain uniform draws, with an interval over seeds; empty
+    while a step has no finished run.
+    """
     like = result.part.like
     steps: dict[str, Interval] = {}
     area = measures(result.part)[0]
     for words, label in (like.ladder if like else {}).items():
         sides = paired(result, (BASELINE, label), area)
-        if sides is not None:
-            steps[words] = mean_interval(100 * (sides[1] - sides[0]))
+        if sides is None:  # a ladder that lacks a step is none
+            return {}
+        steps[words] = mean_interval(100 * (sides[1] - sides[0]))
     return steps
 
 
@@ -119,10 +123,10 @@ def draw_ladder(results: Sequence[Result], path: Path) -> None:
     """What brings what: one panel a task, one line a step."""
     from matplotlib.figure import Figure
 
-    shown = [(result, steps) for result in results if len(steps := ladder_of(result)) > 1]
+    shown = [(result, steps) for result in results if (steps := ladder_of(result))]
     if not shown:
         return
-    columns = min(2, len(shown))
+    columns = min(_COLUMNS, len(shown))
     rows = -(-len(shown) // columns)
     with analysis.styled():
         figure = Figure(

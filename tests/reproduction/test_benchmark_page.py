@@ -12,7 +12,7 @@ from made_up_benchmark import MADE_UP, curve, made_up, part_of, record, shown, t
 
 from deltafl.analysis.runs import Fairness
 from deltafl.errors import DeltaflError
-from deltafl.samplers import SAMPLERS, is_unbiased
+from deltafl.samplers import SAMPLERS, is_unbiased, parse_label
 from deltafl.simulation import (
     RunSettings,
     make_settings,
@@ -21,8 +21,9 @@ from deltafl.simulation import (
 )
 from reproduction.benchmark import judge
 from reproduction.benchmark.judge import NO_GAP, Gap, measures, needs, rounds_at
+from reproduction.benchmark.like import Row, shares
 from reproduction.benchmark.parts import parts_of
-from reproduction.benchmark.runs import Result
+from reproduction.benchmark.runs import Method, Result
 from reproduction.benchmark.tables import num_params_of, server_memory
 from reproduction.records import PackedRuns
 from reproduction.spec import SCALES, load_experiment
@@ -269,3 +270,40 @@ def test_server_memory_counts_models_and_numbers() -> None:
         if row["part"] == "digits" and "+" not in row["method"]
     }
     assert {label: memory(label)[1] for label in published} == pytest.approx(published)
+
+
+def test_like_beside_like_gives_every_method_the_same() -> None:
+    """In each group of each task of the real file, but for what stands there instead."""
+    for part in parts_of(load_experiment("benchmark"), "cpu"):
+        like = part.like
+        if like is None:
+            continue
+        assert set(like.labels) <= set(part.methods)
+        assert set(like.words) == set(like.groups)
+        for group, settings in like.groups.items():
+            for method in like.methods:
+                label = like.label(method, group)
+                changed = like.instead.get(group, {}).get(method)
+                if changed is None:
+                    assert label == method + settings
+                # A census and full participation have a full first round anyway.
+                given = parse_label(label).settings
+                asked = parse_label(f"uniform{settings}").settings
+                assert set(asked) - set(given) <= {"first_round"}
+                if "first_round" in set(asked) - set(given):
+                    assert needs(label) in ("census", "everyone")
+
+
+def test_shares_of_a_group_and_of_its_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: uniform at 0, full at 10; in the group uniform at 4 and full at 12, a method at 8."""
+    level = {"uniform": 0.0, "full": 10.0, "uniform+a": 4.0, "full+a": 12.0, "census+a": 8.0}
+
+    def sides(result: Result, labels: tuple[str, ...], measure: Any) -> list[Any]:
+        return [np.array([level[label], level[label]]) for label in labels]
+
+    monkeypatch.setattr(judge, "paired", sides)
+    monkeypatch.setattr(judge, "cut_short", lambda *_: 0)
+    row = Row("a", Method("census+a", None, {}), "uniform+a", "full+a")  # type: ignore[arg-type]
+    assert [gap.value for gap in shares(Result(part_of(), ()), row)] == pytest.approx(
+        [0.8, 0.5, 8 / 12]
+    )
