@@ -2,6 +2,7 @@
 
 from deltafl.tasks import import_tasks
 
-# The tasks on data that are published nowhere, here and in worker processes.
+# The tasks on data that the package does not read itself, here and in worker processes.
 import_tasks("reproduction.data")
+import_tasks("reproduction.movielens")
 import_tasks("reproduction.roles")

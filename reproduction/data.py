@@ -1,5 +1,5 @@
 """Tasks on data sets that are published nowhere, registered in ``deltafl.tasks``; their owner
-brings the files.
+brings the files. One more comes with a package: ``movielens.py``.
 
 Each data set is one NumPy archive, looked for as in ``deltafl.tasks.files``. What they hold, by the
 names of the arrays (N examples; uint8 unless another type is given):
@@ -21,6 +21,7 @@ names of the arrays (N examples; uint8 unless another type is given):
 """
 
 import hashlib
+import importlib.util
 import io
 from collections.abc import Sequence
 from dataclasses import replace
@@ -60,13 +61,24 @@ Bytes = npt.NDArray[np.uint8]
 
 def read_archive(name: str, data_dir: Path | None) -> dict[str, npt.NDArray[Any]]:
     """The arrays of an archive, which is the one that recorded runs read."""
+    return dict(np.load(find_archive(name, data_dir), allow_pickle=False))
+
+
+def find_archive(name: str, data_dir: Path | None) -> Path:
+    """The file of a data set, which is the one that recorded runs read."""
     archive = ARCHIVES[name]
     folders = tasks.data_folders(name, data_dir)
+    origin = "is published nowhere"
+    cure = "give its folder as data_dir or DELTAFL_DATA"
+    if "package" in archive:
+        folders += _package_folders(archive["package"], archive["folder"])
+        origin = f"is part of the package {archive['package']}"
+        cure = f"write pip install '{archive['package']}=={archive['version']}', or {cure}"
     path = _found(archive["file"], folders)
     if path is None:
         raise DeltaflError(
-            f"{name} needs the file {archive['file']}, which is published nowhere and not in "
-            f"{', '.join(map(str, folders))}: give its folder as data_dir or DELTAFL_DATA"
+            f"{name} needs the file {archive['file']}, which {origin} and not in "
+            f"{', '.join(map(str, folders))}: {cure}"
         )
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -76,7 +88,15 @@ def read_archive(name: str, data_dir: Path | None) -> dict[str, npt.NDArray[Any]
             f"{path} has other content than the archive of the recorded runs, SHA-256 {digest}; "
             "use that one"
         )
-    return dict(np.load(path, allow_pickle=False))
+    return path
+
+
+def _package_folders(package: str, folder: str) -> list[Path]:
+    """The folder of an installed package, which is not imported; none if it is not installed."""
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        return []
+    return [Path(place) / folder for place in spec.submodule_search_locations or ()]
 
 
 def _found(file: str, folders: Sequence[Path]) -> Path | None:
@@ -201,6 +221,15 @@ def load_mnist(data_dir: Path | None = None) -> tasks.Dataset:
 
 _KNOWN = tasks.known_tasks()
 _MNIST = _KNOWN["mnist"]
+_UNIPEN = replace(
+    _KNOWN["femnist"],
+    name="unipen62",
+    summary="28 x 28 images of digits and letters, 62 classes, by writer; unipen62_writers.npz",
+    num_clients=278,
+    sample_size=56,
+    load=load_unipen62,
+    all_owners=False,
+)
 _CELEBA_SUBSET = replace(
     _KNOWN["celeba"],
     name="celeba-subset",
@@ -226,14 +255,12 @@ for _spec in (
         summary="28 x 28 images of digits; by writer where mnist_writers.npz is found",
         load=load_mnist,
     ),
+    _UNIPEN,
     replace(
-        _KNOWN["femnist"],
-        name="unipen62",
-        summary="28 x 28 images of digits and letters, 62 classes, by writer; unipen62_writers.npz",
-        num_clients=278,
-        sample_size=56,
-        load=load_unipen62,
-        all_owners=False,
+        _UNIPEN,
+        name="unipen62-small",
+        summary="the same with a CNN of 45,086 parameters, which one core can train",
+        make_model=partial(tasks.two_layer_cnn, classes=62),
     ),
     _CIFAR_JPEG,
     replace(

@@ -20,6 +20,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 def no_data_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("DELTAFL_DATA", raising=False)
+    monkeypatch.setattr("reproduction.data._package_folders", lambda *_: [])
     for name, archive in ARCHIVES.items():
         monkeypatch.setitem(ARCHIVES, name, dict(archive))
 
