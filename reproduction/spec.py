@@ -59,7 +59,6 @@ class Frozen(BaseModel):
 class View(Frozen):
     """How an experiment is shown."""
 
-    featured: tuple[str, ...] = ()  # parts in the picture that the README shows
     baseline: str | None = (
         None  # of speed-ups, a label; by default fedavg, else uniform, else the last of the order
     )

@@ -74,8 +74,6 @@ def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: O
         _draw_curves(results, few[:MOST_STRONG], folder / "curves.png")
         write_atomically(folder / "tuning.csv", csv_text(tuning_cells(results, store)))
         draw_ladder(results, folder / "ladder.png")
-        featured = [result for result in results if result.part.name in experiment.view.featured]
-        draw_ladder(featured, folder / "ladder-featured.png")
         if groups := like_cells(results):
             write_atomically(folder / "like.csv", csv_text(groups))
         command = replace(request, parts=None).command

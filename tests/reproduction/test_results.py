@@ -52,8 +52,11 @@ def test_the_repository_stays_small_enough_to_look_through() -> None:
     files = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
-    # Modules and pages of the docs do not count: one idea a file is the rule there.
-    others = [name for name in files if not name.endswith(".py") and not name.startswith("docs/")]
-    assert len(others) < 310
+    # Modules and pages of the docs do not count, one idea a file is the rule there; nor do packed
+    # records, which nobody reads.
+    others = [
+        name for name in files if not name.endswith((".py", ".gz")) and not name.startswith("docs/")
+    ]
+    assert len(others) < 250
     for folder in RESULTS.glob("*/"):
-        assert len(list(folder.glob("*.png"))) <= 2, f"{folder.name} has more than two pictures"
+        assert len(list(folder.glob("*.png"))) <= 3, f"{folder.name} has more than three pictures"
