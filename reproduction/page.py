@@ -18,6 +18,8 @@ VERDICT = "verdict.json"
 REPORT = "report.html"
 #: Where a run was played, of its environment; the rest are versions.
 _PLACES = ("device", "gpu", "processor")
+#: Whose claim a page begins with, by the kind of its experiment; else the paper's.
+_WHOSE = {"benchmark": "The target", "costs": "The claim"}
 _NO_VERSIONS = {*_PLACES, "cores", "command", "data"}
 
 
@@ -102,8 +104,8 @@ def write(
         total=total,
         command=command,
     )
-    whose = "target" if experiment.kind == "benchmark" else "paper"
-    blocks = [f"# {experiment.title}", f"**The {whose}:** {experiment.claim}", *shown.blocks]
+    whose = _WHOSE.get(experiment.kind, "The paper")
+    blocks = [f"# {experiment.title}", f"**{whose}:** {experiment.claim}", *shown.blocks]
     blocks.append(f"Command (scale {scale}):\n\n```\n{command}\n```")
     if experiment.runs_of is not None:
         blocks.append(f"The runs are those of `{experiment.runs_of}`.")

@@ -6,6 +6,7 @@ from deltafl.errors import DeltaflError, require
 from deltafl.simulation import OnProgress, Progress
 
 from . import limits, rates, toy
+from .benchmark.costs import reproduce_costs
 from .benchmark.page import reproduce_benchmark
 from .page import OwnPage, require_own, write
 from .records import PackedRuns
@@ -19,6 +20,9 @@ from .text import sentence_case
 #: ``show(settings, rows, folder)`` draws and returns an ``OwnPage``.
 _MODULES: dict[str, ModuleType] = {"toy": toy, "rates": rates, "limits": limits}
 
+#: Those whose methods have tuned rates, by their kind.
+_PLAYED = {"benchmark": reproduce_benchmark, "costs": reproduce_costs}
+
 
 def reproduce(request: Request, on_progress: OnProgress) -> str:
     """Run what is missing, write the page, ``README.md`` beside table, picture and records, and
@@ -28,8 +32,8 @@ def reproduce(request: Request, on_progress: OnProgress) -> str:
     require("matplotlib", "plot")
     require("scipy", "sim")
     require_own(request.out, experiment.name)
-    if experiment.kind == "benchmark":
-        return reproduce_benchmark(experiment, request, on_progress)
+    if experiment.kind in _PLAYED:
+        return _PLAYED[experiment.kind](experiment, request, on_progress)
     if experiment.kind in _MODULES:
         return _reproduce_rows(experiment, request, on_progress)
     return reproduce_sweep(experiment, request, on_progress)

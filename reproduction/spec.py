@@ -19,7 +19,7 @@ Later ones win: settings, part, scale, the scale's change of the part. A run is 
 seed).
 
 ``kind`` is a way to show a sweep, one of ``tables.KINDS``, or a module of this package for what is
-no sweep: ``toy``, ``rates``, ``limits``, ``benchmark``.
+no sweep: ``toy``, ``rates``, ``limits``, ``benchmark``, ``costs``.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ TEXTS: dict[str, dict[str, str]] = read_toml(Path(__file__).parent / "texts.toml
 Scale = Literal["smoke", "cpu", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 Kind = Literal[
-    "table", "curves", "best-accuracies", "probes", "toy", "rates", "limits", "benchmark"
+    "table", "curves", "best-accuracies", "probes", "toy", "rates", "limits", "benchmark", "costs"
 ]
 
 

@@ -127,14 +127,14 @@ def _blocks(
         blocks.append(diverged("Runs that diverged and were ended there:", runs))
         every += [run for _, run in runs]
     crossings = "Rounds to the first crossing, for comparison with papers"
-    grids = "; ".join(map(_grid_text, results))
-    ran = "\n".join(map(_setting_text, results))
+    grids = "; ".join(map(grid_text, results))
+    ran = "\n".join(map(setting_text, results))
     return [
         *blocks,
         "## Appendix",
         folded(crossings, crossings_table(results)),
         folded("Learning rates", _TEXTS["rates"].format(grids=grids)),
-        folded("What was run", f"{ran}\n\n{_missing(parts, results, reasons)}"),
+        folded("What was run", f"{ran}\n\n{missing(parts, results, reasons)}"),
         folded("Hardware and versions", hardware(every)),
         _TEXTS["files"],
     ]
@@ -155,7 +155,7 @@ def _like_blocks(judgements: Sequence[Judgement]) -> list[str]:
     ]
 
 
-def _grid_text(result: Result) -> str:
+def grid_text(result: Result) -> str:
     part = result.part
     rates = ", ".join(
         f"{rate:g}" for rate in max((method.search.rates for method in result.methods), key=len)
@@ -167,7 +167,7 @@ def _grid_text(result: Result) -> str:
     return f"{part.title}: {rates} ({counted(len(part.tuning_seeds), 'tuning seed')}, {share}{few})"
 
 
-def _setting_text(result: Result) -> str:
+def setting_text(result: Result) -> str:
     part = result.part
     run = result.part.common
     m = result.num_clients
@@ -198,7 +198,7 @@ def _setting_text(result: Result) -> str:
     )
 
 
-def _missing(parts: Sequence[Part], results: Sequence[Result], reasons: Reasons) -> str:
+def missing(parts: Sequence[Part], results: Sequence[Result], reasons: Reasons) -> str:
     found = {result.part.name: result for result in results}
     lines = []
     for part in parts:

@@ -91,6 +91,8 @@ class Part(BaseModel):
     )
     remark: str = ""  # what a reader of its verdict must know
     like: Like | None = None  # rows in groups, like beside like
+    # accuracies whose cost is tabulated; for the experiment ``costs`` alone
+    levels: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
     chance: Annotated[float, Field(ge=0, lt=1)] = (
         0.1  # accuracy of an untrained model: that of ten classes
     )

@@ -129,6 +129,7 @@ def test_an_interrupted_run_goes_on_and_ends_in_the_same_record(job: Job, tmp_pa
     clock = {"seconds", "cpu_seconds", "client_seconds", "server_bytes", "environment"}
     assert whole.model_dump(exclude=clock) == cut.model_dump(exclude=clock)
     assert len(cut.cpu_seconds) == 3
+    assert cut.trainings == [2 * r for r in cut.round]
     assert not directory.path.exists()
 
 

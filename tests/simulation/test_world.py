@@ -143,6 +143,33 @@ def test_the_slowest_or_a_deadline_ends_the_round() -> None:
     assert fast(deadline=1e9)[0].wait(0, ALL).seconds == seconds_m.max()
 
 
+def test_what_is_received_beside_the_model_takes_time() -> None:
+    world, seconds_m = fast()
+    _, megabits_m = LogNormal(jitter=0.0).begin(POPULATION, 0)
+    waited = world.wait(0, ALL, more_bytes=5_000)
+    assert waited.seconds == pytest.approx((seconds_m + 0.04 / megabits_m).max())
+    assert world.wait(0, ALL, more_bytes=0).seconds == seconds_m.max()
+
+
+@pytest.mark.parametrize(
+    ("label", "vectors"), [("fedvarp", 2), ("fedvarp+scaffold", 3), ("uniform+mime=0.5", 3)]
+)
+def test_corrected_steps_download_a_second_vector_on_the_clock(
+    label: str, vectors: int, tmp_path: Path
+) -> None:
+    """With steps that take no time the clock is that of the bytes."""
+    csv = "seconds,megabits\n" + "1e-12,0.008\n" * 4  # a kilobyte a second
+    (tmp_path / "slow.csv").write_text(csv)
+    given = {"task": "digits", "clients": 4, "sample": 2, "rounds": 3, "sampler": label}
+    settings = make_settings(RunSettings, given | {"speeds": str(tmp_path / "slow.csv")})
+    run_single(settings, tmp_path / "run", lambda _: None)
+    lines = lines_of(tmp_path / "run")
+    # 650 parameters of 4 bytes; in the first round nothing is known that corrects.
+    later = lines[-1]["clock"] - lines[-2]["clock"]
+    assert later == pytest.approx(2.6 * vectors, rel=1e-6)
+    assert lines[-1]["bytes_down"] == 2 * 2600 * (vectors - 1)
+
+
 def test_over_selection_keeps_the_first() -> None:
     world, seconds_m = fast(over_select=1.3)
     waited = world.wait(0, ALL[:13])

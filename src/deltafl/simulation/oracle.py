@@ -52,6 +52,8 @@ class SimulatedOracle:
         sent = [vector_d for vector_d in self._sent if vector_d is not None]
         self._beside = bytes_sent(state.rest)
         self._download = BYTES_PER_PARAMETER * sum(map(len, sent)) + self._beside
+        #: Bytes that each client of the round receives beside the model.
+        self.more_bytes = BYTES_PER_PARAMETER * (sum(map(len, sent)) - engine.num_params)
         self._statistics = BYTES_OF_STATISTICS + 8 * self._squares
         self._asked_down = 0
         self._asked_up = 0

@@ -33,7 +33,7 @@ UNFINISHED = "unfinished"
 _CURVES = (
     *("accuracy", "loss", "seconds", "cpu_seconds", "bytes"),
     # A run may be without them, or its record is older.
-    *("client_accuracy", "clock", "client_seconds", "bytes_up"),
+    *("client_accuracy", "clock", "client_seconds", "bytes_up", "trainings"),
 )
 #: Settings that say where and how a run is computed, not what; they are not compared and not
 #: recorded.
@@ -85,6 +85,7 @@ class RunRecord(BaseModel):
     bytes: Column
     client_seconds: Column = []
     bytes_up: Column = []
+    trainings: Column = []
     server_bytes: int | None = None
     draws: list[int]
     refused: int = 0  #: replies that were refused and counted as missing

@@ -105,7 +105,7 @@ def play_round(run: LiveRun) -> PlayedRound:
     )
     available_m, clock = run.world.available(opened.round, run.clock)
     cohort = open_round(run.plan, opened, available_m, oracle)
-    waited = run.world.wait(opened.round, cohort.client_n)
+    waited = run.world.wait(opened.round, cohort.client_n, oracle.more_bytes)
     run.clock = clock + waited.seconds
     training, run.state, info = _train_and_close(
         run,

@@ -17,6 +17,8 @@ from ..types import BoolArray, FloatArray, IntArray, Population
 from .conditions import DROPOUT, SECONDS, find_availability, find_speeds
 from .settings import RunSettings
 
+_MEGABITS_A_BYTE = 8e-6
+
 
 class Waited(NamedTuple):
     """How a round went: which of the cohort replied in time, and the seconds it took."""
@@ -52,21 +54,22 @@ class World:
         self._jitter = 0.0
         #: The median seconds of each client's round, (m,); None without a clock.
         self.seconds_m: FloatArray | None = None
+        self._megabits_m = np.ones(self._m)
         speeds = find_speeds(settings.speeds)
         if speeds is not None:
             self._jitter = speeds.jitter
-            step_m, megabits_m = speeds.begin(population, settings.seed)
+            step_m, self._megabits_m = speeds.begin(population, settings.seed)
             steps_m = np.array([num_steps(size) for size in population.num_examples_m.tolist()])
-            # 8e-6 megabits a byte.
-            self.seconds_m = steps_m * step_m + 8e-6 * num_bytes / megabits_m
+            self.seconds_m = steps_m * step_m + _MEGABITS_A_BYTE * num_bytes / self._megabits_m
 
-    def wait(self, round: int, client_n: IntArray) -> Waited:
+    def wait(self, round: int, client_n: IntArray, more_bytes: int = 0) -> Waited:
         """Who of the cohort replies before the server closes the round.
 
         It waits for the first n replies, or of a larger cohort (``full`` takes everybody) a share
         ``1 / over_select``. A client's luck depends on round and client alone, and not on who else
         is selected. A client that drops out keeps the server waiting for a part of its time: then
-        the connection is lost.
+        the connection is lost. ``more_bytes`` are those that each receives beside the model, such
+        as what corrects its local steps.
         """
         settings = self._settings
         # Drawn for all clients: another cohort must not change anybody's luck.
@@ -86,7 +89,8 @@ class World:
             round + 1,
             SECONDS,
         ).standard_normal(self._m)
-        seconds_n = (self.seconds_m * np.exp(self._jitter * luck_m))[client_n]
+        seconds_m = self.seconds_m + _MEGABITS_A_BYTE * more_bytes / self._megabits_m
+        seconds_n = (seconds_m * np.exp(self._jitter * luck_m))[client_n]
         ready = np.sort(seconds_n[~lost_n])
         size = len(client_n)
         # 21 / 1.4 is a little above 15 in floating point, and 15 replies are enough.
