@@ -268,7 +268,7 @@ def test_the_index_has_a_line_for_each_page(tmp_path: Path) -> None:
     assert lines[2] in text.partition("## This project's own studies")[2]
     assert "First: FedPracDELTA against FedAvg: rounds to 70 % speed-up ×2.00" in text
     assert "[How fast it is](speed/README.md)" in text
-    assert "Without a page: `costs`, `lora`, `stability`" in text
+    assert "Without a page: `costs`, `lora`, `registered`, `stability`" in text
     assert "`toy`" not in text
     with pytest.raises(DeltaflError, match=r"no folder with a verdict\.json"):
         write_index(tmp_path / "nowhere")
