@@ -12,6 +12,7 @@ Each table of the notes that follows a line which names its file is written agai
 
     <!-- ideas: FILE.json -->
     <!-- noise: FILE.json 6 20 -->    the rounds that are shown
+    <!-- share: FILE.json -->         mean accuracies alone, on the scale from uniform to full
 """
 
 import re
@@ -33,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
 import_tasks("reproduction.data")
 
-_PLACE = re.compile(r"(<!-- (ideas|noise): (\S+)((?: \d+)*) -->\n\n)(?:\|.*\n)+")
+_PLACE = re.compile(r"(<!-- (ideas|noise|share): (\S+)((?: \d+)*) -->\n\n)(?:\|.*\n)+")
 #: The accuracy after each round, of each seed.
 Accuracies = dict[
     str, Annotated[list[Annotated[list[float], Field(min_length=1)]], Field(min_length=1)]
@@ -116,6 +117,26 @@ def table(found: Accuracies, threshold: float | None) -> str:
     return "\n".join(lines)
 
 
+def share_table(found: Accuracies) -> str:
+    """Markdown: mean accuracy over all rounds, the share of the gap between ``uniform`` and
+    ``full`` that it closes, and the paired difference to the default.
+    """
+    area = {name: np.array([100 * np.mean(run) for run in runs]) for name, runs in found.items()}
+    default_s = next(area_s for name, area_s in area.items() if "(the default)" in name)
+    heads = ["idea", "mean accuracy, %", "share of the gap [95 %]", "points above the default"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name, area_s in area.items():
+        gap = gap_closed(-area["uniform"], -area_s, -area["full"])
+        share = "–"
+        if gap is not None and name not in {"uniform", "full"}:
+            share = f"{gap.mean:.3f}"
+            if gap.low is not None:
+                share += f" [{gap.low:.3f}, {gap.high:.3f}]"
+        above = "–" if area_s is default_s else _above(area_s, default_s)
+        lines.append(f"| {name} | {area_s.mean():.2f} | {share} | {above} |")
+    return "\n".join(lines)
+
+
 def with_tables(notes: str, folder: Path) -> str:
     """The notes with every table made anew from its file in the folder."""
 
@@ -127,6 +148,8 @@ def with_tables(notes: str, folder: Path) -> str:
             noise = checked(NoiseFile, found, f"{path} is no file of errors", cure)
             return f"{place[1]}{noise_table(noise, [int(number) for number in place[4].split()])}\n"
         ideas = checked(IdeasFile, found, f"{path} is no file of ideas", cure)
+        if place[2] == "share":
+            return f"{place[1]}{share_table(ideas.accuracy)}\n"
         return f"{place[1]}{table(ideas.accuracy, ideas.threshold)}\n"
 
     return _PLACE.sub(made, notes)

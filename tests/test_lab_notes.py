@@ -59,6 +59,23 @@ def test_differences_are_paired_with_the_default_too_and_runs_that_never_reach_a
     )
 
 
+def test_shares_are_those_of_the_gap_between_uniform_and_full_in_mean_accuracy(tables: Any) -> None:
+    found = {
+        "uniform": [[0.1, 0.3], [0.3, 0.3]],
+        "full": [[0.8, 0.8], [0.7, 0.9]],
+        "ours (the default)": [[0.5, 0.7], [0.6, 0.6]],
+        "ours, changed": [[0.6, 0.8], [0.7, 0.7]],
+    }
+    _, _, uniform, full, ours, changed = tables.share_table(found).splitlines()
+    assert uniform.startswith("| uniform | 25.00 | – | -35.00 ±")
+    assert full.startswith("| full | 80.00 | – | +20.00 ±")
+    # 35 and 45 of 55 points
+    assert ours.startswith("| ours (the default) | 60.00 | 0.636")
+    assert ours.endswith("| – |")
+    assert changed.startswith("| ours, changed | 70.00 | 0.818")
+    assert changed.endswith("| +10.00 ± 0.00 |")
+
+
 #: m / n and drift with the same product of age and drift squared, two and two.
 PAIRS = [(1000, 0.03), (10, 0.3), (1000, 0.1), (100, 0.3)]
 
