@@ -18,6 +18,7 @@ from deltafl import analysis
 from deltafl.analysis import Interval, Run, mean_interval, ratio_of_means, reach
 from deltafl.analysis.bands import mean_curve
 from deltafl.analysis.plots import ABSCISSAE
+from deltafl.samplers import parse_label
 from deltafl.simulation import OnProgress
 from deltafl.types import FloatArray
 
@@ -27,7 +28,7 @@ from ..spec import TEXTS, Experiment, View, is_ours
 from ..text import DASH, Cells, ends, folded, interval_cells, markdown
 from .judge import needs
 from .page import grid_text, missing, setting_text
-from .parts import Part, parts_of
+from .parts import BASELINE, Part, parts_of
 from .runs import Method, Reasons, Result, Store, gather, play
 from .tables import MB, name_of
 
@@ -222,6 +223,8 @@ def _blocks(
         "## Verdict",
         f"**The claim {verdict(found)}.** By the first evaluation at the level instead of the mean "
         f"of five it {verdict(by_first)}. {_TEXTS['ahead']}",
+        f"By the mean of five {_more_clients(found)} By the first evaluation "
+        f"{_more_clients(by_first)}",
         _ahead(found),
         folded("By the first evaluation at the level", _ahead(by_first)),
         "![Accuracy over trainings, megabytes and seconds](curves.png)",
@@ -229,7 +232,8 @@ def _blocks(
     ]
     every = []
     for result in results:
-        blocks += [f"## {result.part.title}", _a_round(result)]
+        rounds = folded("What a round costs", _a_round(result))
+        blocks += [f"## {result.part.title}", _sent(result, view), rounds]
         for level in result.part.levels:
             blocks.append(f"### To reach {100 * level:g} %\n\n{_table(result, level, view)}")
         runs = [
@@ -274,6 +278,43 @@ def _ahead(found: Sequence[Duel]) -> str:
 
 def _names(found: Iterable[Duel]) -> str:
     return "; ".join(f"{name_of(duel.label)} {duel.found}" for duel in found) or DASH
+
+
+def _more_clients(found: Sequence[Duel]) -> str:
+    """Whether a rival that asks more clients a round is ahead."""
+    ahead = [
+        f"{name_of(duel.label)} at {100 * duel.level:g} % of {duel.result.part.title} by "
+        f"{duel.cost.name}"
+        for duel in found
+        if duel.is_rival and duel.found.ahead and _asks_more(duel)
+    ]
+    if not ahead:
+        return "no rival with more clients a round is ahead."
+    return f"with more clients a round these are ahead: {', '.join(ahead)}."
+
+
+def _asks_more(duel: Duel) -> bool:
+    settings = parse_label(duel.label).settings
+    usual = duel.result.part.common.sample or 1
+    return needs(duel.label) == "everyone" or settings.get("sample", usual) > usual
+
+
+def _sent(result: Result, view: View) -> str:
+    """The bytes of all rounds of the recommended method, without corrected steps, and of uniform
+    draws.
+    """
+    base = _recommended(result, view)
+    label = base.label if base else BASELINE
+    labels = dict.fromkeys((label, label.replace("+scaffold", ""), BASELINE))
+    texts = []
+    for method in filter(None, map(result.find, labels)):
+        runs = [*method.runs.values()]
+        down, up = (_mean(runs, cost, -1) for cost in COSTS[2:4])
+        texts.append(f"`{method.label}` {down:.2f} MB down and {up:.2f} MB up")
+    first = ""
+    if base is not None:
+        first = f" The first round of `{base.label}` is {result.num_clients} trainings."
+    return f"In all {result.part.horizon} rounds: {', '.join(texts)}.{first}"
 
 
 def _table(result: Result, level: float, view: View) -> str:
