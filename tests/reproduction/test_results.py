@@ -34,7 +34,9 @@ def test_the_index_is_that_of_the_pages(tmp_path: Path) -> None:
     assert max(len(re.sub(r"\]\(.*?\)", "", cell).strip("| ").split()) for cell in cells) <= 25
 
 
-@pytest.mark.parametrize("name", ["toy", "table-1", "limits", "figure-2", "figure-9", "table-5", "costs"])
+@pytest.mark.parametrize(
+    "name", ["toy", "table-1", "limits", "figure-2", "figure-9", "table-5", "costs"]
+)
 def test_pages_and_tables_are_those_of_the_records(tmp_path: Path, name: str) -> None:
     """Each kind of page, small ones; ``make results`` does it for all."""
     folder = shutil.copytree(RESULTS / name, tmp_path / name)
