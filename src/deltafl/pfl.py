@@ -340,7 +340,9 @@ def _check(
     if plan.sampler.needs_oracle:
         plan.sampler.require_oracle(None)
     if plan.sends_drifts:
-        raise DeltaflError("local training in pfl takes no drift; leave out mime and scaffold")
+        raise DeltaflError(
+            f"local training in pfl takes no drift; leave out {' and '.join(plan.drifting)}"
+        )
     if plan.part("average") is not None:
         raise DeltaflError("the model is pfl's, which averages none; leave out average")
     if any(isinstance(one, CentralPrivacyMechanism) for one in postprocessors):

@@ -149,9 +149,14 @@ class Plan(WithRanges):
         return unused | {part.name: part.text for part in self.parts}
 
     @property
+    def drifting(self) -> list[str]:
+        """The parts by which clients are sent what moves them during their local steps."""
+        return [part.name for part in self.parts if type(part).drift is not ServerPart.drift]
+
+    @property
     def sends_drifts(self) -> bool:
-        """Whether clients are sent what moves them during their local steps."""
-        return any(type(part).drift is not ServerPart.drift for part in self.parts)
+        """Whether there is such a part."""
+        return bool(self.drifting)
 
     @property
     def step_factor(self) -> float:
@@ -245,7 +250,8 @@ class Plan(WithRanges):
         ``Broadcast``.
 
         With ``mime`` float32 (d,), beta S for all; with ``scaffold`` (n, d), beta S + (1 - beta)
-        (c - c_i) of each, and (d,) without c_i if ``client_n`` is None. beta is 0 without ``mime``.
+        (c - c_i) of each, and (d,) without c_i if ``client_n`` is None. beta is 0 without ``mime``;
+        with ``ghbm`` beta S is not, and (c - c_i) whole.
         With neither None.
         """
         drifts = [part.drift(self, state, client_n) for part in self.parts]

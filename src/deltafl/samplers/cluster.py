@@ -1,5 +1,6 @@
 """Cluster-based importance sampling, the DELTA paper's baseline (after Shen et al. 2022)."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -22,30 +23,71 @@ class ClusterState(NamedTuple):
 
 def cluster_by_value(value_m: FloatArray, k: int) -> IntArray:
     """Cut numbers into at most k clusters 0, 1, ...: Lloyd's algorithm from even quantiles."""
-    # Equal quantiles would be empty clusters.
-    centre_k = np.unique(np.quantile(value_m, (np.arange(k) + 0.5) / k))
+    return lloyd(
+        value_m,
+        # Equal quantiles would be empty clusters.
+        np.unique(np.quantile(value_m, (np.arange(k) + 0.5) / k)),
+        lambda centre_k: np.searchsorted((centre_k[1:] + centre_k[:-1]) / 2, value_m),
+    )
+
+
+def lloyd(
+    value: FloatArray, centre: FloatArray, nearest: Callable[[FloatArray], IntArray]
+) -> IntArray:
+    """Lloyd's algorithm: the clusters 0, 1, ... of values, (m,) or (m, q), from these centres.
+
+    ``nearest`` has the index of each value's nearest centre. Clusters that become empty are left
+    out.
+    """
     # It ends after a few steps; rounding must not make it run for ever.
     for _ in range(100):
-        label_m = np.searchsorted((centre_k[1:] + centre_k[:-1]) / 2, value_m)
-        moved_k = np.array([value_m[label_m == c].mean() for c in np.unique(label_m)])
-        if np.array_equal(moved_k, centre_k):
+        label_m = nearest(centre)
+        moved = np.array([value[label_m == c].mean(axis=0) for c in np.unique(label_m)])
+        if np.array_equal(moved, centre):
             break
-        centre_k = moved_k
+        centre = moved
     return np.unique(label_m, return_inverse=True)[1]
 
 
-def allocate(n: int, size_k: IntArray) -> IntArray:
-    """Split n draws over clusters by their sizes: at least one, at most all of each, sum n."""
+def allocate(n: int, size_k: IntArray, mass_k: FloatArray | None = None) -> IntArray:
+    """Split n draws over clusters by masses, or by their sizes if none is given or above 0: at
+    least one, at most all of each, sum n.
+    """
+    if mass_k is None or not mass_k.any():
+        mass_k = size_k.astype(float)
     share_k = np.ones(len(size_k), np.int64)
     for _ in range(n - len(size_k)):
         # The next draw goes where most of a share is lacking; a full cluster is out.
         lack_k = np.where(
             share_k < size_k,
-            n * size_k / size_k.sum() - share_k,
+            n * mass_k / mass_k.sum() - share_k,
             -np.inf,
         )
         share_k[np.argmax(lack_k)] += 1
     return share_k
+
+
+def draw_from_each(
+    member_c: Sequence[IntArray],
+    quota_c: IntArray,
+    score_m: FloatArray,
+    floor: float,
+    design: str,
+    rng: Rng,
+) -> Cohort:
+    """A cohort with a given number of clients of each cluster, by scores with a floor inside."""
+    drawn = []
+    for member_k, quota in zip(member_c, quota_c, strict=True):
+        score_k = with_floor(score_m[member_k], floor)
+        part = draw_cohort(score_k, int(quota), design, rng)
+        drawn.append(part._replace(client_n=member_k[part.client_n]))
+    client_n, count_n, expected_n = map(
+        np.concatenate,
+        list(zip(*drawn, strict=True))[:3],
+    )
+    # All clusters are drawn by one design, so that the last part's kind is that of all.
+    cohort = Cohort(client_n, count_n, expected_n, part.kind)
+    return cohort.part(np.argsort(client_n))
 
 
 @dataclass(frozen=True)
@@ -109,22 +151,15 @@ class ClusterIS(Sampler):
             if np.count_nonzero(kept_k) >= size:  # the others are enough for the cohort
                 present = present[kept_k]
                 label_k = label_k[kept_k] - 1
-        drawn = []
-        for cluster, quota in enumerate(allocate(size, np.bincount(label_k))):
-            member_k = present[label_k == cluster]
-            score_k = with_floor(
-                state.weight_m[member_k] * norm_m[member_k],
-                self.floor,
-            )
-            part = draw_cohort(score_k, int(quota), self.design, rng)
-            drawn.append(part._replace(client_n=member_k[part.client_n]))
-        client_n, count_n, expected_n = map(
-            np.concatenate,
-            list(zip(*drawn, strict=True))[:3],
+        size_k = np.bincount(label_k)
+        return draw_from_each(
+            [present[label_k == cluster] for cluster in range(len(size_k))],
+            allocate(size, size_k),
+            state.weight_m * norm_m,
+            self.floor,
+            self.design,
+            rng,
         )
-        # All clusters are drawn by one design, so that the last part's kind is that of all.
-        cohort = Cohort(client_n, count_n, expected_n, part.kind)
-        return cohort.part(np.argsort(client_n))
 
     def norms(self, state: ClusterState, oracle: Oracle | None) -> FloatArray:
         """The norms last seen, float64 (m,), with their mean for clients never seen."""

@@ -22,6 +22,7 @@ from .fed_cbs import FedCBS
 from .fed_ent_opt import FedEntOpt
 from .fed_gs import FedGS
 from .fed_lecc import FedLECC
+from .fed_stas import FedSTaS
 from .fixed import Fixed, Full
 from .hics import HicsFL
 from .long_fed import LongFed
@@ -29,6 +30,7 @@ from .ocs import ApproximateOCS
 from .online import MirrorDescent, VarianceBandit
 from .oort import Oort
 from .power_of_choice import PowerOfChoice
+from .reshuffling import ClientReshuffling
 from .urns import ClusteredBySimilarity, ClusteredBySize
 
 #: What a server must know for a sampler, in the words of the table.
@@ -198,6 +200,9 @@ SAMPLERS: dict[str, SamplerEntry] = {
             "clustered-sampling-2", ClusteredBySimilarity, None, _HT, "unequal", "cohort", _FRABONI
         ),
         SamplerEntry(
+            "fedstas", FedSTaS, _FIXED, _HT, "unequal", "cohort", "Slessor et al. 2024 (FedSTaS)"
+        ),
+        SamplerEntry(
             "osmd",
             MirrorDescent,
             "multinomial",
@@ -251,6 +256,15 @@ SAMPLERS: dict[str, SamplerEntry] = {
             "unknown",
             "cohort",
             "Gu et al. 2021",
+        ),
+        SamplerEntry(
+            "client-reshuffling",
+            ClientReshuffling,
+            None,
+            "weighted-mean",
+            "unknown",
+            "sizes",
+            "Malinovsky et al. 2023",
         ),
         SamplerEntry(
             "power-of-choice",

@@ -25,6 +25,7 @@ the server's model, which take a second pass over the data. If the K_i differ, a
 equally far over their round.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -40,13 +41,41 @@ class MimeState(NamedTuple):
     momentum_d: Params
 
 
+class ClientMomentum(ServerPart):
+    """A momentum that the server keeps and all clients apply. What they move by is known before
+    the draw, and no part of what is estimated.
+    """
+
+    alters_updates: ClassVar = True
+
+    @abstractmethod
+    def sent(self, own: Any, round: int, params_d: Params) -> Params:
+        """What moves all clients in a round that begins with ``params_d``, float32 (d,)."""
+
+    def drift(
+        self,
+        plan: PlanOfParts,
+        state: Any,
+        client_n: IntArray | None,
+    ) -> Params:
+        return self.sent(state.parts[self.name], state.round, state.params_d)
+
+    def direction(
+        self,
+        plan: PlanOfParts,
+        own: Any,
+        step: Step,
+    ) -> tuple[Step, Any]:
+        sent_d = self.sent(own, step.round, step.params_d)
+        return step._replace(delta_d=sent_d + step.delta_d), own
+
+
 @dataclass(frozen=True)
-class Mime(ServerPart):
+class Mime(ClientMomentum):
     """A momentum with the memory beta in (0, 1) that all clients apply."""
 
     mime: float
     name: ClassVar = "mime"
-    alters_updates: ClassVar = True
     changes_training: ClassVar = True
     ranges: ClassVar = {"mime": "[0, 1)"}
 
@@ -61,25 +90,9 @@ class Mime(ServerPart):
     def init(self, plan: PlanOfParts, params_d: Params) -> MimeState:
         return MimeState(np.zeros(len(params_d), np.float32))
 
-    def drift(
-        self,
-        plan: PlanOfParts,
-        state: Any,
-        client_n: IntArray | None,
-    ) -> Params:
-        return self._drift(state.parts[self.name])
-
-    def direction(
-        self,
-        plan: PlanOfParts,
-        own: MimeState,
-        step: Step,
-    ) -> tuple[Step, MimeState]:
-        return step._replace(delta_d=self._drift(own) + step.delta_d), own
+    def sent(self, own: MimeState, round: int, params_d: Params) -> Params:
+        return np.float32(self.mime) * own.momentum_d
 
     def moved(self, own: MimeState, step: Step, params_d: Params) -> MimeState:
         # After clipping and noise: the next round's clients are sent nothing else.
         return MimeState(step.delta_d.astype(np.float32))
-
-    def _drift(self, own: MimeState) -> Params:
-        return np.float32(self.mime) * own.momentum_d

@@ -12,6 +12,7 @@ from ..errors import DeltaflError, unknown_name
 from .average import Average
 from .clipping import Clip
 from .first_round import CODE, EXACT, FirstRound
+from .ghbm import Ghbm
 from .mime import Mime
 from .norm_guard import NormGuard
 from .optimizers import ServerOptimizer, make_server_optimizer
@@ -23,8 +24,9 @@ from .scaffold import Scaffold
 class Setting(NamedTuple):
     """One value that users give.
 
-    ``values`` is an interval such as ``"[0, 1)"``, a tuple of words, ``bool`` for a switch, ``str``
-    for a name, or a class for what can only be given in Python.
+    ``values`` is an interval such as ``"[0, 1)"``, of whole numbers if the default is one, a tuple
+    of words, ``bool`` for a switch, ``str`` for a name, or a class for what can only be given in
+    Python.
     """
 
     values: Any
@@ -71,6 +73,15 @@ def _optimizer(name: Any, lr: float | None, momentum: float | None) -> ServerOpt
     return make_server_optimizer(name, lr, momentum)
 
 
+def _ghbm(ghbm: float, ghbm_tau: int) -> Ghbm | None:
+    part = Ghbm(ghbm, ghbm_tau)
+    if part.ghbm:
+        return part
+    if ghbm_tau != Ghbm.ghbm_tau:
+        raise DeltaflError(f"ghbm_tau is {ghbm_tau} and ghbm is not set; write ghbm=0.9")
+    return None
+
+
 def _row(
     kind: type[ServerPart],
     default: Any,
@@ -93,6 +104,22 @@ ROWS = (
     ),
     _row(Clip, None, "clip long updates of hostile clients; biased", ("median",)),
     _row(Mime, 0.0, "beta of the momentum that all clients apply (FedMIME)"),
+    Row(
+        Ghbm,
+        {
+            "ghbm": Setting(
+                Ghbm.ranges["ghbm"],
+                0.0,
+                "beta of the momentum of the last ghbm_tau steps that all clients apply (GHBM)",
+            ),
+            "ghbm_tau": Setting(
+                Ghbm.ranges["ghbm_tau"],
+                Ghbm.ghbm_tau,
+                "tau of ghbm, best near m / n",
+            ),
+        },
+        _ghbm,
+    ),
     _row(Scaffold, False, "correct clients' local steps (SCAFFOLD)", bool),
     _row(
         NormGuard,

@@ -179,7 +179,7 @@ def _field(name: str) -> tuple[Any, Any]:
         least = {"[": "ge", "(": "gt"}[values[0]]
         most = {"]": "le", ")": "lt"}[values[-1]]
         limits: Any = {least: low, most: min(high, LARGEST)}
-        kind = Annotated[Finite, Field(**limits)]
+        kind = Annotated[int if type(default) is int else Finite, Field(**limits)]
     if default is None:
         kind = kind | None
     return kind, Field(default, description=meaning)
