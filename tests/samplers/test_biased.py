@@ -107,6 +107,8 @@ def test_they_have_no_selection_probabilities(name: str) -> None:
         "oort",
         "active-fl",
         "cluster-is",
+        "fedstas",
+        "client-reshuffling",
         "innovation",
         "fedau",
         "fedawe",

@@ -65,7 +65,7 @@ def test_expectations_by_hand() -> None:
     """
     population = Population.from_sizes([1] * 6)
     r = np.sqrt(1.5)
-    rows = [[-r], [0], [r], [100 - 3 * r], [100], [100 + 3 * r]]
+    rows = [[-r], [0.0], [r], [100 - 3 * r], [100.0], [100 + 3 * r]]
     state = state_of(population, rows, [1.0, 1, 2, 5, 6, 7])
     sampler = FedSTaS(strata=2, sketch_size=1, floor=0.0)
     member_h, spread_h = sampler.stratify(state, np.arange(6), 2)
@@ -80,12 +80,12 @@ def test_expectations_by_hand() -> None:
 
 def test_who_was_not_seen_is_a_stratum_of_its_own() -> None:
     """Clients 0 and 5 are new: with S of all others, and as likely within their stratum."""
-    rows = [[0.0], [1], [2], [8], [9], [0]]
+    rows = [[0.0], [1.0], [2.0], [8.0], [9.0], [0.0]]
     state = state_of(SIX, rows, [np.nan, 1, 1, 1, 1, np.nan])
     member_h, spread_h = FedSTaS(strata=3).stratify(state, np.arange(6), 3)
     assert [member.tolist() for member in member_h[:1]] == [[0, 5]]
     assert {tuple(member) for member in member_h[1:]} == {(1, 2), (3, 4)}
-    np.testing.assert_allclose(spread_h, [np.std([1, 2, 8, 9]), 0.5, 0.5])
+    assert spread_h == pytest.approx([float(np.std([1, 2, 8, 9])), 0.5, 0.5])
     # Nobody is known, or one place alone: no strata.
     fresh = FedSTaS().init(SIX)
     assert len(FedSTaS().stratify(fresh, np.arange(6), 5)[0]) == 1

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deltafl import Moves, Population, close_round, init_round, make_plan, open_round, stream
+from deltafl import (
+    Moves,
+    Population,
+    Reports,
+    close_round,
+    init_round,
+    make_plan,
+    open_round,
+    stream,
+)
 from deltafl.samplers.reshuffling import ClientReshuffling, PassState
 from deltafl.types import BoolArray
 from tools.samplers import cohort_of
@@ -57,7 +66,7 @@ def opened(state: PassState, available: list[int], n: int) -> list[int]:
     available_m: BoolArray = np.array(available, dtype=bool)
     cohort = ClientReshuffling().open(state, available_m, n, stream(0, "draw"))
     assert np.isnan(cohort.expected_n).all()
-    return cohort.client_n.tolist()
+    return list(map(int, cohort.client_n))
 
 
 def test_those_left_come_first_and_others_fill_the_cohort() -> None:
@@ -67,10 +76,14 @@ def test_those_left_come_first_and_others_fill_the_cohort() -> None:
     state = PassState(np.arange(6) < 4)
     chosen = opened(state, [1, 1, 1, 1, 0, 1], 2)
     assert 5 in chosen and chosen[0] < 4
-    after = ClientReshuffling().update(state, cohort_of(chosen, [1, 1], [np.nan] * 2), None)
+    after = ClientReshuffling().update(
+        state, cohort_of(chosen, [1, 1], [np.nan] * 2), Reports.make(2)
+    )
     assert np.flatnonzero(after.had_m).tolist() == chosen[:1]
     assert opened(state, [1, 1, 1, 1, 1, 1], 2) == [4, 5]
-    after = ClientReshuffling().update(state, cohort_of([4, 5], [1, 1], [np.nan] * 2), None)
+    after = ClientReshuffling().update(
+        state, cohort_of([4, 5], [1, 1], [np.nan] * 2), Reports.make(2)
+    )
     assert after.had_m.all()
 
 

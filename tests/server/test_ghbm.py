@@ -115,7 +115,7 @@ def test_the_estimate_stays_unbiased(name: str, estimator: str) -> None:
     state: RoundState = init_round(plan, np.zeros(3))
     state = play(plan, state, [make_problem(SIZES, seed=s) for s in range(4)])
     # The recorder takes no step, and without steps there is no momentum.
-    state = state._replace(params_d=np.float32([4.0, -4.0, 8.0]))
+    state = state._replace(params_d=np.array([4.0, -4.0, 8.0], dtype=np.float32))
     drift_d = broadcast(plan, state).drift_d
     assert drift_d is not None and np.all(drift_d)
     problem = make_problem(SIZES, seed=9)

@@ -45,6 +45,7 @@ BACKBONES: dict[str, tuple[dict[str, object], str]] = {
     "local momentum": ({"local_momentum": 0.9}, ""),
     "server momentum": ({"server_optimizer": "momentum", "server_momentum": 0.8}, ""),
     "mime": ({"mime": 0.9}, ""),
+    "ghbm": ({"ghbm": 0.9, "ghbm_tau": 2}, ""),
     "scaffold": ({"scaffold": True}, "difference-own"),
     "fixed order": ({"fixed_order": True}, ""),
     "fedvarp, own form": ({}, "difference-own"),
