@@ -97,6 +97,14 @@ ONE_OF_A_KIND = ("poisson", "multinomial", "successive")
 OF_EACH_KIND = ("fedavg", "md", "fedpracis", "delta", "innovation", "balanced")
 
 
+#: So few that one of them has two draws: with one in each, all designs are alike.
+FEW_STRATA = {
+    "cluster-is": "(clusters=2)",
+    "cluster-is-oracle": "(clusters=2)",
+    "fedstas": "(strata=2)",
+}
+
+
 def designs_of(name: str) -> list[str | None]:
     if SAMPLERS[name].design is None:
         return [None]
@@ -117,9 +125,7 @@ TABLE = [
 def make_plan(
     name: str, design: str | None, estimator: str, population: Population, n: int = 2
 ) -> Plan:
-    sampler = make_sampler(
-        f"{name}(clusters=2)@{design or ''}" if "cluster-is" in name else f"{name}@{design or ''}"
-    )
+    sampler = make_sampler(f"{name}{FEW_STRATA.get(name, '')}@{design or ''}")
     return Plan(population, sampler, n, estimator, (Recorder(),), seed=1)
 
 
