@@ -513,7 +513,7 @@ def interval(row: dict[str, str]) -> str:
 
 
 #: What the server can do where a row of the README, or a step of the page, applies.
-SITUATIONS: list[dict[str, bool]] = [
+SITUATIONS: list[dict[str, Any]] = [
     {},
     {"labels": True, "census": False},
     {"census": False},

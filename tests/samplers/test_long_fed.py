@@ -59,7 +59,7 @@ class Twin:
             if like is not None:
                 owed = self.ahead[i] - self.behind[i]
                 drift += owed * ((i in members) - (like in members))
-        return self.sampler.penalty * cover + drift
+        return float(self.sampler.penalty * cover + drift)
 
     def select(self, present: list[int], n: int) -> list[int]:
         members: list[int] = []
