@@ -55,7 +55,7 @@ class FedSTaS(Sampler):
     """Clusters clients by compressed updates and draws from each, most from the large and diverse.
 
     With H strata, stratum h of N_h clients whose compressed updates g_i have the standard deviation
-    S_h, the root of the mean of norm(g_i - mean of the stratum)^2, the paper's round is
+    S_h, the root of the mean of norm(g_i - mean of the stratum)^2, a round of FedSTaS is
 
         n_h = n N_h S_h / sum_h' N_h' S_h'                              (Neyman's allocation);
         p_i = norm(g_i) / sum of norm(g_j) over the stratum, in each of the n_h draws;
@@ -66,7 +66,7 @@ class FedSTaS(Sampler):
     is the sum of the weights in the stratum times m. The authors' program has the square of S_h, a
     variance, in place of it.
 
-    In the paper all clients send a compressed gradient in each round, the mean of each of a few
+    There all clients send a compressed gradient in each round, the mean of each of a few
     groups of its entries. Here the last update that a client has sent counts, as a random sketch
     (``sketch.py``), and nobody works for a round without being selected. Also ours: clients not
     yet seen are a stratum of their own, with the S of all others and their mean norm; every stratum
@@ -82,8 +82,8 @@ class FedSTaS(Sampler):
         floor: g in [0, 1], inside each stratum; with 0, a client whose last update is 0 is never
             selected again.
 
-    Source: Slessor, Kong, Tang, Than and Kong, arXiv 2412.14226, and its programs; strata and
-    allocation are those of FedSTS.
+    Source: Slessor, Kong, Tang, Than and Kong, arXiv 2412.14226. We had its abstract, a summary of
+    its formulas and the authors' programs (github.com/JaSlesso/fedstas), not its text.
     """
 
     strata: int = 5

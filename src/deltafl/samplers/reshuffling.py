@@ -32,7 +32,9 @@ class ClientReshuffling(Unweighted):
     away for a whole pass misses it. Whoever never replies has had its turn. Left out: step sizes
     of the server other than 1.
 
-    Source: Malinovsky, Horvath, Burlachenko and Richtarik, arXiv 2302.03662.
+    Source: Malinovsky, Horvath, Burlachenko and Richtarik, arXiv 2302.03662. We had its abstract,
+    not its text: each client takes part once in every R rounds. That the partition is uniform and
+    new in each pass is how we read it.
     """
 
     row_fields: ClassVar = ("had_m",)

@@ -20,8 +20,9 @@ paper's do, nothing changes by it.
 Clients keep nothing and download a second model; the server keeps tau models. Left out: LocalGHBM
 and FedHBM, whose clients keep an old model of their own instead.
 
-Source: Zaccone, Karimireddy, Masone and Ciccone, TMLR 2025 (arXiv 2311.18578), algorithm 1 and, for
-the first rounds, its program.
+Source: Zaccone, Karimireddy, Masone and Ciccone, TMLR 2025 (arXiv 2311.18578). Formulas, the first
+rounds and beta are those of the authors' program (github.com/RickZack/GHBM), tau that of their
+page; we did not have the text of the paper.
 """
 
 from dataclasses import dataclass
