@@ -221,5 +221,5 @@ def test_backbones_differ(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backbone", ["fedvarp, own form", "everything"])
 def test_draws_without_probabilities_are_refused_unbiased_weights(backbone: str) -> None:
-    with pytest.raises(DeltaflError, match="only these can follow it: 'plain-mean', .*'fedvarp'"):
+    with pytest.raises(DeltaflError, match=r"only these can follow it: 'plain-mean', .*'fedvarp'"):
         settings_of(backbone, "power-of-choice")
