@@ -23,7 +23,12 @@ from deltafl.federation.replies import ClientReply, read_reply
 from deltafl.samplers import SAMPLERS, make_sampler
 from deltafl.server.privacy import DifferentialPrivacy
 from deltafl.simulation.run import run_single
-from deltafl.simulation.settings import RunSettings, make_settings
+from deltafl.simulation.settings import (
+    CompareSettings,
+    RunSettings,
+    make_settings,
+    refuse_ignored,
+)
 from deltafl.types import Reports
 from federation.tools import admit, federation, sizes_of
 from tools.simulation import TINY, StopError, lines_of, run, stop_after
@@ -212,3 +217,13 @@ def test_without_it_nothing_changes() -> None:
     plan = make_plan("fedvarp", SIZES, 3, first_round=None)
     assert plan.parts == make_plan("fedvarp", SIZES, 3).parts
     assert len(open_round(plan, init_round(plan, np.zeros(D))).client_n) == 3
+
+
+def test_in_a_comparison_a_census_goes_without() -> None:
+    given = {"samplers": ("census", "uniform"), "first_round": "exact"}
+    settings = make_settings(CompareSettings, {**TINY, **given})
+    runs = [settings.run(label, 0).model_dump() for label in settings.samplers]
+    assert [run["first_round"] for run in runs] == [None, "exact"]
+    alone = settings.model_copy(update={"samplers": ("census",)})
+    with pytest.raises(DeltaflError, match="methods without a census have it"):
+        refuse_ignored(alone, given)

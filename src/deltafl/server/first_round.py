@@ -19,7 +19,7 @@ that cohorts are balanced on.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,6 +38,7 @@ class FirstRound(ServerPart):
 
     first_round: str
     name: ClassVar = "first_round"
+    fitting: ClassVar = "methods without a census"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,13 +54,17 @@ class FirstRound(ServerPart):
             return "first_round=code reads each update from its code"
         return None
 
+    @classmethod
+    def fits(cls, sampler: Any, control: Any) -> bool:
+        return sampler.census is None
+
     def check(self, plan: PlanOfParts) -> None:
         if any(part.name == "dp" for part in plan.parts):
             raise DeltaflError(
                 "with first_round every client trains in the first round, and dp counts on each "
                 "being selected by chance: leave out one of them"
             )
-        if plan.sampler.census is not None:
+        if not self.fits(plan.sampler, plan.rule.control):
             raise DeltaflError(
                 "a census is a full first round itself, in a code: leave out first_round, or "
                 "choose a sampler without a census"

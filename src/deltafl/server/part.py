@@ -89,6 +89,8 @@ class ServerPart(WithRanges):
     changes_training: ClassVar[bool] = False
     #: Whether a client that does not reply counts as an update of 0, not as one of the others.
     counts_silence: ClassVar[bool] = False
+    #: Which methods it fits, for a message.
+    fitting: ClassVar[str] = "all methods"
     #: The longest answer to a census, in median norms of all.
     longest_answer: ClassVar[float] = np.inf
 
@@ -121,8 +123,8 @@ class ServerPart(WithRanges):
         return 1.0
 
     @classmethod
-    def fits(cls, control: Any) -> bool:
-        """Whether it can be used beside an estimator with this control variate."""
+    def fits(cls, sampler: Any, control: Any) -> bool:
+        """Whether it can be used beside a sampler, and an estimator with this control variate."""
         return True
 
     def check(self, plan: PlanOfParts) -> None:

@@ -39,13 +39,14 @@ class Scaffold(ServerPart):
 
     name: ClassVar = "scaffold"
     alters_updates: ClassVar = True
+    fitting: ClassVar = "methods that know something of each client"
 
     @classmethod
-    def fits(cls, control: Any) -> bool:
+    def fits(cls, sampler: Any, control: Any) -> bool:
         return bool(control.knows_clients)
 
     def check(self, plan: PlanOfParts) -> None:
-        if not self.fits(plan.rule.control):
+        if not self.fits(plan.sampler, plan.rule.control):
             raise DeltaflError(
                 "scaffold corrects local steps by what the estimator knows of each client; choose "
                 "one that knows it, such as 'difference-own'"

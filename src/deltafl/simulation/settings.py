@@ -27,8 +27,8 @@ from ..calls import Named
 from ..errors import DeltaflError, bounds_of, unknown_name
 from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
-from ..samplers.base import RunFacts
-from ..samplers.label import needs_value, parse_label, split_labels, split_settings
+from ..samplers.base import RunFacts, Sampler
+from ..samplers.label import make_sampler, needs_value, parse_label, split_labels, split_settings
 from ..samplers.table import SAMPLERS
 from ..server.optimizers import Momentum
 from ..server.part import ServerPart
@@ -547,11 +547,12 @@ class CompareSettings(Settings):
         """The settings of one run of the comparison."""
         own: dict[Any, float] = self.rates_of([sampler]).get(sampler, {})
         common = self.model_dump(include={*Settings.model_fields})
-        # Beside a method with corrected steps, ``uniform`` goes without: it knows no clients.
+        # Beside a method with corrected steps, ``uniform`` goes without: it knows no clients. And a
+        # census is a full first round itself.
         # A class of another process, whose runs are only read, is not known here.
         for name in IN_TEXT:
             usual = SETTINGS[name].default
-            if common[name] != usual and not ROW_OF[name].kind.fits(_control_of(sampler)):
+            if common[name] != usual and not ROW_OF[name].kind.fits(*_made_of(sampler)):
                 common[name] = usual
         run = RunSettings(
             **{**common, **own, **own_settings(sampler)},
@@ -618,6 +619,10 @@ def _control_of(label: str) -> ControlVariate:
     return find_estimator(parse_label(label).estimator).control
 
 
+def _made_of(label: str) -> tuple[Sampler, ControlVariate]:
+    return make_sampler(label), _control_of(label)
+
+
 def refuse_ignored(settings: Settings, given: Mapping[str, Any]) -> None:
     """Refuse settings that task, partition and method do not look at; a file of settings may
     serve several of them.
@@ -643,9 +648,11 @@ def refuse_ignored(settings: Settings, given: Mapping[str, Any]) -> None:
         "column": (has_column, "the partition 'natural' and tables have it"),
     }
     for name in IN_TEXT:
+        kind = ROW_OF[name].kind
         # It is enough if one method of a comparison uses it.
-        fits = any(ROW_OF[name].kind.fits(control) for control in controls)
-        used[name] = (fits, "methods that know something of each client have it")
+        if name in given:
+            fits = any(kind.fits(*_made_of(label)) for label in settings.labels())
+            used[name] = (fits, f"{kind.fitting} have it")
     for key, (is_used, who) in used.items():
         if key in given and not is_used:
             raise DeltaflError(f"{key} does nothing here: only {who}; leave it out")
