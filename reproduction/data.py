@@ -179,9 +179,16 @@ def load_tinyshakespeare(data_dir: Path | None = None) -> tasks.Dataset:
             test_x, test_y = windows(tokens[cut:last])
             roles = [np.full(len(y), role) for y in (train_y, test_y)]
             pieces.append((train_x, train_y, test_x, test_y, *roles))
+    return joined_roles(ARCHIVES["tinyshakespeare"]["title"], pieces)
+
+
+def joined_roles(title: str, pieces: Sequence[tuple[npt.NDArray[Any], ...]]) -> tasks.Dataset:
+    """Text of several roles as one data set: of each train_x, train_y, test_x, test_y, and its
+    number for every example of both.
+    """
     train_x, train_y, test_x, test_y, *owners = map(np.concatenate, zip(*pieces, strict=True))
     return tasks.Dataset(
-        ARCHIVES["tinyshakespeare"]["title"],
+        title,
         train_x,
         train_y,
         test_x,

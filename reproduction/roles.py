@@ -17,7 +17,7 @@ import numpy.typing as npt
 from deltafl import DeltaflError, tasks
 from deltafl.types import IntArray
 
-from .data import ARCHIVES, TINY_ALPHABET, TRAIN_SHARE, Bytes
+from .data import ARCHIVES, TRAIN_SHARE, Bytes, joined_roles
 from .reading import BASE, LENGTH, READ, texts, tokens_of
 
 #: So many roles after those that the base has read.
@@ -68,17 +68,8 @@ def load_roles(data_dir: Path | None = None) -> tasks.Dataset:
         test_x, test_y = sequences(in_hand(text[cut:], number))
         roles = [np.full(len(y), number) for y in (train_y, test_y)]
         pieces.append((train_x, train_y, test_x, test_y, *roles))
-    train_x, train_y, test_x, test_y, *owners = map(np.concatenate, zip(*pieces, strict=True))
-    return tasks.Dataset(
-        f"{ARCHIVES['tinyshakespeare']['title']} in {len(HANDS)} hands, base {digest[:8]}",
-        train_x,
-        train_y,
-        test_x,
-        test_y,
-        num_classes=len(TINY_ALPHABET),
-        columns={"role": owners[0]},
-        test_columns={"role": owners[1]},
-    )
+    title = f"{ARCHIVES['tinyshakespeare']['title']} in {len(HANDS)} hands, base {digest[:8]}"
+    return joined_roles(title, pieces)
 
 
 def make_model() -> Any:

@@ -45,14 +45,19 @@ class Like(BaseModel):
     groups: dict[str, str]  # name of a group -> the settings of its labels
     words: dict[str, str]  # name of a group -> what it is called on the page
     methods: tuple[str, ...]
-    # group -> method -> what stands in its place, such as with the memory that corrections need
+    # group -> method -> what stands in its place from this group on, such as with the memory that
+    # corrections need
     instead: dict[str, dict[str, str]] = {}
     # labels from uniform draws to full participation, each with one thing more
     ladder: dict[str, str] = {}
 
     def label(self, method: str, group: str) -> str:
         """The label of a method in a group."""
-        given = self.instead.get(group, {}).get(method, method)
+        given = method
+        for name in self.groups:
+            given = self.instead.get(name, {}).get(method, given)
+            if name == group:
+                break
         # A whole label has settings of its own.
         if "+" in given:
             return given

@@ -13,12 +13,12 @@ from .designs.inclusion import check_cohort_size
 from .errors import DeltaflError, WithRanges, unknown_name
 from .estimators.control_variates import ControlVariate
 from .estimators.table import Estimator, find_estimator, weighted_mean
+from .estimators.two_bits import coded
 from .samplers.base import RunFacts, Sampler
 from .samplers.census import LONGEST, Census
 from .samplers.label import Label, make_sampler, needs_value, parse_label
 from .scale.persistent_array import PersistentArray
 from .scale.rows import RowFormat
-from .server.first_round import coded
 from .server.optimizers import ServerOptimizer
 from .server.part import Intake, ServerPart, Step
 from .server.table import IN_TEXT, ROWS, SETTINGS, in_order, make_parts

@@ -283,8 +283,8 @@ def test_like_beside_like_gives_every_method_the_same() -> None:
         for group, settings in like.groups.items():
             for method in like.methods:
                 label = like.label(method, group)
-                changed = like.instead.get(group, {}).get(method)
-                if changed is None:
+                so_far = [*like.groups][: [*like.groups].index(group) + 1]
+                if not any(method in like.instead.get(name, {}) for name in so_far):
                     assert label == method + settings
                 # A census and full participation have a full first round anyway.
                 given = parse_label(label).settings

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..streams import stream
-from ..types import FloatArray
+from ..types import FloatArray, Params
 
 BLOCK = 256
 _SIDE = 16
@@ -69,6 +69,18 @@ def decode(code_nc: FloatArray, num_params: int) -> FloatArray:
     block_nbk *= scale_nb1
     vector_nbk = _rotated(block_nbk.reshape(-1, BLOCK)) * _signs()
     return np.asarray(vector_nbk.reshape(n, BLOCK * blocks)[:, :num_params])
+
+
+def coded(update_kd: Params) -> Params:
+    """Updates, float32 (k, d), as the server reads them if clients send their codes."""
+    read = [read_code(encode(update_d), len(update_d)) for update_d in update_kd]
+    return np.array(read, np.float32).reshape(update_kd.shape)
+
+
+def read_code(code_c: FloatArray, num_params: int) -> Params:
+    """The update, float32 (d,), that a code stands for, as long on average as the one coded."""
+    read_d = decode(code_c[None], num_params)[0] / KEPT
+    return np.asarray(read_d, np.float32)
 
 
 def norms(code_nc: FloatArray) -> FloatArray:

@@ -17,7 +17,7 @@ import numpy as np
 from ..accumulate import Accumulator
 from ..arrays import mean_rest
 from ..errors import DeltaflError
-from ..estimators.two_bits import code_length
+from ..estimators.two_bits import code_length, read_code
 from ..model_parts import (
     LARGEST_ENTRY,
     Arrays,
@@ -31,7 +31,6 @@ from ..plan import Plan, RoundState
 from ..round import init_round, open_round
 from ..scale.memory_budget import memory_size, require_room
 from ..scale.rows import DTYPES
-from ..server.first_round import read_code
 from ..types import Cohort, IntArray, Params, RejectedReply, RoundInfo
 from .clients import ClientInfo, resize_state
 from .exchange import CODE, STEP_FACTOR, TRAINED, Question

@@ -24,8 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..errors import DeltaflError
-from ..estimators.two_bits import KEPT, decode, encode
-from ..types import EVERYONE, BoolArray, Cohort, FloatArray, Params
+from ..types import EVERYONE, BoolArray, Cohort
 from .part import PlanOfParts, ServerPart
 
 CODE = "code"
@@ -86,15 +85,3 @@ class FirstRound(ServerPart):
 
     def codes(self, cohort: Cohort) -> bool:
         return self.first_round == CODE and cohort.kind == EVERYONE
-
-
-def coded(update_kd: Params) -> Params:
-    """Updates, float32 (k, d), as the server reads them if clients send their codes."""
-    read = [read_code(encode(update_d), len(update_d)) for update_d in update_kd]
-    return np.array(read, np.float32).reshape(update_kd.shape)
-
-
-def read_code(code_c: FloatArray, num_params: int) -> Params:
-    """The update, float32 (d,), that a code stands for, as long on average as the one coded."""
-    read_d = decode(code_c[None], num_params)[0] / KEPT
-    return np.asarray(read_d, np.float32)
