@@ -19,10 +19,44 @@ OWN_ERRORS = (Exception, SystemExit)
 CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 
 
+#: Characters of a sentence at most; ours are shorter, unless they quote something long.
+_LONGEST = 4000
+
+
+def printable(text: object, limit: int = 200) -> str:
+    r"""What others wrote, as one line that does nothing to a terminal, a log or a page.
+
+    Line breaks, escapes, marks that turn the direction of text, and all else that cannot be seen
+    are written as Python writes them, such as ``\x1b``. What is longer than ``limit`` loses its
+    middle. Anything but a string is shown as ``str`` shows it, and by its type if that raises.
+    """
+    try:
+        whole = str(text)
+    except OWN_ERRORS:
+        whole = f"<{type(text).__name__}>"
+    if len(whole) > 2 * limit:  # the middle goes anyway; do not look at a gigabyte of it
+        whole = whole[:limit] + whole[-limit:]
+    shown = "".join(map(_visible, whole))
+    if len(shown) <= limit:
+        return shown
+    tail = limit // 3
+    head = limit - tail - len("...")
+    return f"{shown[:head]}...{shown[len(shown) - tail :]}"
+
+
+def _visible(character: str) -> str:
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
+
+
 class DeltaflError(ValueError):
     """A mistake of the caller; the message names what was given, what is allowed and what to
-    write instead.
+    write instead, and is ``printable`` whatever it quotes.
     """
+
+    def __init__(self, sentence: object) -> None:
+        super().__init__(printable(sentence, _LONGEST))
 
 
 class FirstProcessError(DeltaflError):
