@@ -4,6 +4,7 @@ line.
 
 import difflib
 import importlib.util
+import logging
 import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,21 +24,22 @@ CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 _LONGEST = 4000
 
 
-def printable(text: object, limit: int = 200) -> str:
+def printable(text: object, limit: int | None = 200) -> str:
     r"""What others wrote, as one line that does nothing to a terminal, a log or a page.
 
     Line breaks, escapes, marks that turn the direction of text, and all else that cannot be seen
-    are written as Python writes them, such as ``\x1b``. What is longer than ``limit`` loses its
-    middle. Anything but a string is shown as ``str`` shows it, and by its type if that raises.
+    are written as Python writes them, such as ``\x1b``. What is longer than ``limit`` characters,
+    unless that is None, loses its middle. Anything but a string is shown as ``str`` shows it, and
+    by its type if that raises.
     """
     try:
         whole = str(text)
     except OWN_ERRORS:
         whole = f"<{type(text).__name__}>"
-    if len(whole) > 2 * limit:  # the middle goes anyway; do not look at a gigabyte of it
+    if limit is not None and len(whole) > 2 * limit:  # do not look at a gigabyte
         whole = whole[:limit] + whole[-limit:]
     shown = "".join(map(_visible, whole))
-    if len(shown) <= limit:
+    if limit is None or len(shown) <= limit:
         return shown
     tail = limit // 3
     head = limit - tail - len("...")
@@ -48,6 +50,18 @@ def _visible(character: str) -> str:
     if character.isprintable():
         return character
     return character.encode("unicode_escape").decode()
+
+
+def _with_printable_text(record: logging.LogRecord) -> bool:
+    record.msg = printable(record.getMessage(), _LONGEST)
+    record.args = ()
+    return True
+
+
+#: What the library tells is logged here, ``printable`` whatever it quotes; the command line shows
+#: it.
+log = logging.getLogger("deltafl")
+log.addFilter(_with_printable_text)
 
 
 class DeltaflError(ValueError):

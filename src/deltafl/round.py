@@ -14,7 +14,6 @@ lets sampler, control variate and the server's parts learn. ``broadcast(plan, st
 clients are sent: ``state.params_d``, and with ``mime`` or ``scaffold`` a drift.
 """
 
-import logging
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -25,15 +24,13 @@ import numpy.typing as npt
 from .accumulate import Accumulator, clients_of
 from .arrays import initial_model, is_model
 from .designs.inclusion import check_anyone, check_cohort, mask_of
-from .errors import DeltaflError
+from .errors import DeltaflError, log
 from .plan import Plan, RoundState
 from .scale.persistent_array import PersistentArray
 from .server.part import Step
 from .server.screening import FLAT_UPDATE, Updates
 from .streams import stream
 from .types import NOBODY, BoolArray, Broadcast, Cohort, Oracle, Params, Reports, RoundInfo
-
-_log = logging.getLogger(__name__)
 
 
 def init_round(plan: Plan, params: Any) -> RoundState:
@@ -153,7 +150,7 @@ def close_round(
     accumulator.add_rows(updates, reports)
     following, info = accumulator.close()
     if info.warning is not None:
-        _log.warning("%s", info.warning)
+        log.warning("%s", info.warning)
     return following, info
 
 

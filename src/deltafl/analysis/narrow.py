@@ -6,13 +6,32 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import printable
+
 #: A column that folds may become so narrow, even in the middle of a word.
 _LEAST_FOLDED = 20
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Text for Rich in which nothing is markup, and whatever cannot be seen, but for line breaks,
+    is made visible.
+    """
+    return Text("\n".join(printable(line, limit=None) for line in text.split("\n")), style)
+
+
+def console(**options: Any) -> Console:
+    """A console for tables, where brackets and colons are brackets and colons."""
+    return Console(markup=False, emoji=False, highlight=False, **options)
+
+
+def show(*parts: RenderableType) -> None:
+    """Print tables on the terminal."""
+    console().print(*parts)
 
 
 class NarrowTable:
@@ -26,6 +45,7 @@ class NarrowTable:
         leaves: The places of columns in the order in which they are left out; from the last one to
             the second if None.
         least: The least widths of the columns.
+        title: A line above the table.
         looks: Arguments of ``rich.table.Table``.
     """
 
@@ -38,10 +58,12 @@ class NarrowTable:
         right: Sequence[int] = (),
         leaves: Sequence[int] | None = None,
         least: Sequence[int] | None = None,
+        title: str = "",
         **looks: Any,
     ) -> None:
-        self._headings = headings
-        self._rows = rows
+        self._headings = [plain(heading) for heading in headings]
+        self._rows = [[_as_text(cell) for cell in row] for row in rows]
+        self._title = plain(title, "bold") if title else None
         self._folding = folding
         self._right = right
         self._leaves = range(len(headings) - 1, 0, -1) if leaves is None else leaves
@@ -61,37 +83,39 @@ class NarrowTable:
             shown.remove(leaves.pop(0))
         yield self._table(shown, self._rows)
         left_out = [
-            self._headings[place].replace("\n", " ")
+            self._headings[place].plain.replace("\n", " ")
             for place in range(len(self._headings))
             if place not in shown
         ]
         if left_out:
             yield Text(f"Too narrow for: {', '.join(left_out)}.", style="dim")
 
-    def _table(self, shown: Sequence[int], rows: Sequence[Sequence[str | Text]]) -> Table:
-        table = Table(**self._looks)
+    def _table(self, shown: Sequence[int], rows: Sequence[Sequence[Text]]) -> Table:
+        table = Table(title=self._title, title_justify="left", **self._looks)
         for place in shown:
             folds = place in self._folding
-            # As Text, or the brackets of an interval would be markup.
             table.add_column(
-                Text(self._headings[place]),
+                self._headings[place],
                 justify="right" if place in self._right else "left",
                 no_wrap=not folds,
                 overflow="fold",
                 min_width=self._width(place, folds),
             )
         for row in rows:
-            cells = [row[place] for place in shown]
-            table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
+            table.add_row(*(row[place] for place in shown))
         return table
 
     def _width(self, place: int, folds: bool) -> int:
         """The least width of a column: of its longest line, or of its longest word if it folds."""
-        texts = [str(row[place]) for row in self._rows]
-        heading = max(map(cell_len, self._headings[place].split("\n")))
+        texts = [row[place].plain for row in self._rows]
+        heading = max(map(cell_len, self._headings[place].plain.split("\n")))
         least = max(heading, self._least[place])
         if folds:
             words = [cell_len(word) for text in texts for word in text.split()]
             return max(least, min(max(words, default=0), _LEAST_FOLDED))
         lines = [cell_len(line) for text in texts for line in text.split("\n")]
         return max([least, *lines])
+
+
+def _as_text(cell: str | Text) -> Text:
+    return cell if isinstance(cell, Text) else plain(cell)

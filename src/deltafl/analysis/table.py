@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .narrow import NarrowTable
+from .narrow import NarrowTable, plain
 from .numbers import Summary
 from .text import COSTS, cells_of, cost_cells, has_clock, threshold_text, verdict_of
 from .verdict import remarks
@@ -41,7 +41,7 @@ def comparison_table(summary: Summary) -> RenderableType:
     for entry in summary.samplers:
         label = _foldable(entry.sampler)
         cells = cells_of(entry, summary)
-        texts = [Text(cells[x].line, _STYLES[verdict_of(cells[x].difference)]) for x in shown]
+        texts = [plain(cells[x].line, _STYLES[verdict_of(cells[x].difference)]) for x in shown]
         rows.append([label, *texts])
         costs.append([label, *cost_cells(entry)])
     # The metric's column stays.
@@ -50,7 +50,7 @@ def comparison_table(summary: Summary) -> RenderableType:
     broken = [heading.replace(" ", "\n", 1) for heading in COSTS]
     notes = Table.grid(padding=(0, 1))
     for sentence in remarks(summary):
-        notes.add_row(Text("·", style="dim"), Text(sentence))
+        notes.add_row(plain("·", "dim"), plain(sentence))
     if any(entry.costs for entry in summary.samplers):
         return Group(table, Text(), notes, Text(), _table(["costs of a run", *broken], costs))
     return Group(table, Text(), notes)

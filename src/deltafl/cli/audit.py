@@ -6,10 +6,10 @@ from typing import Annotated
 import numpy as np
 import typer
 from pydantic import Field
-from rich.console import Console
+from rich.text import Text
 
 from .. import simulation
-from ..analysis.narrow import NarrowTable
+from ..analysis.narrow import NarrowTable, plain, show
 from ..audit.conformance import check_sampler
 from ..audit.methods import AuditRow, KnownUpdates, Subject
 from ..audit.methods import audit as audit_methods
@@ -20,6 +20,7 @@ from ..samplers.label import base_name, make_sampler, split_labels
 from ..samplers.table import SAMPLERS
 from ..simulation.settings import Name, RunSettings, make_settings
 from . import options as o
+from .common import say
 from .own_code import own_code_explained
 
 app = typer.Typer(rich_markup_mode=None)
@@ -89,7 +90,6 @@ def audit(ctx: typer.Context) -> None:
     facts = settings.run_facts(population, subject.num_classes or None)
     designs = _chosen(settings.designs)
     estimators = _chosen(settings.estimators)
-    console = Console()
     rows = list[AuditRow]()
     left_out = list[str]()
     # Each table is shown as soon as it is known.
@@ -107,7 +107,7 @@ def audit(ctx: typer.Context) -> None:
             )
             found = list(audited)
         if found:
-            console.print(_table(label, found, relative), "")
+            show(_table(label, found, relative), "")
         else:
             left_out.append(label)
         rows += found
@@ -120,18 +120,19 @@ def audit(ctx: typer.Context) -> None:
     if over_designs:
         kind = "least MSE of any design of fixed size"
     failed = sum(not row.passes for row in rows)
-    typer.echo(
+    say(
         f"Methods: {len(rows)}, with {population.num_clients} clients, {subject.n} selected; "
-        f"{failed} claims fail.\nRatio: to {relative:.4g}, {kind}, without control variates."
+        f"{failed} claims fail."
     )
+    say(f"Ratio: to {relative:.4g}, {kind}, without control variates.")
     if any(row.needs_scores and row.claims_unbiased for row in rows):
-        typer.echo(
+        say(
             "if R > 0: unbiased in rounds where no client's score is 0. With one such client, "
             "whose update is 0 or the mean of all, the bias is up to "
             f"{max(row.bias_at_zero for row in rows if row.claims_unbiased):.2g}."
         )
     if left_out:
-        typer.echo(
+        say(
             "Not audited, as they cannot be drawn on these updates or with these designs and "
             f"estimators: {', '.join(left_out)}. For samplers that look at labels write --task "
             "digits."
@@ -167,7 +168,7 @@ def _check_own(label: str, facts: RunFacts) -> None:
 
 def _table(sampler: str, rows: Sequence[AuditRow], least: float) -> NarrowTable:
     """The findings on one sampler."""
-    cells = []
+    cells = list[list[str | Text]]()
     for row in rows:
         ratio = "-"
         # Where updates are all alike the least error is 0, and so is that of many methods.
@@ -197,18 +198,17 @@ def _table(sampler: str, rows: Sequence[AuditRow], least: float) -> NarrowTable:
         right=[places[heading] for heading in _NUMBERS],
         leaves=[places[heading] for heading in ("ratio", "MSE", "in se", "estimator", "bias")],
         least=[*_COLUMNS.values()],
-        title=f"[bold]{sampler}[/]",
-        title_justify="left",
+        title=sampler,
         box=None,
         pad_edge=False,
         collapse_padding=True,
     )
 
 
-def _finding(row: AuditRow) -> str:
+def _finding(row: AuditRow) -> str | Text:
     """In words: what was claimed and what was found."""
     if not row.passes:
-        return "[bold red]CLAIM FAILS[/]"
+        return plain("CLAIM FAILS", "bold red")
     if not row.is_unbiased:
         return "biased"
     if not row.claims_unbiased:

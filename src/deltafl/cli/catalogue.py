@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
-from ..analysis.narrow import NarrowTable
+from ..analysis.narrow import NarrowTable, show
 from ..analysis.recommend import recommend as answer
 from ..designs.table import DESIGNS
 from ..errors import unknown_name
@@ -25,6 +24,7 @@ from ..tasks.files import check, fetch
 from ..tasks.metrics import METRICS
 from ..tasks.partitions import PARTITIONS
 from ..tasks.registry import known_tasks
+from .common import say
 from .options import allowed, text_of
 
 app = typer.Typer(rich_markup_mode=None)
@@ -65,40 +65,43 @@ def _print_methods() -> None:
         ("sampler", "design", "estimator", "unbiased", "needs"),
         ((e.name, e.design or "its own", e.estimator, _claim(e.name), e.needs) for e in entries),
     )
-    typer.echo(
+    say(
         "If R > 0: delta never draws, and so misses, a client whose update is the mean of all and "
-        "has no local noise;\n"
-        "delta(floor=0.1) is always unbiased.\n"
+        "has no local noise;",
+        "delta(floor=0.1) is always unbiased.",
         "fedpracis and pracdelta ignore the clients' weights in their scores, as the paper prints "
-        "them; where sizes\n"
-        "differ, pracdelta(weighted=True) is better.\n"
+        "them; where sizes",
+        "differ, pracdelta(weighted=True) is better.",
+        "",
     )
     _print_table(
         ("sampler", "source"),
         ((entry.name, entry.source) for entry in entries),
     )
     _print_table(("needs", "what the server must know"), NEEDS.items())
-    typer.echo("Another design or estimator: name@design@estimator, such as fedis@multinomial\n")
+    say("Another design or estimator: name@design@estimator, such as fedis@multinomial", "")
     _print_table(
         ("design", "exact", "cohort", "variance", "source"),
         ((d.name, _YES[d.exact], d.kind, d.variance, d.source or "-") for d in DESIGNS.values()),
     )
-    typer.echo(
+    say(
         "variance: how good info.variance is; close: for many clients; rough: mostly too large, "
-        "but no bound\n"
+        "but no bound",
+        "",
     )
     rules = ALL_ESTIMATORS.values()
     _print_table(
         ("estimator", "unbiased", "source"),
         ((e.name, _YES[e.unbiased], e.source or "-") for e in rules),
     )
-    typer.echo(
+    say(
         "With norm_guard or clip none of them is unbiased: these settings shorten steps or updates "
-        "that are too long.\n"
-        "The estimator twin needs --public examples.\n\n"
+        "that are too long.",
+        "The estimator twin needs --public examples.",
+        "",
         "A label is SAMPLER(option=value)@DESIGN@ESTIMATOR+setting=value, all but the sampler "
-        "optional: uniform,\n"
-        "osmd(mixing=0.3)@poisson, uniform@@fedvarp, census+average=0.5+scaffold."
+        "optional: uniform,",
+        "osmd(mixing=0.3)@poisson, uniform@@fedvarp, census+average=0.5+scaffold.",
     )
 
 
@@ -110,7 +113,7 @@ def _print_design(name: str) -> None:
         ("source", design.source or "-"),
     ]
     _print_table(("design", name), rows)
-    typer.echo(f"Write it in the label: SAMPLER@{name}")
+    say(f"Write it in the label: SAMPLER@{name}")
 
 
 def _print_estimator(name: str) -> None:
@@ -126,7 +129,7 @@ def _print_estimator(name: str) -> None:
         ("source", rule.source or "-"),
     ]
     _print_table(("estimator", name), rows)
-    typer.echo(f"Write it in the label: SAMPLER@@{name}")
+    say(f"Write it in the label: SAMPLER@@{name}")
 
 
 def _print_label(text: str) -> None:
@@ -153,7 +156,7 @@ def _print_label(text: str) -> None:
         options.append((option, default, made.ranges.get(option, ""), meanings.get(option, "")))
     if options:
         _print_table(("option", "default", "range", "meaning"), options)
-        typer.echo(f"Write options in the label: {label.name}({options[-1][0]}={options[-1][1]})")
+        say(f"Write options in the label: {label.name}({options[-1][0]}={options[-1][1]})")
     if label.settings:
         settings(list(label.settings))
 
@@ -265,7 +268,7 @@ def recommend(
         parameters=parameters,
         model=model,
     )
-    typer.echo(text)
+    say(*str(text).splitlines())
 
 
 @app.command()
@@ -290,10 +293,10 @@ def tasks() -> None:
         ("partition", "who holds what"),
         ((name, split.summary) for name, split in PARTITIONS.items()),
     )
-    typer.echo(
+    say(
         "Your own: --task my_task.py:make_task, or --task table.csv --label L with --column CLIENT "
-        "or\n"
-        "--partition dirichlet --clients 20. The page docs/tutorial/own-data.md shows all ways."
+        "or",
+        "--partition dirichlet --clients 20. The page docs/tutorial/own-data.md shows all ways.",
     )
 
 
@@ -334,7 +337,7 @@ def settings(
                 for metric in METRICS.values()
             ),
         )
-        typer.echo(
+        say(
             "Also top_2_accuracy, top_3_accuracy, ...; your own: FILE.py:FUNCTION. See "
             "docs/how-to/metrics.md."
         )
@@ -344,7 +347,7 @@ def _print_table(headings: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> 
     """Print a plain table; only its last column may be folded."""
     cells = [[*map(str, row)] for row in rows]
     last = len(headings) - 1
-    Console().print(NarrowTable(headings, cells, folding=[last], box=None, pad_edge=False), "")
+    show(NarrowTable(headings, cells, folding=[last], box=None, pad_edge=False), "")
 
 
 @data.command("fetch")
@@ -356,7 +359,7 @@ def fetch_data(
     Example: deltafl data fetch fashion-mnist
     """
     files = fetch(name, data_dir)
-    typer.echo(f"{name} is in {files[0].parent}")
+    say(f"{name} is in {files[0].parent}")
 
 
 @data.command("check")
@@ -369,6 +372,6 @@ def check_data(
     """
     statuses = check(name, data_dir)
     for status in statuses:
-        typer.echo(f"{status.state:<8} {status.file}  {status.path or ''}".rstrip())
+        say(f"{status.state:<8} {status.file}  {status.path or ''}".rstrip())
     if any(status.state != "ok" for status in statuses):
         raise typer.Exit(1)

@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
+
+from ..errors import printable
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 
-def _folder(text: str) -> Path:
+def path_name(text: str) -> Path:
+    """The name of a file or a folder, which is printed as it is."""
     if not text.strip():
-        raise typer.BadParameter("it is empty; write the name of a folder")
+        raise typer.BadParameter("it is empty; write a name")
+    if not text.isprintable():
+        raise typer.BadParameter(
+            f"{printable(text)} has characters that cannot be seen; write a name without them"
+        )
     return Path(text)
 
 
@@ -25,7 +30,7 @@ Out = Annotated[
     typer.Option(
         help="where results go",
         metavar="DIR",
-        parser=_folder,
+        parser=path_name,
     ),
 ]
 
@@ -37,7 +42,7 @@ def interruptible(sentence: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        typer.echo(f"interrupted; {sentence()}", err=True)
+        say(f"interrupted; {sentence()}", error=True)
         # ``_terminate`` gives the number of the signal; Ctrl-C comes without any.
         raise typer.Exit(EXIT_TERMINATED if interrupt.args else EXIT_INTERRUPTED) from None
     finally:
@@ -48,8 +53,11 @@ def _terminate(number: int, frame: object) -> None:
     raise KeyboardInterrupt(number)
 
 
-def say(text: str, *, error: bool = False) -> None:
-    """Print a text as it is; a terminal breaks its lines between words."""
-    console = Console(stderr=error)
-    # As Text: the names that users choose may look like markup.
-    console.print(Text(text), soft_wrap=not console.is_terminal)
+def say(*lines: str, error: bool = False) -> None:
+    """Print lines: text is text, and whatever cannot be seen in it is made visible.
+
+    Long lines are left to the terminal, so that a path in them can be copied as a whole.
+    """
+    for line in lines:
+        # It moves a progress bar out of the way.
+        typer.echo(printable(line, limit=None), err=error)

@@ -2,7 +2,6 @@
 resumption.
 """
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -10,13 +9,13 @@ from shlex import quote
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from .. import simulation
+from ..analysis.narrow import show
 from ..analysis.numbers import Summary
 from ..analysis.table import comparison_table
 from ..analysis.verdict import bias_remark
-from ..errors import DeltaflError
+from ..errors import DeltaflError, log
 from ..simulation.callback import OnRound, RoundDone
 from ..simulation.comparing import run_comparison
 from ..simulation.comparison import joined
@@ -36,7 +35,7 @@ from ..simulation.tracking import tracker
 from ..simulation.tune import TuneSettings, tune_rates
 from ..types import ACCURACY, LOSS, Judge
 from . import options as o
-from .common import Out, interruptible, say
+from .common import Out, interruptible, path_name, say
 from .own_code import own_code_explained
 
 Processes = Annotated[
@@ -142,6 +141,7 @@ def report(
         typer.Argument(
             help="what deltafl compare or run wrote",
             metavar="DIR...",
+            parser=path_name,
         ),
     ],
     out: Out = None,
@@ -166,7 +166,7 @@ def report(
 def _progress(quiet: bool) -> AbstractContextManager[OnProgress]:
     """How far the work is; nothing, and no notes of the library either, if ``quiet``."""
     if quiet:
-        logging.getLogger("deltafl").setLevel(logging.WARNING)
+        log.setLevel("WARNING")
     return sweep_progress(not quiet)
 
 
@@ -181,7 +181,7 @@ def _print_summary(summary: Summary, folders: list[Path], written: Path, quiet: 
 
 
 def _print_table(summary: Summary, folders: list[Path], written: Path) -> None:
-    Console().print(comparison_table(summary))
+    show(comparison_table(summary))
     for folder in folders:
         _print_refusals(folder)
         # The folder of one run, and those of a comparison's.
@@ -193,7 +193,8 @@ def _print_table(summary: Summary, folders: list[Path], written: Path) -> None:
     setting = summary.settings
     clients = f"{setting['clients']} clients, " if "clients" in setting else ""
     about = f"{clients}{setting['sample']} selected per round, {setting['rounds']} rounds"
-    say(f"\nData: {summary.environment['data']}; {about}")
+    say("")
+    say(f"Data: {summary.environment['data']}; {about}")
     beside = " and the pictures beside it" if any(written.glob("*.png")) else ""
     say(f"Results: {written}/summary.json{beside}")
     if (written / "report.html").exists():
@@ -277,12 +278,10 @@ def _print_run(settings: RunSettings, directory: RunDirectory) -> None:
     _print_refusals(folder)
     if "diverged" not in last:
         metrics = _metric_texts(last["test"], judges_of(directory))
-        typer.echo(
-            f"after {last['round']} rounds: {', '.join(metrics)}; records: {folder}/rounds.jsonl"
-        )
+        say(f"after {last['round']} rounds: {', '.join(metrics)}; records: {folder}/rounds.jsonl")
         for remark in bias_remark([settings.sampler], settings.model_dump()):
-            typer.echo(remark)
-    typer.echo(f"Data: {directory.environment()['data']}")
+            say(remark)
+    say(f"Data: {directory.environment()['data']}")
     _print_ending(folder, "deltafl: ")
 
 
@@ -296,6 +295,7 @@ def export(
         typer.Argument(
             metavar="DIR",
             help="folder of a run, or DIR/runs/RUN of a comparison",
+            parser=path_name,
         ),
     ],
     to: Annotated[
@@ -303,6 +303,7 @@ def export(
         typer.Option(
             metavar="FILE",
             help="model.safetensors or model.pt",
+            parser=path_name,
         ),
     ],
 ) -> None:
@@ -311,7 +312,7 @@ def export(
     Example: deltafl export my-run --to model.safetensors
     """
     round = simulation.export_model(folder, to)
-    typer.echo(f"the model after round {round} of {folder} is in {to}")
+    say(f"the model after round {round} of {folder} is in {to}")
     _print_ending(folder, "deltafl: the run ")
 
 
@@ -319,7 +320,7 @@ def _print_ending(folder: Path, name: str) -> None:
     """Print how a run ended, if it diverged or looked wrong when it was over."""
     ending = RunDirectory(folder).ending()
     if ending is not None:
-        typer.echo(f"{name}{ending} in {folder}", err=True)
+        say(f"{name}{ending} in {folder}", error=True)
 
 
 def _print_refusals(folder: Path) -> None:
@@ -330,8 +331,8 @@ def _print_refusals(folder: Path) -> None:
         lost = len({(run, round) for run, round, *_, all_refused in refused if all_refused})
         first = f"the first in {run}, round {round}, client {client}: {reason}"
         rounds = f"; in {lost} rounds all were, and the model learnt nothing" if lost else ""
-        typer.echo(
-            f"{len(refused)} replies were refused and count as missing, {first}{rounds}", err=True
+        say(
+            f"{len(refused)} replies were refused and count as missing, {first}{rounds}", error=True
         )
 
 

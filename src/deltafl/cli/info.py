@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ..simulation.environment import report
+from .common import say
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -21,7 +22,7 @@ def info(
     """
     found = report()
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        say(*json.dumps(found, indent=1).splitlines())
         return
     found["packages"] = ", ".join(f"{name} {it}" for name, it in found["packages"].items())
     missing = found.pop("missing").items()
@@ -29,4 +30,4 @@ def info(
     set_ones = found.pop("variables").items()
     found["variables"] = " ".join(f"{name}={it}" for name, it in set_ones)
     for name, text in found.items():
-        typer.echo(f"{name + ':':<15} {text or 'none'}")
+        say(f"{name + ':':<15} {text or 'none'}")

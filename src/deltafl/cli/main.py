@@ -1,5 +1,6 @@
 """The commands, and how mistakes reach a person: one sentence, exit code 2, no traceback."""
 
+import io
 import logging
 import sys
 from importlib import import_module
@@ -8,7 +9,8 @@ from typing import Any
 import typer
 import typer.core
 
-from ..errors import DeltaflError, FirstProcessError
+from ..errors import DeltaflError, FirstProcessError, log, printable
+from .common import say
 
 #: The commands: the module that has each, and its line in ``deltafl --help``.
 COMMANDS = {
@@ -63,9 +65,12 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"deltafl {import_module('deltafl').__version__}")
+        say(f"deltafl {import_module('deltafl').__version__}")
         raise typer.Exit
 
+
+#: What the parser raises: of click, or of the parser that newer versions of Typer bring.
+_UsageError: Any = typer.BadParameter.__mro__[1]
 
 #: What ``deltafl`` alone prints.
 _BEGIN = """Client sampling for federated learning: who to ask, and how to weigh the replies.
@@ -88,7 +93,7 @@ def _options(
 ) -> None:
     """Client sampling for federated learning: who to ask, and how to weigh the replies."""
     if ctx.invoked_subcommand is None:
-        typer.echo(_BEGIN)
+        say(*_BEGIN.splitlines())
 
 
 def main() -> None:
@@ -101,24 +106,32 @@ def run_app(
 ) -> None:
     """Run a command line; a ``DeltaflError`` or ``OSError`` becomes one sentence, exit code 2."""
     show_log()
+    # A terminal may not know the letters of a name.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        command(arguments, prog_name=name)
+        sys.exit(command(arguments, prog_name=name, standalone_mode=False))
+    except typer.Abort:  # a question without an answer
+        say("Aborted!", error=True)
+        sys.exit(1)
+    except _UsageError as error:
+        error.message = printable(error.message)
+        error.show()
+        sys.exit(error.exit_code)
     # The first process prints the reason, once.
     except FirstProcessError:
         sys.exit(2)
     except DeltaflError as error:
-        typer.echo(f"deltafl: {error}", err=True)
+        say(f"deltafl: {error}", error=True)
         sys.exit(2)
     except OSError as error:  # a missing file, a full disk, a folder without permission
         place = error.filename or "a file"
-        typer.echo(
-            f"deltafl: {place}: {error.strerror}; check the path, or choose another", err=True
-        )
+        say(f"deltafl: {place}: {error.strerror}; check the path, or choose another", error=True)
         sys.exit(2)
 
 
 class _OnceHandler(logging.Handler):
-    """Writes each text once; ``typer.echo`` moves a progress bar out of the way."""
+    """Writes each text once."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -128,12 +141,11 @@ class _OnceHandler(logging.Handler):
         text = record.getMessage()
         if text not in self._shown:
             self._shown.add(text)
-            typer.echo(f"deltafl: {text}", err=True)
+            say(f"deltafl: {text}", error=True)
 
 
 def show_log() -> None:
     """Show what the library logs, from notes such as the choice of a slower path upwards."""
-    logger = logging.getLogger("deltafl")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(_OnceHandler())
-    logger.propagate = False
+    log.setLevel(logging.INFO)
+    log.addHandler(_OnceHandler())
+    log.propagate = False

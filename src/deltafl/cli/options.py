@@ -2,7 +2,6 @@
 settings.
 """
 
-import logging
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ import typer
 from pydantic import BaseModel
 from typer.core import TyperCommand
 
-from ..errors import DeltaflError, near_names
+from ..errors import DeltaflError, log, near_names
 from ..server.table import IN_TEXT, ROW_OF
 from ..simulation.directory import RunDirectory, new_folder, recorded_settings
 from ..simulation.own_code import where_it_began
@@ -28,6 +27,7 @@ from ..simulation.settings import (
     make_settings,
     refuse_ignored,
 )
+from .common import say
 
 SetOption = Annotated[
     list[str] | None,
@@ -52,7 +52,7 @@ def _show_all(ctx: typer.Context, wanted: bool) -> None:
     if wanted:
         command: Any = ctx.command
         command.shows_all = True
-        typer.echo(ctx.get_help())
+        say(*ctx.get_help().splitlines())
         raise typer.Exit
 
 
@@ -301,7 +301,7 @@ def _note_beginning(out: Path | None, says_what: bool) -> None:
         raise DeltaflError("--resume needs --out DIR, the folder of the run to continue")
     if not says_what:
         raise DeltaflError(f"there is no run in {out} to resume; leave out --resume to start one")
-    logging.getLogger("deltafl").info(f"there is nothing to continue in {out}: it begins anew")
+    log.info(f"there is nothing to continue in {out}: it begins anew")
 
 
 def _joined(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:

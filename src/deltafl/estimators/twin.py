@@ -6,7 +6,6 @@ cover clients that were never selected, and need no communication. Simulation er
 variance but never cause bias.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
@@ -14,13 +13,11 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DeltaflError
+from ..errors import DeltaflError, log
 from ..moves import Moves
 from ..scale.rows import RowFormat
 from ..types import IntArray, Params, Population, Replies
 from .control_variates import ControlValue, ControlVariate, NoControl, OwnControlState, summed_anew
-
-_log = logging.getLogger(__name__)
 
 #: Longest twin, in medians of all. Where local work is near divergence, a single one would be most
 #: of the variance.
@@ -101,7 +98,7 @@ class Twin(ControlVariate):
             )
         fault_k = np.flatnonzero(~np.isfinite(twin_md).all(axis=1))
         if len(fault_k):
-            _log.warning(
+            log.warning(
                 "round %d: the simulation of client %d is not finite, so that this round has no "
                 "twins; lower its learning rate",
                 round + 1,

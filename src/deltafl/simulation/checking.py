@@ -1,10 +1,9 @@
 """What is checked before a run or a comparison is played; nothing is written before that."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
-from ..errors import DeltaflError
+from ..errors import DeltaflError, log
 from ..estimators.table import find_estimator
 from ..samplers.label import make_sampler, parse_label
 from ..scale.memory_budget import free_ram, human, memory_size, require_room
@@ -106,7 +105,7 @@ def check_memory(
         disk = ""
         if size.disk:
             disk = f", checkpoints included, and {human(size.disk)} in {rows.folder or out}"
-        logging.getLogger("deltafl").info(
+        log.info(
             f"{settings.sampler} remembers one update per client, {m:,} x {engine.num_params:,} "
             f"numbers ({rows.dtype}): at most {human(size.ram)} of RAM{disk}"
         )

@@ -6,7 +6,6 @@ The folder has settings and environment, a run directory for each run, ``summary
 samplers, seeds or rounds, what is missing is played.
 """
 
-import logging
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from .. import simulation
 from ..analysis.plots import PICTURES
 from ..analysis.verdict import says_little
-from ..errors import DeltaflError
+from ..errors import DeltaflError, log
 from .callback import OnRound, guarded
 from .comparison import Comparison, jobs_of, places_of, together
 from .continuing import continued, note_settings
@@ -66,9 +65,7 @@ def run_comparison(
         settings, before = continued(settings, out)
         others = [label for label in settings.samplers if label not in (settings.rates or {})]
         if settings.rates and others:
-            logging.getLogger("deltafl").warning(
-                "rates has none for %s: the settings' rates are used", ", ".join(others)
-            )
+            log.warning("rates has none for %s: the settings' rates are used", ", ".join(others))
         jobs = jobs_of(settings)
         with side_by_side(min(processes, len(jobs))) as pool:
             if pool is None:
@@ -81,7 +78,7 @@ def run_comparison(
                 data = result(checking)
             note_settings(out, settings, before, data)
             for warning in says_little(settings.model_dump(), data):
-                logging.getLogger("deltafl").warning(warning)
+                log.warning(warning)
             play_jobs(
                 jobs,
                 Player(out, keep_folders=True),

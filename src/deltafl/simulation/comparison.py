@@ -3,7 +3,6 @@ joined.
 """
 
 import io
-import logging
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +14,14 @@ import numpy as np
 from rich.console import Console
 
 from ..analysis import paper
+from ..analysis.narrow import console
 from ..analysis.numbers import Summary
 from ..analysis.plots import draw_curves, draw_plots, small_png
 from ..analysis.report import Part, write_report
 from ..analysis.runs import Run
 from ..analysis.summary import summarise, write_summary
 from ..analysis.table import comparison_table
-from ..errors import DeltaflError, MissingExtraError, require, unknown_name
+from ..errors import DeltaflError, MissingExtraError, log, printable, require, unknown_name
 from ..store import checked, write_atomically
 from ..tasks.own import is_table, short_name
 from ..types import AnyPath
@@ -223,7 +223,7 @@ class Comparison:
                 self.report(folder / "report.html")
         # The numbers are worth having without the pictures.
         except MissingExtraError as error:
-            logging.getLogger("deltafl").info(f"no pictures: {error}")
+            log.info(f"no pictures: {error}")
         return self.numbers
 
     def _repr_html_(self) -> str:
@@ -235,20 +235,20 @@ class Comparison:
     def __repr__(self) -> str:
         return (
             f"{self._printed().export_text().rstrip()}\n\nResults: "
-            f"{', '.join(map(str, self.folders))}"
+            f"{', '.join(map(printable, self.folders))}"
         )
 
     def _printed(self) -> Console:
         """A console that has printed the table."""
         # Else Rich would show the table in a notebook itself, beside the one that is returned.
-        console = Console(
+        printed = console(
             record=True,
             file=io.StringIO(),
             width=100,
             force_jupyter=False,
         )
-        console.print(comparison_table(self.numbers))
-        return console
+        printed.print(comparison_table(self.numbers))
+        return printed
 
 
 def _saved(text: str, path: AnyPath | None) -> str:

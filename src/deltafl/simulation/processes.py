@@ -3,7 +3,6 @@
 They use one thread each, show their log here, and end with this one.
 """
 
-import logging
 import logging.handlers
 import multiprocessing
 import os
@@ -20,10 +19,8 @@ from functools import partial
 from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any, NamedTuple
 
-from ..errors import DeltaflError, in_one_line, require
+from ..errors import DeltaflError, in_one_line, log, require
 from ..tasks.registry import added_tasks, import_tasks, register, task_modules
-
-_log = logging.getLogger(__name__)
 
 
 class Failure(NamedTuple):
@@ -94,7 +91,7 @@ class Processes(Executor):
             try:
                 return self._pool.submit(_attempt, call)
             except BrokenExecutor:  # a pool that has lost a process takes no calls
-                _log.warning("a process was killed; others take its place")
+                log.warning("a process was killed; others take its place")
                 self._pool = self._new_pool()
                 return self._pool.submit(_attempt, call)
 
@@ -187,7 +184,7 @@ def _attempt(call: bytes) -> Any:
 
 class _Forward(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        logging.getLogger(record.name).handle(record)
+        log.handle(record)
 
 
 def _begin(
@@ -201,7 +198,6 @@ def _begin(
     # Ctrl-C reaches all processes of a terminal; the parent ends these itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    log = logging.getLogger("deltafl")
     log.setLevel(logging.INFO)
     log.addHandler(logging.handlers.QueueHandler(messages))
     # Else each message would be shown twice, here and by the parent.

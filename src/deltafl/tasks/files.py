@@ -7,7 +7,6 @@ cache, which ``deltafl data fetch`` fills.
 
 import gzip
 import hashlib
-import logging
 import os
 import tempfile
 import zlib
@@ -20,7 +19,7 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DeltaflError, require
+from ..errors import DeltaflError, log, require
 from ..scale.memory_budget import free_ram, human
 from ..store.files import opened
 from ..types import Array
@@ -321,7 +320,5 @@ def cached_images(
             part.replace(file)  # atomic
     except OSError as error:
         # A cache that is full or read-only makes the next run slower, not this one wrong.
-        logging.getLogger("deltafl").warning(
-            "decoded images cannot be kept in %s: %s", file, error.strerror
-        )
+        log.warning("decoded images cannot be kept in %s: %s", file, error.strerror)
     return images

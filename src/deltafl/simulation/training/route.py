@@ -6,7 +6,6 @@ A pure function of model, task, local work and settings; a run keeps it in its f
 
 import copy
 import json
-import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ import torch
 from pydantic import Field
 from torch.nn.modules.module import register_module_forward_hook
 
-from ...errors import DeltaflError
+from ...errors import DeltaflError, log
 from ...model_parts import ModelParts
 from ...store import checked, read_json, write_atomically
 from ...tasks.base import Task
@@ -26,8 +25,6 @@ from ...types import IntArray
 from .batched import own_form, vectorized_forward
 from .serial import LocalWork, is_cross_entropy, losses_of
 from .tensors import trained_parameters
-
-_log = logging.getLogger(__name__)
 
 _NOTE = "engine.json"
 #: Examples: two vectors of 16 floats, the longest stretch that torch's loops process at once.
@@ -86,7 +83,7 @@ def choose_route(
                 "write 'float32'"
             )
         path = "loop"
-        _log.info(
+        log.info(
             "local training goes from client to client, which is slower: %s",
             no_batch,
         )
@@ -125,7 +122,7 @@ def form_of(model: torch.nn.Module, task: Task, work: LocalWork, route: Route) -
         reason = incompatibility(model, example_of(task), task.parts_of(model))
         if reason is None:
             return Form("fast", 1, width, tested)
-        _log.info("local training uses the serial path, which is slower: %s", reason)
+        log.info("local training uses the serial path, which is slower: %s", reason)
         return Form("serial", 1, width, tested)
     if device.type == "cpu":
         dense_size = dense_cohort_size(model, task, work)
@@ -152,7 +149,7 @@ def kept_route(folder: Path) -> Route | None:
         return None
     found = device_name(find_device(noted.device))
     if noted.hardware != found:
-        _log.warning(
+        log.warning(
             "this run started on %s and continues on %s: last bits will differ",
             noted.hardware,
             found,
