@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import DeltaflError
+from .errors import DeltaflError, printable
 from .types import Array, Params
 
 Arrays = dict[str, Array]
@@ -48,6 +48,8 @@ MEANS = ("buffer", "counter")
 #: What goes from the server to clients and back.
 SENT = ("trained", *MEANS, "constant")
 
+#: Bytes of a number that a client may send.
+_WIDEST = 8
 #: Of the names that a message about a reply has room for.
 _NAMED = 3
 
@@ -210,13 +212,17 @@ class ModelParts(NamedTuple):
         of buffers and counters.
         """
         for entry in self.entries:
-            array = arrays.get(entry.name)
-            if array is None:
+            if entry.name not in arrays:
                 continue
+            array = arrays[entry.name]
+            # Whatever was read: an archive is no array, and of a subclass, such as one with a
+            # mask, a part would be lost.
+            if type(array) is not np.ndarray:
+                return f"array {entry.name!r} is a {type(array).__name__}, expected a plain array"
             if array.shape != entry.shape:
                 return f"array {entry.name!r} has shape {array.shape}, expected {entry.shape}"
-            # Of any width: a client may compute in another one.
-            if array.dtype.kind != np.dtype(entry.dtype).kind:
+            # Of any width up to 64 bits: a client may compute in another one.
+            if array.dtype.kind != np.dtype(entry.dtype).kind or array.dtype.itemsize > _WIDEST:
                 return f"array {entry.name!r} has type {array.dtype}, expected {entry.dtype}"
             fault = _value_fault(entry, array)
             if fault is not None:
@@ -239,11 +245,14 @@ class ModelParts(NamedTuple):
             return f"the reply lacks {listed(missing)}"
         if extra:
             return f"the reply has {listed(extra)}, which nobody sent"
+        fault = self.value_fault(self.sent(arrays))
+        if fault is not None:
+            return fault
         for entry in needed:
             # The vector has the tensor once: the other copy would be dropped without a word.
             if entry.same_as and not np.array_equal(arrays[entry.name], arrays[entry.same_as]):
                 return f"{entry.same_as!r} and {entry.name!r} are one tensor, and differ"
-        return self.value_fault(self.sent(arrays))
+        return None
 
 
 class NamedArrays(NamedTuple):
@@ -310,9 +319,9 @@ def patterns_of(names: Any) -> tuple[str, ...]:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Some names for a message; a client chooses its own, hence as Python writes them, cut."""
+    """Some names for a message; a client chooses its own."""
     every = list(names)
-    shown = ", ".join(f"{str(name)[:60]!r}" for name in every[:_NAMED])
+    shown = ", ".join(f"'{printable(name, 60)}'" for name in every[:_NAMED])
     if len(every) > _NAMED:
         return f"{shown} and {len(every) - _NAMED} more"
     return shown

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from .errors import DeltaflError, is_in
+from .errors import OWN_ERRORS, DeltaflError, is_in
 
 Rng = np.random.Generator
 AnyPath = str | os.PathLike[str]
@@ -446,21 +446,27 @@ def _column(
     """
     if given is None:
         return np.full(n, default)
+    rows: Any = given
     try:
-        values = np.asarray(given)
-    except ValueError:  # a list among the numbers
-        values = np.asarray(given, object)
-    if values.shape != (n,):
+        values = np.asarray(rows)
+    except OWN_ERRORS:  # entries of several shapes
+        values = np.zeros((len(rows), 0))
+    if values.shape[:1] != (n,):
         raise DeltaflError(f"reports: {name} must have one number for each of {n} clients")
-    if values.dtype.kind in "biuf":
+    if values.ndim == 1 and values.dtype.kind in "biuf":
         return values.astype(float)
-    return np.array([_number(entry, bad) for entry in values], float)
+    # Each alone, for what one client sends as its number may be an array.
+    return np.array([nan if entry is None else as_number(entry, bad) for entry in rows], float)
 
 
-def _number(entry: Any, bad: float) -> float:
-    if entry is None:
-        return nan
+def as_number(entry: Any, bad: float = nan) -> float:
+    """What somebody else gives as a number, NumPy's and tensors too, as a float; ``bad`` for all
+    else: text, an array, an integer out of range.
+    """
+    # Python reads numbers in texts, and NumPy takes a part of a complex one.
+    if isinstance(entry, str | bytes | complex | np.complexfloating):
+        return bad
     try:
-        return float(entry)
-    except (TypeError, ValueError, OverflowError):
+        return float(entry) if np.shape(entry) == () else bad
+    except OWN_ERRORS:
         return bad

@@ -129,7 +129,7 @@ def replying(
 
 
 FAILURES = {
-    "dead": (dead, "error 5: Node ?[2KUnavailable"),
+    "dead": (dead, r"error 5: Node \x1b[2KUnavailable"),
     "nan loss": (replying(metrics={"loss": float("nan")}), "loss is nan"),
     "square below the loss": (
         replying(metrics={"train_loss": 2.0, "square-loss": 2.0}),

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..accumulate import Accumulator
 from ..arrays import mean_rest
-from ..errors import DeltaflError
+from ..errors import DeltaflError, printable
 from ..estimators.two_bits import code_length, read_code
 from ..model_parts import (
     LARGEST_ENTRY,
@@ -271,7 +271,7 @@ class Federation:
             )
 
         faults = [
-            RejectedReply(client, reply.fault)
+            RejectedReply(client, printable(reply.fault, 400))
             for client, reply in zip(client_n, reply_n, strict=True)
             if reply.fault is not None
         ]

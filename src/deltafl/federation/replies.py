@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from math import inf, isfinite, nan
+from itertools import islice
+from math import inf, isfinite, nan, prod
 from numbers import Real
 from typing import Annotated, Any, NamedTuple
 
@@ -11,11 +12,11 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from ..arrays import update_of
-from ..errors import DeltaflError
+from ..errors import OWN_ERRORS, DeltaflError, printable
 from ..model_parts import Arrays, as_array
 from ..samplers.census import LARGEST_NORM
 from ..store import checked
-from ..types import Array, FloatArray, Params, Reports, RoundInfo
+from ..types import FloatArray, Params, Reports, RoundInfo, as_number
 from .clients import ClientInfo
 from .exchange import AUX, CENSUS, CODE, CORRECTED, NUM_EXAMPLES
 from .local_work import LOSS, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
@@ -36,6 +37,10 @@ NOT_CORRECTED = (
     "corrected_steps(take_correction(...), ...), in Flower "
     "with delta_mod among the ClientApp's mods"
 )
+#: Metrics of a reply that count, and how many numbers they may have in all: they are logged, and
+#: kept for each round.
+MOST_METRICS = 1000
+MOST_NUMBERS = 10_000
 #: What is said of a round where it is known.
 _NUMBERS = (
     "loss",
@@ -52,7 +57,7 @@ class Registration(BaseModel):
     """What a client reports of its data."""
 
     num_examples: Annotated[int, Field(strict=True, ge=1, le=2**40)]
-    aux: list[Annotated[float, Field(ge=-1e9, le=1e9)]]
+    aux: list[Annotated[float, Field(strict=True, ge=-1e9, le=1e9)]]
 
 
 class ClientReply(NamedTuple):
@@ -79,9 +84,17 @@ class ClientReply(NamedTuple):
         return update_of(trained, self.arrays)
 
 
-def read_info(report: Mapping[str, Any], num_aux: int) -> ClientInfo:
+def named(sent: object) -> Mapping[str, Any]:
+    """What a client has sent as entries by name; nothing where it is something else."""
+    if isinstance(sent, Mapping):
+        return {name: value for name, value in sent.items() if type(name) is str}
+    return {}
+
+
+def read_info(report: object, num_aux: int) -> ClientInfo:
     """What a client reports of its data when it registers."""
-    aux = report.get(AUX)
+    given = named(report)
+    aux = given.get(AUX)
     # What the server has not asked for it does not keep.
     if not isinstance(aux, list) or num_aux == 0:
         aux = []
@@ -90,37 +103,57 @@ def read_info(report: Mapping[str, Any], num_aux: int) -> ClientInfo:
             f"the server wants {num_aux} auxiliary variables of each client, and the client sent "
             f"{len(aux) or 'none'}; give aux=... to register"
         )
-    given = {"num_examples": report.get(NUM_EXAMPLES), "aux": aux}
-    known = checked(Registration, given, "the answer to the registration query", CURE)
+    entries = {"num_examples": given.get(NUM_EXAMPLES), "aux": aux}
+    known = checked(Registration, entries, "the answer to the registration query", CURE)
     return ClientInfo(known.num_examples, tuple(known.aux))
 
 
 def read_reply(
-    arrays: Mapping[str, Callable[[], Array]], metrics: Mapping[str, Any], report: Mapping[str, Any]
+    arrays: Mapping[Any, Callable[[], Any]], metrics: object, report: object
 ) -> ClientReply:
-    """A reply from what reads each array of a trained model, and metrics; weights are ignored."""
+    """A reply from what reads each array of a trained model, and metrics; weights are ignored.
+
+    What else than plain arrays the readers return, ``ModelParts.fault`` finds.
+    """
     received: Arrays = {}
     for name, read in arrays.items():
         try:
             received[name] = read()
-        except Exception as error:  # whatever a client's bytes can make NumPy raise
-            fault = f"array {str(name)[:60]!r} of the reply cannot be read ({type(error).__name__})"
+        except DeltaflError as error:
+            return ClientReply(fault=str(error))
+        except OWN_ERRORS as error:  # whatever a client's bytes can make NumPy raise
+            fault = (
+                f"array '{printable(name, 60)}' of the reply cannot be read "
+                f"({type(error).__name__})"
+            )
             return ClientReply(fault=fault)
+    known = named(metrics)
+    reported = named(report)
     # Apps call their loss by one of several names; the first that is there counts.
-    losses = [_number(metrics[name]) for name in LOSS_NAMES if isinstance(metrics.get(name), Real)]
+    losses = [as_number(known[name]) for name in LOSS_NAMES if isinstance(known.get(name), Real)]
     return ClientReply(
         received,
         loss=losses[0] if losses else None,
-        square_loss=_number(metrics.get(SQUARE_LOSS, nan)),
-        step_variance=_number(metrics.get(STEP_VARIANCE, 0.0)),
-        num_steps=_number(metrics.get(NUM_STEPS, 1)),
-        corrected=_number(report.get(CORRECTED)),
-        code=report.get(CODE),
+        square_loss=as_number(known.get(SQUARE_LOSS, nan)),
+        step_variance=as_number(known.get(STEP_VARIANCE, 0.0)),
+        num_steps=as_number(known.get(NUM_STEPS, 1)),
+        corrected=as_number(reported.get(CORRECTED)),
+        code=reported.get(CODE),
     )
 
 
+def census_answer(answer: object, confirmed: object, step_factor: float | None) -> object:
+    """A report that holds the answer to a census; or, as a text, that the client did not take so
+    many times its own steps.
+    """
+    # Usual steps in place of shorter ones would make the first step of the model too long.
+    if step_factor is not None and as_number(confirmed) != step_factor:
+        return NOT_CORRECTED
+    return {CENSUS: answer}
+
+
 def read_answer(
-    report: Any,
+    report: object,
     length: int,
     step_factor: float | None = None,
 ) -> tuple[float, ...]:
@@ -131,25 +164,28 @@ def read_answer(
         length: The length of an answer.
         step_factor: How many times their own steps clients were asked to take, if at all.
     """
+    given = named(report)
+    if CENSUS in given:
+        report = census_answer(given[CENSUS], given.get(CORRECTED), step_factor)
     if isinstance(report, str):
-        raise DeltaflError(report)
-    if CENSUS not in report:
+        raise DeltaflError(printable(report))
+    if CENSUS not in given:
         raise DeltaflError(
             "the reply holds no answer; add delta_mod to the ClientApp's mods, or use DeltaClient"
         )
-    # Usual steps in place of shorter ones would make the first step of the model too long.
-    if step_factor is not None and _number(report.get(CORRECTED)) != step_factor:
-        raise DeltaflError(NOT_CORRECTED)
-    return read_numbers(report[CENSUS], length, "the answer")
+    return read_numbers(given[CENSUS], length, "the answer")
 
 
-def read_numbers(sent: Any, length: int, what: str) -> tuple[float, ...]:
+def read_numbers(sent: object, length: int, what: str) -> tuple[float, ...]:
     """So many numbers that a client has sent, or a ``DeltaflError`` that says what they are not."""
-    is_vector = isinstance(sent, list) and all(isinstance(x, int | float) for x in sent)
     # Of NaN the comparison is false.
-    if not (is_vector and len(sent) == length and all(abs(x) <= LARGEST_NORM for x in sent)):
-        raise DeltaflError(f"{what} is not {length} finite numbers of at most {LARGEST_NORM:.0e}")
-    return tuple(map(float, sent))
+    if (
+        isinstance(sent, list)
+        and len(sent) == length
+        and all(isinstance(x, int | float) and abs(x) <= LARGEST_NORM for x in sent)
+    ):
+        return tuple(map(float, sent))
+    raise DeltaflError(f"{what} is not {length} finite numbers of at most {LARGEST_NORM:.0e}")
 
 
 def reports_of(
@@ -181,7 +217,7 @@ def round_metrics(info: RoundInfo) -> Metrics:
 
 
 def mean_metrics(
-    weighted: Iterable[tuple[float, Mapping[str, Any]]],
+    weighted: Iterable[tuple[float, object]],
     by: str | None = None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
@@ -195,9 +231,9 @@ def mean_metrics(
             claims counts for nothing.
         warn: Is told what does not count.
     """
-    replies = list(weighted)
+    replies = [(weight, read_metrics(metrics)) for weight, metrics in weighted]
     if by is not None:
-        claims = [(_number(metrics.get(by)), metrics) for _, metrics in replies]
+        claims = [(as_number(metrics.get(by)), metrics) for _, metrics in replies]
         replies = [(claim, metrics) for claim, metrics in claims if 0 <= claim < inf]
         if len(replies) < len(claims):
             warn(
@@ -210,7 +246,7 @@ def mean_metrics(
     for name in names:
         if name == (by or NUM_EXAMPLES):
             continue
-        column = [(weight, _numbers(metrics.get(name))) for weight, metrics in replies]
+        column = [(weight, metrics.get(name, np.array(nan))) for weight, metrics in replies]
         # One entry may be no number: a client without a class has no recall of it.
         known = [(weight, numbers) for weight, numbers in column if np.isfinite(numbers).any()]
         shapes = Counter(numbers.shape for _, numbers in known)
@@ -220,7 +256,7 @@ def mean_metrics(
         if not any(weight for weight, _ in counted):
             counted = []
         if len(counted) < len(replies):
-            left_out.append(f"{str(name)[:60]!r} {len(replies) - len(counted)} of {len(replies)}")
+            left_out.append(f"{name[:60]!r} {len(replies) - len(counted)} of {len(replies)}")
         if not counted:
             continue
         value_lk = np.stack([numbers for _, numbers in counted], axis=-1)
@@ -237,20 +273,25 @@ def mean_metrics(
     return means
 
 
-def _numbers(value: object) -> FloatArray:
-    """A metric as an array: () of a number, (l,) of a list of numbers; NaN for all else."""
-    try:
-        numbers = as_array(value)
-    except Exception:  # whatever lists of several lengths, or a client's classes, make NumPy raise
-        return np.array(nan)
-    if numbers.dtype.kind in "biuf":
-        return numbers.astype(np.float64)
-    return np.array(_number(value))
+def read_metrics(sent: object) -> dict[str, FloatArray]:
+    """The metrics of one reply, no more than ``MOST_METRICS`` with ``MOST_NUMBERS`` in all: ()
+    of a number, (l,) of a list of numbers; NaN for all else.
+    """
+    found = dict[str, FloatArray]()
+    room = MOST_NUMBERS
+    for name, value in islice(named(sent).items(), MOST_METRICS):
+        numbers = _numbers(value, room)
+        room -= numbers.size
+        # Names stand in logs and records.
+        found.setdefault(printable(name), numbers)
+    return found
 
 
-def _number(value: object) -> float:
-    """A metric as a number, NumPy's scalars too; NaN, which is checked later, for all else."""
-    with suppress(OverflowError):  # an integer out of range
-        if isinstance(value, Real):
-            return float(value)
-    return nan
+def _numbers(value: Any, room: int) -> FloatArray:
+    with suppress(*OWN_ERRORS):  # whatever lists of several lengths, say, make NumPy raise
+        # Before it is read: a sparse tensor, or a view of one number, may have any size.
+        if prod(np.shape(value)) <= room and not np.ma.isMaskedArray(value):
+            numbers = as_array(value)
+            if numbers.dtype.kind in "biuf":
+                return numbers.astype(np.float64)
+    return np.array(as_number(value))

@@ -3,10 +3,13 @@ anything.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from ..errors import DeltaflError, printable
 from ..federation import replies
 from ..federation.exchange import RECORD, Question
 from ..federation.replies import ClientReply, Metrics, read_reply
@@ -35,10 +38,8 @@ def fault_of(reply: Message) -> str | None:
         return None
     # Flower writes an exception of an app as <class '...'>:<'...'>.
     lines = [line.strip().removesuffix("'>") for line in (reply.error.reason or "").splitlines()]
-    reason = ["no reason given", *filter(None, lines)][-1][:200]
-    # Escape sequences of a terminal could hide or forge lines of the log.
-    shown = "".join(sign if sign.isprintable() else "?" for sign in reason)
-    return f"error {reply.error.code}: {shown}"
+    reason = ["no reason given", *filter(None, lines)][-1]
+    return f"error {reply.error.code}: {printable(reason)}"
 
 
 def report_in(reply: Message) -> Mapping[str, Any] | str:
@@ -82,8 +83,19 @@ def reply_in(reply: Message) -> ClientReply:
         return ClientReply(fault=f"the reply has {len(records)} array records{names}, expected one")
     record = next(iter(records.values()))
     # Not read yet: whatever a client's bytes make NumPy raise, ``read_reply`` is ready for it.
-    readers = {name: array.numpy for name, array in record.items()}
+    readers = {name: partial(_read, name, array) for name, array in record.items()}
     return read_reply(readers, metrics, asked_in(reply))
+
+
+def _read(name: str, array: Array) -> Any:
+    found: Any = array.numpy()
+    # An archive has no shape; ``ModelParts.fault`` says so.
+    if isinstance(found, np.ndarray) and found.shape != tuple(array.shape):
+        raise DeltaflError(
+            f"array '{printable(name, 60)}' is said to have shape {array.shape}, and its bytes "
+            f"have {found.shape}"
+        )
+    return found
 
 
 def contents(

@@ -13,6 +13,7 @@ from ..federation.exchange import (
     AUX,
     CENSUS,
     CODE,
+    CORRECTED,
     NUM_EXAMPLES,
     RECORD,
     STEP_FACTOR,
@@ -22,6 +23,8 @@ from ..federation.exchange import (
 )
 from ..model_parts import Arrays, as_array
 from ..types import Array
+
+__all__ = ["CENSUS", "CORRECTED", "DRIFT", "RECORD", "ROUND", "DeltaClient", "trained_array"]
 
 #: In what is asked: the round, which the reply repeats; the drift, by array.
 ROUND = "round"
@@ -111,9 +114,19 @@ def trained(
 
 def trained_array(model: FLModel, name: str, sent: Arrays) -> Array:
     """One array of a model, see ``trained``."""
+    array: Any = model.params[name]
+    # A subclass, such as one with a mask, stays one, which the server refuses.
+    if not isinstance(array, np.ndarray):
+        array = as_array(array)
+    # So does a difference of another shape or kind: a sum might broadcast, or be no number.
+    if (
+        model.params_type == ParamsType.DIFF
+        and type(array) is np.ndarray
+        and name in sent
+        and (array.shape, array.dtype.kind) == (sent[name].shape, sent[name].dtype.kind)
+    ):
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.asarray(sent[name] + array, sent[name].dtype)
     # A copy, for the client may overwrite the arrays that it was given.
-    array = as_array(model.params[name]).copy()
-    # A difference of another shape stays one, which the server names: a sum might broadcast.
-    if model.params_type == ParamsType.DIFF and name in sent and array.shape == sent[name].shape:
-        array = (sent[name] + array).astype(sent[name].dtype)
-    return array
+    copied: Array = array.copy()
+    return copied

@@ -12,20 +12,22 @@ from logging import INFO, WARNING
 from math import ceil
 from typing import Any
 
+import numpy as np
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 
-from ..errors import DeltaflError
+from ..errors import DeltaflError, printable
+from ..federation import replies
 from ..federation.clients import ClientInfo
 from ..federation.exchange import AUX, RECORD, Question
 from ..federation.replies import (
     NO_REGISTRATION,
     ClientReply,
     mean_metrics,
+    named,
     read_info,
-    read_reply,
     round_metrics,
 )
 from ..federation.rules import check_seconds, check_whole, make_rules
@@ -164,8 +166,8 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         model = federation.arrays()
 
         def ask(question: Question) -> dict[str, Any]:
-            replies = self._send([question], number, model).items()
-            return {key: reported(reply) for key, reply in replies}
+            answers = self._send([question], number, model).items()
+            return {key: reported(answer) for key, answer in answers}
 
         questions = federation.begin_round(present, ask)
         if federation.cohort is not None:  # else the round was the census
@@ -176,20 +178,20 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
                 sticky=False,
             )
             self.event(AppEventType.ROUND_STARTED)
-            replies = self._send(questions, number, model)
+            received = self._send(questions, number, model)
             if self.abort_signal.triggered:
                 return False
             info = federation.end_round(
-                {key: reply_in(reply, model, number) for key, reply in replies.items()}
+                {key: read_reply(reply, model, number) for key, reply in received.items()}
             )
             self.history.append(info)
             means = mean_metrics(
-                [(weight, replies[key].metrics or {}) for key, weight in federation.used.items()],
+                [(weight, received[key].metrics) for key, weight in federation.used.items()],
                 self.rules.weighted_by_key,
                 partial(self.logger.log, WARNING),
             )
             self.metrics.append({**means, **round_metrics(info)})
-            self.logger.log(INFO, "\tmetrics: %s", self.metrics[-1])
+            self.logger.log(INFO, "\tmetrics: %s", printable(self.metrics[-1], 1000))
             self.event(AppEventType.ROUND_DONE)
         self._hand_on(federation)
         return True
@@ -215,12 +217,12 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         while True:
             names = {client.name for client in self.engine.get_clients()} - set(self.rules.forget)
             asked = sorted(name for name in names - known.keys() if self._asked[name] < _MOST)
-            replies = self._send([Question(asked, {AUX: aux}, {})])
+            received = self._send([Question(asked, {AUX: aux}, {})])
             for name in asked:
                 try:
-                    if name not in replies:
+                    if name not in received:
                         raise DeltaflError(NO_REGISTRATION)
-                    known[name] = read_info(reported(replies[name]), aux)
+                    known[name] = read_info(reported(received[name]), aux)
                 except DeltaflError as error:
                     self._asked[name] += 1
                     self.logger.log(WARNING, "%s did not register: %s", name, error)
@@ -232,11 +234,11 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         self, questions: Sequence[Question], number: int | None = None, model: Arrays | None = None
     ) -> dict[str, FLModel]:
         """Ask clients, with the model of a round or without one; the replies in time, by name."""
-        replies = dict[str, FLModel]()
+        received = dict[str, FLModel]()
         seconds = self.rules.registration_timeout if model is None else self.timeout
 
         def take(reply: FLModel) -> None:
-            replies[reply.meta["client_name"]] = reply
+            received[reply.meta["client_name"]] = reply
 
         for question in questions:
             asked = {**question.asked, ROUND: number}
@@ -258,7 +260,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
             time.sleep(0.1)
         # A copy: what comes in late must not appear in a round that is being closed.
-        return dict(replies)
+        return dict(received)
 
 
 def as_plain(value: Any) -> Any:
@@ -273,19 +275,32 @@ def as_object(name: str, value: Any) -> Any:
 
 def reported(reply: FLModel) -> Mapping[str, Any]:
     """What a client reported beside its model; nothing where that is no mapping."""
-    answer = reply.meta.get(RECORD)
-    if isinstance(answer, dict):
-        return answer
-    return {}
+    return named(named(reply.meta).get(RECORD))
 
 
-def reply_in(reply: FLModel, sent: Arrays, number: int) -> ClientReply:
+def read_reply(reply: FLModel, sent: Arrays, number: int) -> ClientReply:
     """A client's reply to the model of a round, which may hold anything."""
     report = reported(reply)
+    of = report.get(ROUND)
     # A reply to an earlier round, or from a script without ``DeltaClient``.
-    if report.get(ROUND) != number:
+    if type(of) is not int or of != number:
         return ClientReply(
-            fault=f"the reply is to round {report.get(ROUND)}; use DeltaClient in its script"
+            fault=f"the reply is to round {printable(of, 60)}; use DeltaClient in its script"
         )
-    readers = {name: partial(trained_array, reply, name, sent) for name in reply.params or {}}
-    return read_reply(readers, reply.metrics or {}, report)
+    params = reply.params
+    if not isinstance(params, dict | None):
+        return ClientReply(fault=f"the reply's params are a {type(params).__name__}, not a dict")
+    readers = {name: partial(_read, reply, name, sent) for name in params or {}}
+    return replies.read_reply(readers, reply.metrics, report)
+
+
+def _read(reply: FLModel, name: Any, sent: Arrays) -> Any:
+    if name not in sent:
+        return reply.params[name]  # nobody reads it: it counts by its name alone
+    shape = tuple(np.shape(reply.params[name]))
+    expected = sent[name].shape
+    # Before it is read: a sparse tensor, or a view of one number, may have any size. Beside a code
+    # arrays are empty.
+    if shape not in (expected, (0,)):
+        raise DeltaflError(f"array {name!r} has shape {shape}, expected {expected}")
+    return trained_array(reply, name, sent)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DeltaflError
+from ..errors import OWN_ERRORS, DeltaflError
 from ..model_parts import LARGEST_ENTRY, as_array
 from ..samplers.base import Sampler
 from ..types import NO_REPLY, Array, BoolArray, Cohort, Params, RejectedReply, Reports
@@ -76,23 +76,24 @@ def _read(update: npt.ArrayLike | None, num_params: int) -> Array:
     """An update as numbers; a ``DeltaflError`` says what is wrong with it."""
     if update is None:
         raise DeltaflError(NO_REPLY)
+    no_numbers = DeltaflError(f"update is not one list of numbers: write {FLAT_UPDATE}")
     try:
+        # Before it is read: a sparse tensor, or a view of one number, may have any size.
+        shape = tuple(np.shape(update))
+        if shape != (num_params,):
+            cure = "" if len(shape) == 1 else f": write {FLAT_UPDATE}"
+            raise DeltaflError(f"update has shape {shape}, expected ({num_params},){cure}")
         given_d = as_array(update)
-        if given_d.dtype.kind == "c" or np.ma.isMaskedArray(update):
-            raise DeltaflError(
-                "update has complex or masked numbers, of which a part would be lost"
-            )
-        with np.errstate(over="ignore", invalid="ignore"):
-            update_d = given_d.astype(np.float32, copy=False)
-    except DeltaflError:  # which is a ValueError
+    except DeltaflError:
         raise
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # or whatever a tensor may raise
-        raise DeltaflError(f"update is not one list of numbers: write {FLAT_UPDATE}") from None
-    expected = f"update has shape {update_d.shape}, expected ({num_params},)"
-    if update_d.ndim != 1:
-        raise DeltaflError(f"{expected}: write {FLAT_UPDATE}")
-    if len(update_d) != num_params:
-        raise DeltaflError(expected)
+    except OWN_ERRORS:  # whatever the things that a client has sent may raise
+        raise no_numbers from None
+    if given_d.dtype.kind == "c" or np.ma.isMaskedArray(update):
+        raise DeltaflError("update has complex or masked numbers, of which a part would be lost")
+    if given_d.dtype.kind not in "biuf":  # texts, dates and objects become numbers, too
+        raise no_numbers
+    with np.errstate(over="ignore", invalid="ignore"):
+        update_d = given_d.astype(np.float32, copy=False)
     largest = np.maximum(update_d.max(initial=0.0), -update_d.min(initial=0.0))
     # Not ``largest > ...``, which NaN is not.
     if not largest <= LARGEST_ENTRY:
