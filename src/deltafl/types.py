@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from .errors import OWN_ERRORS, DeltaflError, is_in
+from .errors import OWN_ERRORS, DeltaflError, is_in, printable
 
 Rng = np.random.Generator
 AnyPath = str | os.PathLike[str]
@@ -64,8 +64,8 @@ class Judge:
 
     @property
     def heading(self) -> str:
-        """The name in headings and sentences."""
-        return self.written or self.name
+        """The name in headings and sentences, one short line whatever it is."""
+        return printable(self.written or self.name, limit=60)
 
     def text(self, value: float | None) -> str:
         """A value as a sentence has it: ``12.34%`` or ``0.1234``; None is nan."""

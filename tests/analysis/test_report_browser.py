@@ -80,10 +80,10 @@ STATE = """
 const plot = Bokeh.documents[0].roots()[0];
 const drawn = plot.renderers.filter((it) => it.glyph.type === "Line");
 const of = (it) => Array.from(it.data_source.data[arguments[0]]);
-return { on: drawn.filter((it) => it.visible).map((it) => it.name).sort(), x: plot.below[0].axis_label,
+return { on: drawn.filter((it) => it.visible).map((it) => it.name).sort(), x: plot.below[0].axis_label.text,
   colours: Object.fromEntries(drawn.map((it) => [it.name, it.glyph.line_color.value ?? it.glyph.line_color])),
   bands: plot.renderers.filter((it) => it.glyph.type === "VArea" && it.visible).length,
-  y: plot.left[0].axis_label, scale: plot.y_scale.type,
+  y: plot.left[0].axis_label.text, scale: plot.y_scale.type,
   across: plot.x_scale.type,
   goal: plot.center.find((it) => it.type === "Span").visible,
   values: Object.fromEntries(drawn.map((it) => [it.name, of(it)])) };

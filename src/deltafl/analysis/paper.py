@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import printable
 from .numbers import SamplerSummary, Summary, value_of
 from .statistics import Interval, mean_interval
 from .summary import references
 from .text import rounds_text, threshold_text
 
-#: Letters that mean something else in LaTeX.
+#: Letters that mean something else in LaTeX; "[" and "*" do at the beginning of a row.
 _LATEX = {
+    "[": "{[}",
+    "*": "{*}",
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -24,8 +27,8 @@ _LATEX = {
     "|": r"\textbar{}",
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
 }
-#: A cell that begins so is a formula for a spreadsheet.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+#: A cell that begins so is a formula for a spreadsheet, the wide signs too.
+_FORMULA = tuple("=+-@＝＋－＠")
 
 
 class _Column(NamedTuple):
@@ -185,9 +188,10 @@ def _partly(entry: SamplerSummary) -> str:
 
 def latex(text: str) -> str:
     """Text of which LaTeX prints every letter."""
-    return "".join(_LATEX.get(letter, letter) for letter in text)
+    return "".join(_LATEX.get(letter, letter) for letter in printable(text, limit=None))
 
 
 def harmless(text: str) -> str:
     """Text that no spreadsheet takes for a formula."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    shown = printable(text, limit=None)
+    return f"'{shown}" if shown.lstrip().startswith(_FORMULA) else shown

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import DeltaflError, require, unknown_name
+from ..errors import DeltaflError, printable, require, unknown_name
 from ..types import judge_of
 from .bands import Band, curve_band, mean_curve, selections
 from .looks import GREY, INK, MOST_STRONG, PALE, WEAK, Look, looks
@@ -29,6 +29,8 @@ Figure = Any
 Axes = Any
 #: Dots an inch, and the width of a figure in inches.
 DPI = 150
+#: Letters of a name in a legend or a title.
+_LONGEST_NAME = 60
 WIDTH = 7.2
 _STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
@@ -42,6 +44,7 @@ _STYLE: dict[Any, Any] = {
     "axes.titlelocation": "left",
     "axes.titlesize": 8.0,
     "text.color": INK,
+    "text.parse_math": False,  # a dollar in a name is a dollar
     "xtick.color": GREY,
     "xtick.labelcolor": INK,
     "ytick.color": GREY,
@@ -118,7 +121,7 @@ def draw_plots(
     folder = Path(directory)
     drawn = dict[Path, Figure | None]()
     for metric in metrics_of(runs):
-        name = re.sub(r"[^-+.\w]", "_", metric)
+        name = re.sub(r"[^-+.\w]", "_", printable(metric))
         path = folder / f"{name}.png"
         drawn[path] = draw_curves(runs, summary, metric, path)
     selected = folder / PICTURES[-1]
@@ -224,8 +227,8 @@ def draw_panels(
     ``log_y`` makes an axis logarithmic unless its numbers are not positive or span less than a
     factor of 3.
     """
-    weak = {line.name for panel in panels for line in panel.lines[MOST_STRONG:]}
-    names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
+    weak = {_named(line) for panel in panels for line in panel.lines[MOST_STRONG:]}
+    names = list(dict.fromkeys(_named(line) for panel in panels for line in panel.lines))
     # A letter of the legend is about 0.063 inches wide, its key 0.5.
     names_a_row = max(
         1,
@@ -250,9 +253,10 @@ def draw_panels(
         for axes, panel in zip(all_axes, panels, strict=False):
             for line in panel.lines:
                 look = line.look
-                if line.name in weak:
+                name = _named(line)
+                if name in weak:
                     look = look.weak
-                handles.setdefault(line.name, _draw_line(axes, line.band, look))
+                handles.setdefault(name, _draw_line(axes, line.band, look))
             _dress(axes, panel, WIDTH / columns, log_y, log_x)
         for unused in all_axes[len(panels) :]:
             unused.set_visible(False)
@@ -272,6 +276,12 @@ def draw_panels(
         if path is not None:
             save(figure, path)
     return figure
+
+
+def _named(line: Line) -> str:
+    """The name of a line in the legend."""
+    # Matplotlib leaves out what begins with a line.
+    return re.sub("^_", " _", printable(line.name, _LONGEST_NAME))
 
 
 def _draw_line(axes: Axes, band: Band, look: Look) -> Any:
@@ -313,7 +323,7 @@ def _dress(axes: Axes, panel: Panel, width: float, log_y: bool, log_x: bool) -> 
             zorder=1.5,
         )
     axes.set_title(_filled(panel.caption, width / 0.07))
-    axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
+    axes.set(xlabel=printable(panel.x_label), ylabel=printable(panel.y_label))
     axes.grid(axis="y", color=PALE, linewidth=0.6)
     if log_x:
         axes.set_xscale("log")
@@ -352,7 +362,8 @@ def _filled(text: str, letters: float) -> str:
     """Lines that are not longer: a letter of a title is about 0.07 inches wide, one of a note
     0.0525.
     """
-    return "\n".join(textwrap.fill(line, int(letters)) for line in text.split("\n"))
+    lines = [printable(line, limit=2000) for line in text.split("\n")]
+    return "\n".join(textwrap.fill(line, int(letters)) for line in lines)
 
 
 def _draw_selections(
@@ -383,7 +394,7 @@ def _draw_selections(
 
 def panel_title(title: str, runs: Sequence[Run]) -> str:
     """A title, and below it the task of the runs, its m clients, and the n of a round."""
-    task = str(runs[0].settings.get("task", ""))
+    task = printable(runs[0].settings.get("task", ""), _LONGEST_NAME)
     setting = [f"m = {len(runs[0].draws_m):,}"]
     # A title that names the data set says so once.
     if task and task.replace("-", "") not in title.lower().replace("-", ""):

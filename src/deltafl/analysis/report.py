@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import require
+from ..errors import printable, require
 from ..samplers.label import base_name, bias_of
 from ..samplers.table import SAMPLERS, SHORT_NEEDS
 from ..store import write_atomically
@@ -110,6 +110,7 @@ def write_report(parts: Sequence[Part], path: Path | str, title: str) -> None:
     from bokeh.embed import json_item
     from bokeh.resources import INLINE
     from jinja2 import Environment
+    from markupsafe import Markup
 
     sections = []
     items = []
@@ -126,16 +127,25 @@ def write_report(parts: Sequence[Part], path: Path | str, title: str) -> None:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_shown,
     ).from_string(template)
     html = page.render(
         title=title,
         sections=sections,
         scales=_SCALES,
-        figures=_packed(json.dumps(items)),
-        script=_packed(INLINE.js_raw[0]),
-        constants=json.dumps({**constants, "titles": titles}),
+        # Letters and digits, too long for a name.
+        figures=Markup(_packed(json.dumps(items))),
+        script=Markup(_packed(INLINE.js_raw[0])),
+        constants={**constants, "titles": titles},
     )
     write_atomically(Path(path), html)
+
+
+def _shown(value: Any) -> Any:
+    """What the template shows of an expression; what is HTML already is none of others' texts."""
+    if isinstance(value, str) and not hasattr(value, "__html__"):
+        return printable(value, limit=4000)
+    return value
 
 
 def _packed(text: str) -> str:
@@ -161,7 +171,7 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
         below["clients"][0] = f"{capital(summary.judge.heading)} per client"
     if summary.threshold:
         below["curves"][1] += f" Dashed: {goal}."
-    if "selections" in figures and figures["selections"].xaxis.axis_label == _SIZES:
+    if "selections" in figures and figures["selections"].xaxis.axis_label.text == _SIZES:
         below["selections"][1] += (
             " Clients in tenths by their size. Band: the middle 80 % of a tenth."
         )
@@ -333,7 +343,7 @@ def _figure(
     """Lines with bands, the best on top; each has the name of its sampler, by which the page
     switches it.
     """
-    from bokeh.models import ColumnDataSource, HoverTool
+    from bokeh.models import ColumnDataSource, HoverTool, PlainText
     from bokeh.plotting import figure
 
     plot = figure(
@@ -341,8 +351,8 @@ def _figure(
         sizing_mode="stretch_width",
         toolbar_location=None,
         tools="",
-        x_axis_label=x_label,
-        y_axis_label=y_label,
+        x_axis_label=PlainText(text=x_label),
+        y_axis_label=PlainText(text=y_label),
         background_fill_color=None,
         border_fill_color=None,
         outline_line_color=None,

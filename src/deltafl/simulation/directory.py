@@ -24,6 +24,7 @@ run, is refused. Checkpoints and memories are for their owner alone (0600).
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -35,7 +36,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from ..errors import DeltaflError
+from ..errors import DeltaflError, printable
 from ..plan import RoundState
 from ..scale.named_arrays import from_named_arrays, named_arrays
 from ..scale.rows import row_files, settled
@@ -79,7 +80,9 @@ def locked(folder: Path, seconds: float = 0) -> AbstractContextManager[None]:
 
 def new_folder(command: str, task: str) -> Path:
     """A folder of its own below ``runs`` for results that were given no place."""
-    name = f"{command}-{short_name(task)}-{datetime.now():%Y%m%d-%H%M%S}"
+    # A name of others' may have any letters, and any number of them.
+    about = re.sub(r"[^-+.\w]", "_", printable(short_name(task), limit=60))
+    name = f"{command}-{about}-{datetime.now():%Y%m%d-%H%M%S}"
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     return next(folder for folder in map(Path("runs").joinpath, names) if not folder.exists())
 

@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import OWN_ERRORS, DeltaflError, in_one_line, unknown_name
+from ..errors import OWN_ERRORS, DeltaflError, in_one_line, printable, unknown_name
 from ..store.own_python import load_named, split_name
 from ..types import FloatArray, Judge
 
@@ -329,7 +329,7 @@ METRICS: dict[str, Metric] = {
 }
 #: What stands beside metrics in records and tables.
 _TAKEN = {*METRICS, "client_accuracy", "num_examples", "rounds"}
-_TAKEN |= {"round", "bytes", "seconds", "clock"}
+_TAKEN |= {"round", "bytes", "seconds", "clock", "selections"}
 #: Other names that people type.
 _SAME = {
     "auc": "roc_auc",
@@ -419,7 +419,12 @@ def _from_file(text: str) -> Metric:
 
 
 def _with_own_name(metric: Metric) -> Metric:
-    """The metric, whose name must not be taken."""
+    """The metric, whose name must not be taken, and stands in tables, pictures and files."""
+    if printable(metric.name, limit=60) != metric.name or not metric.name.strip():
+        raise DeltaflError(
+            f"your metric is called {printable(repr(metric.name))}; write a name of 1 to 60 "
+            "letters that can be seen"
+        )
     if not isinstance(metric, _OfArrays) and metric.name in _TAKEN:
         raise DeltaflError(
             f"your metric is called {metric.name!r}, which means something else in records; give "

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, get_a
 
 import numpy as np
 
-from ..errors import DeltaflError, is_in, require, unknown_name
+from ..errors import DeltaflError, is_in, printable, require, unknown_name
 from ..model_parts import Patterns
 from ..streams import stream
 from ..types import Array, BoolArray, FloatArray, IntArray
@@ -463,7 +463,8 @@ def _target(values: Column, task_type: TaskType | None, standardize: bool) -> Ta
     if not standardize:
         return Target(number.astype(np.float32), 0)
     mean = float(number.mean())
-    unit = f", {values.name!r} standardized by mean {mean:.4g} and standard deviation {scale:.4g}"
+    name = printable(repr(values.name), limit=60)
+    unit = f", {name} standardized by mean {mean:.4g} and standard deviation {scale:.4g}"
     return Target(((number - mean) / scale).astype(np.float32), 0, unit)
 
 
