@@ -454,7 +454,8 @@ def _column(
     if values.shape[:1] != (n,):
         raise DeltaflError(f"reports: {name} must have one number for each of {n} clients")
     if values.ndim == 1 and values.dtype.kind in "biuf":
-        return values.astype(float)
+        with np.errstate(over="ignore"):
+            return values.astype(float)
     # Each alone, for what one client sends as its number may be an array.
     return np.array([nan if entry is None else as_number(entry, bad) for entry in rows], float)
 
@@ -467,6 +468,7 @@ def as_number(entry: Any, bad: float = nan) -> float:
     if isinstance(entry, str | bytes | complex | np.complexfloating):
         return bad
     try:
-        return float(entry) if np.shape(entry) == () else bad
+        with np.errstate(over="ignore"):
+            return float(entry) if np.shape(entry) == () else bad
     except OWN_ERRORS:
         return bad

@@ -178,11 +178,12 @@ def read_answer(
 
 def read_numbers(sent: object, length: int, what: str) -> tuple[float, ...]:
     """So many numbers that a client has sent, or a ``DeltaflError`` that says what they are not."""
-    # Of NaN the comparison is false.
+    # Length first, as a list may be long; of NaN the comparison is false.
     if (
         isinstance(sent, list)
         and len(sent) == length
-        and all(isinstance(x, int | float) and abs(x) <= LARGEST_NORM for x in sent)
+        and {*map(type, sent)} <= {int, float}
+        and all(abs(x) <= LARGEST_NORM for x in sent)
     ):
         return tuple(map(float, sent))
     raise DeltaflError(f"{what} is not {length} finite numbers of at most {LARGEST_NORM:.0e}")
@@ -293,5 +294,6 @@ def _numbers(value: Any, room: int) -> FloatArray:
         if prod(np.shape(value)) <= room and not np.ma.isMaskedArray(value):
             numbers = as_array(value)
             if numbers.dtype.kind in "biuf":
-                return numbers.astype(np.float64)
+                with np.errstate(over="ignore"):
+                    return numbers.astype(np.float64)
     return np.array(as_number(value))

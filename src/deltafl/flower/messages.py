@@ -4,10 +4,12 @@ anything.
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from io import BytesIO
+from math import prod
 from typing import Any, TypeVar
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from numpy.lib import format as npy
 
 from ..errors import DeltaflError, printable
 from ..federation import replies
@@ -17,6 +19,9 @@ from ..model_parts import Arrays, listed
 from .client import CORRECTION, asked_in
 
 Key = TypeVar("Key")
+
+#: What reads the header of an array of NumPy's, by the version of its form.
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def by_recipient(
@@ -88,14 +93,17 @@ def reply_in(reply: Message) -> ClientReply:
 
 
 def _read(name: str, array: Array) -> Any:
-    found: Any = array.numpy()
-    # An archive has no shape; ``ModelParts.fault`` says so.
-    if isinstance(found, np.ndarray) and found.shape != tuple(array.shape):
+    # Looked at before NumPy makes room for what the bytes say, or reads an archive.
+    file = BytesIO(array.data)
+    header = _HEADERS[npy.read_magic(file)]
+    shape, _, dtype = header(file)
+    size = len(array.data) - file.tell()
+    if shape != array.shape or size != prod(shape) * dtype.itemsize:
         raise DeltaflError(
-            f"array '{printable(name, 60)}' is said to have shape {array.shape}, and its bytes "
-            f"have {found.shape}"
+            f"array '{printable(name, 60)}' is said to have shape {array.shape}, and comes as "
+            f"{size} bytes of {shape}"
         )
-    return found
+    return array.numpy()
 
 
 def contents(
