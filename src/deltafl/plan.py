@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import prod
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +26,14 @@ from .types import (
     EVERYONE,
     BoolArray,
     Cohort,
+    Counts,
     FloatArray,
     IntArray,
     Params,
     Population,
     Replies,
     Reports,
+    Within,
 )
 
 #: The type of an attribute of a plan, and what to write.
@@ -44,25 +46,36 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
 
 
 NO_REST: Mapping[str, Any] = {}
+#: Of all clients, int16 (m,), and wider once a count needs it.
+_Rounds = Annotated[PersistentArray, Within("[0, round]")]
 
 
 class RoundState(NamedTuple):
     """What the next round needs, and nothing else; nested NamedTuples of arrays."""
 
-    round: int  #: index of the next round, from 0
+    round: Annotated[int, Within("[0, 1e9]")]  #: index of the next round, from 0
     params_d: Params  #: float32 (d,), the global model
     parts: Mapping[str, Any]  #: the memories of the server's parts, by name
     sampler: Any  #: the memory of the sampler
     control: Any  #: the memory of the estimator's control variate
-    #: int16 (m,), how often each client was selected; wider once a count needs it
-    selected_m: PersistentArray
-    responded_m: PersistentArray  #: the same for how often it responded
-    missed_m: PersistentArray  #: the same for the rounds in which it was not available
+    selected_m: _Rounds  #: how often each client was selected
+    responded_m: _Rounds  #: how often it responded
+    missed_m: _Rounds  #: the rounds in which it was not available
     #: the round each client joined; (0,) if all were there from the start
-    joined_m: IntArray = np.zeros(0, np.int64)
+    joined_m: Counts = np.zeros(0, np.int64)
     #: what the simulator's models have beside the vector (``simulation/rest.py``); other hosts keep
     #: that themselves
     rest: Any = NO_REST
+
+    def is_consistent(self) -> bool:
+        """Whether the counts of a saved state fit each other."""
+        selected_m, responded_m, missed_m = map(np.asarray, self[5:8])
+        if len(self.joined_m) not in (0, len(selected_m)):
+            return False
+        there_m = np.full(len(selected_m), self.round)
+        if len(self.joined_m):
+            there_m -= self.joined_m
+        return bool(np.all(responded_m <= selected_m) and np.all(missed_m <= there_m))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import nan
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -40,9 +40,26 @@ Params = npt.NDArray[np.float32]
 Column = npt.ArrayLike | Sequence[float | None] | None
 #: Auxiliary variables are squared and summed.
 LARGEST_AUX = 1e100
+#: Entries of a model, and of what moves it, in a saved state: sums of them stay in float32.
+LARGEST_STEP = 1e30
 NOBODY = np.zeros(0, np.int64)
 #: ``Cohort.kind`` of a round without a draw, in which all clients that are there are selected.
 EVERYONE = "everyone"
+
+
+class Within(NamedTuple):
+    """What a field of a state may hold, by which a saved one is judged (``scale/sound.py``)."""
+
+    #: such as ``"[0, round]"``; ``round`` is the state's own, ``next`` the one after it
+    interval: str
+    unknown: bool = False  #: whether NaN stands for what is not known
+
+
+#: Types of fields of states: counts of rounds, shares, sizes, and sizes of which some are unknown.
+Counts = Annotated[IntArray, Within("[0, round]")]
+Shares = Annotated[FloatArray, Within("[0, 1]")]
+Sizes = Annotated[FloatArray, Within("[0, 1e100]")]
+KnownSizes = Annotated[FloatArray, Within("[0, 1e100]", unknown=True)]
 
 
 @dataclass(frozen=True)

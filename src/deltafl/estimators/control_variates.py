@@ -42,7 +42,7 @@ What the rest of the program asks of a control variate, as class attributes or p
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -50,7 +50,18 @@ from ..errors import WithRanges
 from ..moves import Moves
 from ..scale.numerics import RANK_TOLERANCE, weighted_sum
 from ..scale.rows import RowFormat, Rows, RunningSum, changes, read_rows, replace_rows, row_values
-from ..types import BoolArray, FloatArray, IntArray, Params, Population, Replies
+from ..types import (
+    LARGEST_STEP,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Params,
+    Population,
+    Replies,
+    Shares,
+    Sizes,
+    Within,
+)
 
 
 class ControlValue(NamedTuple):
@@ -163,7 +174,7 @@ class LearnsFromResiduals(ControlVariate):
 class NoControlState(NamedTuple):
     """Holds the number of parameters only."""
 
-    zero_d: FloatArray
+    zero_d: Annotated[FloatArray, Within("[0, 0]")]
 
 
 @dataclass(frozen=True)
@@ -231,7 +242,7 @@ class OwnControlState(NamedTuple):
     #: sum_j w_j c_j of the rows as they are stored
     total_d: FloatArray
     #: how far rounding may have led ``total_d`` from it (``RunningSum``)
-    rounding: FloatArray = np.zeros(())
+    rounding: Sizes = np.zeros(())
 
 
 @dataclass(frozen=True)
@@ -303,7 +314,7 @@ class InnovationControlState(NamedTuple):
     own: OwnControlState
     common: CommonControlState
     unseen_m: BoolArray
-    unseen_weight: FloatArray
+    unseen_weight: Annotated[FloatArray, Within("[0, 1.000001]")]
 
 
 @dataclass(frozen=True)
@@ -398,8 +409,18 @@ class RegressionControlState(NamedTuple):
     """The auxiliary variables x_i (the first is 1), the weights w_i, and the coefficients B."""
 
     aux_mq: FloatArray
-    weight_m: FloatArray
+    weight_m: Shares
     slope_qd: FloatArray
+
+    def is_consistent(self) -> bool:
+        """Whether no prediction is longer than any step."""
+        return fits_steps(self.aux_mq, self.slope_qd) and abs(self.weight_m.sum() - 1) < 1e-6
+
+
+def fits_steps(aux_mq: FloatArray, slope_qd: FloatArray) -> bool:
+    """Whether B x_i has no entry beyond ``LARGEST_STEP`` for any client."""
+    most_q = np.abs(aux_mq).max(axis=0)
+    return bool(np.all(np.einsum("q,qd->d", most_q, np.abs(slope_qd)) <= LARGEST_STEP))
 
 
 @dataclass(frozen=True)

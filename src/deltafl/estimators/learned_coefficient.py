@@ -13,7 +13,7 @@ import numpy as np
 from ..moves import Moves
 from ..scale.numerics import inner
 from ..scale.rows import RowFormat
-from ..types import Cohort, FloatArray, IntArray, Params, Population, Replies
+from ..types import Cohort, FloatArray, IntArray, Params, Population, Replies, Sizes
 from .control_variates import ControlValue, ControlVariate
 
 #: Below this share of sum_S mass norm(coef c)^2 what centring leaves is rounding, not spread.
@@ -25,7 +25,7 @@ class ScaledState(NamedTuple):
 
     control: Any
     cross: FloatArray  #: A, exponential sum over rounds of the estimated sum_i g_i <u_i, c_i>
-    square: FloatArray  #: B >= 0, the same of g_i norm(c_i)^2; 0 before the first replies
+    square: Sizes  #: B >= 0, the same of g_i norm(c_i)^2; 0 before the first replies
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ class LearnedCoefficient(_Scaled):
     def coefficient(self, state: ScaledState) -> float:
         if state.square <= 0:
             return 1.0
-        return float(np.clip(state.cross / state.square, 0.0, 1.0))
+        # Clipped first: a ratio to almost nothing would overflow.
+        return float(np.clip(state.cross, 0.0, state.square) / state.square)
 
     def update(
         self, state: ScaledState, population: Population, replies: Replies, update_nd: Params

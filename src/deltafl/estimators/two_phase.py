@@ -3,7 +3,7 @@ rounds teach.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -11,12 +11,23 @@ from ..errors import DeltaflError
 from ..moves import Moves
 from ..scale.numerics import inner
 from ..scale.rows import Rows, RunningSum, replace_rows
-from ..types import NOBODY, BoolArray, FloatArray, IntArray, Params, Population, Replies
+from ..types import (
+    NOBODY,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Params,
+    Population,
+    Replies,
+    Sizes,
+    Within,
+)
 from .control_variates import (
     ControlValue,
     ControlVariate,
     LearnsFromResiduals,
     RegressionControl,
+    fits_steps,
     pseudoinverse,
 )
 from .learned_coefficient import LearnedCoefficient, ScaledState
@@ -31,13 +42,17 @@ class LastResidualsState(NamedTuple):
     those on x; and a sum.
     """
 
-    code_mc: Rows  #: of Q_i until client i replies, then of e_i
+    code_mc: Annotated[Rows, Within("[-1e30, 1e30]")]  #: of Q_i until client i replies, then of e_i
     is_first_m: BoolArray  #: whose code is that of Q_i
     aux_mq: FloatArray
     fitted_qd: FloatArray  #: B_0
     total_d: FloatArray  #: sum_j w_j e_j
     #: how far rounding may have led ``total_d`` from it (``RunningSum``)
-    rounding: FloatArray = np.zeros(())
+    rounding: Sizes = np.zeros(())
+
+    def is_consistent(self) -> bool:
+        """Whether no prediction is longer than any step."""
+        return fits_steps(self.aux_mq, self.fitted_qd)
 
 
 @dataclass(frozen=True)

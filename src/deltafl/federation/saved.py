@@ -22,9 +22,9 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..round import blank_state
-from ..scale.named_arrays import from_named_arrays, named_arrays
+from ..scale.named_arrays import named_arrays
 from ..scale.rows import settled
-from ..scale.state_file import owner
+from ..scale.state_file import owner, restored_state
 from ..store.files import private_folder
 from ..store.folder import Note, owned, read_note, require_note, require_own, write_note
 from ..store.sealed import read_sealed, write_sealed
@@ -188,10 +188,8 @@ def _take(
     federation.clients = clients
     federation.plan = federation.rules.plan_for(clients)
     federation.rest = {name: arrays[_REST + name] for name in federation.rest}
-    federation.state = from_named_arrays(
-        blank_state(federation.plan, federation.params_d),
-        arrays,
-    )
+    template = blank_state(federation.plan, federation.params_d)
+    federation.state = restored_state(federation.plan, template, arrays)
 
 
 def _aux_of(infos: Collection[ClientInfo]) -> FloatArray:

@@ -1,11 +1,11 @@
 """Active federated learning (Goetz et al. 2019): clients of large loss more often. Biased."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..types import Cohort, FloatArray, IntArray, Population, Reports, Rng
+from ..types import Cohort, FloatArray, IntArray, Population, Reports, Rng, Within
 from .base import Unweighted, draw_by_logs, mean_for_unseen, replied, with_rows
 
 
@@ -13,7 +13,8 @@ class ActiveState(NamedTuple):
     """What the server stores about each client."""
 
     size_m: IntArray  # number of examples
-    value_m: FloatArray  # v_i; NaN if it never replied
+    # v_i; NaN if it never replied
+    value_m: Annotated[FloatArray, Within("[-1e100, 1e100]", unknown=True)]
 
 
 @dataclass(frozen=True)

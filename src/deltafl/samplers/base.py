@@ -10,7 +10,18 @@ from ..designs.table import ORDERED, draw_cohort, draw_from_tree, drawn_once, fi
 from ..errors import DeltaflError, WithRanges
 from ..moves import Moves
 from ..scale.tree import SumTree
-from ..types import Array, BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports, Rng
+from ..types import (
+    Array,
+    BoolArray,
+    Cohort,
+    Counts,
+    FloatArray,
+    IntArray,
+    Oracle,
+    Population,
+    Reports,
+    Rng,
+)
 from .census import Census
 
 #: A sampler's memory: a NamedTuple of arrays, so that it can be printed, compared and saved.
@@ -164,6 +175,17 @@ class Sampler(WithRanges, ABC):
             kept[name] = moves.rows(before[name], begins[len(moves.stay_k) :])
         return fresh._replace(**kept)
 
+    def restored(self, state: State, fresh: State) -> State:
+        """A state from a file, in which what is a function of the population is ``fresh``, as
+        ``init`` makes it.
+        """
+        if not self.learns:
+            return fresh
+        known = {*self.row_fields, *self.kept_fields}
+        if not known:  # nobody has said what it learns
+            return state
+        return fresh._replace(**{name: state._asdict()[name] for name in known})
+
     def require_oracle(self, oracle: Oracle | None) -> Oracle:
         """The oracle, or a ``DeltaflError`` if there is none."""
         if oracle is None:
@@ -288,7 +310,11 @@ class NewFirstState(NamedTuple):
     selected_m: BoolArray  # once selected
     seen_m: BoolArray  # once replied
     last_mq: FloatArray  # what the sampler keeps of a reply; 0 until there is one
-    rounds: IntArray  # (), rounds so far
+    rounds: Counts  # (), rounds so far
+
+    def is_consistent(self) -> bool:
+        """Whether only those replied who were selected."""
+        return bool(np.all(self.seen_m <= self.selected_m))
 
 
 @dataclass(frozen=True)

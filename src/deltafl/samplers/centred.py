@@ -6,14 +6,25 @@ docs/why/theory/scores.md, derives the scores.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
 from ..designs.inclusion import with_floor
 from ..designs.table import find_design
 from ..errors import DeltaflError
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
+from ..types import (
+    BoolArray,
+    Cohort,
+    Counts,
+    FloatArray,
+    IntArray,
+    KnownSizes,
+    Oracle,
+    Population,
+    Reports,
+    Within,
+)
 from .base import ZERO, Scored, per_second, replied, with_rows
 from .census import Census
 
@@ -28,14 +39,23 @@ class CentredState(NamedTuple):
     weight_m: FloatArray
     factor_m: FloatArray  # of the scores: w_i, or w_i / sqrt(seconds_i)
     prior_m: FloatArray  # squared residuals expected of clients not seen yet, in their mean
-    first_m: FloatArray  # norm(u_i - c_i)^2 when it was seen first; NaN until then
+    first_m: KnownSizes  # norm(u_i - c_i)^2 when it was seen first; NaN until then
     # exponential mean of norm(u_i - c_i)^2 over its other visits; NaN until its second
-    square_m: FloatArray
-    seen_m: IntArray  # the round in which it was last seen; -1 for never
-    rounds: IntArray  # (), rounds closed
+    square_m: KnownSizes
+    # the round in which it was last seen; -1 for never
+    seen_m: Annotated[IntArray, Within("[-1, round]")]
+    rounds: Counts  # (), rounds closed
     # what cohorts are spread over: exponential mean of the sketches of u_i - c_i, 0 until seen; or
     # auxiliary variables x_i, which stay
     about_mq: FloatArray
+
+    def is_consistent(self) -> bool:
+        """Whether all fields say the same of who was seen."""
+        seen_m = self.seen_m >= 0
+        again_m = ~np.isnan(self.square_m)
+        once_m = ~np.isnan(self.first_m)
+        no_later = bool(np.all(self.seen_m < np.maximum(self.rounds, 1)))
+        return no_later and np.array_equal(seen_m, once_m) and not np.any(again_m & ~once_m)
 
 
 @dataclass(frozen=True)

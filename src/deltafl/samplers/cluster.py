@@ -9,7 +9,18 @@ import numpy as np
 from ..designs.inclusion import with_floor
 from ..designs.table import draw_cohort, find_design
 from ..errors import DeltaflError
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports, Rng
+from ..types import (
+    BoolArray,
+    Cohort,
+    Counts,
+    FloatArray,
+    IntArray,
+    KnownSizes,
+    Oracle,
+    Population,
+    Reports,
+    Rng,
+)
 from .base import ZERO, Sampler, mean_for_unseen, present_clients, replied, with_rows
 
 
@@ -17,8 +28,8 @@ class ClusterState(NamedTuple):
     """What the server stores about each client."""
 
     weight_m: FloatArray
-    norm_m: FloatArray  # of its last update; NaN until seen
-    rounds: IntArray  # (), rounds with at least one reply
+    norm_m: KnownSizes  # of its last update; NaN until seen
+    rounds: Counts  # (), rounds with at least one reply
 
 
 def cluster_by_value(value_m: FloatArray, k: int) -> IntArray:

@@ -12,7 +12,7 @@ The theoretical forms draw by w_i R_i, the practical ones by R_i alone, as in th
 
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import ClassVar, NamedTuple, Self
+from typing import Annotated, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -21,15 +21,19 @@ from ..designs.table import find_design
 from ..errors import DeltaflError, is_in
 from ..moves import Moves
 from ..scale.tree import SumTree
-from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports
+from ..types import BoolArray, Cohort, FloatArray, Oracle, Population, Reports, Within
 from .base import RunFacts, Scored, Scores, WeightState, for_design, replied, with_rows
 
 
 class PracticalState(NamedTuple):
     """What the server stores about each client."""
 
-    p_m: Scores  # the draw probabilities, sum 1
+    p_m: Annotated[Scores, Within("[0, 2]")]  # the draw probabilities, sum 1 but for rounding
     weight_m: FloatArray  # the factors w_i of the scores; none, (0,), if these are R_i alone
+
+    def is_consistent(self) -> bool:
+        """Whether the probabilities sum to 1."""
+        return abs(float(np.asarray(self.p_m).sum()) - 1) < 1e-3
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,8 @@ class FedPracIS(_ByReports):
 
     floor: float = 0.1
     weighted: bool = False
+
+    row_fields: ClassVar = ("p_m",)
 
     @property
     def unbiased(self) -> bool:

@@ -2,20 +2,31 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports, Rng
+from ..types import (
+    BoolArray,
+    Cohort,
+    Counts,
+    FloatArray,
+    Oracle,
+    Population,
+    Reports,
+    Rng,
+    Within,
+)
 from .base import Scored, State
 
 
 class AUState(NamedTuple):
     """What the server stores about each client."""
 
-    interval_m: FloatArray  # the mean length of its intervals, omega_i; 1 until the first one ends
-    ended_m: IntArray  # intervals that ended
-    rounds_m: IntArray  # rounds of the interval that is going on
+    # the mean length of its intervals, omega_i; 1 until the first one ends
+    interval_m: Annotated[FloatArray, Within("[1, next]")]
+    ended_m: Counts  # intervals that ended
+    rounds_m: Counts  # rounds of the interval that is going on
 
 
 @dataclass(frozen=True)

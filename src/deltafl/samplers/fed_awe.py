@@ -1,11 +1,11 @@
 """FedAWE (Xiang et al., NeurIPS 2024): who was away longer counts for more. Biased at first."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..types import Cohort, FloatArray, IntArray, Population, Reports
+from ..types import Cohort, FloatArray, IntArray, Population, Reports, Within
 from .base import with_rows
 from .fed_au import ByIntervals
 
@@ -13,7 +13,8 @@ from .fed_au import ByIntervals
 class AweState(NamedTuple):
     """How long each client has been away."""
 
-    rounds_m: IntArray  # rounds from its last reply to this round, t - tau_i; tau_i = -1 at first
+    # rounds from its last reply to this round, t - tau_i; tau_i = -1 at first
+    rounds_m: Annotated[IntArray, Within("[1, next]")]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..types import Cohort, FloatArray, IntArray, Population, Reports, Rng
+from ..types import Cohort, Counts, FloatArray, IntArray, Population, Reports, Rng
 from .base import ZERO, Unweighted, label_counts, with_rows
 
 _LEAST = 1e-12  # an imbalance below it counts as it, lest probabilities be infinite
@@ -15,8 +15,8 @@ class CbsState(NamedTuple):
     """What the server stores about each client."""
 
     count_mc: FloatArray  # examples of each class
-    selected_m: IntArray  # how often it was selected
-    rounds: IntArray  # (), rounds so far
+    selected_m: Counts  # how often it was selected
+    rounds: Counts  # (), rounds so far
 
 
 @dataclass(frozen=True)

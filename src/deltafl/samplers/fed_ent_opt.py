@@ -1,11 +1,11 @@
 """FedEntOpt (Lutz et al. 2024): cohorts whose pooled labels have the largest entropy. Biased."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..types import Cohort, FloatArray, IntArray, Population, Reports, Rng
+from ..types import Cohort, FloatArray, IntArray, Population, Reports, Rng, Within
 from .base import ZERO, Unweighted, label_counts, with_rows
 
 
@@ -14,7 +14,11 @@ class EntropyState(NamedTuple):
 
     count_mc: FloatArray  # examples of each class
     place_m: IntArray  # it was the 1st, 2nd, ... to be selected, when it was last; 0 for never
-    total: IntArray  # (), selections so far
+    total: Annotated[IntArray, Within("[0, 1e15]")]  # (), selections so far
+
+    def is_consistent(self) -> bool:
+        """Whether nobody was selected later than the last one."""
+        return bool(np.all((self.place_m >= 0) & (self.place_m <= self.total)))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..types import Cohort, FloatArray, IntArray, Population, Reports, Rng
+from ..types import Cohort, Counts, FloatArray, IntArray, Population, Reports, Rng
 from .base import Unweighted, label_counts, with_rows
 
 #: What is less may be rounding. A swap must gain more, or the search would not end.
@@ -16,7 +16,7 @@ class GraphState(NamedTuple):
     """The graph of all clients, and how often each was selected."""
 
     distance_mm: FloatArray  # shortest paths H, the longest 1
-    selected_m: IntArray
+    selected_m: Counts
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,17 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..designs.table import find_design
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports, Rng
+from ..types import (
+    BoolArray,
+    Cohort,
+    FloatArray,
+    IntArray,
+    KnownSizes,
+    Oracle,
+    Population,
+    Reports,
+    Rng,
+)
 from .base import Sampler, mean_for_unseen, present_clients, replied, with_rows
 from .cluster import allocate, draw_from_each, lloyd
 
@@ -16,7 +26,7 @@ class StrataState(NamedTuple):
 
     weight_m: FloatArray
     sketch_mq: FloatArray  # 0 until seen
-    norm_m: FloatArray  # NaN until seen
+    norm_m: KnownSizes  # NaN until seen
 
 
 def k_means(point_kq: FloatArray, groups: int) -> IntArray:

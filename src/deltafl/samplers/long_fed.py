@@ -3,11 +3,21 @@ selected alike. Biased.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Population, Reports, Rng
+from ..types import (
+    BoolArray,
+    Cohort,
+    Counts,
+    FloatArray,
+    IntArray,
+    Population,
+    Reports,
+    Rng,
+    Within,
+)
 from .base import NewFirst
 from .divfl import distances, greedy
 
@@ -21,10 +31,16 @@ class EmulationState(NamedTuple):
     selected_m: BoolArray
     seen_m: BoolArray
     last_mq: FloatArray
-    rounds: IntArray
+    rounds: Counts
     like_m: IntArray  # the client most like it, -1 for none
-    ahead_m: FloatArray  # virtual queue: selections more than those of the client like it
-    behind_m: FloatArray  # the same for selections less
+    # virtual queue: selections more than those of the client like it
+    ahead_m: Annotated[FloatArray, Within("[0, round]")]
+    behind_m: Annotated[FloatArray, Within("[0, round]")]  # the same for selections less
+
+    def is_consistent(self) -> bool:
+        """Whether ``like_m`` names clients, and only those replied who were selected."""
+        is_client_m = (self.like_m >= _NOBODY) & (self.like_m < len(self.like_m))
+        return bool(np.all(is_client_m) and np.all(self.seen_m <= self.selected_m))
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,33 @@ unbiased for exact designs.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from typing import Annotated, ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from ..designs.table import find_design
 from ..moves import Moves
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Oracle, Population, Reports
+from ..types import (
+    BoolArray,
+    Cohort,
+    Counts,
+    FloatArray,
+    IntArray,
+    Oracle,
+    Population,
+    Reports,
+    Shares,
+    Sizes,
+    Within,
+)
 from .base import ZERO, RunFacts, Scored, present_clients, replied
 
 #: Experts of the ensemble that are kept at most; the paper's number for blocks of a million rounds.
 MAX_EXPERTS = 12
 #: Feedback counts at most so many times its bound, which may come from updates that were nearly 0.
 _LARGEST = 1e12
+#: The lowest ``mixing``.
+_LEAST_MIXING = 1e-12
 
 
 def feedback(
@@ -34,8 +48,8 @@ class BanditState(NamedTuple):
     """The accumulated feedback."""
 
     weight_m: FloatArray
-    total_m: FloatArray  # W
-    bound: FloatArray  # (), G^2, the bound on a_i^2; 0 until known
+    total_m: Sizes  # W
+    bound: Sizes  # (), G^2, the bound on a_i^2; 0 until known
 
 
 @dataclass(frozen=True)
@@ -61,6 +75,8 @@ class VarianceBandit(Scored):
     horizon: int | None = None
 
     ranges: ClassVar = {"mixing": "[1e-12, 1]", "horizon": "[1, inf)"}
+    row_fields: ClassVar = ("total_m",)
+    kept_fields: ClassVar = ("bound",)
 
     def for_run(self, facts: RunFacts) -> Self:
         return replace(self, horizon=self.horizon or facts.rounds)
@@ -119,17 +135,27 @@ class DescentState(NamedTuple):
     """The ensemble of experts."""
 
     weight_m: FloatArray
-    expert_em: FloatArray  # the experts' p; experts that are not in use stay as the block began
-    weight_e: FloatArray  # sum 1; 0 for experts that are not in use
-    bound: FloatArray  # (), the bound on a_i^2 in this block; 0 if unknown
-    largest: FloatArray  # (), the largest a_i^2 of this block
-    block: IntArray  # (), index of the block, which has 2^block rounds
-    step: IntArray  # (), rounds of the block that are over
+    expert_em: Shares  # the experts' p; experts that are not in use stay as the block began
+    weight_e: Shares  # sum 1; 0 for experts that are not in use
+    bound: Sizes  # (), the bound on a_i^2 in this block; 0 if unknown
+    largest: Sizes  # (), the largest a_i^2 of this block
+    # (), index of the block, which has 2^block rounds
+    block: Annotated[IntArray, Within("[0, 40]")]
+    step: Counts  # (), rounds of the block that are over
 
     @property
     def mixture(self) -> FloatArray:
         """The probabilities p, float64 (m,)."""
         return np.asarray(np.sum(self.weight_e[:, None] * self.expert_em, axis=0))
+
+    def is_consistent(self) -> bool:
+        """Whether all are probabilities, none of them below the least ``mixing``, in a block that
+        is not over.
+        """
+        sums = [self.weight_e.sum(), *self.expert_em.sum(axis=1)]
+        least = 0.9 * _LEAST_MIXING / len(self.weight_m)
+        is_there = self.step < 2 ** int(self.block)
+        return bool(is_there and np.allclose(sums, 1) and self.expert_em.min() >= least)
 
 
 @dataclass(frozen=True)
@@ -160,6 +186,7 @@ class MirrorDescent(Scored):
     mixing: float = 0.4
 
     ranges: ClassVar = {"mixing": "[1e-12, 1]"}
+    kept_fields: ClassVar = DescentState._fields[1:]
 
     def init(self, population: Population) -> DescentState:
         m = population.num_clients
@@ -217,10 +244,6 @@ class MirrorDescent(Scored):
                 largest or bound,
             )
         return state._replace(largest=np.asarray(largest), step=np.asarray(step))
-
-    def resized(self, state: DescentState, moves: Moves) -> DescentState:
-        moves.require_none(self)
-        return state._replace(weight_m=moves.population.weight_m)
 
     def _learn(
         self, state: DescentState, client_n: IntArray, share_n: FloatArray, draws: int

@@ -6,7 +6,18 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import Cohort, FloatArray, IntArray, Population, Reports, Rng
+from ..types import (
+    Cohort,
+    Counts,
+    FloatArray,
+    IntArray,
+    KnownSizes,
+    Population,
+    Reports,
+    Rng,
+    Shares,
+    Sizes,
+)
 from .base import ZERO, Unweighted, draw_successively, replied, with_rows
 
 #: Utilities above this quantile count as it.
@@ -22,13 +33,17 @@ class OortState(NamedTuple):
     """Utilities of the clients."""
 
     size_m: IntArray  # numbers of examples
-    utility_m: FloatArray  # U when last trained; NaN for clients that never replied
-    last_m: IntArray  # the round, from 1, in which a client replied last; 0 for never
-    rounds: IntArray  # (), rounds so far
+    utility_m: KnownSizes  # U when last trained; NaN for clients that never replied
+    last_m: Counts  # the round, from 1, in which a client replied last; 0 for never
+    rounds: Counts  # (), rounds so far
     # expected seconds of each client's round, (m,); one number where they are unknown
     seconds: FloatArray
-    gained_r: FloatArray  # utility of the replies of the last 2 _WINDOW rounds, the oldest first
-    fast: FloatArray  # (), the share of clients that are fast enough
+    gained_r: Sizes  # utility of the replies of the last 2 _WINDOW rounds, the oldest first
+    fast: Shares  # (), the share of clients that are fast enough
+
+    def is_consistent(self) -> bool:
+        """Whether those have a utility who replied."""
+        return np.array_equal(self.last_m > 0, ~np.isnan(self.utility_m))
 
 
 @dataclass(frozen=True)

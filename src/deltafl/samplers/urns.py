@@ -30,6 +30,14 @@ class TreeState(NamedTuple):
     sketch_mq: FloatArray  # 0 until seen
     merge_k2: IntArray  # Ward's merges, (m - 1, 2)
 
+    def is_consistent(self) -> bool:
+        """Whether each client and each merge is merged once, and after it was made."""
+        made_k1 = len(self.weight_m) + np.arange(len(self.merge_k2))[:, None]
+        merged = np.sort(self.merge_k2, axis=None)
+        return bool(np.all(self.merge_k2 < made_k1)) and np.array_equal(
+            merged, np.arange(len(merged))
+        )
+
 
 def _lay(mass_k: FloatArray, begin_n: FloatArray, end_n: FloatArray) -> FloatArray:
     """How much of each client falls between ``begin`` and ``end`` of each gap, float64 (n, k)."""

@@ -16,17 +16,13 @@ from .persistent_array import PersistentArray
 from .rows import MappedRows
 from .tree import SumTree
 
-#: The sums of a tree follow its scores under this name.
-_INNER = ".inner"
-
 
 def named_arrays(
     state: Any, prefix: str = "state", shared: bool = False
 ) -> Iterator[tuple[str, Array]]:
     """The arrays of nested NamedTuples with their dotted names, in order.
 
-    ``shared``: they share memory with the state, and the sums of trees follow: for files that are
-    written at once.
+    ``shared``: they share memory with the state, for files that are written at once.
     """
     if hasattr(state, "_fields") or isinstance(state, MappedRows | Mapping):
         parts = state
@@ -39,15 +35,11 @@ def named_arrays(
             yield from named_arrays(part, f"{prefix}.{name}", shared)
     elif shared and isinstance(state, PersistentArray):
         yield prefix, state.current().array_m
-        if isinstance(state, SumTree):
-            yield prefix + _INNER, state.current().inner
     else:
         yield prefix, np.asarray(state)
 
 
-def from_named_arrays(
-    template: Any, arrays: Mapping[str, Array], prefix: str = "state", any_shape: bool = False
-) -> Any:
+def from_named_arrays(template: Any, arrays: Mapping[str, Array], prefix: str = "state") -> Any:
     """Put arrays, which belong to the state from now on, into the form of a template, a state of
     the same settings.
 
@@ -55,30 +47,36 @@ def from_named_arrays(
     to other settings: that is a ``DeltaflError``.
     """
     if hasattr(template, "_fields"):
-        parts = from_named_arrays(template._asdict(), arrays, prefix, any_shape)
+        parts = from_named_arrays(template._asdict(), arrays, prefix)
         return type(template)(**parts)
     if isinstance(template, Mapping):
         return {
-            name: from_named_arrays(part, arrays, f"{prefix}.{name}", any_shape)
+            name: from_named_arrays(part, arrays, f"{prefix}.{name}")
             for name, part in template.items()
         }
     if isinstance(template, MappedRows) and f"{prefix}.written" in arrays:
         return template.restored({name: arrays[f"{prefix}.{name}"] for name in template.journal()})
     array = arrays.get(prefix)
-    if array is None or not (
-        any_shape or array.shape == np.shape(template) or np.shape(template) == (0,)
-    ):
+    shape = _shape(template)
+    is_whole = not isinstance(template, int) or (array is not None and array.dtype.kind == "i")
+    if array is None or not is_whole or shape not in (array.shape, (0,)):
         raise DeltaflError(
             f"the saved state does not fit these settings ({prefix} differs); start anew elsewhere"
         )
-    if isinstance(template, SumTree):
-        return SumTree(array, arrays.get(prefix + _INNER))
+    # The sums of a tree are made anew of its scores: those of a file could say anything.
     if isinstance(template, PersistentArray):
-        return PersistentArray(array)
+        return type(template)(array)
     # Such as ``RoundState.round``, which is no array.
     if isinstance(template, int):
         return int(array)
     return array
+
+
+def _shape(template: Any) -> tuple[int, ...]:
+    # Rows that clients share would fill the memory as one array.
+    if isinstance(template, tuple):
+        return (len(template), *template[0].shape)
+    return np.shape(template)
 
 
 def bytes_in_ram(state: Any) -> int:
@@ -93,8 +91,10 @@ def bytes_in_ram(state: Any) -> int:
             part = (part.crc_m, *part.changed.values())
         if isinstance(part, Mapping):
             part = tuple(part.values())
-        if isinstance(part, PersistentArray):
-            part = tuple(array for _, array in named_arrays(part, shared=True))
+        if isinstance(part, SumTree):
+            part = (part.current().array_m, part.current().inner)
+        elif isinstance(part, PersistentArray):
+            part = (part.current().array_m,)
         if isinstance(part, tuple):
             for inner in part:
                 if type(inner) is np.ndarray:  # a memory has a row per client: no call for each

@@ -5,7 +5,8 @@ What rounds write stays in memory. A file is read once when it is loaded, to com
 
 import re
 import zlib
-from dataclasses import is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from ..errors import DeltaflError
 from ..plan import Plan, RoundState
 from ..round import blank_state
 from ..store.sealed import read_sealed, write_sealed
-from ..types import AnyPath, Array, Population
+from ..types import AnyPath, Array
 from .named_arrays import from_named_arrays, named_arrays
+from .sound import require_sound
 
 
 def save_state(path: AnyPath, state: RoundState, plan: Plan) -> None:
@@ -58,25 +60,18 @@ def load_state(path: AnyPath, plan: Plan) -> RoundState:
                 f"the state in {path} belongs to a plan with {name} = {saved.get(name)}, and this "
                 f"plan has {value}; load it with the plan it was saved with"
             )
-    template_plan = plan
-    # Only of the library's own classes it is known that the form of a state does not depend on the
-    # number of clients.
-    if all(
-        type(part).__module__.startswith("deltafl.") for part in (plan.sampler, plan.rule.control)
-    ):
-        # The form of the state is that of one client: m numbers need not be made.
-        aux_mq = plan.population.aux_mq
-        one = Population.from_sizes([1], aux=None if aux_mq is None else aux_mq[:1])
-        # With seconds, which some samplers ask for; the saved arrays take the place of all of
-        # these.
-        template_plan = replace(
-            plan,
-            population=one._replace(seconds_m=np.ones(1)),
-            n=1,
-        )
     params_d = arrays.get("state.params_d", np.zeros(0))
-    template = blank_state(template_plan, np.zeros(params_d.shape, dtype=np.float32))
-    state: RoundState = from_named_arrays(template, arrays, any_shape=True)
+    # It is judged with all others.
+    return restored_state(plan, blank_state(plan, np.zeros(params_d.size, np.float32)), arrays)
+
+
+def restored_state(plan: Plan, template: RoundState, arrays: Mapping[str, Array]) -> RoundState:
+    """The state that some named arrays are, once it is known that rounds can have left it; all
+    hosts load theirs by this. ``template`` is that of the plan before the first round.
+    """
+    state: RoundState = from_named_arrays(template, arrays)
+    state = state._replace(sampler=plan.sampler.restored(state.sampler, template.sampler))
+    require_sound(state, template)
     return state
 
 

@@ -98,14 +98,11 @@ class TreeBuffer(Buffer):
 class SumTree(PersistentArray):
     """Finite scores >= 0 of m clients, float32 or float64, as a ``PersistentArray`` with their
     sums.
-
-    Both belong to this object from now on; ``inner`` are the sums of a tree that is read from a
-    file.
     """
 
-    def __init__(self, score_m: Array, inner: FloatArray | None = None) -> None:
+    def __init__(self, score_m: Array) -> None:
         super().__init__(score_m)
-        self._buffer = TreeBuffer(score_m, inner)
+        self._buffer = TreeBuffer(score_m)
 
     @property
     def total(self) -> float:

@@ -31,7 +31,7 @@ import numpy as np
 from ..errors import DeltaflError
 from ..moves import Moves
 from ..scale.numerics import lower_median
-from ..types import FloatArray, IntArray, Params, Reports
+from ..types import FloatArray, IntArray, KnownSizes, Params, Reports
 from .norms import squared_norms
 from .part import Intake, PlanOfParts, ServerPart
 
@@ -58,7 +58,7 @@ class KnownNorms(NamedTuple):
     one.
     """
 
-    norm_m: FloatArray
+    norm_m: KnownSizes
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from ..scale.numerics import inner
-from ..types import FloatArray, Params
+from ..types import KnownSizes, Params
 from .part import PlanOfParts, ServerPart, Step
 
 #: Steps that the median is taken over, and the fewest that make one.
@@ -29,7 +29,7 @@ FEWEST = 5
 class GuardState(NamedTuple):
     """Norms of the last steps, float64 (20,), the newest last; NaN where there was none."""
 
-    norm_k: FloatArray
+    norm_k: KnownSizes
 
 
 @dataclass(frozen=True)

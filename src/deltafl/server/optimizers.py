@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import DeltaflError, unknown_name
 from ..scale.numerics import inner
-from ..types import FloatArray, Nothing, Params
+from ..types import FloatArray, Nothing, Params, Sizes
 from .average import AverageState
 from .part import PlanOfParts, ServerPart, Step
 
@@ -139,7 +139,7 @@ class AdaptiveState(NamedTuple):
     """Running mean a and running square v of D, both float64 (d,)."""
 
     mean_d: FloatArray
-    square_d: FloatArray
+    square_d: Sizes
 
 
 @dataclass(frozen=True)

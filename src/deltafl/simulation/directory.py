@@ -37,9 +37,10 @@ import numpy as np
 import tomli_w
 
 from ..errors import DeltaflError, printable
-from ..plan import RoundState
-from ..scale.named_arrays import from_named_arrays, named_arrays
+from ..plan import Plan, RoundState
+from ..scale.named_arrays import named_arrays
 from ..scale.rows import row_files, settled
+from ..scale.state_file import restored_state
 from ..store.files import write_atomically
 from ..store.folder import Note, new_name, owned, read_note, require_note, require_own, write_note
 from ..store.lines import NOTHING, append_line, cut_back, last_line, read_lines, seal_of, sync
@@ -334,14 +335,16 @@ class RunDirectory:
             return None
         return mark.round, checkpoint_arrays(self.path)
 
-    def load(self, template: RoundState, group: ProcessGroup = ALONE) -> RoundState:
+    def load(self, plan: Plan, template: RoundState, group: ProcessGroup = ALONE) -> RoundState:
         """The state of the last checkpoint (the template itself if there is none); later lines are
         cut off.
 
         After an error nothing is cut off.
         """
         arrays = group.from_first(self._read_all)
-        state = template if arrays is None else settled(from_named_arrays(template, arrays))
+        state = template
+        if arrays is not None:
+            state = settled(restored_state(plan, template, arrays))
         if group.is_first:
             self._cut_off()
         return state

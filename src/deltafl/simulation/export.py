@@ -10,12 +10,11 @@ from ..errors import DeltaflError
 from ..model_parts import NamedArrays
 from ..plan import saved_model
 from ..scale.named_arrays import from_named_arrays
-from ..scale.rows import RowFormat
 from ..store.files import write_atomically
 from ..store.sealed import write_sealed
 from .directory import RunDirectory, recorded_settings
 from .own_code import where_it_began
-from .rest import RestOfModel, local_folder
+from .rest import RestOfModel, local_rows
 from .runner import new_model
 from .settings import RunSettings, make_settings
 from .setup import task_of
@@ -68,7 +67,7 @@ def export_model(folder: Path, to: Path) -> int:
     memory = None
     if settings.memory_path is not None:
         memory = str(there / settings.memory_path)
-    rows = RowFormat(folder=local_folder(directory.memory_folder(memory)))
+    rows = local_rows(directory.memory_folder(memory))
     rest = from_named_arrays(beside.initial(task.num_clients, rows), arrays, "state.rest")
     own = ModelTensors(model, parts)
     own.load(torch.tensor(saved_model(arrays)))

@@ -12,15 +12,16 @@ import numpy.typing as npt
 from ..arrays import WeightedMean, mean_rest
 from ..model_parts import MEANS, Arrays, ModelParts
 from ..scale.rows import RowFormat, Rows, replace_rows
+from ..scale.sound import not_sound
 from ..types import Array, FloatArray, IntArray
 
 #: The folder of clients' local arrays in that of a run's memory.
 LOCAL = "local"
 
 
-def local_folder(memory: Path | None) -> str | None:
-    """The folder of the local arrays in that of a run's memory; None for RAM."""
-    return None if memory is None else str(memory / LOCAL)
+def local_rows(memory: Path | None) -> RowFormat:
+    """How local arrays are kept: in a folder in that of a run's memory, or in RAM."""
+    return RowFormat(folder=None if memory is None else str(memory / LOCAL), is_bits=True)
 
 
 class Rest(NamedTuple):
@@ -66,6 +67,12 @@ class RestOfModel:
         if self._local:
             own = format.zeros(num_clients, self.num_local)
         return Rest(self._shared, own)
+
+    def require_sound(self, rest: Any) -> None:
+        """Refuse shared arrays of a file that no client may send."""
+        fault = self.parts.value_fault(rest.shared) if rest else None
+        if fault is not None:
+            raise not_sound(fault)
 
     def of_client(self, rest: Any, client: int) -> Arrays:
         """What a client trains with; of an empty ``rest`` the initial arrays."""
@@ -122,6 +129,8 @@ class RestOfModel:
         for name, array in self._local.items():
             own = bits[first : first + array.nbytes].copy()
             arrays[name] = own.view(array.dtype).reshape(array.shape)
+            if np.any(np.isfinite(array) > np.isfinite(arrays[name])):
+                raise not_sound(f"a client's {name} is not finite")
             first += array.nbytes
         return arrays
 

@@ -18,7 +18,6 @@ import numpy as np
 from ..errors import DeltaflError
 from ..plan import RoundState
 from ..round import close_round, init_round, open_round
-from ..scale.rows import RowFormat
 from ..tasks.base import Task
 from ..types import BoolArray, Cohort, RejectedReply, RoundInfo
 from .callback import Callback, LiveRun, OnRound, PlayedRound, Report, Stopwatch, guarded
@@ -33,7 +32,7 @@ from .oracle import SimulatedOracle
 from .own_code import require_same_code
 from .record import Job, RunStore, record_of, write_record
 from .recording import Checkpoints, Recording
-from .rest import bytes_sent, local_folder
+from .rest import bytes_sent, local_rows
 from .settings import RunSettings
 from .setup import data_of, engine_for, engine_of, filled_in, plan_of
 from .sweep import Player
@@ -199,7 +198,7 @@ def _open_run(
     population = engine.task.population(settings.weights)
     # A client downloads the model and sends its update.
     memory = directory.memory_folder(settings.memory_path)
-    rest = engine.beside.initial(population.num_clients, RowFormat(folder=local_folder(memory)))
+    rest = engine.beside.initial(population.num_clients, local_rows(memory))
     num_bytes = 2 * (engine.num_params * BYTES_PER_PARAMETER + bytes_sent(rest))
     world = World(settings, population, engine.work.num_steps, num_bytes)
     population = population._replace(seconds_m=world.seconds_m)
@@ -210,7 +209,9 @@ def _open_run(
     initial_d = engine.initial_params()
     # After a census with first updates, this is the state of round 1.
     start = init_round(plan, initial_d)._replace(rest=rest)
-    state = directory.load(start._replace(round=0, params_d=initial_d), group)
+    state = directory.load(plan, start._replace(round=0, params_d=initial_d), group)
+
+    engine.beside.require_sound(state.rest)
 
     last = group.from_first(directory.last_line)
     if not last:
