@@ -575,7 +575,8 @@ def test_a_folder_of_an_older_version_says_so(file: Path) -> None:
     assert deltafl_here(*given, "--rounds", "2", "--out", "out", cwd=file.parent).returncode == 0
     note = Path("out/environment.json")
     note.write_text(re.sub(r'"3\.\d+:\w+"', '"1f2e3d4c"', note.read_text()))
-    done = deltafl_here("compare", "--resume", "--out", "out", cwd=file.parent)
+    resumed = ("compare", "--resume", "--samplers", NAME, "--out", "out")
+    done = deltafl_here(*resumed, cwd=file.parent)
     assert done.returncode == 2
     assert "another version of Python or of deltafl" in " ".join(done.stderr.split())
 
@@ -590,7 +591,10 @@ def test_a_run_finds_its_files_from_anywhere(file: Path) -> None:
     elsewhere = here / "elsewhere"
     elsewhere.mkdir()
     resumed = ("run", "--resume", "--rounds", "4", "--out", "../out")
-    done = deltafl_here(*resumed, cwd=elsewhere)
+    refused = deltafl_here(*resumed, cwd=elsewhere)
+    assert refused.returncode == 2
+    assert "would run as you" in " ".join(refused.stderr.split())
+    done = deltafl_here(*resumed, "--trust-code", cwd=elsewhere)
     assert (done.returncode, "after 4 rounds" in done.stdout) == (0, True), done.stderr
     assert deltafl_here("export", "../out", "--to", "model.pt", cwd=elsewhere).returncode == 0
     assert (elsewhere / "model.pt").exists()

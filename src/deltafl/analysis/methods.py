@@ -8,6 +8,7 @@ from ..errors import DeltaflError
 from ..estimators.table import find_estimator
 from ..samplers.label import Label, base_name, make_sampler, parse_label
 from ..samplers.table import SAMPLERS
+from ..store.own_python import only
 from .runs import Run
 
 
@@ -22,12 +23,13 @@ def find_label(name: str, labels: Sequence[str]) -> str | None:
 
 
 def method_of(label: str) -> Label | None:
-    """The method of a row of a table; None if the row is called something else.
+    """The method of a row of a table; None if the row is called something else, or is of the
+    user's own code and nothing has played it here.
 
     A row may have more in its name than a label has, after a "+".
     """
     for text in (label, label.partition("+")[0]):
-        with suppress(DeltaflError):
+        with suppress(DeltaflError), only(frozenset()):
             return parse_label(text)
     return None
 

@@ -33,6 +33,7 @@ from ..simulation.settings import CompareSettings, RunSettings
 from ..simulation.sweep import count_processes
 from ..simulation.tracking import tracker
 from ..simulation.tune import TuneSettings, tune_rates
+from ..store.own_python import files_named
 from ..types import ACCURACY, LOSS, Judge
 from . import options as o
 from .common import Out, interruptible, path_name, say
@@ -68,6 +69,7 @@ def compare(
     config: o.Config = None,
     out: Out = None,
     resume: o.Resume = False,
+    trust_code: o.TrustCode = False,
     no_report: NoReport = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -80,7 +82,7 @@ def compare(
     """
     # Before anything is read: torchrun would play several comparisons in one folder.
     refuse_processes("compare")
-    settings, folder = o.begun(CompareSettings, ctx, set_, config, out, resume)
+    settings, folder = o.begun(CompareSettings, ctx, set_, config, out, resume, trust_code)
     count = count_processes(processes, settings.device)
     explained = _explained("compare", folder, settings.task, settings.samplers)
     with _tracked(track, folder) as on_round, explained, _progress(quiet) as on_progress:
@@ -91,6 +93,7 @@ def compare(
             count,
             on_round,
             not no_report,
+            trust_code,
         )
     _print_summary(found.numbers, [folder], folder, quiet)
 
@@ -103,6 +106,7 @@ def tune(
     config: o.Config = None,
     out: Out = None,
     resume: o.Resume = False,
+    trust_code: o.TrustCode = False,
     no_report: NoReport = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -115,11 +119,11 @@ def tune(
     --out tuned
     """
     refuse_processes("tune")
-    settings, folder = o.begun(TuneSettings, ctx, set_, config, out, resume)
+    settings, folder = o.begun(TuneSettings, ctx, set_, config, out, resume, trust_code)
     count = count_processes(processes, settings.device)
     with _explained("tune", folder, settings.task, settings.samplers):
         with _progress(quiet) as on_progress:
-            tuned = tune_rates(settings, folder, on_progress, count)
+            tuned = tune_rates(settings, folder, on_progress, count, trust_code)
         # Between two bars, which would be drawn over it.
         for name, searches in tuned.searches.items():
             for label, search in searches.items():
@@ -129,7 +133,12 @@ def tune(
         with _progress(quiet) as on_progress:
             last = settings.comparison(tuned.rates)
             found = run_comparison(
-                last, folder / "comparison", on_progress, count, report=not no_report
+                last,
+                folder / "comparison",
+                on_progress,
+                count,
+                report=not no_report,
+                trust_code=trust_code,
             )
     _print_summary(found.numbers, [folder / "comparison"], folder / "comparison", quiet)
 
@@ -209,6 +218,7 @@ def run(
     config: o.Config = None,
     out: Out = None,
     resume: o.Resume = False,
+    trust_code: o.TrustCode = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Run one sampler with one seed; --resume continues it, perhaps with more --rounds.
@@ -218,11 +228,11 @@ def run(
     Example: deltafl run --task digits --sampler pracdelta --rounds 100 --out my-run
     """
     # In every process, as each of them reads the run's files.
-    out = o.place_of(out, resume)
+    out, config = o.place_of(ctx, set_, config, out, resume, trust_code)
     # One process names the folder: its name has the time, which differs between them.
     with joined_processes() as group:
         settings, folder = group.from_first(
-            lambda: o.begun(RunSettings, ctx, set_, config, out, resume)
+            lambda: o.begun(RunSettings, ctx, set_, config, out, resume, trust_code)
         )
         # Each round is written once, whoever plays it.
         with _tracked(track if group.is_first else None, folder) as on_round:
@@ -306,12 +316,13 @@ def export(
             parser=path_name,
         ),
     ],
+    trust_code: o.TrustCode = False,
 ) -> None:
     """Write the model of a run's last checkpoint as a state dict for PyTorch.
 
     Example: deltafl export my-run --to model.safetensors
     """
-    round = simulation.export_model(folder, to)
+    round = simulation.export_model(folder, to, trust_code)
     say(f"the model after round {round} of {folder} is in {to}")
     _print_ending(folder, "deltafl: the run ")
 
@@ -356,7 +367,8 @@ def _explained(
     def how_to_go_on() -> str:
         if not (folder / "config.toml").exists():
             return "nothing was recorded yet: give the same command again"
-        return f"go on with: deltafl {command} --resume --out {quote(str(folder))}"
+        trust = " --trust-code" if files_named([task, *labels]) else ""
+        return f"go on with: deltafl {command} --resume --out {quote(str(folder))}{trust}"
 
     with own_code_explained(task, labels), interruptible(how_to_go_on):
         yield

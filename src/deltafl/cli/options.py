@@ -2,7 +2,6 @@
 settings.
 """
 
-import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -27,6 +26,8 @@ from ..simulation.settings import (
     make_settings,
     refuse_ignored,
 )
+from ..store.own_python import files_named, only, working_in
+from ..store.values import read_toml
 from .common import say
 
 SetOption = Annotated[
@@ -45,6 +46,10 @@ Config = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="continue what is in --out")]
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="import the Python files that the folder names, too"),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="print nothing but the folder of the results")]
 
 
@@ -88,7 +93,7 @@ def _headings() -> dict[str, str]:
     of_server = [name for name in IN_TEXT if name not in of_training]
     return {
         "What to run": "samplers sampler seeds seed task clients sample rounds local_rates "
-        "server_rates tuning_seeds extensions out resume config processes workers",
+        "server_rates tuning_seeds extensions out resume trust_code config processes workers",
         "Local training": "local_lr lr_schedule local_epochs local_steps batch_size local_momentum "
         f"{' '.join(of_training)} proximal fixed_order device",
         "Server": f"{' '.join(of_server)} weights memory_dtype memory_path",
@@ -233,9 +238,14 @@ def begun(
     config: Path | None,
     out: Path | None,
     resume: bool,
+    trust_code: bool,
 ) -> tuple[AnySettings, Path]:
-    """The settings of a command, and its folder, which is a new one unless it is named."""
-    out = place_of(out, resume)
+    """The settings of a command, and its folder, which is a new one unless it is named.
+
+    Of what the folder names, only Python files that the command names too are imported, unless
+    ``trust_code``.
+    """
+    out, config = place_of(ctx, sets, config, out, resume, trust_code)
     settings = settings_from(kind, ctx.obj, sets, config, out, resume)
     return settings, out or new_folder(str(ctx.command.name), settings.task)
 
@@ -284,15 +294,37 @@ def settings_from(
     return grown(make_settings(kind, recorded), make_settings(kind, given, config))
 
 
-def place_of(out: Path | None, resume: bool) -> Path | None:
-    """The folder of a command; what is resumed finds its files from anywhere, as where it began."""
-    if out is None or not resume:
-        return out
+def place_of(
+    ctx: typer.Context,
+    sets: Sequence[str] | None,
+    config: Path | None,
+    out: Path | None,
+    resume: bool,
+    trust_code: bool,
+) -> tuple[Path | None, Path | None]:
+    """The folder of a command, and its file of settings, until the command ends; what is resumed
+    finds its files from anywhere, as where it began.
+    """
+    recorded = None
+    if out is not None:
+        recorded = recorded_settings(out)
+    if out is None or recorded is None:
+        return out, config
+    named = files_named(
+        [ctx.obj, *(sets or []), {} if config is None else read_toml(config, users=True)]
+    )
+    ctx.with_resource(only(None if trust_code else named))
     here = where_it_began(out)
-    if here != Path.cwd():
-        out = out.resolve()
-        os.chdir(here)
-    return out
+    if not resume or here == Path.cwd():
+        return out, config
+    # Where a folder says that it began, other files may have the names that are meant.
+    if not trust_code and (named or files_named(recorded)):
+        raise DeltaflError(
+            f"the files that {out} names are in {here}, and Python code is among them, which "
+            "would run as you: if you trust it, give the command there, or add --trust-code"
+        )
+    ctx.with_resource(working_in(here))
+    return out.resolve(), None if config is None else config.resolve()
 
 
 def _note_beginning(out: Path | None, says_what: bool) -> None:

@@ -211,9 +211,21 @@ def file_name(label: str) -> str:
     """
     # Others are kept as they are: older records have them, and classes of another process are not
     # known here.
-    if ".py:" in label or ("(" in label and base_name(label) in SAMPLERS):
-        label = re.sub(r"[^@]*[/\\](?=[^(@]*\.py)", "", str(parse_label(label)))
+    if ".py:" in label:
+        label = re.sub(r"[^@]*[/\\](?=[^(@]*\.py)", "", _tidy(label))
+    elif "(" in label and base_name(label) in SAMPLERS:
+        label = str(parse_label(label))
     return re.sub(r"[^\w@()=,.+-]", "_", label)
+
+
+def _tidy(label: str) -> str:
+    """A label in a usual spelling, by its text alone: nothing of the user's is imported for it."""
+    method, settings = split_settings(label)
+    parts = [write_call(*parse_call(part)) for part in split_outside(method, "@")]
+    text = "@".join(parts).rstrip("@")
+    for name, value in sorted(settings.items()):
+        text += f"+{name}" if value is True else f"+{write_setting(name, value)}"
+    return text
 
 
 def make_sampler(label: str | Label, facts: RunFacts | None = None) -> Sampler:

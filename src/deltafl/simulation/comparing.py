@@ -37,6 +37,7 @@ def run_comparison(
     processes: int = 1,
     on_round: OnRound = lambda _: None,
     report: bool = True,
+    trust_code: bool = False,
 ) -> Comparison:
     """Play the runs that are not finished yet, and write summary, pictures and report; returns all
     that the folder has.
@@ -50,6 +51,7 @@ def run_comparison(
         processes: Runs side by side, >= 1; with more than 1, this process does not load torch.
         on_round: Called here for each round of each run; with more processes up to a second later.
         report: Whether ``report.html`` is written.
+        trust_code: Whether Python files that only ``out`` names may be imported.
 
     Raises:
         DeltaflError: If another process is playing in the directory, or a run is impossible.
@@ -62,7 +64,7 @@ def run_comparison(
                     f"{out / name} would be replaced and is of no comparison there; choose another "
                     "--out"
                 )
-        settings, before = continued(settings, out)
+        settings, before = continued(settings, out, trust_code)
         others = [label for label in settings.samplers if label not in (settings.rates or {})]
         if settings.rates and others:
             log.warning("rates has none for %s: the settings' rates are used", ", ".join(others))

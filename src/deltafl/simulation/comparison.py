@@ -23,6 +23,7 @@ from ..analysis.summary import summarise, write_summary
 from ..analysis.table import comparison_table
 from ..errors import DeltaflError, MissingExtraError, log, printable, require, unknown_name
 from ..store import checked, write_atomically
+from ..store.own_python import OwnCodeError, only
 from ..tasks.own import is_table, short_name
 from ..types import AnyPath
 from .directory import RunDirectory, recorded_settings
@@ -257,9 +258,10 @@ def _saved(text: str, path: AnyPath | None) -> str:
     return text
 
 
+@only(frozenset())
 def command_of(settings: CompareSettings) -> str:
-    """The command of a comparison, without the task's defaults; empty if it needs objects of a
-    Python process.
+    """The command of a comparison, without the task's defaults, where these are known; empty if it
+    needs objects of a Python process.
 
     Rates of single samplers are in ``config.toml``, beside the summary.
     """
@@ -273,10 +275,14 @@ def command_of(settings: CompareSettings) -> str:
         named |= {*OF_TABLES}
     try:
         usual = make_settings(CompareSettings, {key: given.get(key) for key in named})
+        defaults = usual.model_dump(mode="json")
+    except OwnCodeError:  # of a task that nobody has imported here
+        defaults = {}
     except DeltaflError:  # no command can name objects of a Python process
         return ""
-    defaults = usual.model_dump(mode="json")
-    shown = {key: value for key, value in given.items() if key in named or value != defaults[key]}
+    shown = {
+        key: value for key, value in given.items() if key in named or value != defaults.get(key)
+    }
     # A number of seeds says the same in fewer letters.
     if shown["seeds"] == [*range(len(shown["seeds"]))]:
         shown["seeds"] = len(shown["seeds"])
@@ -292,8 +298,11 @@ def command_of(settings: CompareSettings) -> str:
     return shlex.join(words)
 
 
+@only(frozenset())
 def joined(folders: Sequence[Path]) -> Comparison:
     """Join what finished comparisons, or single runs, have recorded; samplers and seeds may differ.
+
+    No code that they name is run.
 
     Args:
         folders: What ``deltafl compare --out`` and ``deltafl run --out`` have written; a run in two

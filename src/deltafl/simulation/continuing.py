@@ -5,6 +5,7 @@ rounds.
 from pathlib import Path
 from typing import Any
 
+from ..store.own_python import files_named, only
 from .directory import recorded_settings, write_header, write_settings
 from .own_code import note_code, require_objects, require_same_code, with_objects
 from .settings import AnySettings, Settings, grown, make_settings
@@ -13,16 +14,22 @@ from .settings import AnySettings, Settings, grown, make_settings
 def continued(
     settings: AnySettings,
     out: Path,
+    trust_code: bool = False,
 ) -> tuple[AnySettings, AnySettings | None]:
     """The settings of what is played in a folder now, and those that it began with; None if nothing
     was begun.
 
+    Unless ``trust_code``, the folder's own names of Python files count where ``settings`` name the
+    same files.
+
     Raises:
-        DeltaflError: If the folder was played with other settings, or other code of one name.
+        DeltaflError: If the folder was played with other settings, or other code of one name, or
+            names code that may not run.
     """
     recorded = recorded_settings(out)
-    before = None
-    if recorded is not None:
+    if recorded is None:
+        return settings, None
+    with only(None if trust_code else files_named(settings.model_dump())):
         require_objects(out, recorded, settings)
         before = make_settings(type(settings), with_objects(recorded, settings))
         settings = grown(before, settings)

@@ -45,7 +45,7 @@ from ..store.files import write_atomically
 from ..store.folder import Note, new_name, owned, read_note, require_note, require_own, write_note
 from ..store.lines import NOTHING, append_line, cut_back, last_line, read_lines, seal_of, sync
 from ..store.sealed import read_sealed, write_sealed
-from ..store.values import read_json, read_toml
+from ..store.values import read_toml
 from ..tasks.own import short_name
 from ..types import Array, FloatArray
 from .checkpoint import (
@@ -57,7 +57,7 @@ from .checkpoint import (
     read_checkpoint,
 )
 from .distributed import ALONE, ProcessGroup
-from .environment import environment
+from .environment import environment, noted
 from .own_code import code_of, objects_of, require_same_model
 from .rest import LOCAL
 from .settings import RunSettings, Settings, differing
@@ -165,7 +165,7 @@ class RunDirectory:
 
     def environment(self) -> dict[str, Any]:
         """Versions, hardware and data, as they were when the run was started."""
-        return dict(read_json(self._whole("environment.json")))
+        return noted(self._whole("environment.json"), "data", "data_crc32")
 
     def append(
         self,
@@ -241,9 +241,8 @@ class RunDirectory:
     def require_same_data(self, now: Mapping[str, Any]) -> None:
         """Refuse other data, or another model, than those that the folder records."""
         after = now["data_crc32"]
-        # A record without a checksum cannot be compared.
         known = self.environment()
-        before = known.get("data_crc32", after)
+        before = known["data_crc32"]
         if before != after:
             raise DeltaflError(
                 f"the data of {self.path} are not those it began with (checksum {before}, now "

@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
+from ..errors import DeltaflError
+from ..store import checked, read_json
 from ..tasks.files import DATA_VARIABLE, cache_folder
 from ..tasks.registry import MODULES_VARIABLE
 
@@ -36,6 +39,29 @@ VARIABLES = {
     "WORLD_SIZE": True,
     "LOCAL_RANK": True,
 }
+
+
+class Noted(BaseModel):
+    """What is read from a folder's ``environment.json``, which has more."""
+
+    model_config = ConfigDict(extra="allow")
+
+    objects: list[str] = []  #: the names of objects that settings carried
+    code: dict[str, str] = {}  #: descriptions of the user's own code, by name
+    directory: str = ""  #: the working directory, from the folder
+    data: str = ""  #: the name of the data
+    data_crc32: str = ""
+    model: dict[str, Any] = {}
+
+
+def noted(file: Path, *needed: str) -> dict[str, Any]:
+    """What an ``environment.json`` says; an error without the entries that are ``needed``."""
+    cure = "put the file back, or choose another folder"
+    found = checked(Noted, read_json(file), str(file), cure).model_dump(exclude_unset=True)
+    for name in needed:
+        if name not in found:
+            raise DeltaflError(f"{file} has no entry {name!r}; {cure}")
+    return found
 
 
 def environment() -> dict[str, str | int]:

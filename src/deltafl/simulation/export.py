@@ -3,7 +3,6 @@ included; local arrays are the clients' weighted mean.
 """
 
 import io
-from contextlib import chdir
 from pathlib import Path
 
 from ..errors import DeltaflError
@@ -11,12 +10,14 @@ from ..model_parts import NamedArrays
 from ..plan import saved_model
 from ..scale.named_arrays import from_named_arrays
 from ..store.files import write_atomically
+from ..store.own_python import only, working_in
 from ..store.sealed import write_sealed
+from ..store.values import checked
 from .directory import RunDirectory, recorded_settings
 from .own_code import where_it_began
 from .rest import RestOfModel, local_rows
 from .runner import new_model
-from .settings import RunSettings, make_settings
+from .settings import RunSettings
 from .setup import task_of
 from .training import torch
 from .training.tensors import ModelTensors
@@ -24,7 +25,7 @@ from .training.tensors import ModelTensors
 SUFFIXES = (".safetensors", ".pt")
 
 
-def export_model(folder: Path, to: Path) -> int:
+def export_model(folder: Path, to: Path, trust_code: bool = False) -> int:
     """Write the model of a run's last checkpoint; returns the checkpoint's round.
 
     Args:
@@ -32,10 +33,12 @@ def export_model(folder: Path, to: Path) -> int:
             changed.
         to: ``FILE.safetensors``, or ``FILE.pt`` for ``torch.load``; a file that is there is
             replaced.
+        trust_code: Whether Python files that the folder names may be imported: a task of your own
+            has a model that only its code knows.
 
     Raises:
-        DeltaflError: If the folder holds no run with a checkpoint, or the file's name ends in
-            something else.
+        DeltaflError: If the folder holds no run with a checkpoint, or names code that may not run,
+            or the file's name ends in something else.
 
     Example::
 
@@ -55,10 +58,12 @@ def export_model(folder: Path, to: Path) -> int:
         raise DeltaflError(
             f"{folder} holds no run with a checkpoint; name the folder of one, its --out"
         )
+    cure = "put it right, or export another run"
+    settings = checked(RunSettings, recorded, f"{folder} has impossible settings", cure)
     there = where_it_began(folder)
-    with chdir(there):
-        settings = make_settings(RunSettings, recorded)
-        task = task_of(settings)
+    with working_in(there), only(None if trust_code else frozenset()):
+        # By what its model is judged does not matter, nor what the sampler is.
+        task = task_of(settings.model_copy(update={"metric": None}))
         model = new_model(task.make_model, settings.seed)
     directory.require_settings(settings)
     round, arrays = found

@@ -15,17 +15,20 @@ from pydantic import BaseModel
 from ..calls import Named
 from ..errors import DeltaflError
 from ..samplers.label import base_name, split_settings
-from ..store import read_json, read_toml, write_atomically
+from ..store import read_toml, write_atomically
 from ..store.own_python import load_named, split_name
 from ..tasks.base import Task
 from ..tasks.metrics import Metric, metric_of
 from ..tasks.registry import added_tasks
 from .describe import UnknownError, describe
+from .environment import noted
 
 #: Settings that are folders, whatever they are called.
 _FOLDERS = {"data_dir", "memory_path"}
 #: Settings whose objects are called by their own names.
 _PLAIN = {"task", "sampler", "samplers"}
+#: Settings that may name files of the user's own.
+_NAMING = {*_PLAIN, "lr_schedule", "metric"}
 _FILE = re.compile(r"[^@(]*\.py(?::\w+)?(?=$|[@(+])")
 #: Fields of a task that its data's checksum covers, or that say nothing of what is played.
 _DATA = {"name", "dataset", "client_rows"}
@@ -130,6 +133,8 @@ def _texts(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _files(key: str, text: str) -> list[str]:
     """The names ``FILE.py:NAME`` in a setting; a label may have several."""
+    if key not in _NAMING:
+        return []
     if key not in ("sampler", "samplers"):
         return _FILE.findall(text)
     method, own = split_settings(text)
@@ -250,4 +255,4 @@ def _code(folder: Path) -> dict[str, str]:
 
 def _environment(folder: Path) -> dict[str, Any]:
     place = folder / "environment.json"
-    return dict(read_json(place)) if place.exists() else {}
+    return noted(place) if place.exists() else {}

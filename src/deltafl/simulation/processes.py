@@ -17,9 +17,11 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import connection, forkserver, resource_tracker
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import DeltaflError, in_one_line, log, require
+from ..store.own_python import allow, allowed
 from ..tasks.registry import added_tasks, import_tasks, register, task_modules
 
 
@@ -71,7 +73,7 @@ class Processes(Executor):
         self._listener = logging.handlers.QueueListener(messages, _Forward())
         self._listener.start()
         tasks = packed([*added_tasks().values()])
-        begin = messages, tasks, task_modules(), start, arguments
+        begin = messages, tasks, task_modules(), allowed(), start, arguments
         self._new_pool = partial(ProcessPoolExecutor, count, context, _begin, begin)
         self._pool = self._new_pool()
 
@@ -103,6 +105,8 @@ def _context() -> Any:
     # A server that has imported torch, but has not used it, forks processes that are ready at once.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["deltafl.simulation.run"])
+    # Else these helpers would look for NumPy in the folder that the command is given in.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     resource_tracker.ensure_running()  # it lets Ctrl-C through again
     # Ctrl-C is this process's to handle.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -191,6 +195,7 @@ def _begin(
     messages: Any,
     tasks: bytes,
     modules: Sequence[str],
+    files: frozenset[Path] | None,
     start: Callable[..., None] | None,
     arguments: tuple[Any, ...],
 ) -> None:
@@ -202,6 +207,7 @@ def _begin(
     log.addHandler(logging.handlers.QueueHandler(messages))
     # Else each message would be shown twice, here and by the parent.
     log.propagate = False
+    allow(files)
     for module in modules:
         import_tasks(module)
     for spec in pickle.loads(tasks):  # noqa: S301 - this process's parent has packed them

@@ -40,6 +40,7 @@ def compare(
     progress: bool = True,
     report: bool = True,
     on_round: OnRound | None = None,
+    trust_code: bool = False,
     **settings: Any,
 ) -> Comparison:
     """Compare samplers on one task, seed by seed, under the same split, initial model and
@@ -62,6 +63,8 @@ def compare(
         on_round: Called here with a ``deltafl.simulation.RoundDone`` for each round of each run;
             with several processes up to a second later and in batches, those of one run in their
             order.
+        trust_code: Whether Python files that only the settings recorded in ``out`` name may be
+            imported, and so run.
         settings: The settings of ``deltafl compare``: ``rounds=50``, ``sample=10``,
             ``local_lr=0.1``, ...
 
@@ -80,7 +83,7 @@ def compare(
     folder = _folder(out, "compare", resolved.task)
     told = on_round or (lambda _: None)
     with sweep_progress(progress) as on_progress:
-        return run_comparison(resolved, folder, on_progress, count, told, report)
+        return run_comparison(resolved, folder, on_progress, count, told, report, trust_code)
 
 
 def tune(
@@ -90,6 +93,7 @@ def tune(
     out: AnyPath | None = None,
     processes: int | None = None,
     progress: bool = True,
+    trust_code: bool = False,
     **settings: Any,
 ) -> dict[str, dict[str, float]]:
     """Find the learning rates of each sampler, on seeds and a validation part that no comparison
@@ -102,6 +106,7 @@ def tune(
             twice there.
         processes: As in ``compare``.
         progress: Whether a bar is shown.
+        trust_code: As in ``compare``.
         settings: The settings of ``deltafl tune``: ``local_rates=[0.1, 0.2, 0.4]``,
             ``server_rates=[0.5, 1, 2]``, ``tuning_seeds=3``, ``validation=0.2``, and those of
             ``compare``.
@@ -119,7 +124,7 @@ def tune(
     resolved, count = _resolved(TuneSettings, task, samplers, processes, settings)
     folder = _folder(out, "tune", resolved.task)
     with sweep_progress(progress) as on_progress:
-        return tune_rates(resolved, folder, on_progress, count).rates
+        return tune_rates(resolved, folder, on_progress, count, trust_code).rates
 
 
 def _resolved(

@@ -33,7 +33,7 @@ from ..samplers.table import SAMPLERS
 from ..server.optimizers import Momentum
 from ..server.part import ServerPart
 from ..server.table import IN_TEXT, ROW_OF, SETTINGS, make_parts
-from ..store.own_python import split_name
+from ..store.own_python import OwnCodeError, split_name
 from ..store.values import read_toml, sentence
 from ..tasks.base import Task
 from ..tasks.metrics import AnyMetric, metric_of, metrics_of
@@ -552,8 +552,10 @@ class CompareSettings(Settings):
         # A class of another process, whose runs are only read, is not known here.
         for name in IN_TEXT:
             usual = SETTINGS[name].default
-            if common[name] != usual and not ROW_OF[name].kind.fits(*_made_of(sampler)):
-                common[name] = usual
+            # What is not known is taken to fit.
+            with suppress(OwnCodeError):
+                if common[name] != usual and not ROW_OF[name].kind.fits(*_made_of(sampler)):
+                    common[name] = usual
         run = RunSettings(
             **{**common, **own, **own_settings(sampler)},
             sampler=sampler,

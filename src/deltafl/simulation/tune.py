@@ -292,7 +292,11 @@ class Tuned(NamedTuple):
 
 
 def tune_rates(
-    settings: TuneSettings, out: Path, on_progress: OnProgress, processes: int = 1
+    settings: TuneSettings,
+    out: Path,
+    on_progress: OnProgress,
+    processes: int = 1,
+    trust_code: bool = False,
 ) -> Tuned:
     """Search the rates; tuning runs that are recorded are not played again.
 
@@ -301,12 +305,13 @@ def tune_rates(
         out: The folder of the records; ``rates.toml`` is written there.
         on_progress: Called about once a second.
         processes: Runs side by side, >= 1.
+        trust_code: Whether Python files that only ``out`` names may be imported.
 
     Raises:
         DeltaflError: If another process is playing in the folder, or a run is impossible.
     """
     require_simulator()
-    settings, before = continued(settings, out)
+    settings, before = continued(settings, out, trust_code)
     if before is not None and before.rounds != settings.rounds:
         raise DeltaflError(
             f"the tuning runs in {out} have rounds = {before.rounds}, not {settings.rounds}: "

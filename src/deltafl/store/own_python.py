@@ -1,15 +1,87 @@
-"""Python files of users: ``FILE.py:NAME``, and modules."""
+"""Python files of users: ``FILE.py:NAME``, and modules.
+
+To import a file is to run it. Names that a user writes may be imported; those that are read from a
+folder, which may come from anybody, are text, and are imported where the user has named the same
+file too (``only``).
+"""
 
 import importlib
 import importlib.util
+import re
 import sys
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import chdir, contextmanager
+from contextvars import ContextVar
+from pathlib import Path, PurePath
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..errors import DeltaflError, explained
+from .files import read_bytes
 
 T = TypeVar("T")
+
+#: The files that may be imported; None for all.
+_ALLOWED: ContextVar[frozenset[Path] | None] = ContextVar("allowed", default=None)
+
+
+class OwnCodeError(DeltaflError):
+    """A file of Python code is named by what is only read."""
+
+
+@contextmanager
+def only(files: frozenset[Path] | None) -> Iterator[None]:
+    """Import these files of users' and no others, however they are named; None changes nothing.
+
+    What this process has imported already stays known.
+    """
+    before = allowed()
+    both = [each for each in (before, files) if each is not None]
+    token = _ALLOWED.set(frozenset.intersection(*both) if both else None)
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
+
+def allowed() -> frozenset[Path] | None:
+    """What ``only`` allows here; None for all files."""
+    return _ALLOWED.get()
+
+
+def allow(files: frozenset[Path] | None) -> None:
+    """Allow in a process that was started what is allowed where it was started."""
+    _ALLOWED.set(files)
+
+
+def files_named(given: Any) -> frozenset[Path]:
+    """The Python files that texts of the user's name, in whatever lists and tables they are."""
+    match given:
+        case str() | PurePath():
+            text = str(given)
+            # A label names several, and a folder's name may have such signs, too.
+            starts = [0, *(found.end() for found in re.finditer(r"[@+(,=]", text))]
+            ends = [found.end() for found in re.finditer(r"\.py", text)]
+            names = (text[start:end].strip() for end in ends for start in starts if start < end)
+            return frozenset(Path(name).resolve() for name in names)
+        case Mapping():
+            return files_named([*given.keys(), *given.values()])
+        case list() | tuple() | set() | frozenset():
+            return frozenset[Path]().union(*map(files_named, given))
+    return frozenset()
+
+
+@contextmanager
+def working_in(folder: Path) -> Iterator[None]:
+    """Find files from another folder; its modules are not found."""
+    before = [*sys.path]
+    # An empty entry stands for wherever the process is.
+    sys.path[:] = [entry or str(Path.cwd()) for entry in before]
+    try:
+        with chdir(folder):
+            yield
+    finally:
+        sys.path[:] = [*before, *sys.path[len(before) :]]
 
 
 #: What a task's file has where no function is named.
@@ -68,12 +140,23 @@ def import_file(path: Path, form: str) -> ModuleType:
     was edited since is imported again by ``forget_edited``.
 
     Raises:
+        OwnCodeError: If it may not be imported here (``only``).
         DeltaflError: If there is no such file (write one as ``form``), another module has its name,
             or it fails.
     """
-    if not path.is_file():
+    place = path.resolve() if path.is_file() else None
+    files = allowed()
+    if files is not None and place not in files:
+        known: Any = sys.modules.get(path.stem)
+        if place is not None and _place_of(known) == place:
+            return cast(ModuleType, known)
+        raise OwnCodeError(
+            f"{path} is Python code that a folder names, and it would run as you: if you trust "
+            "it, name it in the command too, or add --trust-code (in Python trust_code=True)"
+        )
+    if place is None:
         raise DeltaflError(f"there is no file {path}; write {form}")
-    path = path.resolve()
+    path = place
     # At the end: a file of the user's must not hide an installed package.
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
@@ -90,16 +173,24 @@ def import_file(path: Path, form: str) -> ModuleType:
     with explained(f"{path.name} cannot be imported", path):
         module = importlib.import_module(path.stem)
         if module.__spec__ is not None and module.__spec__.loader_state is None:
-            module.__spec__.loader_state = path.read_bytes()
+            module.__spec__.loader_state = read_bytes(path, users=True)
         return module
 
 
 def forget_edited() -> None:
     """Let the next ``import_file`` read files again that were edited since they were imported."""
     for name, module in [*sys.modules.items()]:
-        spec = vars(module).get("__spec__")
-        if spec is None or not isinstance(spec.loader_state, bytes) or spec.origin is None:
+        path = _place_of(module)
+        if path is None or not path.is_file():
             continue
-        path = Path(spec.origin)
-        if path.is_file() and path.read_bytes() != spec.loader_state:
+        if read_bytes(path, users=True) != module.__spec__.loader_state:  # type: ignore[union-attr]
             del sys.modules[name]
+
+
+def _place_of(module: Any) -> Path | None:
+    """The file of a module that ``import_file`` has imported, which knows its content."""
+    # What is in ``sys.modules`` need not be a module.
+    spec = vars(module).get("__spec__") if isinstance(module, ModuleType) else None
+    if spec is None or not isinstance(spec.loader_state, bytes) or spec.origin is None:
+        return None
+    return Path(spec.origin).resolve()
