@@ -165,7 +165,8 @@ class RunDirectory:
 
     def environment(self) -> dict[str, Any]:
         """Versions, hardware and data, as they were when the run was started."""
-        return noted(self._whole("environment.json"), "data", "data_crc32")
+        missing = {"data": "unknown", "data_crc32": ""}
+        return missing | noted(self._whole("environment.json"))
 
     def append(
         self,
@@ -241,8 +242,9 @@ class RunDirectory:
     def require_same_data(self, now: Mapping[str, Any]) -> None:
         """Refuse other data, or another model, than those that the folder records."""
         after = now["data_crc32"]
+        # A record without a checksum cannot be compared.
         known = self.environment()
-        before = known["data_crc32"]
+        before = known["data_crc32"] or after
         if before != after:
             raise DeltaflError(
                 f"the data of {self.path} are not those it began with (checksum {before}, now "

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from ..errors import DeltaflError
 from ..store import checked, read_json
 from ..tasks.files import DATA_VARIABLE, cache_folder
 from ..tasks.registry import MODULES_VARIABLE
@@ -54,14 +53,10 @@ class Noted(BaseModel):
     model: dict[str, Any] = {}
 
 
-def noted(file: Path, *needed: str) -> dict[str, Any]:
-    """What an ``environment.json`` says; an error without the entries that are ``needed``."""
+def noted(file: Path) -> dict[str, Any]:
+    """What an ``environment.json`` says."""
     cure = "put the file back, or choose another folder"
-    found = checked(Noted, read_json(file), str(file), cure).model_dump(exclude_unset=True)
-    for name in needed:
-        if name not in found:
-            raise DeltaflError(f"{file} has no entry {name!r}; {cure}")
-    return found
+    return checked(Noted, read_json(file), str(file), cure).model_dump(exclude_unset=True)
 
 
 def environment() -> dict[str, str | int]:
