@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError, printable, require, unknown_name
+from ..store.files import make_folder, write_atomically
 from ..types import judge_of
 from .bands import Band, curve_band, mean_curve, selections
 from .looks import GREY, INK, MOST_STRONG, PALE, WEAK, Look, looks
@@ -428,11 +429,13 @@ def save(figure: Figure, path: Path) -> None:
             f"{path.name} names no kind of picture; end it in "
             f"{', '.join('.' + name for name in known)}"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()
     if kind == "png":
-        path.write_bytes(small_png(figure))
+        content.write(small_png(figure))
     else:
-        figure.savefig(path)
+        figure.savefig(content, format=kind)
+    make_folder(path.parent)
+    write_atomically(path, content.getbuffer())
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from ..simulation.settings import CompareSettings, RunSettings
 from ..simulation.sweep import count_processes
 from ..simulation.tracking import tracker
 from ..simulation.tune import TuneSettings, tune_rates
+from ..store.files import below
 from ..store.own_python import files_named
 from ..types import ACCURACY, LOSS, Judge
 from . import options as o
@@ -132,15 +133,16 @@ def tune(
                     say(f"{label}: {name} = {search.best:g}{edge}")
         with _progress(quiet) as on_progress:
             last = settings.comparison(tuned.rates)
+            beside = below(folder, "comparison")
             found = run_comparison(
                 last,
-                folder / "comparison",
+                beside,
                 on_progress,
                 count,
                 report=not no_report,
                 trust_code=trust_code,
             )
-    _print_summary(found.numbers, [folder / "comparison"], folder / "comparison", quiet)
+    _print_summary(found.numbers, [beside], beside, quiet)
 
 
 @app.command()

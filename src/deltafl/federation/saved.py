@@ -25,7 +25,7 @@ from ..round import blank_state
 from ..scale.named_arrays import named_arrays
 from ..scale.rows import settled
 from ..scale.state_file import owner, restored_state
-from ..store.files import private_folder
+from ..store.files import private_folder, remove
 from ..store.folder import Note, owned, read_note, require_note, require_own, write_note
 from ..store.sealed import read_sealed, write_sealed
 from ..types import Array, FloatArray
@@ -80,7 +80,7 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
     }
     if anew:
         for name in FILES[1:]:
-            (folder / name).unlink(missing_ok=True)
+            remove(folder / name)
     elif memory is None and federation.scales.sound:
         _keep_last(*(folder / name for name in FILES))
     write_sealed(folder / FILE, arrays, header)
@@ -103,7 +103,7 @@ def _keep_last(last: Path, before: Path, oldest: Path) -> None:
 def _undo_keeping(last: Path, before: Path) -> None:
     """A server that was killed before it wrote leaves its last state under two names."""
     if before.exists() and last.exists() and before.samefile(last):
-        before.unlink()
+        remove(before)
 
 
 def load(folder: Path, federation: Federation) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import DeltaflError
+from ..store.room import free_ram, human
 from .rows import DTYPES, RowFormat
 
 #: Copies of what a checkpoint holds while it is written: the rows, the tensor, its bytes, the
@@ -82,26 +83,3 @@ def require_room(
             f"the memory of one update per client takes up to {human(size.disk)} in {place} and "
             f"{human(disk)} are free: choose another {setting}, {less}"
         )
-
-
-def free_ram() -> int | None:
-    """Bytes of RAM that can be had without swapping; None where the system has no answer."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return 1024 * int(line.split()[1])
-    return None
-
-
-def human(number: int) -> str:
-    """Bytes as a person writes them: 1.2 GB."""
-    value = float(number)
-    for unit in ("B", "kB", "MB", "GB"):
-        # Three digits are written, so that 999.5 would be 1000.
-        if value < 999.5:
-            return f"{value:.3g} {unit}"
-        value = value / 1000
-    return f"{value:.3g} TB"

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
-from ..store.files import opened, private_folder, sync_folder
+from ..store.files import opened, private_folder, remove, sync_folder
 from ..types import LARGEST_STEP, Array, FloatArray, IntArray, Params
 
 #: float32 (d,), or uint16 (d,): the bits of bfloat16.
@@ -236,7 +236,7 @@ class MappedRows:
         """
         if self.written:
             for other in set(row_files(self.path.parent)) - {self.path}:
-                other.unlink()
+                remove(other)
         if not self.changed:
             return self
         self._write(sorted(self.changed.items()), new=not self.written)

@@ -6,9 +6,10 @@ from typing import Any
 from ..errors import DeltaflError, log
 from ..estimators.table import find_estimator
 from ..samplers.label import make_sampler, parse_label
-from ..scale.memory_budget import free_ram, human, memory_size, require_room
+from ..scale.memory_budget import memory_size, require_room
 from ..scale.rows import RowFormat
 from ..server.first_round import FirstRound
+from ..store.room import free_ram, human
 from ..tasks.base import Task
 from .directory import RunDirectory
 from .engine import BYTES_PER_PARAMETER, Engine

@@ -23,6 +23,7 @@ from ..analysis.summary import summarise, write_summary
 from ..analysis.table import comparison_table
 from ..errors import DeltaflError, MissingExtraError, log, printable, require, unknown_name
 from ..store import checked, write_atomically
+from ..store.files import below, make_folder
 from ..store.own_python import OwnCodeError, only
 from ..tasks.own import is_table, short_name
 from ..types import AnyPath
@@ -215,7 +216,7 @@ class Comparison:
         """Write ``summary.json``, the pictures and ``report.html`` into a folder, and return the
         summary.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_summary(self.numbers, folder / "summary.json")
         try:
             require("matplotlib", "plot")
@@ -414,7 +415,7 @@ def places_of(
     jobs: Sequence[Job],
 ) -> list[tuple[RunDirectory, RunSettings]]:
     """Where the runs of a comparison are, with their settings."""
-    return [(RunDirectory(folder / "runs" / job.key), job.settings) for job in jobs]
+    return [(RunDirectory(below(folder, "runs", job.key)), job.settings) for job in jobs]
 
 
 def jobs_of(settings: CompareSettings) -> list[Job]:

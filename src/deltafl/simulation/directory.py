@@ -41,7 +41,7 @@ from ..plan import Plan, RoundState
 from ..scale.named_arrays import named_arrays
 from ..scale.rows import row_files, settled
 from ..scale.state_file import restored_state
-from ..store.files import write_atomically
+from ..store.files import make_folder, remove, write_atomically
 from ..store.folder import Note, new_name, owned, read_note, require_note, require_own, write_note
 from ..store.lines import NOTHING, append_line, cut_back, last_line, read_lines, seal_of, sync
 from ..store.sealed import read_sealed, write_sealed
@@ -96,7 +96,7 @@ def write_header(
     """Write environment, with ``Task.data``, and then the settings, which say that something was
     started here.
     """
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     given = settings.model_dump()
     own = {"objects": [*objects_of(given)], "code": code_of(given)}
     known = {
@@ -158,7 +158,7 @@ class RunDirectory:
             # An empty file, as a killed process may leave it, holds no rounds.
             if (self.path / name).exists() and (self.path / name).stat().st_size > 0:
                 raise DeltaflError(f"{self.path / name} belongs to another run, {cure}")
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         for name in LINE_FILES:
             cut_back(self.path / name, 0)
         write_header(self.path, settings, data)
@@ -274,7 +274,7 @@ class RunDirectory:
             )
         write_sealed(self.path / FILE, dict(named_arrays(state)), mark._asdict())
         # The run has gone on and its end looks sound.
-        (self.path / SUSPECT).unlink(missing_ok=True)
+        remove(self.path / SUSPECT)
         # The file has the rows from here on, and they may take the place of older ones.
         following: RoundState = settled(state)
         if self._memory is not None:
@@ -436,7 +436,7 @@ class RunDirectory:
 def _delete(folder: Path, files: Iterable[Path]) -> None:
     """Delete files, and their folder unless it holds others."""
     for file in files:
-        file.unlink(missing_ok=True)
+        remove(file)
     with suppress(OSError):
         folder.rmdir()
 

@@ -23,6 +23,7 @@ from ..analysis.statistics import fairness_of
 from ..errors import DeltaflError
 from ..samplers.label import file_name
 from ..store import checked, plain_json, read_json, write_atomically
+from ..store.files import below, make_folder
 from ..tasks.base import Task
 from ..types import FloatArray, IntArray, Judge, judge_of
 from .checkpoint import CURE
@@ -309,7 +310,7 @@ def measured_columns(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[float
 
 def write_record(record: RunRecord, path: Path) -> None:
     """Write a record; the file appears in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, record_line(record))
 
 
@@ -328,13 +329,13 @@ class RunStore:
 
     def path(self, job: Job) -> Path:
         """The loose file of a job's record."""
-        return self.folder / "runs" / f"{job.key}.json"
+        return below(self.folder, "runs", f"{job.key}.json")
 
     def get(self, job: Job) -> RunRecord | None:
         """The record of a job; None if it is not finished. A record or run of other settings
         there is an error.
         """
-        unfinished = self.folder / UNFINISHED / job.key
+        unfinished = below(self.folder, UNFINISHED, job.key)
         record = self.record(job)
         if record is not None:
             require_same(record.settings, job, self.path(job))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import DeltaflError, require
-from ..store.files import opened
+from ..store.files import below, opened
 from .callback import OnRound, RoundDone, round_done
 from .directory import RunDirectory, locked
 from .processes import Processes, result
@@ -39,7 +39,7 @@ class Player(NamedTuple):
     def place(self, job: Job) -> Path:
         """The folder of a job's run."""
         part = "runs" if self.keep_folders else UNFINISHED
-        return self.folder / part / job.key
+        return below(self.folder, part, job.key)
 
     def is_done(self, job: Job) -> bool:
         """Whether a job is finished."""

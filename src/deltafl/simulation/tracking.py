@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OWN_ERRORS, explained, require, unknown_name
+from ..store.files import below
 from ..types import AnyPath
 from .callback import RoundDone
 from .directory import recorded_settings
@@ -84,7 +85,7 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         # TensorBoard forgets what earlier files have of this round and later ones.
-        return SummaryWriter(self.folder / "tensorboard" / key, purge_step=done.round)
+        return SummaryWriter(below(self.folder, "tensorboard", key), purge_step=done.round)
 
     def write(self, run: Any, round: int, value: dict[str, float]) -> None:
         for tag, number in value.items():
@@ -112,7 +113,7 @@ class MLflow(Tracker):
         if not store:
             # A folder is the only store that needs no database.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-            store = (self.folder / "mlruns").resolve().as_uri()
+            store = below(self.folder, "mlruns").resolve().as_uri()
         from mlflow import MlflowClient
 
         with explained(f"MLflow cannot use {store}", cure="; set MLFLOW_TRACKING_URI"):

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import DeltaflError
+from .room import require_ram
 
-#: Bytes of a text that is read at once, such as JSON.
-LARGEST_TEXT = 2**32
+#: So many times its bytes a text takes in memory, once it is read as JSON for instance.
+_TIMES = 4
 
 if sys.platform == "win32":
     _SAFELY = os.O_BINARY
@@ -97,6 +98,9 @@ def reading(path: Path) -> Iterator[None]:
     """Make an error of the system a sentence that names the file that is read."""
     try:
         yield
+    except MemoryError as error:
+        why = f"it does not fit into memory ({error})" if str(error) else "memory has run out"
+        raise DeltaflError(f"cannot read {path}: {why}") from None
     except OSError as error:
         # Of what is packed an error has no number of the system.
         raise DeltaflError(f"cannot read {path}: {error.strerror or error}") from None
@@ -113,16 +117,17 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def read_bytes(path: Path, *, users: bool = False) -> bytes:
+def read_bytes(path: Path, *, users: bool = False, largest: int = sys.maxsize) -> bytes:
     """The content of a file, which is looked at as a whole."""
-    with opened(path, users=users, largest=LARGEST_TEXT) as file:
+    with opened(path, users=users, largest=largest) as file:
+        require_ram(_TIMES * os.fstat(file.fileno()).st_size)
         return file.read()
 
 
-def read_text(path: Path, *, users: bool = False) -> str:
+def read_text(path: Path, *, users: bool = False, largest: int = sys.maxsize) -> str:
     """The text of a file, which must be in UTF-8."""
     try:
-        return read_bytes(path, users=users).decode()
+        return read_bytes(path, users=users, largest=largest).decode()
     except UnicodeDecodeError as error:
         raise DeltaflError(
             f"{path} is not text in UTF-8: {error.reason} at byte {error.start}"
@@ -169,3 +174,30 @@ def private_folder(folder: Path) -> None:
     """Make a folder for its owner alone; one that is there keeps its permissions."""
     with writing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, unless it is there."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def below(folder: Path, *names: str) -> Path:
+    """A place below a folder that is reached through no link: a folder from elsewhere may have one
+    that leads out of it.
+    """
+    place = folder
+    for name in names:
+        for part in Path(name).parts:
+            place = place / part
+            if place.is_symlink():
+                raise DeltaflError(
+                    f"{place} is a link, which may lead anywhere; put the folder itself there"
+                )
+    return place
+
+
+def remove(file: Path) -> None:
+    """Delete a file, or a link to one, if it is there."""
+    with writing(file):
+        file.unlink(missing_ok=True)

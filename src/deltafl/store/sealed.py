@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import DeltaflError
 from ..types import Array
 from .files import opened, write_atomically
+from .room import require_ram
 
 #: safetensors' names of types.
 _TYPES = {
@@ -28,6 +29,8 @@ _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 #: Where safetensors keeps texts.
 _TEXTS = "__metadata__"
 _SEAL = "seal"
+#: What reading a file raises that has other content than it should.
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 def write_sealed(
@@ -86,6 +89,8 @@ def read_sealed(
         if mapped:
             data = np.asarray(np.memmap(file, np.uint8, mode="c"))[first:]
         else:
+            require_ram(file.seek(0, 2) - first)
+            file.seek(first)
             data = np.fromfile(file, np.uint8)
         if f"{zlib.crc32(data.data):08x}" != texts["crc32"]:
             raise ValueError("the arrays have another checksum")
@@ -109,6 +114,7 @@ def _read_entries(file: IO[bytes]) -> dict[str, Any]:
     # A damaged length may be larger than any memory.
     if length > file.seek(0, 2):
         raise ValueError("it is cut off")
+    require_ram(20 * length)
     file.seek(8)
     entries: dict[str, Any] = json.loads(file.read(length))
     if entries[_TEXTS].pop(_SEAL) != _seal_of(entries):
@@ -124,7 +130,7 @@ def _seal_of(entries: Mapping[str, Any]) -> str:
 def _damage_refused(path: Path, cure: str) -> Iterator[None]:
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except _DAMAGE as error:
         raise DeltaflError(
             f"{path} is not as it was written, or another version wrote it: {cure}"
         ) from error

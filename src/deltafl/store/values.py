@@ -13,6 +13,9 @@ from .files import read_text
 
 T = TypeVar("T")
 
+#: Bytes of a file of settings.
+LARGEST_TOML = 2**22
+
 #: What is allowed, by the types of pydantic's errors; its own words say the others.
 _ALLOWED = {
     "bool_parsing": "it must be true or false",
@@ -49,10 +52,10 @@ def plain_json(value: Any) -> Any:
 
 def read_toml(path: Path, *, users: bool = False) -> dict[str, Any]:
     """A TOML file as a dict; a ``DeltaflError`` if it is none."""
-    text = read_text(path, users=users)
+    text = read_text(path, users=users, largest=LARGEST_TOML)
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, MemoryError) as error:
         raise DeltaflError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -65,7 +68,7 @@ def parsed(text: str | bytes, where: str) -> Any:
     """The value of a JSON text; a ``DeltaflError`` that begins with ``where`` if it is none."""
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, MemoryError) as error:
         raise DeltaflError(f"{where} is not valid JSON: {error}") from None
 
 

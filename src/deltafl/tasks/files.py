@@ -8,11 +8,13 @@ cache, which ``deltafl data fetch`` fills.
 import gzip
 import hashlib
 import os
+import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 
@@ -20,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError, log, require
-from ..scale.memory_budget import free_ram, human
-from ..store.files import opened
+from ..store.files import make_folder, opened, remove
+from ..store.room import free_ram, human, require_ram
 from ..types import Array
 
 TRAIN_IMAGES = "train-images-idx3-ubyte"
@@ -41,6 +43,9 @@ RETRIES = 3
 BROKEN = (OSError, EOFError, zlib.error)
 
 T = TypeVar("T")
+
+#: The largest header of a NumPy file of bytes.
+_NPY_HEADER = 4096
 
 
 @dataclass(frozen=True)
@@ -183,7 +188,7 @@ def fetch(
         try:
             # pooch, which is told no checksum, would keep the wrong file.
             if path is not None:
-                path.unlink()
+                remove(path)
             path = Path(server.fetch(file + ending, downloader=download))
         except RequestException as error:
             raise DeltaflError(
@@ -194,7 +199,7 @@ def fetch(
                 f"cannot write to {folder}: {error}; make room, or give another folder"
             ) from error
         if not matches(path, checksum):
-            path.unlink()
+            remove(path)
             raise DeltaflError(
                 f"{source.url}{file}{ending} does not have the published content; nothing was kept"
             )
@@ -248,17 +253,61 @@ def matches(path: Path, checksum: str) -> bool:
 
 
 @contextmanager
-def unpacked(path: Path) -> Iterator[IO[bytes]]:
+def unpacked(path: Path, largest: int | None = None) -> Iterator[IO[bytes]]:
     """A file opened for reading, unpacked if its first two bytes are those of gzip, whatever its
     name.
+
+    A file that unpacks to more than free memory, or than ``largest`` bytes, ends in a
+    ``DeltaflError``: a few kilobytes may unpack to any size.
     """
-    with opened(path, users=True) as file:
+    with opened(path, users=True, largest=largest or sys.maxsize) as file:
         is_gzipped = file.read(2) == b"\x1f\x8b"
         file.seek(0)
-        if is_gzipped:
-            yield cast(IO[bytes], gzip.GzipFile(fileobj=file))
-        else:
+        if not is_gzipped:
+            require_ram(os.fstat(file.fileno()).st_size)
             yield file
+            return
+        limits = [limit for limit in (largest, free_ram()) if limit is not None]
+        content = _Limited(file, min(limits, default=2**63))
+        try:
+            yield cast(IO[bytes], content)
+        # A parser may have made another error of it.
+        except Exception:
+            if content.left < 0:
+                raise content.error() from None
+            raise
+
+
+class _Limited(gzip.GzipFile):
+    """A gzipped file that unpacks to at most so many bytes."""
+
+    def __init__(self, file: IO[bytes], limit: int) -> None:
+        super().__init__(fileobj=file)
+        self.limit = limit
+        self.left = limit
+
+    def error(self) -> MemoryError:
+        return MemoryError(f"it unpacks to more than {human(self.limit)}")
+
+    def read(self, size: int | None = -1) -> bytes:
+        # One byte more shows that there are more.
+        most = max(self.left, 0) + 1
+        return self._counted(super().read(most if size is None or size < 0 else min(size, most)))
+
+    def read1(self, size: int = -1) -> bytes:
+        return self._counted(super().read1(size))
+
+    def readline(self, size: int | None = -1) -> bytes:
+        most = max(self.left, 0) + 1
+        return self._counted(
+            super().readline(most if size is None or size < 0 else min(size, most))
+        )
+
+    def _counted(self, part: bytes) -> bytes:
+        self.left -= len(part)
+        if self.left < 0:
+            raise self.error()
+        return part
 
 
 def read_arrays(
@@ -284,17 +333,6 @@ def read_arrays(
         ) from error
 
 
-def require_ram(size: int) -> None:
-    """Raise a ``MemoryError`` if the bytes that a file says it unpacks to do not fit into free
-    memory.
-
-    A file of a few kilobytes may say a terabyte.
-    """
-    free = free_ram()
-    if free is not None and size > free:
-        raise MemoryError(f"it unpacks to {human(size)}, and {human(free)} of memory are free")
-
-
 def cached_images(
     file: Path,
     shape: tuple[int, ...],
@@ -304,7 +342,8 @@ def cached_images(
     by ``decode``.
     """
     try:
-        with opened(file) as content:
+        # A header of any other size would be believed.
+        with opened(file, largest=prod(shape) + _NPY_HEADER) as content:
             images: Bytes = np.load(content, allow_pickle=False)
         if images.shape == shape and images.dtype == np.uint8:
             return images
@@ -312,13 +351,13 @@ def cached_images(
         pass  # decoded below
     images = decode()
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         # Of a name of its own, for several runs may decode at a time.
         with tempfile.TemporaryDirectory(dir=file.parent) as folder:
             part = Path(folder) / "images.npy"
             np.save(part, images)
             part.replace(file)  # atomic
-    except OSError as error:
+    except (OSError, DeltaflError) as error:
         # A cache that is full or read-only makes the next run slower, not this one wrong.
-        log.warning("decoded images cannot be kept in %s: %s", file, error.strerror)
+        log.warning("decoded images cannot be kept in %s: %s", file, error)
     return images

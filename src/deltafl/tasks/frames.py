@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import DeltaflError, in_one_line, require
+from ..store.files import opened
+from ..store.room import require_ram
 from .files import read_arrays, unpacked
 
 #: A ``pandas.DataFrame``. pandas is optional and slow to import, so its types have names of ours.
@@ -197,8 +199,14 @@ _IN_NO_TEXT = re.compile(rb"[\0-\x08\x0e-\x1a]")
 def _read_parquet(path: Path) -> Frame:
     require("pyarrow", "data")
     import pandas as pd
+    from pyarrow.parquet import ParquetFile
 
-    return pd.read_parquet(path)
+    with opened(path, users=True) as file:
+        said = ParquetFile(file).metadata
+        # A column of one value takes no space in the file.
+        require_ram(8 * said.num_rows * said.num_columns)
+        file.seek(0)
+        return pd.read_parquet(file)
 
 
 def _read_npz(path: Path) -> Frame:

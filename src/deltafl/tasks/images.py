@@ -24,7 +24,6 @@ from .files import (
     find,
     find_file,
     matches,
-    require_ram,
     unpacked,
 )
 
@@ -40,6 +39,9 @@ IDX_BYTES = bytes([0, 0, 8])
 #: green, blue planes.
 CIFAR_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 CIFAR_ROW = 1 + 3 * 32 * 32
+
+#: What the published files unpack to has at most 185 MB.
+LARGEST = 2**30
 
 
 def load_digits(data_dir: Path | None = None) -> Dataset:
@@ -115,15 +117,11 @@ def idx_dataset(
     )
 
 
-#: The published ones have 47 MB; the bytes that a small gzipped file unpacks to may be without end.
-IDX_LARGEST = 2**30
-
-
 def read_idx(path: Path) -> Bytes:
     """The array of an IDX file of unsigned bytes, gzipped or not."""
     try:
-        with unpacked(path) as file:
-            content = file.read(IDX_LARGEST)
+        with unpacked(path, LARGEST) as file:
+            content = file.read()
         if content[:3] != IDX_BYTES:
             raise ValueError(f"it starts with {content[:3].hex()!r}")
         # IDX is big-endian.
@@ -168,14 +166,13 @@ def load_cifar10(data_dir: Path | None = None) -> Dataset:
     )
     files = {}
     try:
-        with tarfile.open(path, "r:gz") as archive:
+        with unpacked(path, LARGEST) as file, tarfile.open(fileobj=file, mode="r|") as archive:
             for member in archive:
                 content = archive.extractfile(member)
-                require_ram(member.size)
                 if content is not None:  # a folder has none
                     # By its last name, in whatever folder of the archive it is.
                     files[Path(member.name).name] = np.frombuffer(content.read(), np.uint8)
-    except (*BROKEN, tarfile.TarError, MemoryError) as error:
+    except (*BROKEN, tarfile.TarError) as error:
         raise DeltaflError(f"{path} is not a whole tar archive: {error}") from error
     batches = []
     for name in CIFAR_FILES:

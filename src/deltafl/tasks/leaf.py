@@ -28,9 +28,11 @@ from pydantic import BaseModel
 
 from ..errors import DeltaflError, require
 from ..store import checked, read_json
+from ..store.files import opened
+from ..store.room import require_ram
 from ..types import Array, IntArray
 from .base import Dataset
-from .files import Bytes, cache_folder, cached_images, data_folders, find, require_ram
+from .files import Bytes, cache_folder, cached_images, data_folders, find
 
 PARTS = ("train", "test")
 H5_FILES = ("fed_emnist_train.h5", "fed_emnist_test.h5")
@@ -188,7 +190,7 @@ def _h5_shares(path: Path) -> Iterator[Share]:
     import h5py
 
     try:
-        with h5py.File(path, "r") as file:
+        with opened(path, users=True) as content, h5py.File(content, "r") as file:
             for writer, group in file["examples"].items():
                 # Before they are read: a small file can say that it unpacks to any size.
                 require_ram(group["pixels"].nbytes + group["label"].nbytes)
@@ -259,23 +261,27 @@ def _faces(folder: Path, part: str, name_e: Array) -> Bytes:
         digest.update(f"{name} {found.st_size} {found.st_mtime_ns}\n".encode())
 
     def decode() -> Bytes:
-        from PIL import Image
-
         image = np.empty(shape, np.uint8)
         for number, name in enumerate(name_e):
-            try:
-                # For other formats Pillow runs Ghostscript.
-                with Image.open(folder / name, formats=["JPEG", "PNG"]) as opened:
-                    face = opened.resize((CELEBA_SIDE, CELEBA_SIDE)).convert("RGB")
-            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-                raise DeltaflError(
-                    f"the picture {folder / name} cannot be decoded: {error}"
-                ) from error
-            image[number] = np.asarray(face).transpose(2, 0, 1)
+            image[number] = _face(folder / name)
         return image
 
     file = cache_folder() / "celeba" / f"{part}_{digest.hexdigest()[:16]}.npy"
     return cached_images(file, shape, decode)
+
+
+def _face(path: Path) -> Bytes:
+    """One picture (3, 84, 84)."""
+    from PIL import Image
+
+    with opened(path, users=True) as file:
+        try:
+            # For other formats Pillow runs Ghostscript.
+            picture = Image.open(file, formats=["JPEG", "PNG"])
+            face = picture.resize((CELEBA_SIDE, CELEBA_SIDE)).convert("RGB")
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise DeltaflError(f"the picture {path} cannot be decoded: {error}") from error
+    return np.asarray(face).transpose(2, 0, 1)
 
 
 def load_shakespeare(data_dir: Path | None = None) -> Dataset:

@@ -17,7 +17,7 @@ import math
 import numpy as np
 
 from ..errors import DeltaflError
-from ..scale.memory_budget import free_ram, human
+from ..store.room import free_ram, human
 from ..streams import stream
 from ..types import FloatArray
 from .base import Dataset, Task
