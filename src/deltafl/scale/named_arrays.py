@@ -74,7 +74,7 @@ def from_named_arrays(template: Any, arrays: Mapping[str, Array], prefix: str = 
 
 def _shape(template: Any) -> tuple[int, ...]:
     # Rows that clients share would fill the memory as one array.
-    if isinstance(template, tuple):
+    if isinstance(template, tuple) and template:
         return (len(template), *template[0].shape)
     return np.shape(template)
 
