@@ -88,14 +88,14 @@ def test_the_availability_of_a_newcomer_is_soon_its_own(tmp_path: Path) -> None:
                 cohort, {client: ClientReply(fed.arrays()) for client in cohort.client_n.tolist()}
             )
 
-    fed = federation("uniform", m=6)
+    fed = federation("uniform", m=6, absent_after=None)
     rounds(200, fed.keys[:3])
     admit(fed, sizes_of(8, start=6))
     assert [*rates_of(fed).values()][6:] == pytest.approx([6 / 11] * 2)
     rounds(30, [*fed.keys[:3], "client:6"])
     assert [*rates_of(fed).values()] == pytest.approx([1] * 3 + [0.1] * 3 + [36 / 41, 6 / 41])
     save(tmp_path, fed)
-    fed = federation("uniform")
+    fed = federation("uniform", absent_after=None)
     assert load(tmp_path, fed)
     admit(fed, sizes_of(9, start=8))
     fed.forget(["client:0", "client:3"])

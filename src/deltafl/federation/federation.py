@@ -7,9 +7,11 @@ A client is a *key*, a string that outlives connections and restarts.
 import secrets
 from collections import deque
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import cached_property
 from hashlib import sha256
 from itertools import compress
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,8 +66,10 @@ class Federation:
             local=tuple(rules.local),
             trainable=patterns_of(rules.trainable),
         )
-        #: All clients ever admitted, in the order of the population.
+        #: The clients of the target, in the order of the population.
         self.clients: dict[str, ClientInfo] = {}
+        #: Of each the last round in which it was there.
+        self.seen: dict[str, int] = {}
         #: Of the arrays that are not trained those that are sent, and those that never are.
         self.rest: Arrays = self.layout.rest(self.layout.sent(arrays))
         self.unsent: Arrays = {name: arrays[name] for name in self.layout.names("frozen", "local")}
@@ -149,11 +153,12 @@ class Federation:
         )
         try:
             self._set_clients({**known, **{key: infos[key] for key in newcomers}})
+            self.seen.update(dict.fromkeys(newcomers, self.round))
         except CannotResizeError as error:
             left_out = [key for key in newcomers if key not in self._left_out]
             if left_out:  # said once: they ask again in every round
-                self._left_out.update(left_out)
                 self.warnings.append(f"{', '.join(left_out)} cannot join: {error}")
+            self._left_out = set(newcomers)
             self._set_clients(known)
 
     def unanswered(self) -> list[str]:
@@ -176,14 +181,42 @@ class Federation:
             raise DeltaflError(
                 "every known client is to be forgotten; start with a new state_path instead"
             )
+        self._keep(left)
+        self.kept.clear()  # they know these clients
+        self.scales.begin_anew()  # their part of the model is still in it
+
+    def let_go(self, present: Collection[str]) -> None:
+        """Take clients out of the target that are away for more than ``absent_after`` rounds."""
+        self.seen.update({key: self.round for key in present if key in self.clients})
+        after = self.rules.absent_after
+        most = inf if after is None else after
+        # A state that is put back may know clients that have left since.
+        left = {
+            key: info
+            for key, info in self.clients.items()
+            if self.round - self.seen.get(key, -inf) <= most
+        }
+        gone = [key for key in self.clients if key not in left]
+        if not gone or not left:
+            return
+        # Some samplers describe all clients jointly: theirs keep their weights.
+        with suppress(CannotResizeError):
+            self._keep(left)
+            self.warnings.append(
+                f"{len(gone)} clients were not there for {after} rounds and do not count until "
+                f"they return: {listed(gone)}"
+            )
+
+    def _keep(self, left: dict[str, ClientInfo]) -> None:
+        """Continue with some of the clients, and nothing that is known of the others."""
+        gone = self.clients.keys() - left.keys()
         self._set_clients(
             left,
             [k for k, key in enumerate(self.clients) if key in left],
         )
-        for key in keys:
+        for key in gone:
             self.scales.known.pop(key, None)
-        self.kept.clear()  # they know these clients
-        self.scales.begin_anew()  # their part of the model is still in it
+            self.seen.pop(key, None)
 
     def questions(self, cohort: Cohort) -> list[Question]:
         """What the clients of a cohort are asked, one question for all whose drift is the same."""
@@ -210,7 +243,10 @@ class Federation:
         return [keys[client] for client in cohort.client_n]
 
     def open(self, present: Collection[str]) -> Cohort:
-        """Select from the clients that are present; the same cohort until the round is closed."""
+        """Select from the clients that are present, once those who are away for long have left;
+        the same cohort until the round is closed.
+        """
+        self.let_go(present)
         available_m = np.array(
             [key in present for key in self.clients],
             dtype=np.bool_,

@@ -50,6 +50,9 @@ class Rules:
             ``"num-examples"``; None for the weights of the estimate, whatever a reply claims.
         forget: Keys of clients (as in the log) to drop from the saved state, with everything
             remembered about them; they are never selected again.
+        absent_after: A client that was not there in so many rounds in a row, or more, leaves the
+            target until it returns: its weight, its scores and what is remembered of it. None for
+            never.
         registration_timeout: Seconds that clients have to register.
     """
 
@@ -68,6 +71,7 @@ class Rules:
     fraction_train: float | None = None
     weighted_by_key: str | None = None
     forget: Collection[str] = ()
+    absent_after: int | None = 50
     registration_timeout: float = 120.0
 
     def __post_init__(self) -> None:
@@ -98,6 +102,8 @@ class Rules:
             raise DeltaflError(
                 "dp counts on n / min_clients, which fraction_train leaves open; write n"
             )
+        if self.absent_after is not None:
+            check_whole("absent_after", self.absent_after, "at least 1, or None for never", 1)
         check_seconds("registration_timeout", self.registration_timeout)
         if sampler.needs_oracle:
             # It raises, with the sampler's own sentence.

@@ -70,6 +70,7 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
         "frozen": federation.frozen_digest,
         "clients": {key: info.num_examples for key, info in federation.clients.items()},
         "scales": federation.scales.known,
+        "seen": federation.seen,
         "memory": memory,
         "note": None if memory is None else read_note(Path(memory)),
     }
@@ -185,6 +186,7 @@ def _take(
         )
     federation.owner = header["owner"]
     federation.scales.known = {key: ClientScale(*scale) for key, scale in header["scales"].items()}
+    federation.seen = header.get("seen", dict.fromkeys(clients, header["round"]))
     federation.clients = clients
     federation.plan = federation.rules.plan_for(clients)
     federation.rest = {name: arrays[_REST + name] for name in federation.rest}

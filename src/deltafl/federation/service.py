@@ -179,6 +179,8 @@ class Service(Federation):
         keys = [key for key in self.unanswered() if key in present and self._asked[key] < _MOST]
         if census is None or not keys:
             return False
+        for key in self._asked.keys() - self.clients.keys():
+            del self._asked[key]
         length = census.length(self.num_params)
         self.log(INFO, "Census: %d clients are asked for their answer", len(keys))
         asked = census_question(

@@ -34,6 +34,8 @@ _RETRY = 30.0
 _MOST = 600.0
 #: Seconds between two lines of the log about the same thing.
 _PAUSE = 60.0
+#: Texts of which is known when they were logged.
+_LOGGED = 1000
 #: Of an app that knows no query, and of one that does not answer.
 _NOT_ASKED = ("No query function", NO_REGISTRATION)
 _QUESTION = "does their ClientApp call deltafl.flower.register(app, num_examples=...)?"
@@ -206,6 +208,8 @@ class Directory:
     def _log_at_times(self, level: int, text: str, *numbers: object, pause: float = _PAUSE) -> None:
         """Log this, unless it was logged less than ``pause`` seconds ago, with any numbers."""
         now = time.monotonic()
+        if len(self._logged) > _LOGGED:  # nodes may come under any number of names
+            self._logged.clear()
         if self._logged.get(text, now) <= now:
             self._logged[text] = now + pause
             log(level, text, *numbers)
