@@ -1,6 +1,8 @@
 """The state on disk: resuming to the same bits, crashes, other settings, damage."""
 
+import logging
 import shutil
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -12,8 +14,8 @@ import pytest
 from conftest import same_tree
 from deltafl import DeltaflError, DifferentialPrivacy
 from deltafl.federation.federation import Federation
-from deltafl.federation.saved import FILES, load, save
-from deltafl.store.sealed import write_sealed
+from deltafl.federation.saved import FILE, FILES, load, only_copy, save
+from deltafl.store.sealed import read_sealed, write_sealed
 from test_arrays import MODEL
 from tools.kills import kills
 
@@ -148,3 +150,66 @@ def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
     write_sealed(tmp_path / "federation.safetensors", {"state.params_d": np.zeros(3)})
     with pytest.raises(DeltaflError, match="is of another version of deltafl"):
         load(tmp_path, federation())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names that end with their process")
+def test_two_servers_of_one_machine_do_not_go_on_from_copies(tmp_path: Path) -> None:
+    with only_copy(tmp_path / "state", "0" * 16):
+        with (
+            pytest.raises(DeltaflError, match="another server of this machine goes on with a copy"),
+            only_copy(tmp_path / "copy", "0" * 16),
+        ):
+            pass
+        with only_copy(tmp_path / "another", "1" * 16):
+            pass
+    with only_copy(tmp_path / "copy", "0" * 16):
+        pass
+
+
+def test_a_state_of_another_numpy_goes_on_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fed = federation(n=2, m=4)
+    play(fed, 2)
+    save(tmp_path, fed)
+    again = federation(n=2)
+    with caplog.at_level(logging.WARNING):
+        assert load(tmp_path, again)
+        assert not caplog.messages
+        arrays, header = read_sealed(tmp_path / FILE, "")
+        write_sealed(tmp_path / FILE, arrays, header | {"made_with": {"numpy": "1.26.4"}})
+        assert load(tmp_path, federation(n=2))
+    (text,) = caplog.messages
+    assert "was made with numpy 1.26.4" in text and "last bits" in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {name: value}
+        for name in ("round", "owner", "settings", "layout", "frozen", "clients", "scales", "note")
+        for value in (None, -1, 2**63 - 1, [], {}, "x", float("nan"), {"client:0": -1})
+    ]
+    + [
+        {"clients": {"client:0": 2**63}},
+        {"clients": {f"client:{i}": 10 for i in range(3)}},
+        {"scales": {"client:0": [float("nan"), 0.0]}},
+        {"scales": {"client:0": [-1.0, 0.0]}},
+        {"owner": "../../../../tmp/x"},
+        {"made_with": 3},
+    ],
+)
+def test_a_forged_header_is_refused_or_harmless(change: dict[str, Any], tmp_path: Path) -> None:
+    fed = federation(n=2, m=4)
+    play(fed, 2)
+    save(tmp_path, fed)
+    arrays, header = read_sealed(tmp_path / FILE, "")
+    write_sealed(tmp_path / FILE, arrays, header | change)
+    again = federation(n=2)
+    try:
+        load(tmp_path, again)
+    except DeltaflError as error:
+        assert "\n" not in str(error)
+        return
+    play(again, 2)
+    assert np.isfinite(again.params_d).all()

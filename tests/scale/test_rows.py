@@ -186,7 +186,7 @@ def test_a_file_gives_the_same_bits_as_ram(
         M * D * (4 if dtype == "float32" else 2),
         "600",
     )  # its owner's
-    assert content(directory.load(in_file, init_round(in_file, np.zeros(D)))) != content(
+    assert content(directory.load(in_file.sampler, init_round(in_file, np.zeros(D)))) != content(
         b
     )  # three rounds ahead of it
 
@@ -237,7 +237,7 @@ def test_cut_off_anywhere_while_it_settles_it_is_restored_bit_for_bit(
 
         patch.setattr(MappedRows, "_write", crashing)
         directory.save(state)
-    back = directory.load(plan, init_round(plan, np.zeros(D)))
+    back = directory.load(plan.sampler, init_round(plan, np.zeros(D)))
     assert content(back) == content(state)
     assert content(next_state(plan, back)) == content(next_state(plan, state))
 
@@ -247,7 +247,7 @@ def test_a_lost_file_is_reported(tmp_path: Path, directory: RunDirectory) -> Non
     directory.save(next_state(plan, directory.save(played(plan, 1))))
     (tmp_path / "rows" / "rows.bin").write_bytes(b"short")
     with pytest.raises(DeltaflError, match="put the file back, or start anew"):
-        directory.load(plan, init_round(plan, np.zeros(D)))
+        directory.load(plan.sampler, init_round(plan, np.zeros(D)))
 
 
 def test_a_run_with_its_memory_in_a_file_is_the_same_run(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from deltafl.plan import Plan
 from deltafl.round import blank_state
 from deltafl.samplers import SAMPLERS
 from deltafl.scale.named_arrays import named_arrays
-from deltafl.scale.state_file import restored_state
+from deltafl.scale.sound import restored_state
 from deltafl.server.table import ROWS
 from deltafl.types import Population, Reports
 
@@ -136,7 +136,9 @@ def outcome(plan: Plan, template: RoundState, arrays: dict[str, Any]) -> str:
     """``refused``, or ``finite``; anything else is raised."""
     try:
         # The arrays are the state's from then on.
-        state = restored_state(plan, template, {name: a.copy() for name, a in arrays.items()})
+        state = restored_state(
+            plan.sampler, template, {name: a.copy() for name, a in arrays.items()}
+        )
     except DeltaflError as error:
         assert "\n" not in str(error) and len(str(error)) < 500
         return "refused"

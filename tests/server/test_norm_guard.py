@@ -89,7 +89,7 @@ def test_its_norms_survive_a_checkpoint(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     directory.start(RunSettings())
     directory.save(state)
-    back = directory.load(plan, init_round(plan, np.zeros(2)))
+    back = directory.load(plan.sampler, init_round(plan, np.zeros(2)))
     assert [(n, a.tobytes()) for n, a in named_arrays(back)] == [
         (n, a.tobytes()) for n, a in named_arrays(state)
     ]

@@ -168,7 +168,7 @@ def test_every_backbone_with_every_sampler(
         answers = broken.census()
         assert answers is not None
         plan = plan.with_census(answers)
-    state = broken.load(plan, init_round(plan, engine.initial_params()))
+    state = broken.load(plan.sampler, init_round(plan, engine.initial_params()))
     assert state.round == 2
     claimed = not {backbone, sampler, estimator} & BIASED
     assert_claim_holds(plan, state, known_round(plan, state, engine), claimed)

@@ -81,7 +81,7 @@ def test_lines_after_the_checkpoint_are_cut_off_even_half_ones(directory: RunDir
     add(directory, 3)
     with (directory.path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 4, "coh')
-    assert same(directory.load(PLAN, START), played(2))
+    assert same(directory.load(PLAN.sampler, START), played(2))
     for name in ("rounds.jsonl", "timings.jsonl"):
         assert [line["round"] for line in directory.lines(name)] == [1, 2]
 
@@ -103,7 +103,7 @@ def test_a_kill_between_any_two_calls_loses_no_checkpoint(
 
     def prepare() -> Callable[[], object]:
         run = begin()
-        run.load(PLAN, START)
+        run.load(PLAN.sampler, START)
 
         def play() -> None:
             add(run, 3)
@@ -115,7 +115,7 @@ def test_a_kill_between_any_two_calls_loses_no_checkpoint(
     outcomes = []
     for _ in kills(prepare, monkeypatch):
         run = begin()
-        state = run.load(PLAN, START)
+        state = run.load(PLAN.sampler, START)
         assert same(state, played(state.round))
         assert [line["round"] for line in run.lines("rounds.jsonl")] == [1, 2, 3][: state.round]
         outcomes.append(int(state.round))
@@ -131,9 +131,9 @@ def test_a_kill_between_any_two_calls_loses_no_checkpoint(
 def test_an_unfinished_checkpoint_does_not_count(directory: RunDirectory) -> None:
     directory.save(played(2))
     (directory.path / "checkpoint.safetensors.part").write_bytes(b"half")
-    assert same(directory.load(PLAN, START), played(2))
+    assert same(directory.load(PLAN.sampler, START), played(2))
     directory.save(played(3))
-    assert same(directory.load(PLAN, START), played(3))
+    assert same(directory.load(PLAN.sampler, START), played(3))
     assert not (directory.path / "checkpoint.safetensors.part").exists()
 
 
@@ -146,14 +146,14 @@ def test_a_copied_folder_does_not_go_on_from_a_memory_that_is_newer(
     shutil.copytree(directory.path, tmp_path / "copy")
     copy = RunDirectory(tmp_path / "copy")
     copy.memory_folder(str(tmp_path / "memory"))
-    assert same(copy.load(PLAN, START), played(2))
+    assert same(copy.load(PLAN.sampler, START), played(2))
     directory.save(played(3))
     with pytest.raises(
         DeltaflError,
         match=r"are of round 3 of .*, and the last checkpoint of .*copy is of round 2 of .*: put",
     ):
-        copy.load(PLAN, START)
-    assert same(directory.load(PLAN, START), played(3))
+        copy.load(PLAN.sampler, START)
+    assert same(directory.load(PLAN.sampler, START), played(3))
 
 
 def test_rounds_are_not_erased_where_the_settings_are_missing(directory: RunDirectory) -> None:
@@ -171,10 +171,10 @@ def test_a_reader_can_tell_which_file_is_damaged(directory: RunDirectory, tmp_pa
     """Every file of a record, cut or of other bytes: one sentence that names it, and nothing
     lost.
     """
-    add(directory, 0, 1)
+    add(directory, 0, 1, 2)
     directory.save(played(2))
     readers: dict[str, Callable[[], object]] = {
-        "checkpoint.safetensors": lambda: directory.load(PLAN, START),
+        "checkpoint.safetensors": lambda: directory.load(PLAN.sampler, START),
         **dict.fromkeys(("rounds.jsonl", "timings.jsonl"), lambda: read_run(directory, SETTINGS)),
         "environment.json": directory.environment,
         "config.toml": lambda: recorded_settings(directory.path),

@@ -11,24 +11,30 @@ names, and the state holds only those of the last round (``store/folder.py``).
 
 import json
 import os
-from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext, suppress
+import re
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from socket import AF_UNIX, socket
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import Field, FiniteFloat
 
 from ..errors import DeltaflError
 from ..round import blank_state
 from ..scale.named_arrays import named_arrays
 from ..scale.rows import settled
-from ..scale.state_file import owner, restored_state
+from ..scale.sound import not_sound, restored_state
+from ..scale.state_file import owner
 from ..store.files import private_folder, remove
 from ..store.folder import Note, owned, read_note, require_note, require_own, write_note
-from ..store.sealed import read_sealed, write_sealed
-from ..types import Array, FloatArray
+from ..store.sealed import made_with, read_sealed, warn_of_other, write_sealed
+from ..store.values import checked
+from ..types import LARGEST_AUX, NOBODY, Array, FloatArray
 from .clients import ClientInfo
 from .federation import KEPT, Federation, Kept
 from .scales import ClientScale
@@ -40,6 +46,28 @@ FILES = [
 ]
 FILE = FILES[0]
 _VERSION = 10
+_Norm = Annotated[float, Field(ge=0, le=LARGEST_AUX)]
+
+
+class Header(NamedTuple):
+    """What a state says of itself beside its arrays."""
+
+    version: int
+    owner: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+    round: int
+    settings: dict[str, Any]
+    layout: list[Any]
+    frozen: str
+    clients: Annotated[dict[str, Annotated[int, Field(ge=1, le=2**53)]], Field(min_length=1)]
+    #: norm and first loss of a client, see ``ClientScale``
+    scales: dict[str, tuple[_Norm, FiniteFloat]]
+    memory: str | None
+    note: Note | None
+    made_with: dict[str, str] | None = None
+    #: when a client was last there, see ``Federation.seen``
+    seen: dict[str, Annotated[int, Field(ge=0, le=10**9)]] | None = None
+
+
 _REST = "rest."
 _AUX = "aux_mk"
 
@@ -55,25 +83,45 @@ def sole_owner(folder: Path | None) -> AbstractContextManager[None]:
     return owned(folder, folder / "federation.lock", "state_path")
 
 
+@contextmanager
+def only_copy(folder: Path | None, owner: str) -> Iterator[None]:
+    """Refuse to go on with a copy of a state while this machine goes on with another one, where
+    the system has names that end with their process.
+    """
+    if folder is None or sys.platform != "linux":
+        yield
+        return
+    with socket(AF_UNIX) as held:
+        try:
+            held.bind(f"\0deltafl-{owner}")
+        except OSError:
+            raise DeltaflError(
+                f"another server of this machine goes on with a copy of {folder}, and the two "
+                "would part; stop it, or choose another state_path"
+            ) from None
+        yield
+
+
 def save(folder: Path, federation: Federation, anew: bool = False) -> None:
     """Write the state after a round; ``anew`` deletes the states before it, which know clients
     that are forgotten.
     """
     private_folder(folder)
     memory = federation.rules.plan.memory.folder
-    header = {
-        "version": _VERSION,
-        "owner": federation.owner,
-        "round": federation.current.round,
-        "settings": _settings(federation),
-        "layout": federation.layout.entries,
-        "frozen": federation.frozen_digest,
-        "clients": {key: info.num_examples for key, info in federation.clients.items()},
-        "scales": federation.scales.known,
-        "seen": federation.seen,
-        "memory": memory,
-        "note": None if memory is None else read_note(Path(memory)),
-    }
+    header = Header(
+        version=_VERSION,
+        owner=federation.owner,
+        round=federation.current.round,
+        settings=_settings(federation),
+        layout=list(federation.layout.entries),
+        frozen=federation.frozen_digest,
+        clients={key: info.num_examples for key, info in federation.clients.items()},
+        scales={**federation.scales.known},
+        memory=memory,
+        note=None if memory is None else read_note(Path(memory)),
+        made_with=made_with(),
+        seen=federation.seen,
+    )
     arrays = {
         **dict(named_arrays(federation.current)),
         **{_REST + name: array for name, array in federation.rest.items()},
@@ -84,7 +132,7 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
             remove(folder / name)
     elif memory is None and federation.scales.sound:
         _keep_last(*(folder / name for name in FILES))
-    write_sealed(folder / FILE, arrays, header)
+    write_sealed(folder / FILE, arrays, header._asdict())
     # Only now: the file has these rows, so that older ones may be written over.
     _settle(federation)
 
@@ -130,29 +178,30 @@ def load(folder: Path, federation: Federation) -> bool:
                 )
             )
     # Each takes the place of the one before: the state to go on with comes last.
-    _restore(folder / FILE, federation)
+    warn_of_other(_restore(folder / FILE, federation).made_with, made_with(), str(folder / FILE))
     _settle(federation)
     return True
 
 
-def _restore(file: Path, federation: Federation) -> None:
+def _restore(file: Path, federation: Federation) -> Header:
     copy = FILES[1] if (file.parent / FILES[1]).exists() else "a copy of the folder"
     cure = f"put {copy} in its place, or choose a new state_path"
-    arrays, header = read_sealed(file, cure, mapped=True)
-    if header.get("version") != _VERSION:
+    arrays, found = read_sealed(file, cure, mapped=True)
+    if found.get("version") != _VERSION:
         raise DeltaflError(f"{file} is of another version of deltafl; choose a new state_path")
-    _take(file.parent, federation, header, arrays)
+    header = checked(Header, found, str(file), cure)
+    _take(file, federation, header, arrays)
+    return header
 
 
-def _take(
-    folder: Path, federation: Federation, header: dict[str, Any], arrays: dict[str, Array]
-) -> None:
+def _take(file: Path, federation: Federation, header: Header, arrays: dict[str, Array]) -> None:
+    folder = file.parent
     # Nobody has written a seed, so it is no setting that differs: draws go on as they began.
     if federation.rules.own_seed:
-        plan = replace(federation.rules.plan, seed=int(header["settings"]["seed"]))
+        plan = replace(federation.rules.plan, seed=_seed_of(header))
         federation.rules = replace(federation.rules, plan=plan)
     for name, now in _settings(federation).items():
-        before = header["settings"][name]
+        before = header.settings.get(name)
         if before != now:
             what = "another seed" if name == "seed" else f"{name} = {before}, now it is {now}"
             cure = "write it as it was, or choose a new state_path"
@@ -160,38 +209,50 @@ def _take(
     # As JSON has it, with lists for tuples.
     described = json.loads(json.dumps(federation.layout.entries))
     # Of two lists of different lengths the first array that one of them lacks is named.
-    for before, now in zip_longest(header["layout"], described):
+    for before, now in zip_longest(header.layout, described):
         if before != now:
             raise DeltaflError(
                 f"the state in {folder} belongs to a model with other arrays, {before} where there "
                 f"is now {now}; give that model, with the same buffers, local, trainable and tied, "
                 "or choose a new state_path"
             )
-    if header["frozen"] != federation.frozen_digest:
+    if header.frozen != federation.frozen_digest:
         raise DeltaflError(
             f"the state in {folder} was trained beside other frozen arrays; give the base model "
             "that it had, or choose a new state_path"
         )
-    if header["memory"] is not None:
+    if header.memory is not None:
         _find_memory(folder, federation, header)
-    known = zip(header["clients"].items(), arrays[_AUX], strict=True)
+    aux_mk = arrays.get(_AUX, NOBODY)
+    rest = {name: arrays.get(_REST + name) for name in federation.rest}
+    whole = {name: array for name, array in rest.items() if array is not None}
+    fault = federation.layout.value_fault(whole)
+    if aux_mk.ndim != 2 or len(aux_mk) != len(header.clients) or aux_mk.dtype != np.float64:
+        fault = f"{_AUX} has no row for each client"
+    if len(whole) < len(rest):
+        fault = "an array of the model is missing"
+    if not np.array_equal(arrays.get("state.round", NOBODY), header.round):
+        fault = "its rounds contradict each other"
+    if fault is not None:
+        raise not_sound(fault)
+    known = zip(header.clients.items(), aux_mk, strict=True)
     clients = {
         key: ClientInfo(size, () if np.isnan(aux).any() else tuple(aux.tolist()))
         for (key, size), aux in known
     }
     federation.require_room(len(clients))
-    if federation.kept and header["owner"] != federation.owner:
+    if federation.kept and header.owner != federation.owner:
         raise DeltaflError(
             f"{folder / FILE} is of another federation than the states beside it; put its own back"
         )
-    federation.owner = header["owner"]
-    federation.scales.known = {key: ClientScale(*scale) for key, scale in header["scales"].items()}
-    federation.seen = header.get("seen", dict.fromkeys(clients, header["round"]))
+    federation.owner = header.owner
+    federation.scales.known = {key: ClientScale(*scale) for key, scale in header.scales.items()}
+    federation.seen = header.seen or dict.fromkeys(clients, header.round)
     federation.clients = clients
     federation.plan = federation.rules.plan_for(clients)
-    federation.rest = {name: arrays[_REST + name] for name in federation.rest}
+    federation.rest = whole
     template = blank_state(federation.plan, federation.params_d)
-    federation.state = restored_state(federation.plan, template, arrays)
+    federation.state = restored_state(federation.plan.sampler, template, arrays)
 
 
 def _aux_of(infos: Collection[ClientInfo]) -> FloatArray:
@@ -202,16 +263,15 @@ def _aux_of(infos: Collection[ClientInfo]) -> FloatArray:
     return np.array([info.aux or missing for info in infos], dtype=np.float64)
 
 
-def _find_memory(folder: Path, federation: Federation, header: dict[str, Any]) -> None:
+def _find_memory(folder: Path, federation: Federation, header: Header) -> None:
     """Point to the folder of the clients' updates, and check that they belong to this state."""
     plan = federation.rules.plan
-    memory = Path(header["memory"])
+    memory = Path(str(header.memory))
     require_own(memory, Path(str(plan.memory.folder)).parent)
     plan = replace(plan, memory=replace(plan.memory, folder=str(memory)))
     federation.rules = replace(federation.rules, plan=plan)
-    before = None if header["note"] is None else Note(*header["note"])
-    now = Note(header["round"], header["owner"])
-    require_note(memory, before, now, f"the state in {folder}")
+    now = Note(header.round, header.owner)
+    require_note(memory, header.note, now, f"the state in {folder}")
 
 
 def _settle(federation: Federation) -> None:
@@ -220,6 +280,13 @@ def _settle(federation: Federation) -> None:
     if folder is not None:
         federation.state = settled(federation.current)
         write_note(Path(folder), Note(federation.current.round, federation.owner))
+
+
+def _seed_of(header: Header) -> int:
+    seed = str(header.settings.get("seed"))
+    if not re.fullmatch(r"\d{1,30}", seed):
+        raise not_sound(f"its seed is {seed:.60}")
+    return int(seed)
 
 
 def _settings(federation: Federation) -> dict[str, Any]:

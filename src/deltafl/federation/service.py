@@ -20,7 +20,7 @@ from .exchange import STEP_FACTOR, Question, census_question
 from .federation import Federation
 from .replies import ClientReply, read_answer
 from .rules import Rules
-from .saved import load, save, sole_owner
+from .saved import load, only_copy, save, sole_owner
 
 #: ``logging.Logger.log``.
 Log = Callable[..., None]
@@ -59,7 +59,8 @@ def serving(
             epsilon = dp.epsilon(rounds, rules.plan.n / rules.min_clients)
             text = "After %d rounds: epsilon = %.3g at most, with delta = %g"
             log(INFO, text, rounds, epsilon, dp.delta)
-        yield service
+        with only_copy(rules.state_path, service.owner):
+            yield service
 
 
 class Service(Federation):

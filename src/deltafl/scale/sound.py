@@ -17,6 +17,7 @@ import numpy as np
 
 from ..errors import DeltaflError, bounds_of
 from ..types import LARGEST_AUX, LARGEST_STEP, Array, Within
+from .named_arrays import from_named_arrays
 from .persistent_array import PersistentArray
 from .rows import MappedRows, row_values
 
@@ -24,12 +25,16 @@ from .rows import MappedRows, row_values
 _AT_ONCE = 2**20
 
 
-def require_sound(state: Any, template: Any) -> None:
-    """Refuse a ``RoundState`` with values that no round leaves; ``template`` is that of the same
-    plan before the first round.
+def restored_state(sampler: Any, template: Any, arrays: Mapping[str, Array]) -> Any:
+    """The ``RoundState`` that some named arrays are; one that no round leaves is refused.
+
+    ``template`` is that of the same plan before the first round.
     """
+    state = from_named_arrays(template, arrays)
+    state = state._replace(sampler=sampler.restored(state.sampler, template.sampler))
     for name, fault in _faults(state, template, "state", state.round):
         raise not_sound(f"{name} {fault}")
+    return state
 
 
 def not_sound(fault: str) -> DeltaflError:

@@ -5,7 +5,6 @@ What rounds write stays in memory. A file is read once when it is loaded, to com
 
 import re
 import zlib
-from collections.abc import Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ from ..accumulate import clients_of
 from ..errors import DeltaflError
 from ..plan import Plan, RoundState
 from ..round import blank_state
-from ..store.sealed import read_sealed, write_sealed
+from ..store.sealed import made_with, read_sealed, warn_of_other, write_sealed
 from ..types import AnyPath, Array
-from .named_arrays import from_named_arrays, named_arrays
-from .sound import require_sound
+from .named_arrays import named_arrays
+from .sound import restored_state
 
 
 def save_state(path: AnyPath, state: RoundState, plan: Plan) -> None:
@@ -40,7 +39,7 @@ def save_state(path: AnyPath, state: RoundState, plan: Plan) -> None:
             "this plan keeps rows in a file of their own, which a state file cannot hold"
         )
     arrays = dict(named_arrays(state, shared=True))
-    write_sealed(Path(path), arrays, owner(plan))
+    write_sealed(Path(path), arrays, {**owner(plan), "made_with": made_with()})
 
 
 def load_state(path: AnyPath, plan: Plan) -> RoundState:
@@ -60,18 +59,11 @@ def load_state(path: AnyPath, plan: Plan) -> RoundState:
                 f"the state in {path} belongs to a plan with {name} = {saved.get(name)}, and this "
                 f"plan has {value}; load it with the plan it was saved with"
             )
+    warn_of_other(saved.get("made_with"), made_with(), str(path))
     params_d = arrays.get("state.params_d", np.zeros(0))
-    # It is judged with all others.
-    return restored_state(plan, blank_state(plan, np.zeros(params_d.size, np.float32)), arrays)
-
-
-def restored_state(plan: Plan, template: RoundState, arrays: Mapping[str, Array]) -> RoundState:
-    """The state that some named arrays are, once it is known that rounds can have left it; all
-    hosts load theirs by this. ``template`` is that of the plan before the first round.
-    """
-    state: RoundState = from_named_arrays(template, arrays)
-    state = state._replace(sampler=plan.sampler.restored(state.sampler, template.sampler))
-    require_sound(state, template)
+    # That it has one axis is looked at with everything else.
+    template = blank_state(plan, np.zeros(params_d.size, np.float32))
+    state: RoundState = restored_state(plan.sampler, template, arrays)
     return state
 
 

@@ -6,7 +6,9 @@ refused.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
 
 from ..errors import DeltaflError
 from ..store.folder import Note
@@ -23,10 +25,10 @@ CURE = "delete this run's folder, or choose another one, to run it again"
 class Checkpoint(NamedTuple):
     """The header."""
 
-    round: int
+    round: Annotated[int, Field(ge=0, le=10**9)]
     run: str  #: the random name
     settings: dict[str, Any]
-    files: dict[str, Seal]  #: of the files beside it
+    files: dict[str, Seal]  #: of the files beside it, without which none is whole
     #: of all lines, if the run has ended without another checkpoint
     ended: dict[str, Seal]
     memory: str | None = None  #: the folder of the clients' updates

@@ -37,10 +37,11 @@ import numpy as np
 import tomli_w
 
 from ..errors import DeltaflError, printable
-from ..plan import Plan, RoundState
+from ..plan import RoundState
+from ..samplers.base import Sampler
 from ..scale.named_arrays import named_arrays
 from ..scale.rows import row_files, settled
-from ..scale.state_file import restored_state
+from ..scale.sound import restored_state
 from ..store.files import make_folder, remove, write_atomically
 from ..store.folder import Note, new_name, owned, read_note, require_note, require_own, write_note
 from ..store.lines import NOTHING, append_line, cut_back, last_line, read_lines, seal_of, sync
@@ -199,11 +200,13 @@ class RunDirectory:
         """
         line, timing = (last_line(self.path / name) for name in LINE_FILES)
         # A process that was killed between the two lines has left a round without its time.
-        if line.get("round") != timing.get("round"):
+        if line.get("round") != timing.get("round") or not isinstance(line.get("round", 0), int):
             return {}
         mark = read_checkpoint(self.path)
         if mark is not None and mark.ended and not mark.is_whole(self.path / LINE_FILES[0]):
             return {}
+        if mark is not None and line.get("round", mark.round) < mark.round:
+            raise DeltaflError(f"{self.path / FILE} is of a later round than its lines: {CURE}")
         return line
 
     def ending(self) -> str | None:
@@ -336,7 +339,9 @@ class RunDirectory:
             return None
         return mark.round, checkpoint_arrays(self.path)
 
-    def load(self, plan: Plan, template: RoundState, group: ProcessGroup = ALONE) -> RoundState:
+    def load(
+        self, sampler: Sampler, template: RoundState, group: ProcessGroup = ALONE
+    ) -> RoundState:
         """The state of the last checkpoint (the template itself if there is none); later lines are
         cut off.
 
@@ -345,7 +350,7 @@ class RunDirectory:
         arrays = group.from_first(self._read_all)
         state = template
         if arrays is not None:
-            state = settled(restored_state(plan, template, arrays))
+            state = settled(restored_state(sampler, template, arrays))
         if group.is_first:
             self._cut_off()
         return state
@@ -382,7 +387,13 @@ class RunDirectory:
         for name in mark.files:
             # As of the checkpoint: later lines may be broken, for they will be cut off.
             mark._replace(ended={}).require(self.path / name)
-        return checkpoint_arrays(self.path)
+        arrays = checkpoint_arrays(self.path)
+        lines = mark.files.get(LINE_FILES[0], NOTHING)
+        last = last_line(self.path / LINE_FILES[0], lines.length).get("round", mark.round)
+        fits = last == mark.round and np.array_equal(arrays.get("state.round", -1), mark.round)
+        if not fits or not {*LINE_FILES} <= mark.files.keys():
+            raise DeltaflError(f"{self.path / FILE} is of another round than its lines: {CURE}")
+        return arrays
 
     def _cut_off(self) -> None:
         mark = read_checkpoint(self.path)

@@ -18,6 +18,7 @@ import numpy as np
 from ..errors import DeltaflError
 from ..plan import RoundState
 from ..round import close_round, init_round, open_round
+from ..store.sealed import warn_of_other
 from ..tasks.base import Task
 from ..types import BoolArray, Cohort, RejectedReply, RoundInfo
 from .callback import Callback, LiveRun, OnRound, PlayedRound, Report, Stopwatch, guarded
@@ -27,6 +28,7 @@ from .continuing import continued
 from .directory import DivergedError, RunDirectory, locked, recorded_settings
 from .distributed import ALONE, ProcessGroup
 from .engine import BYTES_PER_PARAMETER, Engine, Training
+from .environment import environment
 from .evaluation import Evaluation, Patience, Threshold
 from .oracle import SimulatedOracle
 from .own_code import require_same_code
@@ -45,6 +47,8 @@ from .world import World
 #: for instance.
 _ORPHAN_SECONDS = 60.0
 
+#: What the last bits of a run depend on, of what its folder records.
+_BITS = ("python", "numpy", "torch", "scikit-learn", "scipy", "system", "processor")
 _NO_TIME = {"seconds": 0.0, "cpu_seconds": 0.0, "client_seconds": 0.0}
 
 
@@ -209,7 +213,7 @@ def _open_run(
     initial_d = engine.initial_params()
     # After a census with first updates, this is the state of round 1.
     start = init_round(plan, initial_d)._replace(rest=rest)
-    state = directory.load(plan, start._replace(round=0, params_d=initial_d), group)
+    state = directory.load(plan.sampler, start._replace(round=0, params_d=initial_d), group)
 
     engine.beside.require_sound(state.rest)
 
@@ -329,6 +333,9 @@ def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
     # Both before anything is written.
     directory.require_same_data(data)
     directory.require_settings(settings, before.rounds)
+    known = directory.environment()
+    now = {name: value for name, value in environment().items() if name in _BITS}
+    warn_of_other(known, now, str(directory.path))
     if settings.rounds != before.rounds:
         require_same_sampler(before, settings, task)
     if (settings.rounds, settings.threshold) != (before.rounds, before.threshold):

@@ -10,6 +10,7 @@ import os
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,12 +44,12 @@ def read_lines(path: Path) -> Iterator[Any]:
             yield parsed(text, f"{path}, line {number},")
 
 
-def last_line(path: Path) -> dict[str, Any]:
-    """The last line; empty if there is none, or it was cut off as it was written."""
+def last_line(path: Path, end: float = inf) -> dict[str, Any]:
+    """The last line, up to ``end``; empty if there is none, or it was cut off as it was written."""
     if not path.exists():
         return {}
     with opened(path) as file:
-        last = deque(file, maxlen=1)
+        last = deque(takewhile(lambda _: file.tell() <= end, iter(file.readline, b"")), maxlen=1)
     try:
         return dict(json.loads(last[0]))
     except (IndexError, ValueError, TypeError, RecursionError):
