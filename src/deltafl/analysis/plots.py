@@ -8,6 +8,7 @@ import io
 import math
 import re
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -433,9 +434,18 @@ def save(figure: Figure, path: Path) -> None:
     if kind == "png":
         content.write(small_png(figure))
     else:
-        figure.savefig(content, format=kind)
+        with _boxes_for_letters():
+            figure.savefig(content, format=kind)
     make_folder(path.parent)
     write_atomically(path, content.getbuffer())
+
+
+@contextmanager
+def _boxes_for_letters() -> Iterator[None]:
+    """Draw a box for a letter that the font lacks; Matplotlib would also print lines of its own."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        yield
 
 
 @contextmanager
@@ -460,8 +470,9 @@ def small_png(figure: Figure) -> bytes:
     from PIL import Image
 
     canvas = FigureCanvasAgg(figure)
-    # Drawn once: savefig draws to find the layout, and again.
-    canvas.draw()  # type: ignore[no-untyped-call]
+    with _boxes_for_letters():
+        # Drawn once: savefig draws to find the layout, and again.
+        canvas.draw()  # type: ignore[no-untyped-call]
     drawn = np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
     image = Image.fromarray(drawn).convert("RGB")
     image = image.quantize(

@@ -24,7 +24,7 @@ from ..tasks.files import check, fetch
 from ..tasks.metrics import METRICS
 from ..tasks.partitions import PARTITIONS
 from ..tasks.registry import known_tasks
-from .common import say
+from .common import path_name, say
 from .options import allowed, text_of
 
 app = typer.Typer(rich_markup_mode=None)
@@ -37,7 +37,8 @@ data = typer.Typer(
 app.add_typer(data, name="data")
 
 Where = Annotated[
-    Path | None, typer.Option("--data-dir", help="folder for data sets", metavar="DIR")
+    Path | None,
+    typer.Option("--data-dir", help="folder for data sets", metavar="DIR", parser=path_name),
 ]
 
 

@@ -6,6 +6,8 @@ from html import escape
 from time import perf_counter
 from typing import NamedTuple
 
+from ..errors import printable
+
 #: Seconds between two pictures of the bar in a notebook, whose browser may be far away.
 SECONDS = 0.2
 
@@ -43,7 +45,7 @@ def sweep_progress(shown: bool = True) -> Iterator[OnProgress]:
         "rounds",
         progress.BarColumn(bar_width=24),
         progress.MofNCompleteColumn(),
-        "{task.description}",
+        progress.TextColumn("{task.description}", markup=False),
         progress.TimeRemainingColumn(compact=True),
         console=Console(stderr=True),
     )
@@ -66,7 +68,7 @@ def sweep_progress(shown: bool = True) -> Iterator[OnProgress]:
 
 
 def _text(progress: Progress) -> str:
-    running = ", ".join(progress.running)
+    running = printable(", ".join(progress.running))
     if progress.runs_total == 1:
         return running
     done = f"{progress.runs_done} of {progress.runs_total} runs"

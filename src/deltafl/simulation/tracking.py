@@ -4,18 +4,23 @@ sampler and seed.
 
 import hashlib
 import os
+import re
 import time
 from abc import abstractmethod
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import OWN_ERRORS, explained, require, unknown_name
+from ..errors import OWN_ERRORS, explained, printable, require, unknown_name
 from ..store.files import below
 from ..types import AnyPath
 from .callback import RoundDone
 from .directory import recorded_settings
 from .record import run_key
+
+
+#: What MLflow takes in no tag; dots alone are a folder for it.
+_NO_TAG = re.compile(r"[^-\w.]|^\.+$")
 
 
 class Tracker(AbstractContextManager["Tracker"]):
@@ -70,7 +75,7 @@ def numbers(done: RoundDone) -> dict[str, float]:
     """
     shown = {f"round/{key}": value for key, value in done.line.items() if key != "round"}
     shown["round/seconds"] = done.seconds
-    shown |= {f"test/{name}": value for name, value in done.test.items()}
+    shown |= {f"test/{_NO_TAG.sub('_', name)}": value for name, value in done.test.items()}
     return {key: float(value) for key, value in shown.items() if isinstance(value, int | float)}
 
 
@@ -131,16 +136,16 @@ class MLflow(Tracker):
             # A number that every round has: up to its last step all is written.
             history = client.get_metric_history(run_id, "round/seconds")
             return run_id, max((point.step for point in history), default=0)
-        name = f"{done.sampler}, seed {done.seed}"
+        name = printable(f"{done.sampler}, seed {done.seed}")
         run = client.create_run(experiment, run_name=name, tags={"deltafl_run": mark})
         settings = recorded_settings(self.folder) or {}
         settings |= {"sampler": done.sampler, "seed": done.seed}
         for setting in sorted(settings.keys() - {"samplers", "seeds"}):
-            client.log_param(run.info.run_id, setting, settings[setting])
+            client.log_param(run.info.run_id, setting, printable(settings[setting], limit=500))
         return run.info.run_id, 0
 
     def _experiment(self) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or self.folder.resolve().name
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or printable(self.folder.resolve().name)
         found = self._client.get_experiment_by_name(name)
         if found is None:
             return str(self._client.create_experiment(name))
