@@ -131,6 +131,28 @@ def test_reproduction_uses_the_public_interface() -> None:
     assert not wrong
 
 
+#: What writes to a terminal, or reads markup, and where it may be used.
+_WRITERS = {
+    "echo": {"deltafl.cli.common"},
+    "secho": set[str](),
+    "print": {"deltafl.analysis.narrow", "deltafl.simulation.comparison"},
+    "Console": {"deltafl.analysis.narrow", "deltafl.simulation.progress"},
+    "Text": {"deltafl.analysis.narrow", "deltafl.analysis.table"},  # the latter an empty line
+    "from_markup": set[str](),
+    "getLogger": {"deltafl.errors"},
+}
+
+
+def test_text_reaches_the_terminal_in_one_way() -> None:
+    """By ``say`` and ``show``, in which names of others are neither markup nor invisible."""
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                called = node.func
+                word = getattr(called, "attr", getattr(called, "id", ""))
+                assert name in _WRITERS.get(word, {name}), f"{name} calls {word}"
+
+
 def test_the_root_of_the_package_has_few_modules() -> None:
     modules = {path.stem for path in (ROOT / "src" / "deltafl").glob("[a-z]*.py")}
     assert len(modules - ABOVE.keys()) <= 10

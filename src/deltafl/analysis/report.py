@@ -194,6 +194,7 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
     shown = cells_of(summary.samplers[0], summary)
     return {
         "part": part,
+        "command": printable(part.command, limit=None),
         "setting": f"{setting_text(part.runs)}. In brackets: {100 * summary.confidence:g} %",
         "headline": headline(summary),
         "remarks": remarks(summary),

@@ -18,7 +18,6 @@ from .callback import RoundDone
 from .directory import recorded_settings
 from .record import run_key
 
-
 #: What MLflow takes in no tag; dots alone are a folder for it.
 _NO_TAG = re.compile(r"[^-\w.]|^\.+$")
 
