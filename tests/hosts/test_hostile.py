@@ -324,6 +324,39 @@ def test_flower_counts_a_liar_as_silent(tmp_path: Path, log: pytest.LogCaptureFi
     assert np.array_equal(liar.params_d, silent.params_d)
 
 
+@pytest.mark.parametrize("error", [ValueError(ESCAPES + LONG), KeyError("Array"), MemoryError()])
+def test_what_flower_cannot_read_ends_nothing(
+    error: Exception, log: pytest.LogCaptureFixture
+) -> None:
+    """Flower makes messages of what a node has uploaded, and confirms each before it reads it."""
+    pytest.importorskip("flwr")
+    from deltafl.flower import DeltaStrategy
+    from flower.grid import FakeGrid, configs, linear_app, played
+
+    class Uploads(FakeGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            received = list(super().pull_messages(message_ids))
+            for reply in received:
+                of_liar = reply.metadata.src_node_id == 1000 - LIAR
+                if of_liar and reply.metadata.message_type == "train":
+                    raise error
+            return received
+
+    models = []
+    for grid in (
+        Uploads(linear_app(), configs(M)),
+        FakeGrid(linear_app(), configs(M), fail={1000 - LIAR: lambda message, context: None}),
+    ):
+        pulled = grid.pull_messages
+        fed = played(DeltaStrategy("uniform", n=M, seed=3), grid, 3)
+        assert grid.pull_messages == pulled
+        assert np.asarray(fed.current.responded_m).tolist() == [3, 3, 0, 3]
+        models.append(fed.params_d)
+    assert np.array_equal(models[0], models[1])
+    assert "a reply that is no message counts as silence (" in log.text
+    assert visible(log.messages)
+
+
 def test_metrics_of_a_liar_reach_logs_and_records_visibly(log: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("flwr")
     from flwr.app import Message, MetricRecord, RecordDict

@@ -3,14 +3,14 @@ ask them, select, close, save, log.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
 
-from ..errors import DeltaflError
+from ..errors import DeltaflError, printable
 from ..model_parts import Arrays
 from ..server.privacy import DifferentialPrivacy
 from ..streams import stream
@@ -132,7 +132,7 @@ class Service(Federation):
             save(folder, self)
         silent = [keys[client] for client in clients if client not in replies]
         if silent:
-            self.log(WARNING, "\tno reply in time: %s", ", ".join(silent))
+            self.log(WARNING, "\tno reply in time: %s", _names(silent))
         for client, reason in info.rejected:
             self.log(WARNING, "\treply of %s rejected: %s", keys[client], reason)
         self._log_sums(info)
@@ -204,7 +204,7 @@ class Service(Federation):
         self.answer(answers)
         for fault, silent in faults.items():
             text = "\tcensus: no answer from %d clients: %s; they count as the mean of all: %s"
-            self.log(WARNING, text, len(silent), fault, ", ".join(silent))
+            self.log(WARNING, text, len(silent), fault, _names(silent))
         self.log(INFO, "Census: %d of %d clients answered", len(answers), len(keys))
         return bool(answers)
 
@@ -235,7 +235,7 @@ class Service(Federation):
             self.log(
                 WARNING,
                 text,
-                ", ".join(over),
+                _names(over),
                 self.rules.max_ratio,
                 counted_m.max(),
             )
@@ -255,4 +255,9 @@ class Service(Federation):
 
     def _log_warnings(self) -> None:
         while self.warnings:
-            self.log(WARNING, "\t%s", self.warnings.pop(0))
+            self.log(WARNING, "\t%s", printable(self.warnings.pop(0), 2000))
+
+
+def _names(keys: Sequence[str]) -> str:
+    """Clients' keys for the log, which thousands of them would fill."""
+    return printable(", ".join(keys), 2000)

@@ -2,13 +2,17 @@
 anything.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
 from math import prod
 from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import UnexpectedObjectContentError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.lib import format as npy
 
 from ..errors import DeltaflError, printable
@@ -20,8 +24,52 @@ from .client import CORRECTION, asked_in
 
 Key = TypeVar("Key")
 
+#: What Flower raises where a client has sent something else than the parts of a message; not what
+#: a network raises.
+UNREADABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    DecodeError,
+    UnexpectedObjectContentError,
+)
+#: Requests for replies at most, in one look.
+_PULLS = 200
+
 #: What reads the header of an array of NumPy's, by the version of its form.
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+@contextmanager
+def read_apart(grid: Grid, warn: Callable[[str], None]) -> Iterator[None]:
+    """Let a reply of which Flower can make no message be one that has not come: it would end the
+    program, and take with it those that were pulled at the same time.
+    """
+    pull = grid.pull_messages
+
+    def pull_apart(message_ids: Iterable[str]) -> list[Message]:
+        ids = list(message_ids)
+        # One by one, but where so many requests would take long.
+        size = 1 + len(ids) // _PULLS
+        received: list[Message] = []
+        for first in range(0, len(ids), size):
+            try:
+                received.extend(pull(ids[first : first + size]))
+            except UNREADABLE as error:
+                reason = printable(f"{type(error).__name__}: {error}")
+                warn(f"a reply that is no message counts as silence ({reason})")
+        return received
+
+    grid.pull_messages = pull_apart  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        grid.pull_messages = pull  # type: ignore[method-assign]
 
 
 def by_recipient(

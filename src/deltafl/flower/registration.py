@@ -19,7 +19,7 @@ from flwr.supercore import log
 from flwr.superlink.grid import InMemoryGrid
 from pydantic import BaseModel, StringConstraints
 
-from ..errors import DeltaflError
+from ..errors import DeltaflError, printable
 from ..federation.clients import ClientInfo
 from ..federation.exchange import AUX, RECORD
 from ..federation.replies import CURE, NO_REGISTRATION, read_info
@@ -220,8 +220,8 @@ def client_key(identity: str, node: NodeInfo, own_key: str, simulated: bool) -> 
     if identity == "config" or (identity == "auto" and (simulated or not node.name)):
         return own_key
     if identity == "name" and node.name:
-        # Keys stand in logs and in saved states, and a name may have any length.
-        return "name:" + node.name[:200]
+        # Keys stand in logs and in saved states, and a name may be anything.
+        return "name:" + printable(node.name)
     if identity != "name" and node.public_key:
         return "key:" + hashlib.sha256(node.public_key).hexdigest()[:40]
     raise DeltaflError(

@@ -29,6 +29,7 @@ from .messages import (
     contents,
     mean_metrics,
     metrics_in,
+    read_apart,
     reply_in,
     report_in,
     to_arrays,
@@ -189,16 +190,17 @@ class DeltaStrategy(Strategy):
                 return evaluate_fn(server_round + done, arrays)  # Flower counts from 1 again
 
             self._handed = self._whole()
-            result = Strategy.start(
-                _Continued(self, done) if done > 0 else self,
-                grid,
-                self._handed,
-                max(0, num_rounds - done),
-                self._timeout,
-                train_config,
-                evaluate_config,
-                evaluate_fn and evaluate,
-            )
+            with read_apart(grid, partial(log, WARNING)):
+                result = Strategy.start(
+                    _Continued(self, done) if done > 0 else self,
+                    grid,
+                    self._handed,
+                    max(0, num_rounds - done),
+                    self._timeout,
+                    train_config,
+                    evaluate_config,
+                    evaluate_fn and evaluate,
+                )
         result.arrays = self._handed
         for metrics in (
             result.train_metrics_clientapp,

@@ -225,7 +225,8 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
                     known[name] = read_info(reported(received[name]), aux)
                 except DeltaflError as error:
                     self._asked[name] += 1
-                    self.logger.log(WARNING, "%s did not register: %s", name, error)
+                    text = "%s did not register: %s"
+                    self.logger.log(WARNING, text, printable(name), error)
             present = {name: known[name] for name in sorted(names & known.keys())}
             if len(present) >= self.rules.min_clients or not asked or self.abort_signal.triggered:
                 return present
