@@ -14,6 +14,7 @@ import pytest
 
 from deltafl.analysis import Summary, summarise
 from deltafl.analysis.report import Part, write_report
+from deltafl.types import Judge
 from tools.runs import runs_of
 
 SAMPLERS: dict[str, Any] = {
@@ -261,3 +262,27 @@ def test_a_telephone_shows_it_without_scrolling_sideways(
         "light": ("#000000", "#0072B2"),
         "dark": ("#F4F4F4", "#4C9AE6"),
     }[scheme]
+
+
+def test_names_are_text_in_the_page_and_in_its_figures(browser: Any, tmp_path: Path) -> None:
+    metric = "</script><b id=evil>$$x$$"
+    values = np.linspace(0, 1, 10)
+    runs = [
+        run._replace(
+            sampler=f"<b id=evil>{run.sampler}$$x$$",
+            metric=metric,
+            others_r={metric: values},
+            judges=[Judge(metric)],
+        )
+        for run in runs_of(full=[1, 2], uniform=[8, 9])
+    ]
+    page = tmp_path / "report.html"
+    write_report([Part("<b id=evil>", runs, summarise(runs, 0.5))], page, "<b id=evil>")
+    show(browser, page)
+    choose(browser, "over", "bytes")
+    # Over the middle of the curves, where the pointer shows their names.
+    figure = browser.find_element("css selector", "[data-figure=curves]")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    webdriver.ActionChains(browser).move_to_element(figure).perform()
+    assert browser.execute_script("return document.getElementById('evil')") is None
+    assert state(browser)["y"] == f"test {metric}"

@@ -36,7 +36,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
 
 
-def metrics(store: Path) -> dict[str, dict[str, Any]]:
+def stored(store: Path) -> dict[str, dict[str, Any]]:
     """Of each run of the only experiment, by its name; and the parameters and the status as
     metrics of a kind.
     """
@@ -97,7 +97,7 @@ def test_an_interrupted_run_is_in_tensorboard_once(tmp_path: Path) -> None:
 def test_an_interrupted_run_is_in_mlflow_once(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     play_in_two_parts("mlflow", tmp_path / "out")
-    runs = metrics(tmp_path / "out" / "mlruns")
+    runs = stored(tmp_path / "out" / "mlruns")
     run = runs["census, seed 0"]
     assert len(runs) == 1
     assert {tag: run[tag] for tag in expected(tmp_path / "out")} == expected(tmp_path / "out")
@@ -119,7 +119,7 @@ def test_a_comparison_has_a_run_for_each_sampler_and_seed(tmp_path: Path) -> Non
         result = deltafl.compare(
             "digits", samplers, on_round=on_round, processes=1, progress=False, **options
         )
-    runs = metrics(tmp_path / "store")
+    runs = stored(tmp_path / "store")
     assert set(runs) == {f"{sampler}, seed {seed}" for sampler in samplers for seed in (0, 1)}
     for row in result.runs().itertuples():
         assert (row.round, row.accuracy) in runs[f"{row.sampler}, seed {row.seed}"]["test/accuracy"]
@@ -132,7 +132,7 @@ def test_a_run_that_stops_is_marked_as_failed(tmp_path: Path) -> None:
     with pytest.raises(StopError), tracker("mlflow", tmp_path) as on_round:
         on_round(RoundDone("uniform", 0, 1, 5, None, None, 0.1, 8.0, line))
         raise StopError
-    run = metrics(tmp_path / "mlruns")["uniform, seed 0"]
+    run = stored(tmp_path / "mlruns")["uniform, seed 0"]
     assert run.keys() == {"round/seconds", "status", "params"}
     assert run["status"] == "FAILED"
 
@@ -145,6 +145,32 @@ def test_the_commands_track(tmp_path: Path, command: str) -> None:
     done = CliRunner().invoke(app, given)
     assert done.exit_code == 0, done.output
     assert len(scalars(tmp_path / "out" / "tensorboard" / "uniform-seed0")["round/variance"]) == 2
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
+def test_a_tracker_takes_any_name_of_a_metric(tmp_path: Path, name: str) -> None:
+    metrics = [
+        deltafl.Metric(text, lambda output, y: 0.5)
+        for text in ("temp[/C]", "..", "a/../b", "/x", "$x$ <b>", "\N{GRINNING FACE}")
+    ]
+    with tracker(name, tmp_path / "out [/x] %s") as track:
+        deltafl.compare(
+            "digits",
+            samplers="uniform",
+            seeds=1,
+            rounds=1,
+            clients=6,
+            sample=2,
+            metric=metrics,
+            out=tmp_path / "out [/x] %s",
+            on_round=track,
+        )
+    if name == "mlflow":
+        (found,) = stored(tmp_path / "out [/x] %s" / "mlruns").values()
+    else:
+        found = scalars(tmp_path / "out [/x] %s" / "tensorboard" / "uniform-seed0")
+    assert found["test/temp__C_"]
+    assert found["test/_"]
 
 
 def test_an_unknown_tracker_and_a_missing_package_are_sentences(tmp_path: Path) -> None:
