@@ -5,9 +5,10 @@ never.
 
 Damages a saved state (with the clients' updates in it, or in a file of their own), one file at one
 random place each time: a bit is flipped, bytes are overwritten, the file is cut, or exchanged with
-that of another round or federation. Then the server loads its state and plays on. *Refused* is one
-sentence, *harmless* the same results as without damage; *WRONG* are other results, *CRASHED* any
-other error. An older state in the place of the last one is how a person goes back.
+that of another round or federation, or an entry of the state is forged under a right checksum.
+Then the server loads its state and plays on. *Refused* is one sentence, *harmless* the same results
+as without damage; *finite* are other ones of a forged state, *WRONG* other results of any other,
+*CRASHED* any other error. An older state in the place of the last one is how a person goes back.
 """
 
 import shutil
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from damage import damage
+from damage import damage, forge
 from deltafl import DeltaflError
 from deltafl.federation.clients import ClientInfo
 from deltafl.federation.federation import Federation
@@ -29,7 +30,7 @@ from deltafl.federation.saved import load, save
 from deltafl.flower import DeltaStrategy
 from deltafl.scale.named_arrays import named_arrays
 
-KINDS = ("flip", "overwrite", "cut", "other round", "other federation")
+KINDS = ("flip", "overwrite", "cut", "other round", "other federation", "forge")
 
 
 def make(root: Path, mapped: bool) -> Federation:
@@ -74,6 +75,8 @@ def results(root: Path, mapped: bool) -> list[bytes]:
     rows = federation.current.control.control.own.control_md
     before = [np.asarray(rows[client]).tobytes() for client in range(len(federation.keys))]
     play(federation, 2, 9)
+    if not np.isfinite(federation.params_d).all():
+        raise ArithmeticError("the model is not finite")
     federation.scales.known.pop("", None)
     return [*before, repr((federation.keys, federation.scales.known)).encode()] + [
         array.tobytes()
@@ -124,13 +127,20 @@ def main(places: int) -> None:
                     else own / "now-2"
                 )
                 names = list(twin.rglob(file.name))
-                damage(file, kind if names else "cut", names[0].read_bytes() if names else b"", rng)
+                if kind == "forge":
+                    file = place / "state" / "federation.safetensors"
+                    forge(file, rng)
+                else:
+                    other = names[0].read_bytes() if names else b""
+                    damage(file, kind if names else "cut", other, rng)
                 same = (
                     kind == "other round" and file.name == "federation.safetensors" and not mapped
                 )
                 outcome = judged(partial(results, place, mapped), expected)
                 if same and outcome == "WRONG":
                     outcome = "went back"  # that is how a person goes back
+                if kind == "forge" and outcome == "WRONG":
+                    outcome = "finite"  # ``results`` has looked
                 counts[
                     f"state, updates in {'a file' if mapped else 'the state'}: {file.name}",
                     kind,

@@ -156,3 +156,10 @@ def test_text_reaches_the_terminal_in_one_way() -> None:
 def test_the_root_of_the_package_has_few_modules() -> None:
     modules = {path.stem for path in (ROOT / "src" / "deltafl").glob("[a-z]*.py")}
     assert len(modules - ABOVE.keys()) <= 10
+
+
+def test_seconds_are_compared_by_a_clock_that_does_not_jump() -> None:
+    """The wall clock only names a folder, and says when a tracker got a number."""
+    read = [path.stem for path in modules().values() if "time.time(" in path.read_text()]
+    named = [path.stem for path in modules().values() if "datetime.now(" in path.read_text()]
+    assert (read, named) == (["tracking"], ["directory"])

@@ -2,10 +2,13 @@
 and go.
 """
 
+import time
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -278,3 +281,17 @@ def test_the_first_round_waits_until_nodes_have_settled(monkeypatch: pytest.Monk
     strategy = DeltaStrategy("uniform", n=2, wait_for_nodes=20, registration_timeout=100)
     assert len(played(strategy, silent, 1).clients) == 2
     assert clock.now - began == pytest.approx(20, abs=1)
+
+
+def test_a_wall_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a year, forward and back, whenever it is read, also while the server waits for clients."""
+    still = played(DeltaStrategy("innovation", n=2, seed=1), FakeGrid(linear_app(), configs(4)), 4)
+    read = time.time
+    years = cycle([0, 365 * 86400, -365 * 86400])
+    monkeypatch.setattr(time, "time", lambda: read() + next(years))
+    clock = Clock(monkeypatch)
+    grid = FakeGrid(linear_app(), configs(1))
+    clock.events[5.0] = lambda: grid.configs.update(configs(4))
+    jumped = played(DeltaStrategy("innovation", n=2, seed=1, min_nodes=4), grid, 4)
+    assert 5 <= clock.now < 60
+    assert np.array_equal(jumped.current.params_d, still.current.params_d)
