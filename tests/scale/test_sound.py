@@ -158,7 +158,8 @@ def test_a_forged_state_is_refused_or_stays_finite(label: str) -> None:
     state = play(plan, init_round(plan, np.zeros(D)), 5)
     arrays = {name: np.array(array) for name, array in named_arrays(state)}
     template = blank_state(plan, np.zeros(D, np.float32))
-    assert outcome(plan, template, arrays) == "finite"
+    back = restored_state(plan.sampler, template, {name: a.copy() for name, a in arrays.items()})
+    assert all(np.array_equal(a, arrays[name], equal_nan=True) for name, a in named_arrays(back))
     rng = np.random.default_rng(0)
     wrong = []
     for name, array in arrays.items():

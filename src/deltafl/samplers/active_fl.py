@@ -37,6 +37,7 @@ class ActiveFL(Unweighted):
 
     needs_loss: ClassVar[bool] = True
     row_fields: ClassVar = ("value_m",)
+    fixed_fields: ClassVar = ("size_m",)
     ranges: ClassVar = {"alpha1": "[0, 1]", "alpha2": "[0, inf)", "alpha3": "[0, 1]"}
 
     def init(self, population: Population) -> ActiveState:

@@ -71,6 +71,8 @@ class Sampler(WithRanges, ABC):
     #: anew. Where neither is enough, define ``resized``.
     row_fields: ClassVar[tuple[str, ...]] = ()
     kept_fields: ClassVar[tuple[str, ...]] = ()
+    #: Those that are a function of the population alone.
+    fixed_fields: ClassVar[tuple[str, ...]] = ()
     #: Whether its expectations count how often a client is away or silent, as FedAU's do.
     expects_absence: ClassVar[bool] = False
     #: Whether it reads the auxiliary variables ``Population.aux_mq``.
@@ -181,10 +183,13 @@ class Sampler(WithRanges, ABC):
         """
         if not self.learns:
             return fresh
-        known = {*self.row_fields, *self.kept_fields}
-        if not known:  # nobody has said what it learns
+        # A subclass may have a state of its own, even one array.
+        if not hasattr(fresh, "_fields"):
             return state
-        return fresh._replace(**{name: state._asdict()[name] for name in known})
+        fixed = {
+            name: value for name, value in fresh._asdict().items() if name in self.fixed_fields
+        }
+        return state._replace(**fixed)
 
     def require_oracle(self, oracle: Oracle | None) -> Oracle:
         """The oracle, or a ``DeltaflError`` if there is none."""
@@ -328,6 +333,7 @@ class NewFirst(Unweighted):
 
     row_fields: ClassVar[tuple[str, ...]] = ("selected_m", "seen_m", "last_mq")
     kept_fields: ClassVar = ("rounds",)
+    fixed_fields: ClassVar = ("weight_m",)
 
     def init(self, population: Population) -> State:
         m = population.num_clients

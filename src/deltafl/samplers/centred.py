@@ -97,6 +97,7 @@ class Centred(Scored):
     }
     row_fields: ClassVar[tuple[str, ...]] = ("first_m", "square_m", "seen_m", "about_mq")
     kept_fields: ClassVar = ("rounds",)
+    fixed_fields: ClassVar[tuple[str, ...]] = ("weight_m", "factor_m", "prior_m")
 
     @property
     def unbiased(self) -> bool:
@@ -238,6 +239,7 @@ class Balanced(Centred):
     sketch_size: ClassVar[int] = 0
     # Not ``about_mq``: a newcomer's answer changes the variables of all.
     row_fields: ClassVar = ("first_m", "square_m", "seen_m")
+    fixed_fields: ClassVar = ("weight_m", "factor_m", "prior_m", "about_mq")
 
     def init(self, population: Population) -> CentredState:
         state = super().init(population)

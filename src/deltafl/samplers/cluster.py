@@ -127,6 +127,7 @@ class ClusterIS(Sampler):
         "drop_small_after": "[1, inf)",
     }
     row_fields: ClassVar = ("norm_m",)
+    fixed_fields: ClassVar = ("weight_m",)
     kept_fields: ClassVar = ("rounds",)
 
     def __post_init__(self) -> None:

@@ -93,7 +93,7 @@ class FedPracIS(_ByReports):
     floor: float = 0.1
     weighted: bool = False
 
-    row_fields: ClassVar = ("p_m",)
+    fixed_fields: ClassVar = ("weight_m",)
 
     @property
     def unbiased(self) -> bool:

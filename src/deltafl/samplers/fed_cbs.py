@@ -41,6 +41,7 @@ class FedCBS(Unweighted):
     uses_aux: ClassVar[bool] = True
     row_fields: ClassVar = ("selected_m",)
     kept_fields: ClassVar = ("rounds",)
+    fixed_fields: ClassVar = ("count_mc",)
     ranges: ClassVar = {"exploration": "[0, inf)"}
 
     def init(self, population: Population) -> CbsState:

@@ -47,6 +47,7 @@ class FedEntOpt(Unweighted):
     uses_aux: ClassVar[bool] = True
     row_fields: ClassVar = ("place_m",)
     kept_fields: ClassVar = ("total",)
+    fixed_fields: ClassVar = ("count_mc",)
     ranges: ClassVar = {"buffer": "[0, 1]"}
 
     def init(self, population: Population) -> EntropyState:

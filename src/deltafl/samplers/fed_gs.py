@@ -60,6 +60,7 @@ class FedGS(Unweighted):
 
     uses_aux: ClassVar[bool] = True
     row_fields: ClassVar = ("selected_m",)
+    fixed_fields: ClassVar = ("distance_mm",)
     # Shortest paths take O(m^3) time.
     most_clients: ClassVar = 2000
     ranges: ClassVar = {"alpha": "[0, inf)", "epsilon": "[0, 1]", "sigma2": "(0, inf)"}

@@ -103,6 +103,7 @@ class FedSTaS(Sampler):
 
     ranges: ClassVar = {"strata": "[1, inf)", "sketch_size": "[1, 128]", "floor": "[0, 1]"}
     row_fields: ClassVar = ("sketch_mq", "norm_m")
+    fixed_fields: ClassVar = ("weight_m",)
 
     @property
     def unbiased(self) -> bool:

@@ -75,8 +75,7 @@ class VarianceBandit(Scored):
     horizon: int | None = None
 
     ranges: ClassVar = {"mixing": "[1e-12, 1]", "horizon": "[1, inf)"}
-    row_fields: ClassVar = ("total_m",)
-    kept_fields: ClassVar = ("bound",)
+    fixed_fields: ClassVar = ("weight_m",)
 
     def for_run(self, facts: RunFacts) -> Self:
         return replace(self, horizon=self.horizon or facts.rounds)
@@ -187,6 +186,7 @@ class MirrorDescent(Scored):
 
     ranges: ClassVar = {"mixing": "[1e-12, 1]"}
     kept_fields: ClassVar = DescentState._fields[1:]
+    fixed_fields: ClassVar = ("weight_m",)
 
     def init(self, population: Population) -> DescentState:
         m = population.num_clients

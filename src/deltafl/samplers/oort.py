@@ -85,6 +85,7 @@ class Oort(Unweighted):
     uses_square_loss: ClassVar[bool] = True
     row_fields: ClassVar = ("utility_m", "last_m")
     kept_fields: ClassVar = ("rounds", "gained_r", "fast")
+    fixed_fields: ClassVar = ("size_m", "seconds")
     ranges: ClassVar = {
         "exploration": "[0, 1]",
         "decay": "(0, 1]",

@@ -168,6 +168,7 @@ class ClusteredBySimilarity(ClusteredBySize):
     most_clients: ClassVar = MOST_CLIENTS
     ranges: ClassVar = {"sketch_size": "[1, 128]"}
     kept_fields: ClassVar = ("sketch_mq", "merge_k2")
+    fixed_fields: ClassVar = ("weight_m",)
 
     def init(self, population: Population) -> TreeState:
         """No client has been seen: all updates are zero. Needs SciPy."""
