@@ -5,7 +5,6 @@ is refused.
 """
 
 import json
-import logging
 import platform
 import zlib
 from collections.abc import Iterator, Mapping
@@ -15,12 +14,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from ..errors import DeltaflError
+from ..errors import DeltaflError, log
 from ..types import Array
 from .files import opened, write_atomically
 from .room import require_ram
-
-_log = logging.getLogger(__name__)
 
 #: safetensors' names of types.
 _TYPES = {
@@ -132,7 +129,7 @@ def warn_of_other(before: Any, now: Mapping[str, Any], where: str) -> None:
     if other:
         known = ", ".join(f"{name} {before[name]}" for name in other)
         found = ", ".join(f"{name} {now[name]}" for name in other)
-        _log.warning(
+        log.warning(
             "%s was made with %.300s, and here it is %.300s: what follows may differ in its last "
             "bits",
             where,
