@@ -163,3 +163,85 @@ def test_seconds_are_compared_by_a_clock_that_does_not_jump() -> None:
     read = [path.stem for path in modules().values() if "time.time(" in path.read_text()]
     named = [path.stem for path in modules().values() if "datetime.now(" in path.read_text()]
     assert (read, named) == (["tracking"], ["directory"])
+
+
+_WORDS = """
+open read_text read_bytes write_text write_bytes savefig tofile fromfile memmap load save savez
+loadtxt genfromtxt savetxt unlink rmtree mkdir makedirs rmdir touch symlink_to hardlink_to link
+symlink rename copyfile copytree posix_fallocate TemporaryFile TemporaryDirectory
+NamedTemporaryFile mkstemp mkdtemp ZipFile GzipFile TarFile truncate read_csv read_parquet
+read_pickle read_hdf to_pickle to_parquet replace File ParquetFile SummaryWriter
+"""
+#: What touches files, as a function or as a method of something.
+TOUCHES = {*_WORDS.split()}
+#: Methods of other things that are called the same: of samplers, states, parts and tensors.
+ONLY_OF = {
+    "open": {"tarfile", "Image", "gzip", "os", "io", "zipfile", "bz2", "lzma", "path"},
+    "load": {"np", "torch", "pickle", "joblib"},
+    "save": {"np", "torch", "image"},
+    "link": {"os"},
+    "File": {"h5py"},
+}
+#: Who touches files outside ``store/``, and why that is safe.
+SAFE = {
+    "deltafl.cli.options write_text": "the text of a help",
+    "deltafl._lazy read_text": "a file of this package",
+    "deltafl.analysis.report read_text": "a file of this package",
+    "deltafl.analysis.plots savefig": "into memory",
+    "deltafl.analysis.plots save": "into memory",
+    "deltafl.simulation.export save": "into memory",
+    "deltafl.simulation.environment read_text": "of the system",
+    "deltafl.tasks.images loadtxt": "a file of scikit-learn",
+    "deltafl.tasks.images open": "what was opened",
+    "deltafl.tasks.frames read_csv": "what was opened",
+    "deltafl.tasks.frames read_parquet": "what was opened",
+    "deltafl.tasks.frames ParquetFile": "what was opened",
+    "deltafl.tasks.leaf File": "what was opened",
+    "deltafl.tasks.leaf open": "what was opened",
+    "deltafl.tasks.files load": "what was opened",
+    "deltafl.tasks.files save": "into a new folder that nobody else can name",
+    "deltafl.tasks.files TemporaryDirectory": "a new folder that nobody else can name",
+    "deltafl.tasks.files replace": "a name is replaced, no link followed",
+    "deltafl.simulation.conditions read_csv": "what was opened",
+    "deltafl.scale.rows memmap": "what was opened",
+    "deltafl.scale.rows truncate": "what was opened",
+    "deltafl.simulation.oracle TemporaryFile": "a file without a name",
+    "deltafl.simulation.oracle posix_fallocate": "a file without a name",
+    "deltafl.simulation.oracle memmap": "a file without a name",
+    "deltafl.simulation.tracking SummaryWriter": "below the folder, through no link",
+    "deltafl.simulation.directory rmdir": "an empty folder, no link",
+    "deltafl.simulation.sweep rmdir": "an empty folder, no link",
+    "deltafl.federation.saved replace": "a name is replaced, no link followed",
+    "deltafl.federation.saved link": "a second name of a file of the store",
+}
+
+
+def touched(path: Path) -> Iterator[str]:
+    """What a module calls that touches files."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        # Others of these names are functions of the store, and of what is built on it.
+        if isinstance(function, ast.Name) and function.id in {"open", "memmap"}:
+            yield function.id
+        elif isinstance(function, ast.Attribute) and function.attr in TOUCHES:
+            of = ast.unparse(function.value)
+            # Of texts and dataclasses it has two arguments, or names.
+            is_path = len(node.args) == 1 and not node.keywords
+            if function.attr == "replace" and not (is_path and isinstance(node.args[0], ast.Name)):
+                continue
+            if function.attr not in ONLY_OF or of in ONLY_OF[function.attr] or "Path" in of:
+                yield function.attr
+
+
+def test_files_are_touched_in_the_store_alone() -> None:
+    """So that what is planted in a folder is met in one place."""
+    found = {
+        f"{name} {call}"
+        for name, path in MODULES.items()
+        if not name.startswith("deltafl.store")
+        for call in touched(path)
+    }
+    assert sorted(found - {*SAFE}) == []
+    assert sorted({*SAFE} - found) == [], "what is listed is no more there"

@@ -37,15 +37,11 @@ from .recording import Checkpoints, Recording
 from .rest import bytes_sent, local_rows
 from .settings import RunSettings
 from .setup import data_of, engine_for, engine_of, filled_in, plan_of
-from .sweep import Player
+from .sweep import ORPHAN_SECONDS, Player
 from .training.route import keep_route, kept_route
 from .watching import Watching, watch_over
 from .workers import Workers
 from .world import World
-
-#: How long a process of a killed sweep may go on writing its run, on a machine without free memory
-#: for instance.
-_ORPHAN_SECONDS = 60.0
 
 #: What the last bits of a run depend on, of what its folder records.
 _BITS = ("python", "numpy", "torch", "scikit-learn", "scipy", "system", "processor")
@@ -350,7 +346,7 @@ def play_job(player: Player, job: Job, on_round: OnRound) -> None:
     if recorded_settings(player.folder) is not None:
         # Another process may have imported another version of the user's files.
         require_same_code(player.folder, job.settings)
-    with locked(directory.path, _ORPHAN_SECONDS):
+    with locked(directory.path, ORPHAN_SECONDS):
         begin(directory, job.settings, engine.task)
         with suppress(DivergedError):  # the last line has the reason
             run_experiment(
@@ -360,14 +356,11 @@ def play_job(player: Player, job: Job, on_round: OnRound) -> None:
                 on_round,
                 callbacks=job.callbacks,
             )
-        # The record first: a kill between the two leaves a folder too many, and no run to play
-        # again.
+        # The record first: a kill between the two leaves a folder, which the next start clears.
         if not player.keep_folders:
             write_record(
                 record_of(job, directory, engine.task),
                 RunStore(player.folder).path(job),
             )
-            directory.delete()
     if not player.keep_folders:
-        with suppress(OSError):  # other runs of the part are unfinished
-            directory.path.parent.rmdir()
+        player.clear(job)

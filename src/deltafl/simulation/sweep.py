@@ -26,6 +26,9 @@ from .record import UNFINISHED, Job, RunStore
 from .settings import RunSettings
 
 _POLL_SECONDS = 1.0
+#: How long a process of a killed sweep may go on writing its run, on a machine without free memory
+#: for instance.
+ORPHAN_SECONDS = 60.0
 #: So many times a run is played again because its process was killed, while no other run ends.
 _PATIENCE = 3
 
@@ -46,6 +49,20 @@ class Player(NamedTuple):
         if self.keep_folders:
             return RunDirectory(self.place(job)).is_finished(job.settings.rounds or 0)
         return RunStore(self.folder).get(job) is not None
+
+    def is_left(self, job: Job) -> bool:
+        """Whether there is a folder of a job, or its lock."""
+        place = self.place(job)
+        return place.exists() or Path(f"{place}.lock").exists()
+
+    def clear(self, job: Job) -> None:
+        """Delete the folder of a run that is recorded, and what it kept in its memory's folder."""
+        directory = RunDirectory(self.place(job))
+        with locked(directory.path, ORPHAN_SECONDS):
+            directory.memory_folder(job.settings.memory_path)
+            directory.delete()
+        with suppress(OSError):  # other runs of the part are unfinished
+            directory.path.parent.rmdir()
 
     def play(self, job: Job, on_round: OnRound) -> None:
         """Play a job in this process, from its last checkpoint if there is one."""
@@ -81,8 +98,10 @@ def run_jobs(
     require_simulator()
     with locked(folder), side_by_side(min(processes, len(jobs))) as pool:
         play_jobs(jobs, Player(folder), pool, on_progress)
-        with suppress(OSError):  # there is none, or it is not empty
-            (folder / UNFINISHED).rmdir()
+        unfinished = folder / UNFINISHED
+        for place in (*unfinished.glob("*"), unfinished):
+            with suppress(OSError):  # there is none, or it is not empty
+                place.rmdir()
 
 
 def require_simulator() -> None:
@@ -134,6 +153,10 @@ def play_jobs(
     """
     done = {job.key for job in jobs if player.is_done(job)}
     waiting = [job for job in jobs if job.key not in done]
+    for job in jobs:
+        # A process that was killed once it had recorded a run has left the run's folder.
+        if job.key in done and not player.keep_folders and player.is_left(job):
+            player.clear(job)
 
     def tell(*running: str) -> None:
         played = 0

@@ -31,7 +31,7 @@ from ..tasks.registry import TaskSpec
 from .comparing import check
 from .continuing import continued, note_settings
 from .progress import OnProgress
-from .record import Job, RunStore
+from .record import UNFINISHED, Job, RunStore
 from .settings import CommaSeparated, CompareSettings, Positive, Seed, Share, listed
 from .sweep import require_simulator, run_jobs
 
@@ -333,7 +333,8 @@ def tune_rates(
             if not new:
                 break
             # With the finished ones, which are skipped: progress is shown of all.
-            if any(store.get(trials[trial]) is None for trial in new):
+            is_left = (out / UNFINISHED).exists()
+            if is_left or any(store.get(trials[trial]) is None for trial in new):
                 run_jobs([*jobs.values()], out, processes, on_progress)
             records = {trial: store.get(trials[trial]) for trial in new}
             for trial, record in records.items():

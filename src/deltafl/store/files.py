@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -155,7 +155,8 @@ def write_atomically(path: Path, *parts: Any, private: bool = False) -> None:
             beside.replace(path)
             sync_folder(path.parent)
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # what went wrong before says more
+            beside.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
