@@ -170,7 +170,7 @@ open read_text read_bytes write_text write_bytes savefig tofile fromfile memmap 
 loadtxt genfromtxt savetxt unlink rmtree mkdir makedirs rmdir touch symlink_to hardlink_to link
 symlink rename copyfile copytree posix_fallocate TemporaryFile TemporaryDirectory
 NamedTemporaryFile mkstemp mkdtemp ZipFile GzipFile TarFile truncate read_csv read_parquet
-read_pickle read_hdf to_pickle to_parquet replace File ParquetFile SummaryWriter
+read_pickle read_hdf to_pickle to_parquet replace File
 """
 #: What touches files, as a function or as a method of something.
 TOUCHES = {*_WORDS.split()}
@@ -195,7 +195,6 @@ SAFE = {
     "deltafl.tasks.images open": "what was opened",
     "deltafl.tasks.frames read_csv": "what was opened",
     "deltafl.tasks.frames read_parquet": "what was opened",
-    "deltafl.tasks.frames ParquetFile": "what was opened",
     "deltafl.tasks.leaf File": "what was opened",
     "deltafl.tasks.leaf open": "what was opened",
     "deltafl.tasks.files load": "what was opened",
@@ -208,7 +207,6 @@ SAFE = {
     "deltafl.simulation.oracle TemporaryFile": "a file without a name",
     "deltafl.simulation.oracle posix_fallocate": "a file without a name",
     "deltafl.simulation.oracle memmap": "a file without a name",
-    "deltafl.simulation.tracking SummaryWriter": "below the folder, through no link",
     "deltafl.simulation.directory rmdir": "an empty folder, no link",
     "deltafl.simulation.sweep rmdir": "an empty folder, no link",
     "deltafl.federation.saved replace": "a name is replaced, no link followed",
