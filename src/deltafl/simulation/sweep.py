@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from ..errors import DeltaflError, require
 from ..store.files import below, opened
+from ..store.lines import lines_in
 from .callback import OnRound, RoundDone, round_done
 from .directory import RunDirectory, locked
 from .processes import Processes, result
@@ -275,7 +276,7 @@ def _whole_lines(path: Path, start: int = 0) -> list[bytes]:
     try:
         with opened(path) as file:
             file.seek(start)
-            return [line for line in file if line.endswith(b"\n")]
+            return [line for line in lines_in(file, path) if line.endswith(b"\n")]
     except DeltaflError:
         return []
 

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
+from ..errors import DeltaflError
 from .files import opened
 from .values import parsed, plain_json
 
@@ -27,6 +28,8 @@ class Seal(NamedTuple):
 
 
 NOTHING = Seal(0, 0)
+#: Bytes of a line; the longest ones name the cohort of a round.
+LARGEST_LINE = 2**26
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
@@ -37,10 +40,18 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
         file.write(text.encode())
 
 
+def lines_in(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    """The lines of an open file; what is longer than one can be is an error."""
+    while line := file.readline(LARGEST_LINE):
+        if len(line) == LARGEST_LINE:
+            raise DeltaflError(f"{path} has a line of {LARGEST_LINE} bytes or more: it is damaged")
+        yield line
+
+
 def read_lines(path: Path) -> Iterator[Any]:
     """The lines, one by one; an error if one is damaged."""
     with opened(path) as file:
-        for number, text in enumerate(file, start=1):
+        for number, text in enumerate(lines_in(file, path), start=1):
             yield parsed(text, f"{path}, line {number},")
 
 
@@ -49,11 +60,11 @@ def last_line(path: Path, end: float = inf) -> dict[str, Any]:
     if not path.exists():
         return {}
     with opened(path) as file:
-        last = deque(takewhile(lambda _: file.tell() <= end, iter(file.readline, b"")), maxlen=1)
-    try:
-        return dict(json.loads(last[0]))
-    except (IndexError, ValueError, TypeError, RecursionError):
-        return {}
+        known = takewhile(lambda _: file.tell() <= end, lines_in(file, path))
+        try:
+            return dict(json.loads(deque(known, maxlen=1)[0]))
+        except (IndexError, ValueError, TypeError, RecursionError):
+            return {}
 
 
 def seal_of(path: Path, known: Seal = NOTHING, end: float = inf) -> Seal:
