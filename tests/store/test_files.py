@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from deltafl import DeltaflError
-from deltafl.store.files import opened, private_folder, read_text, write_atomically
+from deltafl.store.files import opened, private_folder, read_text, sync_folder, write_atomically
 
 
 def make_link(path: Path) -> None:
@@ -88,6 +88,10 @@ def test_a_write_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monk
             with pytest.raises(DeltaflError, match=r"^cannot write .*file.*: No space left .*room"):
                 write_atomically(path, "new")
         assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"file": "old"}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", Mock(side_effect=OSError(30, "Read-only file system")))
+        with pytest.raises(DeltaflError, match=r"^cannot write .*: Read-only file system"):
+            sync_folder(tmp_path)
     path.with_name("file.part").symlink_to(tmp_path / "elsewhere")
     write_atomically(path, "new, ", b"in bytes", private=True)
     assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"file": "new, in bytes"}

@@ -164,11 +164,12 @@ def sync_folder(folder: Path) -> None:
     power loss.
     """
     if os.name == "posix":  # Windows opens no folders
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with writing(folder):
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 def private_folder(folder: Path) -> None:
