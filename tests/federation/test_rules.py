@@ -61,6 +61,6 @@ def test_defaults_follow_from_other_settings(tmp_path: Path) -> None:
     plain = make_rules("uniform", 4)
     assert (plain.min_clients, plain.max_ratio, plain.own_seed) == (4, None, True)
     robust = make_rules("uniform", 4, str(tmp_path), clip="median", min_clients=2, seed=1)
-    assert (robust.min_clients, robust.max_ratio, robust.own_seed) == (2, 3.0, False)
+    assert (robust.min_clients, robust.max_ratio, robust.own_seed) == (2, 1.0, False)
     assert robust.state_path == tmp_path
     assert make_rules("uniform", clip="median", max_ratio=5.0).max_ratio == 5.0

@@ -24,7 +24,7 @@ from deltafl import (
 from deltafl.analysis.verdict import bias_remark
 from deltafl.designs.inclusion import inclusion_probabilities
 from deltafl.plan import Plan, RoundState
-from deltafl.server.clipping import Clipping, KnownNorms
+from deltafl.server.clipping import RADIUS, SHARE, Clipping, KnownNorms
 from deltafl.types import FloatArray
 
 SIZES = [10, 15, 20, 25, 30]
@@ -48,7 +48,7 @@ def clipped_target(plan: Plan, state: RoundState, problem: Problem, radius: floa
         weight_m, coef_m, problem.update_md.astype(float), control, strict=True
     ):
         short_d = update_d * min(1, radius / np.linalg.norm(update_d))
-        reach = min(1, 3 / plan.n * radius / (coef * np.linalg.norm(short_d - c_d)))
+        reach = min(1, SHARE / plan.n * radius / (coef * np.linalg.norm(short_d - c_d)))
         total_d += weight * (c_d + reach * (short_d - c_d))
     return total_d
 
@@ -94,7 +94,7 @@ def test_unbiased_for_the_clipped_updates(label: str) -> None:
     assert info.clip_factor <= 1
     problem = problems[8]
     problem.update_md[2] *= -1000
-    target_d = clipped_target(plan, state, problem, 1.5 * lower_median(norms))
+    target_d = clipped_target(plan, state, problem, RADIUS * lower_median(norms))
     mean_d = mean_estimate(plan, state, problem, failures=True)
     bias = np.abs(mean_d - target_d).max() / np.abs(target_d).max()
     assert bias > 1e-3 if "fedvarp" in label else bias < 1e-5  # replies and memories are float32
@@ -111,7 +111,7 @@ def test_the_factor_shows_a_share_that_was_shortened(d: int) -> None:
         cohort = open_round(plan, state)
         coef = plan.collect_replies(state, cohort).coef_n.max()
         state, info = close_round(plan, state, cohort, np.ones((5, d)))
-        assert info.clip_factor == pytest.approx(min(1, 3 / 5 * 1.5 / coef))
+        assert info.clip_factor == pytest.approx(min(1, SHARE / 5 * RADIUS / coef))
         factors.add((bool(9 in cohort.client_n), info.clip_factor < 1))
     assert factors == {(True, True), (False, False)}
 
@@ -140,7 +140,7 @@ def test_nobody_moves_the_model_by_more_than_three_equal_shares(label: str) -> N
         assert all(reason == "no reply" for _, reason in info.rejected)
         coef_n = plan.collect_replies(state, cohort).coef_n
         moved_n = coef_n * np.sqrt(accumulator.reports.squared_residual_n)
-        assert moved_n.max() <= 3 / 5 * 1.5 * 5 * 1.1  # every honest norm is below 5
+        assert moved_n.max() <= SHARE / 5 * RADIUS * 5 * 1.1  # every honest norm is below 5
         counted += updates[0] is not None and 7 in cohort.client_n
         largest_coef = max(largest_coef, info.largest_weight)
     assert counted > 0
@@ -222,7 +222,7 @@ def test_bad_values_and_labels() -> None:
     for ratio in (0.5, float("nan"), float("inf")):
         with pytest.raises(DeltaflError, match="max_ratio is"):
             Population.from_sizes(SIZES, max_ratio=ratio)
-    remark = "clipped to 1.5 medians of the norms of updates."
+    remark = f"clipped to {RADIUS:g} medians of the norms of updates."
     assert bias_remark(["uniform"], {"clip": "median"}) == [f"Biased: {remark}"]
     assert Population.from_sizes([10, 10, 10, 10_000], max_ratio=3).num_examples_m.tolist() == [
         10,

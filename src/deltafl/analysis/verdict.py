@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..samplers.label import base_name, bias_of
+from ..server.clipping import RADIUS
 from .methods import begins_with_census, find_label, method_of, only_asks_first
 from .numbers import Difference, Gain, GapClosed, SeedSummary, SpeedUp, Summary, value_of
 from .statistics import WINDOW, late_after
@@ -373,7 +374,7 @@ def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]
             f"{who}: norm_guard = {factor:g} shortens estimates that are longer than those before."
         ]
     if settings.get("clip") is not None:
-        return [f"{who}: clipped to 1.5 medians of the norms of updates."]
+        return [f"{who}: clipped to {RADIUS:g} medians of the norms of updates."]
     methods = {label: method_of(label) for label in labels}
     parts = {label: bias_of(method) for label, method in methods.items() if method}
     named = [f"{label} ({part})" for label, part in parts.items() if part is not None]

@@ -37,7 +37,7 @@ class Rules:
             over clients.
         identity: How clients are identified across restarts, one of ``IDENTITIES``.
         max_ratio: No client counts more than so many times the median number of examples; None for
-            3 with ``clip``, and for no limit without.
+            1 with ``clip``, and for no limit without.
         aux: Number of auxiliary variables that every client must send when it registers, such as
             its shares of 10 labels, for ``balanced``.
         buffers: Name patterns of floating-point arrays that are not trained.
@@ -233,7 +233,7 @@ def make_rules(
     plan = make_plan(sampler, somebody, n, seed=seed, memory=memory, **settings)
     # Where clients may lie they may claim examples, too.
     if own.get("max_ratio") is None and plan.part("clip") is not None:
-        own["max_ratio"] = 3.0
+        own["max_ratio"] = 1.0
     if state_path is not None:
         state_path = Path(state_path)
     return Rules(plan, own_seed, state_path, min_clients, **own)

@@ -27,6 +27,8 @@ Log = Callable[..., None]
 #: What is asked of clients together with the model -> what each reported; a text says why a client
 #: failed.
 Ask = Callable[[Question], Mapping[str, Any]]
+#: A size so many times what it counts is named in the log.
+_SUSPICIOUS = 3
 #: How often a client without an answer to the census is asked.
 _MOST = 3
 
@@ -221,24 +223,16 @@ class Service(Federation):
             share_m.max(),
         )
         counted_m = self.plan.population.num_examples_m
-        # Only ``max_ratio`` makes a client count less than it has reported.
+        # Only ``max_ratio`` makes a client count less than it has reported; half of all do where it
+        # is 1.
         over = [
             key
             for (key, info), counted in zip(self.clients.items(), counted_m, strict=True)
-            if info.num_examples > counted
+            if info.num_examples > _SUSPICIOUS * counted
         ]
         if over:
-            text = (
-                "%s reported more than %g times the median number of examples; that many is what "
-                "each counts: %d"
-            )
-            self.log(
-                WARNING,
-                text,
-                _names(over),
-                self.rules.max_ratio,
-                counted_m.max(),
-            )
+            text = "%s reported more than %g times the %d examples that max_ratio lets them count"
+            self.log(WARNING, text, _names(over), _SUSPICIOUS, counted_m.max())
 
     def _log_sums(self, info: RoundInfo) -> None:
         if info.warning is not None:

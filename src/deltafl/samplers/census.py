@@ -145,7 +145,7 @@ class Census(WithRanges):
         answer.
 
         An unsent norm is NaN, an unsent update is 0. Updates are clipped to ``longest`` times the
-        median norm.
+        median norm, and so are norms if it is less than ``LONGEST``.
         """
         answer_mk = self._read(answers, population.num_clients)
         # One number that is not finite spoils the whole answer: none of it can be believed.
@@ -153,6 +153,8 @@ class Census(WithRanges):
         norm_m = np.where(here_m, answer_mk[:, self.size].astype(float), np.nan)
         # Who adds noise sends 0 in place of its norm, which stays unknown.
         norm_m = np.where(norm_m > 0, np.minimum(norm_m, LARGEST_NORM), np.nan)
+        if longest < LONGEST:  # a norm is claimed, and decides who is asked
+            norm_m = np.minimum(norm_m, longest * lower_median(norm_m))
         code_mc = np.where(here_m[:, None], answer_mk[:, self.size + 1 :], 0.0)
         with np.errstate(over="ignore"):  # an infinite one is clipped
             length_m = norms(code_mc)

@@ -23,6 +23,7 @@ from ..types import (
     Oracle,
     Population,
     Reports,
+    Sizes,
     Within,
 )
 from .base import ZERO, Scored, per_second, replied, with_rows
@@ -38,7 +39,8 @@ class CentredState(NamedTuple):
 
     weight_m: FloatArray
     factor_m: FloatArray  # of the scores: w_i, or w_i / sqrt(seconds_i)
-    prior_m: FloatArray  # squared residuals expected of clients not seen yet, in their mean
+    # squared residuals expected of clients not seen yet, in their mean, such as a census's claims
+    prior_m: Sizes
     first_m: KnownSizes  # norm(u_i - c_i)^2 when it was seen first; NaN until then
     # exponential mean of norm(u_i - c_i)^2 over its other visits; NaN until its second
     square_m: KnownSizes
@@ -186,6 +188,7 @@ class Centred(Scored):
         cohort: Cohort,
         reports: Reports,
     ) -> CentredState:
+        silent_n = cohort.client_n[~reports.responded_n]
         client_n, reports = replied(cohort, reports)
         growth_m = self._growth(state, int(cohort.count_n.sum()) / len(state.weight_m))
         # As if after a mean time of absence, so that visits after short and long ones can be
@@ -202,6 +205,8 @@ class Centred(Scored):
             about_nq = self._follow(before_nq, reports.sketch_nq)
             state = state._replace(about_mq=with_rows(state.about_mq, client_n, about_nq))
         return state._replace(
+            # A claim that no reply confirms is believed half as much each time.
+            prior_m=with_rows(state.prior_m, silent_n, (1 + state.prior_m[silent_n]) / 2),
             first_m=with_rows(state.first_m, client_n[new_n], newest_n[new_n]),
             square_m=with_rows(state.square_m, later, square_n),
             seen_m=with_rows(state.seen_m, client_n, state.rounds),
@@ -238,8 +243,8 @@ class Balanced(Centred):
     uses_aux: ClassVar[bool] = True
     sketch_size: ClassVar[int] = 0
     # Not ``about_mq``: a newcomer's answer changes the variables of all.
-    row_fields: ClassVar = ("first_m", "square_m", "seen_m")
-    fixed_fields: ClassVar = ("weight_m", "factor_m", "prior_m", "about_mq")
+    row_fields: ClassVar = ("prior_m", "first_m", "square_m", "seen_m")
+    fixed_fields: ClassVar = ("weight_m", "factor_m", "about_mq")
 
     def init(self, population: Population) -> CentredState:
         state = super().init(population)

@@ -1,19 +1,19 @@
 """Clipping by the median: bounds what clients that lie can do to the model and to the samplers'
 scores.
 
-With ``clip="median"``, R = 1.5 times the median norm of every client's last update, as it was
+With ``clip="median"``, R = 1.25 times the median norm of every client's last update, as it was
 sent: one vote a client. Whatever u_i a client sends, it counts as
 
     u'_i = u_i min(1, R / norm(u_i))
-    c_i + (u'_i - c_i) min(1, (3 / n) R / (coef_i norm(u'_i - c_i)))
+    c_i + (u'_i - c_i) min(1, (1.5 / n) R / (coef_i norm(u'_i - c_i)))
 
 with c_i the control variate and coef_i the coefficient of one draw if all reply. So no client moves
-the estimate by more than 3 R / n for each time it was drawn, however rarely it was selected or has
-replied; by R at most where coefficients sum to 1 and the others are silent. R, c_i and coef_i are
-known before the draw: the estimate is unbiased for the sum of the clipped updates, and **biased**
-for that of the updates. Where no norm is known yet, in the first round, the median is that of its
-replies. Medians are lower medians, so that one of two clients cannot raise them; where more than
-half of the last updates are 0, R is 0 and the model stays.
+the estimate by more than 1.5 R / n for each time it was drawn, however rarely it was selected or
+has replied; by R at most where coefficients sum to 1 and the others are silent. R, c_i and coef_i
+are known before the draw: the estimate is unbiased for the sum of the clipped updates, and
+**biased** for that of the updates. Where no norm is known yet, in the first round, the median is
+that of its replies. Medians are lower medians, so that one of two clients cannot raise them; where
+more than half of the last updates are 0, R is 0 and the model stays.
 
 Samplers learn from the clipped updates. What a client reports, or what is measured on it, counts at
 most 1.5 times the median of the round's replies: sending alternating signs or reporting a large
@@ -37,8 +37,8 @@ from .part import Intake, PlanOfParts, ServerPart
 
 #: R over the median norm; the largest share of a step over the equal share 1 / n; scores over their
 #: median.
-RADIUS = 1.5
-SHARE = 3.0
+RADIUS = 1.25
+SHARE = 1.5
 SCORE = 1.5
 #: Columns of reports that scores are made of, and the power of the update's or the loss's scale
 #: that they grow with.

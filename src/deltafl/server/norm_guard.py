@@ -7,7 +7,7 @@ long that the model is lost. The norms remembered are those after clipping: a la
 scale is followed, by ``factor`` about every ten rounds, an outlier is not. **Biased** in rounds
 where some cohort's D would be clipped, so it is off by default. No defence against clients that
 lie: samplers that learn select them all the more, and the median follows what they send
-(``results/hostile``); write ``clip="median"`` for that. Clipping by the norms of the past:
+(docs/why/lab-notes.md); write ``clip="median"`` for that. Clipping by the norms of the past:
 Seetharaman et al. 2020 (AutoClip), Andrew et al. 2021.
 """
 
