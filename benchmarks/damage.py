@@ -72,7 +72,21 @@ def damage(file: Path, how: str, other: bytes, rng: np.random.Generator) -> None
 
 
 #: What stands in the place of an entry of a header.
-FORGED = (None, -1, 0, 10**6, 2**63 - 1, 1e300, float("nan"), "", "x", "../../x", [], {}, [1, 2])
+FORGED: tuple[Any, ...] = (
+    None,
+    -1,
+    0,
+    10**6,
+    2**63 - 1,
+    1e300,
+    float("nan"),
+    "",
+    "x",
+    "../../x",
+    [],
+    {},
+    [1, 2],
+)
 VALUES = (0, -1, 1, 10**6, 2**63 - 1, -(2**63), float("nan"), float("inf"), 1e300, 5e-324)
 
 
@@ -246,13 +260,13 @@ class Million:
         """The model two rounds after a file was loaded; of updates also those of 1,000 clients."""
         if file == self.state:
             after = self.play(self.plan, load_state(file, self.plan), 2)
-            return after.params_d.tobytes() + np.asarray(after.sampler.p_m).tobytes()
+            return bytes(after.params_d.tobytes() + np.asarray(after.sampler.p_m).tobytes())
         start = init_round(self.rows_plan, np.zeros(8))
         state = self.directory.load(self.rows_plan.sampler, start)
         everyone = state.control.control_md
         seen = np.flatnonzero(np.asarray(state.responded_m)).tolist() + list(range(1000))
         kept = b"".join(everyone[client].tobytes() for client in seen)
-        return kept + self.play(self.rows_plan, state, 2).params_d.tobytes()
+        return bytes(kept + self.play(self.rows_plan, state, 2).params_d.tobytes())
 
     def damaged(self, rng: np.random.Generator) -> tuple[str, str, float]:
         """Damage one file at a random place; its name, what came of it, and in what time."""

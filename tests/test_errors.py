@@ -14,12 +14,12 @@ ANYTHING = st.text(st.characters())
 
 
 class _Raises:
-    def __str__(self):
+    def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
 @given(ANYTHING, st.integers(10, 300))
-def test_foreign_text_is_one_visible_line_of_a_limited_length(text, limit):
+def test_foreign_text_is_one_visible_line_of_a_limited_length(text: str, limit: int) -> None:
     shown = printable(text, limit)
     assert len(shown) <= limit
     kinds = {unicodedata.category(character) for character in shown}
@@ -43,11 +43,11 @@ def test_foreign_text_is_one_visible_line_of_a_limited_length(text, limit):
         pytest.param(10**5000, "<int>", id="number of too many digits"),
     ],
 )
-def test_what_cannot_be_seen_is_written_as_python_writes_it(text, shown):
+def test_what_cannot_be_seen_is_written_as_python_writes_it(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
-def test_a_long_text_keeps_its_ends():
+def test_a_long_text_keeps_its_ends() -> None:
     shown = printable("begin" + "\x1b" * 10**6 + "end", 40)
     assert shown.startswith("begin")
     assert shown.endswith("end")
@@ -56,13 +56,13 @@ def test_a_long_text_keeps_its_ends():
 
 
 @given(ANYTHING)
-def test_no_sentence_carries_what_a_terminal_would_obey(text):
+def test_no_sentence_carries_what_a_terminal_would_obey(text: str) -> None:
     error = DeltaflError(f"column {text} is missing; name another one")
     assert str(error).isprintable()
     assert str(copy.copy(error)) == str(error)
 
 
-def test_a_sentence_keeps_its_cure_whatever_it_quotes():
+def test_a_sentence_keeps_its_cure_whatever_it_quotes() -> None:
     error = DeltaflError(f"column {'x' * 10**6} is missing; name another one")
     assert str(error).endswith("; name another one")
     assert len(str(error)) < 5000

@@ -52,13 +52,20 @@ def share(output, y):
     return float((output.argmax(1) == y).mean())
 """
 #: What each setting may name.
-NAMES = {
+NAMES: dict[str, Any] = {
     "task": "mine.py:task",
     "samplers": ["uniform", "mine.py:Mine(power=2)"],
     "lr_schedule": "mine.py:half",
     "metric": "mine.py:share",
 }
-PLAYED = {"seeds": 1, "rounds": 2, "sample": 2, "processes": 1, "progress": False, "report": False}
+PLAYED: dict[str, Any] = {
+    "seeds": 1,
+    "rounds": 2,
+    "sample": 2,
+    "processes": 1,
+    "progress": False,
+    "report": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +77,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "mine.py").write_text(MINE, encoding="utf-8")
     path = [*sys.path]
     with working_in(folder):
-        deltafl.compare(out="results", **PLAYED, **NAMES)  # type: ignore[arg-type]
+        deltafl.compare(out="results", **PLAYED, **NAMES)
     sys.modules.pop("mine")
     sys.path[:] = path
     marking = "import pathlib\npathlib.Path(__file__).with_name('marker').touch()\n"
@@ -120,7 +127,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "another file named": lambda _: command(
         *("compare", "--resume", "--out", "results", "--samplers", "other/mine.py:Mine")
     ),
-    "compare": lambda _: deltafl.compare("toy", out="results", **PLAYED),  # type: ignore[arg-type]
+    "compare": lambda _: deltafl.compare("toy", out="results", **PLAYED),
     "from elsewhere": lambda there: deltafl_from(
         there.parent, "compare", "--resume", "--out", "others/results"
     ),
@@ -250,10 +257,10 @@ def test_only_narrows_and_ends() -> None:
     one, two = Path("one.py").resolve(), Path("two.py").resolve()
     with only(frozenset({one, two})):
         with only(frozenset({two})), only(None):
-            assert allowed() == {two}
+            assert allowed() == frozenset({two})
             with only(frozenset({one})):
                 assert allowed() == frozenset()
-        assert allowed() == {one, two}
+        assert allowed() == frozenset({one, two})
     assert allowed() is None
     assert issubclass(OwnCodeError, DeltaflError)
 

@@ -183,12 +183,16 @@ def test_a_state_of_another_numpy_goes_on_with_a_warning(
     assert "was made with numpy 1.26.4" in text and "last bits" in text
 
 
+#: What stands in the place of an entry of a header.
+WRONG: tuple[Any, ...] = (None, -1, 2**63 - 1, [], {}, "x", float("nan"), {"client:0": -1})
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {name: value}
         for name in ("round", "owner", "settings", "layout", "frozen", "clients", "scales", "note")
-        for value in (None, -1, 2**63 - 1, [], {}, "x", float("nan"), {"client:0": -1})
+        for value in WRONG
     ]
     + [
         {"clients": {"client:0": 2**63}},

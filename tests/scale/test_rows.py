@@ -25,12 +25,13 @@ from deltafl import (
 )
 from deltafl.estimators.table import ESTIMATORS
 from deltafl.scale import memory_budget
-from deltafl.scale.memory_budget import human, memory_size, require_room
+from deltafl.scale.memory_budget import memory_size, require_room
 from deltafl.scale.named_arrays import named_arrays
 from deltafl.scale.rows import MappedRows, RowFormat, from_bfloat16, replace_rows, to_bfloat16
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
+from deltafl.store.room import free_ram, human
 
 M = 12
 N = 3
@@ -286,7 +287,7 @@ def test_sizes_by_hand() -> None:
         "1 MB",
         "5 GB",
     ]
-    ram = memory_budget.free_ram()
+    ram = free_ram()
     assert ram is None or ram > 10**6
 
 

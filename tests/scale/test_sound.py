@@ -63,7 +63,7 @@ def plan_of(label: str) -> Plan:
     if make_sampler(name).census is None:
         aux_mc = stream(0, "data").dirichlet(np.ones(3), size=M)
     population = Population.from_sizes(5 + np.arange(M) * 3, aux=aux_mc)
-    population = population._replace(seconds_m=1.0 + np.arange(M))
+    population = population._replace(seconds_m=np.arange(1.0, M + 1))
     plan = make_plan(name, population, N, **METHODS[label])
     if plan.census is not None:
         answers = [plan.census.answer(update(client, 0)) for client in range(M)]
@@ -84,7 +84,7 @@ def play(plan: Plan, state: RoundState, rounds: int) -> RoundState:
         weight_m = plan.population.weight_m
         oracle = None
         if plan.sampler.needs_oracle:
-            oracle = KnownUpdates(everyone, weight_m, np.ones(M), np.arange(M) + 1.0)
+            oracle = KnownUpdates(everyone, weight_m, np.ones(M), np.arange(1.0, M + 1))
         cohort = open_round(plan, state, np.arange(M) != round % 3, oracle)
         client_n = cohort.client_n
         updates: list[Any] = [everyone[client] for client in client_n]

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,12 +42,24 @@ def sweep(root: Path) -> None:
 
 
 def compare(root: Path) -> None:
-    given = {**SMALL, "seeds": 1, "out": root / "out", "processes": 1, "progress": False}
+    given: dict[str, Any] = {
+        **SMALL,
+        "seeds": 1,
+        "out": root / "out",
+        "processes": 1,
+        "progress": False,
+    }
     deltafl.compare(given.pop("task"), ["uniform"], report=False, **given)
 
 
 def tune(root: Path) -> None:
-    given = {**TINY, "rounds": 1, "tuning_seeds": 1, "local_rates": [0.1], "extensions": 0}
+    given: dict[str, Any] = {
+        **TINY,
+        "rounds": 1,
+        "tuning_seeds": 1,
+        "local_rates": [0.1],
+        "extensions": 0,
+    }
     given["out"] = root / "out"
     given |= {"processes": 1, "progress": False}
     deltafl.tune(given.pop("task"), ["uniform"], **given)

@@ -192,7 +192,8 @@ def test_pictures_and_tables_are_written_to_files_of_their_own(
         kind(place / name, outside)
         with in_time(30), suppress(DeltaflError):
             found.write(place, report=name == "report.html")
-    for number, write in enumerate((found.to_csv, found.to_latex, found.report)):
+    writers: list[Callable[[Path], object]] = [found.to_csv, found.to_latex, found.report]
+    for number, write in enumerate(writers):
         kind(tmp_path / f"{number}", outside)
         with in_time(30), suppress(DeltaflError):
             write(tmp_path / f"{number}")
