@@ -12,6 +12,7 @@ from deltafl.analysis import Run, Summary, comparison_table, remarks, summarise
 from deltafl.analysis.runs import Fairness
 from deltafl.analysis.text import cells_of, human_bytes, human_seconds
 from deltafl.analysis.verdict import bias_remark
+from deltafl.samplers.label import parse_label
 from tools.runs import make_run, runs_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_sampler.py"
@@ -198,6 +199,9 @@ def test_a_biased_method_is_named_with_the_part_that_makes_it_so(
 def test_an_own_sampler_without_the_claim_is_named(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(EXAMPLE.read_text().replace("    unbiased = True\n", ""))
+    # As a comparison does: a report of somebody else's folder imports nothing, and says nothing.
+    for path in (EXAMPLE, file):
+        parse_label(f"{path}:ByLoss")
     assert bias_remark([f"{EXAMPLE}:ByLoss"], {}) == []
     assert bias_remark([f"{file}:ByLoss"], {}) == [f"Biased: {file}:ByLoss (estimator plain-mean)."]
 

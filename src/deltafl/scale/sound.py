@@ -96,10 +96,12 @@ def _value_fault(value: Any, name: str, round: int, limit: Within | None) -> str
     for part in _parts(value):
         if part.dtype.kind in "iu" and limit is None:
             low, high = -(2.0**53), 2.0**53
+        # A bound that a narrow type cannot hold would be infinite, and infinity within it.
+        number = part.astype(np.float64)
         # Negated, as NaN is on neither side of a bound.
-        bad = ~((part >= low) & (part <= high))
+        bad = ~((number >= low) & (number <= high))
         if unknown:
-            bad &= ~np.isnan(part)
+            bad &= ~np.isnan(number)
         if bad.any():
             return f"holds {part[bad][0]:g}, expected {low:g} to {high:g}"
     return None

@@ -105,14 +105,29 @@ def _context() -> Any:
     # A server that has imported torch, but has not used it, forks processes that are ready at once.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["deltafl.simulation.run"])
-    # Else these helpers would look for NumPy in the folder that the command is given in.
-    os.environ.setdefault("PYTHONSAFEPATH", "1")
-    resource_tracker.ensure_running()  # it lets Ctrl-C through again
-    # Ctrl-C is this process's to handle.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    forkserver.ensure_running()
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with _without_current_folder():
+        resource_tracker.ensure_running()  # it lets Ctrl-C through again
+        # Ctrl-C is this process's to handle.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        forkserver.ensure_running()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
+
+
+@contextmanager
+def _without_current_folder() -> Iterator[None]:
+    """Python that is started in the block looks for no module, such as NumPy, in the folder that
+    the command is given in; programs that the user starts later do.
+    """
+    name = "PYTHONSAFEPATH"
+    before = os.environ.get(name)
+    os.environ[name] = before or "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 def packed(value: object) -> bytes:
