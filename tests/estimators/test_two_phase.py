@@ -16,6 +16,7 @@ from deltafl.estimators.learned_coefficient import ScaledState
 from deltafl.estimators.two_bits import KEPT, code_length, decode, encode, norms, scaled
 from deltafl.estimators.two_phase import LastResiduals, TwoPhase, TwoPhaseState
 from deltafl.federation.clients import resize_state
+from deltafl.server.clipping import RADIUS
 from deltafl.server.optimizers import Sgd
 from deltafl.types import FloatArray, Population
 
@@ -172,14 +173,14 @@ def test_a_census_without_first_updates_moves_nothing() -> None:
     np.testing.assert_array_equal(state.parts["mime"].momentum_d, np.zeros(3))
 
 
-def test_with_clip_no_first_update_is_longer_than_one_and_a_half_medians() -> None:
+def test_with_clip_no_first_update_is_longer_than_the_radius() -> None:
     """So a client that lies moves the model in the first round by its weight times that, up to
     the code.
     """
     free, _, _ = prepared(LABEL, spoilt={3: LIE})
     plan, _, _ = prepared(LABEL, spoilt={3: LIE}, clip="median", server_optimizer=Sgd())
     assert free.population.code_mc is not None and plan.population.code_mc is not None
-    radius = 1.5 * np.median(norms(free.population.code_mc))
+    radius = RADIUS * np.median(norms(free.population.code_mc))
     assert norms(plan.population.code_mc).max() == pytest.approx(radius)
     assert 0.1 * radius < np.linalg.norm(init_round(plan, np.zeros(3)).params_d) < radius
 
