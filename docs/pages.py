@@ -92,9 +92,13 @@ class Documents:
         if source == ROOT / "results" / "README.md":
             pages = [
                 *dict.fromkeys(re.findall(r"\]\(([\w-]+/README)\.md\)", text)),
-                "*/*/README",
+                # Pages of one page, such as those of another task.
+                *sorted(
+                    page.relative_to(source.parent).with_suffix("").as_posix()
+                    for page in source.parent.glob("*/*/README.md")
+                ),
             ]  # as the index has them
-            text += "\n```{toctree}\n:hidden:\n:glob:\n" + "\n".join(pages) + "\n```\n"
+            text += "\n```{toctree}\n:hidden:\n" + "\n".join(pages) + "\n```\n"
         elif source.name == "index.md" and source.parent.parent.parent == ROOT / "docs":
             pages = re.findall(r"^- \[.*\]\(([\w-]+)\.md\)", text, re.MULTILINE)
             text += "\n```{toctree}\n:hidden:\n" + "\n".join(pages) + "\n```\n"
