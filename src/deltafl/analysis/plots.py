@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError, printable, require, unknown_name
-from ..store.files import make_folder, write_atomically
+from ..store.files import make_folder, name_for_file, write_atomically
 from ..types import judge_of
 from .bands import Band, curve_band, mean_curve, selections
 from .looks import GREY, INK, MOST_STRONG, PALE, WEAK, Look, looks
@@ -123,8 +123,7 @@ def draw_plots(
     folder = Path(directory)
     drawn = dict[Path, Figure | None]()
     for metric in metrics_of(runs):
-        name = re.sub(r"[^-+.\w]", "_", printable(metric))
-        path = folder / f"{name}.png"
+        path = folder / f"{name_for_file(metric)}.png"
         drawn[path] = draw_curves(runs, summary, metric, path)
     selected = folder / PICTURES[-1]
     drawn[selected] = _draw_selections(runs, summary, selected)

@@ -188,7 +188,6 @@ class Centred(Scored):
         cohort: Cohort,
         reports: Reports,
     ) -> CentredState:
-        silent_n = cohort.client_n[~reports.responded_n]
         client_n, reports = replied(cohort, reports)
         growth_m = self._growth(state, int(cohort.count_n.sum()) / len(state.weight_m))
         # As if after a mean time of absence, so that visits after short and long ones can be
@@ -205,8 +204,6 @@ class Centred(Scored):
             about_nq = self._follow(before_nq, reports.sketch_nq)
             state = state._replace(about_mq=with_rows(state.about_mq, client_n, about_nq))
         return state._replace(
-            # A claim that no reply confirms is believed half as much each time.
-            prior_m=with_rows(state.prior_m, silent_n, (1 + state.prior_m[silent_n]) / 2),
             first_m=with_rows(state.first_m, client_n[new_n], newest_n[new_n]),
             square_m=with_rows(state.square_m, later, square_n),
             seen_m=with_rows(state.seen_m, client_n, state.rounds),
@@ -258,6 +255,17 @@ class Balanced(Centred):
                 "with the first update u of every client, then plan = plan.with_census(answers)"
             )
         return state
+
+    def update(
+        self,
+        state: CentredState,
+        cohort: Cohort,
+        reports: Reports,
+    ) -> CentredState:
+        # A claim that no reply confirms is believed half as much each time.
+        silent_n = cohort.client_n[~reports.responded_n]
+        prior_m = with_rows(state.prior_m, silent_n, (1 + state.prior_m[silent_n]) / 2)
+        return super().update(state._replace(prior_m=prior_m), cohort, reports)
 
     def _prior(self, norm_m: FloatArray) -> FloatArray:
         """Squares of the census's norms over their mean, shrunk to it as those of later visits."""

@@ -24,7 +24,6 @@ run, is refused. Checkpoints and memories are for their owner alone (0600).
 
 import json
 import os
-import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -36,13 +35,13 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from ..errors import DeltaflError, printable
+from ..errors import DeltaflError
 from ..plan import RoundState
 from ..samplers.base import Sampler
 from ..scale.named_arrays import named_arrays
 from ..scale.rows import row_files, settled
 from ..scale.sound import restored_state
-from ..store.files import make_folder, remove, write_atomically
+from ..store.files import make_folder, name_for_file, remove, write_atomically
 from ..store.folder import Note, new_name, owned, read_note, require_note, require_own, write_note
 from ..store.lines import NOTHING, append_line, cut_back, last_line, read_lines, seal_of, sync
 from ..store.sealed import read_sealed, write_sealed
@@ -82,8 +81,7 @@ def locked(folder: Path, seconds: float = 0) -> AbstractContextManager[None]:
 
 def new_folder(command: str, task: str) -> Path:
     """A folder of its own below ``runs`` for results that were given no place."""
-    # A name of others' may have any letters, and any number of them.
-    about = re.sub(r"[^-+.\w]", "_", printable(short_name(task), limit=60))
+    about = name_for_file(short_name(task), limit=60)
     name = f"{command}-{about}-{datetime.now():%Y%m%d-%H%M%S}"
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     return next(folder for folder in map(Path("runs").joinpath, names) if not folder.exists())

@@ -5,6 +5,7 @@ ends. So a file is looked at before it is opened, and once more when it is open.
 """
 
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import DeltaflError
+from ..errors import DeltaflError, printable
 from .room import require_ram
 
 #: So many times its bytes a text takes in memory, once it is read as JSON for instance.
@@ -182,6 +183,11 @@ def make_folder(folder: Path) -> None:
     """Make a folder, and those above it, unless it is there."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+
+
+def name_for_file(text: str, limit: int = 200) -> str:
+    """What others wrote, as the name of a file: it may have any letters, and any number of them."""
+    return re.sub(r"[^-+.\w]", "_", printable(text, limit))
 
 
 def below(folder: Path, *names: str) -> Path:

@@ -290,18 +290,18 @@ class _Limited(gzip.GzipFile):
         return MemoryError(f"it unpacks to more than {human(self.limit)}")
 
     def read(self, size: int | None = -1) -> bytes:
-        # One byte more shows that there are more.
-        most = max(self.left, 0) + 1
-        return self._counted(super().read(most if size is None or size < 0 else min(size, most)))
+        return self._counted(super().read(self._most(size)))
 
     def read1(self, size: int = -1) -> bytes:
         return self._counted(super().read1(size))
 
     def readline(self, size: int | None = -1) -> bytes:
+        return self._counted(super().readline(self._most(size)))
+
+    def _most(self, size: int | None) -> int:
+        # One byte more shows that there are more.
         most = max(self.left, 0) + 1
-        return self._counted(
-            super().readline(most if size is None or size < 0 else min(size, most))
-        )
+        return most if size is None or size < 0 else min(size, most)
 
     def _counted(self, part: bytes) -> bytes:
         self.left -= len(part)
