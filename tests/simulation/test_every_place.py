@@ -1,11 +1,12 @@
-"""A full disk, and a kill, at every place where a run, a comparison or a tuning changes a file: one
-sentence, nothing lost, and going on gives the same bits.
+"""A full disk, and a kill, at every place where a run, a comparison, a tuning or the server of a
+federation changes a file: one sentence, nothing lost, and going on gives the same bits.
 """
 
 import gc
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.sweep import run_jobs
 from deltafl.store.sealed import read_sealed
 from tools.places import FAULTS, KilledError, failing
+from tools.serving import serve
 from tools.simulation import TINY, quiet
 
 SMALL = {"task": "toy", "sample": 2, "rounds": 2, "checkpoint_every": 1}
@@ -72,7 +74,9 @@ def export(root: Path) -> None:
 
 
 PLAYS: dict[str, Callable[[Path], None]] = {
-    each.__name__: each for each in (run, sweep, compare, tune, export)
+    **{each.__name__: each for each in (run, sweep, compare, tune, export)},
+    "server": partial(serve, sampler="innovation"),
+    "server with a file": partial(serve, sampler="innovation", mapped=True),
 }
 
 
@@ -84,7 +88,9 @@ def result(root: Path) -> dict[str, object]:
         if path.name in ("rounds.jsonl", "rates.toml", "config.toml", "clients.json"):
             # Folders have names of their own.
             found[name] = path.read_text().replace(str(root), "")
-        elif path.name in ("checkpoint.safetensors", "model.safetensors"):
+        elif path.suffix == ".bin":  # in a folder with a random name
+            found[path.name] = path.read_bytes()
+        elif path.suffix == ".safetensors":
             arrays, _ = read_sealed(path, "")
             found[name] = {key: array.tobytes() for key, array in arrays.items()}
         elif path.suffix == ".json" and "seed" in path.name:
@@ -98,7 +104,7 @@ def result(root: Path) -> dict[str, object]:
             and path.name
             not in (
                 *("timings.jsonl", "environment.json", "engine.json", "summary.json", "round"),
-                *("rows.bin", "accuracy.png", "progress.png", "selection.png"),
+                *("accuracy.png", "progress.png", "selection.png"),
             )
         ):
             found[name] = None if path.suffix == ".png" else path.read_bytes()

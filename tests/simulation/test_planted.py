@@ -1,4 +1,4 @@
-"""What somebody has put in the place of a file of a run: nothing outside the folder is changed,
+"""What somebody has put in the place of a file of a run or of a server: nothing outside the folder is changed,
 nothing hangs, and it ends in a sentence or as if it were not there.
 """
 
@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from deltafl.simulation.record import Job
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.sweep import run_jobs
+from tools.serving import serve
 from tools.simulation import StopError, quiet, stop_after
 
 VICTIM = "dear diary"
@@ -135,6 +137,41 @@ def test_what_is_planted_in_a_run(
             for read in reads:
                 with in_time(30), suppress(DeltaflError):
                     read()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_what_is_planted_in_the_folders_of_a_server(
+    mapped: bool, kind: Callable[[Path, Path], None], tmp_path: Path, outside: Path
+) -> None:
+    root = tmp_path / "root"
+    play = partial(serve, root, "innovation", mapped=mapped)
+    play(rounds=3)
+    files = [each.relative_to(root) for each in root.rglob("*") if each.is_file()]
+    assert len(files) >= 2
+    files += [file.with_name(file.name + ".part") for file in files]
+    files += [Path("state/federation.lock"), Path("state"), *{file.parent for file in files}]
+    shutil.copytree(root, tmp_path / "kept")
+    for file in files[KINDS.index(kind) % SHARE :: SHARE]:
+        shutil.rmtree(root)
+        shutil.copytree(tmp_path / "kept", root)
+        replaced(root / file, kind, outside)
+        with in_time(30), suppress(DeltaflError):
+            play(rounds=5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_planted_before_a_server_begins(
+    kind: Callable[[Path, Path], None], tmp_path: Path, outside: Path
+) -> None:
+    names = [f"federation{age}.safetensors" for age in ("", "-1", "-2")]
+    places = [f"state/{name}{end}" for name in names for end in ("", ".part")]
+    for name in (*places, "state/federation.lock", "state", "disk"):
+        root = tmp_path / name.replace("/", "-")
+        (root / name).parent.mkdir(parents=True)
+        kind(root / name, outside)
+        with in_time(30), suppress(DeltaflError):
+            serve(root, "innovation", mapped="-" not in name)
 
 
 @pytest.mark.parametrize("kind", KINDS)

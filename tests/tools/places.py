@@ -93,6 +93,7 @@ def failing(last: int, code: int | None = None) -> Iterator[Disk]:
     with (
         mock.patch.object(files, "open", opened, create=True),
         mock.patch.object(os, "fsync", stepped(os.fsync)),
+        mock.patch.object(os, "link", stepped(os.link)),
         mock.patch.multiple(Path, **paths),
     ):
         yield disk

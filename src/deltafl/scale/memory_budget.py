@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..errors import DeltaflError
 from ..store.room import free_ram, human
-from .rows import DTYPES, RowFormat
+from .rows import DTYPES, RowFormat, row_files
 
 #: Copies of what a checkpoint holds while it is written: the rows, the tensor, its bytes, the
 #: file's bytes.
@@ -75,8 +75,8 @@ def require_room(
     folders = (place.absolute(), *place.absolute().parents)
     # The folder may be made later: what counts is the disk of the first one above it that is there.
     there = next(folder for folder in folders if folder.is_dir())
-    # The rows that are there already, by what they take: their files may be sparse.
-    allocated = sum(512 * file.stat().st_blocks for file in place.glob("rows*.bin"))
+    # The rows that are there already, by what they take: their files may be sparse, or be links.
+    allocated = sum(512 * file.lstat().st_blocks for file in row_files(place))
     disk = shutil.disk_usage(there).free + allocated
     if size.disk > disk:
         raise DeltaflError(
