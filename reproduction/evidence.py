@@ -3,7 +3,10 @@
 """
 
 import csv
+import itertools
 from pathlib import Path
+
+from deltafl.analysis.recommend import SUITED
 
 from .benchmark.parts import parts_of
 from .spec import load_experiment
@@ -22,8 +25,8 @@ def evidence_text() -> str:
 
     The task where clients are away is left out: fewer methods were played there, and methods are
     compared on tasks that all of them have. So are tasks on which a method that has been played
-    elsewhere, or a seed, is still to be played. Of labels with settings those count that have what
-    the recommended method has.
+    elsewhere, or a seed, is still to be played. Of labels with settings those count that suit some
+    model in ``deltafl recommend``.
     """
     experiment = load_experiment("benchmark")
     cells = Cells()
@@ -33,11 +36,7 @@ def evidence_text() -> str:
     # A new row of the table of samplers takes no task from the others.
     compared = {row["method"] for row in rows if "+" not in row["method"]}
     parts = parts_of(experiment, "cpu")
-    # What suits a task's model is what its recommended method has.
-    suited = {
-        part.name: (part.recommended or experiment.view.recommended or "").partition("+")[2]
-        for part in parts
-    }
+    suited = set(itertools.chain(*SUITED.values()))
     complete = {
         part.name
         for part in parts
@@ -53,7 +52,7 @@ def evidence_text() -> str:
             "availability" not in part
             and row["part"] in complete
             and row["needs"] not in _IMPRACTICAL
-            and settings in ("", suited[row["part"]])
+            and plus + settings in suited
         )
         if row["unbiased"] == "True" and all(gap.values()) and is_judged:
             task = {name: part[key] for name, key in _TASK.items()}

@@ -32,7 +32,7 @@ from .judge import (
     needs,
     sentence,
 )
-from .like import draw_ladder, like_block, like_cells
+from .like import draw_ladder, ladder_of, like_block, like_cells
 from .parts import BASELINE, FULL, Part, parts_of
 from .runs import Reasons, Result, Store, gather, play
 from .tables import (
@@ -147,9 +147,14 @@ def _like_blocks(judgements: Sequence[Judgement]) -> list[str]:
     known = {title: table for title, table in tables.items() if table}
     if not known:
         return []
+    blocks = ["## Like beside like"]
+    # A page whose groups have no ladder has no such picture.
+    if any(ladder_of(found.result) for found in judgements):
+        blocks.append(
+            "![What each step from uniform draws to full participation brings](ladder.png)"
+        )
     return [
-        "## Like beside like",
-        "![What each step from uniform draws to full participation brings](ladder.png)",
+        *blocks,
         _TEXTS["like"],
         *(folded(title, table) for title, table in known.items()),
     ]

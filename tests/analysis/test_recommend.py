@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import deltafl
-from deltafl.analysis.recommend import Evidence, read_evidence, recommend
+from deltafl.analysis.recommend import SUITED, Evidence, read_evidence, recommend
 from deltafl.errors import DeltaflError
 from deltafl.samplers import is_unbiased, parse_label
 from deltafl.server.average import Average
@@ -141,9 +141,10 @@ def test_the_printed_lines_for_python_and_flower_run(labels: bool, census: bool)
 def test_a_model_brings_its_settings_and_their_numbers() -> None:
     found = recommend(model="linear")
     assert found.label == "census"
-    assert {row.settings for row in found.evidence} == {"+average=0.5+scaffold"}
-    assert "'full,uniform,census+average=0.5+scaffold'" in found.usage
-    # Tasks of CNNs, and those of few local steps, are not among them.
+    assert {row.settings for row in found.evidence} == {found.settings}
+    assert found.settings in SUITED["linear"]
+    assert f"'full,uniform,census{found.settings}'" in found.usage
+    # Tasks of CNNs are not among them.
     assert {row.data for row in found.evidence} <= {"digits", "mnist"}
     cnn = recommend(model="cnn")
     assert {row.data for row in cnn.evidence} == {"fashion-mnist"}
@@ -151,3 +152,14 @@ def test_a_model_brings_its_settings_and_their_numbers() -> None:
     assert not any("without +average" in sentence for sentence in found.caveats)
     with pytest.raises(DeltaflError, match="write 'linear' or 'cnn'"):
         recommend(model="lstm")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_a_full_first_round_is_named_only_where_every_client_can_take_one(labels: bool) -> None:
+    rows = [row for row in read_evidence() if row.settings in SUITED["linear"]]
+    assert any("first_round" in row.settings for row in rows)
+    without = recommend(model="linear", census=False, labels=labels)
+    assert "first_round" not in without.settings and without.label != "census"
+    # The next best names have it where they may.
+    assert "first_round" not in without.why
+    assert "first_round" in recommend(model="linear", labels=labels).why

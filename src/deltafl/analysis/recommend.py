@@ -18,10 +18,19 @@ from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
 from ..samplers.base import Sampler
 from ..samplers.label import make_sampler, parse_label, uses_aux
+from ..server.first_round import FirstRound
 
-#: The settings that suit a model.
+#: The settings that suit a model; methods are compared with each of them.
 SUITED_ALL = "+average=0.5"
-SUITED = {None: "", "linear": "+average=0.5+scaffold", "cnn": "+average=0.5+mime=0.7"}
+_FIRST = "+first_round=exact"
+_STEP = "+server_lr=2.0"
+_CORRECTED = "+average=0.5+scaffold"
+_MOMENTUM = "+average=0.5+mime=0.7"
+SUITED = {
+    None: [""],
+    "linear": [_CORRECTED, _CORRECTED + _FIRST, _CORRECTED + _STEP, _CORRECTED + _FIRST + _STEP],
+    "cnn": [_MOMENTUM, _MOMENTUM + _FIRST],
+}
 #: As many clients are few: no task of the benchmark has fewer than 100.
 _FEW = 30
 
@@ -45,6 +54,11 @@ class Evidence(NamedTuple):
     high: float
     seeds: int
 
+    @property
+    def method(self) -> str:
+        """The label with its settings."""
+        return self.label + self.settings
+
     def __str__(self) -> str:
         interval = f"{self.gap:5.2f} [{self.low:.2f}, {self.high:.2f}]"
         return f"{self.task:<28} {self.selected:>3} of {self.clients:<4} {interval}"
@@ -67,7 +81,7 @@ class Recommendation(NamedTuple):
         tasks = (f"  {row}" for row in self.evidence)
         return "\n".join(
             [
-                _wrapped(f"{self.label}: {self.why}"),
+                _wrapped(f"{self.evidence[0].method}: {self.why}"),
                 _wrapped(f"Cost: {self.cost}"),
                 "",
                 "Share of that gap that it closes, by task [95 %]:",
@@ -82,8 +96,8 @@ class Recommendation(NamedTuple):
     @property
     def usage(self) -> str:
         """How to use it on the command line, in Python and in Flower."""
-        sampler, _, uses_labels = _parts(self.label)
         label = self.label + self.settings
+        sampler, _, uses_labels, _ = _parts(label)
         python = f'deltafl.make_plan("{label}", sizes, n={self.sample})'
         flower = f'DeltaStrategy("{label}", n={self.sample})'
         if sampler.census is not None:
@@ -112,21 +126,23 @@ def _wrapped(text: str) -> str:
 
 
 class _Method(NamedTuple):
-    """What a method is made of, and whether it needs auxiliary variables such as labels."""
+    """What a method is made of, and what it needs."""
 
     sampler: Sampler
     control: ControlVariate
-    uses_labels: bool
+    uses_labels: bool  #: or other auxiliary variables
+    asks_all: bool  #: in the first round
 
 
-def _parts(label: str) -> _Method:
-    parsed = parse_label(label)
+def _parts(method: str) -> _Method:
+    parsed = parse_label(method)
     sampler = make_sampler(parsed)
-    control = find_estimator(parsed.estimator).control
+    has_census = sampler.census is not None
     return _Method(
         sampler,
-        control,
-        sampler.census is None and uses_aux(sampler, parsed.estimator),
+        find_estimator(parsed.estimator).control,
+        not has_census and uses_aux(sampler, parsed.estimator),
+        has_census or FirstRound.name in parsed.settings,
     )
 
 
@@ -149,14 +165,13 @@ def recommend(
         labels: Whether the server may know each client's shares of labels (or other auxiliary
             variables) beforehand.
         census: Whether every client can do one round's work, and answer once, before the first draw
-            (docs/why/census.md).
+            (docs/why/census.md, docs/how-to/first-round.md).
         memory: Whether the server has space for one update of each client.
         reachable: Whether every selected client can be expected to reply.
         clients: m, for the cost, and because some methods compare all pairs of clients.
         parameters: d, for the cost.
-        model: ``"linear"`` where clients also take ten or more local steps a round, or ``"cnn"``:
-            methods are then compared with the settings that suit such a model. By default they are
-            compared without settings.
+        model: ``"linear"`` or ``"cnn"``: methods are then compared with the settings that suit
+            such a model. By default they are compared without settings.
 
     Raises:
         DeltaflError: If an argument is none of these.
@@ -164,6 +179,8 @@ def recommend(
     Example:
         >>> recommend(labels=True, census=False).label
         'balanced'
+        >>> recommend(model="linear").settings
+        '+average=0.5+scaffold+server_lr=2.0'
     """
     for name, number in {"clients": clients, "parameters": parameters}.items():
         if number is not None and not is_in(number, "[1, inf)"):
@@ -176,8 +193,8 @@ def recommend(
         most = _parts(row.label).sampler.most_clients
         # Who does not say how many clients there are may have few.
         few_enough = most is None or (clients or 1) <= most
-        if few_enough and row.settings == SUITED[model] and _fits(row.label, *allowed):
-            fitting.setdefault(row.label, {})[row.task] = row
+        if few_enough and row.settings in SUITED[model] and _fits(row.method, *allowed):
+            fitting.setdefault(row.method, {})[row.task] = row
     if not fitting:
         raise DeltaflError(
             "no method that fits was measured with the settings for such a model; leave out model"
@@ -215,10 +232,10 @@ def recommend(
         # A third of them: with more than there are, nothing would be sampled.
         sample = max(1, (clients or 1) // 3)
     alike = _level(best, others, rows)
-    caveats = tuple(_caveats(best, evidence, alike, reachable, few, model is None))
+    caveats = tuple(_caveats(evidence, alike, reachable, few, model))
     return Recommendation(
-        best,
-        SUITED[model] or SUITED_ALL,
+        evidence[0].label,
+        evidence[0].settings or SUITED_ALL,
         why,
         evidence,
         _cost(best, clients, parameters),
@@ -284,16 +301,16 @@ def _level(
 
 
 def _fits(
-    label: str,
+    method: str,
     labels: bool,
     census: bool,
     memory: bool,
     reachable: bool,
 ) -> bool:
-    sampler, control, uses_labels = _parts(label)
+    sampler, control, uses_labels, asks_all = _parts(method)
     wanted = {
         "labels": uses_labels,
-        "census": sampler.census is not None,
+        "census": asks_all,
         "memory": control.remembers,
         # Such a sampler needs every client's reply.
         "reachable": sampler.accepts_no_mask,
@@ -307,8 +324,8 @@ def _fits(
     return all(given[name] for name, is_needed in wanted.items() if is_needed)
 
 
-def _cost(label: str, clients: int | None, parameters: int | None) -> str:
-    sampler, control, uses_labels = _parts(label)
+def _cost(method: str, clients: int | None, parameters: int | None) -> str:
+    sampler, control, uses_labels, asks_all = _parts(method)
     known = "sizes alone"
     kept = "fewer than 150 numbers a client"
     if sampler.census is not None:
@@ -323,6 +340,8 @@ def _cost(label: str, clients: int | None, parameters: int | None) -> str:
     elif uses_labels:
         known = "q auxiliary variables of each client, such as shares of labels"
         kept = f"q + 1 models and {kept}"
+    if asks_all and sampler.census is None:
+        known = known.removesuffix(" alone") + ", and each client's update of the first round"
     if control.remembers:
         kept = "one update a client"
         if clients is not None and parameters is not None:
@@ -333,12 +352,11 @@ def _cost(label: str, clients: int | None, parameters: int | None) -> str:
 
 
 def _caveats(
-    label: str,
     evidence: Sequence[Evidence],
     alike: Sequence[str],
     reachable: bool,
     few: bool,
-    bare: bool,
+    model: str | None,
 ) -> Iterable[str]:
     if alike:
         yield (
@@ -350,15 +368,19 @@ def _caveats(
             "With so few clients asking all may cost little: see first how far uniform ends "
             "behind full (deltafl compare --samplers full,uniform)."
         )
-    if bare:
+    if model is None:
         yield (
             "The numbers are without +average=0.5, whose model, plan.model(state), is no worse "
             "(docs/how-to/average.md)."
         )
         yield (
-            "Add +scaffold if the model is linear and clients take ten local steps a round, for "
-            "which --model linear has numbers; with a CNN add +mime=0.7 and at least double the "
-            "local rate (docs/how-to/backbones.md)."
+            "With a linear model add +scaffold+server_lr=2.0 and halve the local rate; with a CNN "
+            "add +mime=0.7 and at least double it (docs/how-to/backbones.md). --model has numbers."
+        )
+    elif _STEP in evidence[0].settings:
+        yield (
+            "A server step of 2 goes with half the local rate that is best without it "
+            "(docs/how-to/rates.md)."
         )
     data = ", ".join(dict.fromkeys(row.data for row in evidence))
     yield f"All are simulations, on data of {data}, with rates tuned for each method."
