@@ -6,7 +6,10 @@ import copy
 import logging
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -489,6 +492,52 @@ def test_nvflare_counts_a_liar_as_silent(
     assert visible([line for line in log.messages if line.startswith("\t")])
     silent = nvflare(monkeypatch, None, len(lies))
     assert np.array_equal(liar.federation.params_d, silent.federation.params_d)
+
+
+@pytest.mark.parametrize("data", [b"junk", b"", b"\x81\xa1x" + bytes(9), *BYTES.values()])
+def test_what_nvflare_cannot_read_ends_nothing(
+    data: bytes, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    """NVFlare's server reads what a site has uploaded, and where it cannot it ends the program."""
+    pytest.importorskip("nvflare")
+    from nvflare.apis.fl_constant import ServerCommandNames
+    from nvflare.fuel.f3.cellnet.cell import Adapter
+    from nvflare.fuel.f3.cellnet.defs import CellChannel
+    from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+
+    from deltafl.nvflare.controller import UnreadError
+
+    from .nvflare_sites import Controller
+
+    headers = {
+        StreamHeaderKey.CHANNEL: CellChannel.SERVER_COMMAND,
+        StreamHeaderKey.TOPIC: ServerCommandNames.SUBMIT_UPDATE,
+        StreamHeaderKey.PAYLOAD_ENCODING: "fobs",
+    }
+    upload = SimpleNamespace(headers=headers, result=lambda: data)
+    cell = SimpleNamespace(
+        decode_pass_through_channels=(),
+        decode_pass_through_topics=(),
+        get_fobs_context=lambda props: props,
+    )
+    reader = Adapter(print, SimpleNamespace(fqcn="server.job"), cell)
+    reader.logger.propagate = False
+    ended = list[int]()
+    monkeypatch.setattr("os._exit", ended.append)
+    with ThreadPoolExecutor(1) as pool, suppress(Exception):
+        pool.submit(reader.call, upload).result()
+    assert ended == [1]  # as it is without the controller
+
+    class Uploads(Controller):
+        def send_model(self, **given: Any) -> None:  # type: ignore[override]
+            with ThreadPoolExecutor(1) as uploads:
+                assert isinstance(uploads.submit(reader.call, upload).exception(), UnreadError)
+            super().send_model(**given)
+
+    Uploads("uniform", n=M, num_rounds=2, seed=3).join(monkeypatch, M).run()
+    assert ended == [1]
+    assert "a reply that is no message counts as silence (" in log.text
+    assert visible([line for line in log.messages if "no message" in line])
 
 
 def test_numbers_of_a_site_never_end_a_round(

@@ -4,7 +4,8 @@ mathematics of its own.
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from functools import partial
 from inspect import signature
@@ -13,10 +14,13 @@ from math import ceil
 from typing import Any
 
 import numpy as np
+from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
+from nvflare.fuel.f3.cellnet import cell as cells
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 
 from ..errors import DeltaflError, printable
 from ..federation import replies
@@ -41,6 +45,34 @@ from .client import DRIFT, ROUND, trained_array
 
 #: How often a client that does not register is asked.
 _MOST = 3
+
+
+class UnreadError(BaseException):
+    """A result could not be read. No ``Exception``: at one NVFlare ends the server's program."""
+
+
+@contextmanager
+def read_apart(warn: Callable[[str], None]) -> Iterator[None]:
+    """Let a result of which NVFlare can make no message be one that has not come: what a site has
+    sent would end the job, and again at each new start.
+    """
+    read = cells.decode_payload
+
+    def read_or_drop(message: Any, *given: Any, **more: Any) -> None:
+        try:
+            read(message, *given, **more)
+        except Exception as error:
+            if message.get_header(StreamHeaderKey.TOPIC) != ServerCommandNames.SUBMIT_UPDATE:
+                raise
+            reason = printable(f"{type(error).__name__}: {error}")
+            warn(f"a reply that is no message counts as silence ({reason})")
+            raise UnreadError from None
+
+    cells.decode_payload = read_or_drop
+    try:
+        yield
+    finally:
+        cells.decode_payload = read
 
 
 class DeltaFedAvg(ModelController):  # type: ignore[misc]
@@ -139,12 +171,11 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
                 "the job has no initial model; add one, job.to_server(PTModel(model))"
             )
         arrays = {name: as_array(value) for name, value in params.items()}
-        with serving(
-            self.rules,
-            arrays,
-            self.num_rounds,
-            self.logger.log,
-        ) as federation:
+        log = self.logger.log
+        with (
+            read_apart(partial(log, WARNING)),
+            serving(self.rules, arrays, self.num_rounds, log) as federation,
+        ):
             self.federation = federation
             if federation.round >= self.num_rounds:
                 self._hand_on(federation)  # a persistor of this job has the initial model
