@@ -7,9 +7,12 @@ The nodes are calls of a ClientApp in this process, behind Flower's interfaces
 (`tests/flower/grid.py`). In every round 3 % of the selected nodes raise, 2 % fall silent and 2 %
 send entries of 9e17; 2 % of all nodes are killed and replaced under new ids; every fifth round the
 server starts anew from its state. Every sampler that Flower can use with sizes alone is played; the
-distance is that of the model from the clients' mean, 1 at the start.
+distance is that of the model from the clients' mean, 1 at the start. Memory is that of this
+process, the nodes included, after the tenth round and after the last; a growth of a megabyte a
+round ends with 1.
 """
 
+import gc
 import random
 import sys
 import tempfile
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from flwr.app import Array, ArrayRecord, Context, Error, Message
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -27,6 +31,8 @@ from deltafl.flower import DeltaStrategy
 from flower.grid import FakeGrid, configs, linear_app, start
 
 LABELS = ("uniform", "pracdelta", "innovation@local-pivotal", "delta-centred", "osmd", "fedvarp")
+#: Megabytes that the process may grow in a round.
+GROWTH = 1.0
 
 
 def handler(grid: FakeGrid, rng: random.Random) -> Any:
@@ -61,6 +67,7 @@ def main(num_nodes: int, rounds: int) -> None:
         rejected = 0
         slowest = 0.0
         peak = 0
+        used_mb = list[float]()
         with tempfile.TemporaryDirectory() as folder:
             for done in range(5, rounds + 1, 5):
                 strategy = DeltaStrategy(
@@ -78,6 +85,10 @@ def main(num_nodes: int, rounds: int) -> None:
                     for reply in info.rejected
                 )
                 distance = abs(float(strategy.federation.params_d.mean()) - goal) / goal
+                # A grid of tests keeps what was sent, Flower's does not.
+                grid.sent.clear()
+                gc.collect()
+                used_mb.append(psutil.Process().memory_info().rss / 1e6)
                 peak = max(peak, sum(path.stat().st_size for path in Path(folder).iterdir()))
                 killed = rng.sample(sorted(grid.configs), num_nodes // 50)
                 for node in killed:
@@ -86,9 +97,12 @@ def main(num_nodes: int, rounds: int) -> None:
         print(
             f"{label:26} {done} rounds, {done // 5 - 1} restarts: {rejected} lies refused, "
             f"distance {distance:.3f}, "
-            f"at most {slowest:.2f} s a round with registration, {peak / 1e6:.2f} MB of states",
+            f"at most {slowest:.2f} s a round with registration, {peak / 1e6:.2f} MB of states, "
+            f"memory {used_mb[min(1, len(used_mb) - 1)]:.0f} to {used_mb[-1]:.0f} MB",
             flush=True,
         )
+        if used_mb[-1] - used_mb[min(1, len(used_mb) - 1)] > GROWTH * (done - 10):
+            sys.exit(f"{label}: memory grew by more than {GROWTH:g} MB a round: {used_mb}")
 
 
 if __name__ == "__main__":

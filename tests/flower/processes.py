@@ -93,7 +93,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
 class Processes:
     """Starts Flower's programs with a home of their own and stops exactly those."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, server_app: str = TRACED, client_app: str = FAULTY) -> None:
         self.folder = folder
         self.trace = folder / "trace"
         self.app = folder / "app"
@@ -113,7 +113,7 @@ class Processes:
         (folder / "home").mkdir()
         self.trace.mkdir()
         shutil.copytree(EXAMPLE, self.app, ignore=shutil.ignore_patterns("__pycache__"))
-        for name, code in (("server_app", TRACED), ("client_app", FAULTY)):
+        for name, code in (("server_app", server_app), ("client_app", client_app)):
             (self.app / "flower_quickstart" / f"{name}.py").write_text(code)
         with (self.app / "pyproject.toml").open("a") as config:
             config.write(f'trace = "{self.trace}"\nidentity = "auto"\nmin-nodes = 2\npause = 0.0\n')
@@ -139,6 +139,27 @@ class Processes:
                 process.wait(timeout=15)
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=15)
+
+    def certified(self) -> None:
+        """Make a certificate of the SuperLink, which is used from now on."""
+        self.tls = self.folder / "tls"
+        self.tls.mkdir()
+        options = (
+            "-x509 -newkey ec -pkeyopt ec_paramgen_curve:secp384r1 -nodes -days 1 "
+            "-subj /CN=localhost -keyout server.key -out server.crt "
+            "-addext subjectAltName=DNS:localhost,IP:127.0.0.1"
+        )
+        command = ["openssl", "req", *options.split()]
+        subprocess.run(command, cwd=self.tls, check=True, capture_output=True)
+
+    def key(self, name: str, register: bool = True) -> list[str]:
+        """Make the key of a node, and the options by which the node uses it."""
+        file = self.folder / f"key-{name}"
+        command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(file)]
+        subprocess.run(command, check=True)
+        if register:
+            self.flwr("supernode", "register", f"{file}.pub", "here")
+        return ["--auth-supernode-private-key", str(file)]
 
     def superlink(self, *options: str) -> None:
         """Start the SuperLink and wait until it listens."""
@@ -167,11 +188,12 @@ class Processes:
 
         wait_until(listens, 60, "the SuperLink")
 
-    def supernode(self, name: str, partition: int, *options: str) -> None:
+    def supernode(self, name: str, partition: int, *options: str, **more: object) -> None:
         config = (
             f'client-id="{name}" partition-id={partition} num-partitions=3 '
             f'fault="{self.folder / f"fault-{name}"}"'
         )
+        config += "".join(f' {key}="{value}"' for key, value in more.items())
         security = (
             "--insecure" if self.tls is None else f"--root-certificates {self.tls / 'server.crt'}"
         )

@@ -4,7 +4,6 @@ authentication. Slow.
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -137,21 +136,11 @@ def test_a_deployment_outlives_its_crashes(label: str, flower: Processes, tmp_pa
 
 
 def test_tls_and_node_authentication(flower: Processes, tmp_path: Path) -> None:
-    flower.tls = tmp_path / "tls"
-    flower.tls.mkdir()
-    options = (
-        "-x509 -newkey ec -pkeyopt ec_paramgen_curve:secp384r1 -nodes -days 1 -subj /CN=localhost"
-    )
-    names = "-keyout server.key -out server.crt -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
-    subprocess.run(["openssl", "req", *options.split(), *names.split()], cwd=flower.tls, check=True)
+    flower.certified()
     flower.superlink("--enable-supernode-auth")
-    for partition, name in enumerate("ab"):
-        key = flower.tls / name
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(key)], check=True
-        )
-        flower.flwr("supernode", "register", f"{key}.pub", "here")
-        flower.supernode(name, partition, "--auth-supernode-private-key", str(key))
+    keys = {name: flower.key(name) for name in "ab"}
+    for partition, name in enumerate(keys):
+        flower.supernode(name, partition, *keys[name])
     settings = {
         "sampler": "innovation@local-pivotal",  # which draws in every round
         "n": 2,
@@ -165,7 +154,7 @@ def test_tls_and_node_authentication(flower: Processes, tmp_path: Path) -> None:
         flower.wait_for(f"round-{2 * number}.npy", 120)
         flower.stop("b", signal.SIGKILL)
         time.sleep(2)
-        flower.supernode("b", 1, "--auth-supernode-private-key", str(flower.tls / "b"))
+        flower.supernode("b", 1, *keys["b"])
     flower.wait_for("done", 300)
     assert [key[:4] for key in header_of(tmp_path / "state")["clients"]] == ["key:"] * 2
     tensors = read_sealed(tmp_path / "state" / "federation.safetensors", "")[0]
