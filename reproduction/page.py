@@ -20,7 +20,7 @@ REPORT = "report.html"
 _PLACES = ("device", "gpu", "processor")
 #: Whose claim a page begins with, by the kind of its experiment; else the paper's.
 _WHOSE = {"benchmark": "The target", "costs": "The claim"}
-_NO_VERSIONS = {*_PLACES, "cores", "command", "data"}
+_NO_VERSIONS = {*_PLACES, "vectors", "cores", "command", "data"}
 
 
 class Finding(Frozen):

@@ -190,7 +190,6 @@ SAFE = {
     "deltafl.analysis.plots savefig": "into memory",
     "deltafl.analysis.plots save": "into memory",
     "deltafl.simulation.export save": "into memory",
-    "deltafl.simulation.environment read_text": "of the system",
     "deltafl.tasks.images loadtxt": "a file of scikit-learn",
     "deltafl.tasks.images open": "what was opened",
     "deltafl.tasks.frames read_csv": "what was opened",

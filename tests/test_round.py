@@ -590,23 +590,59 @@ def test_closing_a_round_takes_at_most_six_times_the_memory_of_its_updates(estim
     assert 2 < peak / (n * d * 4) < 6
 
 
-def test_models_in_place_of_updates_are_refused_in_a_sentence_that_names_flatten() -> None:
+#: What takes the place of an update of five numbers: models of the same size, and other things.
+NO_UPDATES: tuple[Any, ...] = (
+    [np.ones((2, 2)), np.zeros(1)],
+    (np.ones((2, 2)), np.zeros(1)),
+    [np.ones((1, 1))] * 5,
+    [{"weight": np.ones(5)}] * 5,
+    [[[1.0]]] * 5,
+    [np.ones(2), np.ones(3)],
+    {"weight": np.ones(5)},
+    dict(enumerate(np.ones(5))),
+    {},
+    [],
+    [None] * 5,
+    ["1"] * 5,
+    "11111",
+    b"11111",
+    range(4),
+    5.0,
+    object(),
+    lambda: np.ones(5),
+    np.ones(5, object),
+    np.zeros(5, [("a", "f4")]),
+)
+
+
+def test_a_model_begins_and_is_no_update() -> None:
     plan = make_plan("uniform", THREE, n=2)
-    layers = [np.ones((2, 2)), np.zeros(1)]
-    state = init_round(plan, dict(enumerate(layers)))  # a model may begin
+    layers = NO_UPDATES[0]
+    state = init_round(plan, dict(enumerate(layers)))
     assert same_tree(state, init_round(plan, layers))
     assert state.params_d.tolist() == [1, 1, 1, 1, 0]
-    model: Any
-    for model in (layers, tuple(layers), {"weight": layers[0]}):
-        with pytest.raises(
-            DeltaflError,
-            match=r"updates are of type .*: write deltafl.flatten\(local_model\) - state",
-        ):
-            close_round(plan, state, open_round(plan, state), [model, None])
-    # One client among several does not stop the others.
-    _, info = close_round(plan, state, open_round(plan, state), [model, np.ones(5)])
-    assert ["flatten" in reply.reason for reply in info.rejected] == [True]
-    assert info.warning is None
+    _, info = close_round(plan, state, open_round(plan, state), [layers, None])
+    assert "write deltafl.flatten(local_model) - state.params_d" in str(info.warning)
+
+
+@pytest.mark.parametrize("first", range(len(NO_UPDATES)))
+@pytest.mark.parametrize("label", ["innovation+average=0.5", "pracdelta+clip=median", "full"])
+def test_a_round_without_any_update_is_one_in_which_nobody_answers(label: str, first: int) -> None:
+    """Whatever all clients send, with their reasons; one that is honest counts as if alone."""
+    plan = make_plan(label, [3, 1, 2, 2], n=3)
+    state = init_round(plan, np.zeros(5))
+    cohort = open_round(plan, state)
+    n = len(cohort.client_n)
+    rest = [NO_UPDATES[(first + place) % len(NO_UPDATES)] for place in range(n)]
+    for bad in ([NO_UPDATES[first]] * n, rest):
+        for honest in ([], [np.ones(5)]):
+            given = [*honest, *bad[len(honest) :]]
+            following, info = close_round(plan, state, cohort, given)
+            silent = [*honest, *[None] * (n - len(honest))]
+            expected, _ = close_round(plan, state, cohort, silent)
+            assert same_tree(following, expected)
+            assert len(info.rejected) == n - len(honest)
+            assert all(reply.reason.startswith("update ") for reply in info.rejected)
 
 
 def test_tensors_are_updates_and_models() -> None:

@@ -22,13 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from .accumulate import Accumulator, clients_of
-from .arrays import initial_model, is_model
+from .arrays import initial_model
 from .designs.inclusion import check_anyone, check_cohort, mask_of
 from .errors import DeltaflError, log
 from .plan import Plan, RoundState
 from .scale.persistent_array import PersistentArray
 from .server.part import Step
-from .server.screening import FLAT_UPDATE, Updates
+from .server.screening import Updates
 from .streams import stream
 from .types import NOBODY, BoolArray, Broadcast, Cohort, Oracle, Params, Reports, RoundInfo
 
@@ -134,18 +134,8 @@ def close_round(
     and is logged.
 
     Raises:
-        DeltaflError: If the numbers of updates or report rows differ from the cohort's, or every
-            update is a dict or a list of arrays.
+        DeltaflError: If the numbers of updates or report rows differ from the cohort's.
     """
-    if isinstance(updates, list | tuple):
-        given = [update for update in updates if update is not None]
-        # Every one a model: that is a mistake of the host, which no client can make alone
-        # (docs/why/reliability.md).
-        if given and all(map(is_model, given)):
-            raise DeltaflError(
-                f"updates are of type {type(given[0]).__name__}, expected one flat array a client: "
-                f"write {FLAT_UPDATE}"
-            )
     accumulator = Accumulator(plan, state, cohort)
     accumulator.add_rows(updates, reports)
     following, info = accumulator.close()

@@ -4,6 +4,7 @@ bold.
 
 import csv
 import io
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -27,8 +28,9 @@ _LATEX = {
     "|": r"\textbar{}",
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
 }
-#: A cell that begins so is a formula for a spreadsheet, the wide signs too.
-_FORMULA = tuple("=+-@＝＋－＠")
+#: Where a cell may begin as a formula for a spreadsheet, the wide signs too. Which mark separates
+#: cells there, or quotes them, is a setting of whoever opens the file (OWASP, CSV injection).
+_FORMULA = re.compile(r"""((?:^|[,;|"'])[ "']*)(?=[=+\-@＝＋－＠])""")
 
 
 class _Column(NamedTuple):
@@ -105,7 +107,7 @@ def to_csv(summary: Summary) -> str:
     """One row a sampler: for each column its mean, and ``_low`` and ``_high`` of its interval.
 
     Numbers are in the units of ``summary.json``, and cells without one are empty. Names that a
-    spreadsheet would take for formulas begin with an apostrophe.
+    spreadsheet would take for formulas, as a whole or after a separator, get an apostrophe there.
     """
     columns = _columns(summary)
     text = io.StringIO()
@@ -192,6 +194,7 @@ def latex(text: str) -> str:
 
 
 def harmless(text: str) -> str:
-    """Text that no spreadsheet takes for a formula."""
-    shown = printable(text, limit=None)
-    return f"'{shown}" if shown.lstrip().startswith(_FORMULA) else shown
+    """Text that no spreadsheet takes for a formula, nor a part of it, whatever separates its
+    cells.
+    """
+    return _FORMULA.sub(r"\1'", printable(text, limit=None))

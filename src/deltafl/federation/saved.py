@@ -32,7 +32,8 @@ from ..scale.sound import not_sound, restored_state
 from ..scale.state_file import owner
 from ..store.files import private_folder, remove
 from ..store.folder import Note, owned, read_note, require_note, require_own, write_note
-from ..store.sealed import made_with, read_sealed, warn_of_other, write_sealed
+from ..store.machine import made_with, warn_of_other
+from ..store.sealed import read_sealed, write_sealed
 from ..store.values import checked
 from ..types import LARGEST_AUX, NOBODY, Array, FloatArray
 from .clients import ClientInfo

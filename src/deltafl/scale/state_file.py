@@ -15,7 +15,8 @@ from ..accumulate import clients_of
 from ..errors import DeltaflError
 from ..plan import Plan, RoundState
 from ..round import blank_state
-from ..store.sealed import made_with, read_sealed, warn_of_other, write_sealed
+from ..store.machine import made_with, warn_of_other
+from ..store.sealed import read_sealed, write_sealed
 from ..types import AnyPath, Array
 from .named_arrays import named_arrays
 from .sound import restored_state

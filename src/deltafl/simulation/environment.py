@@ -10,15 +10,14 @@ import re
 import shlex
 import sys
 from contextlib import suppress
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from ..store import checked, read_json
+from ..store.machine import made_with, version_of
 from ..tasks.files import DATA_VARIABLE, cache_folder
 from ..tasks.registry import MODULES_VARIABLE
 
@@ -38,6 +37,10 @@ VARIABLES = {
     "WORLD_SIZE": True,
     "LOCAL_RANK": True,
 }
+
+
+#: Beside NumPy, whose versions the last bits of a run depend on.
+PACKAGES = ("torch", "scikit-learn", "scipy")
 
 
 class Noted(BaseModel):
@@ -62,23 +65,27 @@ def noted(file: Path) -> dict[str, Any]:
 def environment() -> dict[str, str | int]:
     """Versions and hardware, as they go into records."""
     program = "deltafl" if "deltafl" in sys.argv[0] else Path(sys.argv[0]).name
-    return {**_machine(), "command": shlex.join([program, *sys.argv[1:]])}
+    return {
+        **made_with(*PACKAGES),
+        "deltafl": version_of("deltafl") or "not installed",
+        "cores": os.cpu_count() or 1,
+        "command": shlex.join([program, *sys.argv[1:]]),
+    }
 
 
 def report() -> dict[str, Any]:
     """What one needs to know to repeat a fault, for ``deltafl info``; loads torch if it is there.
 
-    The keys of ``environment``, without the command, then ``cores allowed``, ``vectors``,
-    ``threads``, ``gpu``, ``packages`` (versions by name, of all extras), ``missing`` (packages by
-    extra), ``cache`` and ``variables``.
+    The keys of ``environment``, without the command, then ``cores allowed``, ``threads``, ``gpu``,
+    ``packages`` (versions by name, of all extras), ``missing`` (packages by extra), ``cache`` and
+    ``variables``.
     """
     found, missing = _packages()
-    vectors = np.show_config(mode="dicts")["SIMD Extensions"]
-    known = {**_machine(), "system": f"{_system()} {platform.machine()}"}
+    known = {**environment(), "system": f"{_system()} {platform.machine()}"}
+    del known["command"]
     return {
         **known,
         "cores allowed": _cores_allowed(),
-        "vectors": " ".join([*vectors["baseline"], *vectors.get("found", [])]),
         **_torch(),
         "packages": {name: version for name, version in found.items() if name not in known},
         "missing": missing,
@@ -92,24 +99,6 @@ def below_home(path: Path) -> str:
     with suppress(ValueError):
         return str(Path("~") / path.expanduser().absolute().relative_to(Path.home()))
     return "outside the home folder"
-
-
-@cache  # looking for versions takes 75 ms, a tenth of a short run
-def _machine() -> dict[str, str | int]:
-    names = ("deltafl", "numpy", "torch", "scikit-learn", "scipy")
-    return {
-        "python": platform.python_version(),
-        **{name: _version(name) or "not installed" for name in names},
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
-        "cores": os.cpu_count() or 1,
-    }
-
-
-def _version(package: str) -> str | None:
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version(package)
-    return None
 
 
 def _packages() -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -128,19 +117,12 @@ def _packages() -> tuple[dict[str, str], dict[str, list[str]]]:
         if asked is None or asked[2] in {"all", "dev", "docs"}:
             continue
         name = asked[1]
-        version = _version(name)
+        version = version_of(name)
         if version:
             found[name] = version
         else:
             missing.setdefault(asked[2] or "deltafl itself", []).append(name)
     return found, missing
-
-
-def _processor() -> str:
-    known = Path("/proc/cpuinfo")
-    lines = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
-    found = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    return next(found, platform.processor() or "unknown")
 
 
 def _system() -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import DeltaflError
 from ..plan import RoundState
 from ..round import close_round, init_round, open_round
-from ..store.sealed import warn_of_other
+from ..store.machine import made_with, warn_of_other
 from ..tasks.base import Task
 from ..types import BoolArray, Cohort, RejectedReply, RoundInfo
 from .callback import Callback, LiveRun, OnRound, PlayedRound, Report, Stopwatch, guarded
@@ -28,7 +28,7 @@ from .continuing import continued
 from .directory import DivergedError, RunDirectory, locked, recorded_settings
 from .distributed import ALONE, ProcessGroup
 from .engine import BYTES_PER_PARAMETER, Engine, Training
-from .environment import environment
+from .environment import PACKAGES
 from .evaluation import Evaluation, Patience, Threshold
 from .oracle import SimulatedOracle
 from .own_code import require_same_code
@@ -43,8 +43,6 @@ from .watching import Watching, watch_over
 from .workers import Workers
 from .world import World
 
-#: What the last bits of a run depend on, of what its folder records.
-_BITS = ("python", "numpy", "torch", "scikit-learn", "scipy", "system", "processor")
 _NO_TIME = {"seconds": 0.0, "cpu_seconds": 0.0, "client_seconds": 0.0}
 
 
@@ -329,9 +327,7 @@ def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
     # Both before anything is written.
     directory.require_same_data(data)
     directory.require_settings(settings, before.rounds)
-    known = directory.environment()
-    now = {name: value for name, value in environment().items() if name in _BITS}
-    warn_of_other(known, now, str(directory.path))
+    warn_of_other(directory.environment(), made_with(*PACKAGES), str(directory.path))
     if settings.rounds != before.rounds:
         require_same_sampler(before, settings, task)
     if (settings.rounds, settings.threshold) != (before.rounds, before.threshold):

@@ -5,7 +5,6 @@ is refused.
 """
 
 import json
-import platform
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ..errors import DeltaflError, log
+from ..errors import DeltaflError
 from ..types import Array
 from .files import opened, write_atomically
 from .room import require_ram
@@ -108,34 +107,6 @@ def read_header(path: Path, cure: str) -> dict[str, Any]:
     with opened(path) as file, _damage_refused(path, cure):
         header: dict[str, Any] = json.loads(_read_entries(file)[_TEXTS]["header"])
         return header
-
-
-def made_with() -> dict[str, str]:
-    """What the last bits of the core's numbers depend on."""
-    vectors = np.show_config(mode="dicts")["SIMD Extensions"]
-    return {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "machine": platform.machine(),
-        "vectors": " ".join(vectors.get("found", [])),
-    }
-
-
-def warn_of_other(before: Any, now: Mapping[str, Any], where: str) -> None:
-    """Log that what follows a state of other versions, or of another machine, may differ."""
-    if not isinstance(before, Mapping):  # an older file does not say
-        return
-    other = [name for name in now if before.get(name, now[name]) != now[name]]
-    if other:
-        known = ", ".join(f"{name} {before[name]}" for name in other)
-        found = ", ".join(f"{name} {now[name]}" for name in other)
-        log.warning(
-            "%s was made with %.300s, and here it is %.300s: what follows may differ in its last "
-            "bits",
-            where,
-            known,
-            found,
-        )
 
 
 def _read_entries(file: IO[bytes]) -> dict[str, Any]:
