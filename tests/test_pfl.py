@@ -572,6 +572,41 @@ def test_statistics_of_another_kind_are_refused(monkeypatch: pytest.MonkeyPatch)
         run(plan_of("uniform"))
 
 
+#: What is done to the statistics, or reported, by one user in place of what is right. What cannot be
+#: added up ends in pfl's own sums.
+FAULTS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
+    "NaN": lambda stats, _: stats.apply_elementwise(lambda x: x * np.nan),
+    "infinite": lambda stats, _: stats.apply_elementwise(lambda x: x + np.inf),
+    "huge": lambda stats, _: stats.apply_elementwise(lambda x: x + 1e30),
+    "weight 0": lambda stats, _: setattr(stats, "weight", 0.0),
+    "weight NaN": lambda stats, _: setattr(stats, "weight", np.nan),
+    "loss NaN": lambda _, told: told.update(loss=np.nan),
+    "loss array": lambda _, told: told.update(loss=np.ones(3)),
+    "steps 0": lambda _, told: told.update({"num-steps": 0}),
+    "variance -1": lambda _, told: told.update({"step-variance": -1.0}),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_user_is_one_that_does_not_answer(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Faulty(Measured):
+        def train_one_user(self, initial: Any, model: Any, dataset: Any, *more: Any) -> Any:
+            stats, metrics = super().train_one_user(initial, model, dataset, *more)
+            told = {str(name): value for name, value in metrics}
+            if torch.equal(dataset.raw_data[0], user(3).raw_data[0]):
+                stats = FAULTS[fault](stats, told) or stats
+            return stats, Metrics(list(told.items()))
+
+    monkeypatch.setitem(globals(), "Measured", Faulty)
+    backend, keep = run(plan_of("pracdelta", n=20))
+    for info in backend.history:
+        assert [reply.client for reply in info.rejected] == [3]
+    assert all(np.isfinite(params_d).all() for params_d in keep.models)
+
+
 def test_the_example_learns() -> None:
     source = ROOT / "examples" / "pfl_quickstart.py"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}

@@ -26,9 +26,9 @@ from .plan import Plan, RoundState
 from .round import init_round, open_round
 from .samplers.census import output_layer
 from .scale.state_file import load_state, save_state
-from .store.sealed import read_sealed, write_sealed
+from .store.sealed import read_array, write_sealed
 from .streams import stream
-from .types import FloatArray, Params, RoundInfo
+from .types import FloatArray, Params, RoundInfo, as_number
 
 require("pfl", "pfl")
 
@@ -205,11 +205,8 @@ class DeltaBackend(SimulatedBackend, Saveable):  # type: ignore[misc]
             raise CheckpointNotFoundError(state)
         # First, as the state is of the plan with these answers.
         if census.exists():
-            arrays, _ = read_sealed(
-                census,
-                "put a copy back, or begin anew in another folder",
-            )
-            self._answers = arrays["answer_mk"]
+            cure = "put a copy back, or begin anew in another folder"
+            self._answers = read_array(census, cure, "answer_mk")
             self.plan = self.plan.with_census(self._answers)
         self.state = load_state(state, self.plan)
 
@@ -294,7 +291,7 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
         update_d = flatten([stats[name] for name in self.names]) / np.float32(stats.weight)
         metrics = user_context.metrics
         known = [name for name in _REPORTED if name in metrics]
-        reported = {name: float(get_overall_value(metrics[name])) for name in known}
+        reported = {name: as_number(get_overall_value(metrics[name])) for name in known}
         reply = read_reply({}, reported, {})
         self._received[self._training] = update_d, reply, self.buffers.read()
         return stats, Metrics()

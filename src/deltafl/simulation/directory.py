@@ -44,7 +44,7 @@ from ..scale.sound import restored_state
 from ..store.files import make_folder, name_for_file, remove, write_atomically
 from ..store.folder import Note, new_name, owned, read_note, require_note, require_own, write_note
 from ..store.lines import NOTHING, append_line, cut_back, last_line, read_lines, seal_of, sync
-from ..store.sealed import read_sealed, write_sealed
+from ..store.sealed import read_array, write_sealed
 from ..store.values import read_toml
 from ..tasks.own import short_name
 from ..types import Array, FloatArray
@@ -238,7 +238,7 @@ class RunDirectory:
         """The number of clients, by the last checkpoint; 0 if there is none."""
         if not (self.path / FILE).exists():
             return 0
-        return len(checkpoint_arrays(self.path)["state.selected_m"])
+        return read_array(self.path / FILE, CURE, "state.selected_m").size
 
     def require_same_data(self, now: Mapping[str, Any]) -> None:
         """Refuse other data, or another model, than those that the folder records."""
@@ -363,8 +363,7 @@ class RunDirectory:
         """
         if read_checkpoint(self.path) is None:
             return None
-        answer_mk: FloatArray = read_sealed(self._whole(CENSUS), CURE)[0]["answer_mk"]
-        return answer_mk
+        return read_array(self._whole(CENSUS), CURE, "answer_mk")
 
     def _read_all(self) -> dict[str, Array] | None:
         """The arrays of the checkpoint, if everything beside it belongs to it."""

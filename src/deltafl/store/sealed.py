@@ -102,6 +102,12 @@ def read_sealed(
         return arrays, json.loads(texts["header"])
 
 
+def read_array(path: Path, cure: str, name: str) -> Array:
+    """One array of a file, which must hold it."""
+    with _damage_refused(path, cure):
+        return read_sealed(path, cure)[0][name]
+
+
 def read_header(path: Path, cure: str) -> dict[str, Any]:
     """The header alone, however long the arrays are."""
     with opened(path) as file, _damage_refused(path, cure):
