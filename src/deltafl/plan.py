@@ -352,14 +352,14 @@ class Plan(WithRanges):
         return state._replace(round=state.round + 1, params_d=params_d, parts=own)
 
 
-def saved_model(arrays: Mapping[str, Params]) -> Params:
-    """``Plan.model`` of a saved state, of which only the arrays are known."""
+def saved_model(arrays: Mapping[str, Params]) -> str:
+    """The name of ``Plan.model`` among the arrays of a saved state."""
     names = [
         "state.params_d",
         *(f"state.parts.{row.kind.name}.model_d" for row in ROWS),
     ]
     # As ``Plan.model`` passes it on: the last part that has one decides.
-    return [arrays[name] for name in names if name in arrays][-1]
+    return [name for name in names if name in arrays or name == names[0]][-1]
 
 
 def make_plan(

@@ -105,7 +105,7 @@ def test_a_saved_models_average_is_the_one_that_the_plan_uses_whatever_the_files
     arrays = dict(named_arrays(state))
     for names in (sorted(arrays), sorted(arrays, reverse=True)):
         saved = saved_model({name: arrays[name] for name in names})
-        np.testing.assert_array_equal(saved, plan.model(state))
+        np.testing.assert_array_equal(arrays[saved], plan.model(state))
     assert not np.array_equal(plan.model(state), state.parts["server_optimizer"].model_d)
 
 

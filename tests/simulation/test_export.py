@@ -2,7 +2,10 @@
 says.
 """
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from deltafl.errors import DeltaflError
+from deltafl.plan import saved_model
+from deltafl.scale.sound import restored_part
 from deltafl.simulation import (
     RunDirectory,
     RunSettings,
@@ -18,6 +23,9 @@ from deltafl.simulation import (
     run_single,
     task_of,
 )
+from deltafl.simulation.checkpoint import FILE
+from deltafl.simulation.rest import Rest
+from deltafl.store.sealed import read_sealed, write_sealed
 
 OWN = """
 import numpy as np, torch
@@ -66,6 +74,71 @@ def test_a_model_reloads_and_is_as_accurate_as_recorded(
         x = x * task.input_scale
     right = model(x).argmax(1).numpy() == task.dataset.test_y
     assert np.mean(right) == RunDirectory(folder).last_line()["test"]["accuracy"]
+
+
+def cell(value: float) -> Callable[[Any], Any]:
+    def change(array: Any) -> Any:
+        changed = array.copy()
+        changed.flat[-1] = value
+        return changed
+
+    return change
+
+
+#: What somebody else may have put in the place of an array of a model.
+FORGED: dict[str, Callable[[Any], Any]] = {
+    "NaN": cell(np.nan),
+    "infinite": cell(-np.inf),
+    "huge": cell(3e38),
+    "short": lambda x: x[:-1],
+    "long": lambda x: np.concatenate([x, x]),
+    "another axis": lambda x: x[None],
+    "a number": lambda x: x[0],
+    "empty": lambda x: x[:0],
+    "wide": lambda x: x.astype(np.float64),
+    "whole": lambda x: x.astype(np.int64),
+    "yes and no": lambda x: x > 0,
+    "none": lambda x: None,
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_model_that_no_run_keeps_is_refused(
+    run: tuple[RunSettings, Path], forged: str, tmp_path: Path
+) -> None:
+    """Each array of floats that makes the model: parameters or their average, and buffers."""
+    _, folder = run
+    shutil.copytree(folder, tmp_path / "run")
+    file = tmp_path / "run" / FILE
+    arrays, header = read_sealed(file, "")
+    names = [name for name in arrays if name.startswith("state.rest.shared")]
+    names = [saved_model(arrays), *(name for name in names if arrays[name].dtype == np.float32)]
+    for name in names:
+        changed = FORGED[forged](arrays[name])
+        others = {key: array for key, array in arrays.items() if key != name}
+        write_sealed(file, others if changed is None else {**others, name: changed}, header)
+        to = tmp_path / "model.pt"
+        # Without an average the model itself is exported; buffers may be of any width.
+        if (forged == "none" and ".parts." in name) or (forged == "wide" and ".rest." in name):
+            assert export_model(tmp_path / "run", to) == 3
+            to.unlink()
+            continue
+        with pytest.raises(DeltaflError) as found:
+            export_model(tmp_path / "run", to)
+        assert "\n" not in str(found.value) and len(str(found.value)) < 300
+        assert not to.exists()
+
+
+def test_bits_of_local_arrays_may_look_like_any_number() -> None:
+    """1.0 and 2.0 differ in all bits of the exponent, as infinity has them."""
+    bits = np.array([[1.0], [0.0]], np.float32).view(np.uint32) ^ np.uint32(0x40000000)
+    row_md = bits.view(np.float32)
+    assert np.isinf(row_md[0])
+    template = Rest({}, tuple(np.zeros((2, 1), np.float32)))
+    found = restored_part(template, {"state.rest.own": row_md}, "state.rest")
+    assert np.array_equal(found.own, row_md)
+    with pytest.raises(DeltaflError, match="has type float64"):
+        restored_part(template, {"state.rest.own": row_md.astype(float)}, "state.rest")
 
 
 def test_what_holds_no_model_is_refused(tmp_path: Path) -> None:

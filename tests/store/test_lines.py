@@ -26,9 +26,9 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_what_is_added_is_read(log: Path) -> None:
-    assert [line["loss"] for line in read_lines(log)] == [None, None, 0.1]
-    assert last_line(log) == LINES[-1]
-    assert last_line(log.with_name("none")) == {}
+    assert [line["loss"] for line in read_lines(log, dict, "")] == [None, None, 0.1]
+    assert last_line(log, dict, "") == LINES[-1]
+    assert last_line(log.with_name("none"), dict, "") == {}
 
 
 def test_the_last_line_is_whole_or_none_wherever_it_was_cut(log: Path) -> None:
@@ -37,10 +37,10 @@ def test_the_last_line_is_whole_or_none_wherever_it_was_cut(log: Path) -> None:
     for end in range(second, len(content)):
         log.write_bytes(content[:end])
         known = {second: {"round": 1, "loss": None}, len(content) - 1: LINES[-1]}
-        assert last_line(log) == known.get(end, {})
+        assert last_line(log, dict, "") == known.get(end, {})
     log.write_bytes(content[:-5])
     with pytest.raises(DeltaflError, match="log, line 3, is not valid JSON"):
-        list(read_lines(log))
+        list(read_lines(log, dict, ""))
 
 
 def test_a_seal_is_the_same_in_one_piece_or_in_several_and_shows_every_change(log: Path) -> None:

@@ -37,6 +37,16 @@ def restored_state(sampler: Any, template: Any, arrays: Mapping[str, Array]) -> 
     return state
 
 
+def restored_part(
+    template: Any, arrays: Mapping[str, Array], name: str, declared: Any = Any
+) -> Any:
+    """A part of a saved state, of which ``declared`` is the type, judged as a whole state is."""
+    part = from_named_arrays(template, arrays, name)
+    for place, fault in _faults(part, template, name, 0, declared):
+        raise not_sound(f"{place} {fault}")
+    return part
+
+
 def not_sound(fault: str) -> DeltaflError:
     """The error for a saved state with a fault."""
     return DeltaflError(
@@ -76,8 +86,9 @@ def _limit(declared: Any) -> Within | None:
 def _type_fault(value: Any, before: Any) -> str | None:
     if isinstance(before, int | MappedRows):  # each is restored as what it is
         return None
-    # Rows may be a tuple of them.
-    expected = before[0].dtype if isinstance(before, tuple) else before.dtype
+    # Rows may be a tuple of them, or of none where a model has none.
+    one = next(iter(before), np.zeros(0)) if isinstance(before, tuple) else before
+    expected = one.dtype
     # Counts take a wider type once they need it.
     wider = isinstance(before, PersistentArray) and value.dtype.kind == expected.kind == "i"
     if value.dtype == expected or wider:

@@ -149,7 +149,7 @@ def round_done(
         accuracy=test.get("accuracy"),
         loss=test.get("loss"),
         seconds=seconds,
-        bytes=float(line["bytes_down"] + line["bytes_up"]),
+        bytes=float(line.get("bytes_down", 0) + line.get("bytes_up", 0)),
         line=line,
     )
 

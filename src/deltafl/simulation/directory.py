@@ -58,11 +58,12 @@ from .checkpoint import (
 )
 from .distributed import ALONE, ProcessGroup
 from .environment import environment, noted
+from .lines import KINDS, RoundLine
 from .own_code import code_of, objects_of, require_same_model
 from .rest import LOCAL
 from .settings import RunSettings, Settings, differing
 
-LINE_FILES = ("rounds.jsonl", "timings.jsonl")
+LINE_FILES = tuple(KINDS)
 #: Files that stay as they are when the run has begun.
 CENSUS = "census.safetensors"
 CLIENTS = "clients.json"
@@ -183,7 +184,7 @@ class RunDirectory:
         """The lines of ``rounds.jsonl`` or ``timings.jsonl``, one by one; an error if they are
         not as written.
         """
-        return read_lines(self._whole(name))
+        return read_lines(self._whole(name), KINDS[name], CURE)
 
     def _whole(self, name: str) -> Path:
         """A file of the folder; an error if it is not as the last checkpoint has it."""
@@ -196,9 +197,9 @@ class RunDirectory:
         """The last line of ``rounds.jsonl``; empty if there is none, or it was cut off as it was
         written: then the run goes on from its checkpoint.
         """
-        line, timing = (last_line(self.path / name) for name in LINE_FILES)
+        line, timing = (last_line(self.path / name, kind, CURE) for name, kind in KINDS.items())
         # A process that was killed between the two lines has left a round without its time.
-        if line.get("round") != timing.get("round") or not isinstance(line.get("round", 0), int):
+        if line.get("round") != timing.get("round"):
             return {}
         mark = read_checkpoint(self.path)
         if mark is not None and mark.ended and not mark.is_whole(self.path / LINE_FILES[0]):
@@ -386,8 +387,10 @@ class RunDirectory:
             mark._replace(ended={}).require(self.path / name)
         arrays = checkpoint_arrays(self.path)
         lines = mark.files.get(LINE_FILES[0], NOTHING)
-        last = last_line(self.path / LINE_FILES[0], lines.length).get("round", mark.round)
-        fits = last == mark.round and np.array_equal(arrays.get("state.round", -1), mark.round)
+        last = last_line(self.path / LINE_FILES[0], RoundLine, CURE, lines.length)
+        fits = last.get("round", mark.round) == mark.round and np.array_equal(
+            arrays.get("state.round", -1), mark.round
+        )
         if not fits or not {*LINE_FILES} <= mark.files.keys():
             raise DeltaflError(f"{self.path / FILE} is of another round than its lines: {CURE}")
         return arrays

@@ -8,11 +8,12 @@ from pathlib import Path
 from ..errors import DeltaflError
 from ..model_parts import NamedArrays
 from ..plan import saved_model
-from ..scale.named_arrays import from_named_arrays
+from ..scale.sound import restored_part
 from ..store.files import write_atomically
 from ..store.own_python import only, working_in
 from ..store.sealed import write_sealed
 from ..store.values import checked
+from ..types import Params
 from .directory import RunDirectory, recorded_settings
 from .own_code import where_it_began
 from .rest import RestOfModel, local_rows
@@ -68,14 +69,18 @@ def export_model(folder: Path, to: Path, trust_code: bool = False) -> int:
     directory.require_settings(settings)
     round, arrays = found
     parts = task.parts_of(model)
-    beside = RestOfModel(parts, NamedArrays.of(model).arrays)
+    initial = NamedArrays.of(model).arrays
+    beside = RestOfModel(parts, initial)
     memory = None
     if settings.memory_path is not None:
         memory = str(there / settings.memory_path)
     rows = local_rows(directory.memory_folder(memory))
-    rest = from_named_arrays(beside.initial(task.num_clients, rows), arrays, "state.rest")
+    # A run whose model is lost keeps its last good one: no checkpoint holds another.
+    rest = restored_part(beside.initial(task.num_clients, rows), arrays, "state.rest")
+    beside.require_sound(rest)
+    vector_d = restored_part(parts.flatten(initial), arrays, saved_model(arrays), Params)
     own = ModelTensors(model, parts)
-    own.load(torch.tensor(saved_model(arrays)))
+    own.load(torch.tensor(vector_d))
     own.load_rest(beside.of_everyone(rest, task.population(settings.weights).weight_m))
     tensors = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     if to.suffix == ".pt":

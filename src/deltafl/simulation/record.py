@@ -13,10 +13,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from ..analysis.runs import Fairness, Run
 from ..analysis.statistics import fairness_of
@@ -28,6 +28,7 @@ from ..tasks.base import Task
 from ..types import FloatArray, IntArray, Judge, judge_of
 from .checkpoint import CURE
 from .directory import CLIENTS, LINE_FILES, RunDirectory, locked, recorded_settings
+from .lines import Round, Size
 from .settings import FREE_ON_RESUME, RunSettings, differing
 
 UNFINISHED = "unfinished"
@@ -147,7 +148,7 @@ def note_clients(
         known["names"] = [*names]
     if value_m is not None:
         # Later rounds than this one are those that are played again.
-        rows = {at: row for at, row in _noted_clients(folder)[2].items() if since <= at < round}
+        rows = {at: row for at, row in _noted_clients(folder).rows.items() if since <= at < round}
         rows[round] = plain_json(np.round(value_m, 4).tolist())
         known |= {"rounds": [*rows], metric: [*rows.values()]}
     write_atomically(folder / CLIENTS, json.dumps(known) + "\n")
@@ -155,23 +156,39 @@ def note_clients(
 
 def judges_of(directory: RunDirectory) -> list[Judge]:
     """How the metrics of a run are read, as its first line says; of accuracy or loss alone none."""
-    return _judges(next(directory.lines("rounds.jsonl"), {}))
+    return list(next(directory.lines("rounds.jsonl"), {}).get("metrics", ()))
 
 
-def _judges(line: Mapping[str, Any]) -> list[Judge]:
-    return [Judge(**judge) for judge in line.get("metrics", ())]
+class NotedClients(BaseModel):
+    """What ``note_clients`` writes; the metric's values have its name."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, list[Column]]
+
+    num_examples: list[Size] = []
+    names: list[str] = []  #: none where clients are numbers
+    rounds: list[Round] = []
+
+    @property
+    def rows(self) -> dict[int, Column]:
+        """The values of the metric by round."""
+        (values,) = self.__pydantic_extra__.values() or [[]]
+        return dict(zip(self.rounds, values, strict=True))
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        m = len(self.num_examples)
+        if len(self.__pydantic_extra__) > 1 or len(self.names) not in (0, m):
+            raise ValueError("it must have a name for each client, and one metric")
+        if any(len(row) != m for row in self.rows.values()):
+            raise ValueError("it must have a value for each round and client")
+        return self
 
 
-def _noted_clients(folder: Path) -> tuple[Sequence[str], FloatArray | None, dict[int, Column]]:
-    """Names (none where they are numbers), sizes, and values of the metric by round, as
-    ``note_clients`` wrote them; none of a run that has not come so far.
-    """
-    if not (folder / CLIENTS).exists():
-        return (), None, {}
-    known = read_json(folder / CLIENTS)
-    names = tuple(known.pop("names", ()))
-    size_m, *values = known.values()
-    return names, _floats(size_m), dict(zip(*values, strict=False))
+def _noted_clients(folder: Path) -> NotedClients:
+    """What is noted of the clients; nothing of a run that has not come so far."""
+    file = folder / CLIENTS
+    return checked(NotedClients, read_json(file) if file.exists() else {}, str(file), CURE)
 
 
 def what_is_run(settings: RunSettings) -> dict[str, Any]:
@@ -186,10 +203,10 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     directory.require_settings(settings)
     lines, timings = (list(directory.lines(name)) for name in LINE_FILES)
     rounds, timed = ([line["round"] for line in each] for each in (lines, timings))
-    if not (rounds and rounds == timed == list(range(len(rounds)))):
-        raise DeltaflError(f"{directory.path} does not hold every round once and in order; {CURE}")
     # Round 0 is the initial model; curves begin after it.
     evaluated = [line for line in lines[1:] if "test" in line]
+    if not evaluated or not rounds == timed == list(range(len(rounds))):
+        raise DeltaflError(f"{directory.path} does not hold every round once and in order; {CURE}")
     at_r = np.array([line["round"] for line in evaluated], dtype=np.int64)
 
     def summed(per_round: list[float | None]) -> FloatArray:
@@ -199,13 +216,13 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     def tested(name: str) -> FloatArray:
         return _floats([line["test"].get(name) for line in evaluated])
 
-    judges = _judges(lines[0])
+    judges = lines[0].get("metrics", [])
     # Where it is one of these alone nothing is written down: their values say which.
-    metric = "loss" if lines[0]["test"]["accuracy"] is None else "accuracy"
+    metric = "loss" if lines[0].get("test", {}).get("accuracy") is None else "accuracy"
     if judges:
         metric = judges[0].name
     judges = [judge for judge in judges if judge.name not in ("accuracy", "loss")]
-    clocks = [line["clock"] for line in evaluated if "clock" in line]
+    clock_r = _floats([line.get("clock") for line in evaluated])
     client_accuracy_r = tested("client_accuracy")
     drawn_n, count_n = (
         np.array(
@@ -215,8 +232,13 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         )
         for key in ("cohort", "counts")
     )
-    names, num_examples_m, rows = _noted_clients(directory.path)
-    value_km = np.array([_floats(row) for row in rows.values()]) if rows else None
+    m = directory.num_clients()
+    noted = _noted_clients(directory.path)
+    num_examples_m = _floats(noted.num_examples) if noted.num_examples else None
+    sizes = {len(noted.num_examples) or m, m}
+    if len(drawn_n) != len(count_n) or not drawn_n.max(initial=-1) < m or len(sizes) > 1:
+        raise DeltaflError(f"{directory.path} has other clients than its checkpoint: {CURE}")
+    value_km = np.array([_floats(row) for row in noted.rows.values()]) if noted.rows else None
     higher = judge_of(metric, judges).higher
     diverged = lines[-1].get("diverged")
     return Run(
@@ -235,17 +257,13 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         trainings_r=summed(
             [len(line.get("cohort", ())) or line.get("answers", 0) for line in lines]
         ),
-        client_names=names,
+        client_names=noted.names,
         bytes_up_r=summed([line.get("bytes_up", 0) for line in lines]),
         client_seconds_r=summed([timing["client_seconds"] for timing in timings]),
         server_bytes=max(timing.get("server_bytes", 0) for timing in timings) or None,
         client_accuracy_r=None if np.isnan(client_accuracy_r).all() else client_accuracy_r,
-        clock_r=np.array(clocks) if clocks else None,
-        draws_m=np.bincount(
-            drawn_n,
-            count_n,
-            directory.num_clients(),
-        ).astype(np.int64),
+        clock_r=None if np.isnan(clock_r).all() else clock_r,
+        draws_m=np.bincount(drawn_n, count_n, m).astype(np.int64),
         diverged=rounds[-1] if diverged else None,
         diverged_why=diverged["why"] if diverged else "",
         num_examples_m=num_examples_m,
@@ -401,7 +419,7 @@ def _rounded(column: list[float | None], digits: int) -> list[float | None]:
     return [None if value is None else float(f"{value:.{digits}g}") for value in column]
 
 
-def _floats(column: list[float | None]) -> FloatArray:
+def _floats(column: Sequence[float | None]) -> FloatArray:
     return np.array(
         [np.nan if value is None else value for value in column],
         dtype=np.float64,

@@ -4,7 +4,7 @@ and local arrays, of which every client has its own.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from ..arrays import WeightedMean, mean_rest
 from ..model_parts import MEANS, Arrays, ModelParts
 from ..scale.rows import RowFormat, Rows, replace_rows
 from ..scale.sound import not_sound
-from ..types import Array, FloatArray, IntArray
+from ..types import Array, FloatArray, IntArray, Within
 
 #: The folder of clients' local arrays in that of a run's memory.
 LOCAL = "local"
@@ -30,7 +30,7 @@ class Rest(NamedTuple):
     shared: Arrays  #: buffers and counters, as they are sent
     #: For each client the bits in which its local arrays differ from the initial ones, as float32:
     #: a row of zeros, which takes no memory, is that of a client that was never selected.
-    own: Rows
+    own: Annotated[Rows, Within("[-inf, inf]", unknown=True)]
 
 
 def bytes_sent(rest: Any) -> int:

@@ -5,7 +5,6 @@ their folder. With ``keep_folders``, as ``deltafl compare`` has it, there are no
 folders stay in ``DIR/runs/``.
 """
 
-import json
 import os
 import time
 from collections import Counter
@@ -18,9 +17,11 @@ from typing import NamedTuple
 
 from ..errors import DeltaflError, require
 from ..store.files import below, opened
-from ..store.lines import lines_in
+from ..store.lines import line_of, lines_in
 from .callback import OnRound, RoundDone, round_done
+from .checkpoint import CURE
 from .directory import RunDirectory, locked
+from .lines import RoundLine, TimingLine
 from .processes import Processes, result
 from .progress import OnProgress, Progress
 from .record import UNFINISHED, Job, RunStore
@@ -246,13 +247,13 @@ class _RoundReader:
     def read(self) -> None:
         """Pass on the rounds that have been written since the last call."""
         lines = _whole_lines(self._folder / "rounds.jsonl", self._place)
-        timings = map(
-            json.loads,
-            _whole_lines(self._folder / "timings.jsonl") if lines else (),
-        )
+        timed = self._folder / "timings.jsonl"
+        timings = [
+            line_of(text, TimingLine, str(timed), CURE) for text in lines and _whole_lines(timed)
+        ]
         seconds = {timing["round"]: timing["seconds"] for timing in timings}
         for text in lines:
-            line = json.loads(text)
+            line = line_of(text, RoundLine, str(self._folder), CURE)
             if line["round"] not in seconds:  # its timing is written next
                 return
             self._place += len(text)

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from ..server.watch import Watch
+from ..store import checked
 from ..tasks.base import Task
 from ..types import RoundInfo
 from .callback import Callback, LiveRun, PlayedRound
+from .checkpoint import CURE
 from .divergence import likely_cause
 
 
@@ -22,7 +24,8 @@ def watch_over(task: Task, lines: Iterable[dict[str, Any]]) -> Watch:
         known = {key: _number(line[key]) for key in RoundInfo._fields if key in line}
         known["round"] = line["round"] - 1  # an info counts from 0
         # The model was finite, or the run would have ended there.
-        watch.see(RoundInfo(**known), True, *_measured(line))
+        info = checked(RoundInfo, known, f"round {line['round']} of rounds.jsonl", CURE)
+        watch.see(info, True, *_measured(line))
     return watch
 
 

@@ -10,6 +10,7 @@ import os
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import takewhile
 from math import inf
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import IO, Any, NamedTuple
 
 from ..errors import DeltaflError
 from .files import opened
-from .values import parsed, plain_json
+from .values import checked, parsed, plain_json
 
 
 class Seal(NamedTuple):
@@ -48,23 +49,32 @@ def lines_in(file: IO[bytes], path: Path) -> Iterator[bytes]:
         yield line
 
 
-def read_lines(path: Path) -> Iterator[Any]:
-    """The lines, one by one; an error if one is damaged."""
+def line_of(text: bytes, kind: Any, where: str, cure: str) -> dict[str, Any]:
+    """What a line says; the entries that ``kind`` knows have the types that they must have."""
+    found = parsed(text, f"{where},")
+    known = checked(kind, found, where, cure)
+    return {**found, **known}
+
+
+def read_lines(path: Path, kind: Any, cure: str) -> Iterator[dict[str, Any]]:
+    """The lines, one by one; an error, which ends in ``cure``, if one is damaged."""
     with opened(path) as file:
         for number, text in enumerate(lines_in(file, path), start=1):
-            yield parsed(text, f"{path}, line {number},")
+            yield line_of(text, kind, f"{path}, line {number}", cure)
 
 
-def last_line(path: Path, end: float = inf) -> dict[str, Any]:
-    """The last line, up to ``end``; empty if there is none, or it was cut off as it was written."""
+def last_line(path: Path, kind: Any, cure: str, end: float = inf) -> dict[str, Any]:
+    """The last line, up to ``end``; empty if there is none, or it was cut off as it was written,
+    which nobody can tell from another damage.
+    """
     if not path.exists():
         return {}
     with opened(path) as file:
         known = takewhile(lambda _: file.tell() <= end, lines_in(file, path))
-        try:
-            return dict(json.loads(deque(known, maxlen=1)[0]))
-        except (IndexError, ValueError, TypeError, RecursionError):
-            return {}
+        for text in deque(known, maxlen=1):
+            with suppress(DeltaflError):
+                return line_of(text, kind, f"the last line of {path}", cure)
+    return {}
 
 
 def seal_of(path: Path, known: Seal = NOTHING, end: float = inf) -> Seal:
