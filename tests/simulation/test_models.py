@@ -464,12 +464,16 @@ def arrays_of(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
     return saved[1]
 
 
+@pytest.mark.parametrize("local", ['["head*"]', "()"])
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_a_run_that_was_interrupted_ends_in_the_same_bytes(
-    tmp_path: Path, memory: bool, rounds: int
+    tmp_path: Path, memory: bool, rounds: int, local: str
 ) -> None:
-    more = [{"memory_path": str(tmp_path / name)} if memory else {} for name in ("a", "b")]
+    own = {"own": OWN.replace('["head*"]', local)}
+    more: list[dict[str, Any]] = [own, own]
+    if memory:
+        more = [{**own, "memory_path": str(tmp_path / name)} for name in ("a", "b")]
     run_single(settings_in(tmp_path, **more[0]), tmp_path / "whole", quiet)
     with pytest.raises(StopError):
         run_single(settings_in(tmp_path, **more[1]), tmp_path / "broken", stop_after(rounds))
@@ -479,7 +483,7 @@ def test_a_run_that_was_interrupted_ends_in_the_same_bytes(
     assert one.keys() == two.keys() and any("running_mean" in name for name in one)
     for name, array in one.items():
         np.testing.assert_array_equal(array, two[name])
-    if memory:
+    if memory and local != "()":
         rows = [next((tmp_path / name).glob("*/local/rows.bin")).read_bytes() for name in "ab"]
         assert rows[0] == rows[1] and any(rows[0])
 

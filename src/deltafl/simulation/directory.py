@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 import tomli_w
+from typing_extensions import TypedDict
 
 from ..errors import DeltaflError
 from ..plan import RoundState
@@ -45,7 +46,7 @@ from ..store.files import make_folder, name_for_file, remove, write_atomically
 from ..store.folder import Note, new_name, owned, read_note, require_note, require_own, write_note
 from ..store.lines import NOTHING, append_line, cut_back, last_line, read_lines, seal_of, sync
 from ..store.sealed import read_array, write_sealed
-from ..store.values import read_toml
+from ..store.values import checked, read_toml
 from ..tasks.own import short_name
 from ..types import Array, FloatArray
 from .checkpoint import (
@@ -118,10 +119,23 @@ def write_settings(path: Path, settings: Settings) -> None:
     )
 
 
+class Names(TypedDict, total=False):
+    """What is looked at in settings before all of them are checked."""
+
+    task: str
+    sampler: str
+    samplers: list[str]
+    metric: list[str]
+
+
 def recorded_settings(path: Path) -> dict[str, Any] | None:
     """The settings recorded in a folder; None if nothing was started there."""
     config = path / "config.toml"
-    return read_toml(config) if config.exists() else None
+    if not config.exists():
+        return None
+    found = read_toml(config)
+    checked(Names, found, str(config), "put it right, or choose another folder")
+    return found
 
 
 class DivergedError(DeltaflError):
@@ -321,9 +335,9 @@ class RunDirectory:
         mark = read_checkpoint(self.path)
         if mark is None:
             return
-        for key, old, new in differing(
-            RunSettings.model_validate(mark.settings), now
-        ):  # resolved when it was written
+        # Resolved when they were written.
+        before = checked(RunSettings, mark.settings, str(self.path / FILE), CURE)
+        for key, old, new in differing(before, now):
             if key != "rounds" or rounds not in (None, old):
                 raise DeltaflError(
                     f"{self.path / 'config.toml'} or what is asked for has {key} = {new}, and the "

@@ -12,9 +12,9 @@ import sys
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from ..store import checked, read_json
 from ..store.machine import made_with, version_of
@@ -43,6 +43,11 @@ VARIABLES = {
 PACKAGES = ("torch", "scikit-learn", "scipy")
 
 
+def _as_number(text: str) -> str:
+    float(text)
+    return text
+
+
 class Noted(BaseModel):
     """What is read from a folder's ``environment.json``, which has more."""
 
@@ -52,6 +57,8 @@ class Noted(BaseModel):
     code: dict[str, str] = {}  #: descriptions of the user's own code, by name
     directory: str = ""  #: the working directory, from the folder
     data: str = ""  #: the name of the data
+    clients: str = ""  #: how many
+    majority: Annotated[str, AfterValidator(_as_number)] = "0"
     data_crc32: str = ""
     model: dict[str, Any] = {}
 

@@ -16,6 +16,7 @@ from ..calls import Named
 from ..errors import DeltaflError
 from ..samplers.label import base_name, split_settings
 from ..store import read_toml, write_atomically
+from ..store.files import reading
 from ..store.own_python import load_named, split_name
 from ..tasks.base import Task
 from ..tasks.metrics import Metric, metric_of
@@ -232,9 +233,10 @@ def where_it_began(folder: Path) -> Path:
     recorded = read_toml(place) if place.exists() else {}
     names = [value for value in recorded.values() if isinstance(value, str)]
     names += [name for key, text in _texts(recorded) for name in _files(key, text)]
-    for file in (split_name(name)[0] for name in names):
-        if not file.exists() and (there / file).exists():
-            return there.resolve()
+    with reading(place):  # a name may be one that no file has
+        for file in (split_name(name)[0] for name in names):
+            if not file.exists() and (there / file).exists():
+                return there.resolve()
     return Path.cwd()
 
 

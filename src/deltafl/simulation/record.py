@@ -28,7 +28,7 @@ from ..tasks.base import Task
 from ..types import FloatArray, IntArray, Judge, judge_of
 from .checkpoint import CURE
 from .directory import CLIENTS, LINE_FILES, RunDirectory, locked, recorded_settings
-from .lines import Round, Size
+from .lines import Count, Round, Size
 from .settings import FREE_ON_RESUME, RunSettings, differing
 
 UNFINISHED = "unfinished"
@@ -76,7 +76,7 @@ class RunRecord(BaseModel):
     metric: str
     judges: list[Judge] = []  #: how metrics beside accuracy and loss are read
     environment: dict[str, Any]
-    round: list[int]
+    round: list[Round]
     accuracy: Column
     client_accuracy: Column = []
     clock: Column = []
@@ -89,12 +89,21 @@ class RunRecord(BaseModel):
     bytes_up: Column = []
     trainings: Column = []
     server_bytes: int | None = None
-    draws: list[int]
+    draws: list[Count]
     refused: int = 0  #: replies that were refused and counted as missing
     diverged: int | None = None
     diverged_why: str = ""
     probes: dict[str, Column] = {}
     others: dict[str, Column] = {}  #: the curves of these metrics
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if not {"sampler", "seed"} <= self.settings.keys():
+            raise ValueError("its settings must have sampler and seed")
+        columns = [*(getattr(self, name) for name in _CURVES), *self.others.values()]
+        if any(len(column) not in (0, len(self.round)) for column in columns):
+            raise ValueError("its curves must have a number for each round")
+        return self
 
     @property
     def sampler(self) -> str:

@@ -195,8 +195,8 @@ def below(folder: Path, *names: str) -> Path:
     that leads out of it.
     """
     place = folder
-    for name in names:
-        for part in Path(name).parts:
+    with reading(folder):
+        for part in Path(*names).parts:
             place = place / part
             if place.is_symlink():
                 raise DeltaflError(

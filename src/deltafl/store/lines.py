@@ -83,7 +83,7 @@ def seal_of(path: Path, known: Seal = NOTHING, end: float = inf) -> Seal:
     with opened(path) as file:
         file.seek(length)
         # A MiB at a time: the lines of a long run need not fit into memory.
-        while part := file.read(int(min(2**20, end - length))):
+        while part := file.read(int(max(0, min(2**20, end - length)))):
             length += len(part)
             checksum = zlib.crc32(part, checksum)
     return Seal(length, checksum)
