@@ -7,7 +7,7 @@ import json
 import shutil
 import tomllib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -186,23 +186,42 @@ def read(folder: Path, reader: str) -> str:
     return "shown"
 
 
-def tried(played: Path, folder: Path, file: Path, path: tuple[Any, ...], entry: Any) -> None:
+def tried(
+    played: Path,
+    folder: Path,
+    file: Path,
+    path: tuple[Any, ...],
+    entry: Any,
+    readers: Iterable[str] = READERS,
+) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(played, folder)
     place = folder / file
     write(place, planted(opened(place), path, entry))
     if place.name != FILE and (place.parent / FILE).exists():
         reseal(place.parent)
-    for reader in READERS:
+    for reader in readers:
         if ("sweep" in file.parts) == (reader == "sweep"):
             read(folder, reader)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[*HealthCheck])
-@given(data=st.data())
+#: Readers, and how many planted values are tried; those that draw or play take a second each.
+TRIED = [(("load", "export", "sweep"), 80), (("report",), 4), (("compare",), 4)]
+
+
+@pytest.mark.parametrize(("readers", "examples"), TRIED)
 def test_what_is_planted_is_a_sentence_or_is_shown(
-    played: Path, tmp_path: Path, data: st.DataObject
+    played: Path, tmp_path: Path, readers: tuple[str, ...], examples: int
 ) -> None:
+    @settings(max_examples=examples, deadline=None, suppress_health_check=[*HealthCheck])
+    @given(data=st.data())
+    def one(data: st.DataObject) -> None:
+        plant(played, tmp_path / "copy", data, readers)
+
+    one()
+
+
+def plant(played: Path, folder: Path, data: st.DataObject, readers: Iterable[str]) -> None:
     file = data.draw(st.sampled_from(files_of(played)))
     path = data.draw(st.sampled_from([*places(opened(played / file))]))
     others = st.recursive(
@@ -213,7 +232,7 @@ def test_what_is_planted_is_a_sentence_or_is_shown(
     entry = data.draw(st.sampled_from([*VALUES, GONE]) | others)
     if file.suffix == ".toml" and (not path or not is_toml(entry)):
         return
-    tried(played, tmp_path / "copy", file, path, entry)
+    tried(played, folder, file, path, entry, readers)
 
 
 def is_toml(entry: Any) -> bool:
