@@ -16,6 +16,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from deltafl.model_parts import Arrays
 from deltafl.nvflare import DeltaClient, DeltaFedAvg
 from deltafl.nvflare import client as client_module
+from deltafl.nvflare import controller as controller_module
 
 from .rounds import MODEL, Played, Work, label_of, settings_of, work
 
@@ -74,8 +75,14 @@ class Controller(DeltaFedAvg):
         self.saved = list[FLModel]()
         self.initial = MODEL if model is None else model
         self.at = self.sites["site-0"]
+        self.num_cleaned = 0
         monkeypatch.setattr(client_module, "flare", self)
+        # It takes a while where all that tests have imported is looked through.
+        monkeypatch.setattr(controller_module, "cleanup_memory", self.clean)
         return self
+
+    def clean(self) -> None:
+        self.num_cleaned += 1
 
     def receive(self, timeout: float | None = None) -> FLModel | None:
         return self.at.inbox.pop() if self.at.inbox else None

@@ -70,6 +70,12 @@ def test_the_momentum_is_sent_in_one_message_for_the_whole_cohort(
         assert sizes == [5] + [3 // expected] * expected * 2
 
 
+def test_memory_is_cleaned_after_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replies of 64 MB in each of 20 rounds made a server of NVFlare 400 MB larger."""
+    assert controlled(monkeypatch, "uniform", m=4, rounds=5).num_cleaned == 5
+    assert controlled(monkeypatch, "census", m=4, rounds=3).num_cleaned == 3
+
+
 def test_a_reply_to_another_round_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

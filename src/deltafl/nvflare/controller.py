@@ -21,6 +21,7 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.fuel.f3.cellnet import cell as cells
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.fuel.utils.memory_utils import cleanup_memory
 
 from ..errors import DeltaflError, printable
 from ..federation import replies
@@ -225,6 +226,9 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
             self.logger.log(INFO, "\tmetrics: %s", printable(self.metrics[-1], 1000))
             self.event(AppEventType.ROUND_DONE)
         self._hand_on(federation)
+        # NVFlare's messages are in cycles, and as large as a site likes: Python may leave them for
+        # ten rounds.
+        cleanup_memory()
         return True
 
     def _hand_on(self, federation: Service) -> None:
