@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
 from hypothesis import HealthCheck, given, settings
@@ -241,3 +242,18 @@ def is_toml(entry: Any) -> bool:
     except (TypeError, ValueError):
         return entry is GONE
     return True
+
+
+def test_planted_answers_to_a_census_are_a_sentence_or_count(played: Path, tmp_path: Path) -> None:
+    census = Path("all/runs/census-seed0/census.safetensors")
+    arrays, header = read_sealed(played / census, "")
+    answers = arrays["answer_mk"]
+    changes = [answers[None], answers[0], answers[:-1], answers[:, :-1], answers[:0]]
+    for changed in (*changes, answers > 0, answers.astype(np.float32), np.nan * answers, None):
+        folder = tmp_path / "copy"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(played, folder)
+        given = {} if changed is None else {"answer_mk": changed}
+        write_sealed(folder / census, given, header)
+        reseal((folder / census).parent)
+        read(folder, "compare")

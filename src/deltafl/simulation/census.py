@@ -76,6 +76,8 @@ def ask_everyone(
         if group.is_first:
             directory.save_census(answer_mk)
     client_seconds = timer.read()["seconds"]
+    # First: answers that come from a file may be anything.
+    plan = plan.with_census(answer_mk)
     m, size = answer_mk.shape
     answers = int(np.isfinite(answer_mk).all(axis=1).sum())
     line = {
@@ -85,7 +87,6 @@ def ask_everyone(
     }
     if plan.population.seconds_m is not None:
         line["clock"] = float(plan.population.seconds_m.max())  # it waits for everybody
-    plan = plan.with_census(answer_mk)
     return Asked(plan, line, timer.read() | {"client_seconds": client_seconds})
 
 
