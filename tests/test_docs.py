@@ -87,6 +87,7 @@ NOT_PLAYED = {
     "python -m reproduction": "takes hours; tests/reproduction",
     "python benchmarks/server_scale.py": "measures this machine for minutes",
     "python benchmarks/flower_many.py": "measures this machine for minutes",
+    "python benchmarks/attacked.py": "starts servers and nodes, for half an hour",
     "python benchmarks/kills.py": "kills and resumes sixty comparisons",
 }
 PAGES = [
