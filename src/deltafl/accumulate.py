@@ -11,20 +11,21 @@
 
 from collections.abc import Sequence
 from math import nan, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .errors import DeltaflError
-from .estimators.control_variates import ControlValue
+from .estimators.control_variates import ControlValue, Reader
 from .estimators.sketch import count_sketch
-from .estimators.variance import effective_sample_size, estimate_variance
+from .estimators.variance import effective_sample_size, variance_form
 from .plan import Plan, RoundState
 from .scale.numerics import inner, weighted_sum
+from .scale.stretches import over_stretches
 from .server.norms import squared_norms
 from .server.part import Step
 from .server.screening import Updates, screen_replies
-from .types import Cohort, FloatArray, IntArray, Params, Replies, Reports, RoundInfo
+from .types import Array, Cohort, FloatArray, Params, Replies, Reports, RoundInfo
 
 
 def clients_of(plan: Plan, state: RoundState) -> int:
@@ -36,6 +37,16 @@ def clients_of(plan: Plan, state: RoundState) -> int:
             f"the state is of {known} clients and the plan of {m}; give its own plan"
         )
     return m
+
+
+class _Measured(NamedTuple):
+    """What is summed over the parameters: norms and sketches of each reply."""
+
+    norm_k: FloatArray
+    deviation_k: FloatArray
+    residual_k: FloatArray
+    sketch_kq: FloatArray
+    spread_2k: FloatArray = np.zeros(())  #: ``VarianceForm.sums``
 
 
 class Accumulator:
@@ -65,59 +76,60 @@ class Accumulator:
         self.cohort = cohort
         self._d = len(state.params_d)
         self._intakes = plan.intakes(state, cohort)
+        self._sends_drifts = plan.sends_drifts
 
     def add_rows(
         self, updates: Updates | Sequence[Params | None], reports: Reports | None = None
     ) -> None:
-        """Add the replies of all clients of the cohort, in its order."""
-        drifts = self.plan.drifts(self.state, self.cohort.client_n)
-        screened = screen_replies(
-            self.cohort,
-            updates,
-            reports,
-            self._d,
-            drifts,
-            self.plan.sampler,
-        )
+        """Add the replies of all clients of the cohort, in its order. They are read again when the
+        round is closed.
+        """
+        screened = screen_replies(self.cohort, updates, reports, self._d, self.plan.sampler)
+        self._updates = screened.updates
         self._rejected = screened.rejected
         self.reports = screened.reports
-        here_n = screened.reports.responded_n
-        self._update_kd = screened.update_nd
-        if not here_n.all():  # else a copy is saved
-            self._update_kd = screened.update_nd[here_n]
 
     def close(self) -> tuple[RoundState, RoundInfo]:
         """The next state, and diagnostics of the round."""
         plan = self.plan
         state = self.state
-        control = plan.rule.control
         here_n = self.reports.responded_n
         replies = plan.collect_replies(state, self.cohort, here_n)
         self.coef_n = replies.coef_n
 
-        value = self._control_value(replies.client_n)
-        update_kd = self._update_kd
-        # First what a part does to replies, then what is measured: samplers see updates as they
-        # count.
-        for intake in self._intakes.values():
-            update_kd = intake.counted(
-                np.flatnonzero(here_n),
-                update_kd,
-                value.control_nd,
-            )
-        total_d = value.total_d
-        error_kd = np.subtract(update_kd, value.control_nd, dtype=np.float64)
-        del value  # it is as large as all updates, twice
-        self.reports = self._measured(update_kd, error_kd)
-        estimate_d = total_d + weighted_sum(replies.coef_n, error_kd, self._d)
-        # Coefficients that sum to 1 cancel what all updates have in common, so that the variance is
-        # that of residuals about D (``variance.py``).
-        if plan.rule.ratio:
-            error_kd -= estimate_d
-        variance = estimate_variance(replies, error_kd)
-        del error_kd  # what learns needs as much again
-        # Only now: c and its coefficient have to be from before the draw, or D is biased.
-        known = control.update(state.control, plan.population, replies, update_kd)
+        read = plan.rule.control.reader(state.control, replies.client_n)
+        if self._intakes:
+            read = self._taken_in(read)
+        # c and its coefficient are from before the draw, or D would be biased: ``state`` is.
+        learner = plan.rule.control.learner(state.control, plan.population, replies)
+        estimate_d = np.empty(self._d)
+        form = variance_form(replies)
+
+        def look(part: slice) -> tuple[_Measured, Any]:
+            """All that is done with a stretch of the parameters."""
+            value = self._checked(read(part), estimate_d[part].shape)
+            update_kb = self._counted(part, value)
+            error_kb = np.subtract(update_kb, value.control_nd, dtype=np.float64)
+            estimate_b = weighted_sum(replies.coef_n, error_kb, error_kb.shape[1])
+            estimate_b += value.total_d
+            estimate_d[part] = estimate_b
+            measured = self._measured(part, update_kb, error_kb)
+            # Coefficients that sum to 1 cancel what all updates have in common, so that the
+            # variance is that of residuals about D (``variance.py``).
+            if plan.rule.ratio:
+                error_kb -= estimate_b
+            if form is not None:
+                measured = measured._replace(spread_2k=form.sums(error_kb))
+            return measured, learner.learn(part, update_kb, value)
+
+        measured, learnt = zip(*over_stretches(look, self._d, len(replies.client_n)), strict=True)
+        sums: Any = _Measured(*map(sum, zip(*measured, strict=True)))  # type: ignore[arg-type]
+        variance = nan
+        if form is not None:
+            variance = form.total(sums.spread_2k)
+        self.reports = self._reported(sums, read)
+        known = learner.state(list(learnt))
+        del self._updates
 
         # The sampler learns from these; ``info`` and the host see what was measured.
         scored = self.reports
@@ -129,48 +141,76 @@ class Accumulator:
             own[name] = intake.closed(own[name], replies.client_n, here_n)
         return following._replace(parts=own), self._info(replies, variance, step)
 
-    def _control_value(self, client_k: IntArray) -> ControlValue:
-        control = self.plan.rule.control
-        value: Any = control.value(self.state.control, client_k)
-        usual = [((self._d,), (rows, self._d)) for rows in (1, len(client_k))]
+    def _taken_in(self, read: Reader) -> Reader:
+        """What parts do to replies, before anything is measured: samplers see updates as they
+        count. They look at whole rows.
+        """
+        value = self._checked(read(slice(None)), (self._d,))
+        update_kd = self._counted(slice(None), value)
+        for intake in self._intakes.values():
+            update_kd = intake.counted(
+                np.flatnonzero(self.reports.responded_n),
+                update_kd,
+                value.control_nd,
+            )
+        self._updates = list(update_kd)
+        self._sends_drifts = False
+        return value.part
+
+    def _counted(self, part: slice, value: ControlValue) -> Params:
+        """A stretch of the updates, float32 (k, b), without the drifts that clients were sent."""
+        update_kb = np.empty((len(self._updates), len(value.total_d)), np.float32)
+        for stretch_b, update_d in zip(update_kb, self._updates, strict=True):
+            stretch_b[:] = update_d[part]
+        # Clients added the drift in their local steps; what is left is what they learned.
+        if self._sends_drifts:
+            update_kb -= self.plan.drift(self.state, part, lambda _: value)
+        return update_kb
+
+    def _checked(self, value: Any, shape: tuple[int, ...]) -> ControlValue:
         # A user's own class may return anything, and another shape would be broadcast without a
         # word.
+        usual = [(shape, (rows, *shape)) for rows in (1, len(self._updates))]
         if not isinstance(value, ControlValue) or tuple(map(np.shape, value)) not in usual:
             raise DeltaflError(
-                f"{type(control).__name__}.value must return ControlValue(total_d, "
+                f"{type(self.plan.rule.control).__name__}.value must return ControlValue(total_d, "
                 f"control_nd), d = {self._d}, with a row for each client it is given"
             )
         return value
 
-    def _measured(self, update_kd: Params, residual_kd: FloatArray) -> Reports:
-        """The reports with what the server measures on the updates; 0 where there is none."""
+    def _measured(self, part: slice, update_kb: Params, error_kb: FloatArray) -> "_Measured":
+        """What the server measures on a stretch of the updates."""
         sampler = self.plan.sampler
-        bias_size = sampler.output_bias_size
+        count_k = None
+        if sampler.counts_draws:
+            count_k = self.cohort.count_n[self.reports.responded_n].astype(float)
+        norm_k, deviation_k = squared_norms(update_kb, count_k)
+        sketch_kq = np.zeros((len(update_kb), 0))
+        if sampler.sketch_size > 0:
+            first = part.start or 0
+            sketch_kq = count_sketch(error_kb, sampler.sketch_size, self.plan.seed, first)
+        return _Measured(norm_k, deviation_k, inner(error_kb, error_kb), sketch_kq)
+
+    def _reported(self, sums: "_Measured", read: Reader) -> Reports:
+        """The reports with what the server measures on the updates; 0 where there is none."""
+        bias_size = self.plan.sampler.output_bias_size
         if bias_size > self._d:
             raise DeltaflError(
                 f"the sampler looks at the last {bias_size} parameters of a model of {self._d}; "
                 "lower its number"
             )
-        count_k = None
-        if sampler.counts_draws:
-            count_k = self.cohort.count_n[self.reports.responded_n].astype(float)
-        norm_k, deviation_k = squared_norms(update_kd, count_k)
-        measured = {
-            "squared_norm_n": norm_k,
-            "squared_deviation_n": deviation_k,
-            "squared_residual_n": inner(residual_kd, residual_kd),
-            "output_bias_nk": update_kd[:, self._d - bias_size :],
+        last = slice(self._d - bias_size, None)
+        columns_k: dict[str, Array] = {
+            "squared_norm_n": sums.norm_k,
+            "squared_deviation_n": sums.deviation_k,
+            "squared_residual_n": sums.residual_k,
+            "sketch_nq": sums.sketch_kq,
+            "output_bias_nk": self._counted(last, read(last)),
         }
-        if sampler.sketch_size > 0:
-            measured["sketch_nq"] = count_sketch(
-                residual_kd,
-                sampler.sketch_size,
-                self.plan.seed,
-            )
         here_n = self.reports.responded_n
-        columns = {}
+        columns: dict[str, Any] = {}
         # Silent clients have rows as well: reports are aligned with the cohort.
-        for name, column_k in measured.items():
+        for name, column_k in columns_k.items():
             columns[name] = np.zeros((len(here_n), *column_k.shape[1:]))
             columns[name][here_n] = column_k
         return self.reports._replace(**columns)

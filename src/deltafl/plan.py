@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cache, reduce
 from math import prod
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .designs.inclusion import check_cohort_size
 from .errors import DeltaflError, WithRanges, unknown_name
-from .estimators.control_variates import ControlVariate
+from .estimators.control_variates import ControlValue, ControlVariate, Reader
 from .estimators.table import Estimator, find_estimator, weighted_mean
 from .estimators.two_bits import coded
 from .samplers.base import RunFacts, Sampler
@@ -19,11 +19,13 @@ from .samplers.census import LONGEST, Census
 from .samplers.label import Label, make_sampler, needs_value, parse_label
 from .scale.persistent_array import PersistentArray
 from .scale.rows import RowFormat
+from .scale.stretches import over_stretches
 from .server.optimizers import ServerOptimizer
 from .server.part import Intake, ServerPart, Step
 from .server.table import IN_TEXT, ROWS, SETTINGS, in_order, make_parts
 from .types import (
     EVERYONE,
+    NOBODY,
     BoolArray,
     Cohort,
     Counts,
@@ -267,12 +269,30 @@ class Plan(WithRanges):
         with ``ghbm`` beta S is not, and (c - c_i) whole.
         With neither None.
         """
-        drifts = [part.drift(self, state, client_n) for part in self.parts]
-        given = [drift for drift in drifts if drift is not None]
-        if not given:
+        clients = NOBODY if client_n is None else client_n
+        control = self.rule.control
+        # Only where a part asks for it: rows may have to be read from a file.
+        reader = cache(lambda: control.reader(state.control, clients))
+
+        def read(part: slice) -> ControlValue:
+            value = reader()(part)
+            if client_n is None:
+                return ControlValue(value.total_d, np.zeros(1))
+            return value
+
+        d = len(state.params_d)
+        if not self.sends_drifts:
             return None
-        # (d,) of one part and (n, d) of another add up to (n, d).
-        return reduce(np.add, given)
+        drifts = over_stretches(lambda part: self.drift(state, part, read), d, len(clients))
+        drift_nd: Params = np.concatenate(drifts, axis=-1)
+        # One row may stand for c_i that are all equal.
+        return np.broadcast_to(drift_nd, (*[len(clients)] * (drift_nd.ndim - 1), d))
+
+    def drift(self, state: RoundState, stretch: slice, read: Reader) -> Params:
+        """``drifts`` on a stretch of the parameters, with the control variate as ``read`` there."""
+        drifts = [part.drift(self, state, stretch, read) for part in self.parts]
+        # (b,) of one part and (n, b) of another add up to (n, b).
+        return reduce(np.add, [drift for drift in drifts if drift is not None])
 
     def select(self, round: int, mask_m: BoolArray | None) -> Cohort | None:
         """The cohort of a round in which a part selects in place of the sampler, or None."""

@@ -16,7 +16,7 @@ from deltafl import (
 )
 from deltafl.estimators.control_variates import OwnControl, OwnControlState
 from deltafl.scale.numerics import weighted_sum
-from deltafl.scale.rows import LOST, RowFormat, RunningSum, row_values
+from deltafl.scale.rows import LOST, Following, RowFormat, RunningSum, row_values
 from deltafl.server.table import make_parts
 
 POPULATION = Population.from_sizes([1, 2, 3, 4])
@@ -29,9 +29,10 @@ def learned(
     """The memory after one round of replies: each client's update times a factor."""
     clients, factor_n = zip(*replies, strict=True)
     update_nd = (UPDATE_MD[list(clients)] * np.array(factor_n)[:, None]).astype(np.float32)
-    return control.update(
+    following: OwnControlState = control.update(
         state, POPULATION, replies_of(list(clients), [1.0] * len(clients)), update_nd
     )
+    return following
 
 
 def off(state: OwnControlState) -> float:
@@ -71,7 +72,8 @@ def test_the_bound_holds_for_any_numbers() -> None:
         for _ in range(10):
             coef_n = rng.random(3)
             row_nd = rng.normal(size=(3, 4)) * 10.0 ** rng.integers(-18, 18, size=(3, 1))
-            found = found.plus(coef_n, row_nd)
+            following = Following(found, coef_n)
+            found = following.sum([following.add(slice(None), row_nd)])
             exact_d += (coef_n[:, None].astype(np.longdouble) * row_nd).sum(axis=0)
         assert np.abs(found.total_d - exact_d).max() <= float(found.rounding)
 

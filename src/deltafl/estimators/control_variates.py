@@ -24,12 +24,11 @@ state stays valid. Of these methods the first three must be written, the others 
 - ``resized`` follows clients who join, leave or change their size (``moves.py``): one line per
   array with a row per client, and every sum with weights is made anew.
 
-Control variates that hold another one (``learned_coefficient.py``, ``twin.py``) also use:
-
-- ``value_times``: beta c. Write it only to save a copy.
-- ``update_knowing``: ``update`` where c_i are known already. If learning needs c_i, write this one
-  and subclass ``LearnsFromResiduals``, which supplies ``update``.
 - ``coefficient``: beta of this round, for the log.
+
+Those of this package give ``reader`` and ``learner`` in place of ``value`` and ``update``
+(``InStretches``): they read and learn from one stretch of the parameters after the other, so that
+rows of a large model stay in the cache.
 
 What the rest of the program asks of a control variate, as class attributes or properties:
 
@@ -41,15 +40,26 @@ What the rest of the program asks of a control variate, as class attributes or p
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import WithRanges
 from ..moves import Moves
-from ..scale.numerics import RANK_TOLERANCE, weighted_sum
-from ..scale.rows import RowFormat, Rows, RunningSum, changes, read_rows, replace_rows, row_values
+from ..scale.numerics import RANK_TOLERANCE, product, weighted_sum
+from ..scale.rows import (
+    Following,
+    RowFormat,
+    Rows,
+    RunningSum,
+    read_rows,
+    replace_rows,
+    row_values,
+    stored,
+)
 from ..types import (
     LARGEST_STEP,
     BoolArray,
@@ -71,6 +81,42 @@ class ControlValue(NamedTuple):
 
     total_d: FloatArray
     control_nd: FloatArray
+
+    def part(self, part: slice) -> "ControlValue":
+        """A stretch of the parameters."""
+        return ControlValue(self.total_d[part], self.control_nd[:, part])
+
+
+class ComposedValue(ControlValue):
+    """That of a control variate that is made of others, whose values it holds."""
+
+    held: tuple[ControlValue, ...]
+
+    @classmethod
+    def of(
+        cls, total_d: FloatArray, control_nd: FloatArray, *held: ControlValue
+    ) -> "ComposedValue":
+        """Make one of its values and those of the others."""
+        value = cls(total_d, control_nd)
+        value.held = held
+        return value
+
+    def part(self, part: slice) -> "ComposedValue":
+        held = (value.part(part) for value in self.held)
+        return ComposedValue.of(self.total_d[part], self.control_nd[:, part], *held)
+
+
+#: ``value`` on a stretch of the parameters.
+Reader = Callable[[slice], ControlValue]
+
+
+class Learner(NamedTuple):
+    """``update`` in stretches."""
+
+    #: ``(stretch, updates there, value there)``: learns there, and says what ``state`` asks for
+    learn: Callable[[slice, npt.NDArray[np.floating], Any], Any]
+    #: the next state, given what ``learn`` has returned for each stretch, in their order
+    state: Callable[[list[Any]], Any]
 
 
 class ControlVariate(WithRanges, ABC):
@@ -126,13 +172,9 @@ class ControlVariate(WithRanges, ABC):
     def value(self, state: Any, client_n: IntArray) -> ControlValue:
         """c_i of some clients, and its weighted sum over all clients."""
 
-    def value_times(self, state: Any, client_n: IntArray, beta: float) -> ControlValue:
-        """``value`` times beta."""
-        value = self.value(state, client_n)
-        if beta == 1:
-            return value
-        # Not in place: what ``value`` gives may be a part of the state.
-        return ControlValue(beta * value.total_d, beta * value.control_nd)
+    def reader(self, state: Any, client_n: IntArray) -> Reader:
+        """``value`` in stretches."""
+        return self.value(state, client_n).part
 
     def coefficient(self, state: Any) -> float:
         """Beta of this round."""
@@ -144,16 +186,13 @@ class ControlVariate(WithRanges, ABC):
     ) -> Any:
         """Learn from the updates (n, d) of the clients that replied."""
 
-    def update_knowing(
-        self,
-        state: Any,
-        population: Population,
-        replies: Replies,
-        update_nd: Params,
-        value: ControlValue,
-    ) -> Any:
-        """``update``, given their ``value``, which may be overwritten."""
-        return self.update(state, population, replies, update_nd)
+    def learner(self, state: Any, population: Population, replies: Replies) -> Learner:
+        """``update`` in stretches."""
+
+        def all_at_once(update_nbs: list[Params]) -> Any:
+            return self.update(state, population, replies, np.concatenate(update_nbs, axis=1))
+
+        return Learner(lambda part, update_nb, value: np.array(update_nb), all_at_once)
 
     def resized(self, state: Any, moves: Moves) -> Any:
         """The state when clients join, change or leave; by default nobody can join or leave."""
@@ -161,14 +200,33 @@ class ControlVariate(WithRanges, ABC):
         return state
 
 
-class LearnsFromResiduals(ControlVariate):
-    """Base class of those that define ``update_knowing`` in place of ``update``."""
+class InStretches(ControlVariate):
+    """Base class of those that define ``reader`` and ``learner`` in place of ``value`` and
+    ``update``.
+    """
+
+    @abstractmethod
+    def reader(self, state: Any, client_n: IntArray) -> Reader:
+        """``value`` in stretches."""
+
+    @abstractmethod
+    def learner(self, state: Any, population: Population, replies: Replies) -> Learner:
+        """``update`` in stretches."""
+
+    def value(self, state: Any, client_n: IntArray) -> ControlValue:
+        return self.reader(state, client_n)(slice(None))
 
     def update(
         self, state: Any, population: Population, replies: Replies, update_nd: Params
     ) -> Any:
+        learner = self.learner(state, population, replies)
         value = self.value(state, replies.client_n)
-        return self.update_knowing(state, population, replies, update_nd, value)
+        return learner.state([learner.learn(slice(None), update_nd, value)])
+
+
+def learns_nothing(state: Any) -> Learner:
+    """Leaves the state as it is."""
+    return Learner(lambda *_: None, lambda _: state)
 
 
 class NoControlState(NamedTuple):
@@ -178,7 +236,7 @@ class NoControlState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NoControl(ControlVariate):
+class NoControl(InStretches):
     """c = 0: the plain estimators."""
 
     learns_from_sums = True
@@ -186,11 +244,11 @@ class NoControl(ControlVariate):
     def init(self, population: Population, num_params: int) -> NoControlState:
         return NoControlState(np.zeros(num_params))
 
-    def value(self, state: NoControlState, client_n: IntArray) -> ControlValue:
-        return ControlValue(state.zero_d, state.zero_d[None])
+    def reader(self, state: NoControlState, client_n: IntArray) -> Reader:
+        return ControlValue(state.zero_d, state.zero_d[None]).part
 
-    def update(self, state: NoControlState, *_: object) -> NoControlState:
-        return state
+    def learner(self, state: NoControlState, *_: object) -> Learner:
+        return learns_nothing(state)
 
     def resized(self, state: NoControlState, moves: Moves) -> NoControlState:
         return state
@@ -203,7 +261,7 @@ class CommonControlState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CommonControl(ControlVariate):
+class CommonControl(InStretches):
     """One c for all clients: c <- memory c + (1 - memory) (Hajek mean of the round), memory in
     [0, 1).
     """
@@ -215,20 +273,26 @@ class CommonControl(ControlVariate):
     def init(self, population: Population, num_params: int) -> CommonControlState:
         return CommonControlState(np.zeros(num_params))
 
-    def value(self, state: CommonControlState, client_n: IntArray) -> ControlValue:
+    def reader(self, state: CommonControlState, client_n: IntArray) -> Reader:
         # The weights sum to 1, so that the weighted sum of equal c is c.
-        return ControlValue(state.control_d, state.control_d[None])
+        return ControlValue(state.control_d, state.control_d[None]).part
 
-    def update(
-        self, state: CommonControlState, population: Population, replies: Replies, update_nd: Params
-    ) -> CommonControlState:
+    def learner(
+        self, state: CommonControlState, population: Population, replies: Replies
+    ) -> Learner:
         total = replies.coef_n.sum()
         # No reply counts, so there is no mean to move to.
         if total <= 0:
-            return state
-        # The ratio mean, which an extreme sum of coefficients cannot inflate.
-        mean_d = weighted_sum(replies.coef_n / total, update_nd, len(state.control_d))
-        return CommonControlState(self.memory * state.control_d + (1 - self.memory) * mean_d)
+            return learns_nothing(state)
+        control_d = np.empty_like(state.control_d)
+
+        def learn(part: slice, update_nb: Params, value: ControlValue) -> None:
+            before_b = state.control_d[part]
+            # The ratio mean, which an extreme sum of coefficients cannot inflate.
+            mean_b = weighted_sum(replies.coef_n / total, update_nb, len(before_b))
+            control_d[part] = self.memory * before_b + (1 - self.memory) * mean_b
+
+        return Learner(learn, lambda _: CommonControlState(control_d))
 
     def resized(self, state: CommonControlState, moves: Moves) -> CommonControlState:
         return state
@@ -246,7 +310,7 @@ class OwnControlState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OwnControl(ControlVariate):
+class OwnControl(InStretches):
     """c_i = the last update of client i, 0 until there is one. Keeps one model per client that has
     replied.
 
@@ -265,25 +329,42 @@ class OwnControl(ControlVariate):
         rows = self.rows.zeros(population.num_clients, num_params)
         return OwnControlState(rows, np.zeros(num_params))
 
-    def value(self, state: OwnControlState, client_n: IntArray) -> ControlValue:
-        control_nd = read_rows(state.control_md, client_n, len(state.total_d))
-        return ControlValue(state.total_d, control_nd)
+    def reader(self, state: OwnControlState, client_n: IntArray) -> Reader:
+        rows = [state.control_md[client] for client in client_n.tolist()]
 
-    def update(
-        self, state: OwnControlState, population: Population, replies: Replies, update_nd: Params
-    ) -> OwnControlState:
+        def read(part: slice) -> ControlValue:
+            total_b = state.total_d[part]
+            return ControlValue(total_b, read_rows(rows, part, len(total_b)))
+
+        return read
+
+    def learner(self, state: OwnControlState, population: Population, replies: Replies) -> Learner:
         client_n = replies.client_n
-        rows = replace_rows(state.control_md, client_n, update_nd)
-        # Of the rows as stored, not of update_nd: a bfloat16 row is not the update that came.
-        changed = changes(state.control_md, rows, client_n, len(state.total_d))
-        before = RunningSum(state.total_d, state.rounding)
-        followed = before.plus(population.weight_m[client_n], changed)
-        new = OwnControlState(rows, *followed)
-        # A huge c_i that has been replaced would leave its rounding errors in the sum for ever,
-        # which is a bias (theory, section 10, docs/why/theory/control.md).
-        if followed.is_lost:
-            return summed_anew(new, population.weight_m)
-        return new
+        old = [state.control_md[client] for client in client_n.tolist()]
+        new = [np.empty_like(row_d) for row_d in old]
+        following = Following(
+            RunningSum(state.total_d, state.rounding),
+            population.weight_m[client_n],
+        )
+
+        def learn(part: slice, update_nb: Params, value: ControlValue) -> FloatArray:
+            for new_d, update_b in zip(new, update_nb, strict=True):
+                new_d[part] = stored(update_b, new_d.dtype)
+            # Of the rows as stored, not of update_nb: a bfloat16 row is not the update that came.
+            num_params = update_nb.shape[1]
+            changed_nb = read_rows(new, part, num_params) - read_rows(old, part, num_params)
+            return following.add(part, changed_nb)
+
+        def learned(largest_of: list[FloatArray]) -> OwnControlState:
+            followed = following.sum(largest_of)
+            learnt = OwnControlState(replace_rows(state.control_md, client_n, new), *followed)
+            # A huge c_i that has been replaced would leave its rounding errors in the sum for
+            # ever, which is a bias (theory, section 10, docs/why/theory/control.md).
+            if followed.is_lost:
+                return summed_anew(learnt, population.weight_m)
+            return learnt
+
+        return Learner(learn, learned)
 
     def resized(self, state: OwnControlState, moves: Moves) -> OwnControlState:
         rows = state.control_md
@@ -318,7 +399,7 @@ class InnovationControlState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class InnovationControl(LearnsFromResiduals):
+class InnovationControl(InStretches):
     """c_i = the last update of client i; one c for clients that have not replied: c <- memory c
     + (1 - memory) D.
     """
@@ -340,41 +421,46 @@ class InnovationControl(LearnsFromResiduals):
             unseen_weight=np.array(1.0),
         )
 
-    def value(self, state: InnovationControlState, client_n: IntArray) -> ControlValue:
-        total_d, control_nd = self.own.value(state.own, client_n)
-        common_d = state.common.control_d
-        # Nobody has written into the rows of unseen clients: they are 0 in the sum of all.
-        control_nd[state.unseen_m[client_n]] = common_d
-        return ControlValue(total_d + state.unseen_weight * common_d, control_nd)
+    def reader(self, state: InnovationControlState, client_n: IntArray) -> Reader:
+        read_own = self.own.reader(state.own, client_n)
+        unseen_n = state.unseen_m[client_n]
 
-    def value_times(
-        self, state: InnovationControlState, client_n: IntArray, beta: float
-    ) -> ControlValue:
-        total_d, control_nd = self.value(state, client_n)
-        # In place: it is as large as all updates, twice.
-        control_nd *= beta
-        return ControlValue(beta * total_d, control_nd)
+        def read(part: slice) -> ControlValue:
+            total_b, control_nb = read_own(part)
+            common_b = state.common.control_d[part]
+            # Nobody has written into the rows of unseen clients: they are 0 in the sum of all.
+            control_nb[unseen_n] = common_b
+            return ControlValue(total_b + state.unseen_weight * common_b, control_nb)
 
-    def update_knowing(
-        self,
-        state: InnovationControlState,
-        population: Population,
-        replies: Replies,
-        update_nd: Params,
-        value: ControlValue,
-    ) -> InnovationControlState:
-        common_d = follow_estimate(
-            state.common.control_d, self.memory, value, update_nd, replies.coef_n
-        )
+        return read
+
+    def learner(
+        self, state: InnovationControlState, population: Population, replies: Replies
+    ) -> Learner:
+        own = self.own.learner(state.own, population, replies)
+        coef_n = replies.coef_n
+        common_d = state.common.control_d.copy()
         unseen_m = state.unseen_m.copy()
         unseen_m[replies.client_n] = False
-        return InnovationControlState(
-            own=self.own.update(state.own, population, replies, update_nd),
-            common=CommonControlState(common_d),
-            unseen_m=unseen_m,
-            # Summed anew, not lowered by those who replied: it ends at exactly 0.
-            unseen_weight=np.array(population.weight_m[unseen_m].sum()),
-        )
+
+        def learn(part: slice, update_nb: Params, value: ControlValue) -> Any:
+            if coef_n.sum() > 0:  # else no reply counts
+                residual_nb = update_nb - value.control_nd
+                # D with beta = 1.
+                estimate_b = value.total_d + weighted_sum(coef_n, residual_nb, len(value.total_d))
+                common_d[part] = self.memory * common_d[part] + (1 - self.memory) * estimate_b
+            return own.learn(part, update_nb, value)
+
+        def learned(sums: list[Any]) -> InnovationControlState:
+            return InnovationControlState(
+                own=own.state(sums),
+                common=CommonControlState(common_d),
+                unseen_m=unseen_m,
+                # Summed anew, not lowered by those who replied: it ends at exactly 0.
+                unseen_weight=np.array(population.weight_m[unseen_m].sum()),
+            )
+
+        return Learner(learn, learned)
 
     def resized(
         self,
@@ -387,22 +473,6 @@ class InnovationControl(LearnsFromResiduals):
             unseen_m=unseen_m,
             unseen_weight=np.array(moves.population.weight_m[unseen_m].sum()),
         )
-
-
-def follow_estimate(
-    common_d: FloatArray, memory: float, value: ControlValue, update_nd: Params, coef_n: FloatArray
-) -> FloatArray:
-    """The next c: memory c + (1 - memory) D, D with beta = 1; c itself if no reply counts."""
-    if coef_n.sum() <= 0:
-        return common_d
-    # One row at a time, in the same memory: all residuals would be as large as all updates, twice.
-    residual_d = np.empty_like(value.total_d)
-    residuals = (
-        np.subtract(update_d, control_d, out=residual_d)
-        for update_d, control_d in zip(update_nd, value.control_nd, strict=True)
-    )
-    estimate_d = value.total_d + weighted_sum(coef_n, residuals, len(common_d))
-    return memory * common_d + (1 - memory) * estimate_d
 
 
 class RegressionControlState(NamedTuple):
@@ -424,7 +494,7 @@ def fits_steps(aux_mq: FloatArray, slope_qd: FloatArray) -> bool:
 
 
 @dataclass(frozen=True)
-class RegressionControl(LearnsFromResiduals):
+class RegressionControl(InStretches):
     """c_i = B x_i, x_i = (1, auxiliary variables); B moves towards the regression of the replies on
     their x.
 
@@ -450,24 +520,23 @@ class RegressionControl(LearnsFromResiduals):
         slope_qd = np.zeros((aux_mq.shape[1], num_params))
         return RegressionControlState(aux_mq, population.weight_m, slope_qd)
 
-    def value(self, state: RegressionControlState, client_n: IntArray) -> ControlValue:
+    def reader(self, state: RegressionControlState, client_n: IntArray) -> Reader:
         mean_q = np.einsum("m,mq->q", state.weight_m, state.aux_mq)
-        # einsum, not @: the same bits whatever the number of threads.
-        total_d = np.einsum("q,qd->d", mean_q, state.slope_qd)
-        control_nd = np.einsum("nq,qd->nd", state.aux_mq[client_n], state.slope_qd)
-        return ControlValue(total_d, control_nd)
+        # One product: that of all clients is a row more.
+        aux_kq = np.vstack([mean_q, state.aux_mq[client_n]])
 
-    def update_knowing(
-        self,
-        state: RegressionControlState,
-        population: Population,
-        replies: Replies,
-        update_nd: Params,
-        value: ControlValue,
-    ) -> RegressionControlState:
+        def read(part: slice) -> ControlValue:
+            value_kb = product(aux_kq, state.slope_qd[:, part])
+            return ControlValue(value_kb[0], value_kb[1:])
+
+        return read
+
+    def learner(
+        self, state: RegressionControlState, population: Population, replies: Replies
+    ) -> Learner:
         total = replies.coef_n.sum()
         if total <= 0:
-            return state
+            return learns_nothing(state)
         aux_nq = state.aux_mq[replies.client_n]
         share_n = replies.coef_n / total
         here_qq = np.einsum("n,np,nq->pq", share_n, aux_nq, aux_nq)
@@ -476,10 +545,13 @@ class RegressionControl(LearnsFromResiduals):
         inverse_qq = pseudoinverse(gain * here_qq + self.memory * all_qq)
         # The small product first, so that d enters one product only.
         gain_qn = gain * np.einsum("pq,nq,n->pn", inverse_qq, aux_nq, share_n)
-        # Into the memory of c, which nobody reads after this (``update_knowing``).
-        residual_nd = np.subtract(update_nd, value.control_nd, out=value.control_nd)
-        change_qd = np.einsum("qn,nd->qd", gain_qn, residual_nd)
-        return state._replace(slope_qd=state.slope_qd + change_qd)
+        slope_qd = np.empty_like(state.slope_qd)
+
+        def learn(part: slice, update_nb: Params, value: ControlValue) -> None:
+            change_qb = product(gain_qn, update_nb - value.control_nd)
+            np.add(state.slope_qd[:, part], change_qb, out=slope_qd[:, part])
+
+        return Learner(learn, lambda _: state._replace(slope_qd=slope_qd))
 
     def resized(
         self,

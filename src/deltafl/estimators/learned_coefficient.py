@@ -11,10 +11,17 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from ..moves import Moves
-from ..scale.numerics import inner
+from ..scale.numerics import inner, weighted_sum
 from ..scale.rows import RowFormat
 from ..types import Cohort, FloatArray, IntArray, Params, Population, Replies, Sizes
-from .control_variates import ControlValue, ControlVariate
+from .control_variates import (
+    ComposedValue,
+    ControlValue,
+    ControlVariate,
+    InStretches,
+    Learner,
+    Reader,
+)
 
 #: Below this share of sum_S mass norm(coef c)^2 what centring leaves is rounding, not spread.
 _SPREAD = 1e-9
@@ -29,7 +36,7 @@ class ScaledState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Scaled(ControlVariate):
+class _Scaled(InStretches):
     """Another control variate times beta; its state is not multiplied."""
 
     control: ControlVariate
@@ -59,18 +66,26 @@ class _Scaled(ControlVariate):
         known = self.control.at_model(state.control, population, params_d, round)
         return state._replace(control=known)
 
-    def value(self, state: ScaledState, client_n: IntArray) -> ControlValue:
-        return self.control.value_times(
-            state.control,
-            client_n,
-            self.coefficient(state),
-        )
+    def reader(self, state: ScaledState, client_n: IntArray) -> Reader:
+        read_held = self.control.reader(state.control, client_n)
+        beta = self.coefficient(state)
 
-    def update(
-        self, state: ScaledState, population: Population, replies: Replies, update_nd: Params
-    ) -> ScaledState:
-        control = self.control.update(state.control, population, replies, update_nd)
-        return state._replace(control=control)
+        def read(part: slice) -> ControlValue:
+            value = read_held(part)
+            total_b, control_nb = value
+            if beta != 1:
+                total_b = beta * total_b
+                control_nb = beta * control_nb
+            return ComposedValue.of(total_b, control_nb, value)
+
+        return read
+
+    def learner(self, state: ScaledState, population: Population, replies: Replies) -> Learner:
+        held = self.control.learner(state.control, population, replies)
+        return Learner(
+            lambda part, update_nb, value: held.learn(part, update_nb, value.held[0]),
+            lambda sums: state._replace(control=held.state(sums)),
+        )
 
     def resized(self, state: ScaledState, moves: Moves) -> ScaledState:
         return state._replace(control=self.control.resized(state.control, moves))
@@ -116,73 +131,96 @@ class LearnedCoefficient(_Scaled):
         # Clipped first: a ratio to almost nothing would overflow.
         return float(np.clip(state.cross, 0.0, state.square) / state.square)
 
-    def update(
-        self, state: ScaledState, population: Population, replies: Replies, update_nd: Params
-    ) -> ScaledState:
-        value = self.control.value(state.control, replies.client_n)
-        weight_n = population.weight_m[replies.client_n]
-        # Before the inner control learns, which may overwrite c.
-        cross, square = _products(update_nd, value.control_nd, weight_n, replies)
-        return ScaledState(
-            control=self.control.update_knowing(
-                state.control, population, replies, update_nd, value
-            ),
-            # Only the ratio counts, so that exponential sums do, which need no first value.
-            cross=np.asarray(self.memory * state.cross + cross),
-            square=np.asarray(self.memory * state.square + square),
-        )
+    def learner(self, state: ScaledState, population: Population, replies: Replies) -> Learner:
+        held = self.control.learner(state.control, population, replies)
+        products = _Products(population.weight_m[replies.client_n], replies)
+
+        def learn(part: slice, update_nb: Params, value: ComposedValue) -> tuple[FloatArray, Any]:
+            inner_value = value.held[0]
+            seen = products.of(update_nb, inner_value.control_nd)
+            return seen, held.learn(part, update_nb, inner_value)
+
+        def learned(seen: list[tuple[FloatArray, Any]]) -> ScaledState:
+            product_kns, sums = zip(*seen, strict=True)
+            cross, square = products.sums(sum(product_kns))
+            return ScaledState(
+                control=held.state(list(sums)),
+                # Only the ratio counts, so that exponential sums do, which need no first value.
+                cross=np.asarray(self.memory * state.cross + cross),
+                square=np.asarray(self.memory * state.square + square),
+            )
+
+        return Learner(learn, learned)
 
 
-def _products(
-    update_nd: Params, control_nd: FloatArray, weight_n: FloatArray, replies: Replies
-) -> tuple[float, float]:
+class _Products:
     """A and B of one round, from the draw and from the responses."""
-    rate_n = replies.response_n
-    # w_i / pi_i: what counts for a client if everybody replied.
-    sent_n = rate_n * replies.coef_n
-    count_n = replies.cohort.count_n
-    # Times squares of ``sent_n`` that is (1 - q_i) coef_i^2, as in ``variance.py``.
-    alone_n = (1 - rate_n) / rate_n**2
-    if replies.cohort.kind == "replacement":
-        # A client that was drawn twice is two draws, each with half of its coefficient.
-        mass_n = count_n / rate_n
-        sent_n = sent_n / count_n
-        # Both draws of a client fail together: the division above is taken back.
-        alone_n = alone_n * count_n**2
-    else:
-        # w_i / coef_i is pi_i; a coefficient of 0 says nothing, and its mass is 0.
-        decided_n = np.divide(
-            weight_n,
-            sent_n,
-            out=np.ones(len(sent_n)),
-            where=sent_n > 0,
+
+    def __init__(self, weight_n: FloatArray, replies: Replies) -> None:
+        rate_n = replies.response_n
+        # w_i / pi_i: what counts for a client if everybody replied.
+        sent_n = rate_n * replies.coef_n
+        count_n = replies.cohort.count_n
+        # Times squares of ``sent_n`` that is (1 - q_i) coef_i^2, as in ``variance.py``.
+        alone_n = (1 - rate_n) / rate_n**2
+        if replies.cohort.kind == "replacement":
+            # A client that was drawn twice is two draws, each with half of its coefficient.
+            mass_n = count_n / rate_n
+            sent_n = sent_n / count_n
+            # Both draws of a client fail together: the division above is taken back.
+            alone_n = alone_n * count_n**2
+        else:
+            # w_i / coef_i is pi_i; a coefficient of 0 says nothing, and its mass is 0.
+            decided_n = np.divide(
+                weight_n,
+                sent_n,
+                out=np.ones(len(sent_n)),
+                where=sent_n > 0,
+            )
+            mass_n = np.clip(1 - decided_n, 0.0, 1.0) / rate_n
+        self._replies = replies
+        self._mass_n = mass_n
+        self._alone_n = alone_n
+        self._sent_n1 = sent_n[:, None]
+        self._share_n = mass_n / (mass_n.sum() or 1.0)
+
+    def of(self, update_nb: Params, control_nb: FloatArray) -> FloatArray:
+        """The products of a stretch, (2, n + 1): <y_i, z_i> and <z_i, z_i> of y_i = coef_i u_i
+        and z_i = coef_i c_i, then those of their means.
+        """
+        b = update_nb.shape[1]
+        y_nb = np.multiply(update_nb, self._sent_n1, dtype=np.float64)
+        z_nb = control_nb * self._sent_n1
+        mean_y_b = weighted_sum(self._share_n, y_nb, b)
+        mean_z_b = weighted_sum(self._share_n, z_nb, b)
+        return np.array(
+            [
+                np.append(inner(y_nb, z_nb), inner(mean_y_b, mean_z_b)),
+                np.append(inner(z_nb, z_nb), inner(mean_z_b, mean_z_b)),
+            ]
         )
-        mass_n = np.clip(1 - decided_n, 0.0, 1.0) / rate_n
-    total = mass_n.sum()
-    sum_22 = np.zeros((2, 2))
-    mean_y_d, mean_z_d = np.zeros((2, control_nd.shape[1]))
-    # One reply at a time, in the same memory: copies of all would be as large as all updates.
-    y_d, z_d, part_d = np.empty((3, control_nd.shape[1]))
-    control_nd = np.broadcast_to(control_nd, update_nd.shape)
-    for i, sent in enumerate(sent_n):
-        np.multiply(update_nd[i], sent, out=y_d, dtype=np.float64)
-        np.multiply(control_nd[i], sent, out=z_d)
+
+    def sums(self, product_2k: FloatArray) -> tuple[float, float]:
+        """A and B, given the products of all stretches."""
+        cross_n = product_2k[0, :-1]
+        square_n = product_2k[1, :-1]
+        sum_22 = np.zeros((2, 2))
         # One reply after the other: the order of a sum decides its last bits.
-        sum_22 += np.outer((mass_n[i], alone_n[i]), (inner(y_d, z_d), inner(z_d, z_d)))
-        if total > 0:
-            share = mass_n[i] / total
-            mean_y_d += np.multiply(y_d, share, out=part_d)
-            mean_z_d += np.multiply(z_d, share, out=part_d)
-    (cross, square), (alone_cross, alone_square) = sum_22.tolist()
-    # Draws of fixed size cancel what all replies have in common.
-    if replies.cohort.kind != "poisson" and _open_places(replies.selected) > 1:
-        spread = square - total * float(inner(mean_z_d, mean_z_d))
-        # All coef_i c_i are alike and cancel in the draw: only the responses tell anything of beta.
-        if spread <= _SPREAD * square:
-            return alone_cross, alone_square
-        cross -= total * float(inner(mean_y_d, mean_z_d))
-        square = spread
-    return cross + alone_cross, square + alone_square
+        for i, masses in enumerate(zip(self._mass_n, self._alone_n, strict=True)):
+            sum_22 += np.outer(masses, (cross_n[i], square_n[i]))
+        (cross, square), (alone_cross, alone_square) = sum_22.tolist()
+        # Draws of fixed size cancel what all replies have in common.
+        selected = self._replies.selected
+        if selected.kind != "poisson" and _open_places(selected) > 1:
+            total = self._mass_n.sum()
+            spread = square - total * product_2k[1, -1]
+            # All coef_i c_i are alike and cancel in the draw: only the responses tell anything of
+            # beta.
+            if spread <= _SPREAD * square:
+                return alone_cross, alone_square
+            cross -= total * product_2k[0, -1]
+            square = spread
+        return float(cross + alone_cross), float(square + alone_square)
 
 
 def _open_places(selected: Cohort) -> int:

@@ -6,12 +6,14 @@ for all vectors of a run, and adds up each bucket: E s(u).s(v) = u.v with standa
 most sqrt(2 / q) norm(u) norm(v), and s is linear (Charikar, Chen and Farach-Colton, ICALP 2002).
 """
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError
 from ..streams import stream
-from ..types import FloatArray
+from ..types import FloatArray, IntArray
 
 _BLOCK = 2**16  # coordinates whose buckets are in memory at once
 _LARGEST = 128  # buckets and signs together fit a byte
@@ -21,6 +23,7 @@ def count_sketch(
     vector_nd: npt.NDArray[np.floating],
     size: int,
     seed: int,
+    start: int = 0,
 ) -> FloatArray:
     """Sketches, float64 (n, size), of n vectors, in O(n d) time and O(block) memory beside them.
 
@@ -28,21 +31,27 @@ def count_sketch(
         vector_nd: (n, d), any float type.
         size: q, from 1 to 128; another is a ``DeltaflError``.
         seed: Fixes buckets and signs: the seed of the run, the same on server and clients.
+        start: Which coordinate is the first of these: sketches of stretches add up.
     """
     if not 1 <= size <= _LARGEST:
         raise DeltaflError(f"a sketch cannot have {size} numbers; choose 1 to {_LARGEST}")
     n, d = vector_nd.shape
     signed_nq = np.zeros((n, 2 * size))
-    for block, first in enumerate(range(0, d, _BLOCK)):
-        stretch = vector_nd[:, first : first + _BLOCK]
-        # A number for bucket and sign together. Each block has a stream of its own, so that none
-        # needs the numbers of those before it.
-        code = stream(seed, "sketch", 0, block).integers(
-            0,
-            2 * size,
-            size=stretch.shape[1],
-        )
-        for i, part_d in enumerate(stretch):
+    first = start
+    while first < start + d:
+        block, place = divmod(first, _BLOCK)
+        code_b = _codes(seed, size, block)[place : place + start + d - first]
+        stretch = vector_nd[:, first - start : first - start + len(code_b)]
+        for i, part_b in enumerate(stretch):
             # ``bincount`` adds in float64, whatever the type of the vectors.
-            signed_nq[i] += np.bincount(code, weights=part_d, minlength=2 * size)
+            signed_nq[i] += np.bincount(code_b, weights=part_b, minlength=2 * size)
+        first += len(code_b)
     return signed_nq[:, :size] - signed_nq[:, size:]
+
+
+# A round reads a block several times, and a small model's in every round.
+@lru_cache(maxsize=8)
+def _codes(seed: int, size: int, block: int) -> IntArray:
+    """A number for bucket and sign together of each coordinate of a block."""
+    # Each block has a stream of its own, so that none needs the numbers of those before it.
+    return stream(seed, "sketch", 0, block).integers(0, 2 * size, size=_BLOCK)

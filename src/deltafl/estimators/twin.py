@@ -17,7 +17,17 @@ from ..errors import DeltaflError, log
 from ..moves import Moves
 from ..scale.rows import RowFormat
 from ..types import IntArray, Params, Population, Replies
-from .control_variates import ControlValue, ControlVariate, NoControl, OwnControlState, summed_anew
+from .control_variates import (
+    ComposedValue,
+    ControlValue,
+    ControlVariate,
+    InStretches,
+    Learner,
+    NoControl,
+    OwnControlState,
+    Reader,
+    summed_anew,
+)
 
 #: Longest twin, in medians of all. Where local work is near divergence, a single one would be most
 #: of the variance.
@@ -45,7 +55,7 @@ def _no_simulation(params_d: Params, population: Population, round: int) -> Para
 
 
 @dataclass(frozen=True)
-class Twin(ControlVariate):
+class Twin(InStretches):
     """c_i = g_i + r_i: g_i is a simulation of client i's local work on the round's model, r_i
     predicts u_i - g_i.
 
@@ -120,25 +130,29 @@ class Twin(ControlVariate):
             self.residual.at_model(state.residual, population, params_d, round),
         )
 
-    def value(self, state: TwinState, client_n: IntArray) -> ControlValue:
-        residual = self.residual.value(state.residual, client_n)
+    def reader(self, state: TwinState, client_n: IntArray) -> Reader:
+        read_residual = self.residual.reader(state.residual, client_n)
         twin_nd = np.asarray(state.twin.control_md)[client_n]
-        return ControlValue(
-            state.twin.total_d + residual.total_d,
-            twin_nd + residual.control_nd,
-        )
 
-    def update(
-        self, state: TwinState, population: Population, replies: Replies, update_nd: Params
-    ) -> TwinState:
-        residual_nd = update_nd - np.asarray(state.twin.control_md)[replies.client_n]
-        residual = self.residual.update(
-            state.residual,
-            population,
-            replies,
-            residual_nd,
+        def read(part: slice) -> ControlValue:
+            residual = read_residual(part)
+            return ComposedValue.of(
+                state.twin.total_d[part] + residual.total_d,
+                twin_nd[:, part] + residual.control_nd,
+                residual,
+            )
+
+        return read
+
+    def learner(self, state: TwinState, population: Population, replies: Replies) -> Learner:
+        residual = self.residual.learner(state.residual, population, replies)
+        twin_nd = np.asarray(state.twin.control_md)[replies.client_n]
+        return Learner(
+            lambda part, update_nb, value: residual.learn(
+                part, update_nb - twin_nd[:, part], value.held[0]
+            ),
+            lambda sums: state._replace(residual=residual.state(sums)),
         )
-        return state._replace(residual=residual)
 
     def resized(self, state: TwinState, moves: Moves) -> TwinState:
         # The twins of before are of no use: ``at_model``, which follows, simulates all clients.

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..moves import Moves
-from ..scale.numerics import inner
-from ..scale.rows import Rows, RunningSum, replace_rows
+from ..scale.numerics import inner, product
+from ..scale.rows import Following, Rows, RunningSum, replace_rows
 from ..types import (
     NOBODY,
     BoolArray,
@@ -19,22 +19,32 @@ from ..types import (
     Params,
     Population,
     Replies,
+    Shares,
     Sizes,
     Within,
 )
 from .control_variates import (
+    ComposedValue,
     ControlValue,
-    ControlVariate,
-    LearnsFromResiduals,
+    InStretches,
+    Learner,
+    Reader,
     RegressionControl,
     fits_steps,
+    learns_nothing,
     pseudoinverse,
 )
 from .learned_coefficient import LearnedCoefficient, ScaledState
-from .two_bits import KEPT, code_length, decode, encode, norms
-
-#: Numbers that are decoded at once.
-_AT_ONCE = 2**22
+from .two_bits import (
+    KEPT,
+    code_length,
+    code_part,
+    decode,
+    decode_part,
+    encode,
+    norms,
+    sum_decoded,
+)
 
 
 class LastResidualsState(NamedTuple):
@@ -49,6 +59,7 @@ class LastResidualsState(NamedTuple):
     total_d: FloatArray  #: sum_j w_j e_j
     #: how far rounding may have led ``total_d`` from it (``RunningSum``)
     rounding: Sizes = np.zeros(())
+    explained: Shares = np.ones(())  #: R^2 of the regression of the Q_i
 
     def is_consistent(self) -> bool:
         """Whether no prediction is longer than any step."""
@@ -56,7 +67,7 @@ class LastResidualsState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LastResiduals(LearnsFromResiduals):
+class LastResiduals(InStretches):
     """c_i = e_i, the regression residual of the last known update of client i; 0 where none is
     known.
 
@@ -89,61 +100,75 @@ class LastResiduals(LearnsFromResiduals):
                 f"the census is not of this model of {num_params:,} parameters; take it anew"
             )
         # A client without a first update has a code of zeros.
-        sent_m = np.any(code_mc != 0, axis=1)
+        sent_m = np.array([code_c.any() for code_c in code_mc])
         # B_0 is the regression of those who sent an update; a factor common to all weights cancels
         # in it.
         weight_m = population.weight_m * sent_m
-        for rows in _blocks(m, num_params):
-            weighted_mq = weight_m[rows, None] * aux_mq[rows]
-            moment_qd += np.einsum(
-                "mq,md->qd",
-                weighted_mq,
-                decode(code_mc[rows], num_params),
-            )
         square_qq = np.einsum("m,mp,mq->pq", weight_m, aux_mq, aux_mq)
-        fitted_qd = np.einsum("pq,qd->pd", pseudoinverse(square_qq), moment_qd)
+        moment_qd = sum_decoded((weight_m[:, None] * aux_mq).T, code_mc, num_params)
+        fitted_qd = product(pseudoinverse(square_qq), moment_qd)
         # The first of x is 1, so that row 0 is the sum over clients.
-        total_d = moment_qd[0] - np.einsum("q,qd->d", square_qq[0], fitted_qd)
-        return LastResidualsState(
-            code_mc,
-            np.asarray(sent_m),
-            aux_mq,
-            fitted_qd,
-            total_d,
-        )
+        total_d = moment_qd[0] - product(square_qq[:1], fitted_qd)[0]
+        state = LastResidualsState(code_mc, sent_m, aux_mq, fitted_qd, total_d)
+        return state._replace(explained=_explained(state, population.weight_m))
 
-    def value(self, state: LastResidualsState, client_n: IntArray) -> ControlValue:
+    def reader(self, state: LastResidualsState, client_n: IntArray) -> Reader:
         if not has_codes(state):
-            return ControlValue(state.total_d, state.total_d[None])
-        return ControlValue(state.total_d, _residuals(state, client_n))
+            return ControlValue(state.total_d, state.total_d[None]).part
+        d = len(state.total_d)
+        codes = [state.code_mc[client] for client in client_n.tolist()]
+        # A code of Q_i lacks B_0 x_i; one of e_i is the residual itself.
+        first_nq = state.aux_mq[client_n] * state.is_first_m[client_n, None]
 
-    def update_knowing(
-        self,
-        state: LastResidualsState,
-        population: Population,
-        replies: Replies,
-        update_nd: Params,
-        value: ControlValue,
-    ) -> LastResidualsState:
+        def read(part: slice) -> ControlValue:
+            cut = code_part(part, d)
+            code_nc = np.empty((len(codes), cut.stop - cut.start))
+            for row_c, code_c in zip(code_nc, codes, strict=True):
+                row_c[:] = code_c[cut]
+            residual_nb = decode_part(code_nc, part, d)
+            if first_nq.any():
+                residual_nb = residual_nb - product(first_nq, state.fitted_qd[:, part])
+            return ControlValue(state.total_d[part], residual_nb)
+
+        return read
+
+    def learner(
+        self, state: LastResidualsState, population: Population, replies: Replies
+    ) -> Learner:
         client_n = replies.client_n
         if not has_codes(state) or len(client_n) == 0:
-            return state
-        code_nc = np.array([encode(residual_d) for residual_d in update_nd])
-        # What was lost by encoding is lost in the sum too.
-        changed_nd = decode(code_nc, len(state.total_d)) - value.control_nd
+            return learns_nothing(state)
+        d = len(state.total_d)
+        codes = [np.empty(code_length(d)) for _ in client_n]
         is_first_m = state.is_first_m.copy()
         is_first_m[client_n] = False
-        before = RunningSum(state.total_d, state.rounding)
-        followed = before.plus(population.weight_m[client_n], changed_nd)
-        new = state._replace(
-            code_mc=replace_rows(state.code_mc, client_n, code_nc),
-            is_first_m=is_first_m,
-            total_d=followed.total_d,
-            rounding=followed.rounding,
+        following = Following(
+            RunningSum(state.total_d, state.rounding),
+            population.weight_m[client_n],
         )
-        if followed.is_lost:
-            return residuals_summed_anew(new, population.weight_m)
-        return new
+
+        def learn(part: slice, update_nb: Params, value: ControlValue) -> FloatArray:
+            cut = code_part(part, d)
+            code_nc = encode(update_nb)
+            for code_c, stretch_c in zip(codes, code_nc, strict=True):
+                code_c[cut] = stretch_c
+            # What was lost by encoding is lost in the sum too.
+            changed_nb = decode_part(code_nc, part, d) - value.control_nd
+            return following.add(part, changed_nb)
+
+        def learned(largest_of: list[FloatArray]) -> LastResidualsState:
+            followed = following.sum(largest_of)
+            learnt = state._replace(
+                code_mc=replace_rows(state.code_mc, client_n, codes),
+                is_first_m=is_first_m,
+                total_d=followed.total_d,
+                rounding=followed.rounding,
+            )
+            if followed.is_lost:
+                return residuals_summed_anew(learnt, population.weight_m)
+            return learnt
+
+        return Learner(learn, learned)
 
     def resized(self, state: LastResidualsState, moves: Moves) -> LastResidualsState:
         fresh = self.init(moves.population, len(state.total_d))
@@ -173,31 +198,35 @@ def residuals_summed_anew(
 ) -> LastResidualsState:
     """The same, with sum_j w_j e_j summed anew: for new weights, or a lost sum."""
     total_d = np.zeros_like(state.total_d)
-    client_m = np.arange(len(weight_m))
     if has_codes(state):
-        for rows in _blocks(len(weight_m), len(total_d)):
-            residual_nd = _residuals(state, client_m[rows])
-            total_d += np.einsum("m,md->d", weight_m[rows], residual_nd)
-    return state._replace(total_d=total_d, rounding=np.zeros(()))
+        first_q = np.einsum("m,mq->q", weight_m * state.is_first_m, state.aux_mq)
+        total_d = sum_decoded(weight_m[None], state.code_mc, len(total_d))[0]
+        total_d -= product(first_q[None], state.fitted_qd)[0]
+    state = state._replace(total_d=total_d, rounding=np.zeros(()))
+    return state._replace(explained=_explained(state, weight_m))
 
 
-def _residuals(state: LastResidualsState, client_n: IntArray) -> FloatArray:
-    """e_i of some clients, (n, d)."""
-    code_nc = np.zeros((len(client_n), len(state.code_mc[0])))
-    # One at a time: rows may be a tuple or a file, which no array of indices can read.
-    for place, client in enumerate(client_n):
-        code_nc[place] = state.code_mc[client]
-    row_nd = decode(code_nc, len(state.total_d))
-    # A code of Q_i lacks B_0 x_i; one of e_i is the residual itself.
-    first_nq = state.aux_mq[client_n] * state.is_first_m[client_n, None]
-    row_nd -= np.einsum("nq,qd->nd", first_nq, state.fitted_qd)
-    return row_nd
-
-
-def _blocks(num_clients: int, num_params: int) -> list[slice]:
-    """All clients in turn, as many at once as may be decoded together."""
-    step = max(_AT_ONCE // num_params, 1)
-    return [slice(first, first + step) for first in range(0, num_clients, step)]
+def _explained(state: LastResidualsState, weight_m: FloatArray) -> FloatArray:
+    """R^2, the share of the squares of the Q_i that x explains (``TwoPhase``)."""
+    fitted_qd = state.fitted_qd
+    square_qq = np.einsum(
+        "m,mp,mq->pq",
+        weight_m * state.is_first_m,
+        state.aux_mq,
+        state.aux_mq,
+    )
+    explained = float(
+        np.einsum(
+            "pd,pq,qd->",
+            fitted_qd,
+            square_qq,
+            fitted_qd,
+            optimize=True,
+        )
+    )
+    # Of what is decoded, as B_0 is of that too.
+    square = KEPT * float(inner(weight_m, norms(state.code_mc) ** 2))
+    return np.array(min(explained / max(square, np.finfo(np.float64).tiny), 1.0))
 
 
 class TwoPhaseState(NamedTuple):
@@ -208,7 +237,7 @@ class TwoPhaseState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TwoPhase(ControlVariate):
+class TwoPhase(InStretches):
     """c_i = beta B x_i + gamma e_i: a regression learned from all clients, and client i's own last
     residual.
 
@@ -250,30 +279,41 @@ class TwoPhase(ControlVariate):
         # No coefficient has been learned yet, so that both terms count once: they sum to the Q_i.
         return np.asarray((regression_d + first.total_d) / KEPT)
 
-    def value(self, state: TwoPhaseState, client_n: IntArray) -> ControlValue:
+    def reader(self, state: TwoPhaseState, client_n: IntArray) -> Reader:
         trust = _trust(state)
-        value = self.regression.value(state.regression, client_n)
-        first = self.first.value(state.first, client_n)
-        total_d = trust * (value.total_d + first.total_d)
-        return ControlValue(total_d, trust * (value.control_nd + first.control_nd))
+        read_regression = self.regression.reader(state.regression, client_n)
+        read_first = self.first.reader(state.first, client_n)
 
-    def update(
-        self, state: TwoPhaseState, population: Population, replies: Replies, update_nd: Params
-    ) -> Any:
-        first = state.first
-        if has_codes(first.control):
+        def read(part: slice) -> ControlValue:
+            value = read_regression(part)
+            first = read_first(part)
+            total_b = value.total_d + first.total_d
+            control_nb = value.control_nd + first.control_nd
+            if trust != 1:
+                total_b *= trust
+                control_nb *= trust
+            return ComposedValue.of(total_b, control_nb, value, first)
+
+        return read
+
+    def learner(self, state: TwoPhaseState, population: Population, replies: Replies) -> Learner:
+        regression = self.regression.learner(state.regression, population, replies)
+        first = learns_nothing(state.first)
+        if has_codes(state.first.control):
+            first = self.first.learner(state.first, population, replies)
+
+        def learn(part: slice, update_nb: Params, value: ComposedValue) -> tuple[Any, Any]:
+            guess, own = value.held
             # The regression from before this reply: afterwards it goes nearly through the replies
             # that it has learned from, and would leave nothing of them.
-            guess = self.regression.value(state.regression, replies.client_n)
-            left_nd: Any = update_nd - guess.control_nd
-            first = self.first.update(first, population, replies, left_nd)
-        regression = self.regression.update(
-            state.regression,
-            population,
-            replies,
-            update_nd,
-        )
-        return TwoPhaseState(regression, first)
+            left_nb: Any = update_nb - guess.control_nd
+            return regression.learn(part, update_nb, guess), first.learn(part, left_nb, own)
+
+        def learned(sums: list[tuple[Any, Any]]) -> TwoPhaseState:
+            of_regression, of_first = map(list, zip(*sums, strict=True))
+            return TwoPhaseState(regression.state(of_regression), first.state(of_first))
+
+        return Learner(learn, learned)
 
     def resized(self, state: TwoPhaseState, moves: Moves) -> TwoPhaseState:
         """With the answers of clients who join or answer late.
@@ -299,7 +339,7 @@ class TwoPhase(ControlVariate):
             for client in new_k.tolist()
         ]
         first = first._replace(
-            code_mc=replace_rows(first.code_mc, new_k, np.array(code_kc)),
+            code_mc=replace_rows(first.code_mc, new_k, code_kc),
             is_first_m=first.is_first_m & ~joins_m,
         )
         first = residuals_summed_anew(first, moves.population.weight_m)
@@ -321,23 +361,4 @@ def _trust(state: TwoPhaseState) -> float:
     first = state.first.control
     if state.regression.square > 0 or not first.is_first_m.any():
         return 1.0
-    weight_m = state.regression.control.weight_m
-    fitted_qd = first.fitted_qd
-    square_qq = np.einsum(
-        "m,mp,mq->pq",
-        weight_m * first.is_first_m,
-        first.aux_mq,
-        first.aux_mq,
-    )
-    explained = float(
-        np.einsum(
-            "pd,pq,qd->",
-            fitted_qd,
-            square_qq,
-            fitted_qd,
-            optimize=True,
-        )
-    )
-    # Of what is decoded, as B_0 is of that too.
-    square = KEPT * float(inner(weight_m, norms(np.asarray(first.code_mc)) ** 2))
-    return min(explained / max(square, np.finfo(np.float64).tiny), 1.0)
+    return float(first.explained)

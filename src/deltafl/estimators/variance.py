@@ -25,11 +25,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..scale.numerics import inner, weighted_sum
+from ..scale.stretches import over_stretches
 from ..types import FloatArray, Replies
-
-#: Coordinates processed at a time: copies of all rows of a cohort would take several times the
-#: updates' memory.
-_BLOCK = 2**14
 
 
 class VarianceForm(NamedTuple):
@@ -43,6 +41,23 @@ class VarianceForm(NamedTuple):
     scale_n: FloatArray
     alone_n: FloatArray
     centred: bool
+
+    def sums(self, part_nb: npt.NDArray[np.floating]) -> FloatArray:
+        """norm(scale_i l_i - B)^2 and norm(l_i)^2 of a stretch of the l_i, (2, n)."""
+        sum_2n = np.zeros((2, len(part_nb)))
+        scaled_nb = self.scale_n[:, None] * part_nb
+        total = self.mass_n.sum()
+        # Without mass nothing was left to chance: there is no mean, and V of the draw is 0.
+        if self.centred and total > 0:
+            scaled_nb -= weighted_sum(self.mass_n, scaled_nb, scaled_nb.shape[1]) / total
+        sum_2n[0] = inner(scaled_nb, scaled_nb)
+        if self.alone_n.any():
+            sum_2n[1] = inner(part_nb, part_nb)
+        return sum_2n
+
+    def total(self, sum_2n: FloatArray) -> float:
+        """V, given the ``sums`` of all stretches."""
+        return float(self.ratio * (self.mass_n @ sum_2n[0]) + self.alone_n @ sum_2n[1])
 
 
 def estimate_variance(
@@ -58,20 +73,9 @@ def estimate_variance(
     form = variance_form(replies)
     if form is None:
         return float("nan")
-    squared_n, squared_residual_n = np.zeros((2, len(residual_nd)))
-    total = form.mass_n.sum()
-    some_fail = form.alone_n.any()
-    for first in range(0, residual_nd.shape[1], _BLOCK):
-        part_nb = residual_nd[:, first : first + _BLOCK]
-        scaled_nb = form.scale_n[:, None] * part_nb
-        # Without mass nothing was left to chance: there is no mean, and V of the draw is 0.
-        if form.centred and total > 0:
-            mean_b = (form.mass_n[:, None] * scaled_nb).sum(axis=0) / total
-            scaled_nb -= mean_b
-        squared_n += np.einsum("nd,nd->n", scaled_nb, scaled_nb)
-        if some_fail:
-            squared_residual_n += np.einsum("nd,nd->n", part_nb, part_nb)
-    return float(form.ratio * (form.mass_n @ squared_n) + form.alone_n @ squared_residual_n)
+    n, d = residual_nd.shape
+    sums = over_stretches(lambda part: form.sums(residual_nd[:, part]), d, n)
+    return form.total(sum(sums, np.zeros((2, n))))
 
 
 def variance_form(replies: Replies) -> VarianceForm | None:

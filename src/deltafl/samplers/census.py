@@ -24,6 +24,8 @@ from ..estimators.sketch import count_sketch
 from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled
 from ..model_parts import LARGEST_ENTRY
 from ..scale.numerics import RANK_TOLERANCE, inner, lower_median
+from ..scale.rows import largest
+from ..scale.stretches import over_stretches
 from ..types import Array, FloatArray, IntArray, Population, Rng
 
 #: One answer a client; None, or what is no answer, where there is none.
@@ -122,9 +124,16 @@ class Census(WithRanges):
             )
         code_c = np.zeros(0)
         with np.errstate(over="ignore", invalid="ignore"):  # the server refuses what is infinite
-            parts = np.split(update_d[len(update_d) - ends[-1] :], ends[:-1])
-            direction_d = np.concatenate([_unit(part) for part in parts])
-            sketch_k = _unit(count_sketch(direction_d[None], self.size, seed)[0])
+            direction_d = update_d[len(update_d) - ends[-1] :].copy()
+            for tensor_d in np.split(direction_d, ends[:-1]):
+                _make_unit(tensor_d)
+
+            def sketch(part: slice) -> FloatArray:
+                sketched_1k = count_sketch(direction_d[None, part], self.size, seed, part.start)
+                return np.asarray(sketched_1k[0])
+
+            sketch_k = np.sum(over_stretches(sketch, len(direction_d)), axis=0)
+            _make_unit(sketch_k)
             norm = sqrt(inner(update_d, update_d))
             if self._sends_update:
                 code_c = encode(update_d)
@@ -315,9 +324,19 @@ class Census(WithRanges):
         return high
 
 
-def _unit(part: FloatArray) -> FloatArray:
-    """A vector of length 1 in the same direction; 0 stays 0."""
-    return np.asarray(_units(part[None].copy())[0])
+def _make_unit(vector_d: FloatArray) -> None:
+    """``_units`` of one long vector."""
+    d = len(vector_d)
+    size = float(np.max(over_stretches(lambda part: largest(vector_d[None, part]), d)))
+    if size == 0:
+        return
+
+    def square(part: slice) -> float:
+        vector_d[part] /= size
+        return float(inner(vector_d[part], vector_d[part]))
+
+    norm = sqrt(sum(over_stretches(square, d)))
+    over_stretches(lambda part: np.divide(vector_d[part], norm, out=vector_d[part]), d)
 
 
 def _units(part_kd: FloatArray) -> FloatArray:

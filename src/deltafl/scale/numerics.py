@@ -4,12 +4,17 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..types import FloatArray
+
+Floats = npt.NDArray[np.floating]
 
 #: OpenBLAS gives the product of longer vectors to several threads: its bits depend on their number,
 #: and on a busy machine they wait for each other.
 ONE_THREAD = 10_000
+#: The same of the multiplications in a product of matrices.
+_ONE_THREAD_PRODUCT = 2**18
 #: Directions in which clients vary by less than this share of the largest count as constant.
 RANK_TOLERANCE = 1e-9
 
@@ -20,6 +25,10 @@ def weighted_sum(
     """sum_i coef_i row_i in float64, one row after the other: the same bits whatever BLAS or
     thread count.
     """
+    # In memory order: the same sums, in less time.
+    if isinstance(rows, np.ndarray) and rows.flags.c_contiguous and num_params > 1:
+        total_d: FloatArray = np.einsum("n,nd->d", coef_n, rows, dtype=np.float64)
+        return total_d
     total_d = np.zeros(num_params)
     product_d = np.empty(num_params)
     for coef, row_d in zip(coef_n, rows, strict=True):
@@ -28,7 +37,17 @@ def weighted_sum(
     return total_d
 
 
-def inner(left_d: FloatArray, right_d: FloatArray) -> Any:
+def product(left_nq: FloatArray, right_qb: FloatArray) -> FloatArray:
+    """The matrix product: the same bits whatever thread count."""
+    product_nb = np.empty((len(left_nq), right_qb.shape[1]))
+    step = max(_ONE_THREAD_PRODUCT // max(left_nq.size, 1), 1)
+    for first in range(0, right_qb.shape[1], step):
+        part = slice(first, first + step)
+        np.matmul(left_nq, right_qb[:, part], out=product_nb[:, part])
+    return product_nb
+
+
+def inner(left_d: Floats, right_d: Floats) -> Any:
     """<left, right> along the last axis of float64 arrays: the same bits whatever thread count,
     or number of rows.
     """

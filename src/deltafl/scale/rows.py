@@ -22,6 +22,7 @@ import numpy.typing as npt
 from ..errors import DeltaflError
 from ..store.files import opened, private_folder, remove, sync_folder
 from ..types import LARGEST_STEP, Array, FloatArray, IntArray, Params
+from .numerics import weighted_sum
 
 #: float32 (d,), or uint16 (d,): the bits of bfloat16.
 Row = npt.NDArray[Any]
@@ -257,12 +258,12 @@ def row_files(folder: Path) -> list[Path]:
 Rows = tuple[Row, ...] | Row | MappedRows
 
 
-def read_rows(rows: Rows, client_n: IntArray, num_params: int) -> FloatArray:
-    """The rows of some clients, float64 (n, d)."""
-    row_nd = np.empty((len(client_n), num_params))
-    for wide_d, client in zip(row_nd, client_n.tolist(), strict=True):
-        wide_d[:] = row_values(rows[client])
-    return row_nd
+def read_rows(rows: Sequence[Row], part: slice, num_params: int) -> FloatArray:
+    """A stretch of some rows that has so many parameters, float64 (n, b)."""
+    row_nb = np.empty((len(rows), num_params))
+    for wide_b, row_d in zip(row_nb, rows, strict=True):
+        wide_b[:] = row_values(row_d[part])
+    return row_nb
 
 
 def is_step(stored_d: Row) -> bool:
@@ -277,37 +278,24 @@ def row_values(stored_d: Row) -> Params:
     return stored_d
 
 
-def changes(
-    before: Rows,
-    after: Rows,
-    client_n: IntArray,
-    num_params: int,
-) -> Iterator[FloatArray]:
-    """By how much the row of each of some clients changed, float64 (d,)."""
-    # One after the other in the same memory: all would be as large as all updates, twice.
-    change_d = np.empty(num_params)
-    for client in client_n.tolist():
-        new_d = row_values(after[client])
-        old_d = row_values(before[client])
-        yield np.subtract(new_d, old_d, out=change_d, dtype=np.float64)
-
-
-def replace_rows(rows: Rows, client_n: IntArray, update_nd: Params | Sequence[Params]) -> Rows:
-    """The rows with those of some clients replaced, in their format; the others are shared."""
-    pairs = zip(client_n.tolist(), update_nd, strict=True)
+def replace_rows(rows: Rows, client_n: IntArray, row_nd: Sequence[Row]) -> Rows:
+    """The rows with those of some clients replaced, which belong to them from now on; the others
+    are shared.
+    """
+    replaced = dict(zip(client_n.tolist(), row_nd, strict=True))
     if isinstance(rows, MappedRows):
-        return rows.replaced({client: _stored(row_d, rows.dtype) for client, row_d in pairs})
+        return rows.replaced(replaced)
     listed = list(rows)
-    for client, row_d in pairs:
-        listed[client] = _stored(row_d, rows[0].dtype)
+    for client, row_d in replaced.items():
+        listed[client] = row_d
     return tuple(listed)
 
 
-def _stored(update_d: Params, dtype: np.dtype[Any]) -> Row:
+def stored(update_d: Params, dtype: np.dtype[Any]) -> Row:
+    """Values as rows of this type hold them."""
     if dtype == np.uint16:
         return to_bfloat16(update_d)
-    # A view would keep the updates of the whole cohort in memory.
-    return update_d.copy()
+    return update_d
 
 
 class RunningSum(NamedTuple):
@@ -325,29 +313,37 @@ class RunningSum(NamedTuple):
     @property
     def is_lost(self) -> bool:
         """Whether it must be recomputed."""
-        return float(self.rounding) > LOST * _largest(self.total_d)
+        return bool(self.rounding > LOST * largest(self.total_d[None])[0])
 
-    def plus(
-        self,
-        coef_n: FloatArray,
-        rows: Iterable[np.ndarray[Any, Any]],
-    ) -> "RunningSum":
-        """With sum_i coef_i row_i added."""
-        added_d = np.zeros_like(self.total_d)
-        size = _largest(self.total_d)
-        product_d = np.empty_like(self.total_d)
-        for coef, row_d in zip(coef_n, rows, strict=True):
-            added_d += np.multiply(row_d, coef, out=product_d, dtype=np.float64)
-            size += abs(float(coef)) * _largest(row_d)
+
+class Following:
+    """A running sum to which sum_i coef_i row_i is added, one stretch after the other."""
+
+    def __init__(self, before: RunningSum, coef_n: FloatArray) -> None:
+        self._before = before
+        self._coef_n = coef_n
+        self._total_d = np.empty_like(before.total_d)
+
+    def add(self, part: slice, row_nb: FloatArray) -> FloatArray:
+        """Add a stretch of the rows, (n, b); the largest entries, (1 + n,), of sum and rows."""
+        before_b = self._before.total_d[part]
+        added_b = weighted_sum(self._coef_n, row_nb, len(before_b))
+        np.add(before_b, added_b, out=self._total_d[part])
+        return np.append(largest(before_b[None]), largest(row_nb))
+
+    def sum(self, largest_of: Sequence[FloatArray]) -> RunningSum:
+        """The sum, given what ``add`` has returned for all stretches."""
+        size = float(np.max(largest_of, axis=0) @ np.append(1.0, np.abs(self._coef_n)))
         # A difference and a product for each row, then the sums.
-        operations = len(coef_n) + 2
-        rounding = self.rounding + operations * np.finfo(np.float64).eps * size
-        return RunningSum(self.total_d + added_d, np.asarray(rounding))
+        operations = len(self._coef_n) + 2
+        rounding = self._before.rounding + operations * np.finfo(np.float64).eps * size
+        return RunningSum(self._total_d, np.asarray(rounding))
 
 
-def _largest(value_d: np.ndarray[Any, Any]) -> float:
-    """The largest absolute value; 0 if there is none."""
-    return max(float(value_d.max(initial=0)), -float(value_d.min(initial=0)))
+def largest(row_nb: np.ndarray[Any, Any]) -> Array:
+    """The largest absolute value of each row; 0 if there is none, NaN if one is."""
+    most_n = np.maximum(row_nb.max(axis=1, initial=0), -row_nb.min(axis=1, initial=0))
+    return np.asarray(most_n)
 
 
 def settled(state: Any) -> Any:

@@ -65,12 +65,14 @@ class Ghbm(ClientMomentum):
     def init(self, plan: PlanOfParts, params_d: Params) -> GhbmState:
         return GhbmState(np.tile(params_d, (self.ghbm_tau, 1)))
 
-    def sent(self, own: GhbmState, round: int, params_d: Params) -> Params:
+    def sent(
+        self, own: GhbmState, round: int, params_d: Params, part: slice = slice(None)
+    ) -> Params:
         if round < self.ghbm_tau:
-            return np.zeros_like(params_d)
+            return np.zeros_like(params_d[part])
         # The oldest model, which the one before this round is about to replace.
-        past_d: Params = own.past_td[round % self.ghbm_tau]
-        return np.float32(self.ghbm / self.ghbm_tau) * (params_d - past_d)
+        past_b: Params = own.past_td[round % self.ghbm_tau, part]
+        return np.float32(self.ghbm / self.ghbm_tau) * (params_d[part] - past_b)
 
     def moved(self, own: GhbmState, step: Step, params_d: Params) -> GhbmState:
         past_td = own.past_td.copy()

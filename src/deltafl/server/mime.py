@@ -31,7 +31,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..types import IntArray, Params
+from ..estimators.control_variates import Reader
+from ..types import Params
 from .part import PlanOfParts, ServerPart, Step
 
 
@@ -49,16 +50,13 @@ class ClientMomentum(ServerPart):
     alters_updates: ClassVar = True
 
     @abstractmethod
-    def sent(self, own: Any, round: int, params_d: Params) -> Params:
-        """What moves all clients in a round that begins with ``params_d``, float32 (d,)."""
+    def sent(self, own: Any, round: int, params_d: Params, part: slice = slice(None)) -> Params:
+        """What moves all clients in a round that begins with ``params_d``, float32 (d,), or a
+        stretch of it.
+        """
 
-    def drift(
-        self,
-        plan: PlanOfParts,
-        state: Any,
-        client_n: IntArray | None,
-    ) -> Params:
-        return self.sent(state.parts[self.name], state.round, state.params_d)
+    def drift(self, plan: PlanOfParts, state: Any, part: slice, read: Reader) -> Params:
+        return self.sent(state.parts[self.name], state.round, state.params_d, part)
 
     def direction(
         self,
@@ -90,8 +88,10 @@ class Mime(ClientMomentum):
     def init(self, plan: PlanOfParts, params_d: Params) -> MimeState:
         return MimeState(np.zeros(len(params_d), np.float32))
 
-    def sent(self, own: MimeState, round: int, params_d: Params) -> Params:
-        return np.float32(self.mime) * own.momentum_d
+    def sent(
+        self, own: MimeState, round: int, params_d: Params, part: slice = slice(None)
+    ) -> Params:
+        return np.float32(self.mime) * own.momentum_d[part]
 
     def moved(self, own: MimeState, step: Step, params_d: Params) -> MimeState:
         # After clipping and noise: the next round's clients are sent nothing else.

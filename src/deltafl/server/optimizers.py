@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import DeltaflError, unknown_name
 from ..scale.numerics import inner
+from ..scale.stretches import over_stretches
 from ..types import FloatArray, Nothing, Params, Sizes
 from .average import AverageState
 from .part import PlanOfParts, ServerPart, Step
@@ -28,8 +29,14 @@ class ServerOptimizer(ServerPart):
     def move(self, own: Any, step: Step) -> tuple[Params, Any]:
         """The new model, float32 (d,), and its own next state."""
         change_d, own = self.change(step.delta_d, own)
-        # Added in float64: small steps would be lost beside large parameters otherwise.
-        return (step.params_d.astype(float) + change_d).astype(np.float32), own
+        params_d = np.empty_like(step.params_d)
+
+        def look(part: slice) -> None:
+            # Added in float64: small steps would be lost beside large parameters otherwise.
+            params_d[part] = step.params_d[part].astype(float) + change_d[part]
+
+        over_stretches(look, len(params_d))
+        return params_d, own
 
     def change(self, delta_d: FloatArray, own: Any) -> tuple[FloatArray, Any]:
         """What is added to the model, float64 (d,), and its own next state."""
@@ -46,6 +53,8 @@ class Sgd(ServerOptimizer):
     ranges: ClassVar = {"lr": "[0, inf)"}
 
     def change(self, delta_d: FloatArray, own: Nothing) -> tuple[FloatArray, Nothing]:
+        if self.lr == 1:  # a copy is saved
+            return delta_d, own
         return self.lr * delta_d, own
 
 

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from ..errors import WithRanges
+from ..estimators.control_variates import Reader
 from ..moves import Moves
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Nothing, Params, Population, Reports
 
@@ -149,15 +150,12 @@ class ServerPart(WithRanges):
         """Whether these clients send a code of their update, ``estimators/two_bits.py``."""
         return False
 
-    def drift(
-        self,
-        plan: PlanOfParts,
-        state: Any,
-        client_n: IntArray | None,
-    ) -> Params | None:
-        """What moves clients during their local steps, float32 (d,) for all or (n, d); or None.
+    def drift(self, plan: PlanOfParts, state: Any, part: slice, read: Reader) -> Params | None:
+        """What moves clients during their local steps on a stretch of the parameters, float32 (b,)
+        for all or (n, b); or None.
 
-        ``state`` is the whole ``RoundState``. ``client_n`` None: what all of them have in common.
+        ``state`` is the whole ``RoundState``, and ``read`` gives the estimator's sum of all c_j
+        and c_i of these clients.
         """
         return None
 

@@ -29,7 +29,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import NOBODY, IntArray, Params
+from ..estimators.control_variates import Reader
+from ..types import Params
 from .part import PlanOfParts, ServerPart
 
 
@@ -52,17 +53,6 @@ class Scaffold(ServerPart):
                 "one that knows it, such as 'difference-own'"
             )
 
-    def drift(
-        self,
-        plan: PlanOfParts,
-        state: Any,
-        client_n: IntArray | None,
-    ) -> Params:
-        control = plan.rule.control
-        if client_n is None:
-            total_d = control.value(state.control, NOBODY).total_d
-            return np.asarray(plan.step_factor * total_d, np.float32)
-        total_d, control_nd = control.value(state.control, client_n)
-        # One row may stand for c_i that are all equal.
-        control_nd = np.broadcast_to(control_nd, (len(client_n), len(total_d)))
-        return np.asarray(plan.step_factor * (total_d - control_nd), np.float32)
+    def drift(self, plan: PlanOfParts, state: Any, part: slice, read: Reader) -> Params:
+        total_b, control_nb = read(part)
+        return np.asarray(plan.step_factor * (total_b - control_nb), np.float32)

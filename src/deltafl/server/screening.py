@@ -9,6 +9,8 @@ import numpy.typing as npt
 from ..errors import OWN_ERRORS, DeltaflError
 from ..model_parts import LARGEST_ENTRY, as_array
 from ..samplers.base import Sampler
+from ..scale.rows import largest
+from ..scale.stretches import over_stretches
 from ..types import NO_REPLY, Array, BoolArray, Cohort, Params, RejectedReply, Reports
 
 #: How to write the update of a model.
@@ -20,10 +22,20 @@ Updates = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
 class ScreenedReplies(NamedTuple):
     """The usable part of what came back."""
 
-    #: without the drift that clients were sent; zero in rows without a usable reply
-    update_nd: Params
+    #: the usable updates (d,), not copied
+    updates: list[Params]
     reports: Reports  #: with ``responded_n`` False for missing and rejected replies
     rejected: list[RejectedReply]
+    num_params: int
+
+    @property
+    def update_nd(self) -> Params:
+        """A copy of them; zero in rows without a usable reply."""
+        here_n = self.reports.responded_n
+        update_nd = np.zeros((len(here_n), self.num_params), np.float32)
+        for place, update_d in zip(np.flatnonzero(here_n), self.updates, strict=True):
+            update_nd[place] = update_d
+        return update_nd
 
 
 def screen_replies(
@@ -31,14 +43,12 @@ def screen_replies(
     updates: Updates,
     reports: Reports | None,
     num_params: int,
-    drifts: Params | None = None,
     sampler: Sampler | None = None,
 ) -> ScreenedReplies:
-    """Check every reply, one per client of the cohort, for length, finiteness and range; then
-    subtract the drifts.
+    """Check every reply, one per client of the cohort, for length, finiteness and range.
 
-    Drifts are (d,), the same for all, or (n, d). Replies without a loss are rejected if the sampler
-    has ``needs_loss``. Wrong numbers of rows are the host's fault.
+    Replies without a loss are rejected if the sampler has ``needs_loss``. Wrong numbers of rows are
+    the host's fault.
     """
     n = len(cohort.client_n)
     if isinstance(updates, dict):
@@ -50,26 +60,22 @@ def screen_replies(
         raise DeltaflError(
             f"the cohort has {n} clients; updates and reports must have {n} rows in the same order"
         )
-    # One copy: hosts may go on using what they gave.
-    update_nd = np.zeros((n, num_params), np.float32)
+    usable = []
     responded_n = reports.responded_n.copy()
     faults = _report_faults(reports, sampler)
     rejected = []
     for i in np.flatnonzero(responded_n).tolist():
         reason = faults.get(i)
         try:
-            update_nd[i] = _read(updates[i], num_params)
+            update_d = _read(updates[i], num_params)
         except DeltaflError as fault:
             reason = str(fault)
-        if reason is not None:
-            # The update may have been read before its report was found to be wrong.
-            update_nd[i] = 0.0
-            responded_n[i] = False
-            rejected.append(RejectedReply(int(cohort.client_n[i]), reason))
-    # Clients added the drift in their local steps; what is left is what they learned.
-    if drifts is not None:
-        update_nd[responded_n] -= np.broadcast_to(drifts, update_nd.shape)[responded_n]
-    return ScreenedReplies(update_nd, _neutral(reports, responded_n), rejected)
+        if reason is None:
+            usable.append(update_d)
+            continue
+        responded_n[i] = False
+        rejected.append(RejectedReply(int(cohort.client_n[i]), reason))
+    return ScreenedReplies(usable, _neutral(reports, responded_n), rejected, num_params)
 
 
 def _read(update: npt.ArrayLike | None, num_params: int) -> Array:
@@ -94,11 +100,12 @@ def _read(update: npt.ArrayLike | None, num_params: int) -> Array:
         raise no_numbers
     with np.errstate(over="ignore", invalid="ignore"):
         update_d = given_d.astype(np.float32, copy=False)
-    largest = np.maximum(update_d.max(initial=0.0), -update_d.min(initial=0.0))
-    # Not ``largest > ...``, which NaN is not.
-    if not largest <= LARGEST_ENTRY:
+    largest_of = over_stretches(lambda part: largest(update_d[None, part]), num_params)
+    size = np.max(largest_of)
+    # Not ``size > ...``, which NaN is not.
+    if not size <= LARGEST_ENTRY:
         raise DeltaflError(
-            f"update has an entry of size {largest:.3g}, expected at most {LARGEST_ENTRY:.0e}"
+            f"update has an entry of size {size:.3g}, expected at most {LARGEST_ENTRY:.0e}"
         )
     return update_d
 

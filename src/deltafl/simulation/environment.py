@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from ..scale.stretches import cores_allowed
 from ..store import checked, read_json
 from ..store.machine import made_with, version_of
 from ..tasks.files import DATA_VARIABLE, cache_folder
@@ -92,7 +93,7 @@ def report() -> dict[str, Any]:
     del known["command"]
     return {
         **known,
-        "cores allowed": _cores_allowed(),
+        "cores allowed": cores_allowed(),
         **_torch(),
         "packages": {name: version for name, version in found.items() if name not in known},
         "missing": missing,
@@ -137,13 +138,6 @@ def _system() -> str:
     with suppress(OSError):
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     return f"{platform.system()} {platform.mac_ver()[0] or platform.release()}"
-
-
-def _cores_allowed() -> int:
-    """Cores that this process may use: fewer than there are in some containers and queues."""
-    with suppress(AttributeError):  # macOS and Windows do not say
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _torch() -> dict[str, Any]:

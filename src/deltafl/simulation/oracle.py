@@ -96,13 +96,15 @@ class SimulatedOracle:
             rest_m.extend(training.rest_n)
             once_k = np.ones(len(client_k))
             cohort = Cohort(client_k, once_k.astype(np.int64), once_k)
-            replies = screen_replies(
-                cohort, training.update_nd, training.reports, d, self.drifts(client_k)
-            )
-            screened.append(measure(replies.update_nd, replies.reports))
+            replies = screen_replies(cohort, training.update_nd, training.reports, d)
+            update_kd = replies.update_nd
+            drifts = self.drifts(client_k)
+            if drifts is not None:
+                update_kd -= drifts
+            screened.append(measure(update_kd, replies.reports))
             # In the order of clients, so that blocks of any size have the same bits.
             for i in np.flatnonzero(replies.reports.responded_n):
-                total_d += weight_m[client_k[i]] * replies.update_nd[i].astype(np.float64)
+                total_d += weight_m[client_k[i]] * update_kd[i].astype(np.float64)
         reports = _joined(screened)
         if reports.responded_n.any():
             # Summed as np.average does, to the last bit.

@@ -1,0 +1,77 @@
+"""Models in stretches that stay in the cache: all passes over one, then those over the next.
+
+A pass over whole rows of a large model waits for memory. Stretches are worked on in threads, but
+what they give is put together in their order: no bit depends on the number of threads.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
+from typing import TypeVar
+
+import numpy as np
+
+Seen = TypeVar("Seen")
+
+#: Parameters in the longest stretch; what a thread takes at a time, a multiple of every stretch.
+STRETCH = 2**13
+TURN = 2**16
+#: Numbers in all rows of a stretch that leave room for a few copies in the cache of a core.
+_IN_CACHE = 2**17
+#: Shorter stretches take Python longer than NumPy.
+_SHORTEST = 2**10
+#: Bytes of blocks that malloc shall keep, less than the 32 MiB at which glibc stops to learn.
+_KEPT = 2**24
+
+
+def threads() -> int:
+    """``OMP_NUM_THREADS``, which other libraries read as well; else the cores that this process
+    may use.
+    """
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    return cores_allowed()
+
+
+def cores_allowed() -> int:
+    """Cores that this process may use: fewer than there are in some containers and queues."""
+    with suppress(AttributeError):  # macOS and Windows do not say
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def stretches(num_params: int, rows: float = 1) -> list[slice]:
+    """The parameters in turn, for work on so many rows, or less than one; starts are multiples of
+    256.
+    """
+    length = STRETCH
+    while length * rows > _IN_CACHE and length > _SHORTEST:
+        length //= 2
+    parts = [slice(first, first + length) for first in range(0, max(num_params, 1), length)]
+    # An open end: rows that are too long show.
+    return [*parts[:-1], slice(parts[-1].start, None)]
+
+
+def over_stretches(look: Callable[[slice], Seen], num_params: int, rows: int = 1) -> list[Seen]:
+    """What a function gives for each stretch, in their order. It is called in several threads,
+    and may write into its own stretch of arrays.
+    """
+    parts = stretches(num_params, rows)
+    # glibc keeps blocks for the next stretch that are shorter than one it was given back. Else
+    # each would come from the system, page by page: that takes several times as long.
+    np.empty(min(_KEPT, 64 * num_params), np.uint8)
+    turn = TURN // (parts[0].stop or TURN)
+    turns = [parts[first : first + turn] for first in range(0, len(parts), turn)]
+    count = min(threads(), len(turns))
+    if count < 2:
+        return [look(part) for part in parts]
+    with ThreadPoolExecutor(count) as pool:
+        # In this thread's context, such as that of ``np.errstate``.
+        jobs = [
+            pool.submit(copy_context().run, lambda these: [look(part) for part in these], those)
+            for those in turns
+        ]
+        return [seen for job in jobs for seen in job.result()]

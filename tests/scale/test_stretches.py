@@ -1,0 +1,166 @@
+"""Large models are worked on in stretches: slow twins with whole rows, any number of threads,
+little memory.
+"""
+
+import tracemalloc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deltafl import (
+    Plan,
+    Population,
+    RoundInfo,
+    RoundState,
+    close_round,
+    init_round,
+    make_plan,
+    open_round,
+    stream,
+)
+from deltafl.estimators.two_bits import code_length, decode, encode, sum_decoded
+from deltafl.scale.numerics import weighted_sum
+from deltafl.scale.stretches import over_stretches, stretches
+from deltafl.types import FloatArray, Params
+
+RECOMMENDED = [
+    "uniform",
+    "innovation@local-pivotal",
+    "fedvarp",
+    "balanced",
+    "census",
+    "census+average=0.5+scaffold",
+    "census+average=0.5+mime=0.7",
+    "uniform@@difference-own+clip=median+scaffold",
+    "md-fixed@@hajek",
+]
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stretches of 256 parameters, and two of them at a time for a thread."""
+    for name, value in {"STRETCH": 256, "TURN": 512, "_SHORTEST": 256}.items():
+        monkeypatch.setattr(f"deltafl.scale.stretches.{name}", value)
+
+
+@given(st.integers(0, 30_000), st.floats(0.1, 300))
+def test_stretches_are_the_parameters_in_their_order(num_params: int, rows: float) -> None:
+    place_d = np.arange(num_params)
+    parts = stretches(num_params, rows)
+    np.testing.assert_array_equal(np.concatenate([place_d[part] for part in parts]), place_d)
+    assert all(part.start % 256 == 0 for part in parts)
+
+
+def test_what_fails_in_a_stretch_fails(short: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+
+    def look(part: slice) -> None:
+        if part.start == 1024:
+            np.array(1e300) * np.array(1e300)
+
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        over_stretches(look, 5000)
+
+
+def updates(plan: Plan, d: int, round: int) -> Params:
+    m = plan.population.num_clients
+    common_d = stream(0, "noise").normal(size=d)
+    own_md = stream(1, "noise").normal(size=(m, d))
+    noise_md = stream(2, "noise", round).normal(size=(m, d))
+    return (common_d + 0.5 * own_md + 0.3 * noise_md).astype(np.float32)
+
+
+def rounds(label: str, m: int, d: int, count: int = 3) -> Iterator[tuple[RoundState, RoundInfo]]:
+    plan = make_plan(label, np.arange(1, m + 1), min(4, m))
+    if plan.census is not None:
+        answers = [plan.census.answer(update_d) for update_d in updates(plan, d, 0)]
+        plan = plan.with_census(answers)
+    state = init_round(plan, np.zeros(d))
+    for round in range(count):
+        cohort = open_round(plan, state)
+        drifts = plan.drifts(state, cohort.client_n)
+        sent_nd = updates(plan, d, round)[cohort.client_n]
+        state, info = close_round(plan, state, cohort, sent_nd + (0 if drifts is None else drifts))
+        yield state, info
+
+
+@pytest.mark.parametrize("label", RECOMMENDED)
+# With fewer clients than components of the census, residuals are nothing but rounding.
+@pytest.mark.parametrize(("m", "d", "count"), [(30, 1337, 3), (1, 300, 1), (5, 1, 1)])
+def test_a_round_in_stretches_is_one_over_whole_rows(
+    label: str, m: int, d: int, count: int, request: pytest.FixtureRequest
+) -> None:
+    whole = list(rounds(label, m, d, count))
+    request.getfixturevalue("short")
+    for (state, info), (expected, told) in zip(rounds(label, m, d, count), whole, strict=True):
+        np.testing.assert_allclose(state.params_d, expected.params_d, rtol=1e-5, atol=1e-6)
+        for name in ("estimate_norm", "variance", "mean_over_diversity", "residual"):
+            np.testing.assert_allclose(getattr(info, name), getattr(told, name), rtol=1e-6)
+
+
+@pytest.mark.parametrize("label", RECOMMENDED)
+def test_no_bit_depends_on_the_number_of_threads(
+    label: str, short: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    one = list(rounds(label, 9, 2600))
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    for (state, info), (expected, told) in zip(rounds(label, 9, 2600), one, strict=True):
+        np.testing.assert_array_equal(state.params_d, expected.params_d)
+        assert repr(info) == repr(told)
+
+
+@given(st.integers(1, 700), st.integers(1, 40), st.integers(0, 9))
+def test_a_sum_of_codes_is_that_of_what_is_read_of_each(d: int, m: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    code_mc = encode(rng.normal(size=(m, d)) * np.exp(rng.normal(size=(m, 1))))
+    weight_2m = rng.normal(size=(2, m))
+    expected_2d = [weighted_sum(weight_m, decode(code_mc, d), d) for weight_m in weight_2m]
+    np.testing.assert_allclose(sum_decoded(weight_2m, code_mc, d), expected_2d, atol=1e-12 * m)
+    # A tuple of rows, as rounds leave them.
+    np.testing.assert_array_equal(
+        sum_decoded(weight_2m, tuple(code_mc), d), sum_decoded(weight_2m, code_mc, d)
+    )
+
+
+@given(st.integers(1, 1200), st.integers(1, 5), st.integers(0, 9))
+def test_codes_of_rows_are_those_of_each(d: int, n: int, seed: int) -> None:
+    vector_nd = np.random.default_rng(seed).normal(size=(n, d))
+    code_nc = encode(vector_nd)
+    np.testing.assert_array_equal(code_nc, [encode(vector_d) for vector_d in vector_nd])
+    number_nbk = code_nc.reshape(n, -1, 11)[..., 1:].astype(np.int64)
+    level_nk = number_nbk[..., None] >> 2 * np.arange(26) & 3
+    assert code_nc.shape == (n, code_length(d)) and level_nk.max() <= 3
+    read_nd: FloatArray = decode(code_nc, d)
+    assert 0 < np.sum(read_nd * vector_nd) < 2 * np.sum(vector_nd**2)
+
+
+def test_a_round_with_codes_takes_no_memory_of_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 million parameters of 200 clients: 60 bytes a parameter, where one row of float32 of each
+    client takes 800.
+    """
+    m, d, n = 200, 3_000_000, 10
+    rng = np.random.default_rng(0)
+    # The sums after the census take a second, and are looked at above.
+    monkeypatch.setattr(
+        "deltafl.estimators.two_phase.sum_decoded",
+        lambda weight_qn, _, num_params: np.zeros((len(weight_qn), num_params)),
+    )
+    code_c = encode(rng.standard_normal(d, np.float32))
+    population = Population.from_sizes([1] * m, aux=rng.normal(size=(m, 2)))
+    population = population._replace(
+        norm_m=np.ones(m), code_mc=np.broadcast_to(code_c, (m, len(code_c)))
+    )
+    plan = make_plan("census+average=0.5+scaffold", population, n)
+    state = init_round(plan, np.zeros(d))
+    update_d = rng.standard_normal(d, np.float32)
+    tracemalloc.start()
+    try:
+        close_round(plan, state, open_round(plan, state), [update_d] * n)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 60 * d + 32e6
