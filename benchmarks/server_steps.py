@@ -2,6 +2,7 @@
 balanced draws, a census.
 
     python benchmarks/server_steps.py [--repeats 5] [--out FILE]
+    python benchmarks/server_steps.py --models 3e5 11e6 --clients 50 1000 --out FILE [--plot PNG]
 
 - close: ``close_round`` of ``innovation``, 10 of 100 clients, models of 300,000 numbers; plain: the
   same estimate and memory with float64 rows, and nothing else: no screening, no variance, no
@@ -13,24 +14,45 @@ balanced draws, a census.
   variables; plain: principal components of all rows at once. Peak memory is in the file: that of
   the process, PyTorch's import included.
 
+- models, with ``--models``: ``close_round`` of every recommended method, 10 clients, beside a plain
+  loop over the replies in the same process: ``total += 0.1 * update`` with a float64 total. Updates
+  of more than 10^7 parameters are mapped from a file. What would take more than 8 GB of memory is
+  left out. The picture has a line of the seconds that reading the replies once takes.
+
 Exponents are slopes between two sizes, by the median CPU time.
 """
 
 import argparse
-from collections.abc import Iterator
+import json
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from math import log10
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from deltafl import Census, Population, close_round, init_round, make_plan, open_round
+from deltafl import (
+    Census,
+    Plan,
+    Population,
+    RoundState,
+    close_round,
+    init_round,
+    make_plan,
+    open_round,
+)
 from deltafl.designs.table import draw_cohort
+from deltafl.estimators.two_bits import encode
+from deltafl.scale.stretches import threads
 from deltafl.streams import stream
-from timing import Round, Variant, report, take_turns, write_record
+from timing import Round, Variant, machine, report, take_turns, versions, write_record
 
 PARAMETERS = 300_000
 CLIENTS = 100
@@ -38,6 +60,18 @@ COHORT = 10
 COLUMNS = 10
 DRAWN = 20
 NUMBERS = 64
+RECOMMENDED = (
+    "uniform",
+    "innovation@local-pivotal",
+    "fedvarp",
+    "balanced",
+    "census",
+    "census+average=0.5+scaffold",
+    "census+average=0.5+mime=0.7",
+)
+#: Parameters of which updates are in memory; bytes of memory that are too many.
+MAPPED = 11_000_000
+LARGEST = 8e9
 
 
 def updates(seed: int) -> np.ndarray:
@@ -145,6 +179,109 @@ def plain_census(m: int) -> Iterator[Round]:
     yield one_round
 
 
+def first_state(label: str, m: int, d: int) -> tuple[Plan, RoundState]:
+    """A plan and its state after a census, whose codes say the same of every client."""
+    rng = stream(0, "noise", d, m)
+    population = Population.from_sizes([3] * m, aux=rng.normal(size=(m, COLUMNS)))
+    if label.startswith("census"):
+        code_c = encode(rng.standard_normal(d, np.float32))
+        population = population._replace(
+            norm_m=rng.uniform(1, 2, size=m), code_mc=np.broadcast_to(code_c, (m, len(code_c)))
+        )
+    plan = make_plan(label, population, COHORT)
+    return plan, init_round(plan, np.zeros(d, np.float32))
+
+
+def bytes_of(label: str, d: int) -> int:
+    """About what three rounds of a method hold in memory, but for mapped updates."""
+    rows = 3 * COHORT * 4 * (label.startswith(("innovation", "fedvarp")))
+    slopes = 3 * 8 * (COLUMNS + 1) * label.startswith(("census", "balanced"))
+    return d * (rows + slopes + 60 + 4 * COHORT * (d <= MAPPED))
+
+
+def replies(d: int, folder: str) -> np.ndarray:
+    update_nd: np.ndarray = np.empty((COHORT, d), np.float32)
+    if d > MAPPED:
+        update_nd = np.memmap(Path(folder) / "updates", np.float32, "w+", shape=(COHORT, d))
+    for update_d in update_nd:
+        for first in range(0, d, 10**6):
+            part = update_d[first : first + 10**6]
+            part[:] = 0.01 * stream(0, "noise", first).standard_normal(len(part), np.float32)
+    return update_nd
+
+
+def timed(work: Callable[[], object]) -> float:
+    """CPU seconds: on a busy machine the clock says more of what else it does."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def models(sizes: list[int], clients_of: list[int], repeats: int) -> list[dict[str, Any]]:
+    """CPU seconds of closing a round, and of the plain loop between two of them."""
+    rows = []
+    for d, m in product(sizes, clients_of):
+        with TemporaryDirectory() as folder:
+            update_nd = replies(d, folder)
+
+            def plain(update_nd: np.ndarray = update_nd) -> None:
+                total_d = np.zeros(update_nd.shape[1])
+                for update_d in update_nd:
+                    total_d += 0.1 * update_d
+
+            for label in RECOMMENDED:
+                if bytes_of(label, d) > LARGEST or d * m * ("census" in label) > 2e10:
+                    print(f"{label:28} {d:>11,} {m:>6,}  left out", flush=True)
+                    continue
+                plan, state = first_state(label, m, d)
+                for _ in range(2):  # coefficients are learnt
+                    state, _ = close_round(plan, state, open_round(plan, state), update_nd)
+                cohort = open_round(plan, state)
+                close = partial(close_round, plan, state, cohort, update_nd)
+                seconds = [(timed(plain), timed(close)) for _ in range(repeats)]
+                plain_s, close_s = map(list, zip(*seconds, strict=True))
+                row = {"method": label, "parameters": d, "clients": m}
+                rows.append({**row, "plain_s": plain_s, "close_s": close_s})
+                ratios = sorted(long / short for short, long in seconds)
+                best = min(close_s) / min(plain_s)
+                print(
+                    f"{label:28} {d:>11,} {m:>6,}  plain {1e3 * min(plain_s):8.1f} ms  close "
+                    f"{1e3 * min(close_s):8.1f} ms  best {best:6.2f}  "
+                    f"median {median(ratios):6.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+                    flush=True,
+                )
+                del state, close
+    return rows
+
+
+def bandwidth() -> float:
+    """Bytes a second that one thread reads of an array that no cache holds."""
+    array = np.ones(2**26, np.float32)
+    return float(array.nbytes / min(timed(array.max) for _ in range(5)))
+
+
+def plot(rows: list[dict[str, Any]], rate: float, path: Path) -> None:
+    """A PNG of the CPU seconds over the size of the model, for the fewest clients."""
+    from deltafl.analysis import small_png, styled
+
+    with styled():
+        figure = Figure(figsize=(5.4, 3.8), dpi=150, layout="constrained")
+        axes = figure.subplots()
+        clients = min(row["clients"] for row in rows)
+        sizes = sorted({row["parameters"] for row in rows})
+        for label in RECOMMENDED:
+            own = [row for row in rows if row["method"] == label and row["clients"] == clients]
+            x = [row["parameters"] for row in own]
+            axes.loglog(x, [min(row["close_s"]) for row in own], marker="o", ms=3, label=label)
+        plain = [min(min(row["plain_s"]) for row in rows if row["parameters"] == d) for d in sizes]
+        axes.loglog(sizes, plain, "k--", label="plain loop")
+        reading = [4 * COHORT * d / rate for d in sizes]
+        axes.loglog(sizes, reading, "k:", label="memory's bandwidth")
+        axes.set(xlabel="parameters", ylabel="CPU seconds", title="Closing a round of ten replies")
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
+        path.write_bytes(small_png(figure))
+
+
 def main() -> None:
     """Time all steps, each beside its own plain form."""
     parser = argparse.ArgumentParser(
@@ -152,7 +289,20 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=5, help="turns, >= 1")
     parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--models", type=float, nargs="*", default=[], help="their parameters")
+    parser.add_argument("--clients", type=int, nargs="*", default=[50])
+    parser.add_argument("--plot", type=Path, help="PNG to write, of --models")
     options = parser.parse_args()
+    if options.models:
+        found = models([int(d) for d in options.models], options.clients, options.repeats)
+        rate = bandwidth()
+        about: dict[str, Any] = {"threads": threads(), "bytes_a_second": rate, "cohort": COHORT}
+        if options.out:
+            record = {"about": {**about, **machine()}, "versions": versions(), "rows": found}
+            options.out.write_text(json.dumps(record) + "\n", encoding="utf-8")
+        if options.plot:
+            plot(found, rate, options.plot)
+        return
     steps: list[dict[str, Variant]] = [
         {"close, plain": plain_close, "close innovation": close},
         {

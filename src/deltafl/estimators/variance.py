@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..scale.numerics import inner, weighted_sum
+from ..scale.numerics import weighted_sum
 from ..scale.stretches import over_stretches
 from ..types import FloatArray, Replies
 
@@ -50,9 +50,9 @@ class VarianceForm(NamedTuple):
         # Without mass nothing was left to chance: there is no mean, and V of the draw is 0.
         if self.centred and total > 0:
             scaled_nb -= weighted_sum(self.mass_n, scaled_nb, scaled_nb.shape[1]) / total
-        sum_2n[0] = inner(scaled_nb, scaled_nb)
+        sum_2n[0] = np.einsum("nd,nd->n", scaled_nb, scaled_nb)
         if self.alone_n.any():
-            sum_2n[1] = inner(part_nb, part_nb)
+            sum_2n[1] = np.einsum("nd,nd->n", part_nb, part_nb)
         return sum_2n
 
     def total(self, sum_2n: FloatArray) -> float:
