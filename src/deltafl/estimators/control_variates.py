@@ -55,8 +55,8 @@ from ..scale.rows import (
     RowFormat,
     Rows,
     RunningSum,
+    put_rows,
     read_rows,
-    replace_rows,
     row_values,
     stored,
 )
@@ -348,16 +348,19 @@ class OwnControl(InStretches):
         )
 
         def learn(part: slice, update_nb: Params, value: ControlValue) -> FloatArray:
-            for new_d, update_b in zip(new, update_nb, strict=True):
+            changed_nb = np.empty(update_nb.shape)
+            for new_d, old_d, update_b, changed_b in zip(
+                new, old, update_nb, changed_nb, strict=True
+            ):
                 new_d[part] = stored(update_b, new_d.dtype)
-            # Of the rows as stored, not of update_nb: a bfloat16 row is not the update that came.
-            num_params = update_nb.shape[1]
-            changed_nb = read_rows(new, part, num_params) - read_rows(old, part, num_params)
+                # Of the row as stored: in bfloat16 it is not the update that came.
+                after_b = row_values(new_d[part])
+                np.subtract(after_b, row_values(old_d[part]), out=changed_b, dtype=np.float64)
             return following.add(part, changed_nb)
 
         def learned(largest_of: list[FloatArray]) -> OwnControlState:
             followed = following.sum(largest_of)
-            learnt = OwnControlState(replace_rows(state.control_md, client_n, new), *followed)
+            learnt = OwnControlState(put_rows(state.control_md, client_n, new), *followed)
             # A huge c_i that has been replaced would leave its rounding errors in the sum for
             # ever, which is a bias (theory, section 10, docs/why/theory/control.md).
             if followed.is_lost:

@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import DeltaflError
 from ..moves import Moves
 from ..scale.numerics import inner, product
-from ..scale.rows import Following, Rows, RunningSum, replace_rows
+from ..scale.rows import Following, Rows, RunningSum, put_rows
 from ..types import (
     NOBODY,
     BoolArray,
@@ -159,7 +159,7 @@ class LastResiduals(InStretches):
         def learned(largest_of: list[FloatArray]) -> LastResidualsState:
             followed = following.sum(largest_of)
             learnt = state._replace(
-                code_mc=replace_rows(state.code_mc, client_n, codes),
+                code_mc=put_rows(state.code_mc, client_n, codes),
                 is_first_m=is_first_m,
                 total_d=followed.total_d,
                 rounding=followed.rounding,
@@ -339,7 +339,7 @@ class TwoPhase(InStretches):
             for client in new_k.tolist()
         ]
         first = first._replace(
-            code_mc=replace_rows(first.code_mc, new_k, code_kc),
+            code_mc=put_rows(first.code_mc, new_k, code_kc),
             is_first_m=first.is_first_m & ~joins_m,
         )
         first = residuals_summed_anew(first, moves.population.weight_m)
