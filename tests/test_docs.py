@@ -48,6 +48,7 @@ PLAYED = (
     *(
         f"how-to/{name}.md"
         for name in (
+            "cluster",
             "huggingface",
             "local-parts",
             "metrics",
@@ -71,6 +72,8 @@ NOT_PLAYED = {
     "make test": "is what plays this file",
     "deltafl audit --samplers by-loss-rank": "needs a change of the library; see the test of classes",
     "deltafl compare --task fashion-mnist --device cuda": "needs a GPU",
+    "deltafl compare --executor slurm": "needs a cluster; tests/simulation/test_elsewhere.py",
+    "deltafl compare --executor dask": "needs a scheduler; tests/simulation/test_elsewhere.py",
     "torchrun --nproc-per-node gpu": "needs GPUs",
     "torchrun --nnodes": "needs two machines",
     "ssh-keygen": "needs servers",
@@ -312,7 +315,7 @@ def are_installed(code: str) -> bool:
     """The packages of extras that a block needs."""
     return all(
         importlib.util.find_spec(name) is not None
-        for name in ("datasets", "mlflow", "tensorboard")
+        for name in ("datasets", "distributed", "mlflow", "tensorboard")
         if name in code
     )
 

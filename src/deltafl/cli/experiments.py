@@ -27,6 +27,7 @@ from ..simulation.directory import (
     refusals,
 )
 from ..simulation.distributed import ProcessGroup, joined_processes, refuse_processes
+from ..simulation.executors import EXECUTORS, named_executor
 from ..simulation.progress import OnProgress, Progress, sweep_progress
 from ..simulation.record import judges_of
 from ..simulation.settings import CompareSettings, RunSettings
@@ -55,6 +56,14 @@ Track = Annotated[
         metavar="NAME",
     ),
 ]
+ExecutorName = Annotated[
+    str | None,
+    typer.Option(
+        help=f"play the runs on other machines: {' or '.join(EXECUTORS)}, such as "
+        "dask:HOST:8786 or slurm:partition=cpu (docs/how-to/cluster.md)",
+        metavar="NAME[:WHERE]",
+    ),
+]
 app = typer.Typer(rich_markup_mode=None)
 NoReport = Annotated[bool, typer.Option("--no-report", help="leave out report.html")]
 #: A run that diverged: not 1 (a check that failed) and not 2 (bad input).
@@ -65,6 +74,7 @@ EXIT_DIVERGED = 3
 def compare(
     ctx: typer.Context,
     processes: Processes = None,
+    executor: ExecutorName = None,
     track: Track = None,
     set_: o.SetOption = None,
     config: o.Config = None,
@@ -86,7 +96,13 @@ def compare(
     settings, folder = o.begun(CompareSettings, ctx, set_, config, out, resume, trust_code)
     count = count_processes(processes, settings.device)
     explained = _explained("compare", folder, settings.task, settings.samplers)
-    with _tracked(track, folder) as on_round, explained, _progress(quiet) as on_progress:
+    playing = named_executor(executor, folder) if executor else nullcontext()
+    with (
+        playing as workers,
+        _tracked(track, folder) as on_round,
+        explained,
+        _progress(quiet) as on_progress,
+    ):
         found = run_comparison(
             settings,
             folder,
@@ -95,6 +111,7 @@ def compare(
             on_round,
             not no_report,
             trust_code,
+            workers,
         )
     _print_summary(found.numbers, [folder], folder, quiet)
 

@@ -38,6 +38,7 @@ def run_comparison(
     on_round: OnRound = lambda _: None,
     report: bool = True,
     trust_code: bool = False,
+    executor: Any = None,
 ) -> Comparison:
     """Play the runs that are not finished yet, and write summary, pictures and report; returns all
     that the folder has.
@@ -52,6 +53,8 @@ def run_comparison(
         on_round: Called here for each round of each run; with more processes up to a second later.
         report: Whether ``report.html`` is written.
         trust_code: Whether Python files that only ``out`` names may be imported.
+        executor: A ``concurrent.futures.Executor``, or one of submitit, that plays the runs in
+            place of processes; it need not see ``out``.
 
     Raises:
         DeltaflError: If another process is playing in the directory, or a run is impossible.
@@ -69,8 +72,9 @@ def run_comparison(
         if settings.rates and others:
             log.warning("rates has none for %s: the settings' rates are used", ", ".join(others))
         jobs = jobs_of(settings)
-        with side_by_side(min(processes, len(jobs))) as pool:
-            if pool is None:
+        with side_by_side(min(processes, len(jobs)), executor) as pool:
+            # What is played elsewhere is checked here.
+            if pool is None or executor is not None:
                 data = check(settings, out, before)
             else:
                 checking = pool.submit(check, settings, out, before)

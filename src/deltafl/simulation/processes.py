@@ -44,12 +44,22 @@ class JobError(RuntimeError):
         return f"a run failed in another process:\n{self.failure.text}"
 
 
+class LostRun(BrokenExecutor):
+    """A worker of an executor went away with what it played, or never began; the text says why."""
+
+
 def failure_of(error: Exception) -> Failure:
     """The failure behind an error that is being handled, from another process or from this one."""
     if isinstance(error, JobError):
         return error.failure
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     return Failure(traceback.format_exc(), in_one_line(error), places)
+
+
+def one_thread() -> dict[str, str]:
+    """This environment for processes side by side: more threads would only wait for cores."""
+    libraries = ("OMP", "OPENBLAS", "MKL")
+    return {f"{library}_NUM_THREADS": "1" for library in libraries} | dict(os.environ)
 
 
 class Processes(Executor):
@@ -65,9 +75,8 @@ class Processes(Executor):
     def __init__(
         self, count: int, start: Callable[..., None] | None = None, *arguments: Any
     ) -> None:
-        # The processes inherit it: more threads would only wait for cores.
-        for library in ("OMP", "OPENBLAS", "MKL"):
-            os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+        # The processes inherit it.
+        os.environ.update(one_thread())
         context = _context()
         messages = context.Queue()
         self._listener = logging.handlers.QueueListener(messages, _Forward())
@@ -184,6 +193,12 @@ def result(future: Future[Any]) -> Any:
     """What a call returned or raised."""
     try:
         return future.result()
+    except LostRun as lost:
+        raise DeltaflError(
+            f"a run was lost several times on the executor's workers, the last time by {lost}: "
+            "look there, for instance whether deltafl is installed and memory is enough, and give "
+            "the same command again"
+        ) from None
     except BrokenExecutor:
         raise DeltaflError(
             "a process of this run died; if it was killed, memory may have run out: use fewer "

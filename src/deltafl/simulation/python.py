@@ -41,6 +41,7 @@ def compare(
     report: bool = True,
     on_round: OnRound | None = None,
     trust_code: bool = False,
+    executor: Any = None,
     **settings: Any,
 ) -> Comparison:
     """Compare samplers on one task, seed by seed, under the same split, initial model and
@@ -65,6 +66,9 @@ def compare(
             order.
         trust_code: Whether Python files that only the settings recorded in ``out`` name may be
             imported, and so run.
+        executor: What plays the runs in place of processes: any ``concurrent.futures.Executor``,
+            such as ``client.get_executor()`` of Dask, or an executor of submitit
+            (docs/how-to/cluster.md).
         settings: The settings of ``deltafl compare``: ``rounds=50``, ``sample=10``,
             ``local_lr=0.1``, ...
 
@@ -83,7 +87,9 @@ def compare(
     folder = _folder(out, "compare", resolved.task)
     told = on_round or (lambda _: None)
     with sweep_progress(progress) as on_progress:
-        return run_comparison(resolved, folder, on_progress, count, told, report, trust_code)
+        return run_comparison(
+            resolved, folder, on_progress, count, told, report, trust_code, executor
+        )
 
 
 def tune(

@@ -1,0 +1,77 @@
+"""Executors by name, for ``deltafl compare --executor NAME:WHERE``.
+
+From Python any ``concurrent.futures.Executor`` will do, under whatever name.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ..errors import DeltaflError, explained, in_one_line, require, unknown_name
+
+#: What submitit calls the same on every cluster.
+_SHARED = ("cpus_per_task", "gpus_per_node", "mem_gb", "nodes", "tasks_per_node", "timeout_min")
+
+
+@contextmanager
+def _dask(address: str, folder: Path) -> Iterator[Any]:
+    require("distributed", "cluster")
+    from distributed import Client
+
+    if not address:
+        raise DeltaflError("dask needs its scheduler's address; write --executor dask:HOST:8786")
+    try:
+        client = Client(address, timeout="10s")
+    except (OSError, ValueError, ImportError) as error:
+        raise DeltaflError(
+            f"there is no Dask scheduler at {address} ({in_one_line(error)}); start one with "
+            "'dask scheduler', and write --executor dask:HOST:8786"
+        ) from None
+    with client:
+        yield client.get_executor()
+
+
+@contextmanager
+def _slurm(options: str, folder: Path, cluster: str = "slurm") -> Iterator[Any]:
+    require("submitit", "cluster")
+    import submitit
+
+    given = dict[str, Any]()
+    for option in filter(None, options.split(",")):
+        name, equals, value = option.partition("=")
+        if not (name.isidentifier() and equals and value):
+            raise DeltaflError(
+                f"--executor {cluster}:{options} has {option!r}; write options of sbatch such as "
+                f"{cluster}:partition=cpu,timeout_min=60"
+            )
+        key = name if name in _SHARED else f"slurm_{name}"
+        given[key] = int(value) if value.isdecimal() else value
+    with explained(f"{cluster} does not take these options"):
+        # Beside the runs: its workers and this process have to see it.
+        executor = submitit.AutoExecutor(folder / "submitit", cluster=cluster)
+        executor.update_parameters(**given)
+    yield executor
+
+
+@contextmanager
+def _local(options: str, folder: Path) -> Iterator[Any]:
+    with _slurm(options, folder, "local") as executor:
+        yield executor
+
+
+#: Name -> a context that gives an executor, from what follows the colon and the results' folder.
+EXECUTORS: Mapping[str, Callable[[str, Path], AbstractContextManager[Any]]] = MappingProxyType(
+    {"dask": _dask, "slurm": _slurm, "local": _local}
+)
+
+
+def named_executor(text: str, folder: Path) -> AbstractContextManager[Any]:
+    """The executor that ``dask:ADDRESS``, ``slurm:partition=NAME`` or ``local`` names; ``local``
+    does on this machine what ``slurm`` does, to try it.
+    """
+    name, _, rest = text.partition(":")
+    if name not in EXECUTORS:
+        raise unknown_name("executor", name, EXECUTORS)
+    return EXECUTORS[name](rest, folder)

@@ -1,0 +1,218 @@
+"""Runs by executors of the user's: the same bits, lost workers, errors, names of executors."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deltafl
+from deltafl.errors import DeltaflError
+from deltafl.simulation import elsewhere
+from deltafl.simulation.executors import named_executor
+
+SETTINGS: dict[str, Any] = {"rounds": 2, "seeds": 1, "progress": False, "report": False}
+
+
+OWN = """
+from dataclasses import dataclass
+
+import numpy as np
+from beside import EVERY
+
+from deltafl import Sampler, draw_cohort
+
+
+@dataclass(frozen=True)
+class Alternate(Sampler):
+    def init(self, population):
+        return ()
+
+    def open(self, state, available_m, n, rng, oracle=None):
+        score_m = 1.0 + np.arange(len(available_m)) % EVERY
+        return draw_cohort(score_m, n, "pivotal", rng, available_m)
+
+    def update(self, state, cohort, reports):
+        return state
+"""
+
+
+class Threads(ThreadPoolExecutor):
+    """Threads of this process, the smallest executor; the first calls may go wrong."""
+
+    def __init__(self, *spoils: Callable[..., Any]) -> None:
+        super().__init__(2)
+        self.spoils = [*spoils]
+
+    def submit(self, function: Any, /, *arguments: Any, **named: Any) -> Future[Any]:
+        if self.spoils:
+            function = self.spoils.pop(0)
+        return super().submit(function, *arguments, **named)
+
+
+def played(out: Path, executor: Any, samplers: str = "uniform", **more: Any) -> dict[str, bytes]:
+    deltafl.compare("digits", samplers, out=out, executor=executor, **{**SETTINGS, **more})
+    return lines(out)
+
+
+def lines(out: Path) -> dict[str, bytes]:
+    return {file.parent.name: file.read_bytes() for file in out.rglob("rounds.jsonl")}
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What this process alone plays."""
+    out = tmp_path_factory.mktemp("here") / "out"
+    return played(out, None, "full,uniform", processes=1)
+
+
+def lost(*_: Any) -> None:
+    raise BrokenExecutor("the worker's machine went away")
+
+
+def test_runs_are_those_of_this_process_and_lost_ones_are_played_again(
+    here: dict[str, bytes], tmp_path: Path
+) -> None:
+    with Threads(lost, lost) as threads:
+        assert played(tmp_path / "out", threads, "full,uniform") == here
+    # Nothing is left but what a comparison has anyway.
+    assert {file.name for file in (tmp_path / "out" / "runs").iterdir()} == {*here}
+    assert len(deltafl.load(tmp_path / "out").summary()) == 2
+
+
+def test_who_loses_every_run_is_told_so(tmp_path: Path) -> None:
+    with (
+        Threads(*[lost] * 9) as threads,
+        pytest.raises(DeltaflError, match=r"the last time by .*machine went away.*look there"),
+    ):
+        played(tmp_path / "out", threads)
+
+
+def test_errors_of_a_run_and_other_versions_are_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def fails(*_: Any) -> DeltaflError:
+        calls.append(1)
+        return DeltaflError("no such run")
+
+    with Threads(fails) as threads, pytest.raises(DeltaflError, match=r"^no such run$"):
+        played(tmp_path / "out", threads)
+    assert len(calls) == 1
+    monkeypatch.setattr(elsewhere, "__version__", "0.0.1")
+    found = elsewhere.played(b"", "9.9", "")
+    assert "a worker has deltafl 0.0.1, and this machine 9.9" in str(found)
+
+
+def test_a_run_goes_on_from_the_checkpoint_that_is_here(
+    here: dict[str, bytes], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    played(out, None, processes=1, rounds=1)
+    with Threads() as threads:
+        assert played(out, threads) == {"uniform-seed0": here["uniform-seed0"]}
+
+
+def test_files_of_the_users_go_with_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("beside.py").write_text("EVERY = 2\n")
+    Path("mine.py").write_text(OWN)
+    rows = "\n".join(f"{x},{x % 3},{'ab'[x % 2]}" for x in range(120))
+    Path("table.csv").write_text(f"size,who,kind\n{rows}\n")
+    folders = []
+    for executor in (None, Threads()):
+        out = Path(f"out{len(folders)}")
+        deltafl.compare(
+            "table.csv",
+            "mine.py:Alternate",
+            label="kind",
+            column="who",
+            sample=1,
+            out=out,
+            processes=1,
+            executor=executor,
+            **SETTINGS,
+        )
+        folders.append(out)
+    assert lines(folders[0]) == lines(folders[1])
+
+
+def test_workers_of_different_data_are_refused(tmp_path: Path) -> None:
+    player = elsewhere.Elsewhere(Threads())
+    out = tmp_path / "out"
+    played(out, None, processes=1)
+    place = out / "runs" / "uniform-seed0"
+    files = {file.relative_to(place): file.read_bytes() for file in place.iterdir()}
+    player._data[0] = "another"
+    with player, pytest.raises(DeltaflError, match="different data for seed 0"):
+        player._take(files, place, 0)
+    # What was there stays.
+    assert (place / "rounds.jsonl").exists() and len([*place.parent.iterdir()]) == 1
+
+
+def test_what_is_no_executor_or_names_none_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DeltaflError, match=r"executor is str; it must be a concurrent.futures"):
+        played(tmp_path / "out", "dask")
+    for text, why in {
+        "dusk:1": "executor.*dask",
+        "dask": "needs its scheduler's address",
+        "local:partition": "write options of sbatch such as",
+        "slurm:partition=cpu": "slurm does not take these options.*slurm",
+    }.items():
+        pytest.importorskip("submitit")
+        with pytest.raises(DeltaflError, match=why), named_executor(text, tmp_path):
+            pass
+    with Threads() as threads, pytest.raises(DeltaflError, match="leave it out with an executor"):
+        played(tmp_path / "out", threads, "fedvarp", memory_path=str(tmp_path / "memory"))
+
+
+@pytest.fixture
+def client() -> Iterator[Any]:
+    """A Dask cluster of two processes."""
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(  # type: ignore[no-untyped-call, unused-ignore]
+            n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_dask_cluster_plays_a_comparison_though_a_worker_is_killed(
+    client: Any, here: dict[str, bytes], tmp_path: Path
+) -> None:
+    killed = []
+
+    def kill_one_that_plays() -> None:
+        pids = client.run(os.getpid)
+        while not killed:
+            busy = [worker for worker, keys in client.processing().items() if keys]
+            for worker in busy[:1]:
+                os.kill(pids[worker], signal.SIGKILL)
+                killed.append(worker)
+            time.sleep(0.05)
+
+    killer = threading.Thread(target=kill_one_that_plays)
+    killer.start()
+    assert played(tmp_path / "out", client.get_executor(), "full,uniform") == here
+    killer.join()
+    assert killed
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_submitit_plays_a_comparison(here: dict[str, bytes], tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    out = tmp_path / "out"
+    with named_executor("local:timeout_min=5", out) as executor:
+        assert not isinstance(executor, Executor)
+        assert played(out, executor) == {"uniform-seed0": here["uniform-seed0"]}
