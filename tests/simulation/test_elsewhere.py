@@ -96,7 +96,7 @@ def test_who_loses_every_run_is_told_so(tmp_path: Path) -> None:
 def test_errors_of_a_run_and_other_versions_are_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = []
+    calls: list[int] = []
 
     def fails(*_: Any) -> DeltaflError:
         calls.append(1)
@@ -127,7 +127,7 @@ def test_files_of_the_users_go_with_the_job(
     Path("mine.py").write_text(OWN)
     rows = "\n".join(f"{x},{x % 3},{'ab'[x % 2]}" for x in range(120))
     Path("table.csv").write_text(f"size,who,kind\n{rows}\n")
-    folders = []
+    folders: list[Path] = []
     for executor in (None, Threads()):
         out = Path(f"out{len(folders)}")
         deltafl.compare(
@@ -191,7 +191,7 @@ def client() -> Iterator[Any]:
 def test_a_dask_cluster_plays_a_comparison_though_a_worker_is_killed(
     client: Any, here: dict[str, bytes], tmp_path: Path
 ) -> None:
-    killed = []
+    killed: list[str] = []
 
     def kill_one_that_plays() -> None:
         pids = client.run(os.getpid)

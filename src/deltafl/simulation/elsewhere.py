@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, Future
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
@@ -114,7 +114,7 @@ class Elsewhere(Executor):
         else:
             ours.set_result(None)
 
-    def _take(self, files: Mapping[PurePath, bytes], place: Path, seed: int) -> None:
+    def _take(self, files: Mapping[Path, bytes], place: Path, seed: int) -> None:
         """Put the files of a finished run in the place of its folder here."""
         fresh = RunDirectory(place.with_name(f"{place.name}.new"))
         fresh.delete()
@@ -142,7 +142,6 @@ def _parcel(player: Player, job: Job) -> Parcel:
     table = here / str(job.settings.task)
     if table.suffix and table.is_file():
         named.add(table)
-    begun = [file for file in place.rglob("*") if file.is_file()]
     return Parcel(
         Player(player.folder.absolute(), keep_folders=True),
         job,
@@ -152,7 +151,7 @@ def _parcel(player: Player, job: Job) -> Parcel:
         allowed(),
         {
             **{file.absolute(): read_bytes(file, users=True) for file in named},
-            **{file: read_bytes(file) for file in begun},
+            **{file: read_bytes(file) for file in _files(place)},
         },
     )
 
@@ -167,7 +166,7 @@ def played(parcel: bytes, version: str, attempt: str) -> Any:
         return DeltaflError(f"a worker has deltafl {__version__}, and this machine {version}")
     with TemporaryDirectory(prefix="deltafl-") as name:
         folder = Path(name)
-        (folder / _PARCEL).write_bytes(parcel)
+        write_atomically(folder / _PARCEL, parcel, private=True)
         # Not in this process: Dask plays several jobs in threads of one, and a run has a current
         # folder and threads of its own. It ends when its input does, with this process.
         with subprocess.Popen(
@@ -178,16 +177,16 @@ def played(parcel: bytes, version: str, attempt: str) -> Any:
             process.wait()
         if not (folder / _ENDED).exists():
             raise RuntimeError(f"its process ended with code {process.returncode}")
-        return pickle.loads((folder / _ENDED).read_bytes())  # noqa: S301 - of its own process
+        return pickle.loads(read_bytes(folder / _ENDED))  # noqa: S301 - of its own process
 
 
 def _play(folder: Path) -> Any:
-    parcel: Parcel = pickle.loads((folder / _PARCEL).read_bytes())  # noqa: S301 - of the executor
+    parcel: Parcel = pickle.loads(read_bytes(folder / _PARCEL))  # noqa: S301 - of the executor
     there = partial(_within, folder)
     for file, content in parcel.files.items():
-        there(file).parent.mkdir(parents=True, exist_ok=True)
-        there(file).write_bytes(content)
-    there(parcel.current).mkdir(parents=True, exist_ok=True)
+        make_folder(there(file).parent)
+        write_atomically(there(file), content, private=True)
+    make_folder(there(parcel.current))
     os.chdir(there(parcel.current))
     if parcel.allowed is not None:
         allow(frozenset(map(there, parcel.allowed)))
@@ -198,7 +197,7 @@ def _play(folder: Path) -> Any:
     player = parcel.player._replace(folder=there(parcel.player.folder))
     player.play(parcel.job, lambda _: None)
     place = player.place(parcel.job)
-    return {file.relative_to(place): file.read_bytes() for file in _files(place)}
+    return {file.relative_to(place): read_bytes(file) for file in _files(place)}
 
 
 def _files(place: Path) -> Iterator[Path]:
@@ -225,10 +224,8 @@ def _main(folder: Path) -> None:
         found = DeltaflError(str(error))
     except Exception as error:
         found = JobError(failure_of(error))
-    file = folder / f"{_ENDED}.new"
-    file.write_bytes(pickle.dumps(found))
     # It is there whole or not at all.
-    file.replace(folder / _ENDED)
+    write_atomically(folder / _ENDED, pickle.dumps(found))
 
 
 if __name__ == "__main__":
