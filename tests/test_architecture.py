@@ -206,7 +206,6 @@ SAFE = {
     "deltafl.simulation.oracle TemporaryFile": "a file without a name",
     "deltafl.simulation.oracle posix_fallocate": "a file without a name",
     "deltafl.simulation.oracle memmap": "a file without a name",
-    "deltafl.simulation.elsewhere TemporaryDirectory": "a new folder that nobody else can name",
     "deltafl.simulation.elsewhere replace": "a name is replaced, no link followed",
     "deltafl.simulation.directory rmdir": "an empty folder, no link",
     "deltafl.simulation.sweep rmdir": "an empty folder, no link",
