@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import DeltaflError
-from .estimators.control_variates import ControlValue, Reader
+from .estimators.control_variates import ControlValue, InStretches, Reader, wrong_value
 from .estimators.sketch import count_sketch
 from .estimators.variance import effective_sample_size, variance_form
 from .plan import Plan, RoundState
@@ -97,7 +97,12 @@ class Accumulator:
         replies = plan.collect_replies(state, self.cohort, here_n)
         self.coef_n = replies.coef_n
 
-        read = plan.rule.control.reader(state.control, replies.client_n)
+        control = plan.rule.control
+        if isinstance(control, InStretches):
+            read = control.reader(state.control, replies.client_n)
+        else:
+            value = control.value(state.control, replies.client_n)
+            read = self._checked(value, (self._d,)).part
         if self._intakes:
             read = self._taken_in(read)
         # c and its coefficient are from before the draw, or D would be biased: ``state`` is.
@@ -172,10 +177,7 @@ class Accumulator:
         # word.
         usual = [(shape, (rows, *shape)) for rows in (1, len(self._updates))]
         if not isinstance(value, ControlValue) or tuple(map(np.shape, value)) not in usual:
-            raise DeltaflError(
-                f"{type(self.plan.rule.control).__name__}.value must return ControlValue(total_d, "
-                f"control_nd), d = {self._d}, with a row for each client it is given"
-            )
+            raise wrong_value(self.plan.rule.control, f", d = {self._d}")
         return value
 
     def _measured(self, part: slice, update_kb: Params, error_kb: FloatArray) -> "_Measured":

@@ -290,8 +290,8 @@ def test_a_function_of_ones_own_on_the_command_line(mine: Path) -> None:
     code, output = command("run", **given, metric=names, threshold=0.01, out="run")
     assert code == 0 and "worst error" in output
     first, *others = lines_of(Path("run"))
-    assert [judge["name"] for judge in first["metrics"]] == ["worst error", "of_arrays", "r2"]
-    assert first["metrics"][0]["higher"] is False
+    assert [judge.name for judge in first["metrics"]] == ["worst error", "of_arrays", "r2"]
+    assert first["metrics"][0].higher is False
     assert all(set(first["test"]) == set(line["test"]) for line in others)
     run = deltafl.load("run").curves[0]
     assert (run.metric, run.judge.higher) == ("worst error", False)

@@ -93,7 +93,8 @@ def _headings() -> dict[str, str]:
     of_server = [name for name in IN_TEXT if name not in of_training]
     return {
         "What to run": "samplers sampler seeds seed task clients sample rounds local_rates "
-        "server_rates tuning_seeds extensions out resume trust_code config processes workers",
+        "server_rates tuning_seeds extensions out resume trust_code config processes executor "
+        "workers",
         "Local training": "local_lr lr_schedule local_epochs local_steps batch_size local_momentum "
         f"{' '.join(of_training)} proximal fixed_order device",
         "Server": f"{' '.join(of_server)} weights memory_dtype memory_path",

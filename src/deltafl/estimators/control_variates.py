@@ -47,7 +47,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import WithRanges
+from ..errors import DeltaflError, WithRanges
 from ..moves import Moves
 from ..scale.numerics import RANK_TOLERANCE, product, weighted_sum
 from ..scale.rows import (
@@ -174,7 +174,11 @@ class ControlVariate(WithRanges, ABC):
 
     def reader(self, state: Any, client_n: IntArray) -> Reader:
         """``value`` in stretches."""
-        return self.value(state, client_n).part
+        value = self.value(state, client_n)
+        # It may be a user's, and is cut up before its shape is compared with the model's.
+        if not isinstance(value, ControlValue) or [*map(np.ndim, value)] != [1, 2]:
+            raise wrong_value(self)
+        return value.part
 
     def coefficient(self, state: Any) -> float:
         """Beta of this round."""
@@ -198,6 +202,14 @@ class ControlVariate(WithRanges, ABC):
         """The state when clients join, change or leave; by default nobody can join or leave."""
         moves.require_none(self)
         return state
+
+
+def wrong_value(control: ControlVariate, width: str = "") -> DeltaflError:
+    """The error for what a class of a user's returned."""
+    return DeltaflError(
+        f"{type(control).__name__}.value must return ControlValue(total_d, control_nd){width}, "
+        "with a row for each client it is given"
+    )
 
 
 class InStretches(ControlVariate):
