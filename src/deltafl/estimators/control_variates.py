@@ -174,11 +174,12 @@ class ControlVariate(WithRanges, ABC):
 
     def reader(self, state: Any, client_n: IntArray) -> Reader:
         """``value`` in stretches."""
-        value = self.value(state, client_n)
+        value: Any = self.value(state, client_n)
         # It may be a user's, and is cut up before its shape is compared with the model's.
         if not isinstance(value, ControlValue) or [*map(np.ndim, value)] != [1, 2]:
             raise wrong_value(self)
-        return value.part
+        read: Reader = value.part
+        return read
 
     def coefficient(self, state: Any) -> float:
         """Beta of this round."""
