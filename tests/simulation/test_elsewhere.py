@@ -2,10 +2,13 @@
 
 import os
 import signal
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import deltafl
 from deltafl.errors import DeltaflError
 from deltafl.simulation import elsewhere
 from deltafl.simulation.executors import named_executor
+from deltafl.tasks import registry
 
 SETTINGS: dict[str, Any] = {"rounds": 2, "seeds": 1, "progress": False, "report": False}
 
@@ -143,6 +147,19 @@ def test_files_of_the_users_go_with_the_job(
         )
         folders.append(out)
     assert lines(folders[0]) == lines(folders[1])
+
+
+def test_tasks_that_a_job_does_not_name_stay_here(
+    here: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("only_on_this_machine")
+    exec("def make(**settings): ...", vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    make = vars(module)["make"]
+    monkeypatch.setattr(registry, "_TASKS", dict(registry._TASKS))
+    registry.register(replace(registry.find_task("synthetic"), name="theirs", make=make))
+    with Threads() as threads:
+        assert played(tmp_path / "out", threads) == {"uniform-seed0": here["uniform-seed0"]}
 
 
 def test_workers_of_different_data_are_refused(tmp_path: Path) -> None:

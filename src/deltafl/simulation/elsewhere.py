@@ -22,7 +22,7 @@ from .. import __version__
 from ..errors import DeltaflError, in_one_line
 from ..store.files import below, make_folder, read_bytes, write_atomically
 from ..store.own_python import allow, allowed, files_named
-from ..tasks.registry import added_tasks, import_tasks, register, task_modules
+from ..tasks.registry import added_tasks, register
 from .directory import RunDirectory, locked
 from .processes import JobError, LostRun, failure_of, one_thread, packed
 from .record import Job
@@ -40,7 +40,6 @@ class Parcel(NamedTuple):
     job: Job
     current: Path  #: the folder that names are relative to
     tasks: list[Any]
-    modules: list[str]
     allowed: frozenset[Path] | None
     files: Mapping[Path, bytes]  #: by absolute path, those of an unfinished run included
 
@@ -146,8 +145,8 @@ def _parcel(player: Player, job: Job) -> Parcel:
         Player(player.folder.absolute(), keep_folders=True),
         job,
         here,
-        [*added_tasks().values()],
-        task_modules(),
+        # Not the others: they may be of modules that no worker has.
+        [spec for name, spec in added_tasks().items() if name == job.settings.task],
         allowed(),
         {
             **{file.absolute(): read_bytes(file, users=True) for file in named},
@@ -190,8 +189,6 @@ def _play(folder: Path) -> Any:
     os.chdir(there(parcel.current))
     if parcel.allowed is not None:
         allow(frozenset(map(there, parcel.allowed)))
-    for module in parcel.modules:
-        import_tasks(module)
     for spec in parcel.tasks:
         register(spec)
     player = parcel.player._replace(folder=there(parcel.player.folder))
