@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import DeltaflError
-from .estimators.control_variates import ControlValue, InStretches, Reader, wrong_value
+from .estimators.control_variates import ControlValue, Reader, wrong_value
 from .estimators.sketch import count_sketch
 from .estimators.variance import effective_sample_size, variance_form
 from .plan import Plan, RoundState
@@ -98,15 +98,11 @@ class Accumulator:
         self.coef_n = replies.coef_n
 
         control = plan.rule.control
-        if isinstance(control, InStretches):
-            read = control.reader(state.control, replies.client_n)
-        else:
-            value = control.value(state.control, replies.client_n)
-            read = self._checked(value, (self._d,)).part
+        read = control.reader(state.control, replies.client_n)
         if self._intakes:
             read = self._taken_in(read)
         # c and its coefficient are from before the draw, or D would be biased: ``state`` is.
-        learner = plan.rule.control.learner(state.control, plan.population, replies)
+        learner = control.learner(state.control, plan.population, replies)
         estimate_d = np.empty(self._d)
         form = variance_form(replies)
 
@@ -180,7 +176,7 @@ class Accumulator:
             raise wrong_value(self.plan.rule.control, f", d = {self._d}")
         return value
 
-    def _measured(self, part: slice, update_kb: Params, error_kb: FloatArray) -> "_Measured":
+    def _measured(self, part: slice, update_kb: Params, error_kb: FloatArray) -> _Measured:
         """What the server measures on a stretch of the updates."""
         sampler = self.plan.sampler
         count_k = None
@@ -193,7 +189,7 @@ class Accumulator:
             sketch_kq = count_sketch(error_kb, sampler.sketch_size, self.plan.seed, first)
         return _Measured(norm_k, deviation_k, inner(error_kb, error_kb), sketch_kq)
 
-    def _reported(self, sums: "_Measured", read: Reader) -> Reports:
+    def _reported(self, sums: _Measured, read: Reader) -> Reports:
         """The reports with what the server measures on the updates; 0 where there is none."""
         bias_size = self.plan.sampler.output_bias_size
         if bias_size > self._d:

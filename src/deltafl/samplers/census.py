@@ -24,7 +24,7 @@ from ..estimators.sketch import count_sketch
 from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled
 from ..model_parts import LARGEST_ENTRY
 from ..scale.numerics import RANK_TOLERANCE, inner, lower_median
-from ..scale.rows import largest
+from ..scale.rows import largest_entry
 from ..scale.stretches import over_stretches
 from ..types import Array, FloatArray, IntArray, Population, Rng
 
@@ -327,7 +327,7 @@ class Census(WithRanges):
 def _make_unit(vector_d: FloatArray) -> None:
     """``_units`` of one long vector."""
     d = len(vector_d)
-    size = float(np.max(over_stretches(lambda part: largest(vector_d[None, part]), d)))
+    size = largest_entry(vector_d)
     if size == 0:
         return
 

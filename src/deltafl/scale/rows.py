@@ -23,6 +23,7 @@ from ..errors import DeltaflError
 from ..store.files import opened, private_folder, remove, sync_folder
 from ..types import LARGEST_STEP, Array, FloatArray, IntArray, Params
 from .numerics import weighted_sum
+from .stretches import over_stretches
 
 #: float32 (d,), or uint16 (d,): the bits of bfloat16.
 Row = npt.NDArray[Any]
@@ -318,7 +319,7 @@ class RunningSum(NamedTuple):
     @property
     def is_lost(self) -> bool:
         """Whether it must be recomputed."""
-        return bool(self.rounding > LOST * largest(self.total_d[None])[0])
+        return bool(self.rounding > LOST * largest_entry(self.total_d))
 
 
 class Following:
@@ -349,6 +350,11 @@ def largest(row_nb: np.ndarray[Any, Any]) -> Array:
     """The largest absolute value of each row; 0 if there is none, NaN if one is."""
     most_n = np.maximum(row_nb.max(axis=1, initial=0), -row_nb.min(axis=1, initial=0))
     return np.asarray(most_n)
+
+
+def largest_entry(vector_d: np.ndarray[Any, Any]) -> float:
+    """The same of one long vector."""
+    return float(np.max(over_stretches(lambda part: largest(vector_d[None, part]), len(vector_d))))
 
 
 def settled(state: Any) -> Any:

@@ -9,8 +9,7 @@ import numpy.typing as npt
 from ..errors import OWN_ERRORS, DeltaflError
 from ..model_parts import LARGEST_ENTRY, as_array
 from ..samplers.base import Sampler
-from ..scale.rows import largest
-from ..scale.stretches import over_stretches
+from ..scale.rows import largest_entry
 from ..types import NO_REPLY, Array, BoolArray, Cohort, Params, RejectedReply, Reports
 
 #: How to write the update of a model.
@@ -100,8 +99,7 @@ def _read(update: npt.ArrayLike | None, num_params: int) -> Array:
         raise no_numbers
     with np.errstate(over="ignore", invalid="ignore"):
         update_d = given_d.astype(np.float32, copy=False)
-    largest_of = over_stretches(lambda part: largest(update_d[None, part]), num_params)
-    size = np.max(largest_of)
+    size = largest_entry(update_d)
     # Not ``size > ...``, which NaN is not.
     if not size <= LARGEST_ENTRY:
         raise DeltaflError(

@@ -6,7 +6,7 @@ The folder has settings and environment, a run directory for each run, ``summary
 samplers, seeds or rounds, what is missing is played.
 """
 
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from .callback import OnRound, guarded
 from .comparison import Comparison, jobs_of, places_of, together
 from .continuing import continued, note_settings
 from .directory import locked, recorded_settings
+from .elsewhere import Elsewhere
 from .processes import result
 from .progress import OnProgress
 from .settings import CompareSettings
@@ -72,7 +73,10 @@ def run_comparison(
         if settings.rates and others:
             log.warning("rates has none for %s: the settings' rates are used", ", ".join(others))
         jobs = jobs_of(settings)
-        with side_by_side(min(processes, len(jobs)), executor) as pool:
+        workers: AbstractContextManager[Any] = side_by_side(min(processes, len(jobs)))
+        if executor is not None:
+            workers = Elsewhere(executor)
+        with workers as pool:
             # What is played elsewhere is checked here.
             if pool is None or executor is not None:
                 data = check(settings, out, before)

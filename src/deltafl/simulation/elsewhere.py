@@ -24,7 +24,7 @@ from ..store.files import below, make_folder, read_bytes, write_atomically
 from ..store.own_python import allow, allowed, files_named
 from ..tasks.registry import added_tasks, register
 from .directory import RunDirectory, locked
-from .processes import JobError, LostRun, failure_of, one_thread, packed
+from .processes import LostRun, as_sent, one_thread, packed
 from .record import Job
 from .sweep import ORPHAN_SECONDS, Player
 
@@ -216,11 +216,8 @@ def _main(folder: Path) -> None:
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
         found = _play(folder)
-    # As text: not every error can be sent.
-    except DeltaflError as error:
-        found = DeltaflError(str(error))
     except Exception as error:
-        found = JobError(failure_of(error))
+        found = as_sent(error)
     # It is there whole or not at all.
     write_atomically(folder / _ENDED, pickle.dumps(found))
 

@@ -5,6 +5,7 @@ From Python any ``concurrent.futures.Executor`` will do, under whatever name.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +35,7 @@ def _dask(address: str, folder: Path) -> Iterator[Any]:
 
 
 @contextmanager
-def _slurm(options: str, folder: Path, cluster: str = "slurm") -> Iterator[Any]:
+def _submitit(cluster: str, options: str, folder: Path) -> Iterator[Any]:
     require("submitit", "cluster")
     import submitit
 
@@ -55,15 +56,12 @@ def _slurm(options: str, folder: Path, cluster: str = "slurm") -> Iterator[Any]:
     yield executor
 
 
-@contextmanager
-def _local(options: str, folder: Path) -> Iterator[Any]:
-    with _slurm(options, folder, "local") as executor:
-        yield executor
-
-
 #: Name -> a context that gives an executor, from what follows the colon and the results' folder.
 EXECUTORS: Mapping[str, Callable[[str, Path], AbstractContextManager[Any]]] = MappingProxyType(
-    {"dask": _dask, "slurm": _slurm, "local": _local}
+    {
+        "dask": _dask,
+        **{cluster: partial(_submitit, cluster) for cluster in ("slurm", "local")},
+    }
 )
 
 

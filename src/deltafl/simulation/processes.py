@@ -56,6 +56,13 @@ def failure_of(error: Exception) -> Failure:
     return Failure(traceback.format_exc(), in_one_line(error), places)
 
 
+def as_sent(error: Exception) -> DeltaflError | JobError:
+    """An error that is being handled, as text: not every one can be sent, nor can tracebacks."""
+    if isinstance(error, DeltaflError):
+        return DeltaflError(str(error))
+    return JobError(failure_of(error))
+
+
 def one_thread() -> dict[str, str]:
     """This environment for processes side by side: more threads would only wait for cores."""
     libraries = ("OMP", "OPENBLAS", "MKL")
@@ -207,13 +214,10 @@ def result(future: Future[Any]) -> Any:
 
 
 def _attempt(call: bytes) -> Any:
-    """Errors are sent as text: not every exception can be sent, nor can tracebacks."""
     try:
         return pickle.loads(call)()  # noqa: S301 - this process's parent has packed it
-    except DeltaflError as error:
-        raise DeltaflError(str(error)) from None
     except Exception as error:
-        raise JobError(failure_of(error)) from None
+        raise as_sent(error) from None
 
 
 class _Forward(logging.Handler):

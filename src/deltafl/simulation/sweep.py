@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, wait
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import DeltaflError, require
 from ..store.files import below, opened
@@ -122,17 +122,8 @@ def count_processes(asked: int | None, device: str | None) -> int:
 
 
 @contextmanager
-def side_by_side(count: int, executor: Any = None) -> Iterator[Executor | None]:
-    """Processes that play runs; None for this process alone.
-
-    With an executor of the user's its workers play them, whatever the count.
-    """
-    if executor is not None:
-        # It imports this module.
-        elsewhere = import_module(f"{__package__}.elsewhere")
-        with elsewhere.Elsewhere(executor) as pool:
-            yield pool
-        return
+def side_by_side(count: int) -> Iterator[Executor | None]:
+    """Processes that play runs; None for this process alone."""
     if count > 1:
         with Processes(count) as pool:
             yield pool
