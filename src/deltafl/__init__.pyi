@@ -13,12 +13,12 @@ from .designs.table import Design as Design
 from .designs.table import draw_cohort as draw_cohort
 from .errors import DeltaflError as DeltaflError
 from .errors import MissingExtraError as MissingExtraError
-from .estimators.control_variates import ControlValue as ControlValue
 from .estimators.control_variates import ControlVariate as ControlVariate
 from .estimators.learned_coefficient import LearnedCoefficient as LearnedCoefficient
 from .estimators.table import ESTIMATORS as ESTIMATORS
 from .estimators.table import Estimator as Estimator
 from .estimators.twin import Twin as Twin
+from .estimators.value import ControlValue as ControlValue
 from .federation.local_work import corrected_steps as corrected_steps
 from .moves import Moves as Moves
 from .plan import Plan as Plan

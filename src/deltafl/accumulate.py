@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import DeltaflError
-from .estimators.control_variates import ControlValue, Reader, wrong_value
+from .estimators.control_variates import wrong_value
 from .estimators.sketch import count_sketch
+from .estimators.value import ControlValue, Reader
 from .estimators.variance import effective_sample_size, variance_form
 from .plan import Plan, RoundState
 from .scale.numerics import inner, weighted_sum

@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from .designs.inclusion import check_cohort_size
 from .errors import DeltaflError, WithRanges, unknown_name
-from .estimators.control_variates import ControlValue, ControlVariate, Reader
+from .estimators.control_variates import ControlVariate
 from .estimators.table import Estimator, find_estimator, weighted_mean
 from .estimators.two_bits import coded
+from .estimators.value import ControlValue, Reader
 from .samplers.base import RunFacts, Sampler
 from .samplers.census import LONGEST, Census
 from .samplers.label import Label, make_sampler, needs_value, parse_label

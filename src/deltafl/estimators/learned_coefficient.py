@@ -14,14 +14,8 @@ from ..moves import Moves
 from ..scale.numerics import inner, weighted_sum
 from ..scale.rows import RowFormat
 from ..types import Cohort, FloatArray, IntArray, Params, Population, Replies, Sizes
-from .control_variates import (
-    ComposedValue,
-    ControlValue,
-    ControlVariate,
-    InStretches,
-    Learner,
-    Reader,
-)
+from .control_variates import ControlVariate, InStretches, Learner
+from .value import ComposedValue, ControlValue, Reader
 
 #: Below this share of sum_S mass norm(coef c)^2 what centring leaves is rounding, not spread.
 _SPREAD = 1e-9

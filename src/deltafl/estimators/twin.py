@@ -18,16 +18,14 @@ from ..moves import Moves
 from ..scale.rows import RowFormat
 from ..types import IntArray, Params, Population, Replies
 from .control_variates import (
-    ComposedValue,
-    ControlValue,
     ControlVariate,
     InStretches,
     Learner,
     NoControl,
     OwnControlState,
-    Reader,
     summed_anew,
 )
+from .value import ComposedValue, ControlValue, Reader
 
 #: Longest twin, in medians of all. Where local work is near divergence, a single one would be most
 #: of the variance.

@@ -24,11 +24,8 @@ from ..types import (
     Within,
 )
 from .control_variates import (
-    ComposedValue,
-    ControlValue,
     InStretches,
     Learner,
-    Reader,
     RegressionControl,
     fits_steps,
     learns_nothing,
@@ -45,6 +42,7 @@ from .two_bits import (
     norms,
     sum_decoded,
 )
+from .value import ComposedValue, ControlValue, Reader
 
 
 class LastResidualsState(NamedTuple):

@@ -23,8 +23,7 @@ from ..errors import DeltaflError, WithRanges
 from ..estimators.sketch import count_sketch
 from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled
 from ..model_parts import LARGEST_ENTRY
-from ..scale.numerics import RANK_TOLERANCE, inner, lower_median
-from ..scale.rows import largest_entry
+from ..scale.numerics import RANK_TOLERANCE, inner, largest_entry, lower_median
 from ..scale.stretches import over_stretches
 from ..types import Array, FloatArray, IntArray, Population, Rng
 

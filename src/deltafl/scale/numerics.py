@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..types import FloatArray
+from ..types import Array, FloatArray
+from .stretches import over_stretches
 
 Floats = npt.NDArray[np.floating]
 
@@ -45,6 +46,17 @@ def product(left_nq: FloatArray, right_qb: FloatArray) -> FloatArray:
         part = slice(first, first + step)
         np.matmul(left_nq, right_qb[:, part], out=product_nb[:, part])
     return product_nb
+
+
+def largest(row_nb: np.ndarray[Any, Any]) -> Array:
+    """The largest absolute value of each row; 0 if there is none, NaN if one is."""
+    most_n = np.maximum(row_nb.max(axis=1, initial=0), -row_nb.min(axis=1, initial=0))
+    return np.asarray(most_n)
+
+
+def largest_entry(vector_d: np.ndarray[Any, Any]) -> float:
+    """The same of one long vector."""
+    return float(np.max(over_stretches(lambda part: largest(vector_d[None, part]), len(vector_d))))
 
 
 def inner(left_d: Floats, right_d: Floats) -> Any:

@@ -22,8 +22,7 @@ import numpy.typing as npt
 from ..errors import DeltaflError
 from ..store.files import opened, private_folder, remove, sync_folder
 from ..types import LARGEST_STEP, Array, FloatArray, IntArray, Params
-from .numerics import weighted_sum
-from .stretches import over_stretches
+from .numerics import largest, largest_entry, weighted_sum
 
 #: float32 (d,), or uint16 (d,): the bits of bfloat16.
 Row = npt.NDArray[Any]
@@ -344,17 +343,6 @@ class Following:
         operations = len(self._coef_n) + 2
         rounding = self._before.rounding + operations * np.finfo(np.float64).eps * size
         return RunningSum(self._total_d, np.asarray(rounding))
-
-
-def largest(row_nb: np.ndarray[Any, Any]) -> Array:
-    """The largest absolute value of each row; 0 if there is none, NaN if one is."""
-    most_n = np.maximum(row_nb.max(axis=1, initial=0), -row_nb.min(axis=1, initial=0))
-    return np.asarray(most_n)
-
-
-def largest_entry(vector_d: np.ndarray[Any, Any]) -> float:
-    """The same of one long vector."""
-    return float(np.max(over_stretches(lambda part: largest(vector_d[None, part]), len(vector_d))))
 
 
 def settled(state: Any) -> Any:

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..estimators.control_variates import Reader
+from ..estimators.value import Reader
 from ..types import Params
 from .part import PlanOfParts, ServerPart, Step
 

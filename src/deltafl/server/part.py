@@ -26,7 +26,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from ..errors import WithRanges
-from ..estimators.control_variates import Reader
+from ..estimators.value import Reader
 from ..moves import Moves
 from ..types import BoolArray, Cohort, FloatArray, IntArray, Nothing, Params, Population, Reports
 

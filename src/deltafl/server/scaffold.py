@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..errors import DeltaflError
-from ..estimators.control_variates import Reader
+from ..estimators.value import Reader
 from ..types import Params
 from .part import PlanOfParts, ServerPart
 

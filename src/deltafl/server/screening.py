@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ..errors import OWN_ERRORS, DeltaflError
 from ..model_parts import LARGEST_ENTRY, as_array
 from ..samplers.base import Sampler
-from ..scale.rows import largest_entry
+from ..scale.numerics import largest_entry
 from ..types import NO_REPLY, Array, BoolArray, Cohort, Params, RejectedReply, Reports
 
 #: How to write the update of a model.
