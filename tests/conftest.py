@@ -2,6 +2,7 @@
 server that only records.
 """
 
+import importlib.util
 import platform
 import re
 import signal
@@ -40,6 +41,12 @@ from deltafl.types import FloatArray, IntArray, Params, Replies
 # background job ignores it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Whoever configures logging anew (mlflow and others, when they are imported) closes absl's handler,
+# and with it the stream that was sys.stderr as absl was imported: pytest's own, if a test has another.
+if importlib.util.find_spec("absl"):
+    absl_logging = importlib.import_module("absl.logging")
+    absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 # The same examples in every run: a failure is a change of the code, never luck, nor a machine that
 # is busy.

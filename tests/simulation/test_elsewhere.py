@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -227,6 +228,30 @@ def test_a_dask_cluster_plays_a_comparison_though_a_worker_is_killed(
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_submitit_leaves_the_logging_of_a_program_alone(tmp_path: Path) -> None:
+    """In a program of its own: submitit configures logging when it is imported first."""
+    pytest.importorskip("submitit")
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import logging, os, sys
+from pathlib import Path
+from deltafl.simulation.executors import named_executor
+
+handler = logging.FileHandler("log")
+logging.basicConfig(handlers=[handler], level="INFO")
+with named_executor("local", Path("results")):
+    assert "submitit" in sys.modules
+assert handler.stream is not None
+assert "SUBMITIT_LOG_LEVEL" not in os.environ
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_submitit_plays_a_comparison(here: dict[str, bytes], tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     out = tmp_path / "out"

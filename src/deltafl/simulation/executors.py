@@ -3,6 +3,7 @@
 From Python any ``concurrent.futures.Executor`` will do, under whatever name.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -35,9 +36,26 @@ def _dask(address: str, folder: Path) -> Iterator[Any]:
 
 
 @contextmanager
+def _own_logging() -> Iterator[None]:
+    """As submitit is imported: it would close the handlers of this program's logging, and with
+    them files such as a stream that absl logs to. Its workers keep their logs.
+    """
+    level = "SUBMITIT_LOG_LEVEL"
+    if level in os.environ:
+        yield
+        return
+    os.environ[level] = "NOCONFIG"
+    try:
+        yield
+    finally:
+        del os.environ[level]
+
+
+@contextmanager
 def _submitit(cluster: str, options: str, folder: Path) -> Iterator[Any]:
     require("submitit", "cluster")
-    import submitit
+    with _own_logging():
+        import submitit
 
     given = dict[str, Any]()
     for option in filter(None, options.split(",")):
