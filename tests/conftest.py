@@ -164,7 +164,9 @@ def all_cohorts(
     present_m = np.ones(plan.population.num_clients) if available_m is None else available_m
     return list(
         every_cohort(
-            lambda rng: plan.sampler.open(state.sampler, present_m > 0, plan.n, rng, oracle)
+            lambda rng: plan.sampler.open(
+                state.sampler, present_m > 0, plan.cohort_size(state), rng, oracle
+            )
         )
     )
 

@@ -137,7 +137,7 @@ class Accumulator:
         scored = self.reports
         for intake in self._intakes.values():
             scored = intake.scored(scored)
-        following, step = plan.advance(state, self.cohort, scored, estimate_d, known)
+        following, step = plan.advance(state, self.cohort, scored, estimate_d, variance, known)
         own = dict(following.parts)
         for name, intake in self._intakes.items():
             own[name] = intake.closed(own[name], replies.client_n, here_n)

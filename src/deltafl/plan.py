@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, reduce
-from math import prod
-from typing import Annotated, Any, ClassVar, NamedTuple
+from math import ceil, prod
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,8 @@ from .scale.rows import RowFormat
 from .scale.stretches import over_stretches
 from .server.optimizers import ServerOptimizer
 from .server.part import Intake, ServerPart, Step
-from .server.table import IN_TEXT, ROWS, SETTINGS, in_order, make_parts
+from .server.relative_error import AUTO, USUAL_ERROR, RelativeError
+from .server.table import IN_TEXT, ROWS, SETTINGS, in_order, make_parts, sized_by
 from .types import (
     EVERYONE,
     NOBODY,
@@ -295,6 +296,14 @@ class Plan(WithRanges):
         # (b,) of one part and (n, b) of another add up to (n, b).
         return reduce(np.add, [drift for drift in drifts if drift is not None])
 
+    def cohort_size(self, state: RoundState) -> int:
+        """How many clients the sampler draws in this round, by the rounds before it."""
+        n = self.n
+        for part in self.parts:
+            n = part.size(self, state.parts[part.name], state.round, n)
+        # Since the last round clients may have left.
+        return min(n, self.population.num_clients)
+
     def select(self, round: int, mask_m: BoolArray | None) -> Cohort | None:
         """The cohort of a round in which a part selects in place of the sampler, or None."""
         cohorts = (part.select(self, round, mask_m) for part in self.parts)
@@ -332,15 +341,24 @@ class Plan(WithRanges):
             return {}
         # Of one draw, and as if all replied: that is known before anybody does.
         coef_n = self.collect_replies(state, cohort).coef_n / cohort.count_n
-        intakes = {part.name: part.intake(self, state.parts[part.name], coef_n) for part in parts}
+        plan = self
+        if (n := self.cohort_size(state)) != self.n:
+            plan = replace(self, n=n)
+        intakes = {part.name: part.intake(plan, state.parts[part.name], coef_n) for part in parts}
         return {name: intake for name, intake in intakes.items() if intake is not None}
 
     def advance(
-        self, state: RoundState, cohort: Cohort, reports: Reports, delta_d: FloatArray, control: Any
+        self,
+        state: RoundState,
+        cohort: Cohort,
+        reports: Reports,
+        delta_d: FloatArray,
+        variance: float,
+        control: Any,
     ) -> tuple[RoundState, Step]:
         """The next state, from an estimate of what clients did without a drift; also the step."""
         own = dict(state.parts)
-        step = Step(state.round, state.params_d, delta_d)
+        step = Step(state.round, state.params_d, delta_d, cohort=cohort, variance=variance)
         # Each part takes the step that the one before it leaves.
         for part in self.parts:
             step, own[part.name] = part.direction(self, own[part.name], step)
@@ -386,7 +404,7 @@ def saved_model(arrays: Mapping[str, Params]) -> str:
 def make_plan(
     sampler: str | Label | Sampler,
     population: Population | npt.ArrayLike,
-    n: int,
+    n: int | Literal["auto"],
     facts: RunFacts | None = None,
     **more: Any,
 ) -> Plan:
@@ -396,7 +414,9 @@ def make_plan(
     Args:
         sampler: A label, whose estimator is that of the name if it has none; or an instance.
         population: The clients, or a list of their sizes.
-        n: Cohort size.
+        n: Cohort size; ``"auto"`` for cohorts that size themselves (``server/relative_error.py``),
+            where neither ``relative_error`` nor ``budget`` is set such that e <= 0.5, and with a
+            tenth of all clients in the first round.
         facts: Describes the run, for options that depend on it; n and m are filled in.
         more: Other attributes of ``Plan``, and settings of the server's parts: ``average=0.5``,
             ``mime=0.7``, ``clip="median"``, ``server_optimizer="adam"`` (``server/table.py``).
@@ -414,10 +434,12 @@ def make_plan(
         population = Population.from_sizes(population)
     settings = {name: more.pop(name) for name in [*more] if name in SETTINGS}
     if isinstance(sampler, Sampler):
-        return _planned(sampler, population, n, settings, more)
+        return _planned(sampler, population, n, settings, facts, more)
     label = parse_label(sampler)
+    settings |= label.settings
+    first = _first_size(n, population, settings)
     if facts is not None:
-        facts = facts._replace(n=n, m=population.num_clients)
+        facts = facts._replace(n=first, m=population.num_clients)
     for name, value in label.settings.items():
         if name not in IN_TEXT:
             raise unknown_name("setting of a plan in a label", name, IN_TEXT)
@@ -431,12 +453,27 @@ def make_plan(
             f"{str(sampler)!r} has an estimator, and estimator is {given!r}; leave out one of them"
         )
     made = make_sampler(label, facts)
-    return _planned(made, population, n, {**settings, **label.settings}, more)
+    return _planned(made, population, first, settings, facts, more)
+
+
+def _first_size(n: Any, population: Population, settings: dict[str, Any]) -> Any:
+    """The plan's own n, which cohorts that size themselves begin with."""
+    if n != AUTO:
+        return n
+    if sized_by(settings) is None:
+        settings[RelativeError.name] = USUAL_ERROR
+    return ceil(population.num_clients / 10)
 
 
 def _planned(
-    sampler: Sampler, population: Population, n: int, settings: dict[str, Any], more: dict[str, Any]
+    sampler: Sampler,
+    population: Population,
+    n: Any,
+    settings: dict[str, Any],
+    facts: RunFacts | None,
+    more: dict[str, Any],
 ) -> Plan:
+    n = _first_size(n, population, settings)
     known = Plan.__dataclass_fields__
     for name in more:
         if name not in known:
@@ -446,5 +483,7 @@ def _planned(
     # An object takes the place of the default of its kind. Where that was set, too, both stay, and
     # ``Plan`` refuses them.
     replaced = {part.name for part in own if isinstance(part, ServerPart)} - set(settings)
-    made = tuple(part for part in made if part.name not in replaced)
-    return Plan(population, sampler, n, parts=(*made, *own), **more)
+    parts = [*(part for part in made if part.name not in replaced), *own]
+    if facts is not None:
+        parts = [part.for_run(facts.rounds) for part in parts]
+    return Plan(population, sampler, n, parts=tuple(parts), **more)

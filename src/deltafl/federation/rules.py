@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from secrets import randbits
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import DeltaflError, is_in, unknown_name
 from ..model_parts import BUFFERS, Patterns
 from ..plan import Plan, make_plan
 from ..samplers.base import Sampler
 from ..scale.rows import RowFormat
+from ..server.relative_error import AUTO
 from ..server.table import SETTINGS
 from ..store.folder import new_name
 from ..types import Population
@@ -155,7 +156,7 @@ _OWN = tuple(Rules.__dataclass_fields__)[4:]
 
 def make_rules(
     sampler: str | Sampler = "innovation@local-pivotal",
-    n: int | None = None,
+    n: int | Literal["auto"] | None = None,
     state_path: str | Path | None = None,
     *,
     seed: int | None = None,
@@ -171,12 +172,13 @@ def make_rules(
         sampler: A label, such as what ``deltafl.recommend`` answers, or a sampler of your own. The
             default keeps one update of each client at the server: as many models as there are
             clients.
-        n: Clients selected per round; None for 10, or for what ``fraction_train`` says.
+        n: Clients selected per round; None for 10, or for what ``fraction_train`` says. With
+            ``"auto"`` cohorts size themselves (``server/relative_error.py``), the first is 10.
         state_path: See ``Rules``.
         seed: Seed of the draws, which says who is selected when; None draws one, which the state
             keeps and nothing else shows.
         min_clients: Clients without whom no round begins; None for n, and for 2 with
-            ``fraction_train``.
+            ``fraction_train`` or ``n="auto"``.
         memory_dtype: ``"float32"`` or ``"bfloat16"``, for the updates that the server remembers,
             one per client.
         memory_path: Folder on a disk for them, with ``state_path``; None for RAM.
@@ -200,12 +202,12 @@ def make_rules(
         raise DeltaflError(
             f"n = {n!r} and fraction_train = {fraction!r} say the same; leave out one"
         )
-    if n is None:
-        n = 10
-    check_whole("n", n, "at least 1", 1)
+    first: Any = 10 if n in (None, AUTO) else n
+    check_whole("n", first, "at least 1, or 'auto'", 1)
     check_whole("aux", aux, "0 for none", 0)
     if min_clients is None:
-        min_clients = n if fraction is None else 2  # as Flower's FedAvg
+        has_number = fraction is None and n != AUTO
+        min_clients = first if has_number else 2  # as Flower's FedAvg
     check_whole(
         "min_clients",
         min_clients,
@@ -224,13 +226,14 @@ def make_rules(
     if settings.get("estimator", "") is None:
         del settings["estimator"]
     # The clients are not known yet; every label is checked with as many as one cohort.
-    own_aux = [[0.0] * aux] * n if aux else None
+    own_aux = [[0.0] * aux] * first if aux else None
     weights = own.get("weights", "data")
-    somebody = Population.from_sizes([1] * n, weights, own_aux, own.get("max_ratio"))
+    somebody = Population.from_sizes([1] * first, weights, own_aux, own.get("max_ratio"))
     own_seed = seed is None
     if seed is None:
         seed = randbits(63)  # who can guess it knows who is selected when
-    plan = make_plan(sampler, somebody, n, seed=seed, memory=memory, **settings)
+    plan = make_plan(sampler, somebody, n or first, seed=seed, memory=memory, **settings)
+    plan = replace(plan, n=first)
     # Where clients may lie they may claim examples, too.
     if own.get("max_ratio") is None and plan.part("clip") is not None:
         own["max_ratio"] = 1.0

@@ -7,7 +7,7 @@ from functools import partial
 from inspect import signature
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -98,7 +98,7 @@ class DeltaStrategy(Strategy):
     def __init__(
         self,
         sampler: str | Sampler = "innovation@local-pivotal",
-        n: int | None = None,
+        n: int | Literal["auto"] | None = None,
         server_optimizer: str | ServerOptimizer = "sgd",
         state_path: str | Path | None = None,
         estimator: str | ControlVariate | None = None,

@@ -11,7 +11,7 @@ from functools import partial
 from inspect import signature
 from logging import INFO, WARNING
 from math import ceil
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from nvflare.apis.fl_constant import ServerCommandNames
@@ -113,7 +113,7 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
     def __init__(
         self,
         sampler: str | Sampler = "innovation@local-pivotal",
-        n: int | None = None,
+        n: int | Literal["auto"] | None = None,
         num_rounds: int = 5,
         server_optimizer: str | ServerOptimizer = "sgd",
         state_path: str | None = None,

@@ -73,6 +73,8 @@ class Sampler(WithRanges, ABC):
     kept_fields: ClassVar[tuple[str, ...]] = ()
     #: Those that are a function of the population alone.
     fixed_fields: ClassVar[tuple[str, ...]] = ()
+    #: Whether it asks everyone, whatever n is.
+    asks_all: ClassVar[bool] = False
     #: Whether its expectations count how often a client is away or silent, as FedAU's do.
     expects_absence: ClassVar[bool] = False
     #: Whether it reads the auxiliary variables ``Population.aux_mq``.

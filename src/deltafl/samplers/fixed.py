@@ -21,6 +21,7 @@ class Full(Sampler):
     """Selects every available client: D = sum_i w_i u_i exactly. The cohort size is ignored."""
 
     unbiased: ClassVar[bool] = True
+    asks_all: ClassVar = True
 
     def init(self, population: Population) -> FixedState:
         return FixedState(np.ones(population.num_clients))

@@ -7,6 +7,7 @@ A part is a frozen dataclass whose fields are its options. It is one file and on
 override does nothing:
 
 =============  =================================================  ==============================
+``size``       how many the sampler draws                         ``relative_error``, ``budget``
 ``select``     who is selected, in place of the sampler's draw    ``first_round``
 ``drift``      what clients are sent beside the model             ``mime``, ``scaffold``
 ``intake``     what the replies of a round count                  ``clip``, ``dp``
@@ -21,7 +22,7 @@ does not go together, its own ``check`` says.
 """
 
 from dataclasses import fields, is_dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -73,6 +74,8 @@ class Step(NamedTuple):
     mean_square: float = 0.0
     #: the least that something has multiplied D with; below 1 the estimate is biased
     factor: float = 1.0
+    cohort: Cohort | None = None  #: whose replies D was made of; None for a census
+    variance: float = np.nan  #: ``RoundInfo.variance``
 
 
 class ServerPart(WithRanges):
@@ -134,6 +137,14 @@ class ServerPart(WithRanges):
     def init(self, plan: PlanOfParts, params_d: Params) -> Any:
         """Its state before the first round."""
         return Nothing()
+
+    def for_run(self, rounds: int) -> Self:
+        """This part with the options that are None ("from the run") filled in."""
+        return self
+
+    def size(self, plan: PlanOfParts, own: Any, round: int, n: int) -> int:
+        """How many clients the sampler draws, where the parts before it would have ``n``."""
+        return n
 
     def select(
         self,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ..errors import DeltaflError, unknown_name
 from .average import Average
+from .budget import Budget
 from .clipping import Clip
 from .first_round import CODE, EXACT, FirstRound
 from .ghbm import Ghbm
@@ -18,6 +19,7 @@ from .norm_guard import NormGuard
 from .optimizers import ServerOptimizer, make_server_optimizer
 from .part import ServerPart
 from .privacy import DifferentialPrivacy
+from .relative_error import RelativeError
 from .scaffold import Scaffold
 
 
@@ -82,6 +84,14 @@ def _ghbm(ghbm: float, ghbm_tau: int) -> Ghbm | None:
     return None
 
 
+def _budget(budget: float | None, budget_rounds: int | None) -> Budget | None:
+    if budget is not None:
+        return Budget(budget, budget_rounds)
+    if budget_rounds is not None:
+        raise DeltaflError(f"budget_rounds is {budget_rounds} and budget is not set; write both")
+    return None
+
+
 def _row(
     kind: type[ServerPart],
     default: Any,
@@ -95,6 +105,27 @@ def _row(
 
 
 ROWS = (
+    _row(
+        RelativeError,
+        None,
+        "ask as many clients as an estimate with this relative error needs; --sample in the first",
+    ),
+    Row(
+        Budget,
+        {
+            "budget": Setting(
+                Budget.ranges["budget"],
+                None,
+                "trainings of all rounds together; cohorts are sized by what is left",
+            ),
+            "budget_rounds": Setting(
+                Budget.ranges["budget_rounds"],
+                None,
+                "rounds that budget is for, if not those of the run",
+            ),
+        },
+        _budget,
+    ),
     _row(DifferentialPrivacy, None, "clip and add noise", DifferentialPrivacy),
     _row(
         FirstRound,
@@ -190,8 +221,17 @@ def in_order(parts: tuple[ServerPart, ...]) -> tuple[ServerPart, ...]:
 
 def biased_by(settings: Mapping[str, Any]) -> str | None:
     """The first of these settings that makes every method biased; None if there is none."""
+    return _first(settings, lambda kind: kind.biased)
+
+
+def sized_by(settings: Mapping[str, Any]) -> str | None:
+    """The first of these settings by which n changes from round to round; None likewise."""
+    return _first(settings, lambda kind: kind.size is not ServerPart.size)
+
+
+def _first(settings: Mapping[str, Any], is_such: Callable[[type[ServerPart]], bool]) -> str | None:
     for name, value in settings.items():
         row = ROW_OF.get(name)
-        if row is not None and row.kind.biased and value != SETTINGS[name].default:
+        if row is not None and is_such(row.kind) and value != SETTINGS[name].default:
             return name
     return None

@@ -21,6 +21,7 @@ from pydantic import (
     ValidationError,
     WrapValidator,
     create_model,
+    model_validator,
 )
 
 from ..calls import Named
@@ -32,7 +33,8 @@ from ..samplers.label import make_sampler, needs_value, parse_label, split_label
 from ..samplers.table import SAMPLERS
 from ..server.optimizers import Momentum
 from ..server.part import ServerPart
-from ..server.table import IN_TEXT, ROW_OF, SETTINGS, make_parts
+from ..server.relative_error import AUTO, USUAL_ERROR, RelativeError
+from ..server.table import IN_TEXT, ROW_OF, SETTINGS, make_parts, sized_by
 from ..store.own_python import OwnCodeError, split_name
 from ..store.values import read_toml, sentence
 from ..tasks.base import Task
@@ -297,6 +299,17 @@ class Settings(BaseModel):
     checkpoint_every: Count = 10
     """rounds between two checkpoints"""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _sized(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """``sample = "auto"`` in other words."""
+        if given.get("sample") != AUTO:
+            return given
+        given = {**given, "sample": None}
+        if sized_by(given) is None:
+            given[RelativeError.name] = USUAL_ERROR
+        return given
+
     def resolve(self) -> Self:
         """Fill in the task's defaults; a ``DeltaflError`` for unknown names and what does not go
         together.
@@ -397,6 +410,12 @@ class Settings(BaseModel):
             raise DeltaflError(
                 "a deadline, over_select and a trace of availability need a clock: write speeds = "
                 "'lognormal', or a file"
+            )
+        sizing = sized_by(self.part_settings())
+        if self.over_select > 1 and sizing is not None:
+            raise DeltaflError(
+                f"over_select asks more than n clients, and with {sizing} n is not fixed: leave "
+                "out one of them"
             )
         if self.stop_at_threshold and self.threshold is None:
             raise DeltaflError(

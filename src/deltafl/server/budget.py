@@ -1,0 +1,94 @@
+"""A budget of trainings over a run, which cohorts are sized by.
+
+With B the budget, S what the rounds so far have cost, r the rounds that are left and c what a
+client that was asked has cost in the mean so far, a round draws at most
+
+    n = max(1, floor((B - S) / (r c)))
+
+clients. Each training costs 1, so that the budget is kept. What earlier rounds left is shared by
+later ones: those in which few were there, or few were enough (``relative_error``). A census and a
+full first round count. n depends on the rounds before it alone, so that expectations are exact.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+
+from ..errors import DeltaflError
+from ..types import FloatArray, Population, Sizes
+from .first_round import FirstRound
+from .part import PlanOfParts, ServerPart, Step
+from .relative_error import RelativeError, require_own_size
+
+
+class BudgetState(NamedTuple):
+    """What the rounds so far have cost, and how many clients were asked in them; ()."""
+
+    spent: Sizes
+    asked: Sizes
+
+
+@dataclass(frozen=True)
+class Budget(ServerPart):
+    """Size cohorts such that all rounds together cost no more than a budget."""
+
+    budget: float
+    budget_rounds: int | None = None  #: None for those of the run
+    name: ClassVar = "budget"
+    fitting: ClassVar = "methods that draw n clients"
+    ranges: ClassVar = {"budget": "(0, inf)", "budget_rounds": "[1, 1e9]"}
+
+    def for_run(self, rounds: int) -> Self:
+        return replace(self, budget_rounds=self.budget_rounds or rounds)
+
+    @classmethod
+    def fits(cls, sampler: Any, control: Any) -> bool:
+        return not sampler.asks_all
+
+    def check(self, plan: PlanOfParts) -> None:
+        require_own_size(plan, self.name)
+        if self.budget_rounds is None:
+            raise DeltaflError(
+                f"budget is {self.budget:g}, for how many rounds? Write budget_rounds=100, too"
+            )
+        cost_m = costs(plan.population)
+        least = self._begin(plan).spent + self.budget_rounds * cost_m.min()
+        if any(part.name == FirstRound.name for part in plan.parts):
+            least += cost_m.sum() - cost_m.min()
+        if self.budget < least:
+            raise DeltaflError(
+                f"budget is {self.budget:g}, and {self.budget_rounds} rounds with one client each "
+                f"cost {least:g}, a first one of everyone included: raise it, or play fewer rounds"
+            )
+
+    def init(self, plan: PlanOfParts, params_d: Any) -> BudgetState:
+        return self._begin(plan)
+
+    def _begin(self, plan: PlanOfParts) -> BudgetState:
+        """What a census costs: everyone trains for it."""
+        cost_m = costs(plan.population)
+        if plan.sampler.census is None:
+            cost_m = cost_m[:0]
+        return BudgetState(np.asarray(cost_m.sum()), np.asarray(float(len(cost_m))))
+
+    def size(self, plan: PlanOfParts, own: BudgetState, round: int, n: int) -> int:
+        assert self.budget_rounds is not None  # ``check`` has seen to it
+        mean = costs(plan.population).mean()
+        if own.asked > 0:
+            mean = own.spent / own.asked
+        left = max(self.budget_rounds - round, 1)
+        affordable = max(1, int((self.budget - own.spent) / (left * mean)))
+        if any(part.name == RelativeError.name for part in plan.parts):
+            return min(n, affordable)
+        return affordable
+
+    def direction(self, plan: PlanOfParts, own: BudgetState, step: Step) -> tuple[Step, Any]:
+        assert step.cohort is not None
+        cost = costs(plan.population)[step.cohort.client_n].sum()
+        return step, BudgetState(own.spent + cost, own.asked + len(step.cohort.client_n))
+
+
+def costs(population: Population) -> FloatArray:
+    """What a training of each client costs, (m,)."""
+    return np.ones(population.num_clients)

@@ -1,0 +1,105 @@
+"""Cohorts that size themselves: as many clients as the estimate needs.
+
+D has the relative error e = sqrt(E norm(D - E D)^2) / norm(E D). With ``relative_error=r`` a round
+asks the fewest clients of which e <= r is expected::
+
+    V(n) = s (1 / n - 1 / m)                    the variance with n of m clients
+    n    = s / (r^2 g + s / m)                  where V(n) = r^2 g
+
+s and g = norm(E D)^2 are means over the rounds so far with the weight ``MEMORY``: of V of the
+cohort (``estimators/variance.py``) over 1 / n - 1 / m, and of norm(D)^2 - V. That is the norm test
+of Byrd et al. (2012) and Bollapragada, Byrd and Nocedal (2018, adaptive sampling) for clients in
+place of examples. n at most doubles or halves from round to round: one cohort of few says little
+about its own variance.
+
+The n of a round depends on the rounds before it alone, so that expectations are exact and D stays
+unbiased. Where V overestimates the variance, as of balanced cohorts, more are asked than needed.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from ..errors import DeltaflError
+from ..types import FloatArray, Sizes, Within
+from .part import PlanOfParts, ServerPart, Step
+
+#: The weight of the past in the means of s and g.
+MEMORY = 0.7
+#: With one client there is no variance to learn from.
+FEWEST = 2
+#: What ``n="auto"`` and ``--sample auto`` stand for, if nothing else sizes cohorts.
+AUTO = "auto"
+USUAL_ERROR = 0.5
+NONE = np.zeros(())
+
+
+class ErrorState(NamedTuple):
+    """What is known of the estimates so far; () each."""
+
+    spread: Sizes  # s
+    signal: Annotated[FloatArray, Within("[-1e100, 1e100]")]  # g; a cohort's own may be negative
+    n: Sizes  # of the next round; 0 for that of the plan
+
+
+@dataclass(frozen=True)
+class RelativeError(ServerPart):
+    """Ask as many clients as an estimate with this relative error needs."""
+
+    relative_error: float
+    name: ClassVar = "relative_error"
+    fitting: ClassVar = "methods with exact probabilities"
+    needs_single_updates: ClassVar = "relative_error looks at how far updates are apart"
+    ranges: ClassVar = {"relative_error": "(0, 100]"}
+
+    @classmethod
+    def fits(cls, sampler: Any, control: Any) -> bool:
+        return bool(sampler.unbiased) and not sampler.asks_all
+
+    def check(self, plan: PlanOfParts) -> None:
+        require_own_size(plan, self.name)
+        if not plan.sampler.unbiased:
+            raise DeltaflError(
+                f"{type(plan.sampler).__name__} has no exact probabilities, and without them no "
+                "cohort shows its error: leave out relative_error, or choose an unbiased sampler"
+            )
+
+    def init(self, plan: PlanOfParts, params_d: Any) -> ErrorState:
+        return ErrorState(NONE, NONE, NONE)
+
+    def size(self, plan: PlanOfParts, own: ErrorState, round: int, n: int) -> int:
+        return int(own.n) or n
+
+    def direction(self, plan: PlanOfParts, own: ErrorState, step: Step) -> tuple[Step, ErrorState]:
+        m = plan.population.num_clients
+        assert step.cohort is not None
+        asked = int(step.cohort.count_n.sum())
+        # Of all clients there is no variance, and of one none that is known.
+        if not (1 < asked < m and np.isfinite(step.variance)):
+            return step, own
+        seen = step.variance / (1 / asked - 1 / m)
+        seen_signal = float(step.delta_d @ step.delta_d) - step.variance
+        # Both begin at 0: it is their ratio that n goes by.
+        spread = MEMORY * float(own.spread) + (1 - MEMORY) * seen
+        signal = MEMORY * float(own.signal) + (1 - MEMORY) * seen_signal
+        allowed = self.relative_error**2 * max(signal, 0.0) + spread / m
+        wanted = FEWEST
+        if spread > 0:
+            wanted = ceil(spread / allowed)
+        # Not all at once: s and g of few rounds are rough.
+        n = np.clip(wanted, ceil(asked / 2), 2 * asked)
+        return step, ErrorState(
+            np.asarray(spread), np.asarray(signal), np.clip(float(n), min(FEWEST, m), m)
+        )
+
+
+def require_own_size(plan: PlanOfParts, name: str) -> None:
+    """Refuse a plan that has one n for all rounds."""
+    if plan.sampler.asks_all:
+        raise DeltaflError(f"{type(plan.sampler).__name__} asks everyone: leave out {name}")
+    if any(part.name == "dp" for part in plan.parts):
+        raise DeltaflError(
+            f"dp measures its noise and epsilon by one n for all rounds: leave out {name}"
+        )
