@@ -37,7 +37,7 @@ import torch
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.training.route import Route, device_name, exact_products, find_device
+from deltafl.simulation.training.route import Route, device_name, find_device, product_precision
 from deltafl.simulation.training.serial import LocalWork, minibatches, train_serial
 from deltafl.simulation.workers import Workers
 from deltafl.streams import stream
@@ -149,7 +149,7 @@ def plain_loop(task: Task, work: LocalWork, n: int, device: torch.device, exact:
         return torch.nn.utils.parameters_to_vector(model.parameters()).detach().cpu()
 
     def one_round(round: int) -> list[torch.Tensor]:
-        with exact_products(device) if exact else nullcontext():
+        with product_precision(device) if exact else nullcontext():
             return [train(int(client), round) for client in cohort_of(task, n, round)]
 
     return one_round

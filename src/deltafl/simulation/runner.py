@@ -19,7 +19,7 @@ from ..types import Array, IntArray, Params, Rng
 from .training import torch
 from .training.batched import BatchedTrainer
 from .training.fast import FastTrainer, choose_forward, keep_freed_memory
-from .training.route import Form, Route, exact_products
+from .training.route import Form, Route, product_precision
 from .training.serial import LocalJob, LocalResult, LocalWork, losses_of, train_serial
 from .training.tensors import ModelTensors
 
@@ -53,6 +53,7 @@ class ClientRunner:
         # All clients report mean squared losses or none does: a sampler compares them.
         self._losses = losses_of(task.loss, stored[1])
         self._device = device = torch.device(route.device)
+        self._precision = route.precision
         self._data = [part.to(device) for part in stored]
         model = new_model(task.make_model, seed).to(device)
         self._batched: BatchedTrainer | None = None
@@ -65,7 +66,13 @@ class ClientRunner:
             self._train_one = FastTrainer(model, task.loss, device).train
         elif form.path == "batched":
             self._batched = BatchedTrainer(
-                model, task.loss, form.width, self._examples, device, route.precision
+                model,
+                task.loss,
+                form.width,
+                self._examples,
+                device,
+                route.precision,
+                graphs=route.steps == "graph",
             )
         self._model = model.eval()
         # For evaluations; trainers choose their own.
@@ -88,7 +95,7 @@ class ClientRunner:
         losses = None
         if squares:
             losses = self._losses
-        with exact_products(self._device):
+        with product_precision(self._device, self._precision):
             if self._batched is not None:
                 squares = losses is not None
                 return self._batched.train(jobs, params_d, work, drift_nd, squares)
@@ -172,7 +179,7 @@ class ClientRunner:
         # A copy, of which the model's parameters become views.
         self._tensors.load(torch.tensor(params_d, device=self._device))
         self._tensors.load_rest(rest)
-        with torch.no_grad(), exact_products(self._device):
+        with torch.no_grad(), product_precision(self._device):
             output = self._forward(x)
             # A mean over the batch; batches may differ in length, so that sums over examples are
             # added.

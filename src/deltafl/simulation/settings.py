@@ -285,11 +285,11 @@ class Settings(BaseModel):
     """ask n times this, keep the first n"""
     device: Annotated[str, Field(pattern="^(cpu|cuda|cuda:\\d+|auto)$")] = "cpu"
     """where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)"""
-    # Not in ``--help``, as nobody has measured it; ``deltafl settings`` shows it.
+    # Not in ``--help``, as it has a use on GPUs alone; ``deltafl settings`` shows it.
     precision: Annotated[
-        Literal["float32", "bfloat16"], Field(json_schema_extra={"hidden": True})
+        Literal["float32", "tf32", "bfloat16"], Field(json_schema_extra={"hidden": True})
     ] = "float32"
-    """of products in training; not yet measured on a GPU"""
+    """of products in training: float32; on a GPU tf32 or bfloat16"""
     data_dir: str | None = None
     """folder with data sets; DELTAFL_DATA does the same"""
     noise: NotNegative = 20.0

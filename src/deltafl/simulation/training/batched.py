@@ -8,13 +8,15 @@ One small model is too little work for torch's calls. Here parameters are (n, D)
   at multiples of 64 bytes, so that vector instructions divide every client's numbers alike. Torch
   must run with one thread.
 - Elsewhere last bits depend on the cohort, because libraries choose algorithms by shape; a cohort
-  repeats its bits. On a GPU examples, parameters and sums stay on the device, and results are
-  fetched once a round.
+  repeats its bits. On a GPU examples, parameters and sums stay on the device, results are fetched
+  once a round, and steps are replayed as graphs (``graphs.py``).
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +30,7 @@ from ...types import Params
 from .convolution import ConvolutionsAsProducts
 from .dense import ALIGNMENT, DenseChain, Stretch
 from .fast import CPU, Descent, has_hooks
+from .graphs import CapturedStep, CudaCapture
 from .serial import (
     LocalJob,
     LocalResult,
@@ -47,9 +50,18 @@ Fetch = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 #: (n, C, B) or (n, B).
 Forward = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
 
+#: Takes the steps of a stretch and returns what ``BatchedTrainer._take`` does.
+Take = Callable[[Stretch], torch.Tensor]
+
 #: Numbers of the inputs that are gathered at once: 8 MiB.
 _STRETCH_NUMBERS = 2**21
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+#: Of each precision: the type of parameters in a pass, and whether a GPU's convolutions are
+#: products.
+PASSES = {
+    "float32": (torch.float32, True),
+    "tf32": (torch.float32, True),
+    "bfloat16": (torch.bfloat16, False),
+}
 
 
 class Schedule(NamedTuple):
@@ -93,11 +105,20 @@ def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedu
     return Schedule(jobs, order, steps_n, rows_knb, weight_knb)
 
 
+class _Captured(NamedTuple):
+    """What graphs work in, as long as cohorts need no other."""
+
+    fits: tuple[bool, bool, LocalWork]  # drift, squares, and the work without its rate
+    cohort: Descent
+    rate: torch.Tensor
+    step: CapturedStep
+
+
 class BatchedTrainer:
     """Trains cohorts of models for which ``route.vectorized_incompatibility`` is None.
 
     With ``precision = "bfloat16"``, forward and backward passes are in it; parameters, losses and
-    sums stay float32.
+    sums stay float32. With ``graphs``, steps are captured, which noise on gradients rules out.
     """
 
     def __init__(
@@ -108,27 +129,33 @@ class BatchedTrainer:
         fetch: Fetch,
         device: torch.device = CPU,
         precision: str = "float32",
+        graphs: bool = False,
     ) -> None:
         losses = losses_of(loss)
         assert losses is not None  # vectorized_incompatibility has checked
-        exact = precision == "float32"
+        self._dtype, products = PASSES[precision]
+        on_cpu = device.type == "cpu"
         self._forward = vectorized_forward(
-            model,
-            products=exact and device.type == "cuda",
-            dtype=_DTYPES[precision],
+            model, products=products and not on_cpu, dtype=self._dtype
         )
         self._losses = losses
         self._width = width
         self._fetch = fetch
         self._device = device
-        self._dtype = _DTYPES[precision]
+        self._graphs = graphs
+        self._captured: _Captured | None = None
         self._chain: DenseChain | None = None
         # The chain's own gradients are written out for this loss alone.
-        plain = exact and device.type == "cpu" and is_cross_entropy(loss)
+        plain = self._dtype is torch.float32 and on_cpu and is_cross_entropy(loss)
         if plain and isinstance(self._forward, DenseChain):
             self._chain = self._forward
         self._shapes = [param.shape for param in trained_parameters(model).values()]
         self._num_params = sum(shape.numel() for shape in self._shapes)
+
+    @property
+    def captured(self) -> bool:
+        """Whether steps are replayed so far."""
+        return self._captured is not None and self._captured.step.captured
 
     def train(
         self,
@@ -147,7 +174,8 @@ class BatchedTrainer:
             if drifts is not None:
                 steps_n = torch.from_numpy(schedule.steps_n)
                 step_nd = self._padded(torch.tensor(drifts[schedule.order]) / steps_n[:, None])
-            cohort = Descent.of(start_nd, step_nd)
+            begin = self._begin_captured if self._graphs else self._begin
+            cohort, take = begin(start_nd, step_nd, schedule, work, squares)
             # Each step's losses, squared losses and squared gradient norms; 0 once a client's have
             # ended.
             # float64, and fetched once: on a GPU each fetch would wait for the device.
@@ -158,28 +186,9 @@ class BatchedTrainer:
                 dtype=torch.float64,
                 device=self._device,
             )
-            if not squares:
-                value_3kn[1] = math.nan
             for first, some in self._stretches(schedule):
-                active = some.x.shape[1]
-                own = cohort.first(active)
-                differentiate = self._differentiation(own, some)
-                losses = []
-                norms = []
-                for step in range(len(some.x)):
-                    losses.append(differentiate(step))
-                    self._add_noise(own.gradient, schedule.jobs)
-                    norms.append(own.step(work))
-                value_3ka = value_3kn[:, first : first + len(some.x), :active]
-                # The losses of a dense chain are (n, 1, B), those of other models (n, B).
-                loss_kab = torch.stack(losses).view(some.weight_knb.shape)
-                weighted_kab = (loss_kab * some.weight_knb).double()
-                value_3ka[0] = _sums(weighted_kab)
-                if squares:
-                    # w l^2 = (w l)^2 / w, and all of a minibatch have the weight of its first.
-                    weight_ka = some.weight_knb[:, :, 0].double()
-                    value_3ka[1] = _sums(weighted_kab.square_()) / weight_ka
-                value_3ka[2] = torch.stack(norms)
+                num_taken, active, _ = some.weight_knb.shape
+                value_3kn[:, first : first + num_taken, :active] = take(some)
             # Added one after the other, however many steps were taken at once.
             sums_3n = np.add.accumulate(value_3kn.cpu().numpy(), axis=1)[:, -1]
             update_nd = (cohort.current - start_nd)[:, : self._num_params].cpu().numpy()
@@ -192,6 +201,92 @@ class BatchedTrainer:
                 )
             ]
             return [results[place] for place in np.argsort(schedule.order)]
+
+    def _begin(
+        self,
+        start_nd: torch.Tensor,
+        step_nd: torch.Tensor | None,
+        schedule: Schedule,
+        work: LocalWork,
+        squares: bool,
+    ) -> tuple[Descent, Take]:
+        """The models before their first step, and what takes the steps of a stretch."""
+        cohort = Descent.of(start_nd, step_nd)
+        rate = None
+        if self._device.type != "cpu":
+            rate = self._rate_of(work)  # as graphs have it, so that bits are the same
+        return cohort, partial(self._take, cohort, rate, schedule.jobs, work, squares)
+
+    def _begin_captured(
+        self,
+        start_nd: torch.Tensor,
+        step_nd: torch.Tensor | None,
+        schedule: Schedule,
+        work: LocalWork,
+        squares: bool,
+    ) -> tuple[Descent, Take]:
+        """``_begin`` in memory that stays, for steps that are captured."""
+        n = len(start_nd)
+        fits = step_nd is not None, squares, replace(work, lr=1.0)
+        known = self._captured
+        if known is None or known.fits != fits or len(known.cohort.current) < n:
+            self._captured = None  # first, as both might not fit into memory
+            cohort = Descent.of(start_nd[:1].clone().expand(n, -1), step_nd)
+            rate = self._rate_of(work)
+
+            def step(*some: torch.Tensor) -> torch.Tensor:
+                stretch = Stretch(*(part[None] for part in some))
+                return self._take(cohort, rate, (), work, squares, stretch)
+
+            x, y = self._fetch(schedule.rows_knb[0].reshape(-1))
+            weight_nb = schedule.weight_knb[0].to(self._device)
+            inputs = (x.view(n, -1, *x.shape[1:]), y.view(n, -1, *y.shape[1:]), weight_nb)
+            known = _Captured(
+                fits, cohort, rate, CapturedStep(step, inputs, CudaCapture(self._device))
+            )
+            self._captured = known
+        # A row: all models start from the same memory.
+        known.cohort.start[0].copy_(start_nd[0])
+        known.rate.fill_(work.rate)
+        cohort = known.cohort.first(n)
+        cohort.restart(start_nd, step_nd)
+        captured = known.step
+        # Stretches are of one step, but for chains on a CPU.
+        return cohort, lambda some: captured(*(part[0] for part in some))
+
+    def _take(
+        self,
+        cohort: Descent,
+        rate: torch.Tensor | None,
+        jobs: Sequence[LocalJob],
+        work: LocalWork,
+        squares: bool,
+        some: Stretch,
+    ) -> torch.Tensor:
+        """Take the steps of a stretch: each one's losses, squared losses and squared gradient
+        norms, float64 (3, k, a) for the first a models.
+        """
+        own = cohort.first(some.x.shape[1])
+        differentiate = self._differentiation(own, some)
+        losses = []
+        norms = []
+        for step in range(len(some.x)):
+            losses.append(differentiate(step))
+            self._add_noise(own.gradient, jobs)
+            norms.append(own.step(work, rate))
+        # The losses of a dense chain are (n, 1, B), those of other models (n, B).
+        loss_kab = torch.stack(losses).view(some.weight_knb.shape)
+        weighted_kab = (loss_kab * some.weight_knb).double()
+        loss_ka = _sums(weighted_kab)
+        square_ka = torch.full_like(loss_ka, math.nan)
+        if squares:
+            # w l^2 = (w l)^2 / w, and all of a minibatch have the weight of its first.
+            weight_ka = some.weight_knb[:, :, 0].double()
+            square_ka = _sums(weighted_kab.square_()) / weight_ka
+        return torch.stack([loss_ka, square_ka, torch.stack(norms)])
+
+    def _rate_of(self, work: LocalWork) -> torch.Tensor:
+        return torch.tensor(work.rate, dtype=torch.float32, device=self._device)
 
     def _padded(self, vector_nd: torch.Tensor) -> torch.Tensor:
         """A copy on the device, with zeros up to a multiple of 64 bytes."""

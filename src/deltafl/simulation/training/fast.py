@@ -61,8 +61,19 @@ class Descent(NamedTuple):
         """Those of the first models, in the same memory."""
         return Descent(*(part[:number] for part in self if part is not None))
 
-    def step(self, work: LocalWork) -> torch.Tensor:
-        """Take one step along the gradients and return their squared norms; reuses their memory."""
+    def restart(self, start: torch.Tensor, drift_step: torch.Tensor | None = None) -> None:
+        """Be as before the first step from another start, in the same memory."""
+        self.current.copy_(start)
+        if self.drift_step is not None and drift_step is not None:
+            self.drift_step.copy_(drift_step)
+        for part in (self.gradient, self.gradient_sum, self.velocity):
+            part.zero_()
+
+    def step(self, work: LocalWork, rate: torch.Tensor | None = None) -> torch.Tensor:
+        """Take one step along the gradients and return their squared norms; reuses their memory.
+
+        ``rate``, if given, stands for that of ``work``.
+        """
         # Of the gradient alone: the variance of steps is without proximal term and momentum.
         square = squared_norm(self.gradient)
         self.gradient_sum.add_(self.gradient)
@@ -72,7 +83,10 @@ class Descent(NamedTuple):
             direction.sub_(self.start, alpha=work.proximal)
         if work.momentum > 0:
             direction = self.velocity.mul_(work.momentum).add_(direction)
-        self.current.sub_(direction, alpha=work.rate)
+        if rate is None:
+            self.current.sub_(direction, alpha=work.rate)
+        else:
+            self.current.addcmul_(direction, rate, value=-1)
         if self.drift_step is not None:
             self.current.add_(self.drift_step)
         return square
@@ -116,9 +130,7 @@ class FastTrainer:
         own = self._own
         # Into the same memory every time: the model's parameters are views of ``current``.
         own.start.copy_(torch.tensor(params_d))
-        own.current.copy_(own.start)
-        own.gradient_sum.zero_()
-        own.velocity.zero_()
+        own.restart(own.start)
         loss_sum = 0.0
         square_loss_sum = 0.0
         square_sum = 0.0

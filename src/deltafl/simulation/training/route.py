@@ -22,8 +22,9 @@ from ...model_parts import ModelParts
 from ...store import checked, read_json, write_atomically
 from ...tasks.base import Task
 from ...types import IntArray
-from .batched import own_form, vectorized_forward
-from .serial import LocalWork, is_cross_entropy, losses_of
+from .batched import BatchedTrainer, own_form, vectorized_forward
+from .graphs import WARM_UPS
+from .serial import LocalJob, LocalWork, is_cross_entropy, losses_of
 from .tensors import trained_parameters
 
 _NOTE = "engine.json"
@@ -57,8 +58,10 @@ class Route(NamedTuple):
 
     path: Annotated[str, Field(pattern="^(loop|batched)$")] = "loop"
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
-    precision: Annotated[str, Field(pattern="^(float32|bfloat16)$")] = "float32"
+    precision: Annotated[str, Field(pattern="^(float32|tf32|bfloat16)$")] = "float32"
     hardware: str = "cpu"  # the device with the product name of a GPU
+    #: whether a cohort's kernels are launched one by one or as CUDA graphs; the bits are the same
+    steps: Annotated[str, Field(pattern="^(eager|graph)$")] = "eager"
 
 
 def choose_route(
@@ -69,6 +72,11 @@ def choose_route(
 ) -> Route:
     """The route of a run; an error if device, model and precision do not go together."""
     device = find_device(how.device)
+    if device.type == "cpu" and how.precision == "tf32":
+        raise DeltaflError(
+            "precision is 'tf32', which GPUs alone have, but clients train on a CPU; write "
+            "'float32'"
+        )
     if device.type == "cpu" and how.precision == "float32":
         # On a CPU a cohort at once pays for dense models alone.
         if dense_cohort_size(model, task, work) > 1:
@@ -77,7 +85,7 @@ def choose_route(
     path = "batched"
     no_batch = vectorized_incompatibility(model, task)
     if no_batch is not None:
-        if how.precision != "float32":
+        if how.precision == "bfloat16":
             raise DeltaflError(
                 f"precision is {how.precision!r}, which needs the batched path, but {no_batch}; "
                 "write 'float32'"
@@ -87,7 +95,29 @@ def choose_route(
             "local training goes from client to client, which is slower: %s",
             no_batch,
         )
-    return Route(path, str(device), how.precision, device_name(device))
+    steps = "eager"
+    if path == "batched" and captures_steps(model, task, device, how.precision):
+        steps = "graph"
+    return Route(path, str(device), how.precision, device_name(device), steps)
+
+
+def captures_steps(
+    model: torch.nn.Module, task: Task, device: torch.device, precision: str
+) -> bool:
+    """Whether a cohort's steps can be CUDA graphs; tried on one client."""
+    # Noise is drawn on the CPU.
+    if device.type == "cpu" or task.gradient_noise_m is not None:
+        return False
+    x = example_of(task).to(device)
+    y = torch.tensor(task.dataset.train_y[:1], device=device)
+    params_d = np.zeros(sum(map(torch.numel, trained_parameters(model).values())), np.float32)
+    trainer = BatchedTrainer(
+        copy.deepcopy(model).to(device), task.loss, 1, lambda _: (x, y), device, precision, True
+    )
+    job = LocalJob(np.zeros(1, dtype=np.int64), np.random.default_rng(0))
+    with product_precision(device, precision):
+        trainer.train([job], params_d, LocalWork(lr=0.1, steps=WARM_UPS + 1))
+    return trainer.captured
 
 
 class Form(NamedTuple):
@@ -185,18 +215,21 @@ def device_name(device: torch.device) -> str:
 
 
 @contextmanager
-def exact_products(device: torch.device) -> Iterator[None]:
-    """On a GPU: products without TF32, cuDNN's default, and kernels that repeat their bits."""
+def product_precision(device: torch.device, precision: str = "float32") -> Iterator[None]:
+    """On a GPU: TF32, cuDNN's default, only if it is asked for, and kernels that repeat their
+    bits.
+    """
     if device.type != "cuda":
         yield
         return
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    rough = precision == "tf32"
+    torch.set_float32_matmul_precision("high" if rough else "highest")
     try:
         with (
             warnings.catch_warnings(),
             torch.backends.cudnn.flags(
-                enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+                enabled=True, benchmark=False, deterministic=True, allow_tf32=rough
             ),
         ):
             # Parameters are parts of one vector, and cuDNN wants those of an LSTM in its own order:
