@@ -162,13 +162,7 @@ def all_cohorts(
     if isinstance(plan.sampler, PowerOfChoice):
         return list(_power_of_choice(plan, oracle))
     present_m = np.ones(plan.population.num_clients) if available_m is None else available_m
-    return list(
-        every_cohort(
-            lambda rng: plan.sampler.open(
-                state.sampler, present_m > 0, plan.cohort_size(state), rng, oracle
-            )
-        )
-    )
+    return list(every_cohort(lambda rng: plan.draw(state, present_m > 0, rng, oracle)))
 
 
 def _power_of_choice(plan: Plan, oracle: Oracle | None) -> Iterator[tuple[float, Cohort]]:

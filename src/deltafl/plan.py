@@ -22,7 +22,7 @@ from .scale.persistent_array import PersistentArray
 from .scale.rows import RowFormat
 from .scale.stretches import over_stretches
 from .server.optimizers import ServerOptimizer
-from .server.part import Intake, ServerPart, Step
+from .server.part import Drawing, Intake, ServerPart, Step
 from .server.relative_error import AUTO, USUAL_ERROR, RelativeError
 from .server.table import IN_TEXT, ROWS, SETTINGS, in_order, make_parts, sized_by
 from .types import (
@@ -33,10 +33,12 @@ from .types import (
     Counts,
     FloatArray,
     IntArray,
+    Oracle,
     Params,
     Population,
     Replies,
     Reports,
+    Rng,
     Within,
 )
 
@@ -308,6 +310,21 @@ class Plan(WithRanges):
         """The cohort of a round in which a part selects in place of the sampler, or None."""
         cohorts = (part.select(self, round, mask_m) for part in self.parts)
         return next((cohort for cohort in cohorts if cohort is not None), None)
+
+    def draw(
+        self,
+        state: RoundState,
+        mask_m: BoolArray | None,
+        rng: Rng,
+        oracle: Oracle | None = None,
+    ) -> Cohort:
+        """The cohort that the sampler draws in this round."""
+        drawing = Drawing(self.sampler, state.sampler, rng, oracle)
+        n = self.cohort_size(state)
+        cohorts = (part.draw(self, drawing, mask_m, n) for part in self.parts)
+        return next((cohort for cohort in cohorts if cohort is not None), None) or drawing.open(
+            mask_m, n
+        )
 
     def codes(self, cohort: Cohort) -> bool:
         """Whether these clients send a code of their update in place of it."""

@@ -110,7 +110,7 @@ def open_round(
     rng = stream(plan.seed, "draw", state.round)
     cohort = plan.select(state.round, mask_m)
     if cohort is None:
-        cohort = plan.sampler.open(state.sampler, mask_m, plan.cohort_size(state), rng, oracle)
+        cohort = plan.draw(state, mask_m, rng, oracle)
     check_cohort(cohort, m)
     # An estimator that needs what the sampler does not know fails here, before anybody trains.
     plan.collect_replies(state, cohort)

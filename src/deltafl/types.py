@@ -45,6 +45,8 @@ LARGEST_STEP = 1e30
 NOBODY = np.zeros(0, np.int64)
 #: ``Cohort.kind`` of a round without a draw, in which all clients that are there are selected.
 EVERYONE = "everyone"
+#: That of a round in which strata were drawn first, and clients within them.
+TWO_STAGE = "two-stage"
 
 
 class Within(NamedTuple):
@@ -126,6 +128,31 @@ def judge_of(name: str, judges: Sequence[Judge] = ()) -> Judge:
     return {judge.name: judge for judge in (ACCURACY, LOSS, *judges)}[name]
 
 
+class Strata(NamedTuple):
+    """A name for each client that it shares with others: its region, hospital chain, device."""
+
+    code_m: IntArray  #: index of the client's name among ``names``
+    names: tuple[str, ...]  #: in sorted order
+
+    @classmethod
+    def of(cls, name_m: Sequence[Any], m: int) -> "Strata":
+        """Strata by the names of m clients; a ``DeltaflError`` for another number, or no names."""
+        if isinstance(name_m, str) or len(name_m) != m:
+            raise DeltaflError(
+                f"strata has {len(name_m)} names for {m} clients; give one for each, such as "
+                "['north', 'south', 'north']"
+            )
+        texts = [str(name) if isinstance(name, str | int | np.integer) else "" for name in name_m]
+        for client, text in enumerate(texts):
+            if not text.strip():
+                raise DeltaflError(
+                    f"the stratum of client {client} is {name_m[client]!r:.60}; write a name, or a "
+                    "whole number"
+                )
+        names, code_m = np.unique(texts, return_inverse=True)
+        return cls(code_m, tuple(names.tolist()))
+
+
 class Population(NamedTuple):
     """Who takes part, and how much each client counts in the target ``f = sum_i weight_m[i] F_i``.
 
@@ -143,6 +170,10 @@ class Population(NamedTuple):
     seconds_m: FloatArray | None = None
     #: updates of the initial model, from a census, encoded (``two_bits.py``); or 0
     code_mc: FloatArray | None = None
+    #: a name for each client, such as its region: ``at_least``, ``allocation``, ``stages``
+    strata: Strata | None = None
+    #: > 0, what a round of each client costs, in any unit: ``per_cost``, ``budget``
+    cost_m: FloatArray | None = None
 
     def __repr__(self) -> str:
         known = "" if self.aux_mq is None else f", {self.aux_mq.shape[1]} auxiliary variables"
@@ -180,15 +211,15 @@ class Population(NamedTuple):
             )
         if self.aux_mq is not None:
             _checked_aux(self.aux_mq, self.num_clients)
-        seconds_m = self.seconds_m
-        if seconds_m is None:
-            return
-        # One number may stand for all.
-        fits = np.shape(seconds_m) in ((), weight_m.shape)
-        if not fits or not np.all((seconds_m > 0) & np.isfinite(seconds_m)):
-            raise DeltaflError(
-                f"seconds_m must hold a number above 0 for each of the {self.num_clients} clients"
-            )
+        for name, column_m in (("seconds_m", self.seconds_m), ("cost_m", self.cost_m)):
+            if column_m is None:
+                continue
+            # One number may stand for all.
+            fits = np.shape(column_m) in ((), weight_m.shape)
+            if not fits or not np.all((column_m > 0) & np.isfinite(column_m)):
+                raise DeltaflError(
+                    f"{name} must hold a number above 0 for each of the {self.num_clients} clients"
+                )
 
     @classmethod
     def from_sizes(
@@ -197,6 +228,9 @@ class Population(NamedTuple):
         weights: str = "data",
         aux: npt.ArrayLike | None = None,
         max_ratio: float | None = None,
+        *,
+        strata: Sequence[Any] | None = None,
+        cost: npt.ArrayLike | None = None,
     ) -> "Population":
         """Make a population from the clients' numbers of examples; another argument is a
         ``DeltaflError``.
@@ -207,6 +241,8 @@ class Population(NamedTuple):
             aux: (m, q) finite numbers, auxiliary variables of each client; see ``aux_mq``.
             max_ratio: >= 1; no size counts more than so many times the median of all, for sizes
                 that nobody checked. None for no limit.
+            strata: m names, such as the clients' regions, or numbers; see ``server/strata.py``.
+            cost: (m,) numbers > 0, what a round of each client costs, in any unit.
         """
         try:
             size_m = np.asarray(num_examples_m)
@@ -239,9 +275,14 @@ class Population(NamedTuple):
             share_m = np.ones(len(size_m))
         # In float64, as a sum of large int64 could overflow.
         population = cls(share_m / share_m.sum(dtype=np.float64), size_m)
-        if aux is None:
-            return population
-        return population._replace(aux_mq=_checked_aux(aux, len(size_m)))
+        if aux is not None:
+            population = population._replace(aux_mq=_checked_aux(aux, len(size_m)))
+        if strata is not None:
+            population = population._replace(strata=Strata.of(strata, len(size_m)))
+        if cost is not None:
+            population = population._replace(cost_m=_numbers_of("cost", cost))
+            population.check()
+        return population
 
 
 class Cohort(NamedTuple):
@@ -261,11 +302,16 @@ class Cohort(NamedTuple):
     absent: IntArray = NOBODY  #: clients that were not available to the draw
     #: of the state that it was drawn from; None if ``open_round`` did not draw it
     round: int | None = None
+    #: the stratum that each was drawn from, where these were drawn one by one; else (0,)
+    stratum_n: IntArray = NOBODY
 
     def part(self, which_n: Any) -> "Cohort":
         """The rows that an index or a mask names, such as those of the clients that replied."""
         client_n, count_n, expected_n = (column[which_n] for column in self[:3])
-        return self._replace(client_n=client_n, count_n=count_n, expected_n=expected_n)
+        rows = self._replace(client_n=client_n, count_n=count_n, expected_n=expected_n)
+        if len(self.stratum_n) == 0:
+            return rows
+        return rows._replace(stratum_n=self.stratum_n[which_n])
 
 
 class Replies(NamedTuple):
@@ -449,6 +495,14 @@ def _checked_aux(aux: npt.ArrayLike, num_clients: int) -> FloatArray:
             "units"
         )
     return aux_mq
+
+
+def _numbers_of(name: str, given: npt.ArrayLike) -> FloatArray:
+    """An array of float64; a ``DeltaflError`` for what is none."""
+    try:
+        return np.asarray(given, np.float64)
+    except OWN_ERRORS:
+        raise DeltaflError(f"{name} is {given!r:.60}; write a number for each client") from None
 
 
 def _column(

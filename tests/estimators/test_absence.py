@@ -12,9 +12,7 @@ import pytest
 from conftest import Problem, Recorder, all_cohorts, estimate, make_problem, play
 from deltafl import (
     ESTIMATORS,
-    DeltaflError,
     Plan,
-    Population,
     RoundState,
     close_round,
     init_round,
@@ -22,7 +20,6 @@ from deltafl import (
     open_round,
     stream,
 )
-from deltafl.samplers.base import per_second
 from deltafl.samplers.fed_au import FedAU
 from deltafl.samplers.fed_awe import FedAWE
 from deltafl.scale.persistent_array import PersistentArray
@@ -263,55 +260,3 @@ def test_fedawe_with_everybody_in_every_round_is_full_participation() -> None:
         np.testing.assert_allclose(
             state.parts["server_optimizer"].delta_d, problem.ubar_d, rtol=1e-6
         )
-
-
-# --- scores by the second
-
-
-def test_scores_by_the_second_are_the_best_for_a_budget_of_time() -> None:
-    """Independent draws with sum pi T = B: no direction along the budget improves on w a /
-    sqrt(T).
-    """
-    rng = np.random.default_rng(4)
-    norm_m = rng.uniform(1, 3, 6)
-    seconds_m = rng.uniform(1, 9, 6)
-    budget = 4.0
-    population = Population.from_sizes([3, 1, 4, 1, 5, 9])._replace(seconds_m=seconds_m)
-    score_m = per_second(population.weight_m * norm_m, population, True)
-    pi_m = budget * score_m / (score_m @ seconds_m)
-    assert pi_m.max() < 1
-
-    def variance(pi_m: FloatArray) -> float:
-        return float(np.sum((population.weight_m * norm_m) ** 2 * (1 / pi_m - 1)))
-
-    for _ in range(50):
-        step_m = rng.normal(size=6)
-        step_m -= step_m @ seconds_m / (seconds_m @ seconds_m) * seconds_m  # the budget stays
-        assert variance(pi_m + 1e-3 * step_m / np.abs(step_m).max() * pi_m.min()) > variance(pi_m)
-    by_round_m = population.weight_m * norm_m
-    assert variance(pi_m) < variance(budget * by_round_m / (by_round_m @ seconds_m))
-
-
-@pytest.mark.parametrize("name", ["uniform", "md-fixed", "innovation", "delta-centred"])
-def test_samplers_by_the_second_favour_fast_clients(name: str) -> None:
-    seconds_m = np.array([4.0, 1.0, 1.0, 1.0, 1.0])
-    population = Population.from_sizes([5] * 5)._replace(seconds_m=seconds_m)
-    plan = Plan(population, make_sampler(f"{name}(per_second=True)@systematic"), 2, seed=1)
-    expected_m = np.zeros(5)
-    for probability, cohort in all_cohorts(plan, init_round(plan, np.zeros(3)), None):
-        expected_m[cohort.client_n] += probability
-    floor = 0.2 if name in {"innovation", "delta-centred"} else 0.0
-    share_m = (1 - floor) * np.array([0.5, 1, 1, 1, 1]) / 4.5 + floor / 5
-    np.testing.assert_allclose(expected_m, 2 * share_m)
-    with pytest.raises(ValueError, match=r"speeds='lognormal'"):
-        init_round(replace(plan, population=Population.from_sizes([5] * 5)), np.zeros(3))
-
-
-@pytest.mark.parametrize("label", ["uniform(per_second=True)", "oort"])
-@pytest.mark.parametrize(
-    "seconds", [[1.0, 2.0], [1.0, 0.0, 1.0], [1.0, -1.0, 1.0], [1.0, np.nan, 1.0], [1, np.inf, 1]]
-)
-def test_impossible_seconds_are_refused(label: str, seconds: list[float]) -> None:
-    population = Population.from_sizes([5] * 3)._replace(seconds_m=np.array(seconds))
-    with pytest.raises(DeltaflError, match="above 0 for each of the 3 clients"):
-        Plan(population, make_sampler(label), 2, "plain-mean")

@@ -31,9 +31,10 @@ from deltafl import (
     stream,
 )
 from deltafl.designs.inclusion import inclusion_probabilities, with_floor
+from deltafl.designs.strata import allocate
 from deltafl.estimators.control_variates import OwnControlState
 from deltafl.estimators.table import find_estimator
-from deltafl.samplers.cluster import ClusterState, allocate, cluster_by_value
+from deltafl.samplers.cluster import ClusterState, cluster_by_value
 from deltafl.samplers.delta import PracticalState
 from deltafl.samplers.label import needs_scores
 from deltafl.scale.tree import SumTree

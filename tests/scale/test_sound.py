@@ -49,22 +49,25 @@ def values_of(row: Row) -> list[Any]:
         return [*SERVER_OPTIMIZERS]
     if values is row.kind:
         return [row.kind(**{name: inside(each) for name, each in row.kind.ranges.items()})]
+    if type(row.settings[row.kind.name].default) is int:
+        return [1]
     return [inside(values)] if isinstance(values, str) else [*values]
 
 
 def parts() -> Iterator[tuple[str, dict[str, Any]]]:
     """Each part of the server's table, with the first method that it goes together with."""
+    somebody = Population.from_sizes([3, 1, 2], strata=["a", "b", "b"])
     for row in ROWS:
         numbers = {
             name: inside(setting.values)
             for name, setting in row.settings.items()
-            if name != row.kind.name and setting.default is not None
+            if name != row.kind.name and setting.default
         }
         for value in values_of(row):
             given = {**numbers, row.kind.name: value}
             for method in ("uniform", "uniform@poisson", "uniform@@difference-own"):
                 with suppress(DeltaflError):
-                    make_plan(method, [3, 1, 2], 2, seed=SEED, **given)
+                    make_plan(method, somebody, 2, seed=SEED, **given)
                     yield f"{method}+{row.kind.name}={value}", given
                     break
 
@@ -73,6 +76,7 @@ METHODS: dict[str, dict[str, Any]] = {
     **{name: {} for name in SAMPLERS},
     **{f"uniform@@{name}": {} for name in ESTIMATORS},
     **dict(parts()),
+    "uniform+budget=900": {"budget": 900.0, "budget_rounds": 90},
     "pracdelta@ordered-pivotal": {},
     "balanced@cube@regression-damped": {},
     "innovation@local-pivotal": {},
@@ -85,7 +89,8 @@ def plan_of(label: str) -> Plan:
     aux_mc = None
     if make_sampler(name).census is None:
         aux_mc = stream(0, "data").dirichlet(np.ones(3), size=M)
-    population = Population.from_sizes(5 + np.arange(M) * 3, aux=aux_mc)
+    names = ["b", *"a" * (M - 1)]
+    population = Population.from_sizes(5 + np.arange(M) * 3, aux=aux_mc, strata=names)
     population = population._replace(seconds_m=np.arange(1.0, M + 1))
     plan = make_plan(name, population, N, seed=SEED, **METHODS[label])
     if plan.census is not None:

@@ -281,7 +281,7 @@ def _warm_state(plan: Plan, known: KnownUpdates) -> RoundState:
     everyone = np.ones(plan.population.num_clients, bool)
     for _ in range(WARM_UP_ROUNDS):
         rng = stream(plan.seed, "audit", state.round)
-        cohort = plan.sampler.open(state.sampler, everyone, plan.n, rng, known)
+        cohort = plan.draw(state, everyone, rng, known)
         ids = cohort.client_n
         factor_n = rng.uniform(0.5, 1.5, size=len(ids)).astype(np.float32)
         updates = factor_n[:, None] * known.update_md[ids]
@@ -299,7 +299,7 @@ def _coefficients(
     everyone = np.ones(m, bool)
 
     def open_with(rng: Rng) -> Cohort:
-        return plan.sampler.open(state.sampler, everyone, plan.n, rng, oracle)
+        return plan.draw(state, everyone, rng, oracle)
 
     cohorts = []
     if m <= MAX_CLIENTS:

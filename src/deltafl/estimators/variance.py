@@ -11,45 +11,48 @@ z_i is the contribution of a reply if all replied:
                     z_i (Deville 1999 after Hajek 1964). An approximation for many clients, and
                     exact for equal pi in random order. With six clients of unequal pi its mean is
                     0.1 to 1.5 times the truth for systematic and pivotal draws. It ignores that
-                    draws are spread, balanced, ordered or stratified. For these it is mostly too
-                    large, up to several times, but no bound: down to 0.4 times the truth with six
-                    clients.
+                    draws are spread, balanced or ordered. For these it is mostly too large, up to
+                    several times, but no bound: down to 0.4 times the truth with six clients.
+- strata:           the sum over strata, each by the formula of its draw. Strata with a single reply
+                    that was not certain count as one group (collapsed strata, Cochran 1977, section
+                    5A.12), with 1 in place of 1 - pi_i: too large by how far they are apart.
 
 The first two are unbiased for independent draws; ``Design.variance`` says which of a design's is.
 Sums over selected clients are estimated from those that replied by weights 1 / q_i; n is the number
 selected. The second draw adds sum (1 - q_i) norm(z_i)^2 over those who replied.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..scale.numerics import weighted_sum
 from ..scale.stretches import over_stretches
-from ..types import FloatArray, Replies
+from ..types import TWO_STAGE, FloatArray, IntArray, Replies
 
 
 class VarianceForm(NamedTuple):
-    """V = ratio sum_i mass_i norm(scale_i l_i - B)^2 + sum_i alone_i norm(l_i)^2.
+    """V = sum_i mass_i norm(scale_i l_i - B)^2 + sum_i alone_i norm(l_i)^2.
 
-    B is the mass-weighted mean of scale_i l_i if ``centred``, else 0.
+    B is the mass-weighted mean of scale_i l_i over the group of i, 0 for who is in none.
     """
 
-    ratio: float
     mass_n: FloatArray
     scale_n: FloatArray
     alone_n: FloatArray
-    centred: bool
+    groups: tuple[Any, ...] = ()  #: of rows: indices, or a slice
 
     def sums(self, part_nb: npt.NDArray[np.floating]) -> FloatArray:
         """norm(scale_i l_i - B)^2 and norm(l_i)^2 of a stretch of the l_i, (2, n)."""
         sum_2n = np.zeros((2, len(part_nb)))
         scaled_nb = self.scale_n[:, None] * part_nb
-        total = self.mass_n.sum()
-        # Without mass nothing was left to chance: there is no mean, and V of the draw is 0.
-        if self.centred and total > 0:
-            scaled_nb -= weighted_sum(self.mass_n, scaled_nb, scaled_nb.shape[1]) / total
+        for rows in self.groups:
+            mass_k = self.mass_n[rows]
+            # Without mass nothing was left to chance: there is no mean, and V of the draw is 0.
+            if total := mass_k.sum():
+                scaled_kb = scaled_nb[rows]
+                scaled_nb[rows] -= weighted_sum(mass_k, scaled_kb, scaled_kb.shape[1]) / total
         sum_2n[0] = np.einsum("nd,nd->n", scaled_nb, scaled_nb)
         if self.alone_n.any():
             sum_2n[1] = np.einsum("nd,nd->n", part_nb, part_nb)
@@ -57,7 +60,7 @@ class VarianceForm(NamedTuple):
 
     def total(self, sum_2n: FloatArray) -> float:
         """V, given the ``sums`` of all stretches."""
-        return float(self.ratio * (self.mass_n @ sum_2n[0]) + self.alone_n @ sum_2n[1])
+        return float(self.mass_n @ sum_2n[0] + self.alone_n @ sum_2n[1])
 
 
 def estimate_variance(
@@ -87,29 +90,57 @@ def variance_form(replies: Replies) -> VarianceForm | None:
         return None
     alone_n = (1 - rate_n) * coef_n**2
     scale_n = rate_n * coef_n
+    selected = replies.selected
+    units_n = selected.count_n
+    mass_n = _undecided(cohort.expected_n) / rate_n
+    known_n = (mass_n > 0).astype(np.int64)
     if cohort.kind == "replacement":
-        if int(cohort.count_n.sum()) < 2:
-            return None
-        size = int(replies.selected.count_n.sum())
         # The variance is that between draws: of a client drawn twice, each brought half.
         mass_n = cohort.count_n / rate_n
         scale_n = scale_n / cohort.count_n
-        return VarianceForm(size / (size - 1), mass_n, scale_n, alone_n, centred=True)
-    mass_n = _undecided(cohort.expected_n) / rate_n
-    if cohort.kind == "poisson":
-        return VarianceForm(1.0, mass_n, scale_n, alone_n, centred=False)
-    size = int(np.count_nonzero(_undecided(replies.selected.expected_n)))
+        known_n = cohort.count_n
+    elif cohort.kind == "poisson":
+        return VarianceForm(mass_n, scale_n, alone_n)
+    elif cohort.kind == TWO_STAGE:
+        return None
+    else:
+        units_n = (_undecided(selected.expected_n) > 0).astype(np.int64)
+    group_n = np.zeros(len(known_n), np.int64)
+    group_s = np.zeros(len(units_n), np.int64)
+    if len(selected.stratum_n):
+        group_n, group_s = cohort.stratum_n, selected.stratum_n
+    count_g, known_g = _per_group(group_s, units_n, group_n, known_n)
     # A single reply has no distance from the mean of its own.
-    if size > 0 and np.count_nonzero(mass_n) < 2:
+    single_g = (count_g > 0) & (known_g < 2)
+    if single_g.any() and len(count_g) > 1:
+        # Draws of one client each are independent: their variance is that between them.
+        alone = single_g[group_n] & (mass_n > 0)
+        mass_n = np.where(alone, cohort.count_n / rate_n, mass_n)
+        # All of them are one group; if that is no better, the whole cohort is.
+        of_g = np.where(single_g, 0, 1 + np.arange(len(count_g)))
+        if known_g[single_g].sum() < 2:
+            of_g[:] = 0
+        group_n, group_s = of_g[group_n], of_g[group_s]
+        count_g, known_g = _per_group(group_s, units_n, group_n, known_n)
+        single_g = (count_g > 0) & (known_g < 2)
+    if single_g.any():
         return None
     # If all were certain all masses are 0, and so is V, whatever the ratio.
-    return VarianceForm(
-        size / max(size - 1, 1),
-        mass_n,
-        scale_n,
-        alone_n,
-        centred=True,
-    )
+    mass_n = (count_g / np.maximum(count_g - 1, 1))[group_n] * mass_n
+    groups: tuple[Any, ...] = (slice(None),)
+    if len(count_g) > 1:
+        groups = tuple(np.flatnonzero(group_n == g) for g in np.unique(group_n))
+    return VarianceForm(mass_n, scale_n, alone_n, groups)
+
+
+def _per_group(
+    group_s: IntArray, units_s: IntArray, group_n: IntArray, known_n: IntArray
+) -> tuple[IntArray, IntArray]:
+    """How much of each group was selected, and how much of it replied."""
+    size = int(group_s.max(initial=0)) + 1
+    count_g = np.bincount(group_s, units_s, size)
+    known_g = np.bincount(group_n, known_n, size)
+    return count_g.astype(np.int64), known_g.astype(np.int64)
 
 
 def _undecided(expected_n: FloatArray) -> FloatArray:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from ..designs.cost import per_cost as by_cost
 from ..designs.table import ORDERED, draw_cohort, draw_from_tree, drawn_once, find_design
 from ..errors import DeltaflError, WithRanges
 from ..moves import Moves
@@ -75,6 +76,8 @@ class Sampler(WithRanges, ABC):
     fixed_fields: ClassVar[tuple[str, ...]] = ()
     #: Whether it asks everyone, whatever n is.
     asks_all: ClassVar[bool] = False
+    #: Whether it has ``scores``, that its expectations are proportional to.
+    has_scores: ClassVar[bool] = False
     #: Whether its expectations count how often a client is away or silent, as FedAU's do.
     expects_absence: ClassVar[bool] = False
     #: Whether it reads the auxiliary variables ``Population.aux_mq``.
@@ -210,6 +213,7 @@ class Scored(Sampler):
     design: str = "systematic"
 
     accepts_no_mask: ClassVar[bool] = True
+    has_scores: ClassVar[bool] = True
 
     @property
     def unbiased(self) -> bool:
@@ -251,29 +255,35 @@ class Scored(Sampler):
         )
 
 
-def per_second(
-    score_m: FloatArray,
-    population: Population,
-    wanted: bool,
+def cheaper_first(
+    score_m: FloatArray, population: Population, per_second: bool, per_cost: bool
 ) -> FloatArray:
-    """The scores, or ``score_m / sqrt(seconds)`` if ``wanted``: best for a given total of seconds.
-
-    For independent draws with sum_i pi_i T_i <= B, T_i the expected seconds of client i, the
-    variance sum_i w_i^2 a_i^2 (1 / pi_i - 1) is smallest at pi_i proportional to w_i a_i /
-    sqrt(T_i) (Neyman's allocation with unequal costs; Cochran 1977, section 5.5). B bounds the
-    clients' total time, not that of the slowest.
+    """The scores, or with one of the options those that are best for a given total of seconds or
+    costs (``designs/cost.py``).
 
     Raises:
-        DeltaflError: If the population does not know the seconds.
+        DeltaflError: If both are wanted, or the population does not know the seconds or costs.
     """
-    if not wanted:
+    if not (per_second or per_cost):
         return score_m
-    if population.seconds_m is None:
+    if per_second and per_cost:
+        raise DeltaflError(
+            "per_second and per_cost are two prices of one client: leave out one, or give "
+            "cost_m that has both"
+        )
+    if per_second and population.seconds_m is None:
         raise DeltaflError(
             "per_second needs the expected seconds of each client's round: write "
             "population._replace(seconds_m=...), or in the simulator speeds='lognormal'"
         )
-    return score_m / np.sqrt(population.seconds_m)
+    if per_cost and population.cost_m is None:
+        raise DeltaflError(
+            "per_cost needs what a round of each client costs: write Population.from_sizes(sizes, "
+            "cost=costs), or in the simulator client_costs='FILE.csv'"
+        )
+    cost_m = population.seconds_m if per_second else population.cost_m
+    assert cost_m is not None  # as was seen above
+    return by_cost(score_m, cost_m)
 
 
 def for_design(score_m: FloatArray, design: str) -> Scores:

@@ -26,7 +26,7 @@ from ..types import (
     Sizes,
     Within,
 )
-from .base import ZERO, Scored, per_second, replied, with_rows
+from .base import ZERO, Scored, cheaper_first, replied, with_rows
 from .census import Census
 
 _PRIOR_VISITS = 5  # the weight of the prior 1/2, in second visits
@@ -78,7 +78,8 @@ class Centred(Scored):
         forgetting: In (0, 1], the share of the newest value in the exponential means.
         sketch: Length of a sketch, 0 to 128, where the design spreads cohorts over values.
         per_second: Whether scores are divided by the root of each client's expected seconds
-            (``base.per_second``).
+            (``designs/cost.py``).
+        per_cost: Likewise of its ``Population.cost_m``.
     """
 
     by_norm: bool = True
@@ -89,6 +90,7 @@ class Centred(Scored):
     forgetting: float = 0.5
     sketch: int = 8
     per_second: bool = False
+    per_cost: bool = False
 
     ranges: ClassVar = {
         "floor": "[0, 1]",
@@ -116,7 +118,7 @@ class Centred(Scored):
         m = population.num_clients
         return CentredState(
             weight_m=population.weight_m,
-            factor_m=per_second(population.weight_m, population, self.per_second),
+            factor_m=cheaper_first(population.weight_m, population, self.per_second, self.per_cost),
             prior_m=np.ones(m),
             first_m=np.full(m, np.nan),
             square_m=np.full(m, np.nan),

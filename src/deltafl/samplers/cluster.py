@@ -1,12 +1,13 @@
 """Cluster-based importance sampling, the DELTA paper's baseline (after Shen et al. 2022)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from ..designs.inclusion import with_floor
+from ..designs.strata import DrawSome, allocate, draw_from_each
 from ..designs.table import draw_cohort, find_design
 from ..errors import DeltaflError
 from ..types import (
@@ -60,45 +61,14 @@ def lloyd(
     return np.unique(label_m, return_inverse=True)[1]
 
 
-def allocate(n: int, size_k: IntArray, mass_k: FloatArray | None = None) -> IntArray:
-    """Split n draws over clusters by masses, or by their sizes if none is given or above 0: at
-    least one, at most all of each, sum n.
-    """
-    if mass_k is None or not mass_k.any():
-        mass_k = size_k.astype(float)
-    share_k = np.ones(len(size_k), np.int64)
-    for _ in range(n - len(size_k)):
-        # The next draw goes where most of a share is lacking; a full cluster is out.
-        lack_k = np.where(
-            share_k < size_k,
-            n * mass_k / mass_k.sum() - share_k,
-            -np.inf,
-        )
-        share_k[np.argmax(lack_k)] += 1
-    return share_k
+def draw_by_scores(score_m: FloatArray, floor: float, design: str, rng: Rng) -> DrawSome:
+    """Draws of clients of a cluster, by scores with a floor inside."""
 
+    def draw(member_k: IntArray, quota: int) -> Cohort:
+        part = draw_cohort(with_floor(score_m[member_k], floor), quota, design, rng)
+        return part._replace(client_n=member_k[part.client_n])
 
-def draw_from_each(
-    member_c: Sequence[IntArray],
-    quota_c: IntArray,
-    score_m: FloatArray,
-    floor: float,
-    design: str,
-    rng: Rng,
-) -> Cohort:
-    """A cohort with a given number of clients of each cluster, by scores with a floor inside."""
-    drawn = []
-    for member_k, quota in zip(member_c, quota_c, strict=True):
-        score_k = with_floor(score_m[member_k], floor)
-        part = draw_cohort(score_k, int(quota), design, rng)
-        drawn.append(part._replace(client_n=member_k[part.client_n]))
-    client_n, count_n, expected_n = map(
-        np.concatenate,
-        list(zip(*drawn, strict=True))[:3],
-    )
-    # All clusters are drawn by one design, so that the last part's kind is that of all.
-    cohort = Cohort(client_n, count_n, expected_n, part.kind)
-    return cohort.part(np.argsort(client_n))
+    return draw
 
 
 @dataclass(frozen=True)
@@ -167,10 +137,7 @@ class ClusterIS(Sampler):
         return draw_from_each(
             [present[label_k == cluster] for cluster in range(len(size_k))],
             allocate(size, size_k),
-            state.weight_m * norm_m,
-            self.floor,
-            self.design,
-            rng,
+            draw_by_scores(state.weight_m * norm_m, self.floor, self.design, rng),
         )
 
     def norms(self, state: ClusterState, oracle: Oracle | None) -> FloatArray:

@@ -5,6 +5,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from ..designs.strata import allocate, draw_from_each
 from ..designs.table import find_design
 from ..types import (
     BoolArray,
@@ -18,7 +19,7 @@ from ..types import (
     Rng,
 )
 from .base import Sampler, mean_for_unseen, present_clients, replied, with_rows
-from .cluster import allocate, draw_from_each, lloyd
+from .cluster import draw_by_scores, lloyd
 
 
 class StrataState(NamedTuple):
@@ -134,7 +135,8 @@ class FedSTaS(Sampler):
             np.multiply(mass_h, spread_h),
         )
         score_m = state.weight_m * mean_for_unseen(state.norm_m, 1.0)
-        return draw_from_each(member_h, quota_h, score_m, self.floor, self.design, rng)
+        draw = draw_by_scores(score_m, self.floor, self.design, rng)
+        return draw_from_each(member_h, quota_h, draw)
 
     def stratify(
         self, state: StrataState, present: IntArray, most: int

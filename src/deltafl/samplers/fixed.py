@@ -7,7 +7,7 @@ import numpy as np
 
 from ..designs.table import drawn_once
 from ..types import BoolArray, Cohort, Oracle, Population, Rng
-from .base import Sampler, Scored, Scores, for_design, per_second
+from .base import Sampler, Scored, Scores, cheaper_first, for_design
 
 
 class FixedState(NamedTuple):
@@ -43,22 +43,24 @@ class Fixed(Scored):
     """Constant scores: equal (``uniform``, ``fedavg``) or the weights w_i (``md``, ``md-fixed``).
 
     ``md``, with the design ``"multinomial"``, is that of Li et al. 2020 (FedProx). With
-    ``per_second`` scores are divided by the root of each client's expected seconds.
+    ``per_second`` scores are divided by the root of each client's expected seconds, with
+    ``per_cost`` by that of its ``Population.cost_m``.
     """
 
     by_weight: bool = False
     per_second: bool = False
+    per_cost: bool = False
 
     @property
     def draws_equally(self) -> bool:
-        return not self.by_weight and not self.per_second
+        return not (self.by_weight or self.per_second or self.per_cost)
 
     def init(self, population: Population) -> FixedState:
         score_m = np.ones(population.num_clients)
         if self.by_weight:
             # A copy, as a tree owns its array.
             score_m = population.weight_m.copy()
-        score_m = per_second(score_m, population, self.per_second)
+        score_m = cheaper_first(score_m, population, self.per_second, self.per_cost)
         return FixedState(for_design(score_m, self.design))
 
     def scores(

@@ -9,6 +9,7 @@ override does nothing:
 =============  =================================================  ==============================
 ``size``       how many the sampler draws                         ``relative_error``, ``budget``
 ``select``     who is selected, in place of the sampler's draw    ``first_round``
+``draw``       how the sampler draws them                         ``at_least``
 ``drift``      what clients are sent beside the model             ``mime``, ``scaffold``
 ``intake``     what the replies of a round count                  ``clip``, ``dp``
 ``direction``  what is done to the estimate D before the step     ``dp``, ``mime``, ``norm_guard``
@@ -29,7 +30,18 @@ import numpy as np
 from ..errors import WithRanges
 from ..estimators.value import Reader
 from ..moves import Moves
-from ..types import BoolArray, Cohort, FloatArray, IntArray, Nothing, Params, Population, Reports
+from ..types import (
+    BoolArray,
+    Cohort,
+    FloatArray,
+    IntArray,
+    Nothing,
+    Oracle,
+    Params,
+    Population,
+    Reports,
+    Rng,
+)
 
 
 class PlanOfParts(Protocol):
@@ -62,6 +74,25 @@ class PlanOfParts(Protocol):
     @property
     def step_factor(self) -> float:
         """How many times their own steps the clients take."""
+
+
+class Drawing(NamedTuple):
+    """A sampler in one round."""
+
+    sampler: Any
+    state: Any  #: its own
+    rng: Rng
+    oracle: Oracle | None
+
+    def open(self, mask_m: BoolArray | None, n: int) -> Cohort:
+        """A cohort of n of the clients that ``mask_m`` names."""
+        cohort: Cohort = self.sampler.open(self.state, mask_m, n, self.rng, self.oracle)
+        return cohort
+
+    def scores(self, mask_m: BoolArray, n: int) -> FloatArray:
+        """The sampler's scores, float64 (m,), if it ``has_scores``."""
+        # Some samplers keep them in a tree.
+        return np.asarray(self.sampler.scores(self.state, mask_m, n, self.oracle))
 
 
 class Step(NamedTuple):
@@ -155,6 +186,12 @@ class ServerPart(WithRanges):
         """The cohort of a round in which the sampler does not draw; None if it does. ``mask_m``,
         bool (m,), says who is available, None that all are.
         """
+        return None
+
+    def draw(
+        self, plan: PlanOfParts, drawing: Drawing, mask_m: BoolArray | None, n: int
+    ) -> Cohort | None:
+        """A cohort that the sampler draws in parts; None if it draws as it is used to."""
         return None
 
     def codes(self, cohort: Cohort) -> bool:

@@ -21,6 +21,7 @@ from .part import ServerPart
 from .privacy import DifferentialPrivacy
 from .relative_error import RelativeError
 from .scaffold import Scaffold
+from .strata import ALLOCATIONS, ByStrata
 
 
 class Setting(NamedTuple):
@@ -92,6 +93,12 @@ def _budget(budget: float | None, budget_rounds: int | None) -> Budget | None:
     return None
 
 
+def _strata(at_least: int, allocation: str | None, stages: int) -> ByStrata | None:
+    if not (at_least or allocation or stages):
+        return None
+    return ByStrata(at_least or ByStrata.at_least, allocation, stages)
+
+
 def _row(
     kind: type[ServerPart],
     default: Any,
@@ -125,6 +132,27 @@ ROWS = (
             ),
         },
         _budget,
+    ),
+    Row(
+        ByStrata,
+        {
+            "at_least": Setting(
+                "[0, 1e9]",
+                0,
+                "clients of each stratum in every cohort, at least",
+            ),
+            "allocation": Setting(
+                ALLOCATIONS,
+                None,
+                "divide the cohort over strata by the sampler's scores, or by weight",
+            ),
+            "stages": Setting(
+                ByStrata.ranges["stages"],
+                0,
+                "draw so many strata first, then clients of each",
+            ),
+        },
+        _strata,
     ),
     _row(DifferentialPrivacy, None, "clip and add noise", DifferentialPrivacy),
     _row(

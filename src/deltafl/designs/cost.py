@@ -1,0 +1,74 @@
+"""The best probabilities where clients differ in what they cost.
+
+For independent draws with E cost = sum_i pi_i c_i <= B, the variance
+
+    sum_i s_i^2 (1 / pi_i - 1),     s_i = w_i norm(u_i)
+
+is smallest at pi_i = min(1, k s_i / sqrt(c_i)), k such that the budget B is spent (Neyman's
+allocation with unequal costs; Cochran 1977, section 5.5). The n that goes with it is sum_i pi_i. B
+bounds the sum over clients, such as their seconds in total, not that of the slowest.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DeltaflError, is_in
+from ..types import FloatArray
+from .inclusion import check_scores
+
+
+def per_cost(score_m: FloatArray, cost_m: FloatArray) -> FloatArray:
+    """``score_m / sqrt(cost_m)``: scores that are best for a given total cost."""
+    return np.asarray(score_m / np.sqrt(cost_m))
+
+
+def probabilities_for_budget(
+    score_m: npt.ArrayLike, cost_m: npt.ArrayLike, budget: float
+) -> FloatArray:
+    """pi_i = min(1, k s_i / sqrt(c_i)), float64 (m,), with sum_i pi_i c_i = budget.
+
+    Their sum is the n of the budget: round it down to a whole cohort. All are 1 if the budget pays
+    for everyone, as are those of the clients with a score above 0 if it pays for them.
+
+    Args:
+        score_m: (m,) scores s_i >= 0, best w_i times the norm that is expected of u_i - c_i.
+        cost_m: (m,) numbers above 0, in any unit.
+        budget: Above 0, the expected cost of a round in that unit.
+
+    Raises:
+        DeltaflError: For scores, costs or a budget out of range.
+
+    Example:
+        >>> probabilities_for_budget([1, 1, 1], [1, 1, 4], budget=2).tolist()
+        [0.5, 0.5, 0.25]
+    """
+    given: Any = cost_m
+    cost_m = np.asarray(given, float)
+    score_m = check_scores(np.asarray(score_m, float))
+    if cost_m.shape != score_m.shape or not np.all((cost_m > 0) & np.isfinite(cost_m)):
+        raise DeltaflError(
+            f"cost_m must hold a number above 0 for each of {len(score_m)} clients, and is "
+            f"{given!r:.60}"
+        )
+    if not is_in(budget, "(0, inf)"):
+        raise DeltaflError(f"budget is {budget!r:.60}; it must be a number above 0")
+    wish_m = per_cost(score_m, cost_m)
+    expected_m = np.zeros(len(wish_m))
+    # As ``inclusion_probabilities``: whoever would exceed 1 is certain, and the others share what
+    # it leaves of the budget.
+    certain_m = np.zeros(len(wish_m), bool)
+    while True:
+        open_m = ~certain_m & (wish_m > 0)
+        left = budget - float(cost_m[certain_m].sum())
+        if not open_m.any():
+            return expected_m
+        # What is left may be tiny beside those that are certain: scale it anew.
+        wish_k = wish_m[open_m] / wish_m[open_m].max()
+        expected_m[open_m] = wish_k * (left / float(wish_k @ cost_m[open_m]))
+        newly_m = open_m & (expected_m >= 1)
+        if not newly_m.any():
+            return expected_m
+        expected_m[newly_m] = 1.0
+        certain_m |= newly_m

@@ -1,0 +1,147 @@
+"""Clients that differ in seconds or costs: the best probabilities for a given total."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import Recorder, all_cohorts, make_problem, mean_estimate, same_tree
+from deltafl import DeltaflError, Plan, Population, init_round, make_sampler, open_round
+from deltafl.designs.cost import per_cost, probabilities_for_budget
+from deltafl.designs.inclusion import draw_probabilities
+from deltafl.types import FloatArray
+
+
+def variance_of(score_m: FloatArray, pi_m: FloatArray) -> float:
+    """Of independent draws."""
+    return float(np.sum(score_m**2 * (1 / pi_m - 1)))
+
+
+def test_scores_by_the_second_are_the_best_for_a_budget_of_time() -> None:
+    """Independent draws with sum pi T = B: no direction along the budget improves on w a /
+    sqrt(T).
+    """
+    rng = np.random.default_rng(4)
+    score_m = rng.uniform(1, 3, 6)
+    seconds_m = rng.uniform(1, 9, 6)
+    pi_m = probabilities_for_budget(score_m, seconds_m, 4.0)
+    assert pi_m.max() < 1
+    np.testing.assert_allclose(pi_m / pi_m.sum(), draw_probabilities(per_cost(score_m, seconds_m)))
+    for _ in range(50):
+        step_m = rng.normal(size=6)
+        step_m -= step_m @ seconds_m / (seconds_m @ seconds_m) * seconds_m  # the budget stays
+        beside_m = pi_m + 1e-3 * step_m / np.abs(step_m).max() * pi_m.min()
+        assert variance_of(score_m, beside_m) > variance_of(score_m, pi_m)
+    assert variance_of(score_m, pi_m) < variance_of(score_m, 4.0 * score_m / (score_m @ seconds_m))
+
+
+@pytest.mark.parametrize("budget", [0.5, 2.0, 5.0, 9.0])
+def test_probabilities_for_a_budget_are_the_best_of_a_grid(budget: float) -> None:
+    """Brute force, also where some are capped at 1: of all pi on a fine grid that cost no more."""
+    score_m = np.array([1.0, 2.0, 6.0])
+    cost_m = np.array([1.0, 4.0, 5.0])
+    pi_m = probabilities_for_budget(score_m, cost_m, budget)
+    assert pi_m @ cost_m == pytest.approx(min(budget, 10.0))
+    grid = np.linspace(0.005, 1, 200)
+    first_k, second_k = (values.ravel() for values in np.meshgrid(grid, grid))
+    last_k = np.minimum(1, (budget - first_k - 4 * second_k) / 5)
+    possible_k = last_k > 0
+    grid_k3 = np.stack([first_k, second_k, last_k], axis=1)[possible_k]
+    best = min(np.sum(score_m**2 * (1 / grid_k3 - 1), axis=1))
+    assert best * 0.99 <= variance_of(score_m, pi_m) <= best * (1 + 1e-9)
+
+
+@given(
+    st.lists(
+        st.tuples(st.just(0.0) | st.floats(1e-3, 1e3), st.floats(1e-3, 1e3)),
+        min_size=1,
+        max_size=20,
+    ),
+    st.floats(1e-3, 1e4),
+)
+def test_a_budget_is_spent_or_pays_for_all(
+    clients: list[tuple[float, float]], budget: float
+) -> None:
+    score_m, cost_m = np.array(clients).T
+    pi_m = probabilities_for_budget(score_m, cost_m, budget)
+    assert np.all((pi_m >= 0) & (pi_m <= 1))
+    # All scores 0 are equal ones.
+    paid_m = (score_m > 0) | ~score_m.any()
+    wanted = min(budget, float(cost_m[paid_m].sum()))
+    assert float(pi_m @ cost_m) == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("score", "cost", "budget", "said"),
+    [
+        ([1, 1], [1], 1.0, "for each of 2 clients"),
+        ([1, 1], [1, 0], 1.0, "above 0"),
+        ([1, 1], [1, np.nan], 1.0, "above 0"),
+        ([1, -1], [1, 1], 1.0, "score of client 1"),
+        ([1, 1], [1, 1], 0.0, "budget is 0.0"),
+        ([1, 1], [1, 1], "much", "budget is 'much'"),
+    ],
+)
+def test_impossible_budgets_are_refused(score: Any, cost: Any, budget: Any, said: str) -> None:
+    with pytest.raises(DeltaflError, match=said):
+        probabilities_for_budget(score, cost, budget)
+
+
+@pytest.mark.parametrize("name", ["uniform", "md-fixed@multinomial", "innovation", "balanced"])
+def test_draws_by_cost_are_unbiased_and_as_those_by_the_second(name: str) -> None:
+    cost_m = np.array([4.0, 1.0, 2.0, 1.0, 9.0])
+    problem = make_problem([5, 1, 4, 2, 3])
+    method, _, design = name.partition("@")
+    plans = []
+    by_cost = problem.population._replace(cost_m=cost_m)
+    by_second = problem.population._replace(seconds_m=cost_m)
+    for option, population in (("per_cost", by_cost), ("per_second", by_second)):
+        sampler = make_sampler(f"{method}({option}=True)@{design}")
+        plan = Plan(population, sampler, 2, parts=(Recorder(),))
+        state = init_round(plan, np.zeros(3))
+        np.testing.assert_allclose(mean_estimate(plan, state, problem), problem.ubar_d, atol=1e-6)
+        plans.append((plan, state))
+    assert same_tree(open_round(*plans[0]), open_round(*plans[1]))
+
+
+def test_costs_that_are_missing_or_given_twice_are_one_sentence() -> None:
+    population = Population.from_sizes([5] * 3)
+    for label, said in [
+        ("uniform(per_cost=True)", "per_cost needs what a round of each client costs"),
+        ("innovation(per_cost=True,per_second=True)", "leave out one"),
+    ]:
+        plan = Plan(population, make_sampler(label), 2)
+        with pytest.raises(DeltaflError, match=said):
+            init_round(plan, np.zeros(3))
+    bad: list[Any] = [[1, 2], [1, 0, 1], [1, -1, 1], [1, np.nan, 1], [1, np.inf, 1], ["a", 1, 1]]
+    for cost in bad:
+        with pytest.raises(DeltaflError, match=r"cost.* number"):
+            Population.from_sizes([5] * 3, cost=cost)
+
+
+@pytest.mark.parametrize("name", ["uniform", "md-fixed", "innovation", "delta-centred"])
+def test_samplers_by_the_second_favour_fast_clients(name: str) -> None:
+    seconds_m = np.array([4.0, 1.0, 1.0, 1.0, 1.0])
+    population = Population.from_sizes([5] * 5)._replace(seconds_m=seconds_m)
+    plan = Plan(population, make_sampler(f"{name}(per_second=True)@systematic"), 2, seed=1)
+    expected_m = np.zeros(5)
+    for probability, cohort in all_cohorts(plan, init_round(plan, np.zeros(3)), None):
+        expected_m[cohort.client_n] += probability
+    floor = 0.2 if name in {"innovation", "delta-centred"} else 0.0
+    share_m = (1 - floor) * np.array([0.5, 1, 1, 1, 1]) / 4.5 + floor / 5
+    np.testing.assert_allclose(expected_m, 2 * share_m)
+    with pytest.raises(ValueError, match=r"speeds='lognormal'"):
+        init_round(replace(plan, population=Population.from_sizes([5] * 5)), np.zeros(3))
+
+
+@pytest.mark.parametrize("label", ["uniform(per_second=True)", "oort"])
+@pytest.mark.parametrize(
+    "seconds", [[1.0, 2.0], [1.0, 0.0, 1.0], [1.0, -1.0, 1.0], [1.0, np.nan, 1.0], [1, np.inf, 1]]
+)
+def test_impossible_seconds_are_refused(label: str, seconds: list[float]) -> None:
+    population = Population.from_sizes([5] * 3)._replace(seconds_m=np.array(seconds))
+    with pytest.raises(DeltaflError, match="above 0 for each of the 3 clients"):
+        Plan(population, make_sampler(label), 2, "plain-mean")
