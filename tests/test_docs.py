@@ -315,7 +315,7 @@ def are_installed(code: str) -> bool:
     """The packages of extras that a block needs."""
     return all(
         importlib.util.find_spec(name) is not None
-        for name in ("datasets", "distributed", "mlflow", "tensorboard")
+        for name in ("datasets", "distributed", "mlflow", "tensorboard", "trackio", "wandb")
         if name in code
     )
 

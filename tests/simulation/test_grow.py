@@ -209,7 +209,7 @@ def test_runs_stop_at_the_threshold_and_have_no_gap(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "runs" / "full-seed0")
     assert full.stopped
     assert full.num_rounds == len(lines) - 1 < 8
-    assert lines[-1]["stopped"] == 0.3
+    assert lines[-1]["stopped"] == "accuracy reached 0.3"
     assert full.final is not None
     assert full.top5 == full.final >= 0.3 > lines[-2]["test"]["accuracy"]
     assert [entry.gap_closed for entry in summary.samplers] == [None, None]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deltafl as dl
+from deltafl.simulation.directory import StopRun
 from deltafl.simulation.distributed import ALONE
 from deltafl.simulation.evaluation import Patience
 from deltafl.simulation.run import run_single
@@ -33,9 +34,9 @@ def ended(values: list[float | None], metric: str, patience: int, before: int) -
     callback.begin(live)
     for line in lines[before:]:
         played: Any = SimpleNamespace(line=dict(line), is_last=False)
-        callback.after_round(live, played)
-        if played.is_last:
-            assert played.line["stopped"] == "patience"
+        try:
+            callback.after_round(live, played)
+        except StopRun:
             return int(played.line["round"])
     return None
 
@@ -73,7 +74,7 @@ def test_a_run_that_stands_still_is_over_and_stays_so(tmp_path: Path) -> None:
     with pytest.raises(StopError):
         run_single(settings, tmp_path / "run", stop_after(3))
     last = run_single(settings, tmp_path / "run", quiet)
-    assert (last["round"], last["stopped"]) == (6, "patience")
+    assert (last["round"], last["stopped"]) == (6, "no better accuracy in 3 evaluations")
     assert run_single(settings, tmp_path / "run", quiet) == last
     assert len(lines_of(tmp_path / "run")) == 7
     assert "stopped" not in run(tmp_path / "plain", **{**given_settings, "patience": None})

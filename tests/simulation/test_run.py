@@ -156,7 +156,11 @@ def test_accuracies_by_client_are_those_of_the_last_models_and_cost_no_evaluatio
     assert json.loads((tmp_path / "run" / "clients.json").read_text())["rounds"] == [5, 6, 7, 8, 9]
     early = tmp_path / "early"
     end = run(early, rounds=40, threshold=0.3, stop_at_threshold=True)
-    assert end["stopped"] == 0.3 and end["test"]["accuracy"] >= 0.3 and end["round"] < 36
+    assert (
+        end["stopped"] == "accuracy reached 0.3"
+        and end["test"]["accuracy"] >= 0.3
+        and end["round"] < 36
+    )
     assert json.loads((early / "clients.json").read_text())["rounds"] == [end["round"]]
 
 

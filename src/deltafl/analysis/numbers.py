@@ -107,7 +107,9 @@ class SeedSummary(_Model):
     diverged: bool
     """whether the run diverged and was ended, or its last test loss is not finite"""
     stopped: bool = False
-    """whether it ended at the threshold, or by `patience`, with rounds left"""
+    """whether the threshold, `patience` or a rule of yours ended it with rounds left"""
+    stopped_why: str = ""
+    """which of them, in words; empty if none did, or the run is of an earlier version"""
     diverged_in: int | None = None
     """the round in which it was ended so; null if it was not"""
     reach: Reach | None

@@ -78,6 +78,7 @@ class Run(NamedTuple):
     server_bytes: int | None = None  #: the largest state that the server had between two rounds
     judges: Sequence[Judge] = ()  #: how metrics beside accuracy and loss are read
     others_r: Mapping[str, FloatArray] = _NOTHING  #: the curves of these
+    stopped_why: str = ""  #: why a callback ended it
 
     @property
     def judge(self) -> Judge:
@@ -105,11 +106,14 @@ class Run(NamedTuple):
 
     @property
     def stopped(self) -> bool:
-        """Whether it ended at the threshold, or for lack of progress, before all of its rounds were
+        """Whether a callback, such as that of the threshold, ended it before all of its rounds were
         played.
         """
+        # Records of earlier versions do not say why.
         stops = self.settings.get("stop_at_threshold") or self.settings.get("patience")
-        return bool(stops) and not self.diverged and self.num_rounds < self.horizon
+        return (
+            bool(self.stopped_why or stops) and not self.diverged and self.num_rounds < self.horizon
+        )
 
     @property
     def client_value_m(self) -> FloatArray:

@@ -184,6 +184,7 @@ def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
         total_clock=_clock_at(run, -1),
         diverged=run.diverged is not None or not np.isfinite(run.loss_r[-1]),
         stopped=run.stopped,
+        stopped_why=run.stopped_why,
         diverged_in=run.diverged,
         reach=_reach(run, threshold),
     )

@@ -3,9 +3,11 @@
 The terminal, the report and ``deltafl run`` say it in these words. Verdicts come from intervals.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..errors import printable
 from ..samplers.label import base_name, bias_of
 from ..server.clipping import RADIUS
 from .methods import begins_with_census, find_label, method_of, only_asks_first
@@ -27,6 +29,9 @@ from .text import (
     value_text,
     verdict_of,
 )
+
+#: Reasons for which runs were stopped that are named.
+REASONS = 3
 
 
 def headline(summary: Summary) -> list[str]:
@@ -339,12 +344,17 @@ def _how_runs_ended(summary: Summary) -> Iterator[str]:
         {e.sampler: e.num_diverged for e in summary.samplers},
     ):
         yield f"{DIVERGED} Diverged: {diverged}. A stopped run keeps its last {metric}."
-    stopped = {e.sampler: sum(run.stopped for run in e.seeds) for e in summary.samplers}
-    if named := _shares(summary, stopped):
-        cause = f"at {goal}"
-        if patience := summary.settings.get("patience"):
-            cause = f"at {goal} or after {patience} evaluations without a better one"
-        yield f"Stopped {cause}: {named}, with the {metric} of then; a gap needs all rounds."
+    reasons = Counter(run.stopped_why for e in summary.samplers for run in e.seeds if run.stopped)
+    for why, _ in reasons.most_common(REASONS):
+        number = {
+            e.sampler: sum(run.stopped and run.stopped_why == why for run in e.seeds)
+            for e in summary.samplers
+        }
+        named = _shares(summary, number)
+        cause = printable(why, limit=120) or f"at {goal}"
+        yield f"Stopped ({cause}): {named}, with the {metric} of then; a gap needs all rounds."
+    if len(reasons) > REASONS:
+        yield f"Runs were stopped for {len(reasons) - REASONS} more reasons; their last lines say."
 
 
 def _shares(summary: Summary, number_of: Mapping[str, int]) -> str:

@@ -15,7 +15,7 @@ from ..analysis.narrow import show
 from ..analysis.numbers import Summary
 from ..analysis.table import comparison_table
 from ..analysis.verdict import bias_remark
-from ..errors import DeltaflError, log
+from ..errors import DeltaflError, log, printable
 from ..simulation.callback import OnRound, RoundDone
 from ..simulation.comparing import run_comparison
 from ..simulation.comparison import joined
@@ -32,7 +32,7 @@ from ..simulation.progress import OnProgress, Progress, sweep_progress
 from ..simulation.record import judges_of
 from ..simulation.settings import CompareSettings, RunSettings
 from ..simulation.sweep import count_processes
-from ..simulation.tracking import tracker
+from ..simulation.tracking import TRACKERS, tracker
 from ..simulation.tune import TuneSettings, tune_rates
 from ..store.files import below
 from ..store.own_python import files_named
@@ -52,7 +52,7 @@ Processes = Annotated[
 Track = Annotated[
     str | None,
     typer.Option(
-        help="write each round to a tracker, too: tensorboard or mlflow",
+        help=f"write each round to a tracker, too: {' or '.join(TRACKERS)}",
         metavar="NAME",
     ),
 ]
@@ -308,6 +308,9 @@ def _print_run(settings: RunSettings, directory: RunDirectory) -> None:
     if "diverged" not in last:
         metrics = _metric_texts(last["test"], judges_of(directory))
         say(f"after {last['round']} rounds: {', '.join(metrics)}; records: {folder}/rounds.jsonl")
+        if "stopped" in last:
+            why = printable(last["stopped"])
+            say(f"stopped in round {last['round']} of {settings.rounds}: {why}; it does not go on")
         for remark in bias_remark([settings.sampler], settings.model_dump()):
             say(remark)
     say(f"Data: {directory.environment()['data']}")

@@ -10,6 +10,7 @@ from .comparing import run_comparison as run_comparison
 from .comparison import joined as joined
 from .directory import DivergedError as DivergedError
 from .directory import RunDirectory as RunDirectory
+from .directory import StopRun as StopRun
 from .directory import new_folder as new_folder
 from .directory import refusals as refusals
 from .environment import environment as environment

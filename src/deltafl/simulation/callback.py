@@ -6,15 +6,15 @@ this order, which is that of the entries in a line of ``rounds.jsonl``::
     Evaluation   evaluation.py  the model on the test set, where that is due
     Threshold    evaluation.py  ends the run at a goal
     Patience     evaluation.py  ends a run that no longer gets better
+    Yours        own_rules.py   what you add to the line, and your reasons to end the run
     Watching     watching.py    ends a run that has lost its model
-    yours                       whatever you add to the line, as ``reproduction/probe.py`` does
     Recording    recording.py   the line is written
     Checkpoints  recording.py   the state is kept
     Report       callback.py    ``on_round`` hears of it
 
-A callback sees everything and decides nothing about the rounds to come: a run has the same bits
-with and without yours. ``on_round`` and trackers get a ``RoundDone``, which other processes can be
-sent.
+A callback sees everything and decides one thing: ``raise StopRun("why")`` makes this round the
+run's last. Up to there a run has the same bits with and without it. ``on_round`` and trackers get a
+``RoundDone``, which other processes can be sent, up to a second later: they only hear.
 """
 
 import time
@@ -27,7 +27,7 @@ from ..plan import Plan, RoundState
 from ..server.watch import Watch
 from ..store import plain_json
 from ..types import Cohort, RoundInfo
-from .directory import RunDirectory
+from .directory import RunDirectory, StopRun
 from .distributed import ProcessGroup
 from .settings import RunSettings
 from .world import World
@@ -59,6 +59,15 @@ class LiveRun:
         """Evaluate the model of a round, and note that in its line."""
         round.judged = self.engine.judge(self.plan.model(self.state), self.state.rest)
         round.line["test"] = round.judged.evaluation().line()
+
+    def end(self, round: "PlayedRound", stop: StopRun) -> None:
+        """Make a round the last, for a reason that its line has; the first reason counts."""
+        if "test" not in round.line:
+            self.evaluate(round)  # a record of how it ended
+        for entry, why in stop.line().items():
+            round.line.setdefault(entry, why)
+        # What follows treats it as the last: a checkpoint is due.
+        round.is_last = True
 
 
 class Stopwatch:
@@ -105,7 +114,7 @@ class Callback:
         """Before the first round that is played now, which may follow a checkpoint."""
 
     def after_round(self, run: LiveRun, round: PlayedRound) -> None:
-        """After each round; ``run.state`` is the state that it left."""
+        """After each round; ``run.state`` is the state that it left. ``StopRun`` ends the run."""
 
     def end(self, run: LiveRun) -> None:
         """After the last round, but not after an error."""
@@ -172,12 +181,27 @@ def guarded(on_round: OnRound) -> OnRound:
     def call(done: RoundDone) -> None:
         try:
             on_round(done)
-        except OWN_ERRORS as error:
-            name = getattr(on_round, "__name__", type(on_round).__name__)
+        except StopRun as stop:
             raise DeltaflError(
-                f"the callback {name} failed in round {done.round} of {done.sampler}, seed "
-                f"{done.seed}: {in_one_line(error)}; mend it and give the same call again: the "
-                "runs go on where they are"
-            ) from error
+                f"on_round hears of rounds that are on record and cannot end a run ({stop}): give "
+                "the rule as callbacks=[...] (docs/how-to/stop-early.md)"
+            ) from stop
+        except OWN_ERRORS as error:
+            raise callback_error(on_round, done.round, done.sampler, done.seed, error) from error
 
     return call
+
+
+def name_of(callback: Any) -> str:
+    """What a user calls a callback."""
+    return str(getattr(callback, "__name__", type(callback).__name__))
+
+
+def callback_error(
+    callback: Any, round: int, sampler: str, seed: int, error: BaseException
+) -> DeltaflError:
+    """What a user's callback raised, as a sentence."""
+    return DeltaflError(
+        f"the callback {name_of(callback)} failed in round {round} of {sampler}, seed {seed}: "
+        f"{in_one_line(error)}; mend it and give the same call again: the runs go on where they are"
+    )

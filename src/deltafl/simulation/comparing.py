@@ -6,6 +6,7 @@ The folder has settings and environment, a run directory for each run, ``summary
 samplers, seeds or rounds, what is missing is played.
 """
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +21,7 @@ from .comparison import Comparison, jobs_of, places_of, together
 from .continuing import continued, note_settings
 from .directory import locked, recorded_settings
 from .elsewhere import Elsewhere
+from .own_rules import OwnCallback, own_callbacks
 from .processes import result
 from .progress import OnProgress
 from .settings import CompareSettings
@@ -40,6 +42,7 @@ def run_comparison(
     report: bool = True,
     trust_code: bool = False,
     executor: Any = None,
+    callbacks: Iterable[OwnCallback] = (),
 ) -> Comparison:
     """Play the runs that are not finished yet, and write summary, pictures and report; returns all
     that the folder has.
@@ -56,11 +59,14 @@ def run_comparison(
         trust_code: Whether Python files that only ``out`` names may be imported.
         executor: A ``concurrent.futures.Executor``, or one of submitit, that plays the runs in
             place of processes; it need not see ``out``.
+        callbacks: Callbacks and rules of the user's, which end single runs (``own_rules.py``); each
+            run has copies of its own.
 
     Raises:
         DeltaflError: If another process is playing in the directory, or a run is impossible.
     """
     require_simulator()
+    yours = own_callbacks(callbacks)
     with locked(out):
         for name in WRITTEN:
             if recorded_settings(out) is None and (out / name).exists():
@@ -72,7 +78,7 @@ def run_comparison(
         others = [label for label in settings.samplers if label not in (settings.rates or {})]
         if settings.rates and others:
             log.warning("rates has none for %s: the settings' rates are used", ", ".join(others))
-        jobs = jobs_of(settings)
+        jobs = [job._replace(callbacks=yours) for job in jobs_of(settings)]
         workers: AbstractContextManager[Any] = side_by_side(min(processes, len(jobs)))
         if executor is not None:
             workers = Elsewhere(executor)

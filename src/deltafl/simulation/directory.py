@@ -36,7 +36,7 @@ import numpy as np
 import tomli_w
 from typing_extensions import TypedDict
 
-from ..errors import DeltaflError
+from ..errors import DeltaflError, printable
 from ..plan import RoundState
 from ..samplers.base import Sampler
 from ..scale.named_arrays import named_arrays
@@ -138,7 +138,19 @@ def recorded_settings(path: Path) -> dict[str, Any] | None:
     return found
 
 
-class DivergedError(DeltaflError):
+class StopRun(Exception):
+    """Raised by a callback, it ends a run with the round that has just been played:
+    ``raise StopRun("why")``.
+
+    ``rounds.jsonl``, the record and the report say why.
+    """
+
+    def line(self) -> dict[str, Any]:
+        """What the run's last line has."""
+        return {"stopped": printable(self, limit=300) or "a callback ended it"}
+
+
+class DivergedError(DeltaflError, StopRun):
     """A run has diverged and was ended.
 
     Attributes:
@@ -152,6 +164,10 @@ class DivergedError(DeltaflError):
         self.round = round
         self.kept = kept
         self.why = why
+
+    def line(self) -> dict[str, Any]:
+        """What the run's last line has."""
+        return {"diverged": {"why": self.why, "kept": self.kept}}
 
 
 class RunDirectory:
@@ -238,8 +254,8 @@ class RunDirectory:
         )
 
     def is_finished(self, rounds: int) -> bool:
-        """Whether the run has played all of its rounds, or has ended before: it diverged, or
-        reached its threshold.
+        """Whether the run has played all of its rounds, or has ended before: it diverged, or a
+        callback ended it.
         """
         mark = read_checkpoint(self.path)
         last = self.last_line()

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..analysis.statistics import first_reach
 from .callback import Callback, LiveRun, PlayedRound
+from .directory import StopRun
 
 
 class Evaluation(Callback):
@@ -43,8 +44,7 @@ class Patience(Callback):
             return
         self._see(run, round.line["test"])
         if self._since >= patience:
-            round.line["stopped"] = "patience"
-            round.is_last = True
+            raise StopRun(f"no better {run.engine.task.metrics[0].name} in {patience} evaluations")
 
     def _see(self, run: LiveRun, test: Mapping[str, Any]) -> None:
         metric = run.engine.task.metrics[0]
@@ -71,6 +71,4 @@ class Threshold(Callback):
         metric = run.engine.task.metrics[0]
         value = np.array([round.line["test"][metric.name]])
         if first_reach(value, goal, metric.higher) is not None:
-            round.line["stopped"] = goal
-            # What follows treats it as the last: a checkpoint is due.
-            round.is_last = True
+            raise StopRun(f"{metric.name} reached {goal:g}")

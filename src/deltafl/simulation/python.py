@@ -19,6 +19,7 @@ from .comparing import run_comparison
 from .comparison import Comparison, joined
 from .directory import new_folder
 from .own_code import with_object
+from .own_rules import OwnCallback
 from .progress import sweep_progress
 from .settings import AnySettings, CompareSettings, make_settings, refuse_ignored
 from .sweep import count_processes, require_simulator
@@ -42,6 +43,7 @@ def compare(
     on_round: OnRound | None = None,
     trust_code: bool = False,
     executor: Any = None,
+    callbacks: Iterable[OwnCallback] = (),
     **settings: Any,
 ) -> Comparison:
     """Compare samplers on one task, seed by seed, under the same split, initial model and
@@ -69,6 +71,9 @@ def compare(
         executor: What plays the runs in place of processes: any ``concurrent.futures.Executor``,
             such as ``client.get_executor()`` of Dask, or an executor of submitit
             (docs/how-to/cluster.md).
+        callbacks: Rules that end single runs: functions of the lines of ``rounds.jsonl`` so far
+            that return why, or nothing; and ``deltafl.simulation.Callback`` objects, of which each
+            run has copies (docs/how-to/stop-early.md). Any process of any machine decides alike.
         settings: The settings of ``deltafl compare``: ``rounds=50``, ``sample=10``,
             ``local_lr=0.1``, ...
 
@@ -88,7 +93,7 @@ def compare(
     told = on_round or (lambda _: None)
     with sweep_progress(progress) as on_progress:
         return run_comparison(
-            resolved, folder, on_progress, count, told, report, trust_code, executor
+            resolved, folder, on_progress, count, told, report, trust_code, executor, callbacks
         )
 
 

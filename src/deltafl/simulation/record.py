@@ -93,6 +93,7 @@ class RunRecord(BaseModel):
     refused: int = 0  #: replies that were refused and counted as missing
     diverged: int | None = None
     diverged_why: str = ""
+    stopped_why: str = ""
     probes: dict[str, Column] = {}
     others: dict[str, Column] = {}  #: the curves of these metrics
 
@@ -275,10 +276,17 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         draws_m=np.bincount(drawn_n, count_n, m).astype(np.int64),
         diverged=rounds[-1] if diverged else None,
         diverged_why=diverged["why"] if diverged else "",
+        stopped_why=_stopped_why(lines[-1]),
         num_examples_m=num_examples_m,
         value_km=value_km,
         fairness=None if value_km is None else fairness_of(value_km, higher),
     )
+
+
+def _stopped_why(last: Mapping[str, Any]) -> str:
+    why = last.get("stopped", "")
+    # Lines of earlier versions have the threshold, which the settings have, too.
+    return why if isinstance(why, str) else ""
 
 
 def record_of(job: Job, directory: RunDirectory, task: Task) -> RunRecord:
@@ -308,6 +316,7 @@ def record_of(job: Job, directory: RunDirectory, task: Task) -> RunRecord:
         refused=sum(len(line.get("rejected", ())) for line in directory.lines("rounds.jsonl")),
         diverged=run.diverged,
         diverged_why=run.diverged_why,
+        stopped_why=run.stopped_why,
         probes=measured_columns(directory.lines("rounds.jsonl")),
         **{name: curve.tolist() for name, curve in curves.items() if curve is not None},
     )

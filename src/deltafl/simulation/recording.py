@@ -3,23 +3,15 @@
 from ..analysis.statistics import late_after
 from ..scale.named_arrays import bytes_in_ram
 from .callback import Callback, LiveRun, PlayedRound
-from .directory import DivergedError
 from .record import note_clients
 
 
 class Recording(Callback):
-    """Writes the lines of every round, and each client's metric with the last models.
-
-    It raises a ``DivergedError`` where the line says so: that round is on record and the last.
-    """
+    """Writes the lines of every round, and each client's metric with the last models."""
 
     def after_round(self, run: LiveRun, round: PlayedRound) -> None:
-        if run.group.is_first:
-            self._write(run, round)
-        if "diverged" in round.line:
-            raise DivergedError(round.number, **round.line["diverged"])
-
-    def _write(self, run: LiveRun, round: PlayedRound) -> None:
+        if not run.group.is_first:
+            return
         since = late_after(run.rounds) + 1
         if {"stopped", "diverged"} & round.line.keys():
             since = round.number  # the run ends here, so its last model alone counts
@@ -43,11 +35,13 @@ class Checkpoints(Callback):
     """Keeps the state every ``checkpoint_every`` rounds and after the last.
 
     A state never becomes a checkpoint while the model looks wrong, not even the last one: then the
-    run keeps its last good checkpoint, and the suspect model beside it.
+    run keeps its last good checkpoint, and the suspect model beside it; of one that is lost, the
+    checkpoint alone.
     """
 
     def after_round(self, run: LiveRun, round: PlayedRound) -> None:
-        if not (round.is_last or round.number % run.settings.checkpoint_every == 0):
+        is_due = round.is_last or round.number % run.settings.checkpoint_every == 0
+        if "diverged" in round.line or not is_due:
             return
         if run.watch.suspect is None:
             run.kept = round.number

@@ -25,13 +25,14 @@ from .callback import Callback, LiveRun, OnRound, PlayedRound, Report, Stopwatch
 from .census import Asked, ask_everyone
 from .checking import check_memory, require_same_sampler
 from .continuing import continued
-from .directory import DivergedError, RunDirectory, locked, recorded_settings
+from .directory import DivergedError, RunDirectory, StopRun, locked, recorded_settings
 from .distributed import ALONE, ProcessGroup
 from .engine import BYTES_PER_PARAMETER, Engine, Training
 from .environment import PACKAGES
 from .evaluation import Evaluation, Patience, Threshold
 from .oracle import SimulatedOracle
 from .own_code import require_same_code
+from .own_rules import OwnCallback, Yours, copies, own_callbacks
 from .record import Job, RunStore, record_of, write_record
 from .recording import Checkpoints, Recording
 from .rest import bytes_sent, local_rows
@@ -74,8 +75,8 @@ def run_experiment(
         Evaluation(),
         Threshold(),
         Patience(),
+        Yours(callbacks),
         Watching(),
-        *callbacks,
         Recording(),
         Checkpoints(),
         Report(on_round),
@@ -87,6 +88,9 @@ def run_experiment(
         _follow(run, census.round(run, start), followers)
     while not run.is_over:
         _follow(run, play_round(run), followers)
+    last = group.from_first(directory.last_line)
+    if "diverged" in last:
+        raise DivergedError(last["round"], **last["diverged"])
     for callback in followers:
         callback.end(run)
     return run.state
@@ -133,7 +137,10 @@ def _follow(run: LiveRun, round: PlayedRound, callbacks: Sequence[Callback]) -> 
     }
     round.is_last = run.state.round == run.rounds
     for callback in callbacks:
-        callback.after_round(run, round)
+        try:
+            callback.after_round(run, round)
+        except StopRun as stop:
+            run.end(round, stop)
     run.is_over = round.is_last
 
 
@@ -252,7 +259,7 @@ def run_single(
     folder: Path,
     on_round: OnRound,
     group: ProcessGroup = ALONE,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[OwnCallback] = (),
 ) -> dict[str, Any]:
     """``deltafl run``: one run in its own folder, started or continued; returns the last line of
     ``rounds.jsonl``.
@@ -263,11 +270,13 @@ def run_single(
         on_round: Called with a ``RoundDone`` after every round that is played; those after the last
             checkpoint are played again, and reported again, when a run goes on.
         group: The processes that share the run.
-        callbacks: Callbacks of your own (``callback.py``), which see the run itself.
+        callbacks: Callbacks of your own (``callback.py``), which see the run itself, and rules that
+            end it (``own_rules.py``).
 
     Raises:
         DeltaflError: If another process is playing in the folder, or the run is impossible.
     """
+    yours = own_callbacks(callbacks)
     if group.count > 1 and settings.memory_path is not None:
         raise DeltaflError(
             "memory_path is for one process and this run has several; leave it out, or start one"
@@ -294,7 +303,7 @@ def run_single(
             directory,
             guarded(on_round),
             group,
-            callbacks,
+            yours,
         )
         return group.from_first(directory.last_line)
 
@@ -350,7 +359,7 @@ def play_job(player: Player, job: Job, on_round: OnRound) -> None:
                 engine,
                 directory,
                 on_round,
-                callbacks=job.callbacks,
+                callbacks=copies(job.callbacks),
             )
         # The record first: a kill between the two leaves a folder, which the next start clears.
         if not player.keep_folders:

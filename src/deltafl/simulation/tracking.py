@@ -1,24 +1,29 @@
-"""Trackers: ``on_round`` functions that write every round to TensorBoard or MLflow, one run a
-sampler and seed.
+"""Trackers: ``on_round`` functions that write every round to TensorBoard, MLflow, W&B or trackio,
+one run a sampler and seed.
 """
 
 import hashlib
+import io
 import os
 import re
 import time
 from abc import abstractmethod
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from typing_extensions import TypedDict
 
 from ..errors import OWN_ERRORS, explained, printable, require, unknown_name
-from ..store.files import below
+from ..store.files import below, make_folder
+from ..store.lines import append_line, last_line
 from ..types import AnyPath
 from .callback import RoundDone
+from .checkpoint import CURE
 from .directory import recorded_settings
 from .record import run_key
 
-#: What MLflow takes in no tag; dots alone are a folder for it.
+#: What MLflow takes in no tag, and W&B in no project; dots alone are a folder for it.
 _NO_TAG = re.compile(r"[^-\w.]|^\.+$")
 
 
@@ -45,8 +50,21 @@ class Tracker(AbstractContextManager["Tracker"]):
         if key not in self._open:
             self._open[key] = self.begin(key, done)
         self.write(self._open[key], done.round, numbers(done))
-        if done.round == done.rounds or "stopped" in done.line:
+        if "diverged" in done.line:
+            self.end(self._open.pop(key), "FAILED")
+        elif done.round == done.rounds or "stopped" in done.line:
             self.end(self._open.pop(key), "FINISHED")
+
+    def mark(self, key: str) -> str:
+        """A name for a run that finds it again after an interruption."""
+        # A path could hold any sign.
+        return hashlib.sha256(str(self.folder.resolve() / key).encode()).hexdigest()
+
+    def about(self, done: RoundDone) -> dict[str, Any]:
+        """The settings of a run."""
+        settings = recorded_settings(self.folder) or {}
+        settings |= {"sampler": done.sampler, "seed": done.seed}
+        return {name: settings[name] for name in sorted(settings.keys() - {"samplers", "seeds"})}
 
     @abstractmethod
     def begin(self, key: str, done: RoundDone) -> Any:
@@ -126,21 +144,16 @@ class MLflow(Tracker):
     def begin(self, key: str, done: RoundDone) -> Any:
         client = self._client
         experiment = self._experiment()
-        place = self.folder.resolve() / key
-        # A tag that finds the run again after an interruption; a path could hold any sign.
-        mark = hashlib.sha256(str(place).encode()).hexdigest()
+        mark = self.mark(key)
         for run in client.search_runs([experiment], f"tags.deltafl_run = '{mark}'"):
             run_id = run.info.run_id
             client.update_run(run_id, "RUNNING")
             # A number that every round has: up to its last step all is written.
             history = client.get_metric_history(run_id, "round/seconds")
             return run_id, max((point.step for point in history), default=0)
-        name = printable(f"{done.sampler}, seed {done.seed}")
-        run = client.create_run(experiment, run_name=name, tags={"deltafl_run": mark})
-        settings = recorded_settings(self.folder) or {}
-        settings |= {"sampler": done.sampler, "seed": done.seed}
-        for setting in sorted(settings.keys() - {"samplers", "seeds"}):
-            client.log_param(run.info.run_id, setting, printable(settings[setting], limit=500))
+        run = client.create_run(experiment, run_name=_title(done), tags={"deltafl_run": mark})
+        for setting, value in self.about(done).items():
+            client.log_param(run.info.run_id, setting, printable(value, limit=500))
         return run.info.run_id, 0
 
     def _experiment(self) -> str:
@@ -164,11 +177,129 @@ class MLflow(Tracker):
         self._client.set_terminated(run[0], status)
 
 
-TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+def _title(done: RoundDone) -> str:
+    return printable(f"{done.sampler}, seed {done.seed}")
+
+
+class Written(TypedDict):
+    """A line of the log of what a tracker has, which cannot be asked itself."""
+
+    round: int
+
+
+class _Stream(NamedTuple):
+    """A run of a tracker that only takes numbers."""
+
+    run: Any
+    log: Path
+    written: int  #: the last round that it has from before an interruption
+
+
+class _Streaming(Tracker):
+    """Trackers that cannot be asked what they have: a log beside the runs says it."""
+
+    def begin(self, key: str, done: RoundDone) -> _Stream:
+        log = below(self.folder, self.package, f"{key}.jsonl")
+        make_folder(log.parent)
+        written = 0
+        if log.exists():
+            written = last_line(log, Written, CURE).get("round", 0)
+        return _Stream(self.started(key, done), log, written)
+
+    def write(self, run: _Stream, round: int, value: dict[str, float]) -> None:
+        if round > run.written:
+            run.run.log(value, step=round)
+            append_line(run.log, {"round": round})
+
+    @property
+    def project(self) -> str:
+        """A name that both take: that of the folder."""
+        return _NO_TAG.sub("_", printable(self.folder.resolve().name))[:100] or "deltafl"
+
+    @abstractmethod
+    def started(self, key: str, done: RoundDone) -> Any:
+        """The tracker's own run."""
+
+
+class WandB(_Streaming):
+    """Writes to Weights & Biases: offline into ``FOLDER/wandb`` unless ``WANDB_MODE`` says
+    otherwise; ``wandb sync`` sends it.
+
+    The project is ``WANDB_PROJECT``, or else the folder's name.
+    """
+
+    package = "wandb"
+
+    def started(self, key: str, done: RoundDone) -> Any:
+        import wandb
+
+        # Nothing leaves this machine unasked.
+        mode = os.environ.get("WANDB_MODE", "offline")
+        with explained("W&B cannot begin a run", cure="; set WANDB_MODE=offline"):
+            return wandb.init(
+                project=os.environ.get("WANDB_PROJECT", self.project),
+                dir=self.folder,
+                id=self.mark(key)[:32],
+                name=_title(done),
+                config=self.about(done),
+                mode=mode,
+                resume="allow",
+                reinit="create_new",  # runs are played side by side
+                settings=wandb.Settings(console="off", silent=True),
+            )
+
+    def end(self, run: _Stream, status: str) -> None:
+        run.run.finish(exit_code=int(status == "FAILED"))
+
+
+class Trackio(_Streaming):
+    """Writes to trackio's own store on this machine, which ``TRACKIO_DIR`` names; look at it with
+    ``trackio show``. The project is the folder's name.
+    """
+
+    package = "trackio"
+    _last: Any = None
+
+    def started(self, key: str, done: RoundDone) -> Any:
+        return self.mark(key)[:8], done, self.about(done)
+
+    def write(self, run: _Stream, round: int, value: dict[str, float]) -> None:
+        import trackio
+
+        mark, done, about = run.run
+        # A program has one run of trackio at a time: another one is continued by its name.
+        if self._last is None or self._last[0] != mark:
+            with redirect_stdout(io.StringIO()), explained("trackio cannot begin a run"):
+                self._last = (
+                    mark,
+                    trackio.init(
+                        project=self.project,
+                        name=f"{_title(done)} {mark}",
+                        config={name: printable(about[name], limit=500) for name in about},
+                        resume="allow",
+                        embed=False,
+                        auto_log_cpu=False,
+                        auto_log_gpu=False,
+                    ),
+                )
+        super().write(run._replace(run=self._last[1]), round, value)
+
+    def end(self, run: _Stream, status: str) -> None:
+        if self._last is not None and self._last[0] == run.run[0]:
+            with redirect_stdout(io.StringIO()):
+                self._last[1].finish()
+            self._last = None
+
+
+#: By the name of the package.
+TRACKERS: dict[str, type[Tracker]] = {
+    kind.package: kind for kind in (TensorBoard, MLflow, WandB, Trackio)
+}
 
 
 def tracker(name: str, folder: AnyPath) -> Tracker:
-    """The tracker ``"tensorboard"`` or ``"mlflow"`` for a folder of results, an ``on_round``.
+    """The tracker ``"tensorboard"``, ``"mlflow"``, ``"wandb"`` or ``"trackio"`` for a folder of
+    results, an ``on_round``.
 
     Raises:
         DeltaflError: If there is no such tracker, or its package is not installed.

@@ -12,6 +12,7 @@ from ..tasks.base import Task
 from ..types import RoundInfo
 from .callback import Callback, LiveRun, PlayedRound
 from .checkpoint import CURE
+from .directory import DivergedError
 from .divergence import likely_cause
 
 
@@ -41,18 +42,18 @@ def _number(value: Any) -> Any:
 
 
 class Watching(Callback):
-    """Notes in the line that the run has diverged, or that its end is suspect, and why."""
+    """Ends a run that has diverged, and notes in the line if its end is suspect, and why."""
 
     def after_round(self, run: LiveRun, round: PlayedRound) -> None:
         finite = bool(np.isfinite(run.state.params_d).all())
         symptom = run.watch.see(round.info, finite, *_measured(round.line))
         if symptom is not None:
-            if "test" not in round.line:
-                run.evaluate(round)  # a record of what was lost
-            round.line["diverged"] = self._explained(run, symptom)
-        elif round.is_last and run.watch.suspect is not None:
-            round.line["suspect"] = self._explained(run, run.watch.suspect)
+            round.line.pop("stopped", None)  # whatever else was reached, the model is lost
+            raise DivergedError(round.number, run.kept, self._explained(run, symptom))
+        if round.is_last and run.watch.suspect is not None:
+            why = self._explained(run, run.watch.suspect)
+            round.line["suspect"] = {"why": why, "kept": run.kept}
 
-    def _explained(self, run: LiveRun, what: str) -> dict[str, Any]:
+    def _explained(self, run: LiveRun, what: str) -> str:
         cause = likely_cause(run.watch.infos, run.settings, run.plan)
-        return {"why": f"{what}; likely cause: {cause}", "kept": run.kept}
+        return f"{what}; likely cause: {cause}"
