@@ -393,7 +393,8 @@ if __name__ == "__main__":
     # Stopping it ends what it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("hosts", nargs="*", choices=[*HOSTS, []], default=[*HOSTS])
+    # Without a name the parser looks for an empty list among them.
+    parser.add_argument("hosts", nargs="*", choices=[*HOSTS, []])
     parser.add_argument("--keep", type=Path, help="a folder for what the processes write")
     given = parser.parse_args()
     main(given.hosts or [*HOSTS], given.keep)

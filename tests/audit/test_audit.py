@@ -260,3 +260,17 @@ def test_a_client_without_weight_adds_nothing_to_the_least_error() -> None:
         update_md * (np.arange(8) > 0)[:, None]
     )  # an update of zero has nothing to add either
     assert lower_bound(still_md @ still_md.T, np.full(8, 1 / 7), 3) == pytest.approx(others)
+
+
+@pytest.mark.parametrize("option", ["--samplers=", "--samplers=,", "--designs=,,", "--estimators="])
+def test_an_empty_list_is_not_all(option: str) -> None:
+    with pytest.raises(DeltaflError, match="names no sampler, design or estimator"):
+        CliRunner().invoke(app, ["audit", "--samplers=uniform", option], catch_exceptions=False)
+
+
+def test_more_clients_or_draws_than_fit_in_memory_are_refused() -> None:
+    with pytest.raises(DeltaflError, match="draws is 100000000; it must be"):
+        next(audit(TOY, ["uniform"], draws=10**8))
+    many = TOY._replace(population=Population.from_sizes(np.ones(10**5, int)))
+    with pytest.raises(DeltaflError, match="num_clients is 100000; it must be"):
+        next(audit(many, ["uniform"]))

@@ -199,3 +199,19 @@ def test_the_sound_ones_pass() -> None:
 def test_faults_are_found(sampler: Any, part: str) -> None:
     with pytest.raises(AssertionError, match=part):
         check_sampler(sampler, draws=8000)
+
+
+@pytest.mark.parametrize("name", ["num_clients", "n", "draws", "seed"])
+@pytest.mark.parametrize("value", [-1, None, 2.0, float("nan"), "3", "\x1b[31m", [1], np.ones(2)])
+def test_what_is_no_count_is_refused(name: str, value: Any) -> None:
+    given: Any = {"draws": 20, name: value}
+    with pytest.raises(DeltaflError, match=r"whole number|sample"):
+        check_sampler(make_sampler("uniform"), **given)
+
+
+@pytest.mark.parametrize("name", ["num_clients", "n", "draws"])
+@pytest.mark.parametrize("value", [0, True, 10**12, 10**400])
+def test_counts_have_limits(name: str, value: int) -> None:
+    given: Any = {"draws": 20, name: value}
+    with pytest.raises(DeltaflError, match=r"must be"):
+        check_sampler(make_sampler("uniform"), **given)

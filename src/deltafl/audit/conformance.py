@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..designs.inclusion import check_cohort_size
+from ..errors import DeltaflError
 from ..samplers.base import Sampler, State
 from ..scale.persistent_array import PersistentArray
 from ..streams import stream
@@ -14,6 +16,8 @@ from ..types import BoolArray, Cohort, Oracle, Population, Reports, Rng
 
 #: A mean may lie this many of its standard errors from 1 before it is called wrong.
 _STANDARD_ERRORS = 5.0
+#: Numbers that are kept: one of each client in each draw, and one of each pair of clients.
+_MOST_NUMBERS = 10**8
 
 
 def check_sampler(
@@ -39,6 +43,7 @@ def check_sampler(
 
     Raises:
         AssertionError: With one sentence on what is wrong.
+        DeltaflError: If a number is not in its range: draws times clients is at most 10^8.
 
     Example:
         >>> from deltafl import make_sampler
@@ -49,15 +54,15 @@ def check_sampler(
         "a sampler is a subclass of deltafl.Sampler",
     )
     _require(
-        not sampler.needs_oracle or oracle is not None,
+        not sampler.needs_oracle or isinstance(oracle, Oracle),
         "this sampler needs an oracle: pass KnownUpdates(...)",
     )
     if not sampler.needs_oracle:
         oracle = None
+    check_work(num_clients, draws)
+    check_cohort_size(n, num_clients)
     # Such as shares of three labels.
-    aux_mc = stream(seed, "audit", 5).dirichlet(
-        np.ones(3), size=num_clients
-    )  # such as shares of three labels
+    aux_mc = stream(seed, "audit", 5).dirichlet(np.ones(3), size=num_clients)
     state = sampler.init(
         Population.from_sizes(np.linspace(10, 50, num_clients).astype(int), aux=aux_mc)
     )
@@ -116,6 +121,17 @@ def check_sampler(
                 available_m,
                 n,
             )
+
+
+def check_work(num_clients: Any, draws: Any) -> None:
+    """Refuse clients and draws that are no counts, or more than fit in memory."""
+    most = int(_MOST_NUMBERS**0.5)
+    for name, value in (("num_clients", num_clients), ("draws", draws)):
+        # True is an int in Python, and no number of clients.
+        is_count = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not is_count or not 1 <= value <= most:
+            raise DeltaflError(f"{name} is {value!r:.60}; it must be a whole number, 1 to {most:,}")
+        most = _MOST_NUMBERS // value
 
 
 def _require(condition: bool | np.bool_, message: str) -> None:

@@ -29,6 +29,7 @@ from ..server.norms import measure
 from ..server.optimizers import Sgd
 from ..streams import stream
 from ..types import Cohort, FloatArray, IntArray, Oracle, Params, Population, Reports, Rng
+from .conformance import check_work
 
 #: Rounds played before the audit, so that samplers and controls have something to remember.
 WARM_UP_ROUNDS = 5
@@ -134,6 +135,7 @@ def audit(
     a design or an estimator of its own, such as ``"uniform@@mine.py:Control"``, is audited with
     these. ``draws`` cohorts are drawn where they cannot be enumerated.
     """
+    check_work(subject.population.num_clients, draws)
     for given in designs or ():
         find_design(given)
     all_rules = [find_estimator(name) for name in estimators or ESTIMATORS]

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from .. import simulation
 from ..analysis.narrow import NarrowTable, plain, show
-from ..audit.conformance import check_sampler
+from ..audit.conformance import check_sampler, check_work
 from ..audit.methods import AuditRow, KnownUpdates, Subject
 from ..audit.methods import audit as audit_methods
 from ..audit.mse_bounds import least_mse
@@ -48,7 +48,7 @@ class AuditSettings(RunSettings):
     """names, or all"""
     estimators: str = "all"
     """names, or all"""
-    draws: Annotated[int, Field(ge=100)] = 4000
+    draws: Annotated[int, Field(ge=100, le=10**8)] = 4000
     """cohorts drawn where they cannot be enumerated"""
 
 
@@ -76,6 +76,9 @@ def audit(ctx: typer.Context) -> None:
     Example: deltafl audit --samplers all
     """
     settings = make_settings(AuditSettings, ctx.obj)
+    labels = _chosen(settings.samplers)
+    designs = _chosen(settings.designs)
+    estimators = _chosen(settings.estimators)
     subject = subject_of(settings)
     population = subject.population
     mean_d = population.weight_m @ subject.known.update_md
@@ -88,12 +91,10 @@ def audit(ctx: typer.Context) -> None:
     )
     relative = least / float(mean_d @ mean_d)
     facts = settings.run_facts(population, subject.num_classes or None)
-    designs = _chosen(settings.designs)
-    estimators = _chosen(settings.estimators)
     rows = list[AuditRow]()
     left_out = list[str]()
     # Each table is shown as soon as it is known.
-    for label in _chosen(settings.samplers) or SAMPLERS:
+    for label in labels or SAMPLERS:
         _check_own(label, facts)
         with own_code_explained(settings.task, [label, *(estimators or ())]):
             audited = audit_methods(
@@ -142,7 +143,13 @@ def audit(ctx: typer.Context) -> None:
 
 
 def _chosen(text: str) -> list[str] | None:
-    return None if text == "all" else split_labels(text)
+    if text == "all":
+        return None
+    names = split_labels(text)
+    # An empty list would be taken for all of them.
+    if not names:
+        raise DeltaflError(f"{text!r} names no sampler, design or estimator; write names, or all")
+    return names
 
 
 def _check_own(label: str, facts: RunFacts) -> None:
@@ -220,6 +227,8 @@ def subject_of(settings: RunSettings) -> Subject:
     """One round of a task for the audit: every client trained once from the initial model."""
     engine = simulation.engine_of(settings)
     population = engine.task.population(settings.weights)
+    # Before all of them are trained.
+    check_work(population.num_clients, 1)
     params_d = engine.initial_params()
     client_m = np.arange(population.num_clients)
     update_md, reports, _ = engine.train(params_d, 0, client_m)

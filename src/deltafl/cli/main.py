@@ -125,7 +125,7 @@ def run_app(
         say(f"deltafl: {error}", error=True)
         sys.exit(2)
     except OSError as error:  # a missing file, a full disk, a folder without permission
-        place = error.filename or "a file"
+        place = printable(error.filename or "a file", limit=4000)  # too long, perhaps
         say(f"deltafl: {place}: {error.strerror}; check the path, or choose another", error=True)
         sys.exit(2)
 
