@@ -179,6 +179,20 @@ def private_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
+@contextmanager
+def no_empty_folder(folder: Path) -> Iterator[None]:
+    """Work that may make a folder: if it fails, what it made and left empty is removed."""
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        yield
+    except BaseException:
+        for place in made:
+            # What is not there, or holds something, stays as it is.
+            with suppress(OSError):
+                place.rmdir()
+        raise
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder, and those above it, unless it is there."""
     with writing(folder):

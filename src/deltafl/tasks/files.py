@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeltaflError, log, require
-from ..store.files import make_folder, opened, remove
+from ..store.files import make_folder, no_empty_folder, opened, remove
 from ..store.room import free_ram, human, require_ram
 from ..types import Array
 
@@ -180,30 +180,32 @@ def fetch(
     )
     download = pooch.HTTPDownloader(progressbar=progress, chunk_size=1 << 16)
     paths = []
-    for file, checksum in source.checksums.items():
-        path = find_file(folder, file)
-        if path is not None and matches(path, checksum):
-            paths.append(path)
-            continue
-        try:
-            # pooch, which is told no checksum, would keep the wrong file.
-            if path is not None:
+    with no_empty_folder(folder):
+        for file, checksum in source.checksums.items():
+            path = find_file(folder, file)
+            if path is not None and matches(path, checksum):
+                paths.append(path)
+                continue
+            try:
+                # pooch, which is told no checksum, would keep the wrong file.
+                if path is not None:
+                    remove(path)
+                path = Path(server.fetch(file + ending, downloader=download))
+            except RequestException as error:
+                raise DeltaflError(
+                    f"{source.url}{file}{ending} cannot be downloaded ({error}); try again later"
+                ) from error
+            except OSError as error:
+                raise DeltaflError(
+                    f"cannot write to {folder}: {error}; make room, or give another folder"
+                ) from error
+            if not matches(path, checksum):
                 remove(path)
-            path = Path(server.fetch(file + ending, downloader=download))
-        except RequestException as error:
-            raise DeltaflError(
-                f"{source.url}{file}{ending} cannot be downloaded ({error}); try again later"
-            ) from error
-        except OSError as error:
-            raise DeltaflError(
-                f"cannot write to {folder}: {error}; make room, or give another folder"
-            ) from error
-        if not matches(path, checksum):
-            remove(path)
-            raise DeltaflError(
-                f"{source.url}{file}{ending} does not have the published content; nothing was kept"
-            )
-        paths.append(path)
+                raise DeltaflError(
+                    f"{source.url}{file}{ending} does not have the published content; nothing was "
+                    "kept"
+                )
+            paths.append(path)
     return paths
 
 
