@@ -395,10 +395,10 @@ def main() -> None:
                 tried = lies if clip else lies[: len(NAMED)]
             rows[cell] = row(search, cell, tried)
             print(*rows[cell], sep=" | ", flush=True)
-            write_page(options, rows)
+            write_page(options, rows, len(kinds) * len(methods) - len(rows))
 
 
-def write_page(options: argparse.Namespace, rows: dict[Cell, list[str]]) -> None:
+def write_page(options: argparse.Namespace, rows: dict[Cell, list[str]], left: int) -> None:
     """The lines so far, by method."""
     methods = METHODS[options.task]
     order = sorted(rows, key=lambda cell: (methods.index(cell.method), cell.clip, cell.liars))
@@ -416,6 +416,8 @@ seeds {SEARCH_SEEDS}; the worst were then played on {len(TEST_SEEDS)} others."""
 For each line with `clip` the {KNOWN_LIES} lies that cost most on digits (`{options.known}`, mean \
 over its methods), without it the one, were tried on seed {SEARCH_SEEDS[0]}; the worst were then \
 played on {len(TEST_SEEDS)} others. A search of its own could find worse."""
+    if left:
+        tried += f" {left} lines are still to be played; the same command goes on."
     text = f"""# What clients that lie can gain: {title}
 
 `{command}`
