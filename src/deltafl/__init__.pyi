@@ -58,6 +58,7 @@ from .server.privacy import DifferentialPrivacy as DifferentialPrivacy
 from .simulation.comparison import Comparison as Comparison
 from .simulation.python import compare as compare
 from .simulation.python import load as load
+from .simulation.python import plan_for as plan_for
 from .simulation.python import tune as tune
 from .streams import stream as stream
 from .tasks.metrics import Metric as Metric

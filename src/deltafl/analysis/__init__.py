@@ -6,7 +6,9 @@ The functions of ``statistics`` state their formulas.
 """
 
 from ..samplers import base_name
+from .advice import Advice, ErrorRow
 from .bands import Band, band_of, curve_band
+from .forecast import Forecast
 from .looks import GREY, INK, PALE, Look, looks
 from .numbers import Summary
 from .plots import (
@@ -21,6 +23,7 @@ from .plots import (
     small_png,
     styled,
 )
+from .prices import Prices, used
 from .recommend import Evidence, Recommendation, read_evidence, recommend
 from .report import Part, write_report
 from .runs import Run
@@ -50,13 +53,17 @@ __all__ = [
     "PALE",
     "WIDTH",
     "WINDOW",
+    "Advice",
     "Band",
+    "ErrorRow",
     "Evidence",
+    "Forecast",
     "Interval",
     "Line",
     "Look",
     "Panel",
     "Part",
+    "Prices",
     "Recommendation",
     "Run",
     "Summary",
@@ -87,6 +94,7 @@ __all__ = [
     "styled",
     "summarise",
     "t_quantile",
+    "used",
     "write_report",
     "write_summary",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,6 +28,7 @@ from ..simulation.directory import (
 )
 from ..simulation.distributed import ProcessGroup, joined_processes, refuse_processes
 from ..simulation.executors import EXECUTORS, named_executor
+from ..simulation.pilot import PlanSettings, play_pilot
 from ..simulation.progress import OnProgress, Progress, sweep_progress
 from ..simulation.record import judges_of
 from ..simulation.settings import CompareSettings, RunSettings
@@ -37,6 +38,7 @@ from ..simulation.tune import TuneSettings, tune_rates
 from ..store.files import below
 from ..store.own_python import files_named
 from ..types import ACCURACY, LOSS, Judge
+from . import catalogue
 from . import options as o
 from .common import Out, interruptible, path_name, say
 from .own_code import own_code_explained
@@ -160,6 +162,58 @@ def tune(
                 trust_code=trust_code,
             )
     _print_summary(found.numbers, [beside], beside, quiet)
+
+
+_OF_PLANS = ("goal", "cost", "budget", "cohorts")
+_PlanCommand: Any = o.settings_command(
+    PlanSettings,
+    # n is what a plan finds, and a threshold is its goal.
+    [*dict.fromkeys((*_OF_PLANS, *PlanSettings.model_fields.keys() - {"sample", "threshold"}))],
+)
+
+
+class PlanCommand(_PlanCommand):  # type: ignore[misc]
+    """Without a word about a task it is ``deltafl recommend``, the first screen of a plan."""
+
+    def make_context(self, info_name: str, args: list[str], parent: Any = None, **more: Any) -> Any:
+        """The context of a plan, or of a recommendation."""
+        of_runs = {"task", "config", "out", "resume", "samplers", "help", "help-all", *_OF_PLANS}
+        given = {arg.partition("=")[0] for arg in args}
+        if given & {"-h", *(f"--{name}" for name in of_runs)}:
+            return super().make_context(info_name, args, parent, **more)
+        first_screen: Any = typer.main.get_group(catalogue.app).commands["recommend"]
+        return first_screen.make_context(info_name, args, parent, **more)
+
+
+@app.command(cls=PlanCommand)
+def plan(
+    ctx: typer.Context,
+    processes: Processes = None,
+    set_: o.SetOption = None,
+    config: o.Config = None,
+    out: Out = None,
+    resume: o.Resume = False,
+    trust_code: o.TrustCode = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Plan a federation: which method, how many clients, how many rounds, at what cost; from a
+    pilot of short runs on your task.
+
+    Without a task it is deltafl recommend. The same --out with another --goal or --cost plays only
+    what is missing.
+
+    Example: deltafl plan --task digits --goal 0.85 --cost training=1,round=5
+    """
+    refuse_processes("plan")
+    settings, folder = o.begun(PlanSettings, ctx, set_, config, out, resume, trust_code)
+    count = count_processes(processes, settings.device)
+    explained = _explained("plan", folder, settings.task, settings.samplers)
+    with explained, _progress(quiet) as on_progress:
+        advice = play_pilot(settings, folder, on_progress, count, trust_code)
+    if quiet:
+        say(str(folder))
+    else:
+        say(*str(advice).splitlines(), "", f"Results: {folder}/forecasts.csv and errors.csv")
 
 
 @app.command()

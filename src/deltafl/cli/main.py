@@ -20,6 +20,7 @@ COMMANDS = {
     "report": ("experiments", "Join finished folders of the same task and settings."),
     "audit": ("audit", "Check which methods are unbiased, and how good they are."),
     "export": ("experiments", "Write a run's model as a state dict for PyTorch."),
+    "plan": ("experiments", "Which method, how many clients, at what cost: from a pilot."),
     "recommend": ("catalogue", "Recommend a sampler for your federation."),
     "samplers": ("catalogue", "List the samplers, designs and estimators."),
     "tasks": ("catalogue", "List the tasks and the ways to split their examples."),

@@ -74,13 +74,13 @@ HelpAll = Annotated[
 
 
 #: Which command began what a folder holds, by the first of these that is among its settings.
-_BEGAN = {"tuning_seeds": "tune", "sampler": "run", "samplers": "compare"}
+_BEGAN = {"tuning_seeds": "tune", "goal": "plan", "sampler": "run", "samplers": "compare"}
 
 
 #: What ``--help`` shows, in this order; ``--help-all`` shows every option.
 _USED_MOST = (
-    "samplers sampler task label column partition clients sample rounds seeds seed local_rates "
-    "local_lr metric threshold out resume quiet"
+    "goal cost budget samplers sampler task label column partition clients sample rounds seeds "
+    "seed local_rates local_lr metric threshold out resume quiet"
 )
 
 
@@ -92,9 +92,9 @@ def _headings() -> dict[str, str]:
     of_training = [name for name in IN_TEXT if ROW_OF[name].kind.alters_updates]
     of_server = [name for name in IN_TEXT if name not in of_training]
     return {
-        "What to run": "samplers sampler seeds seed task clients sample rounds local_rates "
-        "server_rates tuning_seeds extensions out resume trust_code config processes executor "
-        "workers",
+        "What to run": "goal cost budget cohorts samplers sampler seeds seed task clients "
+        "sample rounds local_rates server_rates tuning_seeds extensions out resume trust_code "
+        "config processes executor workers",
         "Local training": "local_lr lr_schedule local_epochs local_steps batch_size local_momentum "
         f"{' '.join(of_training)} proximal fixed_order device",
         "Server": f"{' '.join(of_server)} weights memory_dtype memory_path",

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..errors import DeltaflError, log
 from ..estimators.table import find_estimator
-from ..samplers.label import make_sampler, parse_label
+from ..samplers.label import make_sampler, parse_label, split_settings
 from ..scale.memory_budget import memory_size, require_room
 from ..scale.rows import RowFormat
 from ..server.first_round import FirstRound
@@ -107,8 +107,8 @@ def check_memory(
         if size.disk:
             disk = f", checkpoints included, and {human(size.disk)} in {rows.folder or out}"
         log.info(
-            f"{settings.sampler} remembers one update per client, {m:,} x {engine.num_params:,} "
-            f"numbers ({rows.dtype}): at most {human(size.ram)} of RAM{disk}"
+            f"{split_settings(settings.sampler)[0]} remembers one update per client, {m:,} x "
+            f"{engine.num_params:,} numbers ({rows.dtype}): at most {human(size.ram)} of RAM{disk}"
         )
     require_room(size, rows, out)
 

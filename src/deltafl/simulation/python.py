@@ -1,11 +1,13 @@
-"""From Python: ``deltafl.compare``, ``deltafl.tune`` and ``deltafl.load``."""
+"""From Python: ``deltafl.compare``, ``deltafl.tune``, ``deltafl.plan_for`` and ``deltafl.load``."""
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..analysis.advice import Advice
+from ..analysis.prices import Prices
 from ..calls import Named
 from ..errors import DeltaflError, require
 from ..samplers.base import Sampler
@@ -20,6 +22,7 @@ from .comparison import Comparison, joined
 from .directory import new_folder
 from .own_code import with_object
 from .own_rules import OwnCallback
+from .pilot import PlanSettings, play_pilot
 from .progress import sweep_progress
 from .settings import AnySettings, CompareSettings, make_settings, refuse_ignored
 from .sweep import count_processes, require_simulator
@@ -136,6 +139,52 @@ def tune(
     folder = _folder(out, "tune", resolved.task)
     with sweep_progress(progress) as on_progress:
         return tune_rates(resolved, folder, on_progress, count, trust_code).rates
+
+
+def plan_for(
+    task: AnyTask = "digits",
+    goal: float | None = None,
+    cost: Mapping[str, float] | str | None = None,
+    *,
+    samplers: "str | AnySampler | Iterable[AnySampler] | None" = None,
+    out: AnyPath | None = None,
+    processes: int | None = None,
+    progress: bool = True,
+    trust_code: bool = False,
+    **settings: Any,
+) -> Advice:
+    """Plan a federation: which method, how many clients n, how many rounds, at what cost.
+
+    Args:
+        task: As in ``compare``.
+        goal: What the metric is to reach, in (0, 1); the task's threshold if left out.
+        cost: Prices > 0 in a unit of yours, of what ``analysis.Prices`` names, such as
+            ``{"training": 1, "mb_up": 0.1, "round": 5}``; trainings alone if left out.
+        samplers: The methods under consideration, as in ``compare``; ``uniform`` always is.
+        out: The folder of the pilot; a new one below ``runs/`` if left out. Another goal or cost
+            with the same folder plays only what is missing.
+        processes: As in ``compare``.
+        progress: Whether a bar is shown.
+        trust_code: As in ``compare``.
+        settings: The settings of ``deltafl plan``: ``budget=500``, ``cohorts=[5, 10, 20]``, and
+            those of ``compare``.
+
+    Returns:
+        The answer; ``print`` it, or read ``forecasts`` and ``errors``.
+
+    Raises:
+        DeltaflError: If the pilot says that the goal cannot be reached, or something cannot be
+            played, in one sentence.
+
+    Example:
+        >>> print(deltafl.plan_for("digits", 0.8, {"training": 1, "round": 5}))  # doctest: +SKIP
+    """
+    given = {"goal": goal, "cost": cost if cost is None else Prices.read(cost).text}
+    settings |= {name: value for name, value in given.items() if value is not None}
+    resolved, count = _resolved(PlanSettings, task, samplers, processes, settings)
+    folder = _folder(out, "plan", resolved.task)
+    with sweep_progress(progress) as on_progress:
+        return play_pilot(resolved, folder, on_progress, count, trust_code)
 
 
 def _resolved(

@@ -206,6 +206,9 @@ def engine_for(settings: RunSettings, place: Path) -> Any:
     """
     # Clients train the same whatever the sampler and the server do: such runs share an engine.
     plain = {name: RunSettings.model_fields[name].default for name in OF_SERVER}
+    # Without a schedule clients do not train by how many rounds there will be.
+    if settings.lr_schedule is None:
+        plain["rounds"] = 1
     return _kept_engine(
         settings.model_copy(update={"sampler": "full", **plain}),
         kept_route(place),

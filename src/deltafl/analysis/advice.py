@@ -1,0 +1,203 @@
+"""The answer of a plan: which method, how many clients, at what cost; as text and as tables."""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from .forecast import Curve, Forecast, cost_ratio
+from .prices import Prices
+from .statistics import Interval
+
+_PLAIN = "uniform"
+
+
+class ErrorRow(NamedTuple):
+    """The relative error of a method's estimate with n clients."""
+
+    method: str
+    n: int
+    mse: float  #: E norm(D - ubar)^2 / norm(ubar)^2
+    exact: bool  #: by a formula, or by all cohorts; else from drawn cohorts
+
+    @property
+    def text(self) -> str:
+        """The error with three digits, marked where cohorts were drawn."""
+        # Where everybody is asked only rounding is left.
+        return "0" if self.mse < 1e-12 else f"{self.mse:.3g}{'~' * (not self.exact)}"
+
+
+class Advice(NamedTuple):
+    """What a plan says; ``str()`` is what ``deltafl plan`` prints."""
+
+    goal: float | None
+    prices: Prices
+    budget: float | None
+    errors: Sequence[ErrorRow]
+    #: the cheapest of each method that gets to the goal, the cheapest of all first
+    forecasts: Sequence[Forecast] = ()
+    #: of each n that was tried
+    tried: Sequence[Forecast] = ()
+    #: how many times the cost of the first ``uniform`` takes at its best, of paired seeds
+    ratio: Interval | None = None
+    #: what the metric's best value so far will be with the first, by rounds
+    course: Sequence[tuple[int, Interval]] = ()
+    #: methods that do not get to the goal
+    failing: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls,
+        goal: float,
+        prices: Prices,
+        budget: float | None,
+        curves: Sequence[Curve],
+        errors: Mapping[str, Sequence[ErrorRow]],
+    ) -> Self:
+        """The answer from what is known of each method."""
+        best = {curve.method: found for curve in curves if (found := curve.best()) is not None}
+        ranked = sorted(best.values(), key=lambda found: found.cost.mean)
+        by_name = {curve.method: curve for curve in curves}
+        rows = [row for rows in errors.values() for row in rows]
+        failing = [name for name in by_name if name not in best]
+        tried = [curve.at(trial.n) for curve in curves for trial in curve.trials]
+        if not ranked:
+            return cls(goal, prices, budget, rows, failing=failing)
+        first = ranked[0]
+        curve = by_name[first.method]
+        ratio = None
+        if _PLAIN in best and first.method != _PLAIN:
+            ratio = cost_ratio(by_name[_PLAIN], best[_PLAIN].n, curve, first.n)
+        round_r = sorted({max(1, round(part * first.rounds.mean / 4)) for part in range(1, 5)})
+        values = curve.accuracy(first.n, np.array(round_r))
+        course = [*zip(round_r, values, strict=True)]
+        return cls(goal, prices, budget, rows, ranked, tried, ratio, course, failing)
+
+    def __str__(self) -> str:
+        parts = [self._answer(), self._costs(), self._course(), self._errors()]
+        return "\n\n".join(part for part in parts if part)
+
+    def _answer(self) -> str:
+        if self.goal is None:
+            return (
+                "What clients answered to a census tells the variance of an estimate, and not how\n"
+                "accuracy rises: for rounds and cost, plan with a task (--task)."
+            )
+        goal = f"{100 * self.goal:g} %"
+        if not self.forecasts:
+            return f"No method under consideration comes to {goal} in the pilot; try more --rounds."
+        first = self.forecasts[0]
+        lines = [
+            f"For {goal} at least cost take {first.method}, n = {first.n}:",
+            f"about {_number(first.rounds)} rounds, {_number(first.trainings)} trainings, "
+            f"{_number(first.megabytes)} MB, cost {_number(first.cost)}.",
+        ]
+        plain = next((found for found in self.forecasts if found.method == _PLAIN), None)
+        if plain is None:
+            lines.append(f"{_PLAIN} does not come to {goal} in the pilot.")
+        elif self.ratio is not None:
+            lines += [
+                f"{_PLAIN}, at its best with n = {plain.n}, would need about "
+                f"{plain.rounds.mean:.0f} rounds, {plain.trainings.mean:.0f} trainings",
+                f"and cost {_number(plain.cost)}, {_number(self.ratio, 2)} times as much.",
+            ]
+        if self.budget is not None and first.cost.mean > self.budget:
+            lines.append(
+                f"That is more than the budget of {self.budget:g}: raise it, or lower the goal."
+            )
+        return "\n".join(lines)
+
+    def _costs(self) -> str:
+        if not self.forecasts:
+            return ""
+        rows = [
+            [
+                found.method,
+                str(found.n),
+                _number(found.rounds),
+                f"{found.trainings.mean:.0f}",
+                f"{found.megabytes.mean:.3g}",
+                _number(found.cost),
+            ]
+            for found in self.forecasts
+        ]
+        headings = ["method at its best n", "n", "rounds [95 %]", "trainings", "MB", "cost [95 %]"]
+        text = _table(headings, rows)
+        if self.failing:
+            text += f"\nNot there in the pilot: {', '.join(self.failing)}."
+        return text
+
+    def _course(self) -> str:
+        if not self.course:
+            return ""
+        values = [f"round {at}: {_share(value)}" for at, value in self.course]
+        return f"Best value so far with {self.forecasts[0].method}, n = {self.forecasts[0].n}, " + (
+            "in %:\n  " + "\n  ".join(values)
+        )
+
+    def _errors(self) -> str:
+        sizes = sorted({row.n for row in self.errors})
+        # A screen has room for so many; all are in the file.
+        shown = [sizes[round(at)] for at in np.linspace(0, len(sizes) - 1, min(6, len(sizes)))]
+        cells = {(row.method, row.n): row.text for row in self.errors}
+        methods = dict.fromkeys(row.method for row in self.errors)
+        rows = [[method, *(cells[method, n] for n in shown)] for method in methods]
+        text = "Relative error of a round's estimate with n clients, E |D - ubar|^2 / |ubar|^2:\n"
+        text += _table(["n =", *map(str, shown)], rows)
+        if any(not row.exact for row in self.errors):
+            text += "\n~ from drawn cohorts, without training; the others by an exact formula"
+        return text
+
+    def errors_csv(self) -> str:
+        """Every relative error, as CSV."""
+        return _csv(ErrorRow._fields, self.errors)
+
+    def forecasts_csv(self) -> str:
+        """The forecast of every n that was tried, and of the best n of each method, as CSV."""
+        numbers = [name for name, kind in Forecast.__annotations__.items() if kind is Interval]
+        headings = ["method", "n", "is_tried"]
+        headings += [f"{name}{end}" for name in numbers for end in ("", "_low", "_high")]
+        rows = [
+            [
+                found.method,
+                found.n,
+                found.is_tried,
+                *(f"{end:.6g}" for name in numbers for end in found._asdict()[name] if end),
+            ]
+            for found in dict.fromkeys((*self.forecasts, *self.tried))
+        ]
+        return _csv(headings, rows)
+
+
+def _number(found: Interval, digits: int = 0) -> str:
+    """A number with its interval."""
+    if digits == 0 and found.mean < 10:
+        digits = 1
+    if found.low is None or found.high is None:
+        return f"{found.mean:.{digits}f}"
+    return f"{found.mean:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+
+
+def _share(found: Interval) -> str:
+    low, high = (None if end is None else 100 * end for end in found[1:])
+    return _number(Interval(100 * found.mean, low, high), 1)
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns of text, the first at the left and the others at the right."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    lines = []
+    for first, *others in (headings, *rows):
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    return "\n".join(lines)
+
+
+def _csv(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(headings)
+    writer.writerows(rows)
+    return file.getvalue()

@@ -1,0 +1,282 @@
+"""How many rounds, and what cost, a method with n clients needs to a goal: from short paired runs.
+
+Beside noise, sampled rounds go the way of full participation, only slower. So the rounds of a
+method with n clients to any accuracy are taken to be those of ``full`` times one factor, its
+*stretch*: the geometric mean, over seeds and over the accuracies that its short run has reached, of
+its own rounds over those of ``full`` with the same seed. A run that has reached the goal says it
+itself.
+
+Over n the rounds follow R(n) = a + b v(n)^p, with v(n) the relative error of the round's estimate,
+known for all n without training (``audit.error_by_size``), a, b >= 0 and p in [1/2, 1]: with
+v = 0 a round is one of full participation. The longer a run is beside its forecast, the more it
+counts in the fit. Intervals are 95 %, by the jackknife over paired seeds.
+
+Letters: ``r`` evaluations of one run, ``s`` seeds, ``j`` cohort sizes that were tried, ``k`` what
+``Prices`` name.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from ..types import FloatArray, IntArray
+from .prices import Prices, used
+from .runs import Run
+from .statistics import Interval, mean_interval, t_quantile
+
+#: The share of its best value so far at which a run is compared with ``full``, and that value.
+_LEVELS = (0.9, 1.0)
+_POWERS = np.linspace(0.5, 1.0, 6)
+#: A forecast of more rounds than this times those played is none.
+FARTHEST = 8.0
+
+
+class Course(NamedTuple):
+    """What a run has reached and used, round by round from the first one."""
+
+    best_r: FloatArray  #: the best value of the metric so far; higher is better
+    used_rk: FloatArray  #: up to there
+
+    @classmethod
+    def of(cls, run: Run, rounds: int) -> Self:
+        """The first ``rounds`` of a run."""
+        known_r = np.where(np.isfinite(run.value_r), run.value_r, -np.inf)[:rounds]
+        return cls(np.maximum.accumulate(run.judge.sign * known_r), used(run)[:rounds])
+
+    def reach(self, level: float) -> float:
+        """The first round with this value; infinity if there is none."""
+        at = int(np.searchsorted(self.best_r, level))
+        return math.inf if at == len(self.best_r) else at + 1.0
+
+    def time_to(self, level: float) -> float:
+        """The same with fractions of rounds: values rise evenly between two rounds."""
+        at = int(np.searchsorted(self.best_r, level))
+        if at == len(self.best_r):
+            return math.inf
+        if at == 0:
+            return 1.0
+        low, high = self.best_r[at - 1 : at + 1]
+        return at + float((level - low) / (high - low))
+
+
+class Trial(NamedTuple):
+    """A method with n clients that was tried, seed by seed."""
+
+    method: str
+    n: int
+    courses: Sequence[Course]
+
+    def rounds_to(self, goal: float, full: Sequence[Course]) -> FloatArray:
+        """Rounds to the goal of each seed, float64 (s,); infinite where no forecast is possible."""
+        stretch = self._stretch(full)
+        rounds_s = np.empty(len(self.courses))
+        for seed, (course, reference) in enumerate(zip(self.courses, full, strict=True)):
+            played = len(course.best_r)
+            rounds = course.reach(goal)
+            if math.isinf(rounds):
+                # At least one more: it was not there in the last one.
+                rounds = max(stretch * reference.reach(goal), played + 1.0)
+            rounds_s[seed] = rounds if rounds <= FARTHEST * played else math.inf
+        return rounds_s
+
+    def _stretch(self, full: Sequence[Course]) -> float:
+        logs = []
+        for course, reference in zip(self.courses, full, strict=True):
+            for share in _LEVELS:
+                level = share * course.best_r[-1]
+                # What ``full`` has after one round, or never, says nothing of its pace.
+                if 1 < (time := reference.time_to(level)) < math.inf:
+                    logs.append(math.log(course.time_to(level) / time))
+        return math.exp(float(np.mean(logs))) if logs else math.inf
+
+    @property
+    def played(self) -> int:
+        """Rounds played by every seed."""
+        return min(len(course.best_r) for course in self.courses)
+
+    def use(self) -> tuple[FloatArray, FloatArray]:
+        """What the first round uses, and each later one, float64 (k,): means over seeds."""
+        first_sk = np.array([course.used_rk[0] for course in self.courses])
+        later_sk = np.array(
+            [
+                (course.used_rk[-1] - course.used_rk[0]) / max(len(course.best_r) - 1, 1)
+                for course in self.courses
+            ]
+        )
+        return first_sk.mean(axis=0), later_sk.mean(axis=0)
+
+
+class Forecast(NamedTuple):
+    """What a method with n clients needs to the goal."""
+
+    method: str
+    n: int
+    rounds: Interval
+    trainings: Interval
+    megabytes: Interval  #: up and down
+    cost: Interval
+    is_tried: bool  #: whether it was played with this n
+
+
+class Curve:
+    """Rounds, use and cost of one method over n, from its trials.
+
+    Args:
+        trials: With different n, the same seeds.
+        full: Full participation with these seeds.
+        goal: In units of ``Course.best_r``.
+        error_of: v(n), the relative error of a round's estimate.
+        prices: What is paid.
+    """
+
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        full: Sequence[Course],
+        goal: float,
+        error_of: Callable[[FloatArray], FloatArray],
+        prices: Prices,
+    ) -> None:
+        self.method = trials[0].method
+        rounds_js = np.array([trial.rounds_to(goal, full) for trial in trials])
+        # Where some seed never gets there, no mean of the others stands for it.
+        known_j = np.isfinite(rounds_js).all(axis=1)
+        self.trials = [trial for trial, known in zip(trials, known_j, strict=True) if known]
+        self.rounds_js: FloatArray = rounds_js[known_j]
+        self._error_of = error_of
+        self._prices = prices
+        self._n_j = np.array([trial.n for trial in self.trials], dtype=np.float64)
+
+    @property
+    def sizes(self) -> IntArray:
+        """The n that it can speak of: from the least to the largest that was tried."""
+        if not self.trials:
+            return np.zeros(0, np.int64)
+        return np.arange(int(self._n_j.min()), int(self._n_j.max()) + 1)
+
+    def rounds(self, size_n: IntArray, rounds_j: FloatArray) -> FloatArray:
+        """R(n) fitted to the mean rounds of the trials."""
+        if len(rounds_j) == 1:
+            return np.full(len(size_n), rounds_j[0])
+        error_j = self._error_of(self._n_j)
+        played_j = np.array([trial.played for trial in self.trials])
+        weight_j = np.minimum(played_j / rounds_j, 1.0)
+        fits = [_nonnegative(error_j**power, rounds_j, weight_j) for power in _POWERS]
+        # Of equal fits, as with two sizes, the first.
+        best = int(np.argmin([loss for loss, *_ in fits]))
+        _, a, b = fits[best]
+        error_n = self._error_of(size_n.astype(np.float64))
+        return np.asarray(a + b * error_n ** _POWERS[best])
+
+    def use(self, size_n: IntArray, round_n: FloatArray) -> FloatArray:
+        """What is used up to these rounds, float64 (n, k): linear in n between the trials."""
+        order_j = np.argsort(self._n_j)
+        uses = [self.trials[j].use() for j in order_j]
+
+        def between(which: int) -> FloatArray:
+            column_jk = np.array([use[which] for use in uses])
+            return np.stack(
+                [np.interp(size_n, self._n_j[order_j], column_j) for column_j in column_jk.T],
+                axis=1,
+            )
+
+        return between(0) + between(1) * np.maximum(round_n - 1, 0)[:, None]
+
+    def costs(self, size_n: IntArray, rounds_j: FloatArray) -> FloatArray:
+        """The cost to the goal, float64 (n,)."""
+        return self._prices.spent(self.use(size_n, self.rounds(size_n, rounds_j)))
+
+    def best(self) -> Forecast | None:
+        """The n of least cost; None if no trial gets to the goal."""
+        if not self.trials:
+            return None
+        size_n = self.sizes
+        cost_n = self.costs(size_n, self.rounds_js.mean(axis=1))
+        return self.at(int(size_n[np.argmin(cost_n)]))
+
+    def at(self, n: int) -> Forecast:
+        """The forecast for n."""
+        size_1 = np.array([n])
+
+        def numbers(rounds_js: FloatArray) -> FloatArray:
+            round_1 = self.rounds(size_1, rounds_js.mean(axis=1))
+            use_1k = self.use(size_1, round_1)
+            trainings, up, down = use_1k[0, :3]
+            return np.array([round_1[0], trainings, up + down, self._prices.spent(use_1k)[0]])
+
+        rounds, trainings, megabytes, cost = jackknife(numbers, self.rounds_js)
+        is_tried = n in self._n_j
+        return Forecast(self.method, n, rounds, trainings, megabytes, cost, is_tried)
+
+    def accuracy(self, n: int, round_r: FloatArray) -> list[Interval]:
+        """The best value so far after these rounds with n clients, from the nearest n tried."""
+        mean_j = self.rounds_js.mean(axis=1)
+        nearest = int(np.argmin(np.abs(np.log(self._n_j / n))))
+        # As many rounds of the trial as these are worth.
+        factor = mean_j[nearest] / float(self.rounds(np.array([n]), mean_j)[0])
+        courses = self.trials[nearest].courses
+        values = [
+            [np.interp(round * factor, np.arange(1, len(c.best_r) + 1), c.best_r) for c in courses]
+            for round in round_r
+        ]
+        return [mean_interval(np.array(value_s)) for value_s in values]
+
+
+def cost_ratio(plain: Curve, n_plain: int, best: Curve, n: int) -> Interval:
+    """How many times the cost of ``best`` with n clients ``plain`` takes, of paired seeds."""
+    split = len(plain.rounds_js)
+
+    def ratio(rounds_js: FloatArray) -> FloatArray:
+        of_plain = plain.costs(np.array([n_plain]), rounds_js[:split].mean(axis=1))
+        of_best = best.costs(np.array([n]), rounds_js[split:].mean(axis=1))
+        return of_plain / of_best
+
+    return jackknife(ratio, np.vstack([plain.rounds_js, best.rounds_js]))[0]
+
+
+def jackknife(numbers: Callable[[FloatArray], FloatArray], value_js: FloatArray) -> list[Interval]:
+    """Numbers > 0 made of seeds, with intervals on the log scale, exp(log x +- t_{S-1} se), where
+    se^2 = (S - 1) / S sum_s (log x without s - their mean)^2.
+    """
+    found = numbers(value_js)
+    count = value_js.shape[1]
+    if count < 2:
+        return [Interval(float(number), None, None) for number in found]
+    log_sx = np.log([numbers(np.delete(value_js, seed, axis=1)) for seed in range(count)])
+    se_x = np.sqrt((count - 1) * log_sx.var(axis=0))
+    factor_x = np.exp(t_quantile(count - 1) * se_x)
+    return [
+        Interval(float(number), float(number / factor), float(number * factor))
+        for number, factor in zip(found, factor_x, strict=True)
+    ]
+
+
+def _nonnegative(
+    x_j: FloatArray, y_j: FloatArray, weight_j: FloatArray
+) -> tuple[float, float, float]:
+    """The least sum of weight ((a + b x) / y - 1)^2 over a, b >= 0, with a and b."""
+    row_j2 = np.stack([1 / y_j, x_j / y_j], axis=1) * np.sqrt(weight_j)[:, None]
+    want_j = np.sqrt(weight_j)
+    tried = []
+    # The least is inside, or at an edge, where one of them is 0.
+    for columns in ([0, 1], [0], [1]):
+        found = np.zeros(2)
+        found[columns] = np.linalg.lstsq(row_j2[:, columns], want_j, rcond=None)[0]
+        if found.min() >= 0:
+            loss = float(np.sum((row_j2 @ found - want_j) ** 2))
+            tried.append((loss, float(found[0]), float(found[1])))
+    return min(tried)
+
+
+def between_sizes(error_by_n: Mapping[int, float]) -> Callable[[FloatArray], FloatArray]:
+    """v(n) between the n for which it is known: n v(n) is linear in log n, as it varies little."""
+    known_j = np.array(sorted(error_by_n), dtype=np.float64)
+    scaled_j = np.array([n * error_by_n[int(n)] for n in known_j])
+    return partial(_interpolated, np.log(known_j), scaled_j)
+
+
+def _interpolated(log_j: FloatArray, scaled_j: FloatArray, size_n: FloatArray) -> FloatArray:
+    return np.interp(np.log(size_n), log_j, scaled_j) / size_n

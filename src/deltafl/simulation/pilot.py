@@ -1,0 +1,379 @@
+"""Which method, how many clients, at what cost: a pilot of short paired runs, and what it says.
+
+``full`` is played first, and says whether the goal can be reached. Then every method plays with
+several n, all with the same seeds: at first about as many rounds as ``full`` needs, and more with
+fewer clients; then those that promise to be cheapest go on, to a larger share of their forecast
+(``_STAGES``). Where the cheapest n of a method is the least or the largest one that was tried, half
+or twice of it is tried, too. No round is played twice.
+
+::
+
+    DIR/config.toml, environment.json
+    DIR/runs/METHOD+sample=N-seedS/    a run of the pilot
+    DIR/errors.csv                     the relative error of a round's estimate by method and n
+    DIR/forecasts.csv                  rounds, use and cost to the goal by method and n
+    DIR/plan.txt                       what ``deltafl plan`` prints
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import numpy as np
+from pydantic import AfterValidator, Field
+
+from ..analysis.advice import Advice, ErrorRow
+from ..analysis.forecast import Course, Curve, Trial, between_sizes
+from ..analysis.prices import Prices
+from ..audit.error_by_size import error_by_size
+from ..calls import Named
+from ..errors import DeltaflError
+from ..samplers.label import split_settings
+from ..store import write_atomically
+from ..tasks.metrics import metric_of
+from ..tasks.registry import TaskSpec
+from .callback import Callback, LiveRun, PlayedRound
+from .comparing import check
+from .continuing import continued, note_settings
+from .directory import RunDirectory, locked, recorded_settings
+from .processes import result
+from .progress import OnProgress
+from .record import Job, read_run
+from .settings import CommaSeparated, CompareSettings, Count, Labels, Positive, Share
+from .sweep import Player, play_jobs, require_simulator, side_by_side
+
+#: After the first runs: so many of each method, the cheapest, play this share of their forecast.
+#: The last stages are for those whose forecast rose.
+_STAGES = ((4, 0.5), (3, 1.0), (2, 1.2), (2, 1.2))
+#: The rounds whose estimates are measured, with every client's update.
+_MEASURED = (2, 5)
+#: What all methods are compared with.
+PLAIN = "uniform"
+_FULL = "full"
+
+
+class PlanSettings(CompareSettings):
+    """What a plan is made for."""
+
+    samplers: Labels = (
+        "census+average=0.5+scaffold",
+        "census+average=0.5",
+        "innovation@local-pivotal+average=0.5",
+        PLAIN,
+    )
+    """methods under consideration; uniform always is"""
+    goal: Share | None = None
+    """what the metric is to reach, a share; the task's threshold if not set"""
+    cost: Annotated[str, AfterValidator(lambda text: Prices.read(text).text)] = "training=1"
+    """prices in your unit: training=1,mb_up=0.1,mb_down=0.1,second=0,round=5"""
+    budget: Positive | None = None
+    """the most that may be spent, in that unit"""
+    cohorts: (
+        Annotated[
+            tuple[Count, ...],
+            CommaSeparated,
+            AfterValidator(lambda sizes: tuple(sorted(set(sizes)))),
+            Field(min_length=1),
+        ]
+        | None
+    ) = None
+    """numbers of clients n to try; m / 50 to m / 3 if not set"""
+
+    @property
+    def prices(self) -> Prices:
+        """What is paid."""
+        return Prices.read(self.cost)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods under consideration."""
+        return tuple(dict.fromkeys((*self.samplers, PLAIN)))
+
+    def _missing(self, spec: TaskSpec) -> dict[str, Any]:
+        missing = super()._missing(spec)
+        if self.goal is None:
+            # A goal is what other commands call a threshold.
+            missing["goal"] = self.threshold or spec.threshold
+        return missing
+
+    def _check(self, spec: TaskSpec) -> None:
+        super()._check(spec)
+        metric = metric_of(spec.metric)
+        if not metric.share:
+            raise DeltaflError(
+                f"a goal is a share between 0 and 1, and the metric {metric.name!r} is none: write "
+                "--metric accuracy, or another share of deltafl settings metric"
+            )
+        if self.goal is None:
+            raise DeltaflError("the task has no threshold of its own; write --goal 0.85 for 85 %")
+        for label in self.samplers:
+            if "sample" in split_settings(label)[1]:
+                raise DeltaflError(
+                    f"{label} has an n of its own, which the plan is to find: leave +sample out"
+                )
+        prices = self.prices
+        if prices.second and self.speeds is None:
+            raise DeltaflError(
+                "a second costs only where there is a clock: write --speeds lognormal, or a file"
+            )
+        least = prices.training + prices.round
+        if self.budget is not None and self.budget < least:
+            raise DeltaflError(
+                f"the budget of {self.budget:g} is below one round: with one client that costs "
+                f"{least:g}"
+            )
+
+    def deciding(self, beside: Self) -> dict[str, Any]:
+        """What decides the results of the pilot, which another goal or price does not."""
+        free = {"goal", "cost", "budget", "cohorts"}
+        return {key: value for key, value in super().deciding(beside).items() if key not in free}
+
+    def trial(self, method: str, n: int | None, seed: int, rounds: int) -> Job:
+        """A run of the pilot."""
+        label = method
+        if n is not None:
+            text = f"{method}+sample={n}"
+            # A class of the user's goes along.
+            label = Named(text, method.of) if isinstance(method, Named) else text
+        run = self.run(label, seed).model_copy(
+            update={
+                "sampler": label,
+                "rounds": rounds,
+                "threshold": self.goal,
+                "evaluate_every": 1,
+                "stop_at_threshold": False,
+                "patience": None,
+            }
+        )
+        return Job("", run)
+
+
+@dataclass(frozen=True)
+class Measuring(Callback):
+    """Measures the error of the estimate of some rounds for many n, with every client's update.
+
+    It is in the round's line under ``probe``: ``error_5`` for n = 5, and ``exact_5``, 1 where no
+    cohorts were drawn for it.
+    """
+
+    sizes: tuple[int, ...]
+    rounds: tuple[int, ...] = _MEASURED
+
+    def after_round(self, run: LiveRun, round: PlayedRound) -> None:
+        """Measure, where that is due."""
+        if round.number not in self.rounds or round.oracle is None or "diverged" in round.line:
+            return
+        everyone = np.arange(run.plan.population.num_clients)
+        # Of all reports first: a table too large for RAM goes into a file.
+        if not round.oracle.reports().responded_n.all():
+            return
+        update_md = round.oracle.train(everyone).update_nd
+        drifts = round.oracle.drifts(everyone)
+        if drifts is not None:
+            update_md = update_md - drifts
+        found = error_by_size(run.plan, round.opened, round.oracle, update_md, self.sizes)
+        round.line["probe"] = {
+            key: value
+            for n, mse, exact in found
+            for key, value in ((f"error_{n}", mse), (f"exact_{n}", float(exact)))
+        }
+
+
+def play_pilot(
+    settings: PlanSettings,
+    out: Path,
+    on_progress: OnProgress,
+    processes: int = 1,
+    trust_code: bool = False,
+) -> Advice:
+    """Play the pilot, as far as it is not recorded in ``out``, and say what it says.
+
+    Args:
+        settings: Resolved settings.
+        out: The folder; runs that are recorded there go on.
+        on_progress: Called about once a second.
+        processes: Runs side by side, >= 1.
+        trust_code: Whether Python files that only ``out`` names may be imported.
+
+    Raises:
+        DeltaflError: If the pilot says that the goal cannot be reached, another process is playing
+            in the folder, or a run is impossible.
+    """
+    require_simulator()
+    with locked(out):
+        settings, before = continued(settings, out, trust_code)
+        workers: AbstractContextManager[Any] = side_by_side(processes)
+        with workers as pool:
+            if pool is None:
+                data = check(settings, out, before)
+            else:
+                data = result(pool.submit(check, settings, out, before))
+            note_settings(out, settings, before, data)
+            advice = _Pilot(settings, out, on_progress, pool).play()
+    write_atomically(out / "errors.csv", advice.errors_csv())
+    write_atomically(out / "forecasts.csv", advice.forecasts_csv())
+    write_atomically(out / "plan.txt", f"{advice}\n")
+    return advice
+
+
+class _Pilot:
+    """The runs of a plan, and what is known from them."""
+
+    def __init__(
+        self, settings: PlanSettings, out: Path, on_progress: OnProgress, pool: Any
+    ) -> None:
+        assert settings.goal is not None
+        assert settings.rounds is not None
+        self._settings = settings
+        self._goal = settings.goal
+        self._rounds = settings.rounds
+        self._player = Player(out, keep_folders=True)
+        self._on_progress = on_progress
+        self._pool = pool
+        self._sizes: tuple[int, ...] = ()
+        self._measured: dict[str, int] = {}
+        self._num_clients = 0
+        self._sign = 1.0
+
+    def play(self) -> Advice:
+        """Play what is missing, in stages, and say what it says."""
+        full = self._play({(_FULL, 0): self._rounds})[_FULL, 0]
+        reached_s = np.array([course.reach(self._sign * self._goal) for course in full])
+        self._require_reached(full, reached_s)
+        cohorts = self._cohorts()
+        middle = cohorts[len(cohorts) // 2]
+        self._measured = dict.fromkeys(self._settings.methods, middle)
+        self._sizes = _grid(self._num_clients, cohorts)
+        # Rounds grow about as the root of 1 / n: so all come about as far.
+        first = {
+            n: max(math.ceil(reached_s.mean() * math.sqrt(self._num_clients / n) / 2), *_MEASURED)
+            for n in cohorts
+        }
+        wanted = {(name, n): first[n] for name in self._settings.methods for n in cohorts}
+        courses = self._play(wanted)
+        errors = {method: self._errors(method) for method in self._settings.methods}
+        for kept, share in _STAGES:
+            more = dict[tuple[str, int], int]()
+            for curve in self._curves(courses, full, errors):
+                more |= self._longer(curve, kept, share, wanted)
+            wanted |= more
+            courses |= self._play(wanted)
+        curves = self._curves(courses, full, errors)
+        prices, budget = self._settings.prices, self._settings.budget
+        return Advice.of(self._goal, prices, budget, curves, errors)
+
+    def _play(self, wanted: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], list[Course]]:
+        """The courses of some methods and n after so many rounds, with every seed."""
+        jobs = {
+            (method, n, seed): self._job(method, n, seed, rounds)
+            for seed in self._settings.seeds
+            for (method, n), rounds in wanted.items()
+        }
+        play_jobs([*jobs.values()], self._player, self._pool, self._on_progress)
+        return {
+            (method, n): [
+                self._course(jobs[method, n, seed], rounds) for seed in self._settings.seeds
+            ]
+            for (method, n), rounds in wanted.items()
+        }
+
+    def _job(self, method: str, n: int, seed: int, rounds: int) -> Job:
+        job = self._settings.trial(method, n or None, seed, rounds)
+        if n and n == self._measured.get(method) and seed == self._settings.seeds[0]:
+            return job._replace(callbacks=(Measuring(self._sizes),))
+        return job
+
+    def _course(self, job: Job, rounds: int) -> Course:
+        directory = RunDirectory(self._player.place(job))
+        self._num_clients = self._num_clients or directory.num_clients()
+        # An earlier call may have played more of it.
+        recorded = recorded_settings(directory.path) or {}
+        played = {"rounds": recorded["rounds"], "threshold": recorded.get("threshold")}
+        run = read_run(directory, job.settings.model_copy(update=played))
+        self._sign = run.judge.sign
+        return Course.of(run, rounds)
+
+    def _require_reached(self, full: Sequence[Course], reached_s: Any) -> None:
+        """Refuse a goal that full participation does not reach."""
+        if np.isfinite(reached_s).all():
+            return
+        best = self._sign * min(float(course.best_r[-1]) for course in full)
+        raise DeltaflError(
+            f"the pilot says that {self._goal:g} cannot be reached: with every client in each of "
+            f"{self._rounds} rounds the worst seed comes to {best:.3f}; choose a goal below that, "
+            "or more --rounds"
+        )
+
+    def _cohorts(self) -> tuple[int, ...]:
+        """The n that are tried first: those that were asked for, or five in equal ratios."""
+        m = self._num_clients
+        given = self._settings.cohorts
+        if given is None:
+            return tuple(sorted({max(1, round(size)) for size in np.geomspace(m / 50, m / 3, 5)}))
+        if given[-1] > m:
+            raise DeltaflError(f"cohorts has {given[-1]}, and there are {m} clients; lower it")
+        return given
+
+    def _curves(
+        self,
+        courses: Mapping[tuple[str, int], Sequence[Course]],
+        full: Sequence[Course],
+        errors: Mapping[str, Sequence[ErrorRow]],
+    ) -> list[Curve]:
+        """What is known of each method."""
+        return [
+            Curve(
+                [Trial(name, n, found) for (name, n), found in courses.items() if name == method],
+                full,
+                self._sign * self._goal,
+                between_sizes({row.n: row.mse for row in errors[method]}),
+                self._settings.prices,
+            )
+            for method in self._settings.methods
+        ]
+
+    def _longer(
+        self, curve: Curve, kept: int, share: float, wanted: Mapping[tuple[str, int], int]
+    ) -> dict[tuple[str, int], int]:
+        """The runs of a method that go on, and those beyond the n that were tried, with rounds."""
+        forecasts = sorted((curve.at(trial.n) for trial in curve.trials), key=lambda f: f.cost.mean)
+        longer = {
+            (found.method, found.n): math.ceil(share * found.rounds.mean)
+            for found in forecasts[:kept]
+        }
+        sizes = [n for name, n in wanted if name == curve.method]
+        if forecasts and (best := forecasts[0]).n in (min(sizes), max(sizes)):
+            # Half the clients need less than twice the rounds.
+            beyond = {min(sizes): (max(1, best.n // 2), 2.0), max(sizes): (2 * best.n, 1.0)}
+            n, times = beyond[best.n]
+            longer[curve.method, min(n, self._num_clients)] = math.ceil(times * best.rounds.mean)
+        return {key: max(rounds, wanted.get(key, 0)) for key, rounds in longer.items()}
+
+    def _errors(self, method: str) -> list[ErrorRow]:
+        """The relative errors of a method's estimate, in the mean over the rounds measured."""
+        seed = self._settings.seeds[0]
+        job = self._job(method, self._measured[method], seed, 1)
+        lines = RunDirectory(self._player.place(job)).lines("rounds.jsonl")
+        probes = [line["probe"] for line in lines if "probe" in line]
+        if not probes:
+            raise DeltaflError(
+                f"no round of {method} could be measured: an update is not finite; lower --local-lr"
+            )
+        return [
+            ErrorRow(
+                method,
+                n,
+                float(np.mean([probe[f"error_{n}"] for probe in probes])),
+                all(probe[f"exact_{n}"] for probe in probes),
+            )
+            for n in self._sizes
+        ]
+
+
+def _grid(m: int, cohorts: Sequence[int]) -> tuple[int, ...]:
+    """The n whose errors are measured: 1 to m in equal ratios, and those that are tried."""
+    even = {round(size) for size in np.geomspace(1, m, 8)}
+    return tuple(sorted({*even, *cohorts}))
