@@ -34,6 +34,7 @@ from ..errors import DeltaflError
 from ..samplers.label import split_settings
 from ..store import write_atomically
 from ..tasks.metrics import metric_of
+from ..tasks.own import is_own
 from ..tasks.registry import TaskSpec
 from .callback import Callback, LiveRun, PlayedRound
 from .comparing import check
@@ -114,6 +115,11 @@ class PlanSettings(CompareSettings):
                 raise DeltaflError(
                     f"{label} has an n of its own, which the plan is to find: leave +sample out"
                 )
+        clients = spec.num_clients if is_own(self.task) else self.clients
+        if self.cohorts and clients and max(self.cohorts) > clients:
+            raise DeltaflError(
+                f"cohorts has {max(self.cohorts)}, and there are {clients} clients; lower it"
+            )
         prices = self.prices
         if prices.second and self.speeds is None:
             raise DeltaflError(
@@ -313,9 +319,8 @@ class _Pilot:
         given = self._settings.cohorts
         if given is None:
             return tuple(sorted({max(1, round(size)) for size in np.geomspace(m / 50, m / 3, 5)}))
-        if given[-1] > m:
-            raise DeltaflError(f"cohorts has {given[-1]}, and there are {m} clients; lower it")
-        return given
+        # Owners are counted only now.
+        return tuple(sorted({min(size, m) for size in given}))
 
     def _curves(
         self,

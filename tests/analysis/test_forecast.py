@@ -1,0 +1,129 @@
+"""Forecasts of rounds and cost: known numbers, and what a prices' text means."""
+
+import math
+
+import numpy as np
+import pytest
+
+from deltafl import DeltaflError
+from deltafl.analysis import Prices, Run, used
+from deltafl.analysis.forecast import Course, Curve, Trial, between_sizes, cost_ratio, jackknife
+from deltafl.types import FloatArray
+
+GOAL = 0.8
+
+
+def course(pace: float, rounds: int, n: int = 1, setup: float = 0.0) -> Course:
+    """Accuracy 1 - exp(-t / (4 pace)), so that 0.8 is reached after 6.44 pace rounds."""
+    round_r = np.arange(1.0, rounds + 1)
+    used_rk = np.zeros((rounds, 5))
+    used_rk[:, 0] = setup + n * round_r
+    used_rk[:, 1] = 0.01 * n * round_r
+    used_rk[:, 4] = round_r
+    return Course(1 - np.exp(-round_r / (4 * pace)), used_rk)
+
+
+FULL = [course(1.0, 20, 100), course(1.5, 20, 100)]
+
+
+def test_a_short_run_is_continued_at_its_pace_beside_full_participation() -> None:
+    whole = Trial("slow", 5, [course(4.0, 60), course(6.0, 60)])
+    assert whole.rounds_to(GOAL, FULL).tolist() == [26, 39]
+    short = Trial("slow", 5, [course(4.0, 12), course(6.0, 12)])
+    # ``full`` reaches the goal after 7 and 10 rounds, in whole ones, and the pace is a fourth.
+    np.testing.assert_allclose(short.rounds_to(GOAL, FULL), [28, 40], rtol=0.05)
+
+
+def test_nothing_is_said_of_runs_that_have_learnt_nothing_or_are_too_short() -> None:
+    flat = Course(np.full(10, 0.1), np.zeros((10, 5)))
+    assert np.isinf(Trial("flat", 5, [flat, flat]).rounds_to(GOAL, FULL)).all()
+    assert np.isinf(Trial("slow", 5, [course(60.0, 30)]).rounds_to(GOAL, FULL[:1])).all()
+
+
+def curve_of(method: str, sizes: list[int], base: float, setup: float = 0.0) -> Curve:
+    """Pace (1 + 12 v) base with v(n) = 1 / n."""
+    trials = [
+        Trial(method, n, [course(base * (1 + 12 / n) * luck, 400, n, setup) for luck in (0.9, 1.1)])
+        for n in sizes
+    ]
+    error_of = between_sizes({n: 1 / n for n in (1, 10, 100)})
+    return Curve(trials, FULL, GOAL, error_of, Prices(training=1.0, round=6.0))
+
+
+def test_rounds_follow_the_variance_and_cost_has_its_least() -> None:
+    curve = curve_of("uniform", [2, 4, 8, 16, 32], 1.0)
+    # (n + 6) (1 + 12 / n) is least at the root of 72.
+    best = curve.best()
+    assert best is not None
+    assert best.n in (8, 9)
+    # Rounds are whole, half of one more in the mean.
+    assert best.rounds.mean == pytest.approx(6.44 * (1 + 12 / best.n) + 0.5, rel=0.05)
+    assert best.cost.mean == pytest.approx(best.rounds.mean * (best.n + 6), rel=1e-6)
+    # Between the sizes that were tried, too.
+    assert curve.at(12).rounds.mean == pytest.approx(6.44 * 2 + 0.5, rel=0.05)
+    assert not curve.at(12).is_tried
+    low, high = best.rounds.low, best.rounds.high
+    assert low is not None
+    assert high is not None
+    assert low < best.rounds.mean < high
+    (value,) = curve.accuracy(8, np.array([16.0]))
+    assert value.mean == pytest.approx(1 - math.exp(-16 / (4 * 2.5)), abs=0.01)
+
+
+def test_the_ratio_of_costs_is_paired() -> None:
+    """Seeds differ by a factor, which cancels: the interval has next to no width."""
+    plain = curve_of("uniform", [4, 8], 4.0)
+    other = curve_of("other", [4, 8], 2.0)
+    ratio = cost_ratio(plain, 8, other, 8)
+    assert ratio.mean == pytest.approx(2.0, rel=0.05)
+    assert ratio.low is not None
+    assert ratio.low == pytest.approx(2.0, rel=0.3)
+
+
+def test_what_all_clients_did_first_is_in_the_cost() -> None:
+    without = curve_of("uniform", [4, 8], 1.0).at(4)
+    asked = curve_of("census", [4, 8], 1.0, setup=100.0).at(4)
+    assert asked.trainings.mean == pytest.approx(without.trainings.mean + 100)
+
+
+def test_the_jackknife_of_two_seeds_by_hand() -> None:
+    def mean(value_js: FloatArray) -> FloatArray:
+        return np.asarray(value_js.mean(axis=1))
+
+    (found,) = jackknife(mean, np.array([[1.0, math.e**2]]))
+    # Without one or the other the logarithms are 2 and 0: se^2 = 1 / 2 of their squares' sum, 2.
+    assert found.high is not None
+    assert math.log(found.high / found.mean) == pytest.approx(12.7062, rel=1e-4)
+    (alone,) = jackknife(mean, np.array([[3.0]]))
+    assert alone == (3.0, None, None)
+
+
+def test_prices_are_read_from_text_and_from_python() -> None:
+    assert Prices.read(None) == Prices(training=1.0)
+    assert Prices.read("training=1,mb_up=0.1") == Prices.read({"training": 1, "mb_up": 0.1})
+    assert Prices.read(Prices(second=2.0, round=0.5).text) == Prices(second=2.0, round=0.5)
+    for wrong in ("training=0", "round=-1", {"training": True}, "training=inf", "", "training=a"):
+        with pytest.raises(DeltaflError, match=r"above 0|no price"):
+            Prices.read(wrong)
+    with pytest.raises(DeltaflError, match="did you mean 'training'"):
+        Prices.read("trainings=1")
+
+
+def test_a_run_costs_what_it_used() -> None:
+    run = Run(
+        sampler="uniform",
+        seed=0,
+        metric="accuracy",
+        round_r=np.array([1, 2]),
+        accuracy_r=np.array([0.5, 0.6]),
+        loss_r=np.array([1.0, 0.9]),
+        seconds_r=np.zeros(2),
+        bytes_r=np.array([3e6, 6e6]),
+        bytes_up_r=np.array([1e6, 2e6]),
+        trainings_r=np.array([10.0, 20.0]),
+        clock_r=np.array([7.0, 9.0]),
+        draws_m=np.ones(3, np.int64),
+    )
+    assert used(run).tolist() == [[10, 1, 2, 7, 1], [20, 2, 4, 9, 2]]
+    prices = Prices(training=1.0, mb_up=2.0, mb_down=3.0, second=4.0, round=5.0)
+    assert prices.spent(used(run)).tolist() == [10 + 2 + 6 + 28 + 5, 20 + 4 + 12 + 36 + 10]

@@ -1,0 +1,121 @@
+"""``deltafl plan``: what it prints and writes, that it goes on, and one sentence for mistakes."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+import deltafl as library
+from tools.cli import deltafl_here
+
+SMALL = (
+    *("--task", "digits", "--clients", "12", "--rounds", "12", "--seeds", "2"),
+    *("--samplers", "uniform,uniform+average=0.5", "--cohorts", "2,4", "--processes", "1"),
+)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plan")
+    done = deltafl_here("plan", *SMALL, "--goal", "0.6", "--out", "first", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("For 60 % at least cost take uniform")
+    assert (folder / "first" / "plan.txt").read_text().strip() in done.stdout
+    return folder
+
+
+def test_the_answer_is_in_plain_files(planned: Path) -> None:
+    with (planned / "first" / "errors.csv").open() as file:
+        errors = list(csv.DictReader(file))
+    by_size = {int(row["n"]): float(row["mse"]) for row in errors if row["method"] == "uniform"}
+    assert {1, 2, 4, 12} <= by_size.keys()
+    assert all(row["exact"] == "True" for row in errors)
+    # (1 / n - 1 / m) S^2 of simple random sampling.
+    assert by_size[2] / by_size[4] == pytest.approx((1 / 2 - 1 / 12) / (1 / 4 - 1 / 12), rel=1e-6)
+    assert by_size[12] == pytest.approx(0, abs=1e-12)
+    with (planned / "first" / "forecasts.csv").open() as file:
+        forecasts = list(csv.DictReader(file))
+    for row in forecasts:
+        assert float(row["rounds_low"]) <= float(row["rounds"]) <= float(row["rounds_high"])
+        # Trainings alone are counted if no price is given.
+        assert row["cost"] == row["trainings"]
+
+
+def test_the_same_seeds_give_the_same_plan_from_python_too(planned: Path) -> None:
+    again = library.plan_for(
+        "digits",
+        0.6,
+        samplers=["uniform", "uniform+average=0.5"],
+        seeds=2,
+        clients=12,
+        rounds=12,
+        cohorts=[2, 4],
+        out=planned / "second",
+        processes=1,
+        progress=False,
+    )
+    first = planned / "first"
+    assert (first / "plan.txt").read_text() == f"{again}\n"
+    for name in ("errors.csv", "forecasts.csv"):
+        assert (first / name).read_bytes() == (planned / "second" / name).read_bytes()
+
+
+def test_another_goal_and_price_go_on_in_the_folder(planned: Path) -> None:
+    cheaper = ("--goal", "0.5", "--cost", "training=1,round=9", "--resume")
+    done = deltafl_here("plan", *SMALL, *cheaper, "--out", "first", cwd=planned)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("For 50 % at least cost")
+    back = deltafl_here(
+        "plan", *SMALL, "--goal", "0.6", "--cost", "training=1", "--resume", "--out", "first",
+        cwd=planned,
+    )  # fmt: skip
+    assert back.stdout.startswith("For 60 % at least cost")
+
+
+def test_without_a_task_it_recommends(tmp_path: Path) -> None:
+    words = ("--sizes", "unequal", "--no-labels", "--census", "--memory", "--reachable")
+    plan = deltafl_here("plan", *words, cwd=tmp_path)
+    assert plan.returncode == 0, plan.stderr
+    assert plan.stdout == deltafl_here("recommend", *words, cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--cost", "training=0"), "write a number above 0"),
+        (("--cost", "trainings=1"), "did you mean 'training'"),
+        (("--cost", "second=1"), "--speeds"),
+        (("--goal", "1.2"), "goal"),
+        (("--goal", "0"), "goal"),
+        (("--budget", "0.5"), "below one round"),
+        (("--cohorts", "40"), "12 clients"),
+        (("--samplers", "uniform+sample=3"), "leave +sample out"),
+        (("--metric", "loss"), "share"),
+        (("--goal", "0.99", "--rounds", "2"), "cannot be reached"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path: Path, words: tuple[str, ...], sentence: str) -> None:
+    common = ("--task", "digits", "--clients", "12", "--rounds", "3", "--seeds", "1",
+              "--samplers", "uniform")  # fmt: skip
+    given = {*words}
+    kept = [w for pair in zip(common[::2], common[1::2], strict=True) if pair[0] not in given
+            for w in pair]  # fmt: skip
+    goal = () if "--goal" in given else ("--goal", "0.2")
+    done = deltafl_here(
+        "plan", *kept, *goal, *words, "--processes", "1", "--out", "out", cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("deltafl: ")]) == 1
+    if sentence != "cannot be reached":
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_pilot_of_another_task_is_refused(planned: Path) -> None:
+    done = deltafl_here(
+        "plan", "--task", "toy", "--goal", "0.6", "--resume", "--out", "first", cwd=planned
+    )
+    assert done.returncode == 2
+    compare = deltafl_here("compare", "--resume", "--out", "first", cwd=planned)
+    assert compare.returncode == 2
+    assert "deltafl plan" in compare.stderr
