@@ -11,6 +11,7 @@ from conftest import Recorder, make_problem, mean_estimate, play
 from deltafl import (
     DeltaflError,
     Plan,
+    Population,
     RoundState,
     RunFacts,
     close_round,
@@ -126,6 +127,21 @@ def test_a_budget_is_kept(budget: int, here: list[int], label: str) -> None:
     assert spent <= budget
     if label == "uniform" and min(here) == m:
         assert spent == min(budget, rounds * m)
+
+
+def test_a_budget_is_in_the_unit_of_the_costs() -> None:
+    cost_m = np.array([1.0, 9.0] * 10)
+    population = Population.from_sizes([1] * 20, cost=cost_m)
+    plan = make_plan("uniform(per_cost=True)+budget=600+budget_rounds=30", population, n=3)
+    state = init_round(plan, np.zeros(2))
+    spent = 0.0
+    for _ in range(30):
+        cohort = open_round(plan, state)
+        spent += cost_m[cohort.client_n].sum()
+        state, _ = close_round(plan, state, cohort, np.ones((len(cohort.client_n), 2)))
+    assert spent == pytest.approx(600, rel=0.05)
+    with pytest.raises(DeltaflError, match="one client each cost 30"):
+        make_plan("uniform+budget=29+budget_rounds=30", population, n=3)
 
 
 def test_a_census_counts() -> None:

@@ -22,7 +22,7 @@ from PIL import Image
 
 from deltafl import DeltaflError, compare
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.tasks import check_task, from_huggingface, load_own, make_task, table_task
+from deltafl.tasks import Task, check_task, from_huggingface, load_own, make_task, table_task
 from tools.cli import deltafl_here
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -873,3 +873,51 @@ def test_a_model_of_a_table_has_local_and_frozen_arrays() -> None:
     check_task(task, "table", seed=0)
     other = make_task("digits", seed=0, **parts)
     assert list(other.parts_of(other.make_model()).trained) == ["1.weight"]
+
+
+# --- strata
+
+
+def with_regions(regions: list[str], **more: Any) -> Task:
+    """Three clients with four rows each."""
+    frame = pd.DataFrame(
+        {
+            "x": np.arange(12.0),
+            "label": np.arange(12) % 2,
+            "client": np.repeat(["b", "a", "c"], 4),
+            "region": regions,
+        }
+    )
+    return table_task(frame, strata="region", **more)
+
+
+def test_a_column_names_the_stratum_of_each_client() -> None:
+    task = with_regions(["07"] * 4 + ["7"] * 4 + ["07"] * 4, test_share=0.5)
+    assert dict(zip(task.client_names, task.client_strata, strict=True)) == {
+        "a": "7",
+        "b": "07",
+        "c": "07",
+    }
+    # The column is no feature.
+    assert task.dataset.train_x.shape[1] == 1
+    strata = task.population("data").strata
+    assert strata is not None
+    assert strata.names == ("07", "7")
+
+
+@pytest.mark.parametrize(
+    ("regions", "more", "said"),
+    [
+        (["n"] * 6 + ["s"] * 6, {}, "client 'a' has rows of 'n' and 's' in column 'region'"),
+        (["n"] * 11 + [""], {}, "row 12"),
+        (["n"] * 12, {"strata": "county"}, "no column 'county': name another one with strata"),
+        (["n"] * 12, {"strata": 3}, "strata is 3"),
+    ],
+)
+def test_bad_strata_are_one_sentence(regions: list[str], more: Any, said: str) -> None:
+    with pytest.raises(DeltaflError, match=said):
+        if more:
+            frame = pd.DataFrame({"x": range(12), "label": [0, 1] * 6, "client": [1, 2, 3] * 4})
+            table_task(frame, **more)
+        else:
+            with_regions(regions, test_share=0.3)

@@ -98,9 +98,10 @@ def _headings() -> dict[str, str]:
         "Local training": "local_lr lr_schedule local_epochs local_steps batch_size local_momentum "
         f"{' '.join(of_training)} proximal fixed_order device",
         "Server": f"{' '.join(of_server)} weights memory_dtype memory_path",
-        "Data": "partition alpha column label task_type test_share sep encoding public noise truth "
-        "data_dir",
-        "Clients that are away, slow or silent": "availability speeds dropout deadline over_select",
+        "Data": "partition alpha column strata label task_type test_share sep encoding public "
+        "noise truth data_dir",
+        "Clients that are away, slow or silent": "availability speeds dropout deadline "
+        "over_select client_costs",
         "Evaluation": "metric threshold stop_at_threshold patience evaluate_every test_examples "
         "validation",
     }

@@ -5,7 +5,8 @@ client that was asked has cost in the mean so far, a round draws at most
 
     n = max(1, floor((B - S) / (r c)))
 
-clients. Each training costs 1, so that the budget is kept. What earlier rounds left is shared by
+clients. A training costs 1, so that the budget is kept, or what ``Population.cost_m`` says: then it
+is kept but for what the last cohort costs above the mean. What earlier rounds left is shared by
 later ones: those in which few were there, or few were enough (``relative_error``). A census and a
 full first round count. n depends on the rounds before it alone, so that expectations are exact.
 """
@@ -74,9 +75,11 @@ class Budget(ServerPart):
 
     def size(self, plan: PlanOfParts, own: BudgetState, round: int, n: int) -> int:
         assert self.budget_rounds is not None  # ``check`` has seen to it
-        mean = costs(plan.population).mean()
-        if own.asked > 0:
-            mean = own.spent / own.asked
+        cost_m = costs(plan.population)
+        mean = cost_m.mean()
+        if own.asked >= 1:
+            # A saved state may hold anything.
+            mean = max(float(own.spent / own.asked), cost_m.min())
         left = max(self.budget_rounds - round, 1)
         affordable = max(1, int((self.budget - own.spent) / (left * mean)))
         if any(part.name == RelativeError.name for part in plan.parts):
@@ -91,4 +94,7 @@ class Budget(ServerPart):
 
 def costs(population: Population) -> FloatArray:
     """What a training of each client costs, (m,)."""
-    return np.ones(population.num_clients)
+    ones_m = np.ones(population.num_clients)
+    if population.cost_m is None:
+        return ones_m
+    return ones_m * population.cost_m  # one number may stand for all

@@ -15,7 +15,7 @@ from .directory import RunDirectory
 from .engine import BYTES_PER_PARAMETER, Engine
 from .schedules import factors_of
 from .settings import CompareSettings, RunSettings
-from .setup import data_of, engine_for, filled_in, plan_of, task_of
+from .setup import data_of, engine_for, filled_in, plan_of, population_of, task_of
 
 #: How often the float32 updates of a cohort are in RAM at once, measured.
 COPIES_OF_DRAWN = 7
@@ -38,7 +38,7 @@ def check_comparison(
     for sampler in settings.samplers:
         run = settings.run(sampler, first)
         check_memory(run, engine, out)
-        plan_of(run, task.population(settings.weights), task)
+        plan_of(run, population_of(run, task), task)
         if before is not None and sampler in before.samplers:
             require_same_sampler(before.run(sampler, first), run, task)
     # A number that is set holds for all seeds. Else each seed's task has to be made to know its
@@ -121,7 +121,7 @@ def require_same_sampler(before: RunSettings, now: RunSettings, task: Task) -> N
             f"lr_schedule {now.lr_schedule} depends on the number of rounds, and it began with "
             f"{before.rounds}: to play {now.rounds}, choose another --out"
         )
-    population = task.population(now.weights)
+    population = population_of(now, task)
     if plan_of(before, population, task).sampler != plan_of(now, population, task).sampler:
         raise DeltaflError(
             f"the options of {now.sampler} depend on the number of rounds, and it began with "

@@ -18,6 +18,7 @@ from ..errors import DeltaflError, WithRanges, in_one_line, require, unknown_nam
 from ..store.files import read_bytes
 from ..streams import stream
 from ..types import BoolArray, FloatArray, IntArray, Population, Rng
+from .traces import FORM, has_values, read_trace
 
 #: The ``client`` of the world's streams: what a round's numbers are for. Round 0 has what holds for
 #: the whole run.
@@ -188,15 +189,18 @@ class Daily(Availability):
 
 @dataclass(frozen=True)
 class Trace(Availability):
-    """Intervals of the virtual clock from a table with the columns client, start, end (seconds).
+    """Who is there at which time of the virtual clock, from a file.
 
-    It starts again when its last interval has ended. If nobody is there, the server waits for the
-    next client.
+    Either ``traces.py`` says of what form, with the values 1 (there) and 0; or its columns are
+    client, start and end of an interval in seconds, and it starts again when its last interval has
+    ended. If nobody is there, the server waits for the next client.
     """
 
     path: str
 
     def begin(self, population: Population, seed: int) -> Presence:
+        if has_values(self.path):
+            return self._by_values(population)
         client_k, start_k, end_k = _columns(self.path, "client", "start", "end")
         m = population.num_clients
         if not np.isin(client_k, np.arange(m)).all():
@@ -221,6 +225,28 @@ class Trace(Availability):
             there_m = np.zeros(m, dtype=np.bool_)
             there_m[client_k[(start_k <= time) & (time < end_k)]] = True
             return there_m, clock
+
+        return at
+
+    def _by_values(self, population: Population) -> Presence:
+        trace = read_trace(self.path, population)
+        if not np.isin(trace.value_tm, (0, 1)).all() or not trace.value_tm.any():
+            raise DeltaflError(
+                f"{self.path}: a value must be 1 for who is there and 0 for who is not, and "
+                "somebody must be there once"
+            )
+        there_tm = trace.value_tm > 0
+        some = np.flatnonzero(there_tm.any(axis=1))
+
+        def at(round: int, clock: float) -> tuple[BoolArray, float]:
+            row = trace.row(clock)
+            if not there_tm[row].any():
+                # The next time at which somebody is there, in this turn or in the one after it.
+                turn = clock - clock % trace.length
+                starts = np.concatenate([trace.second_t[some], trace.length + trace.second_t[some]])
+                clock = float(starts[starts > clock - turn][0]) + turn
+                row = trace.row(clock)
+            return there_tm[row], clock
 
         return at
 
@@ -309,8 +335,24 @@ AVAILABILITIES: dict[str, type[Availability]] = {
 SPEEDS: dict[str, type[Speeds]] = {"lognormal": LogNormal}
 
 
+def costs_of(path: str | None, population: Population) -> FloatArray | None:
+    """What a round of each client costs, (m,): the mean of its values over time; None without a
+    file.
+    """
+    if path is None:
+        return None
+    if not path.endswith(".csv"):
+        raise DeltaflError(f"client_costs is {path!r:.60}; write a file, FILE.csv, with {FORM}")
+    cost_m = read_trace(path, population).mean_m()
+    if not (cost_m > 0).all():
+        raise DeltaflError(
+            f"{path}: client {int(cost_m.argmin())} costs 0 in the mean; costs must be above 0"
+        )
+    return cost_m
+
+
 def find_availability(text: str) -> Availability:
-    """``always``, ``labels(least=0.2)`` and the like, or ``FILE.csv`` with intervals."""
+    """``always``, ``labels(least=0.2)`` and the like, or ``FILE.csv`` (``Trace``)."""
     return _called("availability", text, AVAILABILITIES, Trace)
 
 

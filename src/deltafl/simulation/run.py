@@ -37,7 +37,7 @@ from .record import Job, RunStore, record_of, write_record
 from .recording import Checkpoints, Recording
 from .rest import bytes_sent, local_rows
 from .settings import RunSettings
-from .setup import data_of, engine_for, engine_of, filled_in, plan_of
+from .setup import data_of, engine_for, engine_of, filled_in, plan_of, population_of
 from .sweep import ORPHAN_SECONDS, Player
 from .training.route import keep_route, kept_route
 from .watching import Watching, watch_over
@@ -200,7 +200,7 @@ def _open_run(
     """
     if group.is_first:
         keep_route(engine.route, directory.path)
-    population = engine.task.population(settings.weights)
+    population = population_of(settings, engine.task)
     # A client downloads the model and sends its update.
     memory = directory.memory_folder(settings.memory_path)
     rest = engine.beside.initial(population.num_clients, local_rows(memory))
@@ -288,7 +288,7 @@ def run_single(
         workers = stack.enter_context(Workers(settings.workers, group))
         engine = engine_of(settings, workers, kept_route(folder))
         # What cannot be played is refused before anything is written.
-        plan_of(settings, engine.task.population(settings.weights), engine.task)
+        plan_of(settings, population_of(settings, engine.task), engine.task)
         check_memory(
             settings,
             engine,

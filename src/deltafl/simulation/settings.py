@@ -136,7 +136,7 @@ FREE_ON_RESUME = {"workers", "data_dir", "checkpoint_every"}
 UNION = {"samplers", "seeds"}
 
 #: Settings that say what a table means.
-ONLY_OF_TABLES = ("label", "task_type", "test_share", "sep", "encoding")
+ONLY_OF_TABLES = ("label", "task_type", "test_share", "sep", "encoding", "strata")
 OF_TABLES = (*ONLY_OF_TABLES, "column", "partition", "clients", "alpha")
 
 #: Settings of the server alone: how clients train does not depend on them.
@@ -249,6 +249,8 @@ class Settings(BaseModel):
     """share of a table's rows in the test set; 0.1 if not set"""
     sep: str | None = None
     """separates a text table's columns: ';', tab, ..."""
+    strata: str | None = None
+    """column of the client's region or the like, for tables"""
     encoding: str | None = None
     """of a text table, such as latin-1; UTF-8 if not set"""
     weights: Literal["data", "uniform"] = "data"
@@ -283,6 +285,8 @@ class Settings(BaseModel):
     """seconds until a round is closed"""
     over_select: Annotated[Finite, Field(ge=1, le=100)] = 1.0
     """ask n times this, keep the first n"""
+    client_costs: str | None = None
+    """FILE.csv of what a client's round costs: per_cost, budget"""
     device: Annotated[str, Field(pattern="^(cpu|cuda|cuda:\\d+|auto)$")] = "cpu"
     """where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)"""
     # Not in ``--help``, as it has a use on GPUs alone; ``deltafl settings`` shows it.

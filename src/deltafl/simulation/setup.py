@@ -18,7 +18,7 @@ from ..tasks.own import check_task, is_own
 from ..tasks.registry import make_task
 from ..types import Population
 from .behaviour import behaviour_of
-from .conditions import Measured, Trace, find_availability, find_speeds
+from .conditions import Measured, Trace, costs_of, find_availability, find_speeds
 from .engine import Engine
 from .schedules import factors_of
 from .settings import OF_SERVER, RunSettings
@@ -87,6 +87,12 @@ def engine_of(
     )
 
 
+def population_of(settings: RunSettings, task: Task) -> Population:
+    """The task's clients, and what a round of each costs."""
+    population = task.population(settings.weights)
+    return population._replace(cost_m=costs_of(settings.client_costs, population))
+
+
 def work_of(settings: RunSettings) -> LocalWork:
     """What every client does in a round."""
     return LocalWork(
@@ -109,14 +115,17 @@ def data_of(settings: RunSettings, task: Task) -> dict[str, Any]:
     # Made only to read and check its tables.
     World(
         settings,
-        task.population(settings.weights),
+        population_of(settings, task),
         work_of(settings).num_steps,
         num_bytes=0,
     )
     checksum = int(task.data["data_crc32"], 16)
-    for part in (find_availability(settings.availability), find_speeds(settings.speeds)):
-        if isinstance(part, Trace | Measured):
-            checksum = zlib.crc32(read_bytes(Path(part.path), users=True), checksum)
+    parts = (find_availability(settings.availability), find_speeds(settings.speeds))
+    paths = [part.path for part in parts if isinstance(part, Trace | Measured)]
+    if settings.client_costs is not None:
+        paths.append(settings.client_costs)
+    for path in paths:
+        checksum = zlib.crc32(read_bytes(Path(path), users=True), checksum)
     return {
         **task.data,
         "data_crc32": f"{checksum:08x}",

@@ -102,6 +102,8 @@ class Task:
         public_rows: Of each class the rows of ``dataset.train_*`` that no client holds and the
             server may use.
         client_names: The clients' names, where they are known.
+        client_strata: The name of each client's region or the like, one of a few
+            (docs/how-to/strata.md); empty where there are none.
         local: Name patterns of the model's arrays that stay with each client: a personal head, or
             ``["*.bn*"]`` for FedBN (docs/how-to/models.md).
         trainable: Name patterns of the only arrays that are trained and sent, or ``"lora"`` for
@@ -122,6 +124,7 @@ class Task:
     tokens: bool = False
     public_rows: Sequence[IntArray] = ()
     client_names: Sequence[str] = ()
+    client_strata: Sequence[str] = ()
     local: Patterns = ()
     trainable: Patterns = ()
 
@@ -142,9 +145,8 @@ class Task:
         auxiliary variables.
         """
         sizes = [len(rows) for rows in self.client_rows]
-        if self.dataset.num_classes == 0:
-            return Population.from_sizes(sizes, weights)
-        return Population.from_sizes(sizes, weights, self.shares)
+        shares = self.shares if self.dataset.num_classes > 0 else None
+        return Population.from_sizes(sizes, weights, shares, strata=self.client_strata or None)
 
     @cached_property
     def data(self) -> dict[str, str]:

@@ -84,6 +84,7 @@ def table_task(
     standardize: bool = True,
     sep: str | None = None,
     encoding: str | None = None,
+    strata: str | None = None,
     **sent: Unpack[Sent],
 ) -> Task:
     """Make a task of a table: classification by cross-entropy, or regression by the squared error.
@@ -122,6 +123,8 @@ def table_task(
         sep: What separates the columns of a file of text: one character, ``"tab"`` or ``"space"``;
             a comma in ``.csv``, else a tab, if None.
         encoding: Of a file of text, such as ``"latin-1"``; UTF-8 if None.
+        strata: Column of the client's region, hospital chain or the like, one name a client; no
+            feature (docs/how-to/strata.md).
         sent: ``local`` and ``trainable``, the name patterns of the model's arrays that stay with
             each client, and of the only ones that are trained, see ``Task``.
 
@@ -135,9 +138,9 @@ def table_task(
 
     Example: ``table_task(frame, "species", partition="dirichlet", alpha=0.3, clients=20)``
     """
-    _require_names(label=label, column=column)
+    _require_names(label=label, column=column, strata=strata)
     labels = [label] if isinstance(label, str) else list(label)
-    texts = {column or OWNER, *labels, *labels[0].split(",")}
+    texts = {column or OWNER, *labels, *labels[0].split(","), *([strata] if strata else [])}
     name, frame = read_frame(table, sep, encoding, texts)
     if labels[0] not in frame:
         labels = [each for one in labels for each in one.split(",")]
@@ -146,7 +149,7 @@ def table_task(
             raise _no_column(name, each, frame, "label")
     owner = _owner_column(name, frame, column, partition)
     # Where a partition deals the rows, a column of clients is no feature either.
-    features = frame.drop(columns=[*labels, owner or OWNER], errors="ignore")
+    features = frame.drop(columns=[*labels, owner or OWNER, strata], errors="ignore")
     if owner in labels or features.empty:
         raise DeltaflError(
             f"{name} needs one row and a column of numbers besides the label and the client"
@@ -168,7 +171,8 @@ def table_task(
         x = (x - train.mean(axis=0)) / np.where(varies, deviation, 1.0)
     dataset = _dataset(name, x.astype(np.float32), target, owner, owners.code, test_e)
     dealing = Dealing(partition, column, clients, alpha, seed, labels[0])
-    return replace(_task(table_stem(name), dataset, model, owners, dealing), **sent)
+    task = _task(table_stem(name), dataset, model, owners, dealing)
+    return replace(task, client_strata=_strata(name, frame, strata, ~test_e, task), **sent)
 
 
 def from_huggingface(
@@ -185,6 +189,7 @@ def from_huggingface(
     clients: int | None = None,
     alpha: float = 0.5,
     test_share: float | None = None,
+    strata: str | None = None,
     **sent: Unpack[Sent],
 ) -> Task:
     """Make a task of a Hugging Face ``Dataset`` or ``DatasetDict``.
@@ -206,6 +211,7 @@ def from_huggingface(
         clients: As in ``table_task``.
         alpha: As in ``table_task``.
         test_share: As in ``table_task``; for data without a test set.
+        strata: As in ``table_task``.
         sent: As in ``table_task``.
 
     Raises:
@@ -216,7 +222,7 @@ def from_huggingface(
     require("pandas", "sim")
     import pandas as pd
 
-    _require_names(label=label, column=column, inputs=inputs)
+    _require_names(label=label, column=column, inputs=inputs, strata=strata)
     parts = dict(data) if isinstance(data, Mapping) else {"train": data}
     if "train" not in parts:
         raise unknown_name("part of the data set", "train", parts)
@@ -233,7 +239,7 @@ def from_huggingface(
         column,
         partition,
     )
-    others = [each for each in train.column_names if each not in {label, owner or OWNER}]
+    others = [each for each in train.column_names if each not in {label, owner or OWNER, strata}]
     if inputs is None and len(others) != 1:
         raise DeltaflError(
             f"{name} has {', '.join(others) or 'no column'} beside label and client: name the "
@@ -241,7 +247,7 @@ def from_huggingface(
             "make a task of its data frame: table_task(data.to_pandas(), ...)"
         )
     inputs = inputs or others[0]
-    keys = [key for key in (label, owner) if key is not None]
+    keys = [key for key in (label, owner, strata) if key is not None]
     for where, part in used.items():
         for key in (*keys, inputs):
             if key not in part.column_names:
@@ -277,7 +283,12 @@ def from_huggingface(
     dataset = _dataset(name, x, target, owner, owners.code, test_e)
     dealing = Dealing(partition, column, clients, alpha, seed, label)
     task = _task(name, dataset, softmax_regression, owners, dealing)
-    return replace(task, make_model=make_model or task.make_model, **sent)
+    return replace(
+        task,
+        make_model=make_model or task.make_model,
+        client_strata=_strata(name, frame, strata, ~test_e, task),
+        **sent,
+    )
 
 
 class Coded(NamedTuple):
@@ -352,6 +363,28 @@ def _task(
         test_clients=clients_of_tests(how, dataset, column, client_rows),
         client_names=client_names,
     )
+
+
+def _strata(
+    name: str, frame: Frame, column: str | None, train_e: BoolArray, task: Task
+) -> Sequence[str]:
+    """The stratum of each client, by its training rows; none without a column."""
+    if column is None:
+        return ()
+    if column not in frame:
+        raise _no_column(name, column, frame, "strata")
+    every = codes(frame[column])
+    code_e = every.code[train_e]
+    found = [np.unique(code_e[np.asarray(rows)]) for rows in task.client_rows]
+    for client, code_k in enumerate(found):
+        if len(code_k) > 1:
+            who = task.client_names[client] if task.client_names else client
+            names = " and ".join(repr(printable(every.names[code], limit=60)) for code in code_k)
+            raise DeltaflError(
+                f"{name}: client {printable(str(who), limit=60)!r} has rows of {names} in column "
+                f"{column!r}; a client is of one stratum"
+            )
+    return [every.names[code_k[0]] for code_k in found]
 
 
 class Target(NamedTuple):

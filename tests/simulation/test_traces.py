@@ -1,0 +1,132 @@
+"""Files of values over time: who is available, what a client costs."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deltafl import DeltaflError, Population
+from deltafl.simulation.conditions import costs_of, find_availability
+from deltafl.simulation.settings import RunSettings, make_settings
+from deltafl.simulation.setup import engine_of, plan_of, population_of
+from deltafl.simulation.traces import read_trace
+
+ROOT = Path(__file__).parents[2]
+POPULATION = Population.from_sizes([1] * 4, strata=["north", "south", "north", "south"])
+BY_REGION = "hour,region,value\n6,north,310\n0,north,120\n2,south,80\n0,elsewhere,9\n"
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "trace.csv"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_values_hold_until_the_next_one_and_the_file_begins_anew(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, BY_REGION), POPULATION)
+    assert trace.second_t.tolist() == [0, 7200, 21600]
+    assert trace.length == 21600 + 7200  # one step, the least of 2 and 4 hours, after the last
+    for hour, north in [(0, 120), (1.9, 120), (2, 120), (6, 310), (7.9, 310), (8, 120), (14, 310)]:
+        values_m = trace.value_tm[trace.row(3600 * hour)]
+        assert values_m.tolist() == [north, 80, north, 80]
+
+
+def test_costs_are_means_over_time(tmp_path: Path) -> None:
+    cost_m = costs_of(written(tmp_path, BY_REGION), POPULATION)
+    assert cost_m is not None
+    # 120 for six hours and 310 for the two of the last step.
+    np.testing.assert_allclose(cost_m, [(6 * 120 + 2 * 310) / 8, 80] * 2)
+    rng = np.random.default_rng(0)
+    rows = [
+        f"{second},{client},{rng.integers(1, 99)}" for second in (5, 9, 30) for client in range(4)
+    ]
+    trace = read_trace(written(tmp_path, "second,client,value\n" + "\n".join(rows)), POPULATION)
+    # By brute force, one second after the other.
+    every = [trace.value_tm[trace.row(float(second))] for second in range(int(trace.length))]
+    np.testing.assert_allclose(trace.mean_m(), np.mean(every, axis=0))
+    assert costs_of(None, POPULATION) is None
+
+
+def test_availability_by_values(tmp_path: Path) -> None:
+    text = "second,region,value\n0,north,1\n10,north,0\n20,south,1\n30,south,0\n0,south,0\n"
+    present = find_availability(written(tmp_path, text)).begin(POPULATION, 0)
+    north = [True, False, True, False]
+    # A turn has 40 seconds; while nobody is there the server waits.
+    for clock, waited, there in [
+        (0.0, 0.0, north),
+        (9.9, 9.9, north),
+        (10.0, 20.0, [not one for one in north]),
+        (29.0, 29.0, [not one for one in north]),
+        (31.0, 40.0, north),
+        (52.0, 60.0, [not one for one in north]),
+    ]:
+        mask_m, after = present(0, clock)
+        assert mask_m is not None
+        assert (mask_m.tolist(), after) == (there, waited)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hour,region\n0,north\n", "columns hour or second"),
+        ("hour,second,region,value\n0,0,north,1\n", "other columns"),
+        ("hour,region,client,value\n0,north,1,1\n", "other columns"),
+        ("hour,region,value\n", "no rows"),
+        ("hour,region,value\n0,north,x\n", "could not convert"),
+        ("hour,region,value\n0,north,\n", "missing or below 0"),
+        ("hour,region,value\n-1,north,1\n", "missing or below 0"),
+        ("hour,region,value\n0,north,-1\n", "missing or below 0"),
+        ("hour,region,value\n0,north,inf\n", "missing or below 0"),
+        ("hour,region,value\n0,north,1\n", "no value for region 'south'"),
+        ("hour,region,value\n0,north,1\n0,north,2\n0,south,1\n", "row 2 has a second value"),
+        ("hour,client,value\n0,0,1\n0,4,1\n", "row 2 is of client '4'"),
+        ("hour,client,value\n0,north,1\n", "numbers from 0 to 3"),
+        ("hour,region,value\n0,north,0\n0,south,2\n", "costs 0 in the mean"),
+    ],
+)
+def test_bad_files_are_one_sentence(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(DeltaflError, match=said):
+        costs_of(written(tmp_path, text), POPULATION)
+
+
+def test_other_mistakes_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DeltaflError, match="write a file"):
+        costs_of("carbon.txt", POPULATION)
+    with pytest.raises(DeltaflError, match="of which region"):
+        costs_of(written(tmp_path, BY_REGION), POPULATION._replace(strata=None))
+    for value in ("0", "0.5"):
+        text = f"hour,region,value\n0,north,{value}\n0,south,0\n"
+        with pytest.raises(DeltaflError, match="1 for who is there"):
+            find_availability(written(tmp_path, text)).begin(POPULATION, 0)
+
+
+def test_the_example_costs_a_run(tmp_path: Path) -> None:
+    """The file that ships, for clients of a table with regions."""
+    rng = np.random.default_rng(0)
+    rows = [
+        f"{rng.normal():.3f},{rng.integers(2)},{client},{region}"
+        for client, region in enumerate(["east", "north", "south", "west"] * 2)
+        for _ in range(12)
+    ]
+    table = tmp_path / "clinics.csv"
+    table.write_text("\n".join(["a,ill,clinic,region", *rows]))
+    settings = make_settings(
+        RunSettings,
+        {
+            "task": str(table),
+            "label": "ill",
+            "column": "clinic",
+            "strata": "region",
+            "client_costs": str(ROOT / "examples" / "carbon.csv"),
+            "sampler": "uniform(per_cost=True)",
+            "sample": 4,
+            "at_least": 1,
+        },
+    )
+    task = engine_of(settings).task
+    population = population_of(settings, task)
+    assert population.strata is not None
+    assert population.strata.names == ("east", "north", "south", "west")
+    assert population.cost_m is not None
+    assert len({*population.cost_m}) == 4
+    assert plan_of(settings, population, task).part("at_least") is not None
