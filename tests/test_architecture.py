@@ -201,6 +201,7 @@ SAFE = {
     "deltafl.tasks.files TemporaryDirectory": "a new folder that nobody else can name",
     "deltafl.tasks.files replace": "a name is replaced, no link followed",
     "deltafl.simulation.conditions read_csv": "what was opened",
+    "deltafl.simulation.traces read_csv": "what was opened",
     "deltafl.scale.rows memmap": "what was opened",
     "deltafl.scale.rows truncate": "what was opened",
     "deltafl.simulation.oracle TemporaryFile": "a file without a name",

@@ -49,6 +49,7 @@ PLAYED = (
         f"how-to/{name}.md"
         for name in (
             "cluster",
+            "costs-of-clients",
             "huggingface",
             "local-parts",
             "metrics",
@@ -56,6 +57,7 @@ PLAYED = (
             "own-metric",
             "pretrained",
             "python",
+            "strata",
             "tables",
             "tokens",
             "track",

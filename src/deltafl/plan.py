@@ -503,4 +503,7 @@ def _planned(
     parts = [*(part for part in made if part.name not in replaced), *own]
     if facts is not None:
         parts = [part.for_run(facts.rounds) for part in parts]
-    return Plan(population, sampler, n, parts=tuple(parts), **more)
+    plan = Plan(population, sampler, n, parts=tuple(parts), **more)
+    for part in plan.parts:
+        part.check_clients(plan)
+    return plan

@@ -295,3 +295,23 @@ def test_a_wall_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyPatch
     jumped = played(DeltaStrategy("innovation", n=2, seed=1, min_nodes=4), grid, 4)
     assert 5 <= clock.now < 60
     assert np.array_equal(jumped.current.params_d, still.current.params_d)
+
+
+def test_a_nodes_config_names_its_stratum() -> None:
+    """Of every region somebody trains in each round; who names none is not registered."""
+    nodes = configs(6)
+    for config in nodes.values():
+        if config["target"] > 0:
+            config["stratum"] = "north" if config["target"] < 4 else "south"
+    grid = FakeGrid(linear_app(), nodes)
+    strategy = DeltaStrategy("uniform", n=2, at_least=1, strata=["north", "south"], min_nodes=5)
+    start(strategy, grid)
+    trained_by = [
+        int(nodes[message.metadata.dst_node_id]["target"])
+        for message in grid.sent
+        if message.metadata.message_type == "train"
+    ]
+    assert len(trained_by) == 6
+    pairs = zip(trained_by[::2], trained_by[1::2], strict=True)
+    assert all(min(pair) < 4 <= max(pair) for pair in pairs)
+    assert 0 not in trained_by

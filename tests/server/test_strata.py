@@ -286,7 +286,7 @@ def test_cohorts_that_size_themselves_keep_one_of_each() -> None:
     plan = make_plan(
         "uniform+at_least=1+budget=120+budget_rounds=30",
         Population.from_sizes([1] * 20, strata=names),
-        8,
+        "auto",
     )
     state = init_round(plan, np.zeros(2))
     for _ in range(6):

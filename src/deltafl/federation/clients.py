@@ -16,10 +16,13 @@ PRIOR_ROUNDS = 10
 
 
 class ClientInfo(NamedTuple):
-    """What a client reports: its size, and auxiliary variables or its answer to a census."""
+    """What a client reports: its size, auxiliary variables or its answer to a census, and its
+    stratum.
+    """
 
     num_examples: int
     aux: tuple[float, ...] = ()
+    stratum: str = ""
 
 
 def resize_state(

@@ -41,6 +41,8 @@ class Rules:
             1 with ``clip``, and for no limit without.
         aux: Number of auxiliary variables that every client must send when it registers, such as
             its shares of 10 labels, for ``balanced``.
+        strata: The names of the strata, such as ``["north", "south"]``, one of which every client
+            must send when it registers; for ``at_least``, ``allocation`` and ``stages``.
         buffers: Name patterns of floating-point arrays that are not trained.
         local: Name patterns of arrays that never leave a client: a personal head, FedBN.
         trainable: Name patterns of the only arrays that are sent and trained, or ``"lora"``; empty
@@ -65,6 +67,7 @@ class Rules:
     identity: str = "auto"
     max_ratio: float | None = None
     aux: int = 0
+    strata: Collection[str] = ()
     buffers: Collection[str] = BUFFERS
     local: Collection[str] = ()
     trainable: Patterns = ()
@@ -82,6 +85,7 @@ class Rules:
         if self.identity not in IDENTITIES:
             raise unknown_name("identity", self.identity, IDENTITIES)
         check_whole("seed", plan.seed, "at least 0", 0)
+        check_texts("strata", self.strata)
         check_texts("buffers", self.buffers)
         check_texts("local", self.local)
         if not isinstance(self.trainable, str):  # a single name or pattern
@@ -135,10 +139,12 @@ class Rules:
 
     def plan_for(self, clients: Mapping[str, ClientInfo]) -> Plan:
         """The plan for these clients."""
-        sizes, aux = zip(*clients.values(), strict=True)
+        sizes, aux, strata = zip(*clients.values(), strict=True)
         # Without ``aux`` there are none, or what clients answered to a census.
         known = aux if self.aux else None
-        population = Population.from_sizes(sizes, self.weights, known, self.max_ratio)
+        population = Population.from_sizes(
+            sizes, self.weights, known, self.max_ratio, strata=strata if self.strata else None
+        )
         plan = replace(
             self.plan,
             population=population,
@@ -226,9 +232,14 @@ def make_rules(
     if settings.get("estimator", "") is None:
         del settings["estimator"]
     # The clients are not known yet; every label is checked with as many as one cohort.
-    own_aux = [[0.0] * aux] * first if aux else None
-    weights = own.get("weights", "data")
-    somebody = Population.from_sizes([1] * first, weights, own_aux, own.get("max_ratio"))
+    strata = own.get("strata", ())
+    check_texts("strata", strata)
+    m = max(first, len(strata))
+    own_aux = [[0.0] * aux] * m if aux else None
+    of_each = [[*strata][client % len(strata)] for client in range(m)] if strata else None
+    somebody = Population.from_sizes(
+        [1] * m, own.get("weights", "data"), own_aux, own.get("max_ratio"), strata=of_each
+    )
     own_seed = seed is None
     if seed is None:
         seed = randbits(63)  # who can guess it knows who is selected when

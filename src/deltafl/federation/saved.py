@@ -67,6 +67,7 @@ class Header(NamedTuple):
     made_with: dict[str, str] | None = None
     #: when a client was last there, see ``Federation.seen``
     seen: dict[str, Annotated[int, Field(ge=0, le=10**9)]] | None = None
+    strata: dict[str, str] | None = None  #: of each client, where there are strata
 
 
 _REST = "rest."
@@ -122,6 +123,7 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
         note=None if memory is None else read_note(Path(memory)),
         made_with=made_with(),
         seen=federation.seen,
+        strata={key: info.stratum for key, info in federation.clients.items() if info.stratum},
     )
     arrays = {
         **dict(named_arrays(federation.current)),
@@ -236,11 +238,7 @@ def _take(file: Path, federation: Federation, header: Header, arrays: dict[str, 
         fault = "its rounds contradict each other"
     if fault is not None:
         raise not_sound(fault)
-    known = zip(header.clients.items(), aux_mk, strict=True)
-    clients = {
-        key: ClientInfo(size, () if np.isnan(aux).any() else tuple(aux.tolist()))
-        for (key, size), aux in known
-    }
+    clients = _clients_of(header, aux_mk, federation.rules.strata)
     federation.require_room(len(clients))
     if federation.kept and header.owner != federation.owner:
         raise DeltaflError(
@@ -254,6 +252,25 @@ def _take(file: Path, federation: Federation, header: Header, arrays: dict[str, 
     federation.rest = whole
     template = blank_state(federation.plan, federation.params_d)
     federation.state = restored_state(federation.plan.sampler, template, arrays)
+
+
+def _clients_of(
+    header: Header, aux_mk: FloatArray, strata: Collection[str]
+) -> dict[str, ClientInfo]:
+    """What clients reported."""
+    stratum_of = header.strata or {}
+    clients = {
+        key: ClientInfo(
+            size, () if np.isnan(aux).any() else tuple(aux.tolist()), stratum_of.get(key, "")
+        )
+        for (key, size), aux in zip(header.clients.items(), aux_mk, strict=True)
+    }
+    if any(info.stratum not in (strata or [""]) for info in clients.values()):
+        raise DeltaflError(
+            "the saved state has clients of other strata than strata names; give those that it "
+            "began with, or choose a new state_path"
+        )
+    return clients
 
 
 def _aux_of(infos: Collection[ClientInfo]) -> FloatArray:

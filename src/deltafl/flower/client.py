@@ -16,6 +16,7 @@ from ..federation.exchange import (
     NUM_EXAMPLES,
     RECORD,
     STEP_FACTOR,
+    STRATUM,
     TRAINED,
     Correction,
     report_of,
@@ -93,6 +94,7 @@ def register(
     num_examples: Callable[[Context], int],
     client_id: Callable[[Context], str] | None = None,
     aux: Callable[[Context], Sequence[float]] | None = None,
+    stratum: Callable[[Context], str] | None = None,
 ) -> None:
     """Let a ClientApp answer the server's registration query.
 
@@ -104,6 +106,8 @@ def register(
             ``partition-id``.
         aux: Context -> auxiliary variables, such as the share of each label in its data, for
             ``DeltaStrategy(aux=10)``.
+        stratum: Context -> the client's region or the like, for
+            ``DeltaStrategy(strata=["north", "south"])``; None for ``stratum`` of the node's config.
     """
 
     @app.query(RECORD)
@@ -114,6 +118,9 @@ def register(
         record = ConfigRecord({KIND: kind, CLIENT_ID: own_id, NUM_EXAMPLES: size})
         if aux is not None and asked_in(message).get(AUX):
             record[AUX] = [float(value) for value in aux(context)]
+        if asked_in(message).get(STRATUM):
+            named = context.node_config.get(STRATUM, "") if stratum is None else stratum(context)
+            record[STRATUM] = str(named)
         return Message(RecordDict({RECORD: record}), reply_to=message)
 
 

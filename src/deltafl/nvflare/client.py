@@ -17,6 +17,7 @@ from ..federation.exchange import (
     NUM_EXAMPLES,
     RECORD,
     STEP_FACTOR,
+    STRATUM,
     TRAINED,
     Correction,
     report_of,
@@ -43,11 +44,14 @@ class DeltaClient:
         num_examples: The number of examples that the client trains on.
         aux: Auxiliary variables, such as the share of each label in its data, for
             ``DeltaFedAvg(aux=10)``; sent to a server that asks.
+        stratum: The client's region or the like, for ``DeltaFedAvg(strata=["north", "south"])``;
+            likewise.
     """
 
-    def __init__(self, num_examples: int, aux: Sequence[float] = ()) -> None:
+    def __init__(self, num_examples: int, aux: Sequence[float] = (), stratum: str = "") -> None:
         self.num_examples = int(num_examples)
         self.aux = [float(value) for value in aux]
+        self.stratum = stratum
         self._asked: dict[str, Any] = {}
         self._names = frozenset[str]()
         self._sent: Arrays = {}
@@ -66,6 +70,8 @@ class DeltaClient:
             report: dict[str, Any] = {NUM_EXAMPLES: self.num_examples, AUX: []}
             if asked[AUX]:  # auxiliary variables are sent only where they are used
                 report[AUX] = self.aux
+            if asked.get(STRATUM):
+                report[STRATUM] = self.stratum
             # NVFlare wants parameters or metrics in a model; an empty mapping will do.
             flare.send(FLModel(metrics={}, meta={RECORD: report}))
         return None

@@ -165,6 +165,11 @@ class ServerPart(WithRanges):
     def check(self, plan: PlanOfParts) -> None:
         """Raise a ``DeltaflError`` if it does not go together with something of the plan."""
 
+    def check_clients(self, plan: PlanOfParts) -> None:
+        """Raise a ``DeltaflError`` if it does not go together with the clients that a run begins
+        with; in a federation others come and go.
+        """
+
     def init(self, plan: PlanOfParts, params_d: Params) -> Any:
         """Its state before the first round."""
         return Nothing()

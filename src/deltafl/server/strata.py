@@ -67,7 +67,8 @@ class ByStrata(ServerPart):
         if strata is None:
             raise DeltaflError(
                 f"{self._written} needs a stratum for each client: write "
-                "Population.from_sizes(sizes, strata=names), or --strata COLUMN with a table"
+                "Population.from_sizes(sizes, strata=names), with a table --strata COLUMN, or in a "
+                "federation strata=['north', 'south']"
             )
         if plan.sampler.asks_all:
             raise DeltaflError(f"{sampler} asks everyone: leave out {self._written}")
@@ -80,6 +81,9 @@ class ByStrata(ServerPart):
                 f"poisson draws a random number of clients, and {self._written} fixes that of each "
                 "stratum: write @systematic"
             )
+
+    def check_clients(self, plan: PlanOfParts) -> None:
+        strata = _strata(plan)
         count = len(strata.names)
         if self.stages:
             if self.stages > min(count, plan.n):
@@ -88,18 +92,20 @@ class ByStrata(ServerPart):
                     f"clients; it must be at most {min(count, plan.n)}"
                 )
             return
+        # Where another part sizes cohorts, ``draw`` sees to it in each round.
+        is_fixed = all(type(part).size is ServerPart.size for part in plan.parts)
+        if is_fixed and self.at_least * count > plan.n:
+            raise DeltaflError(
+                f"at_least is {self.at_least} of each of {count} strata, more than the "
+                f"{plan.n} clients of a cohort: ask {self.at_least * count} clients or more, or "
+                f"draw strata first, with stages = {min(count, plan.n)}"
+            )
         size_h = np.bincount(strata.code_m)
         fewest = int(size_h.argmin())
         if size_h[fewest] < self.at_least:
             raise DeltaflError(
                 f"stratum {printable(strata.names[fewest], limit=60)!r} has {size_h[fewest]} "
                 f"clients and at_least is {self.at_least}; lower it, or join strata"
-            )
-        if self.at_least * count > plan.n:
-            raise DeltaflError(
-                f"at_least is {self.at_least} of each of {count} strata, more than the "
-                f"{plan.n} clients of a cohort: ask {self.at_least * count} clients or more, or "
-                f"draw strata first, with stages = {min(count, plan.n)}"
             )
 
     @property
@@ -108,11 +114,6 @@ class ByStrata(ServerPart):
         if self.stages:
             return f"stages = {self.stages}"
         return f"at_least = {self.at_least}"
-
-    def size(self, plan: PlanOfParts, own: Any, round: int, n: int) -> int:
-        least = self.stages or self.at_least * len(_strata(plan).names)
-        # Where something else sizes cohorts, or clients have joined with new strata.
-        return max(n, least)
 
     def draw(self, plan: PlanOfParts, drawing: Drawing, mask_m: BoolArray | None, n: int) -> Cohort:
         code_m = _strata(plan).code_m
@@ -133,10 +134,13 @@ class ByStrata(ServerPart):
             return drawing.open(there_m, quota)
 
         if not self.stages:
-            quota_h = allocate(min(n, len(present)), size_h, mass_h, self.at_least)
+            # More than n where something else sizes cohorts, or new strata have joined.
+            least = int(np.minimum(size_h, self.at_least).sum())
+            n = min(max(n, least), len(present))
+            quota_h = allocate(n, size_h, mass_h, self.at_least)
             cohort = draw_from_each(member_h, quota_h, draw_some)
             return cohort._replace(stratum_n=code_h[cohort.stratum_n])
-        first = draw_cohort(mass_h, min(self.stages, len(code_h)), "systematic", drawing.rng)
+        first = draw_cohort(mass_h, min(self.stages, len(code_h), n), "systematic", drawing.rng)
         drawn = first.client_n
         # Before the draw, and for all strata alike: what is drawn first must not decide it.
         quota = n // len(drawn)
