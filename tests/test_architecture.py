@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 ABOVE = {
     "tasks": {"core"},
     "analysis": {"core"},
-    "simulation": {"core", "tasks", "analysis"},
+    "simulation": {"core", "tasks", "analysis", "federation"},
     "federation": {"core"},
     "flower": {"core", "federation"},
     "pfl": {"core", "federation"},

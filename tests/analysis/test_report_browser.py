@@ -5,6 +5,7 @@ person would.
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 
 from deltafl.analysis import Summary, summarise
 from deltafl.analysis.report import Part, write_report
+from deltafl.simulation.live import Picture
+from deltafl.simulation.live import page as watch_page
 from deltafl.types import Judge
 from tools.runs import runs_of
 
@@ -286,3 +289,24 @@ def test_names_are_text_in_the_page_and_in_its_figures(browser: Any, tmp_path: P
     webdriver.ActionChains(browser).move_to_element(figure).perform()
     assert browser.execute_script("return document.getElementById('evil')") is None
     assert state(browser)["y"] == f"test {metric}"
+
+
+def test_the_page_of_watch_shows_what_is_new_by_itself(browser: Any, tmp_path: Path) -> None:
+    file = tmp_path / "watch.html"
+    before = Picture("<b id=evil>", ("", ""), [("round", "1 of 2")], ["<i>careful"], False)
+    file.write_text(watch_page(before, 0.5))
+    browser.get(file.as_uri())
+    body = "return document.body.innerText"
+    assert "1 of 2" in browser.execute_script(body)
+    assert "<i>careful" in browser.execute_script(body)
+    assert browser.execute_script("return document.getElementById('evil')") is None
+    file.write_text(watch_page(before._replace(rows=[("round", "2 of 2")], is_over=True), 0.5))
+    for _ in range(200):
+        if "2 of 2" in browser.execute_script(body):
+            break
+        time.sleep(0.05)
+    assert "2 of 2" in browser.execute_script(body)
+    # On a narrow screen nothing is cut off.
+    size = {"width": 360, "height": 700, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 360

@@ -19,6 +19,7 @@ COMMANDS = {
     "run": ("experiments", "Run one sampler with one seed, or continue a run."),
     "report": ("experiments", "Join finished folders of the same task and settings."),
     "audit": ("audit", "Check which methods are unbiased, and how good they are."),
+    "watch": ("watch", "Watch a run or a federation while it goes on."),
     "export": ("experiments", "Write a run's model as a state dict for PyTorch."),
     "plan": ("experiments", "Which method, how many clients, at what cost: from a pilot."),
     "recommend": ("catalogue", "Recommend a sampler for your federation."),

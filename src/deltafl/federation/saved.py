@@ -32,10 +32,11 @@ from ..scale.sound import not_sound, restored_state
 from ..scale.state_file import owner
 from ..store.files import private_folder, remove
 from ..store.folder import Note, owned, read_note, require_note, require_own, write_note
+from ..store.lines import append_line
 from ..store.machine import made_with, warn_of_other
 from ..store.sealed import read_sealed, write_sealed
 from ..store.values import checked
-from ..types import LARGEST_AUX, NOBODY, Array, FloatArray
+from ..types import LARGEST_AUX, NOBODY, Array, FloatArray, RoundInfo
 from .clients import ClientInfo
 from .federation import KEPT, Federation, Kept
 from .scales import ClientScale
@@ -46,6 +47,8 @@ FILES = [
     *(f"federation-{age}.safetensors" for age in range(1, KEPT)),
 ]
 FILE = FILES[0]
+#: A line for each round, of no client by name: what ``deltafl watch`` shows.
+LOG = "rounds.jsonl"
 _VERSION = 10
 _Norm = Annotated[float, Field(ge=0, le=LARGEST_AUX)]
 
@@ -138,6 +141,12 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
     write_sealed(folder / FILE, arrays, header._asdict())
     # Only now: the file has these rows, so that older ones may be written over.
     _settle(federation)
+
+
+def note_round(folder: Path, info: RoundInfo) -> None:
+    """Write down what happened in a round; the last of two lines of one round counts."""
+    line = info._asdict() | {"round": info.round + 1}
+    append_line(folder / LOG, line, private=True)
 
 
 def _keep_last(last: Path, before: Path, oldest: Path) -> None:

@@ -20,7 +20,7 @@ from .exchange import STEP_FACTOR, Question, census_question
 from .federation import Federation
 from .replies import ClientReply, read_answer
 from .rules import Rules
-from .saved import load, only_copy, save, sole_owner
+from .saved import load, note_round, only_copy, save, sole_owner
 
 #: ``logging.Logger.log``.
 Log = Callable[..., None]
@@ -131,6 +131,9 @@ class Service(Federation):
         replies = {client: received[keys[client]] for client in clients if keys[client] in received}
         info = self.close(self.cohort, replies)
         if folder is not None:
+            # First: a round whose line is lost would never be seen, and one that is played again
+            # is written again.
+            note_round(folder, info)
             save(folder, self)
         silent = [keys[client] for client in clients if client not in replies]
         if silent:

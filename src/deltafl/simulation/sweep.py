@@ -242,14 +242,14 @@ class _RoundReader:
         self._folder = folder
         self._settings = settings
         self._on_round = on_round
-        self._place = sum(map(len, _whole_lines(folder / "rounds.jsonl")))
+        self._place = sum(map(len, whole_lines(folder / "rounds.jsonl")))
 
     def read(self) -> None:
         """Pass on the rounds that have been written since the last call."""
-        lines = _whole_lines(self._folder / "rounds.jsonl", self._place)
+        lines = whole_lines(self._folder / "rounds.jsonl", self._place)
         timed = self._folder / "timings.jsonl"
         timings = [
-            line_of(text, TimingLine, str(timed), CURE) for text in lines and _whole_lines(timed)
+            line_of(text, TimingLine, str(timed), CURE) for text in lines and whole_lines(timed)
         ]
         seconds = {timing["round"]: timing["seconds"] for timing in timings}
         for text in lines:
@@ -269,10 +269,10 @@ class _RoundReader:
 
 def rounds_played(path: Path) -> int:
     """The rounds in an unfinished run's ``timings.jsonl``, whose first line is that of round 0."""
-    return max(0, len(_whole_lines(path / "timings.jsonl")) - 1)
+    return max(0, len(whole_lines(path / "timings.jsonl")) - 1)
 
 
-def _whole_lines(path: Path, start: int = 0) -> list[bytes]:
+def whole_lines(path: Path, start: int = 0) -> list[bytes]:
     """The lines of a file that another process may be writing; none if it is not there."""
     try:
         with opened(path) as file:

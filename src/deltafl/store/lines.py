@@ -33,11 +33,11 @@ NOTHING = Seal(0, 0)
 LARGEST_LINE = 2**26
 
 
-def append_line(path: Path, line: Mapping[str, Any]) -> None:
+def append_line(path: Path, line: Mapping[str, Any], private: bool = False) -> None:
     """Add a line, of which numbers that are not finite become null."""
     # NaN is no JSON: ``plain_json`` makes it null, and what it overlooks raises an error here.
     text = json.dumps(plain_json(line), allow_nan=False) + "\n"
-    with opened(path, "ab") as file:
+    with opened(path, "ab", private=private) as file:
         file.write(text.encode())
 
 

@@ -1,0 +1,93 @@
+"""``deltafl watch``: look at what another process is doing."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+
+from ..analysis.narrow import NarrowTable, console, plain
+from ..errors import DeltaflError
+from ..simulation.live import Picture, page, picture
+from ..store.files import write_atomically
+from .common import interruptible, path_name, say
+
+app = typer.Typer(rich_markup_mode=None)
+#: Seconds between two looks at most: a day.
+MOST = 86_400
+#: Seconds after which a file that is being replaced is looked at again.
+_AGAIN = 0.5
+
+
+@app.command()
+def watch(
+    place: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            help="the --out of run or compare, a federation's state_path, or a saved state",
+            parser=path_name,
+        ),
+    ],
+    every: Annotated[
+        float, typer.Option(help="seconds between two looks", metavar="SECONDS", min=0.1)
+    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="print it once and end")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            help="write a page, too, which loads itself again", metavar="FILE", parser=path_name
+        ),
+    ] = None,
+) -> None:
+    """Watch a run, a comparison or a federation while it goes on, from another terminal.
+
+    It only reads, and ends when the run has ended.
+
+    Example: deltafl watch my-results --once
+    """
+    if not every <= MOST:
+        raise DeltaflError(f"--every is {every:g}; write seconds up to {MOST}, such as 2")
+    shown = _look(place, html, every, once)
+    if once:
+        console().print(_drawn(shown))
+        return
+    with (
+        interruptible(lambda: "what was watched goes on"),
+        Live(_drawn(shown), console=console(), auto_refresh=False) as live,
+    ):
+        live.refresh()
+        while not shown.is_over:
+            time.sleep(every)
+            shown = _look(place, html, every, once)
+            live.update(_drawn(shown), refresh=True)
+    if html is not None:
+        say(f"Open {html} in a browser.")
+
+
+def _look(place: Path, html: Path | None, every: float, once: bool) -> Picture:
+    try:
+        shown = picture(place)
+    except DeltaflError:
+        # What is being replaced at this moment is whole a moment later.
+        time.sleep(_AGAIN)
+        shown = picture(place)
+    if html is not None:
+        write_atomically(html, page(shown._replace(is_over=shown.is_over or once), every))
+    return shown
+
+
+def _drawn(shown: Picture) -> RenderableType:
+    several = len(shown.headings) > 2
+    table = NarrowTable(
+        shown.headings,
+        shown.rows,
+        folding=() if several else (1,),
+        title=shown.title,
+        show_header=several,
+        box=None,
+        pad_edge=False,
+    )
+    return Group(table, *(plain(remark, "yellow") for remark in shown.remarks))
