@@ -8,7 +8,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 
-from ..analysis.narrow import NarrowTable, console, plain
+from ..analysis.narrow import NarrowTable, console, plain, show
 from ..errors import DeltaflError
 from ..simulation.live import Picture, page, picture
 from ..store.files import write_atomically
@@ -52,7 +52,7 @@ def watch(
         raise DeltaflError(f"--every is {every:g}; write seconds up to {MOST}, such as 2")
     shown = _look(place, html, every, once)
     if once:
-        console().print(_drawn(shown))
+        show(_drawn(shown))
         return
     with (
         interruptible(lambda: "what was watched goes on"),
