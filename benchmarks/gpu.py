@@ -1,14 +1,17 @@
 """Local training on a GPU: cohorts as batches, beside a plain loop on the same GPU and the loop on
 the CPU.
 
-    python benchmarks/gpu.py [--device cuda] [--jobs cnn,femnist,resnet18,lstm] [--passes 3] [--out
-    result.json]
+    python benchmarks/gpu.py [--device cuda] [--jobs cnn,femnist,resnet18,lstm] [--passes 3]
+    [--random] [--out result.json]
 
 Jobs are those of the tasks (their clients, cohort, local work and model): ``cnn`` is
 fashion-mnist's two-layer CNN (m = 300, n = 20, 5 epochs, batches of 32), ``femnist`` the four-layer
 CNN, ``resnet18`` CIFAR-10's ResNet-18 (without random crops, which would time the CPU that makes
 them), ``lstm`` the next character of Shakespeare. Where a data set is not at hand, random data of
 its shape take its place, and the record says so.
+
+"batched" launches each kernel of a step, "graph" replays it as a CUDA graph (on a CPU they are the
+same); "groups" and "products" say what a cohort's convolutions are where it is not the usual.
 
 Passes are interleaved. Each variant is made anew in each pass and then trains the cohorts of rounds
 1 and on; the first call, in which libraries choose, is timed apart. The CPU has one pass, and of
@@ -25,8 +28,8 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +40,14 @@ import torch
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.settings import RunSettings, make_settings
-from deltafl.simulation.training.route import Route, device_name, find_device, product_precision
+from deltafl.simulation.training import batched
+from deltafl.simulation.training.route import (
+    Route,
+    captures_steps,
+    device_name,
+    find_device,
+    product_precision,
+)
 from deltafl.simulation.training.serial import LocalWork, minibatches, train_serial
 from deltafl.simulation.workers import Workers
 from deltafl.streams import stream
@@ -56,39 +66,49 @@ class Job(NamedTuple):
         inputs: Shape of one input.
         classes: Number of classes.
         cpu_share: Share of a cohort's clients that the CPU trains.
+        alike: Whether clients have equally many random examples.
     """
 
     task: str
     inputs: tuple[int, ...]
     classes: int
     cpu_share: float = 1.0
+    alike: bool = False
 
 
 JOBS = {
-    "cnn": Job("fashion-mnist", (1, 28, 28), 10),
+    "cnn": Job("fashion-mnist", (1, 28, 28), 10, alike=True),
     "femnist": Job("femnist", (1, 28, 28), 62, 0.3),
-    "resnet18": Job("cifar10", (3, 32, 32), 10, 0.05),
+    "resnet18": Job("cifar10", (3, 32, 32), 10, 0.05, alike=True),
     "lstm": Job("shakespeare", (80,), 80),
 }
-#: Variant: path and precision of ``Route``; None is the plain loop, as PyTorch runs it by
-#: default (convolutions in TF32) or with float32 enforced.
-VARIANTS: dict[str, tuple[str, str] | None] = {
+#: Variant: path, steps and precision of ``Route``, and whether convolutions are products (None: as
+#: usual). None is the plain loop, as PyTorch runs it by default (convolutions in TF32) or with
+#: float32 enforced.
+VARIANTS: dict[str, tuple[str, str, str, bool | None] | None] = {
     "plain loop": None,
     "plain loop, float32": None,
-    "loop, float32": ("loop", "float32"),
-    "batched, float32": ("batched", "float32"),
-    "batched, bfloat16": ("batched", "bfloat16"),
+    "batched, float32": ("batched", "eager", "float32", None),
+    "graph, float32": ("batched", "graph", "float32", None),
+    "graph, tf32": ("batched", "graph", "tf32", None),
+    "graph, bfloat16": ("batched", "graph", "bfloat16", None),
+    "batched, bfloat16": ("batched", "eager", "bfloat16", None),
+    "graph, tf32, groups": ("batched", "graph", "tf32", False),
+    "graph, bfloat16, products": ("batched", "graph", "bfloat16", True),
+    "loop, float32": ("loop", "eager", "float32", None),
 }
 Round = Callable[[int], object]
 
 
 def random_task(job: Job, clients: int, examples: int) -> Task:
-    """Random data of a job's shape; clients hold between half and one and a half times as much
-    as the mean.
+    """Random data of a job's shape; unless all are alike, clients hold between half and one and a
+    half times as much as the mean.
     """
     rng = stream(0, "data")
     tokens = len(job.inputs) == 1
     sizes = rng.integers(examples // 2, examples + examples // 2 + 1, clients)
+    if job.alike:
+        sizes[:] = examples
     x = rng.integers(0, job.classes if tokens else 256, (sizes.sum(), *job.inputs), dtype=np.uint8)
     y = rng.integers(0, job.classes, len(x))
     model = find_task(job.task).make_model
@@ -98,7 +118,7 @@ def random_task(job: Job, clients: int, examples: int) -> Task:
     return Task(job.task, data, rows, model, cross_entropy, tokens=tokens)
 
 
-def task_and_work(job: Job, quick: bool) -> tuple[Task, LocalWork, int]:
+def task_and_work(job: Job, quick: bool, random: bool) -> tuple[Task, LocalWork, int]:
     """The task, what a client does, and how many are asked."""
     settings = make_settings(RunSettings, {"task": job.task})
     lr = settings.local_lr
@@ -109,10 +129,10 @@ def task_and_work(job: Job, quick: bool) -> tuple[Task, LocalWork, int]:
     work = LocalWork(lr, settings.local_epochs, settings.local_steps, batch)
     if quick:
         return random_task(job, 6, 12), replace(work, epochs=None, steps=2, batch_size=4), 3
-    try:
-        task = make_task(job.task, seed=0)
-    except DeltaflError:
-        task = random_task(job, settings.clients or 200, 200)
+    task = random_task(job, settings.clients or 200, 200)
+    if not random:
+        with suppress(DeltaflError):
+            task = make_task(job.task, seed=0)
     return replace(task, augment=None), work, n
 
 
@@ -235,7 +255,7 @@ def steps_of(task: Task, work: LocalWork, n: int, rounds: int) -> list[int]:
 def measure(
     job: Job, variants: list[str], device: torch.device, options: argparse.Namespace
 ) -> dict[str, Any]:
-    task, work, n = task_and_work(job, options.quick)
+    task, work, n = task_and_work(job, options.quick, options.random)
     twins = Twins(task, work, options.quick)
     rows: dict[str, dict[str, Any]] = {}
     for turn in range(options.passes):
@@ -294,9 +314,13 @@ def measure_variant(
         elif how is None:
             one_round = plain_loop(task, work, n, device, exact="float32" in name)
         else:
-            route = Route(how[0], str(device), how[1])
+            path, launches, precision, products = how
+            stack.enter_context(convolutions(precision, products))
+            model = task.make_model().train()
+            captured = launches == "graph" and captures_steps(model, task, device, precision)
+            row["captured"] = captured
+            route = Route(path, str(device), precision, steps="graph" if captured else "eager")
             engine = Engine(task, work, 0, kept=route)
-            row["path"] = engine.route.path
             if "repeats" not in row:
                 row |= twins.compare(route)
             one_round = engine_round(engine, n)
@@ -310,25 +334,38 @@ def measure_variant(
         row["peak_gib"] = torch.cuda.max_memory_allocated(device) / 1024**3
 
 
+@contextmanager
+def convolutions(precision: str, products: bool | None) -> Iterator[None]:
+    """Within it a cohort's convolutions are products or groups, whatever is usual."""
+    usual = batched.PASSES[precision]
+    if products is not None:
+        batched.PASSES[precision] = (usual[0], products)
+    try:
+        yield
+    finally:
+        batched.PASSES[precision] = usual
+
+
 def show(job: str, result: dict[str, Any]) -> None:
     print(
         f"\n{job}: {result['data']}, m = {result['clients']}, n = {result['cohort']}, "
         f"{result['work']}"
     )
-    heads = f"{'':22}{'rounds/s':>9}{'clients/s':>10}{'steps/s':>9}{'min-max':>16}{'first s':>9}"
-    print(f"{heads}{'error 1':>9}{'error 4':>9} repeats")
+    heads = f"{'':26}{'rounds/s':>9}{'clients/s':>10}{'steps/s':>9}{'min-max':>16}{'first s':>9}"
+    print(f"{heads}{'error 1':>9}{'error 4':>9} repeats captured")
     for name, row in result["variants"].items():
         speeds = row["steps_per_s"]
         if not speeds:
-            print(f"{name:22} failed: {row['failed']}")
+            print(f"{name:26} failed: {row['failed']}")
             continue
         spread = f"{min(speeds):.0f}-{max(speeds):.0f}"
         errors = "".join(
             f"{row[key]:9.1e}" for key in ("error_after_1", "error_after_4") if key in row
         )
         print(
-            f"{name:22}{row['rounds_per_s']:9.3g}{row['clients_per_s']:10.3g}{statistics.median(speeds):9.0f}"
-            f"{spread:>16}{max(row['first_s']):9.2f}{errors} {row.get('repeats', '')}"
+            f"{name:26}{row['rounds_per_s']:9.3g}{row['clients_per_s']:10.3g}{statistics.median(speeds):9.0f}"
+            f"{spread:>16}{max(row['first_s']):9.2f}{errors} {row.get('repeats', '')} "
+            f"{row.get('captured', '')}"
         )
 
 
@@ -338,24 +375,25 @@ def main() -> None:
     parser.add_argument("--jobs", default=",".join(JOBS), help="some of " + ", ".join(JOBS))
     parser.add_argument(
         "--variants",
-        help="some of " + "; ".join(VARIANTS) + "; cpu 1; cpu 2 (workers); all if left out",
+        default=";".join(VARIANTS),
+        help="some of " + "; ".join(VARIANTS) + "; cpu 1; cpu 2 (workers); not the last two if "
+        "left out",
     )
     parser.add_argument("--passes", type=int, default=3, help="interleaved passes, >= 1")
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds of a pass, >= 1")
     parser.add_argument(
         "--quick", action="store_true", help="a tiny version that says nothing about speed"
     )
+    parser.add_argument("--random", action="store_true", help="random data, without a download")
     parser.add_argument("--out", type=Path, help="JSON file to write after each job")
     options = parser.parse_args()
     device = find_device(options.device)
-    names = (
-        [*VARIANTS, "cpu 1", "cpu 2"] if options.variants is None else options.variants.split(";")
-    )
-    variants = [name.strip() for name in names]
+    variants = [name.strip() for name in options.variants.split(";")]
     torch.set_num_threads(1)
     about = {"device": device_name(device), "cores": os.cpu_count(), "quick": options.quick}
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "numpy": np.__version__}
-    versions |= {"python": platform.python_version()}
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    versions |= {"python": platform.python_version(), "cudnn": cudnn}
     print(", ".join(f"{key} {value}" for key, value in (about | versions).items()))
     results = {}
     for job in options.jobs.split(","):
