@@ -28,7 +28,7 @@ from deltafl.tasks import make_task
 from deltafl.tasks.base import Dataset, Task
 from deltafl.tasks.losses import cross_entropy
 from deltafl.tasks.models import two_layer_cnn
-from jobs.cnn import TextbookNet
+from jobs.work import TextbookNet
 from timing import (
     Round,
     Variant,

@@ -1,23 +1,23 @@
-"""The FashionMNIST job in Flower's simulation engine: flower_job.py JOB.npz ROUNDS CORES; a line
-after each round.
+"""A job in Flower's simulation engine: flower_job.py JOB.npz ROUNDS CORES; a line after each
+round.
+
+On a GPU so many clients share it at once.
 """
 
 import sys
 
-import numpy as np
-import torch
-from cnn import TextbookNet
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from torch.utils.data import DataLoader, TensorDataset
+from work import mark, read
 
 JOB = sys.argv[1]
 ROUNDS = int(sys.argv[2])
 CORES = int(sys.argv[3])
-CLIENTS = 20
+GIVEN = read(JOB)
+CLIENTS = len(GIVEN.x)
 
 
 def make_client(path: str) -> ClientApp:
@@ -25,25 +25,20 @@ def make_client(path: str) -> ClientApp:
     processes.
     """
     app = ClientApp()
-    held = {}
+    held = []
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        torch.set_num_threads(1)
         if not held:
-            held.update(np.load(path))
+            held.append(read(path))
+        job = held[0]
         own = int(context.node_config["partition-id"])
-        examples = TensorDataset(torch.from_numpy(held["x"][own]), torch.from_numpy(held["y"][own]))
-        model = TextbookNet()
+        model = job.network()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for _ in range(5):
-            for x, y in DataLoader(examples, batch_size=32, shuffle=True):
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
-        metrics = MetricRecord({"num-examples": len(examples)})
-        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+        job.train(model, own)
+        metrics = MetricRecord({"num-examples": len(job.x[own])})
+        state = {name: value.cpu() for name, value in model.state_dict().items()}
+        content = RecordDict({"arrays": ArrayRecord(state), "metrics": metrics})
         return Message(content, reply_to=message)
 
     return app
@@ -62,18 +57,19 @@ def main(grid: Grid, context: Context) -> None:
     )
     strategy.start(
         grid,
-        ArrayRecord(TextbookNet().state_dict()),
+        ArrayRecord(GIVEN.kind.network().state_dict()),
         num_rounds=ROUNDS,
-        evaluate_fn=lambda server_round, arrays: (
-            print("round", flush=True) if server_round else None
-        ),
+        evaluate_fn=lambda server_round, arrays: mark("cpu") if server_round else None,
     )
 
 
 if __name__ == "__main__":
+    resources = {"num_cpus": 1.0}
+    if GIVEN.device != "cpu":
+        resources["num_gpus"] = 1 / CORES
     run_simulation(
         server,
         make_client(JOB),
         CLIENTS,
-        backend_config={"init_args": {"num_cpus": CORES}, "client_resources": {"num_cpus": 1}},
+        backend_config={"init_args": {"num_cpus": CORES}, "client_resources": resources},
     )

@@ -8,13 +8,13 @@ every round.
 import sys
 import tempfile
 
-from cnn import TextbookNet
 from nvflare.app_common.workflows.fedavg import FedAvg
 from nvflare.app_opt.pt.job_config.model import PTModel
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.script_runner import ScriptRunner
 from nvflare.recipe import SimEnv
 from nvflare.recipe.spec import Recipe
+from work import TextbookNet
 
 CLIENTS = 20
 

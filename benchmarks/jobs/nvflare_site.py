@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import nvflare.client as flare
 import torch
-from cnn import TextbookNet
 from torch.utils.data import DataLoader, TensorDataset
+from work import TextbookNet
 
 
 def main() -> None:

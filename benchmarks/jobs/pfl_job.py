@@ -1,13 +1,11 @@
-"""The FashionMNIST job in pfl, in pfl's own environment: pfl_job.py JOB.npz ROUNDS; prints a
+"""A job in pfl, in pfl's own environment: pfl_job.py JOB.npz ROUNDS; prints a
 line after each round.
 """
 
 import os
 import sys
 
-import numpy as np
 import torch
-from cnn import TextbookNet
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -18,10 +16,21 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
+from torch import nn
+from work import mark, read
+
+GIVEN = read(sys.argv[1])
 
 
-class Net(TextbookNet):
-    """The CNN with what pfl asks of a model."""
+class Net(nn.Module):
+    """A network with what pfl asks of a model."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = GIVEN.network()
+
+    def forward(self, x):
+        return self.network(x)
 
     def loss(self, x, y, eval=False):
         return torch.nn.functional.cross_entropy(self(x), y)
@@ -36,16 +45,15 @@ class Marks(TrainingProcessCallback):
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
         if os.environ.get("RANK", "0") == "0":
-            print("round", flush=True)
+            mark(GIVEN.device)
         return False, Metrics()
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    job = np.load(sys.argv[1])
-    users = {i: [x, y] for i, (x, y) in enumerate(zip(job["x"], job["y"], strict=True))}
+    kind = GIVEN.kind
+    users = range(len(GIVEN.x))
     data = FederatedDataset(
-        lambda user: Dataset([torch.from_numpy(part) for part in users[user]], user_id=str(user)),
+        lambda user: Dataset([GIVEN.x[user], GIVEN.y[user]], user_id=str(user)),
         get_user_sampler("minimize_reuse", list(users)),
     )
     net = Net()
@@ -62,7 +70,11 @@ def main() -> None:
         params,
         SimulatedBackend(training_data=data, val_data=data),
         model,
-        NNTrainHyperParams(local_num_epochs=5, local_learning_rate=0.01, local_batch_size=32),
+        NNTrainHyperParams(
+            local_num_epochs=kind.epochs,
+            local_learning_rate=kind.lr,
+            local_batch_size=kind.batch_size,
+        ),
         NNEvalHyperParams(local_batch_size=None),
         callbacks=[Marks()],
     )
