@@ -49,6 +49,7 @@ PLAYED = (
         f"how-to/{name}.md"
         for name in (
             "cluster",
+            "cohort-size",
             "costs-of-clients",
             "huggingface",
             "local-parts",

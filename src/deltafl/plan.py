@@ -432,7 +432,7 @@ def make_plan(
         sampler: A label, whose estimator is that of the name if it has none; or an instance.
         population: The clients, or a list of their sizes.
         n: Cohort size; ``"auto"`` for cohorts that size themselves (``server/relative_error.py``),
-            where neither ``relative_error`` nor ``budget`` is set such that e <= 0.5, and with a
+            where neither ``relative_error`` nor ``budget`` is set such that e <= 1, and with a
             tenth of all clients in the first round.
         facts: Describes the run, for options that depend on it; n and m are filled in.
         more: Other attributes of ``Plan``, and settings of the server's parts: ``average=0.5``,

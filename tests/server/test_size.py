@@ -19,6 +19,8 @@ from deltafl import (
     make_plan,
     open_round,
 )
+from deltafl.federation.clients import ClientInfo
+from deltafl.federation.rules import make_rules
 from deltafl.server.part import Step
 from deltafl.server.relative_error import MEMORY, ErrorState, RelativeError
 from deltafl.types import Cohort
@@ -154,6 +156,20 @@ def test_a_census_counts() -> None:
     assert part.size(plan, part.init(plan, np.zeros(1, np.float32)), 1, 4) == 2  # 60 in 30 rounds
 
 
+def test_a_budget_counts_what_clients_cost() -> None:
+    """With seed 0 and dear clients for half of a budget, to the last draw's luck."""
+    cost_m = np.repeat([1.0, 5.0], 20)
+    population = Population.from_sizes([2] * 40)._replace(cost_m=cost_m)
+    plan = make_plan("uniform+budget=600", population, n=4, facts=RunFacts(rounds=25))
+    state = init_round(plan, np.zeros(2))
+    spent = 0.0
+    for _ in range(25):
+        cohort = open_round(plan, state)
+        spent += cost_m[cohort.client_n].sum()
+        state, _ = close_round(plan, state, cohort, np.ones((len(cohort.client_n), 2)))
+    assert 560 <= spent <= 615
+
+
 @pytest.mark.parametrize(
     ("label", "said"),
     [
@@ -182,11 +198,24 @@ def test_a_budget_without_rounds_is_refused() -> None:
 
 def test_auto_is_a_usual_error_and_a_tenth_of_all() -> None:
     plan = make_plan("uniform", [1] * 40, n="auto")
-    assert (plan.n, plan.parts[0]) == (4, RelativeError(0.5))
+    assert (plan.n, plan.parts[0]) == (4, RelativeError(1.0))
     own = make_plan("uniform+relative_error=0.3", [1] * 40, n="auto")
     assert own.parts[0] == RelativeError(0.3)
     with pytest.raises(DeltaflError, match="cannot sample"):
         make_plan("uniform", [1] * 40, n="automatic")  # type: ignore[arg-type]
+
+
+def test_rules_of_federations_take_it() -> None:
+    rules = make_rules("uniform", n="auto")
+    assert (rules.plan.n, rules.min_clients) == (10, 2)
+    assert rules.plan.part("relative_error") == RelativeError(1.0)
+    few = rules.plan_for({name: ClientInfo(3) for name in "abcd"})
+    assert few.cohort_size(init_round(few, np.zeros(2))) == 4
+    # A census of few clients is affordable, whoever the rules were made with.
+    cheap = make_rules("census", n="auto", budget=40, budget_rounds=10)
+    assert cheap.plan.part("relative_error") is None
+    with pytest.raises(DeltaflError, match="n is 'all'"):
+        make_rules("uniform", n="all")  # type: ignore[arg-type]
 
 
 def test_clipping_counts_with_the_cohort_that_there_is() -> None:

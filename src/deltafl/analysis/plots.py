@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError, printable, require, unknown_name
+from ..server.table import sized_by
 from ..store.files import make_folder, name_for_file, write_atomically
 from ..types import judge_of
 from .bands import Band, curve_band, mean_curve, selections
@@ -415,8 +416,13 @@ def setting_text(runs: Sequence[Run]) -> str:
 
 
 def _samples(runs: Sequence[Run]) -> str:
-    """How many clients are selected a round; several numbers where runs differ in it."""
-    numbers = dict.fromkeys(run.settings.get("sample") for run in runs)
+    """How many clients are selected a round; several numbers where runs differ in it, and
+    ``by budget`` or the like where rounds do.
+    """
+    numbers = dict[Any, None]()
+    for run in runs:
+        sizing = sized_by(run.settings)
+        numbers[f"by {sizing}" if sizing else run.settings.get("sample")] = None
     return ", ".join(str(n) for n in numbers if n is not None)
 
 

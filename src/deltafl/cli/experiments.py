@@ -16,6 +16,7 @@ from ..analysis.numbers import Summary
 from ..analysis.table import comparison_table
 from ..analysis.verdict import bias_remark
 from ..errors import DeltaflError, log, printable
+from ..server.table import sized_by
 from ..simulation.callback import OnRound, RoundDone
 from ..simulation.comparing import run_comparison
 from ..simulation.comparison import joined
@@ -274,7 +275,10 @@ def _print_table(summary: Summary, folders: list[Path], written: Path) -> None:
             _print_ending(record.parent, f"{record.parent.name} ")
     setting = summary.settings
     clients = f"{setting['clients']} clients, " if "clients" in setting else ""
-    about = f"{clients}{setting['sample']} selected per round, {setting['rounds']} rounds"
+    selected = f"{setting['sample']} selected per round"
+    if (sizing := sized_by(setting)) is not None:
+        selected = f"{setting['sample']} selected at first, then by {sizing}"
+    about = f"{clients}{selected}, {setting['rounds']} rounds"
     say("")
     say(f"Data: {summary.environment['data']}; {about}")
     beside = " and the pictures beside it" if any(written.glob("*.png")) else ""

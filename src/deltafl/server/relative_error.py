@@ -32,7 +32,7 @@ MEMORY = 0.7
 FEWEST = 2
 #: What ``n="auto"`` and ``--sample auto`` stand for, if nothing else sizes cohorts.
 AUTO = "auto"
-USUAL_ERROR = 0.5
+USUAL_ERROR = 1.0
 NONE = np.zeros(())
 
 

@@ -1,0 +1,255 @@
+"""Cohorts that size themselves beside fixed ones: what n="auto" costs and gains.
+
+    python benchmarks/sizes.py --task digits --out results/sizes [--data-dir FOLDER] [--only-page]
+
+Two questions, each with paired seeds that chose nothing:
+
+- **As many rounds and trainings.** A method with ``relative_error=1.0`` plays the task's rounds,
+  and so does the fixed n with its mean number of trainings. With ``+budget`` it gets the trainings
+  of the task's own n beforehand, and its rival is that n.
+- **As many trainings, rounds for nothing.** Fixed n play until they have spent the trainings of
+  the task's own n; ``relative_error=1.0`` is judged by its accuracy at the same numbers.
+
+Appends a line a run to ``runs.jsonl``, from which an interrupted call goes on, and writes
+``README.md`` from all tasks in the folder.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from deltafl.analysis import mean_interval
+from deltafl.simulation import RunSettings, make_settings
+from deltafl.simulation.environment import environment
+from deltafl.simulation.record import Job, RunRecord, RunStore
+from deltafl.simulation.sweep import run_jobs
+from deltafl.tasks import import_tasks
+from deltafl.types import FloatArray
+
+AUTO = "relative_error=1.0"
+_DIRICHLET = {"partition": "hsu2019", "batch_size": 32}
+
+
+class Case(NamedTuple):
+    """A task, and how long it is played."""
+
+    settings: dict[str, Any]
+    methods: tuple[str, ...]
+    rounds: int
+    sample: int  #: the n that a user would have written
+    grid: tuple[int, ...]  #: n whose runs have all the trainings; none where that takes too long
+    seeds: range
+
+
+LINEAR = ("uniform", "innovation@local-pivotal", "census+average=0.5+scaffold")
+CASES = {
+    "digits": Case({"local_lr": 0.8}, LINEAR, 100, 10, (3, 5, 10, 20), range(9100, 9110)),
+    "mnist": Case(
+        _DIRICHLET
+        | {"clients": 300, "alpha": 0.3, "local_epochs": 5, "local_lr": 0.4, "test_examples": 5000},
+        LINEAR,
+        40,
+        20,
+        (),
+        range(9100, 9110),
+    ),
+    "fashion-mnist": Case(
+        _DIRICHLET
+        | {"clients": 100, "alpha": 0.1, "local_epochs": 1, "local_lr": 0.2, "test_examples": 5000},
+        ("innovation@local-pivotal", "census+average=0.5+mime=0.7"),
+        40,
+        10,
+        (),
+        range(9100, 9105),
+    ),
+}
+
+
+class Curve(NamedTuple):
+    """One run: trainings so far and accuracy, round by round, from round 0."""
+
+    trainings: FloatArray
+    accuracy: FloatArray
+
+    def area(self) -> float:
+        """Mean accuracy over the rounds."""
+        return float(self.accuracy[1:].mean())
+
+    def last(self) -> float:
+        """Mean accuracy of the last ten rounds."""
+        return float(self.accuracy[-10:].mean())
+
+    def by_trainings(self, budget: int) -> float:
+        """Mean accuracy over twenty numbers of trainings up to a budget."""
+        spent = np.linspace(0, budget, 21)[1:]
+        place = np.searchsorted(self.trainings, spent, side="right") - 1
+        return float(self.accuracy[place].mean())
+
+
+class Player:
+    """Plays the runs of a task that are not there yet."""
+
+    def __init__(self, task: str, folder: Path, data_dir: str | None) -> None:
+        self._task = task
+        self.case = CASES[task]
+        self._file = folder / "runs.jsonl"
+        self._folder = folder
+        self._data_dir = data_dir
+
+    def curve(self, label: str, rounds: int, seed: int) -> Curve:
+        """One run."""
+        key = {"task": self._task, "label": label, "rounds": rounds, "seed": seed}
+        for row in rows_of(self._file):
+            if {name: row[name] for name in key} == key:
+                return Curve(np.array(row["trainings"]), np.array(row["accuracy"]))
+        given = key | self.case.settings | {"sampler": label, "evaluate_every": 1}
+        del given["label"]
+        if self._data_dir is not None:
+            given["data_dir"] = self._data_dir
+        job = Job(f"{self._task}-{rounds}", make_settings(RunSettings, given))
+        out = self._folder / "unfinished"
+        run_jobs([job], out, 1, lambda done: None)
+        record: RunRecord | None = RunStore(out).get(job)
+        assert record is not None
+        found = {"trainings": record.trainings, "accuracy": record.accuracy}
+        made = {"environment": environment()} if seed == self.case.seeds[0] else {}
+        with self._file.open("a") as file:
+            file.write(json.dumps(key | found | made) + "\n")
+        return Curve(np.array(record.trainings), np.array(record.accuracy))
+
+    def curves(self, label: str, rounds: int) -> list[Curve]:
+        """Those of all seeds."""
+        return [self.curve(label, rounds, seed) for seed in self.case.seeds]
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    """What has been played."""
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def points(ours: list[float], theirs: list[float]) -> str:
+    """A paired difference in points of accuracy, with its 95 % interval."""
+    middle, low, high = mean_interval(100 * (np.array(ours) - np.array(theirs)))
+    return f"{middle:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
+def beside_fixed(player: Player) -> Iterator[list[str]]:
+    """As many rounds and trainings."""
+    case = player.case
+    for method in case.methods:
+        given = case.rounds * case.sample
+        if method.startswith("census"):  # it costs as many trainings as there are clients
+            given += (
+                make_settings(
+                    RunSettings, {"task": player._task, "sampler": method} | case.settings
+                ).clients
+                or 0
+            )
+        budget = f"{AUTO}+budget={given}"
+        for setting in (AUTO, budget):
+            ours = player.curves(f"{method}+sample={case.sample}+{setting}", case.rounds)
+            spent = float(np.mean([run.trainings[-1] for run in ours]))
+            n = case.sample
+            if setting == AUTO:
+                begins = float(np.mean([run.trainings[1] for run in ours]))
+                census = begins if method.startswith("census") else 0.0
+                n = max(2, round((spent - census) / (case.rounds - (census > 0))))
+            theirs = player.curves(f"{method}+sample={n}", case.rounds)
+            other = float(np.mean([run.trainings[-1] for run in theirs]))
+            yield [
+                f"`{method}`",
+                f"`+{setting}`",
+                f"{spent:.0f}",
+                f"{n}: {other:.0f}",
+                points([run.area() for run in ours], [run.area() for run in theirs]),
+                points([run.last() for run in ours], [run.last() for run in theirs]),
+            ]
+
+
+def beside_best(player: Player) -> Iterator[list[str]]:
+    """As many trainings, rounds for nothing."""
+    case = player.case
+    if not case.grid:
+        return
+    for method in case.methods:
+        census = 100 if method.startswith("census") else 0
+        budget = case.rounds * case.sample + census
+        fixed = {
+            n: [
+                run.by_trainings(budget)
+                for run in player.curves(
+                    f"{method}+sample={n}", -(-(budget - census) // n) + (census > 0)
+                )
+            ]
+            for n in case.grid
+        }
+        ours = [
+            run.by_trainings(budget)
+            for run in player.curves(f"{method}+sample={case.sample}+{AUTO}", 2 * case.rounds)
+        ]
+        best = max(fixed, key=lambda n: np.mean(fixed[n]))
+        cells = [f"`{method}`", str(best), points(ours, fixed[best])]
+        yield [*cells, points(ours, fixed[case.sample]), points(ours, fixed[max(fixed)])]
+
+
+def table(heads: list[str], rows: list[list[str]]) -> list[str]:
+    """Markdown."""
+    return [
+        "| " + " | ".join(heads) + " |",
+        "|---" * len(heads) + "|",
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+    ]
+
+
+def page(folder: Path, data_dir: str | None) -> str:
+    """All tasks that have been played."""
+    played = {row["task"] for row in rows_of(folder / "runs.jsonl")}
+    lines = [
+        "# Cohorts that size themselves",
+        "",
+        'What `relative_error=1.0` (`n="auto"`, [how](../../docs/how-to/cohort-size.md)) brings '
+        "beside fixed cohorts: accuracy, in points, ours minus that of the fixed n, with 95 % "
+        "intervals over paired seeds.",
+        "",
+    ]
+    for task in [name for name in CASES if name in played]:
+        player = Player(task, folder, data_dir)
+        case = player.case
+        lines += [f"## {task}, {case.rounds} rounds, {len(case.seeds)} seeds", ""]
+        lines += ["As many rounds, and as many trainings:", ""]
+        heads = ["method", "sized by", "trainings", "fixed n: trainings"]
+        lines += table([*heads, "mean accuracy", "last ten rounds"], [*beside_fixed(player)])
+        if best := [*beside_best(player)]:
+            lines += ["As many trainings, whatever the rounds; mean accuracy:", ""]
+            heads = ["method", "best fixed n", "beside the best", f"beside {case.sample}"]
+            lines += table([*heads, f"beside {max(case.grid)}"], best)
+    command = "python benchmarks/sizes.py --task TASK --out results/sizes"
+    lines += [f"`{command}` with each task; machine and versions are in `runs.jsonl`.", ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--task", choices=CASES, default="digits")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data-dir")
+    given = parser.parse_args()
+    import_tasks("reproduction.data")
+    given.out.mkdir(parents=True, exist_ok=True)
+    player = Player(given.task, given.out, given.data_dir)
+    for _ in beside_fixed(player):
+        pass
+    for _ in beside_best(player):
+        pass
+    (given.out / "README.md").write_text(page(given.out, given.data_dir))
+
+
+if __name__ == "__main__":
+    main()
