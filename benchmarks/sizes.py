@@ -10,13 +10,16 @@ Two questions, each with paired seeds that chose nothing:
 - **As many trainings, rounds for nothing.** Fixed n play until they have spent the trainings of
   the task's own n; ``relative_error=1.0`` is judged by its accuracy at the same numbers.
 
-Appends a line a run to ``runs.jsonl``, from which an interrupted call goes on, and writes
+Appends a line a run to ``runs.jsonl.gz``, from which an interrupted call goes on, and writes
 ``README.md`` from all tasks in the folder.
 """
 
 import argparse
+import gzip
 import json
+from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,15 +93,20 @@ class Curve(NamedTuple):
         return float(self.accuracy[place].mean())
 
 
+class NotPlayedError(Exception):
+    """A run that a page needs is not there."""
+
+
 class Player:
     """Plays the runs of a task that are not there yet."""
 
-    def __init__(self, task: str, folder: Path, data_dir: str | None) -> None:
+    def __init__(self, task: str, folder: Path, data_dir: str | None, plays: bool = True) -> None:
         self._task = task
         self.case = CASES[task]
-        self._file = folder / "runs.jsonl"
+        self._file = folder / "runs.jsonl.gz"
         self._folder = folder
         self._data_dir = data_dir
+        self._plays = plays
 
     def curve(self, label: str, rounds: int, seed: int) -> Curve:
         """One run."""
@@ -106,6 +114,8 @@ class Player:
         for row in rows_of(self._file):
             if {name: row[name] for name in key} == key:
                 return Curve(np.array(row["trainings"]), np.array(row["accuracy"]))
+        if not self._plays:
+            raise NotPlayedError
         given = key | self.case.settings | {"sampler": label, "evaluate_every": 1}
         del given["label"]
         if self._data_dir is not None:
@@ -115,11 +125,15 @@ class Player:
         run_jobs([job], out, 1, lambda done: None)
         record: RunRecord | None = RunStore(out).get(job)
         assert record is not None
-        found = {"trainings": record.trainings, "accuracy": record.accuracy}
+        accuracy = np.round(np.array(record.accuracy, float), 5).tolist()
+        found = {
+            "trainings": np.array(record.trainings, float).astype(int).tolist(),
+            "accuracy": accuracy,
+        }
         made = {"environment": environment()} if seed == self.case.seeds[0] else {}
-        with self._file.open("a") as file:
+        with gzip.open(self._file, "at") as file:
             file.write(json.dumps(key | found | made) + "\n")
-        return Curve(np.array(record.trainings), np.array(record.accuracy))
+        return Curve(np.array(found["trainings"]), np.array(accuracy))
 
     def curves(self, label: str, rounds: int) -> list[Curve]:
         """Those of all seeds."""
@@ -130,7 +144,8 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
     """What has been played."""
     if not file.exists():
         return []
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    with gzip.open(file, "rt") as lines:
+        return [json.loads(line) for line in lines]
 
 
 def points(ours: list[float], theirs: list[float]) -> str:
@@ -208,9 +223,9 @@ def table(heads: list[str], rows: list[list[str]]) -> list[str]:
     ]
 
 
-def page(folder: Path, data_dir: str | None) -> str:
-    """All tasks that have been played."""
-    played = {row["task"] for row in rows_of(folder / "runs.jsonl")}
+def page(folder: Path) -> str:
+    """All tasks that have been played to the end."""
+    played = {row["task"] for row in rows_of(folder / "runs.jsonl.gz")}
     lines = [
         "# Cohorts that size themselves",
         "",
@@ -220,18 +235,23 @@ def page(folder: Path, data_dir: str | None) -> str:
         "",
     ]
     for task in [name for name in CASES if name in played]:
-        player = Player(task, folder, data_dir)
+        player = Player(task, folder, None, plays=False)
         case = player.case
+        try:
+            fixed = [*beside_fixed(player)]
+            best = [*beside_best(player)]
+        except NotPlayedError:
+            continue
         lines += [f"## {task}, {case.rounds} rounds, {len(case.seeds)} seeds", ""]
         lines += ["As many rounds, and as many trainings:", ""]
         heads = ["method", "sized by", "trainings", "fixed n: trainings"]
-        lines += table([*heads, "mean accuracy", "last ten rounds"], [*beside_fixed(player)])
-        if best := [*beside_best(player)]:
+        lines += table([*heads, "mean accuracy", "last ten rounds"], fixed)
+        if best:
             lines += ["As many trainings, whatever the rounds; mean accuracy:", ""]
             heads = ["method", "best fixed n", "beside the best", f"beside {case.sample}"]
             lines += table([*heads, f"beside {max(case.grid)}"], best)
     command = "python benchmarks/sizes.py --task TASK --out results/sizes"
-    lines += [f"`{command}` with each task; machine and versions are in `runs.jsonl`.", ""]
+    lines += [f"`{command}` with each task; machine and versions are in `runs.jsonl.gz`.", ""]
     return "\n".join(lines)
 
 
@@ -240,15 +260,14 @@ def main() -> None:
     parser.add_argument("--task", choices=CASES, default="digits")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data-dir")
+    parser.add_argument("--only-page", action="store_true")
     given = parser.parse_args()
     import_tasks("reproduction.data")
     given.out.mkdir(parents=True, exist_ok=True)
     player = Player(given.task, given.out, given.data_dir)
-    for _ in beside_fixed(player):
-        pass
-    for _ in beside_best(player):
-        pass
-    (given.out / "README.md").write_text(page(given.out, given.data_dir))
+    if not given.only_page:
+        deque(chain(beside_fixed(player), beside_best(player)), 0)
+    (given.out / "README.md").write_text(page(given.out))
 
 
 if __name__ == "__main__":
