@@ -921,3 +921,25 @@ def test_bad_strata_are_one_sentence(regions: list[str], more: Any, said: str) -
             table_task(frame, **more)
         else:
             with_regions(regions, test_share=0.3)
+
+
+def test_what_strata_got_is_in_the_report_and_among_the_clients(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=240), "client": np.arange(240) % 12})
+    frame["label"] = (frame["x"] > 0).astype(int)
+    frame["region"] = np.array(["north", "north", "south"])[frame["client"] % 3]
+    found = compare(
+        frame, "uniform", strata="region", at_least=1, sample=3, rounds=4, seeds=2, processes=1,
+        out=tmp_path / "out", test_share=0.3,
+    )  # fmt: skip
+    clients = found.clients()
+    assert set(clients["stratum"]) == {"north", "south"}
+    group = clients.groupby("stratum")
+    # In four rounds with one at least of each.
+    per_seed = clients.groupby(["seed", "stratum"])["draws"].sum()
+    assert per_seed.min() >= 4
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    table = page.partition("<h2>Strata</h2>")[2].partition("</table>")[0]
+    for name in ("north", "south"):
+        assert f"{100 * group['accuracy'].mean()[name]:.1f}" in table
+        assert f"({group['draws'].mean()[name]:,.1f})" in table

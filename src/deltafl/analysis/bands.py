@@ -139,6 +139,27 @@ def named_clients(runs: Sequence[Run]) -> dict[str, FloatArray]:
     }
 
 
+def strata_of(runs: Sequence[Run]) -> dict[str, FloatArray]:
+    """Of each stratum: its clients, how often one of them was selected, and the mean of their
+    metric, each counting once. Means over seeds; NaN where it is unknown.
+    """
+    found: dict[str, list[FloatArray]] = {}
+    for run in runs:
+        stratum_m = np.array(run.client_strata)
+        for name in np.unique(stratum_m):
+            in_m = stratum_m == name
+            value_k = run.client_value_m[in_m]
+            # A client without test rows has no value.
+            known_k = value_k[np.isfinite(value_k)]
+            mean = known_k.mean() if len(known_k) else np.nan
+            number_3 = np.array([in_m.sum(), run.draws_m[in_m].mean(), mean])
+            found.setdefault(str(name), []).append(number_3)
+    return {
+        name: np.ma.masked_invalid(number_s3).mean(axis=0).filled(np.nan)
+        for name, number_s3 in found.items()
+    }
+
+
 def client_values(runs: Sequence[Run]) -> Band | None:
     """The metric of the worst q percent of the clients' best, q = 0 to 100, over seeds; None if it
     was not recorded.

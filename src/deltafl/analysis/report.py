@@ -30,6 +30,7 @@ from .bands import (
     named_clients,
     selections,
     selections_by_size,
+    strata_of,
 )
 from .looks import MOST_STRONG, ON_DARK, WEAK, Look, looks
 from .methods import method_of
@@ -208,6 +209,7 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
         },
         "costs": costs,
         "clients": _clients(part),
+        "strata": _strata(part),
     }
 
 
@@ -241,6 +243,29 @@ def _clients(part: Part) -> dict[str, Any] | None:
         note += (
             f" The first {_MOST_NAMED} of {len(names):,}: deltafl.load(FOLDER).clients() has all."
         )
+    return {"rows": rows, "note": note}
+
+
+def _strata(part: Part) -> dict[str, Any] | None:
+    """The strata with their clients' metric under each sampler; None where there are none."""
+    judge = part.summary.judge
+    groups = by_sampler(part.runs)
+    found = {entry.sampler: strata_of(groups[entry.sampler]) for entry in ranked(part.summary)}
+    first = next(iter(found.values()))
+    if not first:
+        return None
+    rows = [["stratum", "clients", *found]]
+    for name in sorted(first):
+        cells = [
+            _client_cell(strata[name], judge) if name in strata else DASH
+            for strata in found.values()
+        ]
+        rows.append([name, f"{first[name][0]:,.0f}", *cells])
+    note = (
+        f"{capital(judge.title)}, the mean over the clients of a stratum, each on its own test "
+        "examples or, where these have no owners, by its classes; in brackets how often one of "
+        "them was selected. Means over seeds."
+    )
     return {"rows": rows, "note": note}
 
 

@@ -74,6 +74,7 @@ class Run(NamedTuple):
     client_seconds_r: FloatArray | None = None  #: the part of ``seconds_r`` in which clients worked
     trainings_r: FloatArray | None = None  #: how often clients were asked to train up to there
     client_names: Sequence[str] = ()  #: the clients' names; none where they are numbers
+    client_strata: Sequence[str] = ()  #: their strata; none where there are none
     bytes_up_r: FloatArray | None = None  #: the part of ``bytes_r`` that clients sent
     server_bytes: int | None = None  #: the largest state that the server had between two rounds
     judges: Sequence[Judge] = ()  #: how metrics beside accuracy and loss are read

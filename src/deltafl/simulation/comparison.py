@@ -141,8 +141,9 @@ class Comparison:
 
     def clients(self) -> Any:
         """A pandas table with one row for each sampler, seed and client: its name, or number from
-        0, its examples, how often it was drawn, and its value of the metric, a mean over the last
-        evaluations (``analysis.Fairness``); NaN where that is unknown.
+        0, its stratum if there are strata, its examples, how often it was drawn, and its value of
+        the metric, a mean over the last evaluations (``analysis.Fairness``); NaN where that is
+        unknown.
         """
         import pandas as pd
 
@@ -152,6 +153,7 @@ class Comparison:
                 "sampler": run.sampler,
                 "seed": run.seed,
                 "client": [*run.client_names] or range(len(run.draws_m)),
+                **({"stratum": [*run.client_strata]} if run.client_strata else {}),
                 "examples": np.nan if run.num_examples_m is None else run.num_examples_m,
                 "draws": run.draws_m,
                 run.metric: run.client_value_m,

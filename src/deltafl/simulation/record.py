@@ -146,9 +146,10 @@ def note_clients(
     value_m: FloatArray | None,
     since: int,
     names: Sequence[str] = (),
+    strata: Sequence[str] = (),
 ) -> None:
-    """Write each client's size, perhaps its name, and perhaps its metric after this round beside
-    those noted from ``since`` on.
+    """Write each client's size, perhaps its name and stratum, and perhaps its metric after this
+    round beside those noted from ``since`` on.
 
     It is written before the round becomes a checkpoint, so that a round which is played again is
     noted again.
@@ -156,6 +157,8 @@ def note_clients(
     known: dict[str, Any] = {"num_examples": num_examples_m.tolist()}
     if names:
         known["names"] = [*names]
+    if strata:
+        known["strata"] = [*strata]
     if value_m is not None:
         # Later rounds than this one are those that are played again.
         rows = {at: row for at, row in _noted_clients(folder).rows.items() if since <= at < round}
@@ -177,6 +180,7 @@ class NotedClients(BaseModel):
 
     num_examples: list[Size] = []
     names: list[str] = []  #: none where clients are numbers
+    strata: list[str] = []  #: none where there are none
     rounds: list[Round] = []
 
     @property
@@ -188,8 +192,9 @@ class NotedClients(BaseModel):
     @model_validator(mode="after")
     def _fit(self) -> Self:
         m = len(self.num_examples)
-        if len(self.__pydantic_extra__) > 1 or len(self.names) not in (0, m):
-            raise ValueError("it must have a name for each client, and one metric")
+        texts = (self.names, self.strata)
+        if len(self.__pydantic_extra__) > 1 or any(len(text) not in (0, m) for text in texts):
+            raise ValueError("it must have a name and a stratum for each client, and one metric")
         if any(len(row) != m for row in self.rows.values()):
             raise ValueError("it must have a value for each round and client")
         return self
@@ -268,6 +273,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
             [len(line.get("cohort", ())) or line.get("answers", 0) for line in lines]
         ),
         client_names=noted.names,
+        client_strata=noted.strata,
         bytes_up_r=summed([line.get("bytes_up", 0) for line in lines]),
         client_seconds_r=summed([timing["client_seconds"] for timing in timings]),
         server_bytes=max(timing.get("server_bytes", 0) for timing in timings) or None,

@@ -25,6 +25,7 @@ class Recording(Callback):
                 round.judged.by_client(),
                 since,
                 run.engine.task.client_names,
+                run.engine.task.client_strata,
             )
         round.timing["server_bytes"] = bytes_in_ram(run.state)
         round.timing["evaluation_seconds"] = round.closed.read()["seconds"]
