@@ -317,10 +317,11 @@ class Plan(WithRanges):
         mask_m: BoolArray | None,
         rng: Rng,
         oracle: Oracle | None = None,
+        n: int | None = None,
     ) -> Cohort:
-        """The cohort that the sampler draws in this round."""
+        """The cohort that the sampler draws in this round, of ``cohort_size`` if n is None."""
         drawing = Drawing(self.sampler, state.sampler, rng, oracle)
-        n = self.cohort_size(state)
+        n = n or self.cohort_size(state)
         cohorts = (part.draw(self, drawing, mask_m, n) for part in self.parts)
         return next((cohort for cohort in cohorts if cohort is not None), None) or drawing.open(
             mask_m, n

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from deltafl import KnownUpdates, init_round, make_plan
+from deltafl import KnownUpdates, Population, init_round, make_plan
 from deltafl.audit import estimate_error
 from deltafl.audit.error_by_size import covariance, error_by_size
 from deltafl.designs.exact import support
@@ -59,3 +59,18 @@ def test_there_is_no_formula_where_pairs_differ() -> None:
     known = KnownUpdates(updates, plan.population.weight_m)
     (found,) = error_by_size(plan, init_round(plan, np.zeros(4)), known, updates, [3])
     assert not found.exact
+
+
+def test_strata_have_the_error_of_their_own_draws() -> None:
+    """Several draws in a round have no formula here: all cohorts are enumerated."""
+    population = Population.from_sizes(SIZES, strata=["a", "a", "a", "b", "b", "b"])
+    updates = np.repeat(UPDATES[[0, 5]], 3, axis=0)
+    known = KnownUpdates(updates, population.weight_m)
+    errors = {}
+    for label in ("md-fixed", "md-fixed+at_least=1"):
+        plan = make_plan(label, population, n=2)
+        (found,) = error_by_size(plan, init_round(plan, np.zeros(4)), known, updates, [2])
+        assert found.exact
+        errors[label] = found.mse
+    # Within a stratum all updates are equal, and one of each is drawn by weight.
+    assert errors["md-fixed+at_least=1"] < 1e-12 < errors["md-fixed"]

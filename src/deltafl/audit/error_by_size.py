@@ -112,7 +112,7 @@ def _by_formula(plan: Plan, state: RoundState, oracle: Oracle, update_md: Params
     everyone = np.ones(len(weight_m), bool)
     # A sampler that draws in a way of its own asks for more than a ``Chooser`` has.
     with suppress(AttributeError, TypeError):
-        plan.sampler.open(state.sampler, everyone, plan.n, cast(Rng, witness), oracle)
+        plan.draw(state, everyone, cast(Rng, witness), oracle, plan.n)
     # Of several draws in a round, each of some clients, none is the cohort.
     if witness.draws != 1 or not witness.design or not np.all(witness.expected_m > 0):
         return None

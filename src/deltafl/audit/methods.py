@@ -283,7 +283,7 @@ def _warm_state(plan: Plan, known: KnownUpdates) -> RoundState:
     everyone = np.ones(plan.population.num_clients, bool)
     for _ in range(WARM_UP_ROUNDS):
         rng = stream(plan.seed, "audit", state.round)
-        cohort = plan.draw(state, everyone, rng, known)
+        cohort = plan.draw(state, everyone, rng, known, plan.n)
         ids = cohort.client_n
         factor_n = rng.uniform(0.5, 1.5, size=len(ids)).astype(np.float32)
         updates = factor_n[:, None] * known.update_md[ids]
@@ -301,7 +301,7 @@ def _coefficients(
     everyone = np.ones(m, bool)
 
     def open_with(rng: Rng) -> Cohort:
-        return plan.draw(state, everyone, rng, oracle)
+        return plan.draw(state, everyone, rng, oracle, plan.n)
 
     cohorts = []
     if m <= MAX_CLIENTS:
