@@ -100,6 +100,18 @@ def test_other_mistakes_are_one_sentence(tmp_path: Path) -> None:
             find_availability(written(tmp_path, text)).begin(POPULATION, 0)
 
 
+@pytest.mark.parametrize(
+    ("option", "said"), [("per_cost", "client_costs='FILE.csv'"), ("per_second", "speeds=")]
+)
+def test_prices_that_nobody_knows_are_refused_before_a_run(option: str, said: str) -> None:
+    for method in ("uniform", "innovation"):
+        settings = make_settings(
+            RunSettings, {"task": "synthetic", "sampler": f"{method}({option}=True)"}
+        )
+        with pytest.raises(DeltaflError, match=said):
+            plan_of(settings, POPULATION)
+
+
 def test_the_example_costs_a_run(tmp_path: Path) -> None:
     """The file that ships, for clients of a table with regions."""
     rng = np.random.default_rng(0)

@@ -147,6 +147,9 @@ def table_task(
     for each in labels:
         if each not in frame:
             raise _no_column(name, each, frame, "label")
+    # Before the features, among which the right column of words would be refused.
+    if strata is not None and strata not in frame:
+        raise _no_column(name, strata, frame, "strata")
     owner = _owner_column(name, frame, column, partition)
     # Where a partition deals the rows, a column of clients is no feature either.
     features = frame.drop(columns=[*labels, owner or OWNER, strata], errors="ignore")
@@ -371,8 +374,6 @@ def _strata(
     """The stratum of each client, by its training rows; none without a column."""
     if column is None:
         return ()
-    if column not in frame:
-        raise _no_column(name, column, frame, "strata")
     every = codes(frame[column])
     code_e = every.code[train_e]
     found = [np.unique(code_e[np.asarray(rows)]) for rows in task.client_rows]
