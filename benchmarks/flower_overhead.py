@@ -29,7 +29,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.simulation import run_simulation
 
 from deltafl.flower import DeltaStrategy, LocalSteps, delta_mod, register
-from deltafl.simulation.environment import environment
+from deltafl.simulation import environment
 
 SHAPES = {"w1": (200, 784), "b1": (200,), "w2": (10, 200), "b2": (10,)}
 CLIENTS = 100

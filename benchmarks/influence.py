@@ -26,10 +26,9 @@ import numpy.typing as npt
 from deltafl import Plan, Population, close_round, init_round, make_plan, open_round
 from deltafl.analysis import mean_interval
 from deltafl.samplers.census import output_layer
-from deltafl.simulation import RunSettings, make_settings
+from deltafl.simulation import RunSettings, environment, make_settings
 from deltafl.simulation.census import take_census
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.environment import environment
 from deltafl.simulation.setup import engine_of
 from deltafl.types import Cohort, Reports
 

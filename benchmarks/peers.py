@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from deltafl.simulation.environment import environment
+from deltafl.simulation import environment
 from deltafl.simulation.training.route import device_name, find_device
 from deltafl.streams import stream
 from deltafl.tasks import make_task

@@ -245,7 +245,7 @@ def main() -> None:
     if options.one:
         print(json.dumps(measure(options.one[0], int(options.one[1]))))
         return
-    from deltafl.simulation.environment import environment
+    from deltafl.simulation import environment
 
     rows = kept(options.out, options.samplers)
     for label in options.samplers:

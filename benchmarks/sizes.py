@@ -26,8 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deltafl.analysis import mean_interval
-from deltafl.simulation import RunSettings, make_settings
-from deltafl.simulation.environment import environment
+from deltafl.simulation import RunSettings, environment, make_settings
 from deltafl.simulation.record import Job, RunRecord, RunStore
 from deltafl.simulation.sweep import run_jobs
 from deltafl.tasks import import_tasks

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from deltafl.simulation import environment
 from deltafl.simulation.engine import Engine
-from deltafl.simulation.environment import environment
 from deltafl.simulation.training.fast import keep_freed_memory
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.simulation.workers import Workers

@@ -99,3 +99,13 @@ def test_everything_is_in_the_wheel() -> None:
     }
     assert others == named
     assert others
+
+
+def test_no_public_name_is_that_of_a_module_beside_it() -> None:
+    """Whoever imports the module first would get it in place of the name."""
+    root = Path(deltafl.__file__).parent
+    for stub in root.rglob("__init__.pyi"):
+        lines = stub.read_text().splitlines()
+        public = {line.split()[-1] for line in lines if line.startswith("from ")}
+        beside = {path.stem for path in stub.parent.iterdir() if path.suffix in ("", ".py")}
+        assert not public & beside, stub

@@ -13,10 +13,10 @@ from .directory import RunDirectory as RunDirectory
 from .directory import StopRun as StopRun
 from .directory import new_folder as new_folder
 from .directory import refusals as refusals
-from .environment import environment as environment
 from .export import export_model as export_model
 from .progress import OnProgress as OnProgress
 from .progress import Progress as Progress
+from .provenance import environment as environment
 from .record import Job as Job
 from .record import RunRecord as RunRecord
 from .record import RunStore as RunStore

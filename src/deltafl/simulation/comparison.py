@@ -28,8 +28,8 @@ from ..store.own_python import OwnCodeError, only
 from ..tasks.own import is_table, short_name
 from ..types import AnyPath
 from .directory import RunDirectory, recorded_settings
-from .environment import environment
 from .own_code import require_one_code, require_same_model
+from .provenance import environment
 from .record import Job, read_run
 from .settings import (
     FREE_ON_RESUME,

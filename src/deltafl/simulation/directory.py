@@ -58,9 +58,9 @@ from .checkpoint import (
     read_checkpoint,
 )
 from .distributed import ALONE, ProcessGroup
-from .environment import environment, noted
 from .lines import KINDS, RoundLine
 from .own_code import code_of, objects_of, require_same_model
+from .provenance import environment, noted
 from .rest import LOCAL
 from .settings import RunSettings, Settings, differing
 

@@ -22,7 +22,7 @@ from ..tasks.base import Task
 from ..tasks.metrics import Metric, metric_of
 from ..tasks.registry import added_tasks
 from .describe import UnknownError, describe
-from .environment import noted
+from .provenance import noted
 
 #: Settings that are folders, whatever they are called.
 _FOLDERS = {"data_dir", "memory_path"}

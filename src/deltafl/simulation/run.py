@@ -28,11 +28,11 @@ from .continuing import continued
 from .directory import DivergedError, RunDirectory, StopRun, locked, recorded_settings
 from .distributed import ALONE, ProcessGroup
 from .engine import BYTES_PER_PARAMETER, Engine, Training
-from .environment import PACKAGES
 from .evaluation import Evaluation, Patience, Threshold
 from .oracle import SimulatedOracle
 from .own_code import require_same_code
 from .own_rules import OwnCallback, Yours, copies, own_callbacks
+from .provenance import PACKAGES
 from .record import Job, RunStore, record_of, write_record
 from .recording import Checkpoints, Recording
 from .rest import bytes_sent, local_rows
