@@ -95,6 +95,7 @@ NOT_PLAYED = {
     "python benchmarks/flower_many.py": "measures this machine for minutes",
     "python benchmarks/attacked.py": "starts servers and nodes, for half an hour",
     "python benchmarks/kills.py": "kills and resumes sixty comparisons",
+    "deltafl plan --task digits": "plays for a minute; tests/cli/test_plan.py",
 }
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from deltafl import DeltaflError
+from deltafl import DeltaflError, Population, make_plan, plan_for
 from deltafl.analysis import Prices, Run, used
 from deltafl.analysis.forecast import Course, Curve, Trial, between_sizes, cost_ratio, jackknife
 from deltafl.types import FloatArray
@@ -127,3 +127,24 @@ def test_a_run_costs_what_it_used() -> None:
     assert used(run).tolist() == [[10, 1, 2, 7, 1], [20, 2, 4, 9, 2]]
     prices = Prices(training=1.0, mb_up=2.0, mb_down=3.0, second=4.0, round=5.0)
     assert prices.spent(used(run)).tolist() == [10 + 2 + 6 + 28 + 5, 20 + 4 + 12 + 36 + 10]
+
+
+def test_the_answers_to_a_census_tell_errors_alone() -> None:
+    """Codes of 2 bits a parameter have about the errors of the updates themselves."""
+    rng = np.random.default_rng(1)
+    update_md = rng.normal(size=(4, 256))[np.arange(20) % 4] + 0.2 * rng.normal(size=(20, 256))
+    plan = make_plan("census", [10] * 20, n=5)
+    assert plan.census is not None
+    plan = plan.with_census([plan.census.answer(update_d) for update_d in update_md])
+    advice = plan_for(plan.population, samplers=["uniform"])
+    assert not advice.forecasts
+    assert "for rounds and cost, plan with a task" in str(advice)
+    mean_d = update_md.mean(axis=0)
+    spread = float(((update_md - mean_d) ** 2).sum()) / 19
+    for row in advice.errors:
+        exact = (1 / row.n - 1 / 20) * spread / float(mean_d @ mean_d)
+        assert row.mse == pytest.approx(exact, rel=0.25, abs=1e-9)
+    with pytest.raises(DeltaflError, match="remembers the answers"):
+        plan_for(plan.population, samplers=["census"])
+    with pytest.raises(DeltaflError, match="first updates"):
+        plan_for(Population.from_sizes([10] * 20))

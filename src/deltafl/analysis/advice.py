@@ -7,6 +7,13 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from ..audit.error_by_size import error_by_size
+from ..audit.methods import KnownUpdates
+from ..errors import DeltaflError
+from ..estimators.two_bits import BLOCK, code_length, decode
+from ..plan import make_plan
+from ..round import init_round
+from ..types import Population
 from .forecast import Curve, Forecast, cost_ratio
 from .prices import Prices
 from .statistics import Interval
@@ -75,6 +82,40 @@ class Advice(NamedTuple):
         course = [*zip(round_r, values, strict=True)]
         return cls(goal, prices, budget, rows, ranked, tried, ratio, course, failing)
 
+    @classmethod
+    def of_census(cls, population: Population, methods: Sequence[str]) -> Self:
+        """The errors of estimates alone, from the first updates in a census's answers.
+
+        Args:
+            population: Of ``plan.with_census(answers)``, whose answers hold updates.
+            methods: Labels without memory of these updates, which would seem to know everything.
+
+        Raises:
+            DeltaflError: If no answer has an update, or a method remembers them.
+        """
+        if population.code_mc is None:
+            raise DeltaflError(
+                "these clients have not sent their first updates: give the population of "
+                "make_plan('census', sizes, n=10).with_census(answers)"
+            )
+        blocks = population.code_mc.shape[1] // code_length(1)
+        update_md = decode(np.asarray(population.code_mc), blocks * BLOCK)
+        known = KnownUpdates(update_md, population.weight_m)
+        m = population.num_clients
+        sizes = sorted({round(n) for n in np.geomspace(1, m, 8)})
+        rows = []
+        for method in methods:
+            plan = make_plan(method, population, 1)
+            if plan.rule.control.uses_first_updates:
+                raise DeltaflError(
+                    f"{method} remembers the answers, beside which the same updates would have no "
+                    "error: plan with a task, or write census@@horvitz-thompson"
+                )
+            state = init_round(plan, np.zeros(update_md.shape[1]))
+            found = error_by_size(plan, state, known, known.update_md, sizes)
+            rows += [ErrorRow(method, *row) for row in found]
+        return cls(None, Prices.read(None), None, rows)
+
     def __str__(self) -> str:
         parts = [self._answer(), self._costs(), self._course(), self._errors()]
         return "\n\n".join(part for part in parts if part)
@@ -118,12 +159,11 @@ class Advice(NamedTuple):
                 str(found.n),
                 _number(found.rounds),
                 f"{found.trainings.mean:.0f}",
-                f"{found.megabytes.mean:.3g}",
                 _number(found.cost),
             ]
             for found in self.forecasts
         ]
-        headings = ["method at its best n", "n", "rounds [95 %]", "trainings", "MB", "cost [95 %]"]
+        headings = ["method at its best n", "n", "rounds [95 %]", "trainings", "cost [95 %]"]
         text = _table(headings, rows)
         if self.failing:
             text += f"\nNot there in the pilot: {', '.join(self.failing)}."
@@ -140,7 +180,7 @@ class Advice(NamedTuple):
     def _errors(self) -> str:
         sizes = sorted({row.n for row in self.errors})
         # A screen has room for so many; all are in the file.
-        shown = [sizes[round(at)] for at in np.linspace(0, len(sizes) - 1, min(6, len(sizes)))]
+        shown = [sizes[round(at)] for at in np.linspace(0, len(sizes) - 1, min(5, len(sizes)))]
         cells = {(row.method, row.n): row.text for row in self.errors}
         methods = dict.fromkeys(row.method for row in self.errors)
         rows = [[method, *(cells[method, n] for n in shown)] for method in methods]
@@ -181,7 +221,8 @@ def _number(found: Interval, digits: int = 0) -> str:
 
 
 def _share(found: Interval) -> str:
-    low, high = (None if end is None else 100 * end for end in found[1:])
+    # Student's interval of two seeds may be wider than all shares.
+    low, high = (None if end is None else 100 * min(max(end, 0.0), 1.0) for end in found[1:])
     return _number(Interval(100 * found.mean, low, high), 1)
 
 

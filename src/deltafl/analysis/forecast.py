@@ -7,7 +7,7 @@ its own rounds over those of ``full`` with the same seed. A run that has reached
 itself.
 
 Over n the rounds follow R(n) = a + b v(n)^p, with v(n) the relative error of the round's estimate,
-known for all n without training (``audit.error_by_size``), a, b >= 0 and p in [1/2, 1]: with
+known for all n without training (``audit.error_by_size``), a, b >= 0 and p in [1/2, 3/2]: with
 v = 0 a round is one of full participation. The longer a run is beside its forecast, the more it
 counts in the fit. Intervals are 95 %, by the jackknife over paired seeds.
 
@@ -29,7 +29,7 @@ from .statistics import Interval, mean_interval, t_quantile
 
 #: The share of its best value so far at which a run is compared with ``full``, and that value.
 _LEVELS = (0.9, 1.0)
-_POWERS = np.linspace(0.5, 1.0, 6)
+_POWERS = np.linspace(0.5, 1.5, 6)
 #: A forecast of more rounds than this times those played is none.
 FARTHEST = 8.0
 

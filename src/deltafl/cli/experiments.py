@@ -200,8 +200,8 @@ def plan(
     """Plan a federation: which method, how many clients, how many rounds, at what cost; from a
     pilot of short runs on your task.
 
-    Without a task it is deltafl recommend. The same --out with another --goal or --cost plays only
-    what is missing.
+    Without a task it is deltafl recommend. With --resume another --goal or --cost plays only what
+    is missing in --out.
 
     Example: deltafl plan --task digits --goal 0.85 --cost training=1,round=5
     """

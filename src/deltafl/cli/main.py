@@ -82,6 +82,8 @@ Begin with one of these:
   deltafl compare --task table.csv --label LABEL --column CLIENT
                       on your own table
   deltafl recommend   which sampler fits your federation; it asks
+  deltafl plan --task table.csv --label LABEL --column CLIENT --goal 0.9
+                      how many clients, which method, at what cost
 
 All commands: deltafl --help"""
 

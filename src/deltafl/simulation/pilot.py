@@ -134,7 +134,7 @@ class PlanSettings(CompareSettings):
 
     def deciding(self, beside: Self) -> dict[str, Any]:
         """What decides the results of the pilot, which another goal or price does not."""
-        free = {"goal", "cost", "budget", "cohorts"}
+        free = {"goal", "cost", "budget"}
         return {key: value for key, value in super().deciding(beside).items() if key not in free}
 
     def trial(self, method: str, n: int | None, seed: int, rounds: int) -> Job:
@@ -144,9 +144,11 @@ class PlanSettings(CompareSettings):
             text = f"{method}+sample={n}"
             # A class of the user's goes along.
             label = Named(text, method.of) if isinstance(method, Named) else text
-        run = self.run(label, seed).model_copy(
+        # By the method's own name, as rates have it.
+        run = self.run(method, seed).model_copy(
             update={
                 "sampler": label,
+                "sample": n or self.sample,
                 "rounds": rounds,
                 "threshold": self.goal,
                 "evaluate_every": 1,

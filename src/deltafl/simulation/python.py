@@ -15,7 +15,7 @@ from ..samplers.label import base_name, label_of, split_labels
 from ..store.own_python import forget_edited
 from ..tasks.base import Task
 from ..tasks.registry import known_tasks
-from ..types import AnyPath
+from ..types import AnyPath, Population
 from .callback import OnRound
 from .comparing import run_comparison
 from .comparison import Comparison, joined
@@ -31,6 +31,8 @@ from .tune import TuneSettings, tune_rates
 #: A task's name or file, a ``Task``, a function that makes one, a data frame, or a Hugging Face
 #: data set.
 AnyTask = str | os.PathLike[str] | Task | Callable[..., Task] | Any
+#: What the answers to a census can be judged by.
+WITHOUT_MEMORY = ("uniform", "uniform@poisson", "census@@horvitz-thompson")
 AnySampler = str | Sampler | type[Sampler]
 
 
@@ -142,7 +144,7 @@ def tune(
 
 
 def plan_for(
-    task: AnyTask = "digits",
+    task: AnyTask | Population = "digits",
     goal: float | None = None,
     cost: Mapping[str, float] | str | None = None,
     *,
@@ -156,7 +158,8 @@ def plan_for(
     """Plan a federation: which method, how many clients n, how many rounds, at what cost.
 
     Args:
-        task: As in ``compare``.
+        task: As in ``compare``; or the ``Population`` of ``plan.with_census(answers)`` of a real
+            federation, which tells the errors of estimates alone, without rounds and cost.
         goal: What the metric is to reach, in (0, 1); the task's threshold if left out.
         cost: Prices > 0 in a unit of yours, of what ``analysis.Prices`` names, such as
             ``{"training": 1, "mb_up": 0.1, "round": 5}``; trainings alone if left out.
@@ -179,6 +182,9 @@ def plan_for(
     Example:
         >>> print(deltafl.plan_for("digits", 0.8, {"training": 1, "round": 5}))  # doctest: +SKIP
     """
+    if isinstance(task, Population):
+        methods = WITHOUT_MEMORY if samplers is None else _labels(samplers)
+        return Advice.of_census(task, methods)
     given = {"goal": goal, "cost": cost if cost is None else Prices.read(cost).text}
     settings |= {name: value for name, value in given.items() if value is not None}
     resolved, count = _resolved(PlanSettings, task, samplers, processes, settings)
