@@ -24,7 +24,7 @@ from .scale.stretches import over_stretches
 from .server.optimizers import ServerOptimizer
 from .server.part import Drawing, Intake, ServerPart, Step
 from .server.relative_error import AUTO, USUAL_ERROR, RelativeError
-from .server.table import IN_TEXT, ROWS, SETTINGS, in_order, make_parts, sized_by
+from .server.table import IN_TEXT, ROWS, SETTINGS, UNUSED, in_order, make_parts, sized_by
 from .types import (
     EVERYONE,
     NOBODY,
@@ -164,8 +164,7 @@ class Plan(WithRanges):
     @property
     def part_texts(self) -> dict[str, str]:
         """How the server's parts are written; of those that are not used, their defaults."""
-        unused = {row.kind.name: str(SETTINGS[row.kind.name].default) for row in ROWS}
-        return unused | {part.name: part.text for part in self.parts}
+        return UNUSED | {part.name: part.text for part in self.parts}
 
     @property
     def drifting(self) -> list[str]:

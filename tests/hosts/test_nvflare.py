@@ -28,7 +28,9 @@ def test_clients_tell_their_size_once_and_only_the_cohort_is_sent_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     controller = controlled(monkeypatch, "uniform", m=6, rounds=4)
-    assert controller.log_of[:6] == [(f"site-{i}", ["aux", "round"]) for i in range(5, -1, -1)]
+    assert controller.log_of[:6] == [
+        (f"site-{i}", ["aux", "round", "stratum"]) for i in range(5, -1, -1)
+    ]
     assert [asked for _, asked in controller.log_of[6:]] == [["round"]] * 12
     assert controller.federation is not None
     assert [info.num_examples for info in controller.federation.clients.values()] == [
@@ -123,7 +125,7 @@ def test_a_client_that_does_not_register_is_asked_three_times(
         sites["site-4"].client.aux = [1.0]
 
     controller = controlled(monkeypatch, "balanced", m=5, prepare=prepare)
-    assert controller.log_of.count(("site-4", ["aux", "round"])) == 3
+    assert controller.log_of.count(("site-4", ["aux", "round", "stratum"])) == 3
     assert controller.federation is not None
     assert controller.federation.keys == ["site-0", "site-1", "site-2", "site-3"]
     assert "site-4 did not register: the server wants 3 auxiliary variables" in caplog.text

@@ -30,6 +30,7 @@ from ..scale.named_arrays import named_arrays
 from ..scale.rows import settled
 from ..scale.sound import not_sound, restored_state
 from ..scale.state_file import owner
+from ..server.table import UNUSED
 from ..store.files import private_folder, remove
 from ..store.folder import Note, owned, read_note, require_note, require_own, write_note
 from ..store.lines import append_line
@@ -213,7 +214,8 @@ def _take(file: Path, federation: Federation, header: Header, arrays: dict[str, 
         plan = replace(federation.rules.plan, seed=_seed_of(header))
         federation.rules = replace(federation.rules, plan=plan)
     for name, now in _settings(federation).items():
-        before = header.settings.get(name)
+        # It may be older than a part that it does not use.
+        before = header.settings.get(name, UNUSED.get(name))
         if before != now:
             what = "another seed" if name == "seed" else f"{name} = {before}, now it is {now}"
             cure = "write it as it was, or choose a new state_path"

@@ -5,7 +5,7 @@ What rounds write stays in memory. A file is read once when it is loaded, to com
 
 import re
 import zlib
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from ..accumulate import clients_of
 from ..errors import DeltaflError
 from ..plan import Plan, RoundState
 from ..round import blank_state
+from ..samplers.base import ADDED
+from ..server.table import UNUSED
 from ..store.machine import made_with, warn_of_other
 from ..store.sealed import read_sealed, write_sealed
 from ..types import AnyPath, Array
@@ -55,9 +57,11 @@ def load_state(path: AnyPath, plan: Plan) -> RoundState:
     cure = "put a copy back, or write it anew with save_state"
     arrays, saved = read_sealed(Path(path), cure, mapped=True)
     for name, value in owner(plan).items():
-        if saved.get(name) != value:
+        # A state may be older than a part that it does not use.
+        before = saved.get(name, UNUSED.get(name))
+        if before != value:
             raise DeltaflError(
-                f"the state in {path} belongs to a plan with {name} = {saved.get(name)}, and this "
+                f"the state in {path} belongs to a plan with {name} = {before}, and this "
                 f"plan has {value}; load it with the plan it was saved with"
             )
     warn_of_other(saved.get("made_with"), made_with(), str(path))
@@ -96,7 +100,14 @@ def written(part: object) -> str:
     """
     if not is_dataclass(part):
         return type(part).__name__
-    return _without_addresses(repr(part))
+    own = vars(part)
+    options = [
+        f"{field.name}={own[field.name]!r}"
+        for field in fields(part)
+        # States that are older than an option still fit those that do not use it.
+        if field.repr and not (ADDED in field.metadata and own[field.name] == field.default)
+    ]
+    return _without_addresses(f"{type(part).__qualname__}({', '.join(options)})")
 
 
 def _without_addresses(text: str) -> str:

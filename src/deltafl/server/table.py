@@ -211,6 +211,8 @@ ROW_OF: dict[str, Row] = {name: row for row in ROWS for name in row.settings}
 SETTINGS: dict[str, Setting] = {
     name: setting for row in ROWS for name, setting in row.settings.items()
 }
+#: How a part is written where it is not used, by its name.
+UNUSED: dict[str, str] = {row.kind.name: str(SETTINGS[row.kind.name].default) for row in ROWS}
 #: Those that text can give: in labels, on the command line, in files.
 IN_TEXT = tuple(
     name
