@@ -61,10 +61,11 @@ def test_the_same_seeds_give_the_same_plan_from_python_too(planned: Path) -> Non
 
 
 def test_another_goal_and_price_go_on_in_the_folder(planned: Path) -> None:
-    cheaper = ("--goal", "0.5", "--cost", "training=1,round=9", "--resume")
+    cheaper = ("--goal", "0.5", "--cost", "training=1,round=9", "--budget", "11", "--resume")
     done = deltafl_here("plan", *SMALL, *cheaper, "--out", "first", cwd=planned)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("For 50 % at least cost")
+    assert "more than the budget of 11" in done.stdout
     back = deltafl_here(
         "plan", *SMALL, "--goal", "0.6", "--cost", "training=1", "--resume", "--out", "first",
         cwd=planned,

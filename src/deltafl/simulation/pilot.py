@@ -43,7 +43,7 @@ from .directory import RunDirectory, locked, recorded_settings
 from .processes import result
 from .progress import OnProgress
 from .record import Job, read_run
-from .settings import CommaSeparated, CompareSettings, Count, Labels, Positive, Share
+from .settings import CommaSeparated, CompareSettings, Count, Labels, Positive, RunSettings, Share
 from .sweep import Player, play_jobs, require_simulator, side_by_side
 
 #: After the first runs: so many of each method, the cheapest, play this share of their forecast.
@@ -136,6 +136,13 @@ class PlanSettings(CompareSettings):
         """What decides the results of the pilot, which another goal or price does not."""
         free = {"goal", "cost", "budget"}
         return {key: value for key, value in super().deciding(beside).items() if key not in free}
+
+    def run(self, sampler: str, seed: int) -> RunSettings:
+        """The settings of one run, whose cohorts the plan's own budget does not size."""
+        if self.budget is None:
+            return super().run(sampler, seed)
+        # Of the same name is a part of the server, which shares out trainings.
+        return self.model_copy(update={"budget": None}).run(sampler, seed)
 
     def trial(self, method: str, n: int | None, seed: int, rounds: int) -> Job:
         """A run of the pilot."""
