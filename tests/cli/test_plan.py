@@ -92,6 +92,7 @@ def test_without_a_task_it_recommends(tmp_path: Path) -> None:
         (("--cohorts", "40"), "12 clients"),
         (("--samplers", "uniform+sample=3"), "leave +sample out"),
         (("--metric", "loss"), "share"),
+        (("--lr-schedule", "cosine"), "which a plan is to find"),
         (("--goal", "0.99", "--rounds", "2"), "cannot be reached"),
     ],
 )

@@ -43,6 +43,7 @@ from .directory import RunDirectory, locked, recorded_settings
 from .processes import result
 from .progress import OnProgress
 from .record import Job, read_run
+from .schedules import factors_of
 from .settings import CommaSeparated, CompareSettings, Count, Labels, Positive, RunSettings, Share
 from .sweep import Player, play_jobs, require_simulator, side_by_side
 
@@ -115,6 +116,13 @@ class PlanSettings(CompareSettings):
                 raise DeltaflError(
                     f"{label} has an n of its own, which the plan is to find: leave +sample out"
                 )
+        factors = factors_of(self.lr_schedule, self.rounds or 1)
+        # Runs of a pilot grow.
+        if factors != factors_of(self.lr_schedule, 2 * (self.rounds or 1))[: len(factors)]:
+            raise DeltaflError(
+                f"lr_schedule {self.lr_schedule} depends on the number of rounds, which a plan is "
+                "to find: leave it out, or write one such as 'step(every=10)'"
+            )
         clients = spec.num_clients if is_own(self.task) else self.clients
         if self.cohorts and clients and max(self.cohorts) > clients:
             raise DeltaflError(
