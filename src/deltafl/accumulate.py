@@ -22,8 +22,9 @@ from .estimators.value import ControlValue, Reader
 from .estimators.variance import effective_sample_size, variance_form
 from .plan import Plan, RoundState
 from .scale.numerics import inner, weighted_sum
+from .scale.rows import read_rows
 from .scale.stretches import over_stretches
-from .server.norms import squared_norms
+from .server.norms import about_mean
 from .server.part import Step
 from .server.screening import Updates, screen_replies
 from .types import Array, Cohort, FloatArray, Params, Replies, Reports, RoundInfo
@@ -106,26 +107,48 @@ class Accumulator:
         learner = control.learner(state.control, plan.population, replies)
         estimate_d = np.empty(self._d)
         form = variance_form(replies)
+        count_k = None
+        if plan.sampler.counts_draws:
+            count_k = replies.cohort.count_n.astype(float)
+
+        def measured(part: slice, update_kb: FloatArray, value: ControlValue) -> _Measured:
+            """A stretch of the estimate, and what is summed over the parameters."""
+            error_kb = update_kb
+            # A pass less for methods without a control variate.
+            if len(value.control_nd) > 1 or value.control_nd.any():
+                error_kb = update_kb - value.control_nd
+            estimate_b = weighted_sum(replies.coef_n, error_kb, error_kb.shape[1])
+            estimate_b += value.total_d
+            estimate_d[part] = estimate_b
+            about = about_mean(update_kb, count_k)
+            residual_k = inner(error_kb, error_kb)
+            norm_k = residual_k
+            if error_kb is not update_kb:
+                norm_k = inner(update_kb, update_kb)
+            sketch_kq = self._sketched(part, error_kb)
+            seen = _Measured(norm_k, about.square_k, residual_k, sketch_kq)
+            if form is None:
+                return seen
+            left_kb, square_k, common_b = error_kb, residual_k, np.zeros(1)
+            # Residuals about one c are as far from their mean as the updates are.
+            if len(value.control_nd) == 1:
+                left_kb, square_k = about.left_kb, about.square_k
+                common_b = about.mean_b - value.control_nd[0]
+            # Coefficients that sum to 1 cancel what all updates have in common, so that the
+            # variance is that of residuals about D (``variance.py``).
+            if plan.rule.ratio:
+                common_b = common_b - estimate_b
+            return seen._replace(spread_2k=form.sums(left_kb, square_k, common_b))
 
         def look(part: slice) -> tuple[_Measured, Any]:
             """All that is done with a stretch of the parameters."""
             value = self._checked(read(part), estimate_d[part].shape)
             update_kb = self._counted(part, value)
-            error_kb = np.subtract(update_kb, value.control_nd, dtype=np.float64)
-            estimate_b = weighted_sum(replies.coef_n, error_kb, error_kb.shape[1])
-            estimate_b += value.total_d
-            estimate_d[part] = estimate_b
-            measured = self._measured(part, update_kb, error_kb)
-            # Coefficients that sum to 1 cancel what all updates have in common, so that the
-            # variance is that of residuals about D (``variance.py``).
-            if plan.rule.ratio:
-                error_kb -= estimate_b
-            if form is not None:
-                measured = measured._replace(spread_2k=form.sums(error_kb))
-            return measured, learner.learn(part, update_kb, value)
+            seen = measured(part, update_kb, value)
+            return seen, learner.learn(part, update_kb, value)
 
-        measured, learnt = zip(*over_stretches(look, self._d, len(replies.client_n)), strict=True)
-        sums: Any = _Measured(*map(sum, zip(*measured, strict=True)))  # type: ignore[arg-type]
+        seen, learnt = zip(*over_stretches(look, self._d, len(replies.client_n)), strict=True)
+        sums: Any = _Measured(*map(sum, zip(*seen, strict=True)))  # type: ignore[arg-type]
         variance = nan
         if form is not None:
             variance = form.total(sums.spread_2k)
@@ -148,7 +171,7 @@ class Accumulator:
         count. They look at whole rows.
         """
         value = self._checked(read(slice(None)), (self._d,))
-        update_kd = self._counted(slice(None), value)
+        update_kd = self._counted(slice(None), value).astype(np.float32)
         for intake in self._intakes.values():
             update_kd = intake.counted(
                 np.flatnonzero(self.reports.responded_n),
@@ -159,14 +182,14 @@ class Accumulator:
         self._sends_drifts = False
         return value.part
 
-    def _counted(self, part: slice, value: ControlValue) -> Params:
-        """A stretch of the updates, float32 (k, b), without the drifts that clients were sent."""
-        update_kb = np.empty((len(self._updates), len(value.total_d)), np.float32)
-        for stretch_b, update_d in zip(update_kb, self._updates, strict=True):
-            stretch_b[:] = update_d[part]
+    def _counted(self, part: slice, value: ControlValue) -> FloatArray:
+        """A stretch of the updates, float64 (k, b), without the drifts that clients were sent."""
+        update_kb = read_rows(self._updates, part, len(value.total_d))
         # Clients added the drift in their local steps; what is left is what they learned.
         if self._sends_drifts:
-            update_kb -= self.plan.drift(self.state, part, lambda _: value)
+            drift_kb = self.plan.drift(self.state, part, lambda _: value)
+            # In float32, as whole updates come: the least rounding may turn a level of a code.
+            update_kb = (update_kb.astype(np.float32) - drift_kb).astype(np.float64)
         return update_kb
 
     def _checked(self, value: Any, shape: tuple[int, ...]) -> ControlValue:
@@ -177,18 +200,12 @@ class Accumulator:
             raise wrong_value(self.plan.rule.control, f", d = {self._d}")
         return value
 
-    def _measured(self, part: slice, update_kb: Params, error_kb: FloatArray) -> _Measured:
-        """What the server measures on a stretch of the updates."""
-        sampler = self.plan.sampler
-        count_k = None
-        if sampler.counts_draws:
-            count_k = self.cohort.count_n[self.reports.responded_n].astype(float)
-        norm_k, deviation_k = squared_norms(update_kb, count_k)
-        sketch_kq = np.zeros((len(update_kb), 0))
-        if sampler.sketch_size > 0:
-            first = part.start or 0
-            sketch_kq = count_sketch(error_kb, sampler.sketch_size, self.plan.seed, first)
-        return _Measured(norm_k, deviation_k, inner(error_kb, error_kb), sketch_kq)
+    def _sketched(self, part: slice, error_kb: FloatArray) -> FloatArray:
+        """Sketches of a stretch of the residuals, if the sampler asks for them."""
+        size = self.plan.sampler.sketch_size
+        if size == 0:
+            return np.zeros((len(error_kb), 0))
+        return count_sketch(error_kb, size, self.plan.seed, part.start or 0)
 
     def _reported(self, sums: _Measured, read: Reader) -> Reports:
         """The reports with what the server measures on the updates; 0 where there is none."""

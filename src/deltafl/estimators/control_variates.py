@@ -57,6 +57,7 @@ from ..scale.rows import (
     RunningSum,
     put_rows,
     read_rows,
+    row_type,
     row_values,
     stored,
 )
@@ -72,7 +73,7 @@ from ..types import (
     Sizes,
     Within,
 )
-from .value import ControlValue, Reader
+from .value import ComposedValue, ControlValue, Reader
 
 
 class Learner(NamedTuple):
@@ -318,22 +319,19 @@ class OwnControl(InStretches):
 
     def learner(self, state: OwnControlState, population: Population, replies: Replies) -> Learner:
         client_n = replies.client_n
-        old = [state.control_md[client] for client in client_n.tolist()]
-        new = [np.empty_like(row_d) for row_d in old]
+        dtype = row_type(state.control_md)
+        new = [np.empty(len(state.total_d), dtype) for _ in client_n]
         following = Following(
             RunningSum(state.total_d, state.rounding),
             population.weight_m[client_n],
         )
 
         def learn(part: slice, update_nb: Params, value: ControlValue) -> FloatArray:
-            changed_nb = np.empty(update_nb.shape)
-            for new_d, old_d, update_b, changed_b in zip(
-                new, old, update_nb, changed_nb, strict=True
-            ):
-                new_d[part] = stored(update_b, new_d.dtype)
-                # Of the row as stored: in bfloat16 it is not the update that came.
-                after_b = row_values(new_d[part])
-                np.subtract(after_b, row_values(old_d[part]), out=changed_b, dtype=np.float64)
+            for new_d, update_b in zip(new, update_nb, strict=True):
+                new_d[part] = stored(update_b, dtype)
+            # Of the rows as stored: in bfloat16 they are not the updates that came.
+            changed_nb = read_rows(new, part, update_nb.shape[1])
+            changed_nb -= value.control_nd
             return following.add(part, changed_nb)
 
         def learned(largest_of: list[FloatArray]) -> OwnControlState:
@@ -407,11 +405,14 @@ class InnovationControl(InStretches):
         unseen_n = state.unseen_m[client_n]
 
         def read(part: slice) -> ControlValue:
-            total_b, control_nb = read_own(part)
+            own = read_own(part)
+            total_b, control_nb = own
             common_b = state.common.control_d[part]
             # Nobody has written into the rows of unseen clients: they are 0 in the sum of all.
-            control_nb[unseen_n] = common_b
-            return ControlValue(total_b + state.unseen_weight * common_b, control_nb)
+            if unseen_n.any():
+                control_nb = control_nb.copy()
+                control_nb[unseen_n] = common_b
+            return ComposedValue.of(total_b + state.unseen_weight * common_b, control_nb, own)
 
         return read
 
@@ -424,13 +425,13 @@ class InnovationControl(InStretches):
         unseen_m = state.unseen_m.copy()
         unseen_m[replies.client_n] = False
 
-        def learn(part: slice, update_nb: Params, value: ControlValue) -> Any:
+        def learn(part: slice, update_nb: Params, value: ComposedValue) -> Any:
             if coef_n.sum() > 0:  # else no reply counts
                 residual_nb = update_nb - value.control_nd
                 # D with beta = 1.
                 estimate_b = value.total_d + weighted_sum(coef_n, residual_nb, len(value.total_d))
                 common_d[part] = self.memory * common_d[part] + (1 - self.memory) * estimate_b
-            return own.learn(part, update_nb, value)
+            return own.learn(part, update_nb, value.held[0])
 
         def learned(sums: list[Any]) -> InnovationControlState:
             return InnovationControlState(

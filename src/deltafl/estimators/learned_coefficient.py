@@ -175,22 +175,23 @@ class _Products:
         self._replies = replies
         self._mass_n = mass_n
         self._alone_n = alone_n
-        self._sent_n1 = sent_n[:, None]
-        self._share_n = mass_n / (mass_n.sum() or 1.0)
+        self._square_n = sent_n**2
+        self._share_n = sent_n * mass_n / (mass_n.sum() or 1.0)
 
     def of(self, update_nb: Params, control_nb: FloatArray) -> FloatArray:
         """The products of a stretch, (2, n + 1): <y_i, z_i> and <z_i, z_i> of y_i = coef_i u_i
         and z_i = coef_i c_i, then those of their means.
         """
         b = update_nb.shape[1]
-        y_nb = np.multiply(update_nb, self._sent_n1, dtype=np.float64)
-        z_nb = control_nb * self._sent_n1
-        mean_y_b = weighted_sum(self._share_n, y_nb, b)
-        mean_z_b = weighted_sum(self._share_n, z_nb, b)
+        mean_y_b = weighted_sum(self._share_n, update_nb, b)
+        # One row stands for c_i that are all equal.
+        mean_z_b = weighted_sum(self._share_n, np.broadcast_to(control_nb, update_nb.shape), b)
+        cross_n = self._square_n * inner(update_nb, control_nb)
+        square_n = self._square_n * inner(control_nb, control_nb)
         return np.array(
             [
-                np.append(inner(y_nb, z_nb), inner(mean_y_b, mean_z_b)),
-                np.append(inner(z_nb, z_nb), inner(mean_z_b, mean_z_b)),
+                np.append(cross_n, inner(mean_y_b, mean_z_b)),
+                np.append(square_n, inner(mean_z_b, mean_z_b)),
             ]
         )
 

@@ -8,7 +8,7 @@ distribution and lose 12 % of its square (Max 1960; Lloyd 1982).
 
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ _UNIT = 0.0016
 # Whole units, so that sums of 256 of them are exact in float32, whatever their order.
 _LEVELS = np.array([-944, -283, 283, 944], np.float32)
 _BOUNDS = (-0.9816, 0.0, 0.9816)
+#: The norm of what is decoded is at most so many times that of what was encoded.
+_LONGEST = 1.5104
 #: The share of a vector's square that what is decoded has, on average.
 KEPT = 0.8825
 #: Levels in one number of a code: 52 bits, which a float64 holds exactly.
@@ -34,6 +36,8 @@ _NUMBERS = -(-BLOCK // _EACH)
 _BITS = 2 * _EACH
 #: Two numbers have 13 whole bytes.
 _BYTES = 2 * _BITS // 8
+#: Bytes of a block where numbers are packed: five pairs, to whole numbers of 64 bits.
+_ROW = 72
 #: Levels that are unpacked at once.
 _AT_ONCE = 2**16
 #: The length of a block's code: its root mean square, then its levels.
@@ -58,30 +62,64 @@ def encode(vector_nd: npt.NDArray[np.floating]) -> FloatArray:
 
     def look(part: slice) -> None:
         cut = code_part(part, d)
-        code_nc[..., cut] = _encoded(vector_nd[..., part])
+        code_nc[..., cut] = encode_part(vector_nd[..., part]).code_nc
 
     over_stretches(look, d, prod(rows))
     return code_nc
 
 
-def _encoded(vector_nd: npt.NDArray[np.floating]) -> FloatArray:
+class Encoded(NamedTuple):
+    """The root mean squares of blocks, float64 (..., blocks), and their levels, 0 to 3, uint8
+    (..., blocks, 256).
+    """
+
+    scale_nb: FloatArray
+    level_nbk: npt.NDArray[np.uint8]
+
+    @property
+    def code_nc(self) -> FloatArray:
+        """The codes."""
+        *rows, blocks = self.scale_nb.shape
+        code_nbl = np.empty((*rows, blocks, _LENGTH))
+        code_nbl[..., 0] = self.scale_nb
+        code_nbl[..., 1:] = _packed(self.level_nbk)
+        return code_nbl.reshape(*rows, blocks * _LENGTH)
+
+    @property
+    def largest_n(self) -> FloatArray:
+        """A bound of the entries of what is decoded: no entry is larger than a block's norm."""
+        return np.asarray(self.scale_nb.max(axis=-1, initial=0) * _LONGEST * BLOCK**0.5)
+
+    def weighted_sum(self, weight_n: FloatArray, num_params: int) -> FloatArray:
+        """sum_i w_i v_i of what is decoded, (num_params,): rotated once, not each of them."""
+        weight_bn = (weight_n[:, None] * self.scale_nb).T * _UNIT / _SIDE
+        level_nbk = np.take(_LEVELS.astype(np.float64), self.level_nbk)
+        sum_bk = (weight_bn[:, None] @ level_nbk.swapaxes(0, 1))[:, 0]
+        sum_bk = _rotated(sum_bk) * _signs()
+        return np.asarray(sum_bk.reshape(-1)[:num_params])
+
+
+def encode_part(vector_nd: npt.NDArray[np.floating]) -> Encoded:
+    """The codes of a stretch of vectors that begins with a block."""
     *rows, d = vector_nd.shape
     blocks = -(-d // BLOCK)
     padded_nd: Any = vector_nd
     if d < blocks * BLOCK:
         padded_nd = np.zeros((*rows, blocks * BLOCK))
         padded_nd[..., :d] = vector_nd
-    block_nbk = padded_nd.reshape(*rows, blocks, BLOCK) * _signs()
-    block_nbk = _rotated(block_nbk, _hadamard() / _SIDE**0.5)
+    block_nbk = np.asarray(padded_nd.reshape(*rows, blocks, BLOCK), np.float64)
+    # A rotation changes no norm: here it is that of float64, whose squares do not overflow.
     scale_nb = np.sqrt(inner(block_nbk, block_nbk) / BLOCK)
+    signed_nbk = padded_nd.astype(np.float32).reshape(*rows, -1)
+    signed_nbk *= np.tile(_signs().astype(np.float32), blocks)
+    unit_nbk = _rotated(signed_nbk.reshape(block_nbk.shape))
+    share_nb = np.divide(1 / _SIDE, scale_nb, out=np.zeros_like(scale_nb), where=scale_nb > 0)
+    unit_nbk *= share_nb.astype(np.float32)[..., None]
     # As many bounds as lie below an entry, so high is its level.
-    level_nbk = np.zeros(block_nbk.shape, np.uint8)
+    level_nbk = np.zeros(unit_nbk.shape, np.uint8)
     for bound in _BOUNDS:
-        level_nbk += block_nbk > bound * scale_nb[..., None]
-    code_nbl = np.empty((*scale_nb.shape, _LENGTH))
-    code_nbl[..., 0] = scale_nb
-    code_nbl[..., 1:] = _packed(level_nbk)
-    return code_nbl.reshape(*rows, code_length(d))
+        level_nbk += (unit_nbk > np.float32(bound)).view(np.uint8)
+    return Encoded(scale_nb, level_nbk)
 
 
 def decode(code_nc: FloatArray, num_params: int) -> FloatArray:
@@ -108,12 +146,15 @@ def decode_part(code_nc: FloatArray, part: slice, num_params: int) -> FloatArray
     """A stretch of vectors, float64 (n, b), given its ``code_part`` of their codes."""
     first, last, _ = part.indices(num_params)
     level_nbk, scale_nb1 = levels(code_nc)
-    rotated_nbk = _rotated(level_nbk, _hadamard())
-    rotated_nbk *= _signs().astype(np.float32)
-    vector_nbk = rotated_nbk * (scale_nb1 * _UNIT / _SIDE)
+    n, blocks, _ = level_nbk.shape
+    rotated_nk = _rotated(level_nbk).reshape(n, blocks * BLOCK)
+    # Along whole rows: NumPy is slow at many short ones.
+    rotated_nk *= np.tile(_signs().astype(np.float32), blocks)
+    vector_nbk = rotated_nk.reshape(level_nbk.shape).astype(np.float64)
+    vector_nbk *= scale_nb1 * (_UNIT / _SIDE)
+    vector_nd: FloatArray = vector_nbk.reshape(n, blocks * BLOCK)
     before = first % BLOCK
-    blocks = vector_nbk.shape[1]
-    return vector_nbk.reshape(-1, blocks * BLOCK)[:, before : before + last - first]
+    return vector_nd[:, before : before + last - first]
 
 
 def sum_decoded(weight_qn: FloatArray, code_nc: Codes, num_params: int) -> FloatArray:
@@ -133,7 +174,7 @@ def sum_decoded(weight_qn: FloatArray, code_nc: Codes, num_params: int) -> Float
             scaled_nbk = level_nbk * (scale_nb1 * _UNIT / _SIDE)
             weight_qs = np.ascontiguousarray(weight_qn[:, first : first + step])
             sum_qk = sum_qk + product(weight_qs, scaled_nbk.reshape(len(scaled_nbk), -1))
-        sum_qbk = _rotated(sum_qk.reshape(len(sum_qk), -1, BLOCK), _hadamard()) * _signs()
+        sum_qbk = _rotated(sum_qk.reshape(len(sum_qk), -1, BLOCK)) * _signs()
         width = len(sum_qd[0, part])
         sum_qd[:, part] = sum_qbk.reshape(len(sum_qk), -1)[:, :width]
 
@@ -144,36 +185,50 @@ def sum_decoded(weight_qn: FloatArray, code_nc: Codes, num_params: int) -> Float
 def levels(code_nc: FloatArray) -> tuple[Params, FloatArray]:
     """The levels in codes, float32 (n, blocks, 256), and the scales of blocks, (n, blocks, 1)."""
     n, length = code_nc.shape
-    code_nbl = code_nc.reshape(n, length // _LENGTH, _LENGTH)
+    blocks = length // _LENGTH
+    # Blocks last: passes over ten numbers each would take NumPy longer than the arithmetic.
+    code_lx = np.ascontiguousarray(code_nc.reshape(n * blocks, _LENGTH).T)
     # Clients may send anything: what is no 52-bit number becomes the nearest one.
-    number_nbk = np.clip(code_nbl[..., 1:], 0, 2.0**_BITS - 1).astype(np.uint64)
+    number_kx = np.clip(code_lx[1:], 0, 2.0**_BITS - 1).astype(np.uint64)
+    # A byte holds four levels.
+    level_xk4 = np.take(_table(), _unpacked(number_kx), axis=0)
     # No honest root mean square is negative; the sign of a made-up one would turn the block around.
-    return _unpacked(number_nbk), np.abs(code_nbl[..., :1])
+    return level_xk4.reshape(n, blocks, BLOCK), np.abs(code_lx[0]).reshape(n, blocks, 1)
 
 
 def _packed(level_nbk: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     """52-bit numbers of the levels of blocks, (..., 10): the first level in the lowest bits."""
     # Four levels in the lowest bits of four bytes meet in the highest byte.
-    four_nbk = level_nbk.view("<u4") * np.uint32(2**24 + 2**18 + 2**12 + 2**6)
-    pair_nbpy = np.zeros((*level_nbk.shape[:-1], _NUMBERS // 2, 16), np.uint8)
-    byte_nbk = np.zeros((*level_nbk.shape[:-1], _NUMBERS // 2 * _BYTES), np.uint8)
-    byte_nbk[..., : BLOCK // 4] = four_nbk >> np.uint32(24)
-    pair_nbpy[..., :_BYTES] = byte_nbk.reshape(*pair_nbpy.shape[:-1], _BYTES)
-    low, high = np.moveaxis(pair_nbpy.view("<u8"), -1, 0)
-    number_nbp2 = np.stack([low % 2**_BITS, low >> _BITS | high << (64 - _BITS)], axis=-1)
-    return number_nbp2.reshape(*level_nbk.shape[:-1], _NUMBERS)
+    four_xk = level_nbk.reshape(-1, BLOCK).view("<u4") * np.uint32(2**24 + 2**18 + 2**12 + 2**6)
+    byte_xk = np.zeros((len(four_xk), _ROW), np.uint8)
+    byte_xk[:, : BLOCK // 4] = four_xk >> np.uint32(24)
+    number_kx = np.empty((_NUMBERS, len(four_xk)), np.uint64)
+    for pair in range(0, _NUMBERS, 2):
+        low_x, high_x = _both(byte_xk, pair)
+        number_kx[pair] = low_x % 2**_BITS
+        number_kx[pair + 1] = high_x >> (64 - _BITS)
+    return number_kx.T.reshape(*level_nbk.shape[:-1], _NUMBERS)
 
 
-def _unpacked(number_nbk: npt.NDArray[np.uint64]) -> Params:
-    """The levels, float32 (..., 256), of the numbers of blocks."""
-    even, odd = number_nbk[..., ::2], number_nbk[..., 1::2]
-    # Two numbers one behind the other, from the lowest bit on.
-    pair_nbp2 = np.stack([even | odd << _BITS, odd >> (64 - _BITS)], axis=-1).astype("<u8")
-    bytes_nbp13 = pair_nbp2.view(np.uint8)[..., :_BYTES]
-    byte_nbk = bytes_nbp13.reshape(*number_nbk.shape[:-1], _NUMBERS // 2 * _BYTES)
-    # A byte holds four levels.
-    level_nbk4 = np.take(_table(), byte_nbk[..., : BLOCK // 4], axis=0)
-    return level_nbk4.reshape(*number_nbk.shape[:-1], BLOCK)
+def _unpacked(number_kx: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
+    """The bytes (x, 64) of the numbers (10, x) of blocks, four levels each."""
+    byte_xk = np.zeros((number_kx.shape[1], _ROW), np.uint8)
+    for pair in range(0, _NUMBERS, 2):
+        low_x, high_x = _both(byte_xk, pair)
+        odd_x = number_kx[pair + 1]
+        # The higher one first: its lowest bits are not its own.
+        high_x[:] = odd_x << (64 - _BITS)
+        low_x[:] = number_kx[pair] | odd_x << _BITS
+    return byte_xk[:, : BLOCK // 4]
+
+
+def _both(byte_xk: npt.NDArray[np.uint8], pair: int) -> list[npt.NDArray[np.uint64]]:
+    """The first and the last eight of the 13 bytes that two numbers of each block share, as
+    numbers in place.
+    """
+    first = pair // 2 * _BYTES
+    starts = (first, first + _BYTES - 8)
+    return [byte_xk[:, start : start + 8].view("<u8")[:, 0] for start in starts]
 
 
 def coded(update_kd: Params) -> Params:
@@ -223,12 +278,12 @@ def _hadamard() -> FloatArray:
     return np.asarray(hadamard)
 
 
-def _rotated(block_nbk: npt.NDArray[np.floating], hadamard: FloatArray) -> npt.NDArray[np.floating]:
-    """The Hadamard transform of every block, which is its own inverse but for a factor, as two of
-    length 16.
+def _rotated(block_nbk: npt.NDArray[np.floating]) -> Any:
+    """The Hadamard transform of every block, which is its own inverse but for a factor of 256, as
+    two of length 16.
     """
     # 256 = 16 x 16: 32 multiplications for each number in place of 256.
     square_brc = block_nbk.reshape(-1, _SIDE, _SIDE)
-    hadamard = hadamard.astype(block_nbk.dtype)
+    hadamard = _hadamard().astype(block_nbk.dtype)
     # Block by block: BLAS gives one large product to several threads, which wait for each other.
-    return np.asarray((hadamard @ (square_brc @ hadamard)).reshape(block_nbk.shape))
+    return (hadamard @ (square_brc @ hadamard)).reshape(block_nbk.shape)

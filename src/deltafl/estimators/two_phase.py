@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..moves import Moves
-from ..scale.numerics import inner, product
+from ..scale.numerics import inner, largest, product, weighted_sum
 from ..scale.rows import Following, Rows, RunningSum, put_rows
 from ..types import (
     NOBODY,
@@ -39,6 +39,7 @@ from .two_bits import (
     decode,
     decode_part,
     encode,
+    encode_part,
     norms,
     sum_decoded,
 )
@@ -125,7 +126,7 @@ class LastResiduals(InStretches):
                 row_c[:] = code_c[cut]
             residual_nb = decode_part(code_nc, part, d)
             if first_nq.any():
-                residual_nb = residual_nb - product(first_nq, state.fitted_qd[:, part])
+                residual_nb -= product(first_nq, state.fitted_qd[:, part])
             return ControlValue(state.total_d[part], residual_nb)
 
         return read
@@ -140,19 +141,18 @@ class LastResiduals(InStretches):
         codes = [np.empty(code_length(d)) for _ in client_n]
         is_first_m = state.is_first_m.copy()
         is_first_m[client_n] = False
-        following = Following(
-            RunningSum(state.total_d, state.rounding),
-            population.weight_m[client_n],
-        )
+        weight_n = population.weight_m[client_n]
+        following = Following(RunningSum(state.total_d, state.rounding), weight_n)
 
         def learn(part: slice, update_nb: Params, value: ControlValue) -> FloatArray:
             cut = code_part(part, d)
-            code_nc = encode(update_nb)
-            for code_c, stretch_c in zip(codes, code_nc, strict=True):
+            encoded = encode_part(update_nb)
+            for code_c, stretch_c in zip(codes, encoded.code_nc, strict=True):
                 code_c[cut] = stretch_c
             # What was lost by encoding is lost in the sum too.
-            changed_nb = decode_part(code_nc, part, d) - value.control_nd
-            return following.add(part, changed_nb)
+            added_b = encoded.weighted_sum(weight_n, update_nb.shape[1])
+            added_b -= weighted_sum(weight_n, value.control_nd, len(added_b))
+            return following.add_sum(part, added_b, encoded.largest_n + largest(value.control_nd))
 
         def learned(largest_of: list[FloatArray]) -> LastResidualsState:
             followed = following.sum(largest_of)

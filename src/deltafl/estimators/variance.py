@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..scale.numerics import weighted_sum
+from ..scale.numerics import inner, weighted_sum
 from ..scale.stretches import over_stretches
 from ..types import TWO_STAGE, FloatArray, IntArray, Replies
 
@@ -43,24 +43,37 @@ class VarianceForm(NamedTuple):
     alone_n: FloatArray
     groups: tuple[Any, ...] = ()  #: of rows: indices, or a slice
 
-    def sums(self, part_nb: npt.NDArray[np.floating]) -> FloatArray:
-        """norm(scale_i l_i - B)^2 and norm(l_i)^2 of a stretch of the l_i, (2, n)."""
-        sum_2n = np.zeros((2, len(part_nb)))
-        scaled_nb = self.scale_n[:, None] * part_nb
+    def sums(self, part_nb: FloatArray, square_n: FloatArray, common_b: FloatArray) -> FloatArray:
+        """norm(scale_i l_i - B)^2 and norm(l_i)^2 of a stretch of the l_i, (2, n).
+
+        l_i = part_i + common, with norm(part_i)^2 known. Of l_i that are alike it takes their
+        common part away first: products of what is left keep their digits.
+        """
+        along_n, common = np.zeros(len(part_nb)), 0.0
+        if common_b.any():
+            along_n, common = inner(part_nb, common_b), inner(common_b, common_b)
+        alone_n = square_n + 2 * along_n + common
+        spread_n = self.scale_n**2 * alone_n
         for rows in self.groups:
-            mass_k = self.mass_n[rows]
+            mass_k, scale_k, part_kb = self.mass_n[rows], self.scale_n[rows], part_nb[rows]
             # Without mass nothing was left to chance: there is no mean, and V of the draw is 0.
             if total := mass_k.sum():
-                scaled_kb = scaled_nb[rows]
-                scaled_nb[rows] -= weighted_sum(mass_k, scaled_kb, scaled_kb.shape[1]) / total
-        sum_2n[0] = np.einsum("nd,nd->n", scaled_nb, scaled_nb)
-        if self.alone_n.any():
-            sum_2n[1] = np.einsum("nd,nd->n", part_nb, part_nb)
-        return sum_2n
+                share_k = mass_k * scale_k / total
+                mean_b = weighted_sum(share_k, part_kb, part_kb.shape[1])
+                cross_k = inner(part_kb, mean_b)
+                spread_k = scale_k * (scale_k * square_n[rows] - 2 * cross_k)
+                spread_k += inner(mean_b, mean_b)
+                if common > 0:
+                    shift_k = scale_k - share_k.sum()
+                    off_k = scale_k * along_n[rows] - inner(mean_b, common_b)
+                    spread_k += shift_k * (2 * off_k + shift_k * common)
+                spread_n[rows] = spread_k
+        return np.array([spread_n, alone_n])
 
     def total(self, sum_2n: FloatArray) -> float:
         """V, given the ``sums`` of all stretches."""
-        return float(self.mass_n @ sum_2n[0] + self.alone_n @ sum_2n[1])
+        # What rounding leaves of a variance of 0 may be less than that.
+        return max(float(self.mass_n @ sum_2n[0] + self.alone_n @ sum_2n[1]), 0.0)
 
 
 def estimate_variance(
@@ -77,8 +90,14 @@ def estimate_variance(
     if form is None:
         return float("nan")
     n, d = residual_nd.shape
-    sums = over_stretches(lambda part: form.sums(residual_nd[:, part]), d, n)
-    return form.total(sum(sums, np.zeros((2, n))))
+
+    def look(part: slice) -> FloatArray:
+        part_nb = np.asarray(residual_nd[:, part], np.float64)
+        common_b = part_nb.sum(axis=0) / max(n, 1)
+        part_nb = part_nb - common_b
+        return form.sums(part_nb, inner(part_nb, part_nb), common_b)
+
+    return form.total(sum(over_stretches(look, d, n), np.zeros((2, n))))
 
 
 def variance_form(replies: Replies) -> VarianceForm | None:

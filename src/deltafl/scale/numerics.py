@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..types import Array, FloatArray
-from .stretches import over_stretches
+from .stretches import TURN, over_stretches
 
 Floats = npt.NDArray[np.floating]
 
@@ -56,7 +56,10 @@ def largest(row_nb: np.ndarray[Any, Any]) -> Array:
 
 def largest_entry(vector_d: np.ndarray[Any, Any]) -> float:
     """The same of one long vector."""
-    return float(np.max(over_stretches(lambda part: largest(vector_d[None, part]), len(vector_d))))
+    # Longer pieces than stretches, as one array is all that they read.
+    return float(
+        np.max(over_stretches(lambda part: largest(vector_d[None, part]), len(vector_d), 1, TURN))
+    )
 
 
 def inner(left_d: Floats, right_d: Floats) -> Any:

@@ -271,6 +271,12 @@ def is_step(stored_d: Row) -> bool:
     return bool(np.all(np.abs(row_values(stored_d)) <= LARGEST_STEP))
 
 
+def row_type(rows: Rows) -> np.dtype[Any]:
+    """The type of the stored numbers."""
+    # Not that of the first row of a file, which would be read for it.
+    return rows.dtype if isinstance(rows, MappedRows) else rows[0].dtype
+
+
 def row_values(stored_d: Row) -> Params:
     """The values of a stored row, float32 (d,)."""
     if stored_d.dtype == np.uint16:
@@ -280,7 +286,7 @@ def row_values(stored_d: Row) -> Params:
 
 def replace_rows(rows: Rows, client_n: IntArray, update_nd: Params | Sequence[Params]) -> Rows:
     """The rows with those of some clients replaced, in their format; the others are shared."""
-    dtype = rows.dtype if isinstance(rows, MappedRows) else rows[0].dtype
+    dtype = row_type(rows)
     # A view would keep the updates of the whole cohort in memory.
     return put_rows(rows, client_n, [stored(update_d, dtype).copy() for update_d in update_nd])
 
@@ -331,10 +337,14 @@ class Following:
 
     def add(self, part: slice, row_nb: FloatArray) -> FloatArray:
         """Add a stretch of the rows, (n, b); the largest entries, (1 + n,), of sum and rows."""
+        added_b = weighted_sum(self._coef_n, row_nb, row_nb.shape[1])
+        return self.add_sum(part, added_b, largest(row_nb))
+
+    def add_sum(self, part: slice, added_b: FloatArray, most_n: Array) -> FloatArray:
+        """The same, given the sum and bounds of the rows' entries."""
         before_b = self._before.total_d[part]
-        added_b = weighted_sum(self._coef_n, row_nb, len(before_b))
         np.add(before_b, added_b, out=self._total_d[part])
-        return np.append(largest(before_b[None]), largest(row_nb))
+        return np.append(largest(before_b[None]), most_n)
 
     def sum(self, largest_of: Sequence[FloatArray]) -> RunningSum:
         """The sum, given what ``add`` has returned for all stretches."""

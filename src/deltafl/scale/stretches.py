@@ -18,7 +18,7 @@ Seen = TypeVar("Seen")
 #: Parameters in the longest stretch; what a thread takes at a time, a multiple of every stretch.
 STRETCH = 2**13
 TURN = 2**16
-#: Numbers in all rows of a stretch that leave room for a few copies in the cache of a core.
+#: Numbers in all rows of a stretch: fewer, and Python takes longer than what the cache saves.
 _IN_CACHE = 2**17
 #: Shorter stretches take Python longer than NumPy.
 _SHORTEST = 2**10
@@ -43,11 +43,11 @@ def cores_allowed() -> int:
     return os.cpu_count() or 1
 
 
-def stretches(num_params: int, rows: float = 1) -> list[slice]:
+def stretches(num_params: int, rows: float = 1, longest: int | None = None) -> list[slice]:
     """The parameters in turn, for work on so many rows, or less than one; starts are multiples of
     256.
     """
-    length = STRETCH
+    length = longest or STRETCH
     while length * rows > _IN_CACHE and length > _SHORTEST:
         length //= 2
     parts = [slice(first, first + length) for first in range(0, max(num_params, 1), length)]
@@ -55,11 +55,13 @@ def stretches(num_params: int, rows: float = 1) -> list[slice]:
     return [*parts[:-1], slice(parts[-1].start, None)]
 
 
-def over_stretches(look: Callable[[slice], Seen], num_params: int, rows: int = 1) -> list[Seen]:
+def over_stretches(
+    look: Callable[[slice], Seen], num_params: int, rows: int = 1, longest: int | None = None
+) -> list[Seen]:
     """What a function gives for each stretch, in their order. It is called in several threads,
     and may write into its own stretch of arrays.
     """
-    parts = stretches(num_params, rows)
+    parts = stretches(num_params, rows, longest)
     # glibc keeps blocks for the next stretch that are shorter than one it was given back. Else
     # each would come from the system, page by page: that takes several times as long.
     np.empty(min(_KEPT, 64 * num_params), np.uint8)

@@ -1,14 +1,42 @@
 """Norms of updates: of each, and of its distance from their mean."""
 
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
-from ..scale.numerics import ONE_THREAD, inner
+from ..scale.numerics import ONE_THREAD, inner, weighted_sum
 from ..types import FloatArray, Params, Reports
 
 #: Numbers converted to float64 at a time.
 _BLOCK = 2**16
+
+
+class AboutMean(NamedTuple):
+    """Rows without their mean, and the squared norms of what is left of each."""
+
+    mean_b: FloatArray
+    left_kb: FloatArray
+    square_k: FloatArray
+
+
+def about_mean(row_kb: FloatArray, weight_k: FloatArray | None = None) -> AboutMean:
+    """A stretch of float64 rows about their plain or weighted mean.
+
+    Not from norms and inner products, whose difference keeps few digits where rows are alike.
+    """
+    mean_b = _mean(row_kb, weight_k)
+    left_kb = row_kb - mean_b
+    return AboutMean(mean_b, left_kb, inner(left_kb, left_kb))
+
+
+def _mean(row_kb: Params | FloatArray, weight_k: FloatArray | None) -> FloatArray:
+    if weight_k is None:
+        weight_k = np.ones(len(row_kb))
+    # Divided last: the mean of equal rows of float32 then is that row, exactly.
+    mean_b = weighted_sum(weight_k, row_kb, row_kb.shape[1])
+    mean_b /= weight_k.sum() or 1.0
+    return mean_b
 
 
 def squared_norms(
@@ -20,8 +48,8 @@ def squared_norms(
     squared_norm_k, squared_deviation_k = np.zeros((2, len(update_kd)))
     if len(update_kd) == 0:
         return squared_norm_k, squared_deviation_k
-    mean_d = np.average(update_kd, axis=0, weights=weight_k)
     d = update_kd.shape[1]
+    mean_d = _mean(update_kd, weight_k)
     rows = max(1, _BLOCK // max(1, min(d, ONE_THREAD)))
     for first, start in product(
         range(0, len(update_kd), rows),
@@ -31,10 +59,8 @@ def squared_norms(
         part = slice(start, start + ONE_THREAD)
         wide_bp = update_kd[block, part].astype(float)
         squared_norm_k[block] += inner(wide_bp, wide_bp)
-        # Not from norms and inner products, whose difference keeps few digits where updates are
-        # alike.
-        np.subtract(wide_bp, mean_d[part], out=wide_bp)
-        squared_deviation_k[block] += np.sum(np.square(wide_bp, out=wide_bp), axis=1)
+        wide_bp -= mean_d[part]
+        squared_deviation_k[block] += inner(wide_bp, wide_bp)
     return squared_norm_k, squared_deviation_k
 
 
