@@ -557,7 +557,7 @@ def test_norms_have_the_same_bits_however_many_are_measured_at_once(d: int) -> N
     update_nd = (rng.normal(size=(9, d)) * 10 ** rng.uniform(-3, 3, size=(9, 1))).astype(np.float32)
     reports = measure(update_nd, Reports.make(9))
     wide_nd = update_nd.astype(np.float64)
-    mean_d = np.average(wide_nd, axis=0)
+    mean_d = np.average(update_nd, axis=0)
     assert reports.squared_norm_n.tolist() == [inner(row_d, row_d) for row_d in wide_nd]
     np.testing.assert_allclose(
         reports.squared_norm_n, [row_d @ row_d for row_d in wide_nd], rtol=1e-13

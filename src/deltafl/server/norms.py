@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..scale.numerics import ONE_THREAD, inner, weighted_sum
+from ..scale.numerics import ONE_THREAD, inner
 from ..types import FloatArray, Params, Reports
 
 #: Numbers converted to float64 at a time.
@@ -25,18 +25,13 @@ def about_mean(row_kb: FloatArray, weight_k: FloatArray | None = None) -> AboutM
 
     Not from norms and inner products, whose difference keeps few digits where rows are alike.
     """
-    mean_b = _mean(row_kb, weight_k)
+    # If nobody has replied there is no mean.
+    if len(row_kb) == 0:
+        return AboutMean(np.zeros(row_kb.shape[1]), row_kb, np.zeros(0))
+    # Of float32, as updates come: another rounding would change what samplers have learned.
+    mean_b = np.average(row_kb.astype(np.float32), axis=0, weights=weight_k).astype(np.float64)
     left_kb = row_kb - mean_b
     return AboutMean(mean_b, left_kb, inner(left_kb, left_kb))
-
-
-def _mean(row_kb: Params | FloatArray, weight_k: FloatArray | None) -> FloatArray:
-    if weight_k is None:
-        weight_k = np.ones(len(row_kb))
-    # Divided last: the mean of equal rows of float32 then is that row, exactly.
-    mean_b = weighted_sum(weight_k, row_kb, row_kb.shape[1])
-    mean_b /= weight_k.sum() or 1.0
-    return mean_b
 
 
 def squared_norms(
@@ -49,7 +44,7 @@ def squared_norms(
     if len(update_kd) == 0:
         return squared_norm_k, squared_deviation_k
     d = update_kd.shape[1]
-    mean_d = _mean(update_kd, weight_k)
+    mean_d = np.average(update_kd, axis=0, weights=weight_k)
     rows = max(1, _BLOCK // max(1, min(d, ONE_THREAD)))
     for first, start in product(
         range(0, len(update_kd), rows),
