@@ -568,7 +568,7 @@ def test_links_between_documents_lead_somewhere() -> None:
 def test_files_that_documents_name_are_there() -> None:
     for document in DOCUMENTS:
         named = re.findall(
-            r"(?:tests|src|benchmarks|reproduction|docs|results)/[\w./-]+\.(?:py|md|json)",
+            r"(?:tests|src|benchmarks|reproduction|docs|results)/[\w./-]+\.(?:py|md|json)\b",
             document.read_text(),
         )
         missing = [

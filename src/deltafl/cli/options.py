@@ -79,7 +79,7 @@ _BEGAN = {"tuning_seeds": "tune", "goal": "plan", "sampler": "run", "samplers": 
 
 #: What ``--help`` shows, in this order; ``--help-all`` shows every option.
 _USED_MOST = (
-    "goal cost budget samplers sampler task label column partition clients sample rounds seeds "
+    "goal cost samplers sampler task label column partition clients sample rounds seeds "
     "seed local_rates local_lr metric threshold out resume quiet"
 )
 
