@@ -78,6 +78,7 @@ class Advice(NamedTuple):
         if _PLAIN in best and first.method != _PLAIN:
             ratio = cost_ratio(by_name[_PLAIN], best[_PLAIN].n, curve, first.n)
         round_r = sorted({max(1, round(part * first.rounds.mean / 4)) for part in range(1, 5)})
+        # A course at four moments is enough to see where gains end.
         values = curve.accuracy(first.n, np.array(round_r))
         course = [*zip(round_r, values, strict=True)]
         return cls(goal, prices, budget, rows, ranked, tried, ratio, course, failing)
@@ -98,6 +99,7 @@ class Advice(NamedTuple):
                 "these clients have not sent their first updates: give the population of "
                 "make_plan('census', sizes, n=10).with_census(answers)"
             )
+        # Codes are padded to whole blocks; what they hold beyond the model is 0.
         blocks = population.code_mc.shape[1] // code_length(1)
         update_md = decode(np.asarray(population.code_mc), blocks * BLOCK)
         known = KnownUpdates(update_md, population.weight_m)

@@ -159,6 +159,7 @@ class Curve:
 
     def rounds(self, size_n: IntArray, rounds_j: FloatArray) -> FloatArray:
         """R(n) fitted to the mean rounds of the trials."""
+        # One size shows no trend.
         if len(rounds_j) == 1:
             return np.full(len(size_n), rounds_j[0])
         error_j = self._error_of(self._n_j)

@@ -54,6 +54,7 @@ def error_by_size(
         draws: Cohorts drawn where there is neither a formula nor an enumeration.
     """
     for n in sizes:
+        # The memory stays: it is this round's estimate that is judged.
         sized = replace(plan, n=n)
         mse = _by_formula(sized, state, oracle, update_md)
         if mse is not None:
@@ -119,6 +120,7 @@ def _by_formula(plan: Plan, state: RoundState, oracle: Oracle, update_md: Params
     covariance_mm = covariance(witness.design, witness.expected_m)
     if covariance_mm is None:
         return None
+    # In float64: it is differences of nearly equal numbers that count.
     wide_md = update_md.astype(np.float64)
     _, control_md = rule.control.value(state.control, np.arange(len(weight_m)))
     factor_m = weight_m / witness.expected_m

@@ -80,7 +80,9 @@ class Budget(ServerPart):
         if own.asked >= 1:
             # A saved state may hold anything.
             mean = max(float(own.spent / own.asked), cost_m.min())
+        # Rounds beyond those that were planned take what is left.
         left = max(self.budget_rounds - round, 1)
+        # With nobody nothing would be learnt, and earlier rounds may have cost too much.
         affordable = max(1, int((self.budget - own.spent) / (left * mean)))
         if any(part.name == RelativeError.name for part in plan.parts):
             return min(n, affordable)

@@ -85,6 +85,7 @@ class RelativeError(ServerPart):
         spread = MEMORY * float(own.spread) + (1 - MEMORY) * seen
         signal = MEMORY * float(own.signal) + (1 - MEMORY) * seen_signal
         allowed = self.relative_error**2 * max(signal, 0.0) + spread / m
+        # Where clients agree, any of them would do.
         wanted = FEWEST
         if spread > 0:
             wanted = ceil(spread / allowed)

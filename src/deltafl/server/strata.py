@@ -123,6 +123,7 @@ class ByStrata(ServerPart):
         code_h = np.unique(code_m[present])
         member_h = [present[code_m[present] == code] for code in code_h]
         size_h = np.array([len(member_k) for member_k in member_h])
+        # Without scores the target's own weights say how much a stratum counts.
         mass_m = plan.population.weight_m
         if self.allocation != BY_WEIGHT and drawing.sampler.has_scores:
             mass_m = drawing.scores(mask_m, n)

@@ -112,6 +112,7 @@ def picture(place: Path) -> Picture:
         for folder in sorted(below(place, "runs").glob("*"))
         if folder.is_dir()
     ]
+    # Runs that have not begun have no folder.
     planned = len(settings["samplers"]) * len(settings.get("seeds", [0]))
     return _side_by_side(printable(place), runs, planned)
 
@@ -176,6 +177,7 @@ def _curve(values: Sequence[float | None]) -> str:
     if len(known) < 2:
         return ""
     places = np.linspace(0, len(known) - 1, min(len(known), _WIDTH)).round().astype(int)
+    # From the least to the largest: where it moves is what a curve of one line can show.
     low, high = min(known), max(known)
     steps = [(known[place] - low) / ((high - low) or 1) for place in places]
     return " " + "".join(_BARS[round(step * (len(_BARS) - 1))] for step in steps)
@@ -269,6 +271,7 @@ def _rates(seen: _Seen) -> dict[str, float | None]:
 def _refused(seen: _Seen) -> Counter[str]:
     """Refused replies by reason; reasons that differ in their numbers are one."""
     return Counter(
+        # The same fault has other numbers in every sentence.
         re.sub(r"\d[\d.e+-]*", "...", printable(reason, limit=100))
         for line in seen.lines
         for _, reason in line.get("rejected", ())
@@ -278,6 +281,7 @@ def _refused(seen: _Seen) -> Counter[str]:
 
 def _cost(seen: _Seen) -> str:
     """What was spent, and the place for what a plan foresaw."""
+    # A census has answers in place of a cohort, and lines of a federation name nobody.
     trainings = sum(
         len(line.get("cohort", ())) or line.get("answers", 0) or line.get("num_selected", 0)
         for line in seen.lines
@@ -353,6 +357,7 @@ def _side_by_side(name: str, runs: Sequence[_Seen], planned: int) -> Picture:
 
 def page(shown: Picture, every: float) -> str:
     """A picture as a page, which the browser loads again until all is over."""
+    # Once all is over there is nothing to wait for.
     again = "" if shown.is_over else f'<meta http-equiv="refresh" content="{every:g}">'
     head = "".join(f"<th>{escape(text)}</th>" for text in shown.headings if text)
     rows = "".join(

@@ -40,6 +40,7 @@ class _Deciding(Callback):
         # As the file has it, with null for NaN: after a resume it comes from there.
         self._lines.append(plain_json(round.line))
         why = self.rule(self._lines)
+        # A rule that only says yes has a name.
         if why is True:
             why = f"{self.__name__} ended it"
         if why:

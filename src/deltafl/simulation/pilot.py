@@ -54,6 +54,7 @@ _STAGES = ((4, 0.5), (3, 1.0), (2, 1.2), (2, 1.2))
 _MEASURED = (2, 5)
 #: What all methods are compared with.
 PLAIN = "uniform"
+#: The reference: forecasts are multiples of its rounds.
 _FULL = "full"
 
 
@@ -166,6 +167,7 @@ class PlanSettings(CompareSettings):
                 "sample": n or self.sample,
                 "rounds": rounds,
                 "threshold": self.goal,
+                # A forecast is read off the curve, and the curve needs every round.
                 "evaluate_every": 1,
                 "stop_at_threshold": False,
                 "patience": None,
@@ -278,6 +280,7 @@ class _Pilot:
         wanted = {(name, n): first[n] for name in self._settings.methods for n in cohorts}
         courses = self._play(wanted)
         errors = {method: self._errors(method) for method in self._settings.methods}
+        # Cheap runs first: only what may still be the cheapest goes on.
         for kept, share in _STAGES:
             more = dict[tuple[str, int], int]()
             for curve in self._curves(courses, full, errors):
@@ -285,6 +288,7 @@ class _Pilot:
             wanted |= more
             courses |= self._play(wanted)
         curves = self._curves(courses, full, errors)
+        # Other prices need no other runs.
         prices, budget = self._settings.prices, self._settings.budget
         return Advice.of(self._goal, prices, budget, curves, errors)
 
@@ -316,6 +320,7 @@ class _Pilot:
         recorded = recorded_settings(directory.path) or {}
         played = {"rounds": recorded["rounds"], "threshold": recorded.get("threshold")}
         run = read_run(directory, job.settings.model_copy(update=played))
+        # Whether more is better is known from a record.
         self._sign = run.judge.sign
         return Course.of(run, rounds)
 

@@ -58,6 +58,7 @@ class CapturedStep:
         """The step's result."""
         number = len(inputs[0])
         own = [buffer[:number] for buffer in self._buffers]
+        # A graph reads where it read at its capture, so inputs are brought there.
         for buffer, part in zip(own, inputs, strict=True):
             buffer.copy_(part)
         call = partial(self._step, *own)
