@@ -205,7 +205,8 @@ def test_a_plan_takes_its_settings_from_the_label() -> None:
     assert (plan.part("average"), plan.estimator) == (Average(0.5), "two-phase")
     assert make_rules("uniform+clip=median", n=2).plan.part("clip") == Clip("median")
     with pytest.raises(
-        DeltaflError, match="unknown setting of a plan in a label 'proximal': choose one of average"
+        DeltaflError,
+        match="unknown setting of a plan in a label 'proximal': choose one of allocation",
     ):
         make_plan("uniform+proximal=0.1", [1, 2, 3], n=2)
 

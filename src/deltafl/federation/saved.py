@@ -31,12 +31,12 @@ from ..scale.rows import settled
 from ..scale.sound import not_sound, restored_state
 from ..scale.state_file import owner
 from ..server.table import UNUSED
-from ..store.files import private_folder, remove
+from ..store.files import opened, private_folder, remove
 from ..store.folder import Note, owned, read_note, require_note, require_own, write_note
-from ..store.lines import append_line
+from ..store.lines import append_line, cut_back, lines_in
 from ..store.machine import made_with, warn_of_other
 from ..store.sealed import read_sealed, write_sealed
-from ..store.values import checked
+from ..store.values import checked, parsed
 from ..types import LARGEST_AUX, NOBODY, Array, FloatArray, RoundInfo
 from .clients import ClientInfo
 from .federation import KEPT, Federation, Kept
@@ -145,9 +145,45 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
 
 
 def note_round(folder: Path, info: RoundInfo) -> None:
-    """Write down what happened in a round; the last of two lines of one round counts."""
+    """Write down what happened in a round; of two lines of one round, as where a federation went
+    back in its own process, the last counts.
+    """
     line = info._asdict() | {"round": info.round + 1}
     append_line(folder / LOG, line, private=True)
+
+
+def _forget_later(folder: Path, round: int) -> None:
+    """Cut off what the log has of rounds after the saved one: they are played again."""
+    file = folder / LOG
+    if not file.exists():
+        return
+    length = 0
+    with opened(file) as log:
+        for text in lines_in(log, file):
+            if not text.endswith(b"\n"):  # cut off as it was written
+                break
+            number = _round_noted(text, str(file))
+            if number is None:
+                return
+            if number > round:
+                break
+            length += len(text)
+    if length < file.stat().st_size:
+        cut_back(file, length)
+
+
+def _round_noted(text: bytes, where: str) -> int | None:
+    """The round of a line that a federation wrote; None for a damaged one, or one of a simulated
+    run, whose file is not ours to cut.
+    """
+    try:
+        line = parsed(text, where)
+    except DeltaflError:
+        return None
+    if not isinstance(line, dict) or "num_selected" not in line or "cohort" in line:
+        return None
+    number = line.get("round")
+    return number if isinstance(number, int) else None
 
 
 def _keep_last(last: Path, before: Path, oldest: Path) -> None:
@@ -176,6 +212,7 @@ def load(folder: Path, federation: Federation) -> bool:
             raise DeltaflError(
                 f"{folder} has no {FILE}; rename {before}, or choose a new state_path"
             )
+        _forget_later(folder, 0)
         return False
     _undo_keeping(folder / FILE, folder / FILES[1])
     # The oldest first, as a federation keeps them.
@@ -191,7 +228,9 @@ def load(folder: Path, federation: Federation) -> bool:
                 )
             )
     # Each takes the place of the one before: the state to go on with comes last.
-    warn_of_other(_restore(folder / FILE, federation).made_with, made_with(), str(folder / FILE))
+    header = _restore(folder / FILE, federation)
+    warn_of_other(header.made_with, made_with(), str(folder / FILE))
+    _forget_later(folder, header.round)
     _settle(federation)
     return True
 
