@@ -17,6 +17,7 @@ Appends a line a run to ``runs.jsonl.gz``, from which an interrupted call goes o
 import argparse
 import gzip
 import json
+import sys
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain
@@ -32,6 +33,7 @@ from deltafl.simulation.sweep import run_jobs
 from deltafl.tasks import import_tasks
 from deltafl.types import FloatArray
 
+sys.path.append(str(Path(__file__).parents[1]))
 AUTO = "relative_error=1.0"
 _DIRICHLET = {"partition": "hsu2019", "batch_size": 32}
 
@@ -106,13 +108,13 @@ class Player:
         self._folder = folder
         self._data_dir = data_dir
         self._plays = plays
+        self._known = {key_of(row): row for row in rows_of(self._file)}
 
     def curve(self, label: str, rounds: int, seed: int) -> Curve:
         """One run."""
         key = {"task": self._task, "label": label, "rounds": rounds, "seed": seed}
-        for row in rows_of(self._file):
-            if {name: row[name] for name in key} == key:
-                return Curve(np.array(row["trainings"]), np.array(row["accuracy"]))
+        if (row := self._known.get(key_of(key))) is not None:
+            return Curve(np.array(row["trainings"]), np.array(row["accuracy"]))
         if not self._plays:
             raise NotPlayedError
         given = key | self.case.settings | {"sampler": label, "evaluate_every": 1}
@@ -132,11 +134,17 @@ class Player:
         made = {"environment": environment()} if seed == self.case.seeds[0] else {}
         with gzip.open(self._file, "at") as file:
             file.write(json.dumps(key | found | made) + "\n")
+        self._known[key_of(key)] = key | found
         return Curve(np.array(found["trainings"]), np.array(accuracy))
 
     def curves(self, label: str, rounds: int) -> list[Curve]:
         """Those of all seeds."""
         return [self.curve(label, rounds, seed) for seed in self.case.seeds]
+
+
+def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What a run is known by."""
+    return row["task"], row["label"], row["rounds"], row["seed"]
 
 
 def rows_of(file: Path) -> list[dict[str, Any]]:

@@ -451,7 +451,8 @@ def make_plan(
         population = Population.from_sizes(population)
     settings = {name: more.pop(name) for name in [*more] if name in SETTINGS}
     if isinstance(sampler, Sampler):
-        return _planned(sampler, population, n, settings, facts, more)
+        first = _first_size(n, population, settings)
+        return _planned(sampler, population, first, settings, facts, more)
     label = parse_label(sampler)
     settings |= label.settings
     first = _first_size(n, population, settings)
@@ -490,7 +491,6 @@ def _planned(
     facts: RunFacts | None,
     more: dict[str, Any],
 ) -> Plan:
-    n = _first_size(n, population, settings)
     known = Plan.__dataclass_fields__
     for name in more:
         if name not in known:

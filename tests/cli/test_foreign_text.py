@@ -15,10 +15,10 @@ import pytest
 
 from tools.cli import Done, deltafl_here
 from tools.names import NAMES, RAW, is_plain
+from tools.terminal import read_terminal
 
 SHORT = ["--samplers", "uniform,full", "--seeds", "1", "--rounds", "1", "--processes", "1"]
 #: Colours, and how a progress bar moves.
-STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 def write_table(path: Path, name: str = "") -> list[str]:
@@ -143,15 +143,9 @@ def in_terminal(*arguments: str, cwd: Path, columns: int) -> str:
         stderr=theirs,
     )
     os.close(theirs)
-    written = b""
-    try:
-        while part := os.read(ours, 65536):
-            written += part
-    except OSError:  # how Linux says that nobody writes any more
-        pass
-    os.close(ours)
+    text = read_terminal(ours)
     process.wait()
-    return STYLE.sub("", written.decode()).replace("\r", "")
+    return text
 
 
 def test_a_terminal_gets_text(tmp_path: Path) -> None:

@@ -21,8 +21,7 @@ from tools.cli import deltafl_here
 from tools.names import NAMES, is_plain
 from tools.serving import serve
 from tools.simulation import TINY, StopError, lines_of, quiet, stop_after
-
-STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+from tools.terminal import read_terminal
 
 
 @pytest.fixture(scope="module")
@@ -141,16 +140,9 @@ def test_in_a_terminal_it_follows_a_run_of_another_process_to_its_end(tmp_path: 
     wait_until_seen(2)
     # The watcher sees each round before the next one is played.
     run_single(settings, tmp_path / "run", lambda done: wait_until_seen(done.round))
-    written = b""
-    try:
-        while part := os.read(ours, 65536):
-            written += part
-    except OSError:  # how Linux says that nobody writes any more
-        pass
-    os.close(ours)
+    text = read_terminal(ours)
     assert watching.wait() == 0
     timer.cancel()
-    text = STYLE.sub("", written.decode()).replace("\r", "")
     assert re.findall(r"(\d) of 6 ", text)[0] == "2"
     assert {"2", "4", "5", "6"} <= set(re.findall(r"(\d) of 6 ", text))
     assert "Finished: all 6 rounds are played." in text

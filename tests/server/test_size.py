@@ -23,7 +23,7 @@ from deltafl.federation.clients import ClientInfo
 from deltafl.federation.rules import make_rules
 from deltafl.server.part import Step
 from deltafl.server.relative_error import MEMORY, ErrorState, RelativeError
-from deltafl.types import Cohort
+from deltafl.types import Cohort, FloatArray
 
 SIZES = [4, 1, 2, 3, 1, 5]
 
@@ -131,17 +131,22 @@ def test_a_budget_is_kept(budget: int, here: list[int], label: str) -> None:
         assert spent == min(budget, rounds * m)
 
 
+def spent_by(plan: Plan, rounds: int, cost_m: FloatArray) -> float:
+    """What all rounds cost together, where everybody is there and replies."""
+    state = init_round(plan, np.zeros(2))
+    spent = 0.0
+    for _ in range(rounds):
+        cohort = open_round(plan, state)
+        spent += float(cost_m[cohort.client_n].sum())
+        state, _ = close_round(plan, state, cohort, np.ones((len(cohort.client_n), 2)))
+    return spent
+
+
 def test_a_budget_is_in_the_unit_of_the_costs() -> None:
     cost_m = np.array([1.0, 9.0] * 10)
     population = Population.from_sizes([1] * 20, cost=cost_m)
     plan = make_plan("uniform(per_cost=True)+budget=600+budget_rounds=30", population, n=3)
-    state = init_round(plan, np.zeros(2))
-    spent = 0.0
-    for _ in range(30):
-        cohort = open_round(plan, state)
-        spent += cost_m[cohort.client_n].sum()
-        state, _ = close_round(plan, state, cohort, np.ones((len(cohort.client_n), 2)))
-    assert spent == pytest.approx(600, rel=0.05)
+    assert spent_by(plan, 30, cost_m) == pytest.approx(600, rel=0.05)
     with pytest.raises(DeltaflError, match="one client each cost 30"):
         make_plan("uniform+budget=29+budget_rounds=30", population, n=3)
 
@@ -161,13 +166,7 @@ def test_a_budget_counts_what_clients_cost() -> None:
     cost_m = np.repeat([1.0, 5.0], 20)
     population = Population.from_sizes([2] * 40)._replace(cost_m=cost_m)
     plan = make_plan("uniform+budget=600", population, n=4, facts=RunFacts(rounds=25))
-    state = init_round(plan, np.zeros(2))
-    spent = 0.0
-    for _ in range(25):
-        cohort = open_round(plan, state)
-        spent += cost_m[cohort.client_n].sum()
-        state, _ = close_round(plan, state, cohort, np.ones((len(cohort.client_n), 2)))
-    assert 560 <= spent <= 615
+    assert 560 <= spent_by(plan, 25, cost_m) <= 615
 
 
 @pytest.mark.parametrize(

@@ -213,13 +213,22 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+#: Numbers of clients or strata, by name.
+_Named = dict[str, npt.NDArray[Any]]
+
+
+def _of_each(part: Part, look: Callable[[Sequence[Run]], _Named]) -> dict[str, _Named]:
+    """What there is to say of each sampler's runs, in the order of the table."""
+    groups = by_sampler(part.runs)
+    return {entry.sampler: look(groups[entry.sampler]) for entry in ranked(part.summary)}
+
+
 def _clients(part: Part) -> dict[str, Any] | None:
     """The clients by name with their metric under each sampler, the worst first; None where they
     are numbers.
     """
     judge = part.summary.judge
-    groups = by_sampler(part.runs)
-    found = {entry.sampler: named_clients(groups[entry.sampler]) for entry in ranked(part.summary)}
+    found = _of_each(part, named_clients)
     first = next(iter(found.values()))
     if not first:
         return None
@@ -249,8 +258,7 @@ def _clients(part: Part) -> dict[str, Any] | None:
 def _strata(part: Part) -> dict[str, Any] | None:
     """The strata with their clients' metric under each sampler; None where there are none."""
     judge = part.summary.judge
-    groups = by_sampler(part.runs)
-    found = {entry.sampler: strata_of(groups[entry.sampler]) for entry in ranked(part.summary)}
+    found = _of_each(part, strata_of)
     first = next(iter(found.values()))
     if not first:
         return None

@@ -76,10 +76,11 @@ class Budget(ServerPart):
     def size(self, plan: PlanOfParts, own: BudgetState, round: int, n: int) -> int:
         assert self.budget_rounds is not None  # ``check`` has seen to it
         cost_m = costs(plan.population)
-        mean = cost_m.mean()
         if own.asked >= 1:
             # A saved state may hold anything.
             mean = max(float(own.spent / own.asked), cost_m.min())
+        else:
+            mean = cost_m.mean()
         # Rounds beyond those that were planned take what is left.
         left = max(self.budget_rounds - round, 1)
         # With nobody nothing would be learnt, and earlier rounds may have cost too much.

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from ..errors import WithRanges
+from ..errors import DeltaflError, WithRanges
 from ..estimators.value import Reader
 from ..moves import Moves
 from ..types import (
@@ -128,6 +128,11 @@ class ServerPart(WithRanges):
     fitting: ClassVar[str] = "all methods"
     #: The longest answer to a census, in median norms of all.
     longest_answer: ClassVar[float] = np.inf
+
+    @classmethod
+    def sizes_cohorts(cls) -> bool:
+        """Whether n changes from round to round by it."""
+        return cls.size is not ServerPart.size
 
     @property
     def text(self) -> str:
@@ -238,6 +243,12 @@ class ServerPart(WithRanges):
     def resized(self, own: Any, moves: Moves) -> Any:
         """Its state when clients join, change or leave; ``Moves`` says which."""
         return own
+
+
+def require_draws(plan: PlanOfParts, written: str) -> None:
+    """Refuse what is about draws, as it was written, beside a sampler that asks everyone."""
+    if plan.sampler.asks_all:
+        raise DeltaflError(f"{type(plan.sampler).__name__} asks everyone: leave out {written}")
 
 
 class Intake:

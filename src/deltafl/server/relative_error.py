@@ -24,7 +24,7 @@ import numpy as np
 
 from ..errors import DeltaflError
 from ..types import FloatArray, Sizes, Within
-from .part import PlanOfParts, ServerPart, Step
+from .part import PlanOfParts, ServerPart, Step, require_draws
 
 #: The weight of the past in the means of s and g.
 MEMORY = 0.7
@@ -98,8 +98,7 @@ class RelativeError(ServerPart):
 
 def require_own_size(plan: PlanOfParts, name: str) -> None:
     """Refuse a plan that has one n for all rounds."""
-    if plan.sampler.asks_all:
-        raise DeltaflError(f"{type(plan.sampler).__name__} asks everyone: leave out {name}")
+    require_draws(plan, name)
     if any(part.name == "dp" for part in plan.parts):
         raise DeltaflError(
             f"dp measures its noise and epsilon by one n for all rounds: leave out {name}"

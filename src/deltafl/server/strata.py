@@ -26,7 +26,7 @@ from ..designs.strata import allocate, draw_from_each
 from ..designs.table import draw_cohort
 from ..errors import DeltaflError, printable
 from ..types import TWO_STAGE, BoolArray, Cohort, IntArray, Strata
-from .part import Drawing, PlanOfParts, ServerPart
+from .part import Drawing, PlanOfParts, ServerPart, require_draws
 
 NEYMAN = "neyman"
 BY_WEIGHT = "weight"
@@ -70,8 +70,7 @@ class ByStrata(ServerPart):
                 "Population.from_sizes(sizes, strata=names), with a table --strata COLUMN, or in a "
                 "federation strata=['north', 'south']"
             )
-        if plan.sampler.asks_all:
-            raise DeltaflError(f"{sampler} asks everyone: leave out {self._written}")
+        require_draws(plan, self._written)
         if self.allocation == NEYMAN and not plan.sampler.has_scores:
             raise DeltaflError(
                 f"{sampler} has no scores to divide a cohort by: write allocation = 'weight'"
@@ -93,7 +92,7 @@ class ByStrata(ServerPart):
                 )
             return
         # Where another part sizes cohorts, ``draw`` sees to it in each round.
-        is_fixed = all(type(part).size is ServerPart.size for part in plan.parts)
+        is_fixed = not any(part.sizes_cohorts() for part in plan.parts)
         if is_fixed and self.at_least * count > plan.n:
             raise DeltaflError(
                 f"at_least is {self.at_least} of each of {count} strata, more than the "

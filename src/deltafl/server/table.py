@@ -256,7 +256,7 @@ def biased_by(settings: Mapping[str, Any]) -> str | None:
 
 def sized_by(settings: Mapping[str, Any]) -> str | None:
     """The first of these settings by which n changes from round to round; None likewise."""
-    return _first(settings, lambda kind: kind.size is not ServerPart.size)
+    return _first(settings, lambda kind: kind.sizes_cohorts())
 
 
 def _first(settings: Mapping[str, Any], is_such: Callable[[type[ServerPart]], bool]) -> str | None:
