@@ -20,8 +20,7 @@ from deltafl import (
     open_round,
     stream,
 )
-from deltafl.samplers.fed_au import FedAU
-from deltafl.samplers.fed_awe import FedAWE
+from deltafl.samplers.intervals import FedAU, FedAWE
 from deltafl.scale.persistent_array import PersistentArray
 from deltafl.types import BoolArray, FloatArray
 

@@ -26,8 +26,9 @@ from deltafl.designs.exact import support
 from deltafl.samplers import divfl, parse_label
 from deltafl.samplers.active_fl import ActiveFL, ActiveState
 from deltafl.samplers.base import NewFirstState, State, draw_by_logs, draw_successively
-from deltafl.samplers.divfl import DivFL, distances, greedy
+from deltafl.samplers.divfl import DivFL
 from deltafl.samplers.oort import Oort, OortState
+from deltafl.samplers.representatives import distances, greedy
 from deltafl.types import FloatArray, IntArray
 from tools.samplers import cohort_of
 

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..types import Cohort, FloatArray, IntArray
+from ..types import Cohort, FloatArray, IntArray, Rng
+from .inclusion import with_floor
+from .table import draw_cohort
 
 #: Clients of a group, and how many of them to draw -> those that were drawn.
 DrawSome = Callable[[IntArray, int], Cohort]
@@ -49,3 +51,13 @@ def draw_from_each(
     # All groups are drawn in one way, so that the last part's kind is that of all.
     cohort = Cohort(client_n, count_n, expected_n, parts[-1].kind, stratum_n=stratum_n)
     return cohort.part(np.argsort(client_n))
+
+
+def draw_by_scores(score_m: FloatArray, floor: float, design: str, rng: Rng) -> DrawSome:
+    """Draws of clients of a cluster, by scores with a floor inside."""
+
+    def draw(member_k: IntArray, quota: int) -> Cohort:
+        part = draw_cohort(with_floor(score_m[member_k], floor), quota, design, rng)
+        return part._replace(client_n=member_k[part.client_n])
+
+    return draw

@@ -1,14 +1,12 @@
 """Cluster-based importance sampling, the DELTA paper's baseline (after Shen et al. 2022)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..designs.inclusion import with_floor
-from ..designs.strata import DrawSome, allocate, draw_from_each
-from ..designs.table import draw_cohort, find_design
+from ..designs.strata import allocate, draw_by_scores, draw_from_each
+from ..designs.table import find_design
 from ..errors import DeltaflError
 from ..types import (
     BoolArray,
@@ -23,6 +21,7 @@ from ..types import (
     Rng,
 )
 from .base import ZERO, Sampler, mean_for_unseen, present_clients, replied, with_rows
+from .lloyd import lloyd
 
 
 class ClusterState(NamedTuple):
@@ -41,34 +40,6 @@ def cluster_by_value(value_m: FloatArray, k: int) -> IntArray:
         np.unique(np.quantile(value_m, (np.arange(k) + 0.5) / k)),
         lambda centre_k: np.searchsorted((centre_k[1:] + centre_k[:-1]) / 2, value_m),
     )
-
-
-def lloyd(
-    value: FloatArray, centre: FloatArray, nearest: Callable[[FloatArray], IntArray]
-) -> IntArray:
-    """Lloyd's algorithm: the clusters 0, 1, ... of values, (m,) or (m, q), from these centres.
-
-    ``nearest`` has the index of each value's nearest centre. Clusters that become empty are left
-    out.
-    """
-    # It ends after a few steps; rounding must not make it run for ever.
-    for _ in range(100):
-        label_m = nearest(centre)
-        moved = np.array([value[label_m == c].mean(axis=0) for c in np.unique(label_m)])
-        if np.array_equal(moved, centre):
-            break
-        centre = moved
-    return np.unique(label_m, return_inverse=True)[1]
-
-
-def draw_by_scores(score_m: FloatArray, floor: float, design: str, rng: Rng) -> DrawSome:
-    """Draws of clients of a cluster, by scores with a floor inside."""
-
-    def draw(member_k: IntArray, quota: int) -> Cohort:
-        part = draw_cohort(with_floor(score_m[member_k], floor), quota, design, rng)
-        return part._replace(client_n=member_k[part.client_n])
-
-    return draw
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..designs.strata import allocate, draw_from_each
+from ..designs.strata import allocate, draw_by_scores, draw_from_each
 from ..designs.table import find_design
 from ..types import (
     BoolArray,
@@ -19,7 +19,7 @@ from ..types import (
     Rng,
 )
 from .base import Sampler, mean_for_unseen, present_clients, replied, with_rows
-from .cluster import draw_by_scores, lloyd
+from .lloyd import lloyd
 
 
 class StrataState(NamedTuple):

@@ -19,7 +19,7 @@ from ..types import (
     Within,
 )
 from .base import NewFirst
-from .divfl import distances, greedy
+from .representatives import distances, greedy
 
 _NOBODY = -1
 

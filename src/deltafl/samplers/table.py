@@ -16,8 +16,6 @@ from .centred import Balanced, BalancedByCensus, Centred
 from .cluster import ClusterIS, ClusterISOracle
 from .delta import Delta, FedIS, FedPracIS, PracDelta
 from .divfl import DivFL
-from .fed_au import FedAU
-from .fed_awe import FedAWE
 from .fed_cbs import FedCBS
 from .fed_ent_opt import FedEntOpt
 from .fed_gs import FedGS
@@ -25,6 +23,7 @@ from .fed_lecc import FedLECC
 from .fed_stas import FedSTaS
 from .fixed import Fixed, Full
 from .hics import HicsFL
+from .intervals import FedAU, FedAWE
 from .long_fed import LongFed
 from .ocs import ApproximateOCS
 from .online import MirrorDescent, VarianceBandit
