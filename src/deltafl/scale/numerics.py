@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..types import Array, FloatArray
+from .persistent_array import Array
 from .stretches import TURN, over_stretches
 
+#: As in ``types.py``, which is above this file.
+FloatArray = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.floating]
 
 #: OpenBLAS gives the product of longer vectors to several threads: its bits depend on their number,

@@ -29,7 +29,7 @@ from ...tasks.losses import Loss
 from ...types import Params
 from .convolution import ConvolutionsAsProducts
 from .dense import ALIGNMENT, DenseChain, Stretch
-from .fast import CPU, Descent, has_hooks
+from .fast import CPU, Descent
 from .graphs import CapturedStep, CudaCapture
 from .serial import (
     LocalJob,
@@ -41,7 +41,7 @@ from .serial import (
     result_of,
     squared_norm,
 )
-from .tensors import trained_parameters
+from .tensors import has_hooks, trained_parameters
 
 #: The examples of the given rows: inputs and targets.
 Fetch = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .fast import has_hooks
+from .tensors import has_hooks
 
 #: Floats in 64 bytes, to which vector instructions are aligned.
 ALIGNMENT = 16

@@ -33,11 +33,9 @@ from .serial import (
     result_of,
     squared_norm,
 )
-from .tensors import trained_parameters
+from .tensors import has_hooks, trained_parameters
 
 CPU = torch.device("cpu")
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Descent(NamedTuple):
@@ -265,11 +263,6 @@ def _runs(
     except RuntimeError:
         return False
     return True
-
-
-def has_hooks(part: torch.nn.Module) -> bool:
-    """Whether calling a module does more than its class, which another form would leave out."""
-    return any(getattr(part, name) for name in _HOOKS) or "forward" in vars(part)
 
 
 def keep_freed_memory() -> None:

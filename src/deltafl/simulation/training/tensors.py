@@ -11,6 +11,12 @@ from ...tasks.modules import spare_single_values
 
 #: What clients bring back beside the flat vector.
 BROUGHT_BACK = (*MEANS, "local")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def has_hooks(part: torch.nn.Module) -> bool:
+    """Whether calling a module does more than its class, which another form would leave out."""
+    return any(getattr(part, name) for name in _HOOKS) or "forward" in vars(part)
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
