@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..errors import DeltaflError, is_in
 from ..types import FloatArray
-from .inclusion import check_scores
+from .inclusion import capped, check_scores
 
 
 def per_cost(score_m: FloatArray, cost_m: FloatArray) -> FloatArray:
@@ -54,21 +54,4 @@ def probabilities_for_budget(
         )
     if not is_in(budget, "(0, inf)"):
         raise DeltaflError(f"budget is {budget!r:.60}; it must be a number above 0")
-    wish_m = per_cost(score_m, cost_m)
-    expected_m = np.zeros(len(wish_m))
-    # As ``inclusion_probabilities``: whoever would exceed 1 is certain, and the others share what
-    # it leaves of the budget.
-    certain_m = np.zeros(len(wish_m), bool)
-    while True:
-        open_m = ~certain_m & (wish_m > 0)
-        left = budget - float(cost_m[certain_m].sum())
-        if not open_m.any():
-            return expected_m
-        # What is left may be tiny beside those that are certain: scale it anew.
-        wish_k = wish_m[open_m] / wish_m[open_m].max()
-        expected_m[open_m] = wish_k * (left / float(wish_k @ cost_m[open_m]))
-        newly_m = open_m & (expected_m >= 1)
-        if not newly_m.any():
-            return expected_m
-        expected_m[newly_m] = 1.0
-        certain_m |= newly_m
+    return capped(per_cost(score_m, cost_m), budget, cost_m)

@@ -9,6 +9,7 @@ Undefined cases are defined: n > m, NaN or negative scores are errors; all-zero 
 ones.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -102,8 +103,7 @@ def draw_probabilities(score_m: FloatArray) -> FloatArray:
 
 
 def inclusion_probabilities(score_m: FloatArray, n: int) -> FloatArray:
-    """pi_i = min(1, c s_i), float64 (m,), with c such that sum pi = n: capping is repeated until
-    nobody exceeds 1.
+    """pi_i = min(1, c s_i), float64 (m,), with c such that sum pi = n.
 
     If fewer than n scores are positive, those clients are certain and the rest of the cohort is
     spread evenly. A score that is less than about 1e-311 of the largest is 0 beside it.
@@ -117,17 +117,33 @@ def inclusion_probabilities(score_m: FloatArray, n: int) -> FloatArray:
     """
     score_m = check_scores(score_m)
     check_cohort_size(n, len(score_m))
+    expected_m = capped(score_m, n)
+    zero_m = score_m == 0
+    num_zero = int(zero_m.sum())
+    left = n - (len(score_m) - num_zero)
+    if left > 0:
+        expected_m[zero_m] = left / num_zero
+    return expected_m
+
+
+def capped(score_m: FloatArray, total: float, price_m: FloatArray | None = None) -> FloatArray:
+    """min(1, c s_i), float64 (m,), with c such that their sum, or with prices what they cost, is
+    ``total``: whoever would exceed 1 is certain, and the others share what that leaves, until
+    nobody does.
+
+    The sum is less where ``total`` is more than all with a score above 0 can take.
+    """
+    # A sum alone is what scores without prices have always been divided by, to the last bit.
+    paid: Callable[..., Any] = np.sum if price_m is None else price_m.dot
     certain_m = np.zeros(len(score_m), bool)
     while True:
-        left = n - int(certain_m.sum())
+        left = total - float(paid(certain_m))
         rest_m = np.where(certain_m, 0.0, score_m)
         if not rest_m.any():
-            rest_m = np.where(certain_m, 0.0, 1.0)
+            return certain_m.astype(np.float64)
         # What is left may be tiny beside those that are certain: scale it anew.
-        rest_m = rest_m / (rest_m.max() or 1.0)
-        # The largest is 1, so that the sum is less only if all are certain: 0 / 0 is what ``max``
-        # prevents.
-        expected_m = np.where(certain_m, 1.0, rest_m * left / max(rest_m.sum(), 1.0))
+        rest_m /= rest_m.max()
+        expected_m = np.where(certain_m, 1.0, rest_m * left / paid(rest_m))
         newly_m = (expected_m >= 1.0) & ~certain_m
         if not newly_m.any():
             return expected_m
