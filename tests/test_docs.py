@@ -74,6 +74,7 @@ NOT_PLAYED = {
     "unzip ": "reads what pip downloads",
     "make test": "is what plays this file",
     "deltafl audit --samplers by-loss-rank": "needs a change of the library; see the test of classes",
+    "deltafl plan --task digits --clients 20": "takes a minute; tests/cli/test_plan.py",
     "deltafl compare --task fashion-mnist --device cuda": "needs a GPU",
     "deltafl compare --executor slurm": "needs a cluster; tests/simulation/test_elsewhere.py",
     "deltafl compare --executor dask": "needs a scheduler; tests/simulation/test_elsewhere.py",

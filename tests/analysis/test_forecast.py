@@ -16,8 +16,8 @@ GOAL = 0.8
 def course(pace: float, rounds: int, n: int = 1, setup: float = 0.0) -> Course:
     """Accuracy 1 - exp(-t / (4 pace)), so that 0.8 is reached after 6.44 pace rounds."""
     round_r = np.arange(1.0, rounds + 1)
-    used_rk = np.zeros((rounds, 5))
-    used_rk[:, 0] = setup + n * round_r
+    used_rk = np.zeros((rounds, 6))
+    used_rk[:, [0, 5]] = setup + n * round_r[:, None]
     used_rk[:, 1] = 0.01 * n * round_r
     used_rk[:, 4] = round_r
     return Course(1 - np.exp(-round_r / (4 * pace)), used_rk)
@@ -35,7 +35,7 @@ def test_a_short_run_is_continued_at_its_pace_beside_full_participation() -> Non
 
 
 def test_nothing_is_said_of_runs_that_have_learnt_nothing_or_are_too_short() -> None:
-    flat = Course(np.full(10, 0.1), np.zeros((10, 5)))
+    flat = Course(np.full(10, 0.1), np.zeros((10, 6)))
     assert np.isinf(Trial("flat", 5, [flat, flat]).rounds_to(GOAL, FULL)).all()
     assert np.isinf(Trial("slow", 5, [course(60.0, 30)]).rounds_to(GOAL, FULL[:1])).all()
 
@@ -124,9 +124,13 @@ def test_a_run_costs_what_it_used() -> None:
         clock_r=np.array([7.0, 9.0]),
         draws_m=np.ones(3, np.int64),
     )
-    assert used(run).tolist() == [[10, 1, 2, 7, 1], [20, 2, 4, 9, 2]]
+    assert used(run).tolist() == [[10, 1, 2, 7, 1, 10], [20, 2, 4, 9, 2, 20]]
     prices = Prices(training=1.0, mb_up=2.0, mb_down=3.0, second=4.0, round=5.0)
     assert prices.spent(used(run)).tolist() == [10 + 2 + 6 + 28 + 5, 20 + 4 + 12 + 36 + 10]
+    # Trainings are paid as each client costs, and counted as they are.
+    dear = run._replace(cost_r=np.array([50.0, 70.0]))
+    assert used(dear)[:, [0, 5]].tolist() == [[50, 10], [70, 20]]
+    assert Prices(training=2.0).spent(used(dear)).tolist() == [100, 140]
 
 
 def test_the_answers_to_a_census_tell_errors_alone() -> None:

@@ -108,6 +108,7 @@ def test_costs_are_means_of_what_all_runs_recorded() -> None:
         "server_seconds": 5.0,
         "bytes_down": 6000.0,
         "bytes_up": 4000.0,
+        "asked": None,
         "server_bytes": 150.0,
     }
     assert (

@@ -1,6 +1,8 @@
 """``deltafl plan``: what it prints and writes, that it goes on, and one sentence for mistakes."""
 
 import csv
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,12 +13,16 @@ from tools.cli import deltafl_here
 SMALL = (
     *("--task", "digits", "--clients", "12", "--rounds", "12", "--seeds", "2"),
     *("--samplers", "uniform,uniform+average=0.5", "--cohorts", "2,4", "--processes", "1"),
+    *("--client-costs", "costs.csv"),
 )
+#: Every client costs 2, so that all costs are known.
+COSTS = "hour,client,value\n" + "".join(f"0,{client},2\n" for client in range(12))
 
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plan")
+    (folder / "costs.csv").write_text(COSTS)
     done = deltafl_here("plan", *SMALL, "--goal", "0.6", "--out", "first", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("For 60 % at least cost take uniform")
@@ -37,11 +43,14 @@ def test_the_answer_is_in_plain_files(planned: Path) -> None:
         forecasts = list(csv.DictReader(file))
     for row in forecasts:
         assert float(row["rounds_low"]) <= float(row["rounds"]) <= float(row["rounds_high"])
-        # Trainings alone are counted if no price is given.
-        assert row["cost"] == row["trainings"]
+        # Trainings alone are paid if no price is given, each as its client costs.
+        assert float(row["cost"]) == pytest.approx(2 * float(row["trainings"]), rel=1e-5)
 
 
-def test_the_same_seeds_give_the_same_plan_from_python_too(planned: Path) -> None:
+def test_the_same_seeds_give_the_same_plan_from_python_too(
+    planned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(planned)
     again = library.plan_for(
         "digits",
         0.6,
@@ -50,6 +59,7 @@ def test_the_same_seeds_give_the_same_plan_from_python_too(planned: Path) -> Non
         clients=12,
         rounds=12,
         cohorts=[2, 4],
+        client_costs="costs.csv",
         out=planned / "second",
         processes=1,
         progress=False,
@@ -71,6 +81,18 @@ def test_another_goal_and_price_go_on_in_the_folder(planned: Path) -> None:
         cwd=planned,
     )  # fmt: skip
     assert back.stdout.startswith("For 60 % at least cost")
+
+
+def test_runs_that_did_not_note_their_costs_are_refused(planned: Path, tmp_path: Path) -> None:
+    """Those of versions that knew no costs of clients in a plan."""
+    shutil.copytree(planned, tmp_path / "old")
+    for file in (tmp_path / "old" / "first" / "runs").glob("*/rounds.jsonl"):
+        file.write_text(re.sub(r', "cost": [\d.]+', "", file.read_text()))
+    done = deltafl_here(
+        "plan", *SMALL, "--goal", "0.6", "--resume", "--out", "first", cwd=tmp_path / "old"
+    )
+    assert done.returncode == 2
+    assert "which did not note what clients cost" in done.stderr
 
 
 def test_without_a_task_it_recommends(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import deltafl as dl
 from deltafl import DeltaflError, Population
 from deltafl.simulation.conditions import costs_of, find_availability
 from deltafl.simulation.settings import RunSettings, make_settings
@@ -110,6 +111,24 @@ def test_prices_that_nobody_knows_are_refused_before_a_run(option: str, said: st
         )
         with pytest.raises(DeltaflError, match=said):
             plan_of(settings, POPULATION)
+
+
+def test_a_run_notes_what_the_clients_cost_that_were_asked(tmp_path: Path) -> None:
+    """The census, too, and those who drop out; and the record and the table have it."""
+    rows = [f"0,{client},{cost}" for client, cost in enumerate([1, 2, 4, 8, 16, 32])]
+    costs = written(tmp_path, "hour,client,value\n" + "\n".join(rows))
+    result = dl.compare(
+        "digits", "uniform,full,census", clients=6, sample=2, rounds=3, seeds=1, dropout=0.3,
+        client_costs=costs, out=tmp_path / "runs", processes=1, progress=False, report=False,
+    )  # fmt: skip
+    for run in result.curves:
+        assert run.cost_r is not None
+        assert run.cost_r[-1] == run.draws_m @ 2 ** np.arange(6)
+    by_label = {run.sampler: run.cost_r for run in result.curves}
+    np.testing.assert_array_equal(by_label["full"], [63, 126, 189])
+    assert by_label["census"][0] == 63
+    assert "clients' cost" in " ".join(str(result).split())
+    assert result.plot(x="cost") is not None
 
 
 def test_the_example_costs_a_run(tmp_path: Path) -> None:

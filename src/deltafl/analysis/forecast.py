@@ -12,7 +12,7 @@ v = 0 a round is one of full participation. The longer a run is beside its forec
 counts in the fit. Intervals are 95 %, by the jackknife over paired seeds.
 
 Letters: ``r`` evaluations of one run, ``s`` seeds, ``j`` cohort sizes that were tried, ``k`` what
-``Prices`` name.
+``used`` has columns for.
 """
 
 import math
@@ -205,7 +205,7 @@ class Curve:
         def numbers(rounds_js: FloatArray) -> FloatArray:
             round_1 = self.rounds(size_1, rounds_js.mean(axis=1))
             use_1k = self.use(size_1, round_1)
-            trainings, up, down = use_1k[0, :3]
+            _, up, down, *_, trainings = use_1k[0]
             return np.array([round_1[0], trainings, up + down, self._prices.spent(use_1k)[0]])
 
         rounds, trainings, megabytes, cost = jackknife(numbers, self.rounds_js)

@@ -191,6 +191,8 @@ class Costs(_Model):
     """bytes that clients received"""
     bytes_up: float
     """bytes that clients sent"""
+    asked: Number = None
+    """what the clients that were asked cost, in the unit of `client_costs`; null without"""
     server_bytes: float
     """the server's largest state between two rounds: the model and all memories that are in RAM;
     closing a round takes up to 6 times its updates beside it

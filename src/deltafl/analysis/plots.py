@@ -79,6 +79,7 @@ ABSCISSAE = {
     "bytes": Abscissa(OVER["bytes"], lambda run: run.bytes_r, 1e-6),
     "seconds": Abscissa(OVER["seconds"], lambda run: run.seconds_r),
     "clock": Abscissa(OVER["clock"], lambda run: run.clock_r),
+    "cost": Abscissa("cost of the clients asked", lambda run: run.cost_r),
 }
 #: The axis of clients in ``selections``.
 SELECTED_FIRST = "clients, the most often selected first"

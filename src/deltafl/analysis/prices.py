@@ -18,7 +18,8 @@ from .runs import Run
 class Prices(NamedTuple):
     """The price of each thing that a federation uses, >= 0."""
 
-    training: float = 0.0  #: of one client in one round
+    #: of one client in one round; times its own cost where ``client_costs`` has one
+    training: float = 0.0
     mb_up: float = 0.0  #: of 10^6 bytes that clients send
     mb_down: float = 0.0  #: of 10^6 bytes that they receive
     second: float = 0.0  #: of the virtual clock
@@ -56,22 +57,27 @@ class Prices(NamedTuple):
         )
 
     def spent(self, used_rk: FloatArray) -> FloatArray:
-        """What these quantities cost, float64 (r,); a column for each price."""
-        return np.asarray(used_rk @ np.array(self))
+        """What these quantities of ``used`` cost, float64 (r,)."""
+        # Trainings are paid in the first column, and counted in the last one.
+        return np.asarray(used_rk @ np.array([*self, 0.0]))
 
 
 def used(run: Run) -> FloatArray:
-    """What a run has used up to each evaluation, float64 (r, 5): a column for each of ``Prices``.
+    """What a run has used up to each evaluation, float64 (r, 6): a column for each of ``Prices``,
+    and the number of trainings.
 
-    A census counts: the trainings and bytes of all clients. Without a clock no seconds pass.
+    The first column is that number, too, or what they cost where clients differ in it. A census
+    counts: the trainings and bytes of all clients. Without a clock no seconds pass.
     """
     none_r = np.zeros(len(run.round_r))
     up_r = none_r if run.bytes_up_r is None else run.bytes_up_r
+    trainings_r = none_r if run.trainings_r is None else run.trainings_r
     columns = (
-        none_r if run.trainings_r is None else run.trainings_r,
+        trainings_r if run.cost_r is None else run.cost_r,
         up_r / 1e6,
         (run.bytes_r - up_r) / 1e6,
         none_r if run.clock_r is None else run.clock_r,
         run.round_r,
+        trainings_r,
     )
     return np.stack(columns, axis=1).astype(np.float64)

@@ -46,7 +46,15 @@ from .plots import (
 )
 from .runs import Run, by_sampler
 from .summary import ranked
-from .text import COSTS, DASH, capital, cells_of, cost_cells, metric_text, threshold_text
+from .text import (
+    DASH,
+    capital,
+    cells_of,
+    cost_cells,
+    cost_headings,
+    metric_text,
+    threshold_text,
+)
 from .verdict import headline, remarks
 
 #: The columns of one line of a figure; those that are drawn are x, y, low and high.
@@ -179,8 +187,9 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
     over = dict(OVER)
     if part.runs[0].clock_r is None:
         del over["clock"]
-    costs = [["costs of a run", *COSTS]]
-    costs += [[entry.sampler, *cost_cells(entry)] for entry in summary.samplers if entry.costs]
+    paid = cost_headings(summary)
+    costs = [["costs of a run", *paid]]
+    costs += [[it.sampler, *cost_cells(it, paid)] for it in summary.samplers if it.costs]
     headings = {
         "gap": "gap closed",
         "speedup": "speed-up",

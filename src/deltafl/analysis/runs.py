@@ -73,6 +73,8 @@ class Run(NamedTuple):
     clock_r: FloatArray | None = None
     client_seconds_r: FloatArray | None = None  #: the part of ``seconds_r`` in which clients worked
     trainings_r: FloatArray | None = None  #: how often clients were asked to train up to there
+    #: what these trainings cost, in the unit of ``client_costs``; None without
+    cost_r: FloatArray | None = None
     client_names: Sequence[str] = ()  #: the clients' names; none where they are numbers
     client_strata: Sequence[str] = ()  #: their strata; none where there are none
     bytes_up_r: FloatArray | None = None  #: the part of ``bytes_r`` that clients sent

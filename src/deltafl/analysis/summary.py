@@ -229,13 +229,18 @@ def _costs(runs: Sequence[Run]) -> Costs | None:
         # Of a version that did not record them; a mean over the other seeds would mislead.
         if client_r is None or up_r is None or run.server_bytes is None:
             return None
-        rows.append((client_r[-1], run.seconds_r[-1], up_r[-1], run.bytes_r[-1], run.server_bytes))
-    client, total, up, both, state = np.mean(rows, axis=0).tolist()
+        # NaN where it is not known.
+        cost = np.nan if run.cost_r is None else run.cost_r[-1]
+        rows.append(
+            (client_r[-1], run.seconds_r[-1], up_r[-1], run.bytes_r[-1], run.server_bytes, cost)
+        )
+    client, total, up, both, state, cost = np.mean(rows, axis=0).tolist()
     return Costs(
         client_seconds=client,
         server_seconds=total - client,
         bytes_down=both - up,
         bytes_up=up,
+        asked=None if np.isnan(cost) else cost,
         server_bytes=state,
     )
 

@@ -1,5 +1,6 @@
 """Numbers of a comparison as a person reads them, in the terminal and in the report."""
 
+from collections.abc import Sequence
 from math import isnan
 from typing import NamedTuple
 
@@ -23,8 +24,11 @@ DASH = "—"
 MARK = "*"
 #: Marks a value that rests on a run that diverged.
 DIVERGED = "†"
-#: The columns of the table of costs.
-COSTS = ("clients' seconds", "server's seconds", "bytes down", "bytes up", "server's memory")
+#: The columns of the table of costs; the last one only where clients have costs.
+_COSTS = (
+    *("clients' seconds", "server's seconds", "bytes down", "bytes up", "server's memory"),
+    "clients' cost",
+)
 
 
 class Cell(NamedTuple):
@@ -93,14 +97,22 @@ def _bytes_cell(number: float | None, clock: float | None) -> Cell:
     return Cell(human_bytes(number), more, number)
 
 
-def cost_cells(entry: SamplerSummary) -> list[str]:
-    """What a run of a sampler costs, in the order of ``COSTS``."""
+def cost_headings(summary: Summary) -> tuple[str, ...]:
+    """The columns of the table of costs that a comparison has."""
+    if any(entry.costs and entry.costs.asked is not None for entry in summary.samplers):
+        return _COSTS
+    return _COSTS[:-1]
+
+
+def cost_cells(entry: SamplerSummary, headings: Sequence[str]) -> list[str]:
+    """What a run of a sampler costs, in the order of these headings."""
     found = entry.costs
     if found is None:
-        return [DASH] * len(COSTS)
+        return [DASH] * len(headings)
     seconds = [f"{human_seconds(it)} s" for it in (found.client_seconds, found.server_seconds)]
     sizes = [found.bytes_down, found.bytes_up, found.server_bytes]
-    return [*seconds, *map(human_bytes, sizes)]
+    cells = [*seconds, *map(human_bytes, sizes), human_seconds(found.asked)]
+    return cells[: len(headings)]
 
 
 def has_fairness(summary: Summary) -> bool:
@@ -121,7 +133,7 @@ def human_bytes(number: float | None) -> str:
 
 
 def human_seconds(number: float | None) -> str:
-    """Seconds with three digits, whole from 100 on; a dash for None."""
+    """Seconds, or costs, with three digits, whole from 100 on; a dash for None."""
     if number is None:
         return DASH
     # Else 99.96 would be 100 in one form and 1e+02 in the other.

@@ -87,6 +87,8 @@ def ask_everyone(
     }
     if plan.population.seconds_m is not None:
         line["clock"] = float(plan.population.seconds_m.max())  # it waits for everybody
+    if plan.population.cost_m is not None:
+        line["cost"] = float(plan.population.cost_m.sum())
     return Asked(plan, line, timer.read() | {"client_seconds": client_seconds})
 
 

@@ -186,8 +186,9 @@ class Comparison:
                 what else Matplotlib writes.
             metric: What is drawn; that of the comparison if left out.
             x: Over what: ``"rounds"``, ``"trainings"`` of clients, ``"bytes"`` sent and received,
-                ``"seconds"`` of training, or ``"clock"``, the virtual one; means over seeds. By
-                default rounds, and the clock beside them where there is one.
+                ``"seconds"`` of training, ``"clock"``, the virtual one, or ``"cost"``, by
+                ``client_costs``; means over seeds. By default rounds, and the clock beside them
+                where there is one.
 
         Raises:
             DeltaflError: If the metric, or what it is drawn over, was not recorded.

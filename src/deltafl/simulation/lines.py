@@ -37,6 +37,7 @@ class RoundLine(TypedDict, total=False):
     bytes_down: Size
     bytes_up: Size
     clock: Size
+    cost: Size  #: of the clients that were asked
     stopped: str | float  #: why it ended; once the threshold
     diverged: Ending
     suspect: Ending

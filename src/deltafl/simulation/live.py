@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from typing_extensions import TypedDict
 
-from ..analysis.text import human_bytes
+from ..analysis.text import human_bytes, human_seconds
 from ..errors import DeltaflError, printable
 from ..federation.saved import FILES, LOG
 from ..store.files import below
@@ -289,7 +289,13 @@ def _cost(seen: _Seen) -> str:
     if seen.counts:  # a file of a state has no lines; it counts no client that was forgotten
         trainings = max(trainings, int(seen.counts[_COUNTS[0]].sum()))
     sent = sum(line.get("bytes_down", 0) + line.get("bytes_up", 0) for line in seen.lines)
-    return f"{trainings} trainings" + (f", {human_bytes(sent)}" if sent else "")
+    texts = [f"{trainings} trainings"]
+    if sent:
+        texts.append(human_bytes(sent))
+    cost = sum(line.get("cost", 0) for line in seen.lines)
+    if cost:
+        texts.append(f"clients' cost {human_seconds(cost)}")
+    return ", ".join(texts)
 
 
 def _is_over(seen: _Seen) -> bool:

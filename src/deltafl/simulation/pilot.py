@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from pydantic import AfterValidator, Field
@@ -44,7 +44,7 @@ from .processes import result
 from .progress import OnProgress
 from .record import Job, read_run
 from .schedules import factors_of
-from .settings import CommaSeparated, CompareSettings, Count, Labels, Positive, RunSettings, Share
+from .settings import CommaSeparated, CompareSettings, Count, Labels, Positive, Share
 from .sweep import Player, play_jobs, require_simulator, side_by_side
 
 #: After the first runs: so many of each method, the cheapest, play this share of their forecast.
@@ -84,6 +84,9 @@ class PlanSettings(CompareSettings):
         | None
     ) = None
     """numbers of clients n to try; m / 50 to m / 3 if not set"""
+
+    # Of the same name is a part of the server, which shares out trainings.
+    not_of_runs: ClassVar = frozenset({"budget"})
 
     @property
     def prices(self) -> Prices:
@@ -134,7 +137,10 @@ class PlanSettings(CompareSettings):
             raise DeltaflError(
                 "a second costs only where there is a clock: write --speeds lognormal, or a file"
             )
-        least = prices.training + prices.round
+        least = prices.round
+        # Else it is the cheapest client's, and clients are counted only later.
+        if self.client_costs is None:
+            least += prices.training
         if self.budget is not None and self.budget < least:
             raise DeltaflError(
                 f"the budget of {self.budget:g} is below one round: with one client that costs "
@@ -145,13 +151,6 @@ class PlanSettings(CompareSettings):
         """What decides the results of the pilot, which another goal or price does not."""
         free = {"goal", "cost", "budget"}
         return {key: value for key, value in super().deciding(beside).items() if key not in free}
-
-    def run(self, sampler: str, seed: int) -> RunSettings:
-        """The settings of one run, whose cohorts the plan's own budget does not size."""
-        if self.budget is None:
-            return super().run(sampler, seed)
-        # Of the same name is a part of the server, which shares out trainings.
-        return self.model_copy(update={"budget": None}).run(sampler, seed)
 
     def trial(self, method: str, n: int | None, seed: int, rounds: int) -> Job:
         """A run of the pilot."""
@@ -320,6 +319,11 @@ class _Pilot:
         recorded = recorded_settings(directory.path) or {}
         played = {"rounds": recorded["rounds"], "threshold": recorded.get("threshold")}
         run = read_run(directory, job.settings.model_copy(update=played))
+        if run.cost_r is not None and np.isnan(run.cost_r).any():
+            raise DeltaflError(
+                f"{directory.path} is of an earlier version, which did not note what clients cost: "
+                "plan anew, with another --out"
+            )
         # Whether more is better is known from a record.
         self._sign = run.judge.sign
         return Course.of(run, rounds)

@@ -35,7 +35,7 @@ UNFINISHED = "unfinished"
 _CURVES = (
     *("accuracy", "loss", "seconds", "cpu_seconds", "bytes"),
     # A run may be without them, or its record is older.
-    *("client_accuracy", "clock", "client_seconds", "bytes_up", "trainings"),
+    *("client_accuracy", "clock", "client_seconds", "bytes_up", "trainings", "cost"),
 )
 #: Settings that say where and how a run is computed, not what; they are not compared and not
 #: recorded.
@@ -88,6 +88,7 @@ class RunRecord(BaseModel):
     client_seconds: Column = []
     bytes_up: Column = []
     trainings: Column = []
+    cost: Column = []
     server_bytes: int | None = None
     draws: list[Count]
     refused: int = 0  #: replies that were refused and counted as missing
@@ -247,6 +248,12 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         )
         for key in ("cohort", "counts")
     )
+    asked = [len(line.get("cohort", ())) or line.get("answers", 0) for line in lines]
+    cost_r = None
+    if settings.client_costs is not None:
+        # Rounds of earlier versions do not say what they cost, and those after them no sum.
+        costs = [line.get("cost") if count else 0 for line, count in zip(lines, asked, strict=True)]
+        cost_r = summed(costs)
     m = directory.num_clients()
     noted = _noted_clients(directory.path)
     num_examples_m = _floats(noted.num_examples) if noted.num_examples else None
@@ -269,9 +276,8 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         seconds_r=summed([timing["seconds"] for timing in timings]),
         cpu_seconds_r=summed([timing["cpu_seconds"] for timing in timings]),
         bytes_r=summed([line.get("bytes_down", 0) + line.get("bytes_up", 0) for line in lines]),
-        trainings_r=summed(
-            [len(line.get("cohort", ())) or line.get("answers", 0) for line in lines]
-        ),
+        trainings_r=summed(asked),
+        cost_r=cost_r,
         client_names=noted.names,
         client_strata=noted.strata,
         bytes_up_r=summed([line.get("bytes_up", 0) for line in lines]),
@@ -436,6 +442,8 @@ def record_line(record: RunRecord) -> str:
     fields["others"] = {name: _rounded(column, 6) for name, column in fields["others"].items()}
     if not record.judges:
         del fields["judges"], fields["others"]
+    if not record.cost:
+        del fields["cost"]
     return json.dumps(fields, separators=(",", ":")) + "\n"
 
 

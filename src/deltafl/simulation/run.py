@@ -122,6 +122,10 @@ def play_round(run: LiveRun) -> PlayedRound:
         line["available"] = int(available_m.sum())
     if run.world.seconds_m is not None:
         line["clock"] = run.clock
+    cost_m = run.plan.population.cost_m
+    if cost_m is not None:
+        # Of who was asked, as trainings are counted: a late or lost reply has cost as much.
+        line["cost"] = float(cost_m[cohort.client_n].sum())
     return PlayedRound(opened, cohort, info, line, timing, training, oracle)
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -286,7 +286,7 @@ class Settings(BaseModel):
     over_select: Annotated[Finite, Field(ge=1, le=100)] = 1.0
     """ask n times this, keep the first n"""
     client_costs: str | None = None
-    """FILE.csv of what a client's round costs: per_cost, budget"""
+    """FILE.csv of what a client's round costs: per_cost, budget, plan"""
     device: Annotated[str, Field(pattern="^(cpu|cuda|cuda:\\d+|auto)$")] = "cpu"
     """where clients train: cpu, cuda, cuda:N, or auto (CUDA where there is any)"""
     # Not in ``--help``, as it has a use on GPUs alone; ``deltafl settings`` shows it.
@@ -523,6 +523,9 @@ class CompareSettings(Settings):
     rates: dict[Name, Rates] | None = None
     """by label, where they are not those of all samplers"""
 
+    #: Settings that are not handed on to runs, which have others of these names.
+    not_of_runs: ClassVar[frozenset[str]] = frozenset()
+
     def labels(self) -> tuple[str, ...]:
         """The samplers that are compared."""
         return self.samplers
@@ -569,11 +572,13 @@ class CompareSettings(Settings):
     def run(self, sampler: str, seed: int) -> RunSettings:
         """The settings of one run of the comparison."""
         own: dict[Any, float] = self.rates_of([sampler]).get(sampler, {})
-        common = self.model_dump(include={*Settings.model_fields})
+        common = self.model_dump(include={*Settings.model_fields} - self.not_of_runs)
         # Beside a method with corrected steps, ``uniform`` goes without: it knows no clients. And a
         # census is a full first round itself.
         # A class of another process, whose runs are only read, is not known here.
         for name in IN_TEXT:
+            if name in self.not_of_runs:
+                continue
             usual = SETTINGS[name].default
             # What is not known is taken to fit.
             with suppress(OwnCodeError):
