@@ -40,6 +40,8 @@ Params = npt.NDArray[np.float32]
 Column = npt.ArrayLike | Sequence[float | None] | None
 #: Auxiliary variables are squared and summed.
 LARGEST_AUX = 1e100
+#: Where claims are capped no client costs more than so many times the median.
+DEAREST = 100
 #: Entries of a model, and of what moves it, in a saved state: sums of them stay in float32.
 LARGEST_STEP = 1e30
 NOBODY = np.zeros(0, np.int64)
@@ -239,8 +241,9 @@ class Population(NamedTuple):
             num_examples_m: (m,) whole numbers, 1 to 2^53.
             weights: ``"data"`` for w_i = n_i / N, ``"uniform"`` for w_i = 1 / m.
             aux: (m, q) finite numbers, auxiliary variables of each client; see ``aux_mq``.
-            max_ratio: >= 1; no size counts more than so many times the median of all, for sizes
-                that nobody checked. None for no limit.
+            max_ratio: >= 1; no size counts more than so many times the median of all, and no cost
+                less than the median over it, or more than ``DEAREST`` medians: for what nobody
+                checked. None for no limit.
             strata: m names, such as the clients' regions, or numbers; see ``server/strata.py``.
             cost: (m,) numbers > 0, what a round of each client costs, in any unit.
         """
@@ -280,8 +283,13 @@ class Population(NamedTuple):
         if strata is not None:
             population = population._replace(strata=Strata.of(strata, len(size_m)))
         if cost is not None:
-            population = population._replace(cost_m=_numbers_of("cost", cost))
+            cost_m = _numbers_of("cost", cost)
+            population = population._replace(cost_m=cost_m)
             population.check()
+            if max_ratio is not None:
+                middle = np.median(cost_m)
+                counted_m = np.clip(cost_m, middle / max_ratio, DEAREST * middle)
+                population = population._replace(cost_m=counted_m)
         return population
 
 

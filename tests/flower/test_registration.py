@@ -22,11 +22,11 @@ from deltafl.flower.registration import client_key, read_registration
 from .grid import FakeGrid, configs, linear_app, played, start, trained
 
 
-def registration(num_aux: int = 0, **values: Any) -> tuple[str, ClientInfo]:
+def registration(num_aux: int = 0, wanted: Any = None, **values: Any) -> tuple[str, ClientInfo]:
     record = {"kind": "client", "client_id": "a", "num_examples": 5, **values}
     content = {name.replace("_", "-"): value for name, value in record.items() if value is not None}
     return read_registration(
-        Message(RecordDict({"deltafl": ConfigRecord(content)}), 1, "query.deltafl"), num_aux
+        Message(RecordDict({"deltafl": ConfigRecord(content)}), 1, "query.deltafl"), num_aux, wanted
     )
 
 
@@ -295,6 +295,17 @@ def test_a_wall_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyPatch
     jumped = played(DeltaStrategy("innovation", n=2, seed=1, min_nodes=4), grid, 4)
     assert 5 <= clock.now < 60
     assert np.array_equal(jumped.current.params_d, still.current.params_d)
+
+
+def test_a_nodes_config_has_its_cost() -> None:
+    nodes = configs(4)
+    for number, config in enumerate(nodes.values()):
+        config["cost"] = "cheap" if number == 3 else number + 1
+    strategy = DeltaStrategy("uniform(per_cost=True)", n=2, costs=True, min_nodes=3)
+    federation = played(strategy, FakeGrid(linear_app(), nodes), 1)
+    assert [info.cost for info in federation.clients.values()] == [1.0, 2.0, 3.0]
+    with pytest.raises(DeltaflError, match=r"a number in .*, and the client's is 'cheap'; give"):
+        registration(wanted={"cost": True}, cost="cheap")
 
 
 def test_a_nodes_config_names_its_stratum() -> None:

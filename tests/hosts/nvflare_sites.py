@@ -30,7 +30,7 @@ class Site:
     def __init__(self, number: int, fault: str = "", work: Work = work) -> None:
         self.number = number
         self.fault = fault
-        self.client = DeltaClient(num_examples=10 + 5 * number, aux=label_of(number))
+        self.client = DeltaClient(10 + 5 * number, aux=label_of(number), cost=1.0 + number)
         self.inbox: list[FLModel] = []
         self.sent: list[FLModel] = []
         self.script: Script = self.train

@@ -28,14 +28,19 @@ def test_clients_tell_their_size_once_and_only_the_cohort_is_sent_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     controller = controlled(monkeypatch, "uniform", m=6, rounds=4)
-    assert controller.log_of[:6] == [
-        (f"site-{i}", ["aux", "round", "stratum"]) for i in range(5, -1, -1)
-    ]
+    assert controller.log_of[:6] == [(f"site-{i}", ["aux", "round"]) for i in range(5, -1, -1)]
     assert [asked for _, asked in controller.log_of[6:]] == [["round"]] * 12
     assert controller.federation is not None
     assert [info.num_examples for info in controller.federation.clients.values()] == [
         10 + 5 * i for i in range(6)
     ]
+
+
+def test_sites_tell_their_costs_to_a_server_that_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for costs, told in ((True, [1.0, 2.0, 3.0]), (False, [None] * 3)):
+        controller = controlled(monkeypatch, "uniform", m=3, rounds=1, costs=costs)
+        assert controller.federation is not None
+        assert [info.cost for info in controller.federation.clients.values()] == told
 
 
 def test_a_census_takes_no_parameters_from_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +130,7 @@ def test_a_client_that_does_not_register_is_asked_three_times(
         sites["site-4"].client.aux = [1.0]
 
     controller = controlled(monkeypatch, "balanced", m=5, prepare=prepare)
-    assert controller.log_of.count(("site-4", ["aux", "round", "stratum"])) == 3
+    assert controller.log_of.count(("site-4", ["aux", "round"])) == 3
     assert controller.federation is not None
     assert controller.federation.keys == ["site-0", "site-1", "site-2", "site-3"]
     assert "site-4 did not register: the server wants 3 auxiliary variables" in caplog.text

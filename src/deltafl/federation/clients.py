@@ -16,13 +16,14 @@ PRIOR_ROUNDS = 10
 
 
 class ClientInfo(NamedTuple):
-    """What a client reports: its size, auxiliary variables or its answer to a census, and its
-    stratum.
+    """What a client reports: its size, auxiliary variables or its answer to a census, and what
+    ``FACTS`` have a row for, None where nobody asked.
     """
 
     num_examples: int
     aux: tuple[float, ...] = ()
-    stratum: str = ""
+    stratum: str | None = None
+    cost: float | None = None
 
 
 def resize_state(

@@ -19,8 +19,6 @@ from ..types import Array
 RECORD = "deltafl"
 #: Asked and reported when a client registers: how many auxiliary variables; they, and its size.
 AUX = "aux"
-#: Asked: whether there are strata. Reported: the client's.
-STRATUM = "stratum"
 NUM_EXAMPLES = "num-examples"
 #: Asked: [size, noise, first_update] of the answer to a census. Reported: the answer.
 CENSUS = "census"

@@ -1,7 +1,7 @@
 """What clients send, read: it may be anything. And the numbers of a round, as plain values."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from math import inf, isfinite, nan, prod
@@ -18,7 +18,8 @@ from ..samplers.census import LARGEST_NORM
 from ..store import checked
 from ..types import FloatArray, Params, Reports, RoundInfo, as_number
 from .clients import ClientInfo
-from .exchange import AUX, CENSUS, CODE, CORRECTED, NUM_EXAMPLES, STRATUM
+from .exchange import AUX, CENSUS, CODE, CORRECTED, NUM_EXAMPLES
+from .facts import FACTS
 from .local_work import LOSS, NUM_STEPS, SQUARE_LOSS, STEP_VARIANCE
 
 Metrics = dict[str, int | float | list[int] | list[float]]
@@ -91,8 +92,8 @@ def named(sent: object) -> Mapping[str, Any]:
     return {}
 
 
-def read_info(report: object, num_aux: int, strata: Collection[str] = ()) -> ClientInfo:
-    """What a client reports of its data when it registers; its stratum is one of these, if any."""
+def read_info(report: object, num_aux: int, wanted: Mapping[str, Any] | None = None) -> ClientInfo:
+    """What a client reports of its data when it registers; ``wanted`` as ``Rules.wanted``."""
     given = named(report)
     aux = given.get(AUX)
     # What the server has not asked for it does not keep.
@@ -105,14 +106,8 @@ def read_info(report: object, num_aux: int, strata: Collection[str] = ()) -> Cli
         )
     entries = {"num_examples": given.get(NUM_EXAMPLES), "aux": aux}
     known = checked(Registration, entries, "the answer to the registration query", CURE)
-    stratum = given.get(STRATUM, "") if strata else ""
-    if strata and not (isinstance(stratum, str) and stratum in strata):
-        raise DeltaflError(
-            f"the server knows the strata {', '.join(map(printable, strata))}, and the client's is "
-            f"{printable(repr(stratum), limit=60)}; give one of them to register, as 'stratum' of "
-            "the node's config or stratum=..."
-        )
-    return ClientInfo(known.num_examples, tuple(known.aux), stratum)
+    facts = {name: FACTS[name].read(given, value) for name, value in (wanted or {}).items()}
+    return ClientInfo(known.num_examples, tuple(known.aux), **facts)
 
 
 def read_reply(

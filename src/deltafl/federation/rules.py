@@ -19,6 +19,7 @@ from ..server.table import SETTINGS
 from ..store.folder import new_name
 from ..types import Population
 from .clients import ClientInfo
+from .facts import FACTS
 
 IDENTITIES = ("auto", "public-key", "name", "config")
 
@@ -37,12 +38,15 @@ class Rules:
         weights: ``"data"`` for the target sum_i (n_i / N) F_i, ``"uniform"`` for the plain mean
             over clients.
         identity: How clients are identified across restarts, one of ``IDENTITIES``.
-        max_ratio: No client counts more than so many times the median number of examples; None for
-            1 with ``clip``, and for no limit without.
+        max_ratio: No client counts more than so many times the median number of examples, nor as
+            cheaper than the median cost over it; None for 1 with ``clip``, and for no limit
+            without.
         aux: Number of auxiliary variables that every client must send when it registers, such as
             its shares of 10 labels, for ``balanced``.
         strata: The names of the strata, such as ``["north", "south"]``, one of which every client
             must send when it registers; for ``at_least``, ``allocation`` and ``stages``.
+        costs: Whether every client must send what its round costs when it registers; for
+            ``per_cost`` and ``budget``.
         buffers: Name patterns of floating-point arrays that are not trained.
         local: Name patterns of arrays that never leave a client: a personal head, FedBN.
         trainable: Name patterns of the only arrays that are sent and trained, or ``"lora"``; empty
@@ -68,6 +72,7 @@ class Rules:
     max_ratio: float | None = None
     aux: int = 0
     strata: Collection[str] = ()
+    costs: bool = False
     buffers: Collection[str] = BUFFERS
     local: Collection[str] = ()
     trainable: Patterns = ()
@@ -86,6 +91,8 @@ class Rules:
             raise unknown_name("identity", self.identity, IDENTITIES)
         check_whole("seed", plan.seed, "at least 0", 0)
         check_texts("strata", self.strata)
+        if not isinstance(self.costs, bool):
+            raise DeltaflError(f"costs is {self.costs!r}; write True, or False")
         check_texts("buffers", self.buffers)
         check_texts("local", self.local)
         if not isinstance(self.trainable, str):  # a single name or pattern
@@ -130,6 +137,12 @@ class Rules:
                 "memory_path is part of the saved state, and there is no state_path: write both"
             )
 
+    @property
+    def wanted(self) -> dict[str, Any]:
+        """What the server wants to know of each client beside its size, by the fact's name."""
+        settings = {name: getattr(self, fact.setting) for name, fact in FACTS.items()}
+        return {name: setting for name, setting in settings.items() if setting}
+
     def cohort_size(self, num_clients: int) -> int:
         """Clients selected per round, of so many known ones."""
         if self.fraction_train is None:
@@ -139,12 +152,15 @@ class Rules:
 
     def plan_for(self, clients: Mapping[str, ClientInfo]) -> Plan:
         """The plan for these clients."""
-        sizes, aux, strata = zip(*clients.values(), strict=True)
+        infos = clients.values()
+        sizes = [info.num_examples for info in infos]
+        aux = [info.aux for info in infos]
         # Without ``aux`` there are none, or what clients answered to a census.
         known = aux if self.aux else None
-        population = Population.from_sizes(
-            sizes, self.weights, known, self.max_ratio, strata=strata if self.strata else None
-        )
+        facts = {
+            FACTS[name].column: [getattr(info, name) for info in infos] for name in self.wanted
+        }
+        population = Population.from_sizes(sizes, self.weights, known, self.max_ratio, **facts)
         plan = replace(
             self.plan,
             population=population,
@@ -236,15 +252,20 @@ def make_rules(
     check_texts("strata", strata)
     m = max(first, len(strata))
     own_aux = [[0.0] * aux] * m if aux else None
-    of_each = [[*strata][client % len(strata)] for client in range(m)] if strata else None
+    facts: dict[str, Any] = {
+        fact.column: [fact.example(wanted, client) for client in range(m)]
+        for fact in FACTS.values()
+        if (wanted := own.get(fact.setting))
+    }
     somebody = Population.from_sizes(
-        [1] * m, own.get("weights", "data"), own_aux, own.get("max_ratio"), strata=of_each
+        [1] * m, own.get("weights", "data"), own_aux, own.get("max_ratio"), **facts
     )
     own_seed = seed is None
     if seed is None:
         seed = randbits(63)  # who can guess it knows who is selected when
     plan = make_plan(sampler, somebody, n or first, seed=seed, memory=memory, **settings)
     plan = replace(plan, n=first)
+    plan.sampler.check(somebody)
     # Where clients may lie they may claim examples, too.
     if own.get("max_ratio") is None and plan.part("clip") is not None:
         own["max_ratio"] = 1.0

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import zip_longest
@@ -39,6 +39,7 @@ from ..store.sealed import read_sealed, write_sealed
 from ..store.values import checked, parsed
 from ..types import LARGEST_AUX, NOBODY, Array, FloatArray, RoundInfo
 from .clients import ClientInfo
+from .facts import FACTS
 from .federation import KEPT, Federation, Kept
 from .scales import ClientScale
 
@@ -71,7 +72,9 @@ class Header(NamedTuple):
     made_with: dict[str, str] | None = None
     #: when a client was last there, see ``Federation.seen``
     seen: dict[str, Annotated[int, Field(ge=0, le=10**9)]] | None = None
-    strata: dict[str, str] | None = None  #: of each client, where there are strata
+    #: what each client said of itself, where it was asked (``facts.py``)
+    strata: dict[str, str] | None = None
+    costs: dict[str, float] | None = None
 
 
 _REST = "rest."
@@ -127,7 +130,12 @@ def save(folder: Path, federation: Federation, anew: bool = False) -> None:
         note=None if memory is None else read_note(Path(memory)),
         made_with=made_with(),
         seen=federation.seen,
-        strata={key: info.stratum for key, info in federation.clients.items() if info.stratum},
+        **{
+            FACTS[name].setting: {
+                key: getattr(info, name) for key, info in federation.clients.items()
+            }
+            for name in federation.rules.wanted
+        },
     )
     arrays = {
         **dict(named_arrays(federation.current)),
@@ -288,7 +296,7 @@ def _take(file: Path, federation: Federation, header: Header, arrays: dict[str, 
         fault = "its rounds contradict each other"
     if fault is not None:
         raise not_sound(fault)
-    clients = _clients_of(header, aux_mk, federation.rules.strata)
+    clients = _clients_of(header, aux_mk, federation.rules.wanted)
     federation.require_room(len(clients))
     if federation.kept and header.owner != federation.owner:
         raise DeltaflError(
@@ -305,21 +313,23 @@ def _take(file: Path, federation: Federation, header: Header, arrays: dict[str, 
 
 
 def _clients_of(
-    header: Header, aux_mk: FloatArray, strata: Collection[str]
+    header: Header, aux_mk: FloatArray, wanted: Mapping[str, Any]
 ) -> dict[str, ClientInfo]:
     """What clients reported."""
-    stratum_of = header.strata or {}
     clients = {
-        key: ClientInfo(
-            size, () if np.isnan(aux).any() else tuple(aux.tolist()), stratum_of.get(key, "")
-        )
+        key: ClientInfo(size, () if np.isnan(aux).any() else tuple(aux.tolist()))
         for (key, size), aux in zip(header.clients.items(), aux_mk, strict=True)
     }
-    if any(info.stratum not in (strata or [""]) for info in clients.values()):
-        raise DeltaflError(
-            "the saved state has clients of other strata than strata names; give those that it "
-            "began with, or choose a new state_path"
-        )
+    for name, fact in FACTS.items():
+        said = getattr(header, fact.setting) or {}
+        asked = clients.keys() if name in wanted else set[str]()
+        if said.keys() != asked or any(fact.fault(one, wanted[name]) for one in said.values()):
+            raise DeltaflError(
+                f"the saved state has clients of other {fact.setting} than the setting "
+                f"{fact.setting} wants; write it as it was, or choose a new state_path"
+            )
+        for key, one in said.items():
+            clients[key] = clients[key]._replace(**{name: one})
     return clients
 
 

@@ -16,11 +16,11 @@ from ..federation.exchange import (
     NUM_EXAMPLES,
     RECORD,
     STEP_FACTOR,
-    STRATUM,
     TRAINED,
     Correction,
     report_of,
 )
+from ..federation.facts import Fact, told
 from ..model_parts import Arrays
 
 #: What a client reports of who it is.
@@ -95,6 +95,7 @@ def register(
     client_id: Callable[[Context], str] | None = None,
     aux: Callable[[Context], Sequence[float]] | None = None,
     stratum: Callable[[Context], str] | None = None,
+    cost: Callable[[Context], float] | None = None,
 ) -> None:
     """Let a ClientApp answer the server's registration query.
 
@@ -108,7 +109,10 @@ def register(
             ``DeltaStrategy(aux=10)``.
         stratum: Context -> the client's region or the like, for
             ``DeltaStrategy(strata=["north", "south"])``; None for ``stratum`` of the node's config.
+        cost: Context -> what a round of the client costs, for ``DeltaStrategy(costs=True)``; None
+            for ``cost`` of the node's config.
     """
+    own = {"stratum": stratum, "cost": cost}
 
     @app.query(RECORD)
     def answer(message: Message, context: Context) -> Message:
@@ -118,9 +122,12 @@ def register(
         record = ConfigRecord({KIND: kind, CLIENT_ID: own_id, NUM_EXAMPLES: size})
         if aux is not None and asked_in(message).get(AUX):
             record[AUX] = [float(value) for value in aux(context)]
-        if asked_in(message).get(STRATUM):
-            named = context.node_config.get(STRATUM, "") if stratum is None else stratum(context)
-            record[STRATUM] = str(named)
+
+        def known(fact: Fact) -> Any:
+            find = own[fact.name]
+            return context.node_config.get(fact.name) if find is None else find(context)
+
+        record.update(told(asked_in(message), known))
         return Message(RecordDict({RECORD: record}), reply_to=message)
 
 

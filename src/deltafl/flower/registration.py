@@ -7,10 +7,10 @@ Node ids change between runs, so a client has a key: ``partition:`` in a simulat
 
 import hashlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from logging import INFO, WARNING
 from math import inf
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
@@ -21,7 +21,7 @@ from pydantic import BaseModel, StringConstraints
 
 from ..errors import DeltaflError, printable
 from ..federation.clients import ClientInfo
-from ..federation.exchange import AUX, RECORD, STRATUM
+from ..federation.exchange import AUX, RECORD
 from ..federation.replies import CURE, NO_REGISTRATION, read_info
 from ..federation.rules import Rules
 from ..store import checked
@@ -87,7 +87,7 @@ class Directory:
             # Their app fails them all: one that is asked again speaks for the others.
             new = [node_id for node_id in new if node_id not in again[1:]]
         if new:
-            asked = ConfigRecord({AUX: self.rules.aux, STRATUM: bool(self.rules.strata)})
+            asked = ConfigRecord({AUX: self.rules.aux, **dict.fromkeys(self.rules.wanted, True)})
             wanted = RecordDict({RECORD: asked})
             seconds = self.rules.registration_timeout
             kind = f"query.{RECORD}"
@@ -169,7 +169,7 @@ class Directory:
                 continue
             del self._queries[node_id]
             try:
-                own_key, info = read_registration(reply, self.rules.aux, self.rules.strata)
+                own_key, info = read_registration(reply, self.rules.aux, self.rules.wanted)
                 key = client_key(
                     self.rules.identity,
                     nodes[node_id],
@@ -234,13 +234,13 @@ def client_key(identity: str, node: NodeInfo, own_key: str, simulated: bool) -> 
 def read_registration(
     reply: Message | None,
     num_aux: int = 0,
-    strata: Collection[str] = (),
+    wanted: Mapping[str, Any] | None = None,
 ) -> tuple[str, ClientInfo]:
     """A client's own key and what it reports, from a reply that may hold anything."""
     report = NO_REGISTRATION if reply is None else report_in(reply)
     if isinstance(report, str):
         raise DeltaflError(report)
-    info = read_info(report, num_aux, strata)
+    info = read_info(report, num_aux, wanted)
     given = {"kind": report.get(KIND), "client_id": report.get(CLIENT_ID)}
     client = checked(Identity, given, "the answer to the registration query", CURE)
     return f"{client.kind}:{client.client_id}", info

@@ -17,11 +17,11 @@ from ..federation.exchange import (
     NUM_EXAMPLES,
     RECORD,
     STEP_FACTOR,
-    STRATUM,
     TRAINED,
     Correction,
     report_of,
 )
+from ..federation.facts import told
 from ..model_parts import Arrays, as_array
 from ..types import Array
 
@@ -46,12 +46,19 @@ class DeltaClient:
             ``DeltaFedAvg(aux=10)``; sent to a server that asks.
         stratum: The client's region or the like, for ``DeltaFedAvg(strata=["north", "south"])``;
             likewise.
+        cost: What a round of the client costs, for ``DeltaFedAvg(costs=True)``; likewise.
     """
 
-    def __init__(self, num_examples: int, aux: Sequence[float] = (), stratum: str = "") -> None:
+    def __init__(
+        self,
+        num_examples: int,
+        aux: Sequence[float] = (),
+        stratum: str | None = None,
+        cost: float | None = None,
+    ) -> None:
         self.num_examples = int(num_examples)
         self.aux = [float(value) for value in aux]
-        self.stratum = stratum
+        self._facts = {"stratum": stratum, "cost": cost}
         self._asked: dict[str, Any] = {}
         self._names = frozenset[str]()
         self._sent: Arrays = {}
@@ -70,8 +77,7 @@ class DeltaClient:
             report: dict[str, Any] = {NUM_EXAMPLES: self.num_examples, AUX: []}
             if asked[AUX]:  # auxiliary variables are sent only where they are used
                 report[AUX] = self.aux
-            if asked.get(STRATUM):
-                report[STRATUM] = self.stratum
+            report |= told(asked, lambda fact: self._facts[fact.name])
             # NVFlare wants parameters or metrics in a model; an empty mapping will do.
             flare.send(FLModel(metrics={}, meta={RECORD: report}))
         return None

@@ -26,7 +26,7 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 from ..errors import DeltaflError, printable
 from ..federation import replies
 from ..federation.clients import ClientInfo
-from ..federation.exchange import AUX, RECORD, STRATUM, Question
+from ..federation.exchange import AUX, RECORD, Question
 from ..federation.replies import (
     NO_REGISTRATION,
     ClientReply,
@@ -249,16 +249,17 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         """
         known = self._registered
         aux = self.rules.aux
-        strata = self.rules.strata
+        wanted = self.rules.wanted
         while True:
             names = {client.name for client in self.engine.get_clients()} - set(self.rules.forget)
             asked = sorted(name for name in names - known.keys() if self._asked[name] < _MOST)
-            received = self._send([Question(asked, {AUX: aux, STRATUM: bool(strata)}, {})])
+            wish = {AUX: aux, **dict.fromkeys(wanted, True)}
+            received = self._send([Question(asked, wish, {})])
             for name in asked:
                 try:
                     if name not in received:
                         raise DeltaflError(NO_REGISTRATION)
-                    known[name] = read_info(reported(received[name]), aux, strata)
+                    known[name] = read_info(reported(received[name]), aux, wanted)
                 except DeltaflError as error:
                     self._asked[name] += 1
                     text = "%s did not register: %s"

@@ -142,6 +142,9 @@ class Sampler(WithRanges, ABC):
         """This sampler with the options that are None ("from the run") filled in."""
         return self
 
+    def check(self, population: Population) -> None:
+        """Raise a ``DeltaflError`` if it needs to know more of the clients than is known."""
+
     def init(self, population: Population) -> State:
         """The state before the first round; by default the weights are all that is kept."""
         return WeightState(population.weight_m)
@@ -281,7 +284,7 @@ def cheaper_first(
     if per_cost and population.cost_m is None:
         raise DeltaflError(
             "per_cost needs what a round of each client costs: write Population.from_sizes(sizes, "
-            "cost=costs), or in the simulator client_costs='FILE.csv'"
+            "cost=costs), in the simulator client_costs='FILE.csv', or in a federation costs=True"
         )
     cost_m = population.seconds_m if per_second else population.cost_m
     assert cost_m is not None  # as was seen above

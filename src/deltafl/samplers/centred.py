@@ -114,6 +114,9 @@ class Centred(Scored):
         # Other designs would not look at the sketches.
         return self.sketch * find_design(self.design).uses_values
 
+    def check(self, population: Population) -> None:
+        cheaper_first(population.weight_m, population, self.per_second, self.per_cost)
+
     def init(self, population: Population) -> CentredState:
         m = population.num_clients
         return CentredState(

@@ -55,6 +55,9 @@ class Fixed(Scored):
     def draws_equally(self) -> bool:
         return not (self.by_weight or self.per_second or self.per_cost)
 
+    def check(self, population: Population) -> None:
+        cheaper_first(population.weight_m, population, self.per_second, self.per_cost)
+
     def init(self, population: Population) -> FixedState:
         score_m = np.ones(population.num_clients)
         if self.by_weight:

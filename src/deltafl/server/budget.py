@@ -53,6 +53,9 @@ class Budget(ServerPart):
             raise DeltaflError(
                 f"budget is {self.budget:g}, for how many rounds? Write budget_rounds=100, too"
             )
+
+    def check_clients(self, plan: PlanOfParts) -> None:
+        assert self.budget_rounds is not None  # ``check`` has seen to it
         cost_m = costs(plan.population)
         least = self._begin(plan).spent + self.budget_rounds * cost_m.min()
         if any(part.name == FirstRound.name for part in plan.parts):

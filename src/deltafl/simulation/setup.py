@@ -12,9 +12,6 @@ import numpy as np
 from ..errors import DeltaflError
 from ..estimators.table import find_estimator
 from ..plan import Plan, make_plan
-from ..samplers.base import cheaper_first
-from ..samplers.centred import Centred
-from ..samplers.fixed import Fixed
 from ..samplers.label import parse_label, uses_aux
 from ..scale.rows import RowFormat
 from ..store.files import read_bytes
@@ -179,13 +176,9 @@ def plan_of(
             None if folder is None else str(folder),
         ),
     )
-    sampler = plan.sampler
-    if isinstance(sampler, Fixed | Centred):
-        # What a state would be made of is looked at before anything is written. The seconds
-        # themselves are known once there is a world.
-        clock = None if settings.speeds is None else np.ones(1)
-        known = population._replace(seconds_m=clock)
-        cheaper_first(population.weight_m, known, sampler.per_second, sampler.per_cost)
+    # Before anything is written. The seconds themselves are known once there is a world.
+    clock = None if settings.speeds is None else np.ones(1)
+    plan.sampler.check(population._replace(seconds_m=clock))
     size = plan.sampler.output_bias_size
     if task is not None and size > 0:
         # Modules list their parameters by layer, the bias after the weight.
