@@ -205,6 +205,14 @@ def test_it_warns_of_clients_that_are_never_there(tmp_path: Path) -> None:
     arrays["state.missed_m"][:2] = 6
     seen = _Seen("x", lines_of(tmp_path / "run"), 6, arrays, None)
     assert any(text.startswith("2 of 12 clients were never there") for text in _remarks(seen))
+    # A stratum is named if all of its clients are away, and its name is no markup or code.
+    for strata, named in (
+        (["[/x]\n"] * 2 + ["south"] * 10, [repr("[/x]\n")]),
+        (["north"] * 3 + ["south"] * 9, []),
+        (["north"] * 2, []),
+    ):
+        found = [text for text in _remarks(seen._replace(strata=strata)) if "stratum" in text]
+        assert [text.split()[3] for text in found] == named
 
 
 BAD: dict[str, dict[str, bytes]] = {

@@ -27,6 +27,7 @@ from ..types import NO_REPLY, Array, Judge, judge_of
 from .checkpoint import FILE
 from .directory import recorded_settings
 from .lines import Count, Number, RoundLine
+from .record import noted_clients
 from .sweep import whole_lines
 
 #: Of a saved state: how often each client was selected, replied and was not there.
@@ -65,6 +66,7 @@ class _Header(TypedDict, total=False):
 
     sampler: str
     settings: dict[str, Any]
+    strata: dict[str, str] | None
 
 
 class Picture(NamedTuple):
@@ -85,6 +87,7 @@ class _Seen(NamedTuple):
     total: int | None  #: rounds in all, where that is known
     counts: Mapping[str, Array]  #: the last state's, by name; empty if there is none
     age: float | None  #: seconds since something was written
+    strata: Sequence[str] = ()  #: of each client in ``counts``; empty where they are not known
 
 
 def picture(place: Path) -> Picture:
@@ -120,7 +123,10 @@ def picture(place: Path) -> Picture:
 def _of_run(folder: Path, name: str, total: int | None) -> _Seen:
     file = folder / FILE
     arrays, _ = _state(file) if file.exists() else ({}, {})
-    return _Seen(printable(name, limit=60), _lines(folder), total, arrays, _age(folder / LOG))
+    strata = noted_clients(folder).strata
+    return _Seen(
+        printable(name, limit=60), _lines(folder), total, arrays, _age(folder / LOG), strata
+    )
 
 
 def _of_state(file: Path) -> _Seen:
@@ -134,7 +140,8 @@ def _of_state(file: Path) -> _Seen:
         lines = [*lines, {"round": round}]
     known: Any = checked(_Header, header, str(file), _CURE)
     sampler = (known | known.get("settings", {})).get("sampler", file.name)
-    return _Seen(printable(sampler, limit=60), lines, None, arrays, _age(file))
+    strata = list((known.get("strata") or {}).values())
+    return _Seen(printable(sampler, limit=60), lines, None, arrays, _age(file), strata)
 
 
 def _state(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -256,6 +263,15 @@ def _there(seen: _Seen) -> tuple[Array, Array]:
     return known_m - (joined_m if joined_m.size else 0), missed_m
 
 
+def _without_clients(strata: Sequence[str], is_there_m: Array) -> list[str]:
+    """The strata of which no client is there, by name."""
+    # A folder of somebody else's may have a stratum for more clients than there are.
+    if len(strata) != len(is_there_m):
+        return []
+    there = {stratum for stratum, is_there in zip(strata, is_there_m, strict=True) if is_there}
+    return [printable(repr(name), limit=60) for name in dict.fromkeys(strata) if name not in there]
+
+
 def _rates(seen: _Seen) -> dict[str, float | None]:
     """Which share of the selected replied, and which share of the clients was there."""
     if not seen.counts:
@@ -318,9 +334,12 @@ def _remarks(seen: _Seen) -> Iterator[str]:
         yield f"{never} of {m} clients were never selected in {last['round']} rounds."
     if seen.counts:
         known_m, missed_m = _there(seen)
-        away = int(((known_m >= _ENOUGH) & (missed_m >= known_m)).sum())
+        is_away_m = (known_m >= _ENOUGH) & (missed_m >= known_m)
+        away = int(is_away_m.sum())
         if away:
             yield f"{away} of {m} clients were never there: the model learns nothing from them."
+        for name in _without_clients(seen.strata, ~is_away_m):
+            yield f"Nobody of stratum {name} was ever there: the model learns nothing from it."
     rate = _rates(seen).get("response rate")
     if rate is not None and rate < 0.5:
         yield f"Only {rate:.0%} of the selected clients have replied."

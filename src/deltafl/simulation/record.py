@@ -162,7 +162,7 @@ def note_clients(
         known["strata"] = [*strata]
     if value_m is not None:
         # Later rounds than this one are those that are played again.
-        rows = {at: row for at, row in _noted_clients(folder).rows.items() if since <= at < round}
+        rows = {at: row for at, row in noted_clients(folder).rows.items() if since <= at < round}
         rows[round] = plain_json(np.round(value_m, 4).tolist())
         known |= {"rounds": [*rows], metric: [*rows.values()]}
     write_atomically(folder / CLIENTS, json.dumps(known) + "\n")
@@ -201,7 +201,7 @@ class NotedClients(BaseModel):
         return self
 
 
-def _noted_clients(folder: Path) -> NotedClients:
+def noted_clients(folder: Path) -> NotedClients:
     """What is noted of the clients; nothing of a run that has not come so far."""
     file = folder / CLIENTS
     return checked(NotedClients, read_json(file) if file.exists() else {}, str(file), CURE)
@@ -255,7 +255,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         costs = [line.get("cost") if count else 0 for line, count in zip(lines, asked, strict=True)]
         cost_r = summed(costs)
     m = directory.num_clients()
-    noted = _noted_clients(directory.path)
+    noted = noted_clients(directory.path)
     num_examples_m = _floats(noted.num_examples) if noted.num_examples else None
     sizes = {len(noted.num_examples) or m, m}
     if len(drawn_n) != len(count_n) or not drawn_n.max(initial=-1) < m or len(sizes) > 1:
