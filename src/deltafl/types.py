@@ -45,10 +45,9 @@ DEAREST = 100
 #: Entries of a model, and of what moves it, in a saved state: sums of them stay in float32.
 LARGEST_STEP = 1e30
 NOBODY = np.zeros(0, np.int64)
+ALWAYS = np.zeros(0)
 #: ``Cohort.kind`` of a round without a draw, in which all clients that are there are selected.
 EVERYONE = "everyone"
-#: That of a round in which strata were drawn first, and clients within them.
-TWO_STAGE = "two-stage"
 
 
 class Within(NamedTuple):
@@ -312,14 +311,18 @@ class Cohort(NamedTuple):
     round: int | None = None
     #: the stratum that each was drawn from, where these were drawn one by one; else (0,)
     stratum_n: IntArray = NOBODY
+    #: how likely that stratum was drawn before its clients were, or (0,) where all strata are
+    stage_n: FloatArray = ALWAYS
 
     def part(self, which_n: Any) -> "Cohort":
         """The rows that an index or a mask names, such as those of the clients that replied."""
         client_n, count_n, expected_n = (column[which_n] for column in self[:3])
         rows = self._replace(client_n=client_n, count_n=count_n, expected_n=expected_n)
-        if len(self.stratum_n) == 0:
-            return rows
-        return rows._replace(stratum_n=self.stratum_n[which_n])
+        if len(self.stratum_n):
+            rows = rows._replace(stratum_n=self.stratum_n[which_n])
+        if len(self.stage_n):
+            rows = rows._replace(stage_n=self.stage_n[which_n])
+        return rows
 
 
 class Replies(NamedTuple):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from deltafl import KnownUpdates, Population, init_round, make_plan
+from deltafl import KnownUpdates, Population, close_round, init_round, make_plan, open_round
 from deltafl.audit import estimate_error
 from deltafl.audit.error_by_size import covariance, error_by_size
 from deltafl.designs.exact import support
@@ -62,7 +62,6 @@ def test_there_is_no_formula_where_pairs_differ() -> None:
 
 
 def test_strata_have_the_error_of_their_own_draws() -> None:
-    """Several draws in a round have no formula here: all cohorts are enumerated."""
     population = Population.from_sizes(SIZES, strata=["a", "a", "a", "b", "b", "b"])
     updates = np.repeat(UPDATES[[0, 5]], 3, axis=0)
     known = KnownUpdates(updates, population.weight_m)
@@ -74,3 +73,39 @@ def test_strata_have_the_error_of_their_own_draws() -> None:
         errors[label] = found.mse
     # Within a stratum all updates are equal, and one of each is drawn by weight.
     assert errors["md-fixed+at_least=1"] < 1e-12 < errors["md-fixed"]
+
+
+@pytest.mark.parametrize("setting", ["at_least=1", "at_least=1+allocation=weight", "stages=2"])
+@pytest.mark.parametrize("sampler", ["uniform", "md-fixed", "md@multinomial", "innovation"])
+def test_the_covariance_in_strata_is_that_over_all_cohorts(sampler: str, setting: str) -> None:
+    """By formula and parts, without ever having drawn a whole cohort, and by enumeration."""
+    label = f"{sampler}+{setting}"
+    # Three strata of unequal size and weight; none is in one piece.
+    population = Population.from_sizes(SIZES, strata=["a", "b", "a", "c", "b", "a"])
+    known = KnownUpdates(UPDATES, population.weight_m)
+    plan = make_plan(label, population, n=4)
+    state = init_round(plan, np.zeros(4))
+    for _ in range(3):
+        cohort = open_round(plan, state)
+        state, _ = close_round(plan, state, cohort, UPDATES[cohort.client_n])
+    for found in error_by_size(plan, state, known, UPDATES, [3, 4]):
+        sized = make_plan(label, population, n=found.n)
+        every = estimate_error(sized, state, known, UPDATES, draws=1)
+        assert every.exact
+        assert found.exact
+        assert found.mse == pytest.approx(every.mse, rel=1e-6, abs=1e-12)
+
+
+def test_two_stages_of_many_clients_are_exact_and_what_draws_give() -> None:
+    rng = np.random.default_rng(0)
+    code_m = np.arange(40) % 5
+    population = Population.from_sizes(rng.integers(1, 9, 40), strata=code_m.tolist())
+    updates = (rng.normal(size=(5, 3))[code_m] + rng.normal(size=(40, 3))).astype(np.float32)
+    known = KnownUpdates(updates, population.weight_m)
+    plan = make_plan("uniform+stages=3", population, n=12)
+    state = init_round(plan, np.zeros(3))
+    (found,) = error_by_size(plan, state, known, updates, [12])
+    assert found.exact
+    drawn = estimate_error(plan, state, known, updates, draws=1000)
+    assert not drawn.exact
+    assert found.mse == pytest.approx(drawn.mse, rel=0.15)

@@ -227,8 +227,8 @@ def test_strata_with_one_client_each_count_as_one() -> None:
 
 
 def test_the_variance_of_two_stages_is_the_textbook_one() -> None:
-    """H^2 (1 - R / H) S_T^2 / R + H / R sum_h V_h, of equal strata (Cochran 1977, 10.3); no cohort
-    knows it.
+    """H^2 (1 - R / H) S_T^2 / R + H / R sum_h V_h, of equal strata (Cochran 1977, 10.3).
+    With one client of each an estimate has no part within, and takes 1 for 1 - R / H.
     """
     sizes = [3, 1, 2, 2, 1, 4]
     code_m = np.array([0, 0, 1, 1, 2, 2])
@@ -243,7 +243,72 @@ def test_the_variance_of_two_stages_is_the_textbook_one() -> None:
     assert mean_square(plan, state, problem) == pytest.approx(wanted)
     cohorts = all_cohorts(plan, state, None)
     assert len({tuple(cohort.client_n) for _, cohort in cohorts}) == comb(3, 2) * 4
-    assert np.isnan(info_of(plan, state, cohorts[0][1], problem.update_md).variance)
+    variances = [p * info_of(plan, state, c, problem.update_md).variance for p, c in cohorts]
+    assert wanted < sum(variances) < wanted / (1 - 2 / 3)
+
+
+def mean_variance(plan: Plan, state: RoundState, problem: Any) -> float:
+    """E ``info.variance`` over all cohorts."""
+    return sum(
+        probability * info_of(plan, state, cohort, problem.update_md).variance
+        for probability, cohort in all_cohorts(plan, state, problem.oracle)
+    )
+
+
+def two_stages(label: str, n: int, strata: str) -> tuple[Plan, RoundState, Any]:
+    sizes = [3, 1, 2, 2, 1, 4, 2][: len(strata)]
+    plan = plan_of(label, n, sizes, list(strata))
+    return plan, init_round(plan, np.zeros(3)), make_problem(sizes, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("label", "n", "strata"),
+    [
+        # Two of two: nothing is left to chance within.
+        ("uniform+stages=2+allocation=weight", 4, "aabbcc"),
+        ("uniform+stages=2", 4, "aabbcc"),
+        # Draws with replacement inside, of equal strata.
+        ("uniform@multinomial+stages=2", 4, "aabbcc"),
+        # Both strata are sure: two stages are one.
+        ("uniform+stages=2", 4, "aaabbbb"),
+        # The only stratum is sure.
+        ("uniform+stages=1", 3, "aaaaa"),
+    ],
+)
+def test_the_variance_of_two_stages_is_estimated(label: str, n: int, strata: str) -> None:
+    plan, state, problem = two_stages(label, n, strata)
+    wanted = mean_square(plan, state, problem)
+    if "weight" in label:
+        # Unequal probabilities of strata: close, as of any draw of fixed size.
+        assert 0.6 * wanted < mean_variance(plan, state, problem) < 1.6 * wanted
+    else:
+        assert mean_variance(plan, state, problem) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_one_stratum_of_several_does_not_tell_the_variance() -> None:
+    plan, state, problem = two_stages("uniform+stages=1", 2, "aabbcc")
+    cohort = open_round(plan, state)
+    assert np.isnan(info_of(plan, state, cohort, problem.update_md).variance)
+
+
+def test_large_strata_in_two_stages_by_monte_carlo() -> None:
+    """Strata of unequal size: the mean estimate is the truth."""
+    rng = np.random.default_rng(1)
+    code_m = np.repeat(np.arange(6), [8, 8, 9, 9, 10, 10])
+    update_md = rng.normal(size=(6, 4))[code_m] + rng.normal(size=(54, 4))
+    update_md = update_md.astype(np.float32)
+    population = Population.from_sizes([1] * 54, strata=code_m.tolist())
+    plan = make_plan("uniform+stages=3", population, 12, parts=(Recorder(),))
+    state = init_round(plan, np.zeros(4))
+    errors, variances = [], []
+    for _ in range(400):
+        cohort = open_round(plan, state)
+        following, info = close_round(plan, state, cohort, update_md[cohort.client_n])
+        delta_d = following.parts["server_optimizer"].delta_d
+        errors.append(float(np.sum((delta_d - update_md.mean(axis=0)) ** 2)))
+        variances.append(info.variance)
+        state = state._replace(round=state.round + 1)
+    assert 0.85 < np.mean(variances) / np.mean(errors) < 1.18
 
 
 def test_silent_clients_leave_strata_unbiased() -> None:

@@ -17,6 +17,12 @@ z_i is the contribution of a reply if all replied:
                     that was not certain count as one group (collapsed strata, Cochran 1977, section
                     5A.12), with 1 in place of 1 - pi_i: too large by how far they are apart.
 
+- two stages: with y_h = sum of the z_i that stratum h brought, R strata drawn, and V_h the variance
+                    within h by the formula of its draw, z_i over pi_h (Sarndal, Swensson and
+                    Wretman 1992, 4.3): V = R/(R-1) sum_h (1 - pi_h) norm(y_h - B)^2 + sum_h pi_h
+                    V_h, unbiased if the pi_h are equal and the V_h are. A single reply of h has no
+                    V_h: then 1 is in place of 1 - pi_h, too large. With R = 1 nobody knows V.
+
 The first two are unbiased for independent draws; ``Design.variance`` says which of a design's is.
 Sums over selected clients are estimated from those that replied by weights 1 / q_i; n is the number
 selected. The second draw adds sum (1 - q_i) norm(z_i)^2 over those who replied.
@@ -29,22 +35,47 @@ import numpy.typing as npt
 
 from ..scale.numerics import inner, weighted_sum
 from ..scale.stretches import over_stretches
-from ..types import TWO_STAGE, FloatArray, IntArray, Replies
+from ..types import ALWAYS, NOBODY, BoolArray, FloatArray, IntArray, Replies
+
+
+class Between(NamedTuple):
+    """sum_h mass_h norm(y_h - B)^2 over drawn strata, y_h = sum of coef_i l_i over its rows.
+
+    B is the mass-weighted mean of y_h. A stratum of which nobody replied has y_h = 0.
+    """
+
+    mass_h: FloatArray
+    coef_hn: FloatArray  #: 0 outside the stratum
+
+    def square(self, part_nb: FloatArray, common_b: FloatArray) -> float:
+        """The sum over a stretch of the l_i = part_i + common."""
+        total = self.mass_h.sum()
+        # Every stratum was certain: nothing varies between them.
+        if total == 0:
+            return 0.0
+        y_hb = np.asarray(self.coef_hn @ part_nb)
+        if common_b.any():
+            y_hb = y_hb + self.coef_hn.sum(axis=1)[:, None] * common_b
+        off_hb = y_hb - weighted_sum(self.mass_h / total, y_hb, y_hb.shape[1])
+        return float(self.mass_h @ inner(off_hb, off_hb))
 
 
 class VarianceForm(NamedTuple):
     """V = sum_i mass_i norm(scale_i l_i - B)^2 + sum_i alone_i norm(l_i)^2.
 
-    B is the mass-weighted mean of scale_i l_i over the group of i, 0 for who is in none.
+    B is the mass-weighted mean of scale_i l_i over the group of i, 0 for who is in none. Of two
+    stages it is the variance within strata, to which that between them is added.
     """
 
     mass_n: FloatArray
     scale_n: FloatArray
     alone_n: FloatArray
     groups: tuple[Any, ...] = ()  #: of rows: indices, or a slice
+    between: Between | None = None
 
     def sums(self, part_nb: FloatArray, square_n: FloatArray, common_b: FloatArray) -> FloatArray:
-        """norm(scale_i l_i - B)^2 and norm(l_i)^2 of a stretch of the l_i, (2, n).
+        """norm(scale_i l_i - B)^2 and norm(l_i)^2 of a stretch of the l_i, (2, n); of two stages a
+        third row repeats what varies between strata.
 
         l_i = part_i + common, with norm(part_i)^2 known. Of l_i that are alike it takes their
         common part away first: products of what is left keep their digits.
@@ -68,12 +99,19 @@ class VarianceForm(NamedTuple):
                     off_k = scale_k * along_n[rows] - inner(mean_b, common_b)
                     spread_k += shift_k * (2 * off_k + shift_k * common)
                 spread_n[rows] = spread_k
-        return np.array([spread_n, alone_n])
+        if self.between is None:
+            return np.array([spread_n, alone_n])
+        across = self.between.square(part_nb, common_b)
+        return np.array([spread_n, alone_n, np.full(len(part_nb), across)])
 
     def total(self, sum_2n: FloatArray) -> float:
         """V, given the ``sums`` of all stretches."""
+        whole = float(self.mass_n @ sum_2n[0] + self.alone_n @ sum_2n[1])
+        # A round without replies has no row to read it from, and a variance of 0.
+        if self.between is not None and len(self.mass_n):
+            whole += float(sum_2n[2, 0])
         # What rounding leaves of a variance of 0 may be less than that.
-        return max(float(self.mass_n @ sum_2n[0] + self.alone_n @ sum_2n[1]), 0.0)
+        return max(whole, 0.0)
 
 
 def estimate_variance(
@@ -97,11 +135,63 @@ def estimate_variance(
         part_nb = part_nb - common_b
         return form.sums(part_nb, inner(part_nb, part_nb), common_b)
 
-    return form.total(sum(over_stretches(look, d, n), np.zeros((2, n))))
+    # Of two stages there is a row more.
+    return form.total(np.sum(list(over_stretches(look, d, n)), axis=0))
 
 
 def variance_form(replies: Replies) -> VarianceForm | None:
     """The formula above that fits a cohort; None where there is none."""
+    if len(replies.selected.stage_n):
+        return _two_stages(replies)
+    return _one_stage(replies)
+
+
+def _two_stages(replies: Replies) -> VarianceForm | None:
+    """The forms of the drawn strata, one by one, and what varies between them."""
+    selected = replies.selected
+    drawn, first_row = np.unique(selected.stratum_n, return_index=True)
+    count = len(drawn)
+    if not np.all(np.isfinite(selected.expected_n)):
+        return None
+    pi_h = selected.stage_n[first_row]
+    mass_h = np.clip(1 - pi_h, 0.0, 1.0)
+    n = len(replies.client_n)
+    mass_n, scale_n, alone_n = np.zeros((3, n))
+    groups = list[IntArray]()
+    for h, stratum in enumerate(drawn):
+        rows = np.flatnonzero(replies.cohort.stratum_n == stratum)
+        within = _one_stage(_given_stratum(replies, rows, selected.stratum_n == stratum, pi_h[h]))
+        if within is None:
+            # What varies between draws that are independent has it all.
+            mass_h[h] = 1.0
+            continue
+        mass_n[rows] = pi_h[h] * within.mass_n
+        scale_n[rows] = within.scale_n
+        alone_n[rows] = pi_h[h] * within.alone_n
+        groups += [rows[group] for group in within.groups]
+    if count < 2:
+        # One stratum has no distance from others, unless it was certain to be the one.
+        if mass_h.any():
+            return None
+        return VarianceForm(mass_n, scale_n, alone_n, tuple(groups))
+    is_of_hn = replies.cohort.stratum_n == drawn[:, None]
+    between = Between(count / (count - 1) * mass_h, is_of_hn * replies.coef_n)
+    return VarianceForm(mass_n, scale_n, alone_n, tuple(groups), between)
+
+
+def _given_stratum(replies: Replies, rows: IntArray, here_s: BoolArray, pi: float) -> Replies:
+    """The replies of a stratum, as if it had been certain to be drawn."""
+    cohort = replies.cohort.part(rows)
+    selected = replies.selected.part(here_s)
+    return Replies(
+        cohort._replace(expected_n=cohort.expected_n / pi, stratum_n=NOBODY, stage_n=ALWAYS),
+        selected._replace(expected_n=selected.expected_n / pi, stratum_n=NOBODY, stage_n=ALWAYS),
+        replies.coef_n[rows],
+        replies.response_n[rows],
+    )
+
+
+def _one_stage(replies: Replies) -> VarianceForm | None:
     cohort = replies.cohort
     rate_n = replies.response_n
     coef_n = replies.coef_n
@@ -120,8 +210,6 @@ def variance_form(replies: Replies) -> VarianceForm | None:
         known_n = cohort.count_n
     elif cohort.kind == "poisson":
         return VarianceForm(mass_n, scale_n, alone_n)
-    elif cohort.kind == TWO_STAGE:
-        return None
     else:
         units_n = (_undecided(selected.expected_n) > 0).astype(np.int64)
     group_n = np.zeros(len(known_n), np.int64)

@@ -10,7 +10,8 @@ sampler's scores over stratum h (w_i where it has none, or with ``allocation="we
   summed over all, at n_h proportional to M_h.
 - Two stages (``stages=R``): R strata are drawn, with pi_h = min(1, c M_h) and sum_h pi_h = R; then
   floor(n / R) clients within each of them: pi_i = pi_h pi_{i|h}. It saves what a visit to a region
-  costs, and has a larger variance. Nobody knows it from one cohort: ``info.variance`` is NaN.
+  costs, and has a larger variance, which ``info.variance`` estimates if two strata are drawn or
+  more (``estimators/variance.py``).
 
 All n_h follow from what is known before the draw, so that both are exact for every sampler that is.
 A stratum of which nobody is there has no part in the round; its absence counts as that of its
@@ -25,7 +26,7 @@ import numpy as np
 from ..designs.strata import allocate, draw_from_each
 from ..designs.table import draw_cohort
 from ..errors import DeltaflError, printable
-from ..types import TWO_STAGE, BoolArray, Cohort, IntArray, Strata
+from ..types import BoolArray, Cohort, IntArray, Strata
 from .part import Drawing, PlanOfParts, ServerPart, require_draws
 
 NEYMAN = "neyman"
@@ -140,16 +141,17 @@ class ByStrata(ServerPart):
             quota_h = allocate(n, size_h, mass_h, self.at_least)
             cohort = draw_from_each(member_h, quota_h, draw_some)
             return cohort._replace(stratum_n=code_h[cohort.stratum_n])
-        first = draw_cohort(mass_h, min(self.stages, len(code_h), n), "systematic", drawing.rng)
+        stages = min(self.stages, len(code_h), n)
+        first = draw_cohort(mass_h, stages, "systematic", drawing.rng)
         drawn = first.client_n
         # Before the draw, and for all strata alike: what is drawn first must not decide it.
-        quota = n // len(drawn)
+        quota = n // stages
         quotas = [min(quota, int(size_h[h])) for h in drawn]
         cohort = draw_from_each([member_h[h] for h in drawn], quotas, draw_some)
         return cohort._replace(
             expected_n=first.expected_n[cohort.stratum_n] * cohort.expected_n,
             stratum_n=code_h[drawn[cohort.stratum_n]],
-            kind=TWO_STAGE,
+            stage_n=first.expected_n[cohort.stratum_n],
         )
 
 
