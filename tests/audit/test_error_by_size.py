@@ -106,6 +106,6 @@ def test_two_stages_of_many_clients_are_exact_and_what_draws_give() -> None:
     state = init_round(plan, np.zeros(3))
     (found,) = error_by_size(plan, state, known, updates, [12])
     assert found.exact
-    drawn = estimate_error(plan, state, known, updates, draws=1000)
+    drawn = estimate_error(plan, state, known, updates, draws=300)
     assert not drawn.exact
-    assert found.mse == pytest.approx(drawn.mse, rel=0.15)
+    assert found.mse == pytest.approx(drawn.mse, rel=0.3)
