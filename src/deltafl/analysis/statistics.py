@@ -65,10 +65,8 @@ def moving_average(value_r: FloatArray) -> FloatArray:
     the five is NaN.
     """
     before_r = np.full(WINDOW - 1, np.nan)
-    window_rk = np.lib.stride_tricks.sliding_window_view(
-        np.append(before_r, value_r),
-        WINDOW,
-    )
+    padded_r = np.append(before_r, value_r)
+    window_rk = np.lib.stride_tricks.sliding_window_view(padded_r, WINDOW)
     average_r: FloatArray = window_rk.mean(axis=1)
     return average_r
 
@@ -100,9 +98,11 @@ def area_under(run: Run, horizon: int) -> float:
     the first. A missing share counts as 0, and with another missing number there is no area (NaN).
     """
     known_r = np.where(np.isfinite(run.value_r), run.value_r, run.judge.missing)
-    # The last evaluation of each round or before it.
-    last_t = np.searchsorted(run.round_r, np.arange(1, horizon + 1), side="right") - 1
-    return float(np.mean(known_r[np.maximum(last_t, 0)]))
+    round_t = np.arange(1, horizon + 1)
+    # The last evaluation of each round or before it; -1 before the first.
+    last_t = np.searchsorted(run.round_r, round_t, side="right") - 1
+    known_t = known_r[np.maximum(last_t, 0)]
+    return float(np.mean(known_t))
 
 
 def side_of(low: float, high: float, no_difference: float) -> int:
@@ -112,7 +112,11 @@ def side_of(low: float, high: float, no_difference: float) -> int:
     # Pairs that agree up to rounding have an interval without width, which proves nothing.
     if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):
         return 0
-    return (low > no_difference) - (high < no_difference)
+    if low > no_difference:
+        return 1
+    if high < no_difference:
+        return -1
+    return 0
 
 
 def worst_tenth(value_m: FloatArray, higher: bool = True) -> float:
@@ -122,7 +126,8 @@ def worst_tenth(value_m: FloatArray, higher: bool = True) -> float:
         return math.nan
     if not higher:
         known = known[::-1]
-    return float(np.mean(known[: max(1, len(known) // 10)]))
+    tenth = max(1, len(known) // 10)
+    return float(np.mean(known[:tenth]))
 
 
 def fairness_of(value_km: FloatArray, higher: bool = True) -> Fairness | None:
@@ -137,12 +142,16 @@ def fairness_of(value_km: FloatArray, higher: bool = True) -> Fairness | None:
     Source: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning", ICLR
     2020, section 4, which reports mean, worst 10 % and variance.
     """
-    known_km = value_km[:, np.isfinite(value_km).all(axis=0)]
+    is_known_m = np.isfinite(value_km).all(axis=0)
+    known_km = value_km[:, is_known_m]
     if known_km.size == 0:
         return None
-    tail = float(np.mean([worst_tenth(row_m, higher) for row_m in known_km]))
+    tail_k = [worst_tenth(row_m, higher) for row_m in known_km]
+    sd_k = known_km.std(axis=1)
     return Fairness(
-        mean=float(known_km.mean()), worst_tenth=tail, sd=float(known_km.std(axis=1).mean())
+        mean=float(known_km.mean()),
+        worst_tenth=float(np.mean(tail_k)),
+        sd=float(sd_k.mean()),
     )
 
 
@@ -178,10 +187,13 @@ def ratio_of_means(base_s: FloatArray, other_s: FloatArray) -> Interval:
     0.975 quantile of Student's t. Pairing counts: what makes a seed hard for both cancels in r_s.
     If all pairs agree, the interval has no width.
     """
-    ratio = float(np.mean(base_s) / np.mean(other_s))
+    base = np.mean(base_s)
+    other = np.mean(other_s)
+    ratio = float(base / other)
     if len(base_s) < 2:
         return Interval(ratio, None, None)
-    margin = _margin(base_s / np.mean(base_s) - other_s / np.mean(other_s))
+    influence_s = base_s / base - other_s / other
+    margin = _margin(influence_s)
     return Interval(ratio, ratio * math.exp(-margin), ratio * math.exp(margin))
 
 
@@ -200,18 +212,21 @@ def fieller(numerator_s: FloatArray, denominator_s: FloatArray) -> Interval:
     num_pairs = len(denominator_s)
     a = float(np.mean(numerator_s))
     b = float(np.mean(denominator_s))
+    ratio = a / b
     if num_pairs < 2:
-        return Interval(a / b, None, None)
+        return Interval(ratio, None, None)
     factor = t_quantile(num_pairs - 1) ** 2 / num_pairs
     # With t^2 / S as their factor, so that no t stands in what follows.
     (v_aa, v_ab), (_, v_bb) = factor * np.cov(numerator_s, denominator_s)
+    # The ends of the interval solve square theta^2 - 2 (a b - v_ab) theta + a^2 - v_aa = 0.
     square = b * b - v_bb
     if square <= 0:
-        return Interval(a / b, None, None)
+        return Interval(ratio, None, None)
     middle = (a * b - v_ab) / square
-    # Rounding can take the discriminant below 0 where a is a multiple of b.
-    half = math.sqrt(max(middle * middle - (a * a - v_aa) / square, 0.0))
-    return Interval(a / b, middle - half, middle + half)
+    discriminant = middle * middle - (a * a - v_aa) / square
+    # Rounding can take it below 0 where a is a multiple of b.
+    half = math.sqrt(max(discriminant, 0.0))
+    return Interval(ratio, middle - half, middle + half)
 
 
 def gap_closed(
@@ -225,8 +240,9 @@ def gap_closed(
     uniform sampling, 1 full participation. None where full participation costs no less than uniform
     sampling, or a cost is missing.
     """
-    # Negated, as NaN is not ahead of anything.
-    if not (float(np.mean(uniform_s)) > float(np.mean(full_s)) and np.isfinite(cost_s).all()):
+    # NaN is not ahead of anything.
+    full_is_ahead = np.mean(full_s) < np.mean(uniform_s)
+    if not full_is_ahead or not np.isfinite(cost_s).all():
         return None
     return fieller(uniform_s - cost_s, uniform_s - full_s)
 
@@ -241,4 +257,6 @@ def t_quantile(degrees_of_freedom: int) -> float:
 
 def _margin(value_s: FloatArray) -> float:
     """t_{S-1} sd / sqrt(S)."""
-    return t_quantile(len(value_s) - 1) * float(np.std(value_s, ddof=1)) / math.sqrt(len(value_s))
+    num_seeds = len(value_s)
+    sd = float(np.std(value_s, ddof=1))
+    return t_quantile(num_seeds - 1) * sd / math.sqrt(num_seeds)

@@ -78,11 +78,13 @@ class FedGS(Unweighted):
         rng: Rng,
     ) -> IntArray:
         pairs = max(size * (size - 1) / 2, 1.0)
-        gain_kk = self.alpha / pairs * state.distance_mm[np.ix_(present_k, present_k)]
+        distance_kk = state.distance_mm[np.ix_(present_k, present_k)]
+        gain_kk = self.alpha / pairs * distance_kk
         m = len(state.selected_m)
         growth_m = 2 * (state.selected_m - state.selected_m.mean() - size / m) + 1
         worth_k = -growth_m[present_k] / max(m - 1, 1)
-        return present_k[swapped(gain_kk, worth_k, added(gain_kk, worth_k, size))]
+        first_n = added(gain_kk, worth_k, size)
+        return present_k[swapped(gain_kk, worth_k, first_n)]
 
     def update(self, state: GraphState, cohort: Cohort, reports: Reports) -> GraphState:
         often_n = state.selected_m[cohort.client_n] + 1
@@ -91,7 +93,8 @@ class FedGS(Unweighted):
 
 def edges(count_mc: FloatArray, epsilon: float, sigma2: float) -> FloatArray:
     """Lengths of the edges between clients, float64 (m, m); inf where there is none."""
-    unit_mc = count_mc / np.sqrt((count_mc**2).sum(axis=1, keepdims=True))
+    square_m1 = (count_mc**2).sum(axis=1, keepdims=True)
+    unit_mc = count_mc / np.sqrt(square_m1)
     # einsum, for the bits of BLAS depend on the threads.
     cosine_mm = np.einsum("ic,jc->ij", unit_mc, unit_mc)
     other_mm = ~np.eye(len(cosine_mm), dtype=bool)
@@ -100,7 +103,8 @@ def edges(count_mc: FloatArray, epsilon: float, sigma2: float) -> FloatArray:
     if spread < _ROUNDING:  # all pairs are equally similar, but for rounding
         spread = 1.0
     similar_mm = (cosine_mm - low) / spread
-    length_mm = np.where(similar_mm > epsilon, np.exp(-(similar_mm**2) / sigma2), np.inf)
+    edge_mm = np.exp(-(similar_mm**2) / sigma2)
+    length_mm = np.where(similar_mm > epsilon, edge_mm, np.inf)
     np.fill_diagonal(length_mm, 0.0)
     return length_mm
 
@@ -143,7 +147,9 @@ def swapped(gain_kk: FloatArray, worth_k: FloatArray, chosen: IntArray) -> IntAr
         if len(rest) == 0 or len(chosen) == 0:
             return chosen
         value_k = worth_k + gain_kk[chosen].sum(axis=0)
-        more = value_k[rest] - value_k[chosen, None] - gain_kk[np.ix_(chosen, rest)]
+        # The one that leaves gives its gain to the newcomer no longer.
+        lost = gain_kk[np.ix_(chosen, rest)]
+        more = value_k[rest] - value_k[chosen, None] - lost
         out, into = np.unravel_index(np.argmax(more), more.shape)
         if more[out, into] <= _ROUNDING:
             return chosen

@@ -33,10 +33,10 @@ class TreeState(NamedTuple):
     def is_consistent(self) -> bool:
         """Whether each client and each merge is merged once, and after it was made."""
         made_k1 = len(self.weight_m) + np.arange(len(self.merge_k2))[:, None]
+        if np.any(self.merge_k2 >= made_k1):
+            return False
         merged = np.sort(self.merge_k2, axis=None)
-        return bool(np.all(self.merge_k2 < made_k1)) and np.array_equal(
-            merged, np.arange(len(merged))
-        )
+        return np.array_equal(merged, np.arange(len(merged)))
 
 
 def _lay(mass_k: FloatArray, begin_n: FloatArray, end_n: FloatArray) -> FloatArray:
@@ -44,7 +44,9 @@ def _lay(mass_k: FloatArray, begin_n: FloatArray, end_n: FloatArray) -> FloatArr
     edge_k = np.concatenate([[0.0], np.cumsum(mass_k)])
     if len(end_n) and edge_k[-1] > 0:
         edge_k *= end_n[-1] / edge_k[-1]  # cumsum rounds
-    shared_nk = np.minimum(edge_k[1:], end_n[:, None]) - np.maximum(edge_k[:-1], begin_n[:, None])
+    first_nk = np.maximum(edge_k[:-1], begin_n[:, None])
+    last_nk = np.minimum(edge_k[1:], end_n[:, None])
+    shared_nk = last_nk - first_nk
     return np.where(shared_nk > _SLIVER, shared_nk, 0.0)
 
 
@@ -58,6 +60,7 @@ def urns_by_size(weight_k: FloatArray, n: int) -> FloatArray:
     order = np.argsort(-weight_k, kind="stable")
     urn_nk = np.empty((n, len(weight_k)))
     mass_k = n * weight_k[order] / weight_k.sum()
+    # Urn k is the gap from k to k + 1.
     begin_n = np.arange(n, dtype=np.float64)
     urn_nk[:, order] = _lay(mass_k, begin_n, begin_n + 1)
     return urn_nk
@@ -73,22 +76,25 @@ def urns_by_cluster(weight_m: FloatArray, n: int, merge_k2: IntArray) -> FloatAr
     mass_m = n * weight_m / weight_m.sum()
     # n w_i that has rounded to just below a whole number is that number.
     whole_m = np.floor(mass_m + _SLIVER)
-    own_nm = np.repeat(np.eye(m), whole_m.astype(np.int64), axis=0)
     rest_m = mass_m - whole_m
     rest_m[rest_m <= _SLIVER] = 0.0
     # Who is drawn at least once on average has urns of its own; the others share what is left.
+    own_nm = np.repeat(np.eye(m), whole_m.astype(np.int64), axis=0)
     left = n - len(own_nm)
     cluster_m = cut_by_mass(rest_m, merge_k2)
     mass_c = np.bincount(cluster_m, weights=rest_m)
     order = np.argsort(mass_c, kind="stable")
-    loose = order[: len(order) - left]
-    kept = order[len(order) - left :]
+    num_loose = len(order) - left
+    loose = order[:num_loose]
+    kept = order[num_loose:]
     # The heaviest clusters are urns, each filled as far as its mass goes.
     urn_nm = np.where(cluster_m == kept[:, None], rest_m, 0.0)
     # The clients of loose clusters, lightest cluster first, fill the gaps, lightest urn first.
+    is_loose_m = np.isin(cluster_m, loose) & (rest_m > 0)
+    filler = np.flatnonzero(is_loose_m)
     rank_c = np.argsort(order)
-    filler = np.flatnonzero(np.isin(cluster_m, loose) & (rest_m > 0))
-    filler = filler[np.argsort(rank_c[cluster_m[filler]], kind="stable")]
+    rank_k = rank_c[cluster_m[filler]]
+    filler = filler[np.argsort(rank_k, kind="stable")]
     gap_n = np.maximum(1 - urn_nm.sum(axis=1), 0.0)
     end_n = np.cumsum(gap_n)
     urn_nm[:, filler] += _lay(rest_m[filler], end_n - gap_n, end_n)
@@ -132,9 +138,11 @@ class ClusteredBySize(Sampler):
             # who might not be one. By ``draw_cohort``, so that ``exact.every_cohort`` can enumerate
             # the draws.
             member = np.flatnonzero(urn_m)
-            drawn.append(member[draw_cohort(urn_m[member], 1, "multinomial", rng).client_n])
+            draw = draw_cohort(urn_m[member], 1, "multinomial", rng)
+            drawn.append(member[draw.client_n])
         client_n, count_n = np.unique(np.concatenate(drawn), return_counts=True)
-        return Cohort(client_n, count_n, urn_nm.sum(axis=0)[client_n], "replacement")
+        expected_m = urn_nm.sum(axis=0)
+        return Cohort(client_n, count_n, expected_m[client_n], "replacement")
 
     def urns(
         self, state: State, weight_m: FloatArray, available_m: BoolArray, n: int

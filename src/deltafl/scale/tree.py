@@ -45,25 +45,20 @@ class TreeBuffer(Buffer):
 
     def __init__(self, array_m: Array, inner: FloatArray | None = None) -> None:
         super().__init__(array_m)
-        widths = [-(-len(array_m) // WIDTH)]
+        widths = [_blocks(len(array_m))]
         # Up to a level of one node, the total.
         while widths[-1] > 1:
-            widths.append(-(-widths[-1] // WIDTH))
-        ends = np.cumsum(
-            [
-                0,
-                *(-(-width // WIDTH) * WIDTH for width in widths),
-            ]
-        ).tolist()
+            widths.append(_blocks(widths[-1]))
+        ends = [0]
+        for width in widths:
+            ends.append(ends[-1] + _blocks(width) * WIDTH)
         self.inner = np.zeros(ends[-1]) if inner is None else inner
-        self.levels = [
-            array_m,
-            *(self.inner[start:end] for start, end in pairwise(ends)),
-        ]
+        self.levels = [array_m]
+        for start, end in pairwise(ends):
+            self.levels.append(self.inner[start:end])
         if inner is None:
             for level, width in enumerate(widths, start=1):
-                for first in range(0, width, _CHUNK):
-                    self._add_up(level, np.arange(first, min(first + _CHUNK, width)))
+                self._add_up_all(level, width)
 
     def copy(self) -> "TreeBuffer":
         """A buffer of its own with the same entries."""
@@ -90,9 +85,19 @@ class TreeBuffer(Buffer):
             value_kb[child_kb >= len(below)] = 0
         return child_kb, value_kb
 
+    def _add_up_all(self, level: int, width: int) -> None:
+        for first in range(0, width, _CHUNK):
+            end = min(first + _CHUNK, width)
+            self._add_up(level, np.arange(first, end))
+
     def _add_up(self, level: int, node_k: IntArray) -> None:
         _, value_kb = self.children(level, node_k)
         self.levels[level][node_k] = value_kb.astype(float).sum(axis=1)
+
+
+def _blocks(length: int) -> int:
+    """Nodes above this many, the last one perhaps with fewer children."""
+    return -(-length // WIDTH)
 
 
 class SumTree(PersistentArray):
@@ -139,10 +144,12 @@ class SumTree(PersistentArray):
                 span = WIDTH ** (level - 1)
                 end_kb += mass.base * _heads(child_kb, span, len(self), mass.without_c)
             # Rounding in the level above may put a position past the end of its block.
-            left_k = np.minimum(left_k, np.nextafter(end_kb[:, -1], 0.0))
+            last_k = np.nextafter(end_kb[:, -1], 0.0)
+            left_k = np.minimum(left_k, last_k)
             # The first child that ends beyond the position.
             place_k = (end_kb <= left_k[:, None]).sum(axis=1)
-            left_k = left_k - np.where(place_k > 0, end_kb[row_k, place_k - 1], 0.0)
+            start_k = np.where(place_k > 0, end_kb[row_k, place_k - 1], 0.0)
+            left_k = left_k - start_k
             node_k = child_kb[row_k, place_k]
         return node_k, left_k
 
@@ -153,7 +160,9 @@ def _heads(child_kb: IntArray, span: int, m: int, without_c: IntArray) -> Any:
     """
     start_k1 = child_kb[:, :1] * span
     end_kb = np.minimum((child_kb + 1) * span, m)
+    heads_kb = end_kb - start_k1
     if len(without_c) == 0:
-        return end_kb - start_k1
-    massless_kb = np.searchsorted(without_c, end_kb) - np.searchsorted(without_c, start_k1)
-    return end_kb - start_k1 - massless_kb
+        return heads_kb
+    before_k1 = np.searchsorted(without_c, start_k1)
+    massless_kb = np.searchsorted(without_c, end_kb) - before_k1
+    return heads_kb - massless_kb
