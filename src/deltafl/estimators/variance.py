@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..scale.numerics import inner, weighted_sum
+from ..scale.numerics import inner, product, weighted_sum
 from ..scale.stretches import over_stretches
 from ..types import ALWAYS, NOBODY, BoolArray, FloatArray, IntArray, Replies
 
@@ -53,7 +53,7 @@ class Between(NamedTuple):
         # Every stratum was certain: nothing varies between them.
         if total == 0:
             return 0.0
-        y_hb = np.asarray(self.coef_hn @ part_nb)
+        y_hb = product(self.coef_hn, part_nb)
         if common_b.any():
             y_hb = y_hb + self.coef_hn.sum(axis=1)[:, None] * common_b
         off_hb = y_hb - weighted_sum(self.mass_h / total, y_hb, y_hb.shape[1])
@@ -136,7 +136,7 @@ def estimate_variance(
         return form.sums(part_nb, inner(part_nb, part_nb), common_b)
 
     # Of two stages there is a row more.
-    return form.total(np.sum(list(over_stretches(look, d, n)), axis=0))
+    return form.total(np.sum(over_stretches(look, d, n), axis=0))
 
 
 def variance_form(replies: Replies) -> VarianceForm | None:
