@@ -162,7 +162,7 @@ def test_seconds_are_compared_by_a_clock_that_does_not_jump() -> None:
     """The wall clock only names a folder, says when a tracker got a number, and how old a file is."""
     read = [path.stem for path in modules().values() if "time.time(" in path.read_text()]
     named = [path.stem for path in modules().values() if "datetime.now(" in path.read_text()]
-    assert (read, named) == (["live", "tracking"], ["directory"])
+    assert (read, named) == (["seen", "tracking"], ["directory"])
 
 
 _WORDS = """

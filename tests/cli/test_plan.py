@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 import deltafl as library
+from deltafl.analysis.forecast import Forecast
+from deltafl.analysis.statistics import Interval
 from deltafl.simulation.directory import RunDirectory
+from deltafl.simulation.foreseen import read_plan
+from deltafl.simulation.live import picture
 from tools.cli import deltafl_here
 
 SMALL = (
@@ -146,3 +150,61 @@ def test_a_pilot_of_another_task_is_refused(planned: Path) -> None:
     compare = deltafl_here("compare", "--resume", "--out", "first", cwd=planned)
     assert compare.returncode == 2
     assert "deltafl plan" in compare.stderr
+
+
+def test_watch_shows_the_cost_beside_the_one_foreseen(planned: Path) -> None:
+    with (planned / "first" / "forecasts.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    # The runs of the pilot are runs like others, and this one is of the plan's own n.
+    row = next(row for row in rows if row["method"] == "uniform" and row["n"] == "4")
+    run = planned / "first" / "runs" / "uniform+sample=4-seed0"
+    foreseen = read_plan(planned / "first")
+    shown = picture(run, foreseen)
+    facts = {cells[0]: cells[1] for cells in shown.rows}
+    lines = [*RunDirectory(run).lines("rounds.jsonl")]
+    # A training costs 2.
+    spent = foreseen.prices.training * 2 * 4 * (len(lines) - 1)
+    spent += foreseen.prices.round * (len(lines) - 1)
+    assert facts["cost planned"].startswith(f"{spent:g} of {float(row['cost']):.0f}"[:6])
+    assert facts["cost planned"].endswith("% with uniform, n = 4")
+    reached = next(
+        (line["round"] for line in lines if line["test"]["accuracy"] >= foreseen.goal), None
+    )
+    said = [text for text in shown.remarks if "was reached in round" in text]
+    assert len(said) == (reached is not None)
+    assert all(f"round {reached}," in text for text in said)
+    # Had the plan foreseen less, more would have been spent than that.
+    cheap = foreseen._replace(
+        goal=0.999, rows=[{**each, "cost": 0.1, "cost_high": 0.2} for each in foreseen.rows]
+    )
+    assert any("more than the plan foresaw" in text for text in picture(run, cheap).remarks)
+    done = deltafl_here("watch", str(run), "--once", "--plan", "first", cwd=planned)
+    assert done.returncode == 0 and "cost planned" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "holds no plan: name the --out of deltafl plan"),
+        ("", "no method comes to the goal"),
+        ("method,n,cost\nuniform,2\n", "line 2: cost"),
+        ("method,n,cost,cost_low,cost_high\nuniform,2,-1,,\n", "line 2: cost"),
+        ("method,n,cost,cost_low,cost_high\nuniform,2,nan,,\n", "line 2: cost"),
+        ("method,n\nuniform," + "9" * 200_000, "damaged"),
+    ],
+)
+def test_what_is_no_plan_is_a_sentence(tmp_path: Path, text: str | None, said: str) -> None:
+    (tmp_path / "config.toml").write_text('goal = 0.5\ncost = "training=1"\n')
+    if text is not None:
+        (tmp_path / "forecasts.csv").write_text(text)
+    with pytest.raises(library.DeltaflError, match=said):
+        read_plan(tmp_path)
+
+
+def test_a_plan_of_one_seed_has_empty_cells_where_there_is_no_interval() -> None:
+    one = Interval(3.0, None, None)
+    both = Interval(2.0, 1.0, 4.0)
+    cells = Forecast("uniform", 2, True, one, one, both, one).cells()
+    assert [*cells.values()][:5] == ["uniform", 2, True, "3", ""]
+    assert (cells["cost"], cells["cost_high"]) == ("3", "")
+    assert (cells["megabytes_low"], cells["megabytes_high"]) == ("1", "4")

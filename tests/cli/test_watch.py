@@ -16,7 +16,8 @@ import pytest
 
 import deltafl as dl
 from deltafl.simulation import RunDirectory, RunSettings, make_settings, run_single
-from deltafl.simulation.live import _remarks, _Seen, page, picture
+from deltafl.simulation.live import _remarks, page, picture
+from deltafl.simulation.seen import Seen
 from tools.cli import deltafl_here
 from tools.names import NAMES, is_plain
 from tools.serving import serve
@@ -187,7 +188,7 @@ def line(**given: Any) -> dict[str, Any]:
     ],
 )
 def test_it_warns_in_words(given: dict[str, Any], sentence: str) -> None:
-    remarks = list(_remarks(_Seen("x", [line(**given)], None, {}, None)))
+    remarks = list(_remarks(Seen("x", [line(**given)], None, {}, None)))
     assert len(remarks) == bool(sentence)
     assert sentence in "".join(remarks)
 
@@ -203,7 +204,7 @@ def test_it_warns_of_clients_that_are_never_there(tmp_path: Path) -> None:
     assert counts is not None
     arrays = {**counts[1], "state.missed_m": counts[1]["state.missed_m"].copy()}
     arrays["state.missed_m"][:2] = 6
-    seen = _Seen("x", lines_of(tmp_path / "run"), 6, arrays, None)
+    seen = Seen("x", lines_of(tmp_path / "run"), 6, arrays, None)
     assert any(text.startswith("2 of 12 clients were never there") for text in _remarks(seen))
     # A stratum is named if all of its clients are away, and its name is no markup or code.
     for strata, named in (

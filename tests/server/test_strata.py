@@ -311,8 +311,9 @@ def test_large_strata_in_two_stages_by_monte_carlo() -> None:
     assert 0.85 < np.mean(variances) / np.mean(errors) < 1.18
 
 
-def test_silent_clients_leave_strata_unbiased() -> None:
-    plan = plan_of("uniform+at_least=1", 4)
+@pytest.mark.parametrize("label", ["uniform+at_least=1", *TWO_STAGES])
+def test_silent_clients_leave_strata_unbiased(label: str) -> None:
+    plan = plan_of(label, 4)
     state = warm(plan)
     # As if two clients had replied rarely.
     rare_m = np.array([2, 0, 0, 1, 0, 0])

@@ -198,19 +198,10 @@ class Advice(NamedTuple):
 
     def forecasts_csv(self) -> str:
         """The forecast of every n that was tried, and of the best n of each method, as CSV."""
-        numbers = [name for name, kind in Forecast.__annotations__.items() if kind is Interval]
-        headings = ["method", "n", "is_tried"]
-        headings += [f"{name}{end}" for name in numbers for end in ("", "_low", "_high")]
-        rows = [
-            [
-                found.method,
-                found.n,
-                found.is_tried,
-                *(f"{end:.6g}" for name in numbers for end in found._asdict()[name] if end),
-            ]
-            for found in dict.fromkeys((*self.forecasts, *self.tried))
-        ]
-        return _csv(headings, rows)
+        # The best of a method comes first: who reads the file may rely on it.
+        rows = [found.cells() for found in dict.fromkeys((*self.forecasts, *self.tried))]
+        headings = rows[0] if rows else ()
+        return _csv(headings, (row.values() for row in rows))
 
 
 def _number(found: Interval, digits: int = 0) -> str:

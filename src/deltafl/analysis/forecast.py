@@ -18,7 +18,7 @@ Letters: ``r`` evaluations of one run, ``s`` seeds, ``j`` cohort sizes that were
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -32,6 +32,8 @@ _LEVELS = (0.9, 1.0)
 _POWERS = np.linspace(0.5, 1.5, 6)
 #: A forecast of more rounds than this times those played is none.
 FARTHEST = 8.0
+#: How the columns of an interval's numbers end.
+_ENDS = ("", "_low", "_high")
 
 
 class Course(NamedTuple):
@@ -114,11 +116,24 @@ class Forecast(NamedTuple):
 
     method: str
     n: int
+    is_tried: bool  #: whether it was played with this n
     rounds: Interval
     trainings: Interval
     megabytes: Interval  #: up and down
     cost: Interval
-    is_tried: bool  #: whether it was played with this n
+
+    def cells(self) -> dict[str, Any]:
+        """A cell for each number, by name: ``cost`` with ``cost_low`` and ``cost_high``, which are
+        empty where there is no interval.
+        """
+        cells: dict[str, Any] = {}
+        for name, value in self._asdict().items():
+            if not isinstance(value, Interval):
+                cells[name] = value
+                continue
+            for end, number in zip(_ENDS, value, strict=True):
+                cells[f"{name}{end}"] = "" if number is None else f"{number:.6g}"
+        return cells
 
 
 class Curve:
@@ -210,7 +225,7 @@ class Curve:
 
         rounds, trainings, megabytes, cost = jackknife(numbers, self.rounds_js)
         is_tried = n in self._n_j
-        return Forecast(self.method, n, rounds, trainings, megabytes, cost, is_tried)
+        return Forecast(self.method, n, is_tried, rounds, trainings, megabytes, cost)
 
     def accuracy(self, n: int, round_r: FloatArray) -> list[Interval]:
         """The best value so far after these rounds with n clients, from the nearest n tried."""

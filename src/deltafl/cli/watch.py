@@ -1,6 +1,7 @@
 """``deltafl watch``: look at what another process is doing."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from rich.live import Live
 
 from ..analysis.narrow import NarrowTable, console, plain, show
 from ..errors import DeltaflError
+from ..simulation.foreseen import Foreseen, read_plan
 from ..simulation.live import Picture, page, picture
 from ..store.files import write_atomically
 from .common import interruptible, path_name, say
@@ -35,6 +37,14 @@ def watch(
         float, typer.Option(help="seconds between two looks", metavar="SECONDS", min=0.1)
     ] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="print it once and end")] = False,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            help="the --out of deltafl plan; shows the cost so far beside the one it foresaw",
+            metavar="DIR",
+            parser=path_name,
+        ),
+    ] = None,
     html: Annotated[
         Path | None,
         typer.Option(
@@ -50,7 +60,9 @@ def watch(
     """
     if not every <= MOST:
         raise DeltaflError(f"--every is {every:g}; write seconds up to {MOST}, such as 2")
-    shown = _look(place, html, every, once)
+    foreseen = None if plan is None else read_plan(plan)
+    look = partial(_look, place, foreseen, html, every, once)
+    shown = look()
     if once:
         show(_drawn(shown))
         return
@@ -61,19 +73,21 @@ def watch(
         live.refresh()
         while not shown.is_over:
             time.sleep(every)
-            shown = _look(place, html, every, once)
+            shown = look()
             live.update(_drawn(shown), refresh=True)
     if html is not None:
         say(f"Open {html} in a browser.")
 
 
-def _look(place: Path, html: Path | None, every: float, once: bool) -> Picture:
+def _look(
+    place: Path, foreseen: Foreseen | None, html: Path | None, every: float, once: bool
+) -> Picture:
     try:
-        shown = picture(place)
+        shown = picture(place, foreseen)
     except DeltaflError:
         # What is being replaced at this moment is whole a moment later.
         time.sleep(_AGAIN)
-        shown = picture(place)
+        shown = picture(place, foreseen)
     if html is not None:
         write_atomically(html, page(shown._replace(is_over=shown.is_over or once), every))
     return shown

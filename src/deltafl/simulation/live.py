@@ -1,12 +1,9 @@
 """What is to be seen of a run, a comparison or a federation while it goes on: ``deltafl watch``.
 
-It is read from the folder alone: the lines of ``rounds.jsonl`` and the last saved state, by any
-process, at any moment. Nothing is written, locked or imported there. The last line may be half
-written, and a server that was killed may have written a round twice.
+``seen.py`` reads the folder, ``foreseen.py`` that of a plan.
 """
 
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -14,59 +11,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from typing_extensions import TypedDict
 
-from ..analysis.text import human_bytes, human_seconds
+from ..analysis.text import human_seconds
 from ..errors import DeltaflError, printable
-from ..federation.saved import FILES, LOG
+from ..federation.saved import FILES
 from ..store.files import below
-from ..store.lines import line_of
-from ..store.sealed import read_sealed
 from ..store.values import checked
 from ..types import NO_REPLY, Array, Judge, judge_of
-from .checkpoint import FILE
 from .directory import recorded_settings
-from .lines import Count, Number, RoundLine
-from .record import noted_clients
-from .sweep import whole_lines
+from .foreseen import Foreseen, Row, Use
+from .seen import COUNTS, CURE, Seen, Settings, method_of, run_at, state_at
 
-#: Of a saved state: how often each client was selected, replied and was not there.
-_COUNTS = tuple(f"state.{name}_m" for name in ("selected", "responded", "missed", "joined"))
 #: Rounds after which it means something that a client was never there or never selected.
 _ENOUGH = 5
 _BARS = "▁▂▃▄▅▆▇█"
 #: Points of a curve.
 _WIDTH = 24
-_CURE = "it is no record of deltafl, or damaged: watch another folder, or delete this one"
-
-
-class _Line(RoundLine, total=False):
-    """What is looked at in a line of ``rounds.jsonl`` beside what makes the record."""
-
-    num_selected: Count
-    effective_sample_size: Number
-    largest_weight: Number
-    variance: Number
-    estimate_norm: Number
-    loss: Number
-
-
-class _Settings(TypedDict, total=False):
-    """What is looked at in ``config.toml``."""
-
-    task: str
-    sampler: str
-    samplers: list[str]
-    seeds: list[int]
-    rounds: Count
-
-
-class _Header(TypedDict, total=False):
-    """What is looked at in the header of a saved state."""
-
-    sampler: str
-    settings: dict[str, Any]
-    strata: dict[str, str] | None
 
 
 class Picture(NamedTuple):
@@ -79,95 +39,35 @@ class Picture(NamedTuple):
     is_over: bool
 
 
-class _Seen(NamedTuple):
-    """What is known of one run or federation."""
-
-    name: str
-    lines: Sequence[Mapping[str, Any]]  #: one a round, in their order
-    total: int | None  #: rounds in all, where that is known
-    counts: Mapping[str, Array]  #: the last state's, by name; empty if there is none
-    age: float | None  #: seconds since something was written
-    strata: Sequence[str] = ()  #: of each client in ``counts``; empty where they are not known
-
-
-def picture(place: Path) -> Picture:
-    """What is to be seen in a folder, or in a file of a state, now.
+def picture(place: Path, foreseen: Foreseen | None = None) -> Picture:
+    """What is to be seen in a folder, or in a file of a state, now, beside what a plan foresaw.
 
     Raises:
         DeltaflError: If there is no run, comparison, federation or state, or one is damaged.
     """
     if place.is_file():
-        return _alone(_of_state(place))
+        return _alone(state_at(place)._replace(foreseen=foreseen))
     if (place / FILES[0]).exists():
-        return _alone(_of_state(place / FILES[0]))
+        return _alone(state_at(place / FILES[0])._replace(foreseen=foreseen))
     found = recorded_settings(place) if place.is_dir() else None
     if found is None:
         raise DeltaflError(
             f"{place} holds no run, comparison or federation: name the --out of deltafl run or "
             "compare, the state_path of a federation, or a file of save_state"
         )
-    settings: Any = checked(_Settings, found, str(place / "config.toml"), _CURE)
+    settings: Any = checked(Settings, found, str(place / "config.toml"), CURE)
     total = settings.get("rounds")
     if "samplers" not in settings:
-        return _alone(_of_run(place, settings.get("sampler", place.name), total))
+        method = settings.get("sampler", place.name)
+        return _alone(run_at(place, method, method, total)._replace(foreseen=foreseen))
     runs = [
-        _of_run(folder, folder.name, total)
+        run_at(folder, folder.name, method_of(folder), total)._replace(foreseen=foreseen)
         for folder in sorted(below(place, "runs").glob("*"))
         if folder.is_dir()
     ]
     # Runs that have not begun have no folder.
     planned = len(settings["samplers"]) * len(settings.get("seeds", [0]))
     return _side_by_side(printable(place), runs, planned)
-
-
-def _of_run(folder: Path, name: str, total: int | None) -> _Seen:
-    file = folder / FILE
-    arrays, _ = _state(file) if file.exists() else ({}, {})
-    strata = noted_clients(folder).strata
-    return _Seen(
-        printable(name, limit=60), _lines(folder), total, arrays, _age(folder / LOG), strata
-    )
-
-
-def _of_state(file: Path) -> _Seen:
-    arrays, header = _state(file)
-    round = int(arrays["state.round"])
-    # A federation whose model was lost has gone back: what it wrote of later rounds is gone.
-    lines = [line for line in _lines(file.parent) if line["round"] <= round]
-    if file.name not in FILES:
-        lines = []
-    if not lines or lines[-1]["round"] < round:
-        lines = [*lines, {"round": round}]
-    known: Any = checked(_Header, header, str(file), _CURE)
-    sampler = (known | known.get("settings", {})).get("sampler", file.name)
-    strata = list((known.get("strata") or {}).values())
-    return _Seen(printable(sampler, limit=60), lines, None, arrays, _age(file), strata)
-
-
-def _state(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The counts of a saved state, and its header."""
-    arrays, header = read_sealed(file, _CURE, mapped=True)
-    counts = {name: arrays[name] for name in (*_COUNTS, "state.round") if name in arrays}
-    shapes = [counts[name].shape for name in (*_COUNTS, "state.round") if name in counts]
-    kinds = {array.dtype.kind for array in counts.values()}
-    of_clients = shapes[0] if shapes else ()
-    # ``joined`` is empty where all were there from the start.
-    fitting = [[of_clients] * 3 + [joined, ()] for joined in (of_clients, (0,))]
-    if shapes not in fitting or len(of_clients) != 1 or kinds != {"i"}:
-        raise DeltaflError(f"{file} is no state of a run or federation: {_CURE}")
-    return counts, header
-
-
-def _lines(folder: Path) -> list[Mapping[str, Any]]:
-    """The whole lines, one a round; of one that was written again the last."""
-    file = folder / LOG
-    found = [line_of(text, _Line, str(file), _CURE) for text in whole_lines(file)]
-    by_round = {line["round"]: line for line in found}
-    return [by_round[round] for round in sorted(by_round)]
-
-
-def _age(file: Path) -> float | None:
-    return max(0.0, time.time() - file.stat().st_mtime) if file.exists() else None
 
 
 def _judge(lines: Sequence[Mapping[str, Any]]) -> Judge:
@@ -190,7 +90,7 @@ def _curve(values: Sequence[float | None]) -> str:
     return " " + "".join(_BARS[round(step * (len(_BARS) - 1))] for step in steps)
 
 
-def _metrics(seen: _Seen) -> Iterator[tuple[str, str]]:
+def _metrics(seen: Seen) -> Iterator[tuple[str, str]]:
     """Metrics on the test set, and else the clients' own loss."""
     tested = [line["test"] for line in seen.lines if "test" in line]
     judge = _judge(seen.lines)
@@ -208,9 +108,9 @@ def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3g}"
 
 
-def _facts(seen: _Seen) -> dict[str, str]:
+def _facts(seen: Seen) -> dict[str, str]:
     """What is shown of one run, by name."""
-    last = seen.lines[-1] if seen.lines else {"round": 0}
+    last = seen.last
     facts = {"round": f"{last['round']}" + (f" of {seen.total}" if seen.total else "")}
     facts |= dict(_metrics(seen))
     if "num_selected" in last:
@@ -229,7 +129,11 @@ def _facts(seen: _Seen) -> dict[str, str]:
     if refused:
         texts = [f"{number} x {why}" for why, number in refused.most_common(3)]
         facts["replies refused"] = "; ".join(texts)
-    facts["cost so far"] = _cost(seen)
+    use = _use(seen)
+    facts["cost so far"] = use.text
+    if seen.foreseen is not None:
+        spent = human_seconds(use.cost(seen.foreseen.prices))
+        facts["cost planned"] = f"{spent} of {_planned(seen, seen.foreseen)}"
     if seen.age is not None:
         facts["last written"] = f"{seen.age:.0f} s ago"
     return facts
@@ -243,22 +147,22 @@ def _error(line: Mapping[str, Any]) -> str:
     return f"{max(variance, 0) ** 0.5 / length:.0%} of its length"
 
 
-def _never_selected(seen: _Seen) -> tuple[int, int]:
+def _never_selected(seen: Seen) -> tuple[int, int]:
     """How many clients were never selected, and how many there are; (0, 0) if nobody knows."""
     if not seen.counts:
         return 0, 0
-    selected_m = seen.counts[_COUNTS[0]] > 0
+    selected_m = seen.counts[COUNTS[0]] > 0
     # Lines are newer than the last checkpoint; where clients come and go they have no names.
-    if not seen.counts[_COUNTS[3]].size:
+    if not seen.counts[COUNTS[3]].size:
         for line in seen.lines:
             known = [client for client in line.get("cohort", ()) if client < len(selected_m)]
             selected_m[known] = True
     return int((~selected_m).sum()), len(selected_m)
 
 
-def _there(seen: _Seen) -> tuple[Array, Array]:
+def _there(seen: Seen) -> tuple[Array, Array]:
     """For how many rounds each client has been known, and in how many it was not there."""
-    missed_m, joined_m = seen.counts[_COUNTS[2]], seen.counts[_COUNTS[3]]
+    missed_m, joined_m = seen.counts[COUNTS[2]], seen.counts[COUNTS[3]]
     known_m = np.full(len(missed_m), int(seen.counts["state.round"]))
     return known_m - (joined_m if joined_m.size else 0), missed_m
 
@@ -272,11 +176,11 @@ def _without_clients(strata: Sequence[str], is_there_m: Array) -> list[str]:
     return [printable(repr(name), limit=60) for name in dict.fromkeys(strata) if name not in there]
 
 
-def _rates(seen: _Seen) -> dict[str, float | None]:
+def _rates(seen: Seen) -> dict[str, float | None]:
     """Which share of the selected replied, and which share of the clients was there."""
     if not seen.counts:
         return {}
-    selected, responded = (int(seen.counts[name].sum()) for name in _COUNTS[:2])
+    selected, responded = (int(seen.counts[name].sum()) for name in COUNTS[:2])
     known_m, missed_m = _there(seen)
     return {
         "response rate": responded / selected if selected else None,
@@ -284,7 +188,7 @@ def _rates(seen: _Seen) -> dict[str, float | None]:
     }
 
 
-def _refused(seen: _Seen) -> Counter[str]:
+def _refused(seen: Seen) -> Counter[str]:
     """Refused replies by reason; reasons that differ in their numbers are one."""
     return Counter(
         # The same fault has other numbers in every sentence.
@@ -295,56 +199,98 @@ def _refused(seen: _Seen) -> Counter[str]:
     )
 
 
-def _cost(seen: _Seen) -> str:
-    """What was spent, and the place for what a plan foresaw."""
-    # A census has answers in place of a cohort, and lines of a federation name nobody.
-    trainings = sum(
-        len(line.get("cohort", ())) or line.get("answers", 0) or line.get("num_selected", 0)
-        for line in seen.lines
-    )
-    if seen.counts:  # a file of a state has no lines; it counts no client that was forgotten
-        trainings = max(trainings, int(seen.counts[_COUNTS[0]].sum()))
-    sent = sum(line.get("bytes_down", 0) + line.get("bytes_up", 0) for line in seen.lines)
-    texts = [f"{trainings} trainings"]
-    if sent:
-        texts.append(human_bytes(sent))
-    cost = sum(line.get("cost", 0) for line in seen.lines)
-    if cost:
-        texts.append(f"clients' cost {human_seconds(cost)}")
-    return ", ".join(texts)
+def _use(seen: Seen) -> Use:
+    """What was used so far."""
+    use = Use.of(seen.lines)
+    if not seen.counts:
+        return use
+    # A file of a state has no lines; it counts no client that was forgotten.
+    selected = int(seen.counts[COUNTS[0]].sum())
+    return use._replace(trainings=max(use.trainings, selected))
 
 
-def _is_over(seen: _Seen) -> bool:
-    last = seen.lines[-1] if seen.lines else {"round": 0}
-    ended = {"stopped", "diverged"} & last.keys()
-    return bool(ended) or (seen.total is not None and last["round"] >= seen.total)
+def _row(seen: Seen, foreseen: Foreseen) -> Row:
+    """What the plan foresaw for what is played."""
+    # A plan has n beside its methods.
+    method = re.sub(r"\+sample=\d+", "", seen.method)
+    return foreseen.row(method, seen.last.get("num_selected", 0))
 
 
-def _remarks(seen: _Seen) -> Iterator[str]:
-    """Warnings in words, and how it ended."""
-    last: Mapping[str, Any] = seen.lines[-1] if seen.lines else {"round": 0}
-    n = last.get("num_selected", 0)
-    heaviest, size = last.get("largest_weight"), last.get("effective_sample_size")
+def _planned(seen: Seen, foreseen: Foreseen) -> str:
+    """The cost that the plan foresaw for what is played, and for what it said so."""
+    row = _row(seen, foreseen)
+    cost = human_seconds(row["cost"])
+    if row["cost_low"] is not None and row["cost_high"] is not None:
+        cost += f" [{human_seconds(row['cost_low'])}, {human_seconds(row['cost_high'])}]"
+    method = printable(row["method"], limit=60)
+    goal = _judge(seen.lines).text(foreseen.goal)
+    return f"{cost} to {goal} with {method}, n = {row['n']}"
+
+
+def _is_over(seen: Seen) -> bool:
+    ended = {"stopped", "diverged"} & seen.last.keys()
+    return bool(ended) or (seen.total is not None and seen.last["round"] >= seen.total)
+
+
+def _of_weights(seen: Seen) -> Iterator[str]:
+    """Whether the last estimate hangs on few clients."""
+    n = seen.last.get("num_selected", 0)
+    heaviest, size = seen.last.get("largest_weight"), seen.last.get("effective_sample_size")
     if n > 1 and heaviest is not None and heaviest > 0.5:
         yield f"The estimate hangs on one client: its weight is {heaviest:.2f}."
     elif n > 1 and size is not None and 0 < size < n / 3:
         yield f"The estimate hangs on few clients: {n} count like {size:.1f}."
+
+
+def _of_clients(seen: Seen) -> Iterator[str]:
+    """Who was never selected, or never there."""
+    n = seen.last.get("num_selected", 0)
     never, m = _never_selected(seen)
-    if n and never and last["round"] * n >= _ENOUGH * m:
-        yield f"{never} of {m} clients were never selected in {last['round']} rounds."
-    if seen.counts:
-        known_m, missed_m = _there(seen)
-        is_away_m = (known_m >= _ENOUGH) & (missed_m >= known_m)
-        away = int(is_away_m.sum())
-        if away:
-            yield f"{away} of {m} clients were never there: the model learns nothing from them."
-        for name in _without_clients(seen.strata, ~is_away_m):
-            yield f"Nobody of stratum {name} was ever there: the model learns nothing from it."
+    if n and never and seen.last["round"] * n >= _ENOUGH * m:
+        yield f"{never} of {m} clients were never selected in {seen.last['round']} rounds."
+    if not seen.counts:
+        return
+    known_m, missed_m = _there(seen)
+    is_away_m = (known_m >= _ENOUGH) & (missed_m >= known_m)
+    away = int(is_away_m.sum())
+    if away:
+        yield f"{away} of {m} clients were never there: the model learns nothing from them."
+    for name in _without_clients(seen.strata, ~is_away_m):
+        yield f"Nobody of stratum {name} was ever there: the model learns nothing from it."
+
+
+def _of_replies(seen: Seen) -> Iterator[str]:
+    """Whether most replies are missing."""
     rate = _rates(seen).get("response rate")
     if rate is not None and rate < 0.5:
         yield f"Only {rate:.0%} of the selected clients have replied."
-    if n and len(last.get("rejected", ())) >= n:
-        yield f"All replies of round {last['round']} were refused or missing."
+    n = seen.last.get("num_selected", 0)
+    if n and len(seen.last.get("rejected", ())) >= n:
+        yield f"All replies of round {seen.last['round']} were refused or missing."
+
+
+def _of_plan(seen: Seen) -> Iterator[str]:
+    """Whether the goal is reached, and at what cost; else whether more was spent than foreseen."""
+    foreseen = seen.foreseen
+    if foreseen is None:
+        return
+    judge = _judge(seen.lines)
+    goal = judge.text(foreseen.goal)
+    for at, line in enumerate(seen.lines, 1):
+        value = line.get("test", {}).get(judge.name)
+        if value is not None and judge.sign * value >= judge.sign * foreseen.goal:
+            cost = human_seconds(Use.of(seen.lines[:at]).cost(foreseen.prices))
+            yield f"{goal} was reached in round {line['round']}, at a cost of {cost}."
+            return
+    row = _row(seen, foreseen)
+    spent = _use(seen).cost(foreseen.prices)
+    if spent > (row["cost_high"] or row["cost"]):
+        yield f"The cost so far is more than the plan foresaw for all of the way to {goal}."
+
+
+def _of_end(seen: Seen) -> Iterator[str]:
+    """How it ended."""
+    last = seen.last
     for entry, text in (("diverged", "Diverged"), ("suspect", "Its end is suspect")):
         if entry in last:
             yield f"{text} in round {last['round']}: {printable(last[entry]['why'], limit=300)}."
@@ -354,11 +300,20 @@ def _remarks(seen: _Seen) -> Iterator[str]:
         yield f"Finished: all {last['round']} rounds are played."
 
 
-def _alone(seen: _Seen) -> Picture:
-    return Picture(seen.name, ("", ""), [*_facts(seen).items()], [*_remarks(seen)], _is_over(seen))
+#: What is remarked on, in this order.
+_REMARKS = (_of_weights, _of_clients, _of_replies, _of_plan, _of_end)
 
 
-def _side_by_side(name: str, runs: Sequence[_Seen], planned: int) -> Picture:
+def _remarks(seen: Seen) -> list[str]:
+    """Warnings in words, and how it ended."""
+    return [text for remark in _REMARKS for text in remark(seen)]
+
+
+def _alone(seen: Seen) -> Picture:
+    return Picture(seen.name, ("", ""), [*_facts(seen).items()], _remarks(seen), _is_over(seen))
+
+
+def _side_by_side(name: str, runs: Sequence[Seen], planned: int) -> Picture:
     facts = [_facts(seen) for seen in runs]
     # Where a run is at its beginning, some are not known yet.
     known = [*dict.fromkeys(entry for each in facts for entry in each if entry != "last written")]
