@@ -248,7 +248,7 @@ def _rounds_text(cell: dict[str, Any], suffix: str) -> str:
 def _seconds_text(number: float | None) -> str:
     if number is None:
         return DASH
-    return analysis.human_seconds(number)
+    return analysis.human_amount(number)
 
 
 def _speedup_text(cell: dict[str, Any]) -> str:

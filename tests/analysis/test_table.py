@@ -10,7 +10,7 @@ from rich.console import Console
 
 from deltafl.analysis import Run, Summary, comparison_table, remarks, summarise
 from deltafl.analysis.runs import Fairness
-from deltafl.analysis.text import cells_of, human_bytes, human_seconds
+from deltafl.analysis.text import cells_of, human_amount, human_bytes
 from deltafl.analysis.verdict import bias_remark
 from deltafl.samplers.label import parse_label
 from tools.runs import make_run, runs_of
@@ -159,7 +159,7 @@ def test_diverged_loss_is_a_dash() -> None:
 
 def test_numbers_for_people() -> None:
     assert [human_bytes(number) for number in (999.6, 1234, None)] == ["1.0 kB", "1.2 kB", "—"]
-    assert [human_seconds(number) for number in (0.5, 9.996, 1747.6, None)] == [
+    assert [human_amount(number) for number in (0.5, 9.996, 1747.6, None)] == [
         "0.5",
         "10",
         "1,748",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from deltafl import DeltaflError, Population, compare, stream
-from deltafl.analysis import human_seconds
+from deltafl.analysis import human_amount
 from deltafl.simulation.conditions import LogNormal
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
@@ -258,7 +258,7 @@ def test_the_clock_is_in_frames_table_picture_and_report(tmp_path: Path) -> None
     last = runs[runs["round"] == 4].groupby("sampler")["clock"].mean()
     assert table["clock"].to_dict() == pytest.approx(last.to_dict())
     assert (table["clock_to_threshold"] <= table["clock"]).all()
-    assert all(f"{human_seconds(found)} s" in repr(result) for found in table["clock_to_threshold"])
+    assert all(f"{human_amount(found)} s" in repr(result) for found in table["clock_to_threshold"])
     axes = [axes for axes in result.plot().axes if axes.get_visible()]
     assert [axes.get_xlabel() for axes in axes] == ["rounds", "seconds of the virtual clock"]
     ends = [float(np.max(np.asarray(line.get_xdata()))) for line in axes[1].get_lines()[:2]]

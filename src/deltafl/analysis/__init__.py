@@ -41,7 +41,7 @@ from .statistics import (
 )
 from .summary import read_summary, summarise, write_summary
 from .table import comparison_table
-from .text import DIVERGED, human_bytes, human_seconds
+from .text import DIVERGED, human_amount, human_bytes
 from .verdict import bias_remark, headline, remarks
 
 __all__ = [
@@ -77,8 +77,8 @@ __all__ = [
     "draw_plots",
     "fieller",
     "headline",
+    "human_amount",
     "human_bytes",
-    "human_seconds",
     "looks",
     "mean_and_sd",
     "mean_interval",

@@ -93,7 +93,7 @@ def _rounds_cell(reached: ToThreshold) -> Cell:
 def _bytes_cell(number: float | None, clock: float | None) -> Cell:
     more = ""
     if clock is not None:
-        more = f"{human_seconds(clock)} s"
+        more = f"{human_amount(clock)} s"
     return Cell(human_bytes(number), more, number)
 
 
@@ -109,9 +109,9 @@ def cost_cells(entry: SamplerSummary, headings: Sequence[str]) -> list[str]:
     found = entry.costs
     if found is None:
         return [DASH] * len(headings)
-    seconds = [f"{human_seconds(it)} s" for it in (found.client_seconds, found.server_seconds)]
+    seconds = [f"{human_amount(it)} s" for it in (found.client_seconds, found.server_seconds)]
     sizes = [found.bytes_down, found.bytes_up, found.server_bytes]
-    cells = [*seconds, *map(human_bytes, sizes), human_seconds(found.asked)]
+    cells = [*seconds, *map(human_bytes, sizes), human_amount(found.asked)]
     return cells[: len(headings)]
 
 
@@ -132,7 +132,7 @@ def human_bytes(number: float | None) -> str:
     return decimal(round(number))
 
 
-def human_seconds(number: float | None) -> str:
+def human_amount(number: float | None) -> str:
     """Seconds, or costs, with three digits, whole from 100 on; a dash for None."""
     if number is None:
         return DASH

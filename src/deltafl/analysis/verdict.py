@@ -22,8 +22,8 @@ from .text import (
     difference_text,
     has_clock,
     has_fairness,
+    human_amount,
     human_bytes,
-    human_seconds,
     rounds_text,
     threshold_text,
     value_text,
@@ -216,7 +216,7 @@ def _savings(summary: Summary, best: str) -> list[str]:
             text += f" and {human_bytes(reached.bytes)}"
         else:
             text += (
-                f", {human_bytes(reached.bytes)} and {human_seconds(reached.clock)} s of the clock"
+                f", {human_bytes(reached.bytes)} and {human_amount(reached.clock)} s of the clock"
             )
         if reached.num_never:
             text += f" ({reached.num_reached} of {reached.num_reached + reached.num_never} seeds)"

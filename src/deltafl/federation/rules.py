@@ -19,6 +19,7 @@ from ..server.table import SETTINGS
 from ..store.folder import new_name
 from ..types import Population
 from .clients import ClientInfo
+from .exchange import AUX
 from .facts import FACTS
 
 IDENTITIES = ("auto", "public-key", "name", "config")
@@ -142,6 +143,11 @@ class Rules:
         """What the server wants to know of each client beside its size, by the fact's name."""
         settings = {name: getattr(self, fact.setting) for name, fact in FACTS.items()}
         return {name: setting for name, setting in settings.items() if setting}
+
+    @property
+    def registration(self) -> dict[str, Any]:
+        """What a client is asked once: how many auxiliary variables, and which facts."""
+        return {AUX: self.aux, **dict.fromkeys(self.wanted, True)}
 
     def cohort_size(self, num_clients: int) -> int:
         """Clients selected per round, of so many known ones."""

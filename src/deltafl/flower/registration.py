@@ -21,7 +21,7 @@ from pydantic import BaseModel, StringConstraints
 
 from ..errors import DeltaflError, printable
 from ..federation.clients import ClientInfo
-from ..federation.exchange import AUX, RECORD
+from ..federation.exchange import RECORD
 from ..federation.replies import CURE, NO_REGISTRATION, read_info
 from ..federation.rules import Rules
 from ..store import checked
@@ -87,7 +87,7 @@ class Directory:
             # Their app fails them all: one that is asked again speaks for the others.
             new = [node_id for node_id in new if node_id not in again[1:]]
         if new:
-            asked = ConfigRecord({AUX: self.rules.aux, **dict.fromkeys(self.rules.wanted, True)})
+            asked = ConfigRecord(self.rules.registration)
             wanted = RecordDict({RECORD: asked})
             seconds = self.rules.registration_timeout
             kind = f"query.{RECORD}"

@@ -26,7 +26,7 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 from ..errors import DeltaflError, printable
 from ..federation import replies
 from ..federation.clients import ClientInfo
-from ..federation.exchange import AUX, RECORD, Question
+from ..federation.exchange import RECORD, Question
 from ..federation.replies import (
     NO_REGISTRATION,
     ClientReply,
@@ -248,18 +248,17 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
         Who has not yet is asked, again while too few have.
         """
         known = self._registered
-        aux = self.rules.aux
-        wanted = self.rules.wanted
         while True:
             names = {client.name for client in self.engine.get_clients()} - set(self.rules.forget)
             asked = sorted(name for name in names - known.keys() if self._asked[name] < _MOST)
-            wish = {AUX: aux, **dict.fromkeys(wanted, True)}
-            received = self._send([Question(asked, wish, {})])
+            received = self._send([Question(asked, self.rules.registration, {})])
             for name in asked:
                 try:
                     if name not in received:
                         raise DeltaflError(NO_REGISTRATION)
-                    known[name] = read_info(reported(received[name]), aux, wanted)
+                    known[name] = read_info(
+                        reported(received[name]), self.rules.aux, self.rules.wanted
+                    )
                 except DeltaflError as error:
                     self._asked[name] += 1
                     text = "%s did not register: %s"

@@ -9,7 +9,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from ..analysis.prices import Prices
-from ..analysis.text import human_bytes, human_seconds
+from ..analysis.text import human_amount, human_bytes
 from ..errors import DeltaflError
 from ..store.files import below, read_text
 from ..store.values import checked
@@ -55,7 +55,7 @@ class Use(NamedTuple):
         if sent := self.bytes_up + self.bytes_down:
             texts.append(human_bytes(sent))
         if self.paid:
-            texts.append(f"clients' cost {human_seconds(self.paid)}")
+            texts.append(f"clients' cost {human_amount(self.paid)}")
         return ", ".join(texts)
 
     def cost(self, prices: Prices) -> float:

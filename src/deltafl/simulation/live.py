@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..analysis.text import human_seconds
+from ..analysis.text import human_amount
 from ..errors import DeltaflError, printable
 from ..federation.saved import FILES
 from ..store.files import below
@@ -132,7 +132,7 @@ def _facts(seen: Seen) -> dict[str, str]:
     use = _use(seen)
     facts["cost so far"] = use.text
     if seen.foreseen is not None:
-        spent = human_seconds(use.cost(seen.foreseen.prices))
+        spent = human_amount(use.cost(seen.foreseen.prices))
         facts["cost planned"] = f"{spent} of {_planned(seen, seen.foreseen)}"
     if seen.age is not None:
         facts["last written"] = f"{seen.age:.0f} s ago"
@@ -219,9 +219,9 @@ def _row(seen: Seen, foreseen: Foreseen) -> Row:
 def _planned(seen: Seen, foreseen: Foreseen) -> str:
     """The cost that the plan foresaw for what is played, and for what it said so."""
     row = _row(seen, foreseen)
-    cost = human_seconds(row["cost"])
+    cost = human_amount(row["cost"])
     if row["cost_low"] is not None and row["cost_high"] is not None:
-        cost += f" [{human_seconds(row['cost_low'])}, {human_seconds(row['cost_high'])}]"
+        cost += f" [{human_amount(row['cost_low'])}, {human_amount(row['cost_high'])}]"
     method = printable(row["method"], limit=60)
     goal = _judge(seen.lines).text(foreseen.goal)
     return f"{cost} to {goal} with {method}, n = {row['n']}"
@@ -279,7 +279,7 @@ def _of_plan(seen: Seen) -> Iterator[str]:
     for at, line in enumerate(seen.lines, 1):
         value = line.get("test", {}).get(judge.name)
         if value is not None and judge.sign * value >= judge.sign * foreseen.goal:
-            cost = human_seconds(Use.of(seen.lines[:at]).cost(foreseen.prices))
+            cost = human_amount(Use.of(seen.lines[:at]).cost(foreseen.prices))
             yield f"{goal} was reached in round {line['round']}, at a cost of {cost}."
             return
     row = _row(seen, foreseen)

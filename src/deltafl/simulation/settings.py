@@ -572,13 +572,12 @@ class CompareSettings(Settings):
     def run(self, sampler: str, seed: int) -> RunSettings:
         """The settings of one run of the comparison."""
         own: dict[Any, float] = self.rates_of([sampler]).get(sampler, {})
-        common = self.model_dump(include={*Settings.model_fields} - self.not_of_runs)
+        of_runs = {*Settings.model_fields} - self.not_of_runs
+        common = self.model_dump(include=of_runs)
         # Beside a method with corrected steps, ``uniform`` goes without: it knows no clients. And a
         # census is a full first round itself.
         # A class of another process, whose runs are only read, is not known here.
-        for name in IN_TEXT:
-            if name in self.not_of_runs:
-                continue
+        for name in [name for name in IN_TEXT if name in of_runs]:
             usual = SETTINGS[name].default
             # What is not known is taken to fit.
             with suppress(OwnCodeError):
