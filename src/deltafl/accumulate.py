@@ -81,7 +81,9 @@ class Accumulator:
         self._sends_drifts = plan.sends_drifts
 
     def add_rows(
-        self, updates: Updates | Sequence[Params | None], reports: Reports | None = None
+        self,
+        updates: Updates | Sequence[Params | None],
+        reports: Reports | None = None,
     ) -> None:
         """Add the replies of all clients of the cohort, in its order. They are read again when the
         round is closed.

@@ -134,7 +134,11 @@ def update_of(sent: Mapping[str, Array], received: Mapping[str, Array]) -> Param
 
 
 def mean_rest(
-    parts: ModelParts, sent: Arrays, replies: list[Arrays], coef_n: FloatArray, median: bool = False
+    parts: ModelParts,
+    sent: Arrays,
+    replies: list[Arrays],
+    coef_n: FloatArray,
+    median: bool = False,
 ) -> Arrays:
     """Buffers and counters after a round: sent + sum_i h_i (received_i - sent), h = coef / sum
     coef.

@@ -93,7 +93,10 @@ def split_outside(text: str, separator: str) -> list[str]:
 
 
 def check_options(
-    kind: type, options: Mapping[str, Any], name: str, hidden: Collection[str] = ()
+    kind: type,
+    options: Mapping[str, Any],
+    name: str,
+    hidden: Collection[str] = (),
 ) -> None:
     """Refuse options of a dataclass that are no fields of it, are ``hidden``, or have values of
     other types.

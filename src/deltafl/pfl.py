@@ -297,7 +297,11 @@ class _Users(FederatedDatasetBase, Postprocessor):  # type: ignore[misc]
         return stats, Metrics()
 
     def postprocess_server(
-        self, *, stats: Any, central_context: Any, aggregate_metrics: Metrics
+        self,
+        *,
+        stats: Any,
+        central_context: Any,
+        aggregate_metrics: Metrics,
     ) -> Any:
         """The step of the round."""
         return self.close()

@@ -337,7 +337,10 @@ class Plan(WithRanges):
         return update_nd
 
     def collect_replies(
-        self, state: RoundState, selected: Cohort, which_n: Any = slice(None)
+        self,
+        state: RoundState,
+        selected: Cohort,
+        which_n: Any = slice(None),
     ) -> Replies:
         """The coefficients of the replies if the clients of a cohort that ``which_n`` selects have
         replied.

@@ -145,7 +145,11 @@ def close_round(
 
 
 def close_round_from_sum(
-    plan: Plan, state: RoundState, cohort: Cohort, responded_n: npt.ArrayLike, sum_d: npt.ArrayLike
+    plan: Plan,
+    state: RoundState,
+    cohort: Cohort,
+    responded_n: npt.ArrayLike,
+    sum_d: npt.ArrayLike,
 ) -> tuple[RoundState, RoundInfo]:
     """Close a round of whose updates the server knows the weighted sum alone, as with secure
     aggregation.

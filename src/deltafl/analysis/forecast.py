@@ -271,7 +271,9 @@ def jackknife(numbers: Callable[[FloatArray], FloatArray], value_js: FloatArray)
 
 
 def _nonnegative(
-    x_j: FloatArray, y_j: FloatArray, weight_j: FloatArray
+    x_j: FloatArray,
+    y_j: FloatArray,
+    weight_j: FloatArray,
 ) -> tuple[float, float, float]:
     """The least sum of weight ((a + b x) / y - 1)^2 over a, b >= 0, with a and b."""
     row_j2 = np.stack([1 / y_j, x_j / y_j], axis=1) * np.sqrt(weight_j)[:, None]

@@ -16,7 +16,10 @@ JsonDict = Annotated[dict[str, JsonValue], BeforeValidator(plain_json)]
 
 class _Model(BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
 
 

@@ -291,7 +291,13 @@ def _draw_line(axes: Axes, band: Band, look: Look) -> Any:
     x_r, mean_r, low_r, high_r = band
     if look.colour != WEAK:
         axes.fill_between(
-            x_r, low_r, high_r, color=look.colour, alpha=0.13, linewidth=0, zorder=1.5
+            x_r,
+            low_r,
+            high_r,
+            color=look.colour,
+            alpha=0.13,
+            linewidth=0,
+            zorder=1.5,
         )
     # Thinner where a curve has many points, or it hides what lies behind.
     width = 1.2

@@ -291,7 +291,9 @@ def _mean_gap(rows: Iterable[Evidence]) -> float:
 
 
 def _level(
-    best: str, others: Iterable[str], rows: Mapping[str, Mapping[str, Evidence]]
+    best: str,
+    others: Iterable[str],
+    rows: Mapping[str, Mapping[str, Evidence]],
 ) -> list[str]:
     """Which others are not clearly behind: on no task do their intervals lie below those of the
     best.

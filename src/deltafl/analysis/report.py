@@ -334,7 +334,11 @@ def _figures(part: Part) -> dict[str, Any]:
         from bokeh.models.annotations import Span
 
         line = Span(
-            location=goal, dimension="width", name=metric, line_dash=[6, 4], line_color="#888888"
+            location=goal,
+            dimension="width",
+            name=metric,
+            line_dash=[6, 4],
+            line_color="#888888",
         )
         found["curves"].add_layout(line)
     selected: Mapping[str, Band | None] = selections(groups)
@@ -381,7 +385,10 @@ def _curve_columns(runs: Sequence[Run]) -> Columns:
 
 
 def _figure(
-    lines: Mapping[str, Columns], look_of: Mapping[str, Look], x_label: str, y_label: str
+    lines: Mapping[str, Columns],
+    look_of: Mapping[str, Look],
+    x_label: str,
+    y_label: str,
 ) -> Any:
     """Lines with bands, the best on top; each has the name of its sampler, by which the page
     switches it.
@@ -408,7 +415,13 @@ def _figure(
             {name: column.astype(np.float32) for name, column in lines[label].items()}
         )
         plot.varea(
-            "x", "low", "high", source=source, name=label, fill_color=look.colour, fill_alpha=0.14
+            "x",
+            "low",
+            "high",
+            source=source,
+            name=label,
+            fill_color=look.colour,
+            fill_alpha=0.14,
         )
         line = plot.line(
             "x",

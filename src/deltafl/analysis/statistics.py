@@ -30,7 +30,10 @@ class Interval(NamedTuple):
 
 
 def mean_of_best(
-    value_r: FloatArray, round_r: IntArray, higher: bool, count: int = WINDOW
+    value_r: FloatArray,
+    round_r: IntArray,
+    higher: bool,
+    count: int = WINDOW,
 ) -> float:
     """Mean of the ``count`` best evaluations after round T - max(0.04 T, count), T the last one;
     NaN if one is NaN.

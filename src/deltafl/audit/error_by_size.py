@@ -126,7 +126,10 @@ class _Witness(Chooser):
         self._rng = stream(0, "audit", 0)
 
     def choose(
-        self, design: str, expected_m: FloatArray, value_mq: FloatArray | None = None
+        self,
+        design: str,
+        expected_m: FloatArray,
+        value_mq: FloatArray | None = None,
     ) -> IntArray:
         self.draws.append(_Draw(design, expected_m, value_mq))
         if self._visits_all and len(self.draws) == 1:

@@ -61,7 +61,10 @@ class KnownUpdates:
         self.update_md: Params = np.asarray(update_md, np.float32)
         self.weight_m = weight_m
         self.columns = Reports.make(
-            len(weight_m), loss=loss_m, step_variance=step_variance_m, num_steps=num_steps_m
+            len(weight_m),
+            loss=loss_m,
+            step_variance=step_variance_m,
+            num_steps=num_steps_m,
         )
 
     @cached_property
@@ -157,7 +160,11 @@ def audit(
 
 
 def _audited(
-    subject: Subject, sampler: Sampler, rule: Estimator, draws: int, seed: int
+    subject: Subject,
+    sampler: Sampler,
+    rule: Estimator,
+    draws: int,
+    seed: int,
 ) -> AuditRow | None:
     """The verdict, without names; None if the design cannot keep these expectations, or the
     sampler knows none to weigh with.
@@ -198,7 +205,11 @@ class EstimateError(NamedTuple):
 
 
 def estimate_error(
-    plan: Plan, state: RoundState, oracle: Oracle, update_md: Params, draws: int
+    plan: Plan,
+    state: RoundState,
+    oracle: Oracle,
+    update_md: Params,
+    draws: int,
 ) -> EstimateError:
     """Bias and MSE of a round's estimate over its cohorts, for fixed updates, (m, d); NaN or
     infinite where ubar is 0.
@@ -292,7 +303,10 @@ def _warm_state(plan: Plan, known: KnownUpdates) -> RoundState:
 
 
 def _coefficients(
-    plan: Plan, state: RoundState, oracle: Oracle, draws: int
+    plan: Plan,
+    state: RoundState,
+    oracle: Oracle,
+    draws: int,
 ) -> tuple[FloatArray, FloatArray, bool]:
     """Probabilities (k,) and coefficients (k, m) of cohorts: all of them where possible, else
     ``draws`` random ones.

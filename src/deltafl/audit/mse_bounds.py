@@ -31,7 +31,10 @@ MAX_COHORTS = 40
 
 
 def least_mse(
-    gram_mm: FloatArray, weight_m: FloatArray, n: int, steps: int = 200
+    gram_mm: FloatArray,
+    weight_m: FloatArray,
+    n: int,
+    steps: int = 200,
 ) -> tuple[float, bool]:
     """The least MSE, and whether it is the minimum over designs (True) or a lower bound (False).
 

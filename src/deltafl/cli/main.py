@@ -92,7 +92,11 @@ All commands: deltafl --help"""
 def _options(
     ctx: typer.Context,
     version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, help="print the version"
+        False,
+        "--version",
+        callback=_print_version,
+        is_eager=True,
+        help="print the version",
     ),
 ) -> None:
     """Client sampling for federated learning: who to ask, and how to weigh the replies."""
@@ -106,7 +110,9 @@ def main() -> None:
 
 
 def run_app(
-    command: typer.Typer, arguments: list[str] | None = None, name: str | None = None
+    command: typer.Typer,
+    arguments: list[str] | None = None,
+    name: str | None = None,
 ) -> None:
     """Run a command line; a ``DeltaflError`` or ``OSError`` becomes one sentence, exit code 2."""
     show_log()

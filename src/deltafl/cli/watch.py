@@ -48,7 +48,9 @@ def watch(
     html: Annotated[
         Path | None,
         typer.Option(
-            help="write a page, too, which loads itself again", metavar="FILE", parser=path_name
+            help="write a page, too, which loads itself again",
+            metavar="FILE",
+            parser=path_name,
         ),
     ] = None,
 ) -> None:
@@ -80,7 +82,11 @@ def watch(
 
 
 def _look(
-    place: Path, foreseen: Foreseen | None, html: Path | None, every: float, once: bool
+    place: Path,
+    foreseen: Foreseen | None,
+    html: Path | None,
+    every: float,
+    once: bool,
 ) -> Picture:
     try:
         shown = picture(place, foreseen)

@@ -171,7 +171,10 @@ def _neighbours(
 
 
 def _nearest(
-    far_kk: FloatArray, i: int, open_k: IntArray, source: RandomSource
+    far_kk: FloatArray,
+    i: int,
+    open_k: IntArray,
+    source: RandomSource,
 ) -> tuple[int, float]:
     """The nearest open one, ties at random, and how far it is."""
     row_k = far_kk[i, open_k]
@@ -256,7 +259,9 @@ def cube(
     elif len(open_k) > width:
         queue_k = shuffled(len(open_k), source)
     with np.errstate(
-        divide="ignore", over="ignore", invalid="ignore"
+        divide="ignore",
+        over="ignore",
+        invalid="ignore",
     ):  # whom a direction leaves alone has no end
         while side_by_side and len(queue_k) > max(FEWEST, width):
             length = max(2 * balance_kc.shape[1], min(len(queue_k) // 40, QUEUE))

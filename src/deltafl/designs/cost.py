@@ -25,7 +25,9 @@ def per_cost(score_m: FloatArray, cost_m: FloatArray) -> FloatArray:
 
 
 def probabilities_for_budget(
-    score_m: npt.ArrayLike, cost_m: npt.ArrayLike, budget: float
+    score_m: npt.ArrayLike,
+    cost_m: npt.ArrayLike,
+    budget: float,
 ) -> FloatArray:
     """pi_i = min(1, k s_i / sqrt(c_i)), float64 (m,), with sum_i pi_i c_i = budget.
 

@@ -52,7 +52,9 @@ def support(
 
 @lru_cache(maxsize=16)
 def _likely(
-    design: str, expected: tuple[float, ...], values: tuple[tuple[float, ...], ...] | None
+    design: str,
+    expected: tuple[float, ...],
+    values: tuple[tuple[float, ...], ...] | None,
 ) -> Support:
     """The possible cohorts; a sampler needs the same ones again at every visit."""
     cohorts = support(design, np.array(expected), values)
@@ -82,7 +84,10 @@ class _Visit(_Path, Chooser):
     """A path through the draws of a sampler: every draw takes a cohort of its support."""
 
     def choose(
-        self, design: str, expected_m: FloatArray, value_mq: FloatArray | None = None
+        self,
+        design: str,
+        expected_m: FloatArray,
+        value_mq: FloatArray | None = None,
     ) -> IntArray:
         values = None
         if value_mq is not None:
@@ -239,7 +244,11 @@ def _pivotal(expected: list[float], ordered: bool = False) -> Support:
     result: Support = defaultdict(float)
 
     def duel(
-        a: int, strength: float, rest: tuple[int, ...], drawn: tuple[int, ...], probability: float
+        a: int,
+        strength: float,
+        rest: tuple[int, ...],
+        drawn: tuple[int, ...],
+        probability: float,
     ) -> None:
         # A champion of strength 0 never wins.
         if probability == 0:

@@ -151,7 +151,9 @@ def capped(score_m: FloatArray, total: float, price_m: FloatArray | None = None)
 
 
 def with_floor(
-    score_m: FloatArray, floor: float, available_m: BoolArray | None = None
+    score_m: FloatArray,
+    floor: float,
+    available_m: BoolArray | None = None,
 ) -> FloatArray:
     """Mix in a share that does not depend on the score: (1 - g) s / sum s + g / m, float64 (m,),
     sum 1.

@@ -17,7 +17,10 @@ DrawSome = Callable[[IntArray, int], Cohort]
 
 
 def allocate(
-    n: int, size_h: IntArray, mass_h: FloatArray | None = None, least: int = 1
+    n: int,
+    size_h: IntArray,
+    mass_h: FloatArray | None = None,
+    least: int = 1,
 ) -> IntArray:
     """Split n draws over groups by masses, or by their sizes if none is given or above 0: at least
     ``least``, at most all of each, sum n.
@@ -37,7 +40,9 @@ def allocate(
 
 
 def draw_from_each(
-    member_h: Sequence[IntArray], quota_h: Sequence[int] | IntArray, draw: DrawSome
+    member_h: Sequence[IntArray],
+    quota_h: Sequence[int] | IntArray,
+    draw: DrawSome,
 ) -> Cohort:
     """A cohort with a given number of clients of each group; ``stratum_n`` has their places in
     ``member_h``.

@@ -76,7 +76,10 @@ class Chooser:
     """
 
     def choose(
-        self, design: str, expected_m: FloatArray, value_mq: FloatArray | None = None
+        self,
+        design: str,
+        expected_m: FloatArray,
+        value_mq: FloatArray | None = None,
     ) -> IntArray:
         """Client ids of the cohort to visit, with repetition."""
         raise NotImplementedError
@@ -326,7 +329,10 @@ def draw_from_tree(
 
 
 def _usable_values(
-    how: Design, value_mq: FloatArray, m: int, present: IntArray
+    how: Design,
+    value_mq: FloatArray,
+    m: int,
+    present: IntArray,
 ) -> FloatArray | None:
     """The values of those present; None if the design ignores them or nothing is to spread."""
     if not how.uses_values:

@@ -153,7 +153,11 @@ class ControlVariate(WithRanges, ABC):
 
     @abstractmethod
     def update(
-        self, state: Any, population: Population, replies: Replies, update_nd: Params
+        self,
+        state: Any,
+        population: Population,
+        replies: Replies,
+        update_nd: Params,
     ) -> Any:
         """Learn from the updates (n, d) of the clients that replied."""
 
@@ -196,7 +200,11 @@ class InStretches(ControlVariate):
         return self.reader(state, client_n)(slice(None))
 
     def update(
-        self, state: Any, population: Population, replies: Replies, update_nd: Params
+        self,
+        state: Any,
+        population: Population,
+        replies: Replies,
+        update_nd: Params,
     ) -> Any:
         learner = self.learner(state, population, replies)
         value = self.value(state, replies.client_n)
@@ -257,7 +265,10 @@ class CommonControl(InStretches):
         return ControlValue(state.control_d, state.control_d[None]).part
 
     def learner(
-        self, state: CommonControlState, population: Population, replies: Replies
+        self,
+        state: CommonControlState,
+        population: Population,
+        replies: Replies,
     ) -> Learner:
         total = replies.coef_n.sum()
         # No reply counts, so there is no mean to move to.
@@ -417,7 +428,10 @@ class InnovationControl(InStretches):
         return read
 
     def learner(
-        self, state: InnovationControlState, population: Population, replies: Replies
+        self,
+        state: InnovationControlState,
+        population: Population,
+        replies: Replies,
     ) -> Learner:
         own = self.own.learner(state.own, population, replies)
         coef_n = replies.coef_n
@@ -514,7 +528,10 @@ class RegressionControl(InStretches):
         return read
 
     def learner(
-        self, state: RegressionControlState, population: Population, replies: Replies
+        self,
+        state: RegressionControlState,
+        population: Population,
+        replies: Replies,
     ) -> Learner:
         total = replies.coef_n.sum()
         if total <= 0:

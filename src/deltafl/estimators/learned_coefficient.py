@@ -55,7 +55,11 @@ class _Scaled(InStretches):
         return ScaledState(control, np.zeros(()), np.zeros(()))
 
     def at_model(
-        self, state: ScaledState, population: Population, params_d: Params, round: int
+        self,
+        state: ScaledState,
+        population: Population,
+        params_d: Params,
+        round: int,
     ) -> ScaledState:
         known = self.control.at_model(state.control, population, params_d, round)
         return state._replace(control=known)

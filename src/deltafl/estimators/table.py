@@ -121,7 +121,10 @@ def _unbiased(name: str, control: ControlVariate, source: str) -> Estimator:
 
 
 def _mean(
-    name: str, rule: Coefficients, source: str = "", needs_expected: bool = False
+    name: str,
+    rule: Coefficients,
+    source: str = "",
+    needs_expected: bool = False,
 ) -> Estimator:
     return Estimator(
         name,

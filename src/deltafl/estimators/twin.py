@@ -87,7 +87,11 @@ class Twin(InStretches):
         return TwinState(OwnControlState(zero_md, np.zeros(num_params)), residual)
 
     def at_model(
-        self, state: TwinState, population: Population, params_d: Params, round: int
+        self,
+        state: TwinState,
+        population: Population,
+        params_d: Params,
+        round: int,
     ) -> TwinState:
         shape = (population.num_clients, len(params_d))
         simulated = self.simulate(params_d, population, round)

@@ -132,7 +132,10 @@ class LastResiduals(InStretches):
         return read
 
     def learner(
-        self, state: LastResidualsState, population: Population, replies: Replies
+        self,
+        state: LastResidualsState,
+        population: Population,
+        replies: Replies,
     ) -> Learner:
         client_n = replies.client_n
         if not has_codes(state) or len(client_n) == 0:
@@ -344,7 +347,10 @@ class TwoPhase(InStretches):
         return state._replace(first=state.first._replace(control=first))
 
     def _left_by_regression(
-        self, state: TwoPhaseState, client: int, code_c: FloatArray
+        self,
+        state: TwoPhaseState,
+        client: int,
+        code_c: FloatArray,
     ) -> FloatArray:
         guess_d = self.regression.value(
             state.regression,

@@ -26,7 +26,10 @@ class ComposedValue(ControlValue):
 
     @classmethod
     def of(
-        cls, total_d: FloatArray, control_nd: FloatArray, *held: ControlValue
+        cls,
+        total_d: FloatArray,
+        control_nd: FloatArray,
+        *held: ControlValue,
     ) -> "ComposedValue":
         """Make one of its values and those of the others."""
         value = cls(total_d, control_nd)

@@ -241,7 +241,10 @@ def _one_stage(replies: Replies) -> VarianceForm | None:
 
 
 def _per_group(
-    group_s: IntArray, units_s: IntArray, group_n: IntArray, known_n: IntArray
+    group_s: IntArray,
+    units_s: IntArray,
+    group_n: IntArray,
+    known_n: IntArray,
 ) -> tuple[IntArray, IntArray]:
     """How much of each group was selected, and how much of it replied."""
     size = int(group_s.max(initial=0)) + 1

@@ -71,7 +71,10 @@ def census_question(
 
 
 def report_of(
-    asked: Mapping[str, Any], corrected: bool, sent: Arrays, received: Arrays
+    asked: Mapping[str, Any],
+    corrected: bool,
+    sent: Arrays,
+    received: Arrays,
 ) -> dict[str, Any]:
     """What a client reports that was asked this, of the arrays that it was sent and has trained.
 

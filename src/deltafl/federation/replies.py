@@ -111,7 +111,9 @@ def read_info(report: object, num_aux: int, wanted: Mapping[str, Any] | None = N
 
 
 def read_reply(
-    arrays: Mapping[Any, Callable[[], Any]], metrics: object, report: object
+    arrays: Mapping[Any, Callable[[], Any]],
+    metrics: object,
+    report: object,
 ) -> ClientReply:
     """A reply from what reads each array of a trained model, and metrics; weights are ignored.
 

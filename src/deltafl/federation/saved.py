@@ -313,7 +313,9 @@ def _take(file: Path, federation: Federation, header: Header, arrays: dict[str, 
 
 
 def _clients_of(
-    header: Header, aux_mk: FloatArray, wanted: Mapping[str, Any]
+    header: Header,
+    aux_mk: FloatArray,
+    wanted: Mapping[str, Any],
 ) -> dict[str, ClientInfo]:
     """What clients reported."""
     clients = {

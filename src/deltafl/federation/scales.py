@@ -52,7 +52,10 @@ class Scales:
         self.sound = True
 
     def too_far(
-        self, keys: Sequence[str], updates: Sequence[Params | None], params_d: Params
+        self,
+        keys: Sequence[str],
+        updates: Sequence[Params | None],
+        params_d: Params,
     ) -> dict[int, str]:
         """Note the norms of a round's updates, by client; why some are refused, by place."""
         norms = dict[int, float]()

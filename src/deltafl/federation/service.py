@@ -155,7 +155,9 @@ class Service(Federation):
         return [keys[place] for place in np.sort(rng.permutation(len(keys))[:count])]
 
     def judged(
-        self, asked: Collection[str], received: Mapping[str, Mapping[str, Any] | str]
+        self,
+        asked: Collection[str],
+        received: Mapping[str, Mapping[str, Any] | str],
     ) -> dict[str, float]:
         """The weights in the target of the clients that have evaluated; others are logged.
 

@@ -155,7 +155,10 @@ def _read(name: str, array: Array) -> Any:
 
 
 def contents(
-    question: Question, arrays: ArrayRecord, config: ConfigRecord, number: int
+    question: Question,
+    arrays: ArrayRecord,
+    config: ConfigRecord,
+    number: int,
 ) -> Iterable[tuple[str, RecordDict]]:
     """What each client is sent: the model, the user's config with the number of the round from 1,
     and what deltafl asks.

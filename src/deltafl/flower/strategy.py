@@ -231,7 +231,11 @@ class DeltaStrategy(Strategy):
         log(INFO, "\t└──> weights by %s, server: %s", self.rules.weights, plan.parts)
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
     ) -> Iterable[Message]:
         """Select clients; a list, because the deployment's grid iterates over it twice."""
         if KEY_CLIPPING_NORM in config:
@@ -268,7 +272,9 @@ class DeltaStrategy(Strategy):
         return [message for _, message in self._trainings]
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
+        self,
+        server_round: int,
+        replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Close the round: estimate, step, the sampler's update; then save the state."""
         federation = self._active()
@@ -286,7 +292,11 @@ class DeltaStrategy(Strategy):
         return self._handed, metrics
 
     def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
     ) -> Iterable[Message]:
         """Send the model to ``fraction_evaluate`` of the connected clients."""
         federation = self._active()
@@ -299,7 +309,9 @@ class DeltaStrategy(Strategy):
         return [message for _, message in self._evaluations]
 
     def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
+        self,
+        server_round: int,
+        replies: Iterable[Message],
     ) -> MetricRecord | None:
         """The metrics of the clients that evaluated, aggregated; None if nobody did."""
         sent = self._evaluations
@@ -335,7 +347,12 @@ class DeltaStrategy(Strategy):
         return MetricRecord(mean_metrics(weighted, by, partial(log, WARNING)))
 
     def _messages(
-        self, kind: str, question: Question, model: ArrayRecord, config: ConfigRecord, number: int
+        self,
+        kind: str,
+        question: Question,
+        model: ArrayRecord,
+        config: ConfigRecord,
+        number: int,
     ) -> list[tuple[str, Message]]:
         nodes = self.directory.nodes()
         group = str(number)
@@ -370,7 +387,9 @@ class _Continued(Strategy):
         return self.strategy.configure_train(server_round + self.done, *given)
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
+        self,
+        server_round: int,
+        replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         return self.strategy.aggregate_train(server_round + self.done, replies)
 
@@ -378,6 +397,8 @@ class _Continued(Strategy):
         return self.strategy.configure_evaluate(server_round + self.done, *given)
 
     def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
+        self,
+        server_round: int,
+        replies: Iterable[Message],
     ) -> MetricRecord | None:
         return self.strategy.aggregate_evaluate(server_round + self.done, replies)

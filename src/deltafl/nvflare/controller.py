@@ -268,7 +268,10 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
                 return present
 
     def _send(
-        self, questions: Sequence[Question], number: int | None = None, model: Arrays | None = None
+        self,
+        questions: Sequence[Question],
+        number: int | None = None,
+        model: Arrays | None = None,
     ) -> dict[str, FLModel]:
         """Ask clients, with the model of a round or without one; the replies in time, by name."""
         received = dict[str, FLModel]()
@@ -291,7 +294,10 @@ class DeltaFedAvg(ModelController):  # type: ignore[misc]
                 )
                 # Rounded up, as 0 seconds would be for ever.
                 self.send_model(
-                    data=task, targets=question.keys, timeout=ceil(seconds), callback=take
+                    data=task,
+                    targets=question.keys,
+                    timeout=ceil(seconds),
+                    callback=take,
                 )
         # NVFlare hands replies over in threads of its own: ``send_model`` does not wait.
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:

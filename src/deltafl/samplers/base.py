@@ -151,7 +151,12 @@ class Sampler(WithRanges, ABC):
 
     @abstractmethod
     def open(
-        self, state: State, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None
+        self,
+        state: State,
+        available_m: BoolArray,
+        n: int,
+        rng: Rng,
+        oracle: Oracle | None = None,
     ) -> Cohort:
         """Draw the cohort of a round from a state, which must not be changed.
 
@@ -226,7 +231,11 @@ class Scored(Sampler):
 
     @abstractmethod
     def scores(
-        self, state: State, available_m: BoolArray | None, n: int, oracle: Oracle | None
+        self,
+        state: State,
+        available_m: BoolArray | None,
+        n: int,
+        oracle: Oracle | None,
     ) -> Scores:
         """Scores >= 0."""
 
@@ -261,7 +270,10 @@ class Scored(Sampler):
 
 
 def cheaper_first(
-    score_m: FloatArray, population: Population, per_second: bool, per_cost: bool
+    score_m: FloatArray,
+    population: Population,
+    per_second: bool,
+    per_cost: bool,
 ) -> FloatArray:
     """The scores, or with one of the options those that are best for a given total of seconds or
     costs (``designs/cost.py``).
@@ -316,7 +328,12 @@ class Unweighted(Sampler):
         """
 
     def open(
-        self, state: State, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None
+        self,
+        state: State,
+        available_m: BoolArray,
+        n: int,
+        rng: Rng,
+        oracle: Oracle | None = None,
     ) -> Cohort:
         present, size = present_clients(available_m, n)
         present_k = rng.permutation(present)  # breaks all later ties
@@ -383,7 +400,12 @@ class NewFirst(Unweighted):
         )
 
     def again(
-        self, state: State, present_k: IntArray, size: int, wanted: int, rng: Rng
+        self,
+        state: State,
+        present_k: IntArray,
+        size: int,
+        wanted: int,
+        rng: Rng,
     ) -> IntArray:
         """At most ``wanted`` of the clients that replied before, in a cohort of ``size``."""
         return present_k[:0]

@@ -147,7 +147,10 @@ class Census(WithRanges):
         return np.append(sketch_k + rng.normal(scale=self.noise, size=self.size), 0.0)
 
     def population(
-        self, population: Population, answers: Answers, longest: float = LONGEST
+        self,
+        population: Population,
+        answers: Answers,
+        longest: float = LONGEST,
     ) -> Population:
         """The population with auxiliary variables, norms and first updates from every client's
         answer.
@@ -176,7 +179,9 @@ class Census(WithRanges):
             most = min(most, LARGEST_ENTRY)  # the model moves by them
             code_mc = scaled(code_mc, most / np.maximum(length_m, most))
         population = population._replace(
-            aux_mq=self.auxiliary(answer_mk, population.weight_m), norm_m=norm_m, code_mc=None
+            aux_mq=self.auxiliary(answer_mk, population.weight_m),
+            norm_m=norm_m,
+            code_mc=None,
         )
         if code_mc.size == 0:
             return population

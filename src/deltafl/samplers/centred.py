@@ -131,7 +131,11 @@ class Centred(Scored):
         )
 
     def scores(
-        self, state: CentredState, available_m: BoolArray | None, n: int, oracle: Oracle | None
+        self,
+        state: CentredState,
+        available_m: BoolArray | None,
+        n: int,
+        oracle: Oracle | None,
     ) -> FloatArray:
         return with_floor(
             state.factor_m * self.residual(state, n),
@@ -283,7 +287,11 @@ class Balanced(Centred):
         return (1 - self.shrink) * known_m / mean + self.shrink
 
     def scores(
-        self, state: CentredState, available_m: BoolArray | None, n: int, oracle: Oracle | None
+        self,
+        state: CentredState,
+        available_m: BoolArray | None,
+        n: int,
+        oracle: Oracle | None,
     ) -> FloatArray:
         # Balance alone: the scores are the weights, without the floor.
         if not self.by_norm:

@@ -64,7 +64,11 @@ class FedIS(_ByReports):
         return self.floor == 0
 
     def scores(
-        self, state: WeightState, available_m: BoolArray | None, n: int, oracle: Oracle | None
+        self,
+        state: WeightState,
+        available_m: BoolArray | None,
+        n: int,
+        oracle: Oracle | None,
     ) -> FloatArray:
         reports = self.require_oracle(oracle).reports()
         score_m = np.where(
@@ -108,7 +112,11 @@ class FedPracIS(_ByReports):
         return PracticalState(for_design(np.full(m, 1 / m), self.design), np.zeros(0))
 
     def scores(
-        self, state: PracticalState, available_m: BoolArray | None, n: int, oracle: Oracle | None
+        self,
+        state: PracticalState,
+        available_m: BoolArray | None,
+        n: int,
+        oracle: Oracle | None,
     ) -> Scores:
         # ``open`` mixes the floor in: the tree knows how many clients are below each node.
         if isinstance(state.p_m, SumTree):

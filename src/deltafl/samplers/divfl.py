@@ -29,7 +29,12 @@ class DivFL(NewFirst):
     ranges: ClassVar = {"sketch_size": "[1, 128]"}
 
     def again(
-        self, state: NewFirstState, present_k: IntArray, size: int, wanted: int, rng: Rng
+        self,
+        state: NewFirstState,
+        present_k: IntArray,
+        size: int,
+        wanted: int,
+        rng: Rng,
     ) -> IntArray:
         seen_k = present_k[state.seen_m[present_k]]
         distance_ck = distances(state.last_mq[seen_k], state.last_mq[state.seen_m])

@@ -139,7 +139,10 @@ class FedSTaS(Sampler):
         return draw_from_each(member_h, quota_h, draw)
 
     def stratify(
-        self, state: StrataState, present: IntArray, most: int
+        self,
+        state: StrataState,
+        present: IntArray,
+        most: int,
     ) -> tuple[list[IntArray], list[float]]:
         """The clients of each of at most ``most`` strata, and the S of each."""
         seen_k = np.isfinite(state.norm_m[present])

@@ -67,6 +67,10 @@ class Fixed(Scored):
         return FixedState(for_design(score_m, self.design))
 
     def scores(
-        self, state: FixedState, available_m: BoolArray | None, n: int, oracle: Oracle | None
+        self,
+        state: FixedState,
+        available_m: BoolArray | None,
+        n: int,
+        oracle: Oracle | None,
     ) -> Scores:
         return state.score_m

@@ -83,7 +83,12 @@ class HicsFL(NewFirst):
         return replace(self, classes=classes, temperature=temperature, rounds=rounds)
 
     def again(
-        self, state: NewFirstState, present_k: IntArray, size: int, wanted: int, rng: Rng
+        self,
+        state: NewFirstState,
+        present_k: IntArray,
+        size: int,
+        wanted: int,
+        rng: Rng,
     ) -> IntArray:
         # In their own order: clusters must not depend on the random one.
         seen_k = np.sort(present_k[state.seen_m[present_k]])

@@ -48,7 +48,11 @@ class ByIntervals(Scored):
         """How many rounds a reply of each client stands for, (m,), at least 1."""
 
     def scores(
-        self, state: State, available_m: BoolArray | None, n: int, oracle: Oracle | None
+        self,
+        state: State,
+        available_m: BoolArray | None,
+        n: int,
+        oracle: Oracle | None,
     ) -> FloatArray:
         return np.ones(len(self.intervals(state)))
 

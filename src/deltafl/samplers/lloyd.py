@@ -8,7 +8,9 @@ from ..types import FloatArray, IntArray
 
 
 def lloyd(
-    value: FloatArray, centre: FloatArray, nearest: Callable[[FloatArray], IntArray]
+    value: FloatArray,
+    centre: FloatArray,
+    nearest: Callable[[FloatArray], IntArray],
 ) -> IntArray:
     """Lloyd's algorithm: the clusters 0, 1, ... of values, (m,) or (m, q), from these centres.
 

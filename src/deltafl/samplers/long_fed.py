@@ -108,7 +108,12 @@ class LongFed(NewFirst):
         )
 
     def again(
-        self, state: EmulationState, present_k: IntArray, size: int, wanted: int, rng: Rng
+        self,
+        state: EmulationState,
+        present_k: IntArray,
+        size: int,
+        wanted: int,
+        rng: Rng,
     ) -> IntArray:
         candidate_c = present_k[state.seen_m[present_k]]
         last_kq = state.last_mq[state.seen_m]

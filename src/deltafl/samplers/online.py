@@ -36,7 +36,9 @@ _LEAST_MIXING = 1e-12
 
 
 def feedback(
-    weight_m: FloatArray, cohort: Cohort, reports: Reports
+    weight_m: FloatArray,
+    cohort: Cohort,
+    reports: Reports,
 ) -> tuple[IntArray, FloatArray, FloatArray]:
     """Of the clients that replied: indices, a_i^2 = w_i^2 norm(u_i)^2, and count_i / expected_i."""
     ratio_n = (cohort.count_n / cohort.expected_n)[reports.responded_n]
@@ -88,7 +90,11 @@ class VarianceBandit(Scored):
         )
 
     def scores(
-        self, state: BanditState, available_m: BoolArray | None, n: int, oracle: Oracle | None
+        self,
+        state: BanditState,
+        available_m: BoolArray | None,
+        n: int,
+        oracle: Oracle | None,
     ) -> FloatArray:
         m = len(state.weight_m)
         if available_m is None:
@@ -193,7 +199,11 @@ class MirrorDescent(Scored):
         return self._start_block(population.weight_m, np.full(m, 1 / m), 0, 0.0)
 
     def _start_block(
-        self, weight_m: FloatArray, p_m: FloatArray, block: int, bound: float
+        self,
+        weight_m: FloatArray,
+        p_m: FloatArray,
+        block: int,
+        bound: float,
     ) -> DescentState:
         experts = num_experts(2**block, len(weight_m), self.mixing)
         rank_e = np.arange(1, MAX_EXPERTS + 1)
@@ -215,7 +225,11 @@ class MirrorDescent(Scored):
         )
 
     def scores(
-        self, state: DescentState, available_m: BoolArray | None, n: int, oracle: Oracle | None
+        self,
+        state: DescentState,
+        available_m: BoolArray | None,
+        n: int,
+        oracle: Oracle | None,
     ) -> FloatArray:
         return state.mixture
 
@@ -246,7 +260,11 @@ class MirrorDescent(Scored):
         return state._replace(largest=np.asarray(largest), step=np.asarray(step))
 
     def _learn(
-        self, state: DescentState, client_n: IntArray, share_n: FloatArray, draws: int
+        self,
+        state: DescentState,
+        client_n: IntArray,
+        share_n: FloatArray,
+        draws: int,
     ) -> DescentState:
         length = 2 ** int(state.block)
         m = len(state.weight_m)

@@ -61,7 +61,11 @@ class PowerOfChoice(Sampler):
 
 
 def _candidates(
-    weight_m: FloatArray, available_m: BoolArray, wanted: int, least: int, rng: Rng
+    weight_m: FloatArray,
+    available_m: BoolArray,
+    wanted: int,
+    least: int,
+    rng: Rng,
 ) -> IntArray:
     """Successive draws by weight among those present; plain random ones if all weigh the same.
 

@@ -122,7 +122,12 @@ class ClusteredBySize(Sampler):
     unbiased: ClassVar[bool] = True
 
     def open(
-        self, state: State, available_m: BoolArray, n: int, rng: Rng, oracle: Oracle | None = None
+        self,
+        state: State,
+        available_m: BoolArray,
+        n: int,
+        rng: Rng,
+        oracle: Oracle | None = None,
     ) -> Cohort:
         _, size = present_clients(available_m, n)
         weight_m = np.where(available_m, state.weight_m, 0.0)
@@ -145,7 +150,11 @@ class ClusteredBySize(Sampler):
         return Cohort(client_n, count_n, expected_m[client_n], "replacement")
 
     def urns(
-        self, state: State, weight_m: FloatArray, available_m: BoolArray, n: int
+        self,
+        state: State,
+        weight_m: FloatArray,
+        available_m: BoolArray,
+        n: int,
     ) -> FloatArray:
         """The urns, float64 (n, m); unavailable clients have weight 0."""
         urn_nm = np.zeros((n, len(weight_m)))
@@ -184,7 +193,11 @@ class ClusteredBySimilarity(ClusteredBySize):
         return TreeState(population.weight_m, sketch_mq, ward_tree(sketch_mq))
 
     def urns(
-        self, state: TreeState, weight_m: FloatArray, available_m: BoolArray, n: int
+        self,
+        state: TreeState,
+        weight_m: FloatArray,
+        available_m: BoolArray,
+        n: int,
     ) -> FloatArray:
         return urns_by_cluster(weight_m, n, state.merge_k2)
 

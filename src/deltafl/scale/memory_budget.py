@@ -23,7 +23,9 @@ class MemorySize(NamedTuple):
 
 
 def memory_size(
-    format: RowFormat, shape: tuple[int, int], rows_a_checkpoint: int | None
+    format: RowFormat,
+    shape: tuple[int, int],
+    rows_a_checkpoint: int | None,
 ) -> MemorySize:
     """An estimate from above; ``shape`` is (m, d), and None rows a checkpoint: there are no
     checkpoints.

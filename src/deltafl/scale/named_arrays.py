@@ -18,7 +18,9 @@ from .tree import SumTree
 
 
 def named_arrays(
-    state: Any, prefix: str = "state", shared: bool = False
+    state: Any,
+    prefix: str = "state",
+    shared: bool = False,
 ) -> Iterator[tuple[str, Array]]:
     """The arrays of nested NamedTuples with their dotted names, in order.
 

@@ -23,7 +23,9 @@ RANK_TOLERANCE = 1e-9
 
 
 def weighted_sum(
-    coef_n: FloatArray, rows: Iterable[np.ndarray[Any, Any]], num_params: int
+    coef_n: FloatArray,
+    rows: Iterable[np.ndarray[Any, Any]],
+    num_params: int,
 ) -> FloatArray:
     """sum_i coef_i row_i in float64, one row after the other: the same bits whatever BLAS or
     thread count.

@@ -140,7 +140,9 @@ class MappedRows:
         zero_crc = zlib.crc32(bytes(self.shape[1] * self.dtype.itemsize))
         joined_k = np.full(num_clients - len(self), zero_crc, np.uint32)
         rows = replace(
-            self, shape=(num_clients, self.shape[1]), crc_m=np.append(self.crc_m, joined_k)
+            self,
+            shape=(num_clients, self.shape[1]),
+            crc_m=np.append(self.crc_m, joined_k),
         )
         if self.written:
             # The last checkpoint does not look at the file beyond its own rows. Never shorter:

@@ -38,7 +38,10 @@ def restored_state(sampler: Any, template: Any, arrays: Mapping[str, Array]) -> 
 
 
 def restored_part(
-    template: Any, arrays: Mapping[str, Array], name: str, declared: Any = Any
+    template: Any,
+    arrays: Mapping[str, Array],
+    name: str,
+    declared: Any = Any,
 ) -> Any:
     """A part of a saved state, of which ``declared`` is the type, judged as a whole state is."""
     part = from_named_arrays(template, arrays, name)
@@ -56,7 +59,11 @@ def not_sound(fault: str) -> DeltaflError:
 
 
 def _faults(
-    value: Any, before: Any, name: str, round: int, declared: Any = Any
+    value: Any,
+    before: Any,
+    name: str,
+    round: int,
+    declared: Any = Any,
 ) -> Iterator[tuple[str, str]]:
     """What is wrong with a part of a state, by name."""
     if isinstance(before, Mapping):

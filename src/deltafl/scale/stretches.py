@@ -56,7 +56,10 @@ def stretches(num_params: int, rows: float = 1, longest: int | None = None) -> l
 
 
 def over_stretches(
-    look: Callable[[slice], Seen], num_params: int, rows: int = 1, longest: int | None = None
+    look: Callable[[slice], Seen],
+    num_params: int,
+    rows: int = 1,
+    longest: int | None = None,
 ) -> list[Seen]:
     """What a function gives for each stretch, in their order. It is called in several threads,
     and may write into its own stretch of arrays.

@@ -66,7 +66,11 @@ class Ghbm(ClientMomentum):
         return GhbmState(np.tile(params_d, (self.ghbm_tau, 1)))
 
     def sent(
-        self, own: GhbmState, round: int, params_d: Params, part: slice = slice(None)
+        self,
+        own: GhbmState,
+        round: int,
+        params_d: Params,
+        part: slice = slice(None),
     ) -> Params:
         if round < self.ghbm_tau:
             return np.zeros_like(params_d[part])

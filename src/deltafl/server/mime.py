@@ -89,7 +89,11 @@ class Mime(ClientMomentum):
         return MimeState(np.zeros(len(params_d), np.float32))
 
     def sent(
-        self, own: MimeState, round: int, params_d: Params, part: slice = slice(None)
+        self,
+        own: MimeState,
+        round: int,
+        params_d: Params,
+        part: slice = slice(None),
     ) -> Params:
         return np.float32(self.mime) * own.momentum_d[part]
 

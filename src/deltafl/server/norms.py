@@ -60,7 +60,9 @@ def squared_norms(
 
 
 def measure(
-    update_nd: Params | FloatArray, reports: Reports, weight_n: FloatArray | None = None
+    update_nd: Params | FloatArray,
+    reports: Reports,
+    weight_n: FloatArray | None = None,
 ) -> Reports:
     """Fill ``squared_norms`` of the clients that responded into reports; the other rows are
     ignored.

@@ -220,7 +220,9 @@ _PLAIN = {"sgd": Sgd, "fedexp": FedExP, "momentum": Momentum}
 
 
 def make_server_optimizer(
-    name: str, lr: float | None = None, momentum: float | None = None
+    name: str,
+    lr: float | None = None,
+    momentum: float | None = None,
 ) -> ServerOptimizer:
     """The server optimizer of a name in ``SERVER_OPTIMIZERS``, with its own rate and beta where
     these are None.

@@ -199,7 +199,11 @@ class ServerPart(WithRanges):
         return None
 
     def draw(
-        self, plan: PlanOfParts, drawing: Drawing, mask_m: BoolArray | None, n: int
+        self,
+        plan: PlanOfParts,
+        drawing: Drawing,
+        mask_m: BoolArray | None,
+        n: int,
     ) -> Cohort | None:
         """A cohort that the sampler draws in parts; None if it draws as it is used to."""
         return None

@@ -90,7 +90,11 @@ class Watch:
         return self._is_long(info) or bool(info.loss > HIGH * self._reference)
 
     def see(
-        self, info: RoundInfo, finite: bool, loss: float | None, accuracy: float = np.nan
+        self,
+        info: RoundInfo,
+        finite: bool,
+        loss: float | None,
+        accuracy: float = np.nan,
     ) -> str | None:
         """What is wrong after a round, as a clause; None as long as the run goes on. Loss None:
         not evaluated.

@@ -198,7 +198,11 @@ def name_of(callback: Any) -> str:
 
 
 def callback_error(
-    callback: Any, round: int, sampler: str, seed: int, error: BaseException
+    callback: Any,
+    round: int,
+    sampler: str,
+    seed: int,
+    error: BaseException,
 ) -> DeltaflError:
     """What a user's callback raised, as a sentence."""
     return DeltaflError(

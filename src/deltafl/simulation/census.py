@@ -64,7 +64,10 @@ class Asked:
 
 
 def ask_everyone(
-    plan: Plan, engine: Engine, directory: RunDirectory, group: ProcessGroup
+    plan: Plan,
+    engine: Engine,
+    directory: RunDirectory,
+    group: ProcessGroup,
 ) -> Asked | None:
     """The census of a plan, from the run's folder if it is there; None if the plan has none."""
     if plan.census is None:

@@ -25,7 +25,9 @@ COPIES_OF_ANSWERS = 5
 
 
 def check_comparison(
-    settings: CompareSettings, out: Path, before: CompareSettings | None
+    settings: CompareSettings,
+    out: Path,
+    before: CompareSettings | None,
 ) -> dict[str, Any]:
     """Refuse what cannot be played before anything is written; returns the names of the data."""
     first, *others = settings.seeds
@@ -56,7 +58,10 @@ def check_comparison(
 
 
 def check_memory(
-    settings: RunSettings, engine: Engine, out: Path | None, divided: bool = False
+    settings: RunSettings,
+    engine: Engine,
+    out: Path | None,
+    divided: bool = False,
 ) -> None:
     """Refuse rounds and memories that do not fit into RAM, or on the disk of ``out``; None where
     nothing is written.

@@ -38,7 +38,10 @@ def continued(
 
 
 def note_settings(
-    out: Path, settings: Settings, before: Settings | None, data: dict[str, Any]
+    out: Path,
+    settings: Settings,
+    before: Settings | None,
+    data: dict[str, Any],
 ) -> None:
     """Write what a folder begins with, or goes on with."""
     if before is None:

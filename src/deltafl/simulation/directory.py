@@ -369,7 +369,10 @@ class RunDirectory:
         return mark.round, checkpoint_arrays(self.path)
 
     def load(
-        self, sampler: Sampler, template: RoundState, group: ProcessGroup = ALONE
+        self,
+        sampler: Sampler,
+        template: RoundState,
+        group: ProcessGroup = ALONE,
     ) -> RoundState:
         """The state of the last checkpoint (the template itself if there is none); later lines are
         cut off.

@@ -69,7 +69,11 @@ class _TorchProcessGroup(ProcessGroup):
             store, self.rank, self.count = next(rendezvous("env://", timeout=PATIENCE))
             self._notes = dist.distributed_c10d.PrefixStore("deltafl", store)
             dist.init_process_group(
-                "gloo", store=store, rank=self.rank, world_size=self.count, timeout=PATIENCE
+                "gloo",
+                store=store,
+                rank=self.rank,
+                world_size=self.count,
+                timeout=PATIENCE,
             )
         except (RuntimeError, ValueError, KeyError) as error:
             raise DeltaflError(

@@ -71,7 +71,10 @@ class Elsewhere(Executor):
                 theirs.cancel()
 
     def submit(  # type: ignore[override] # runs are all that it plays
-        self, function: Any, player: Player, job: Job
+        self,
+        function: Any,
+        player: Player,
+        job: Job,
     ) -> Future[None]:
         """Play a job; its files are in its folder here when the future is done."""
         if job.settings.memory_path is not None:

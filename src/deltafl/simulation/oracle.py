@@ -39,7 +39,11 @@ class SimulatedOracle:
     """
 
     def __init__(
-        self, engine: Engine, plan: Plan, state: RoundState, folder: Path | None = None
+        self,
+        engine: Engine,
+        plan: Plan,
+        state: RoundState,
+        folder: Path | None = None,
     ) -> None:
         self.client_seconds = 0.0
         self._engine = engine

@@ -247,7 +247,11 @@ class _Pilot:
     """The runs of a plan, and what is known from them."""
 
     def __init__(
-        self, settings: PlanSettings, out: Path, on_progress: OnProgress, pool: Any
+        self,
+        settings: PlanSettings,
+        out: Path,
+        on_progress: OnProgress,
+        pool: Any,
     ) -> None:
         assert settings.goal is not None
         assert settings.rounds is not None
@@ -367,7 +371,11 @@ class _Pilot:
         ]
 
     def _longer(
-        self, curve: Curve, kept: int, share: float, wanted: Mapping[tuple[str, int], int]
+        self,
+        curve: Curve,
+        kept: int,
+        share: float,
+        wanted: Mapping[tuple[str, int], int],
     ) -> dict[tuple[str, int], int]:
         """The runs of a method that go on, and those beyond the n that were tried, with rounds."""
         forecasts = sorted((curve.at(trial.n) for trial in curve.trials), key=lambda f: f.cost.mean)

@@ -80,7 +80,10 @@ class Processes(Executor):
     """
 
     def __init__(
-        self, count: int, start: Callable[..., None] | None = None, *arguments: Any
+        self,
+        count: int,
+        start: Callable[..., None] | None = None,
+        *arguments: Any,
     ) -> None:
         # The processes inherit it.
         os.environ.update(one_thread())

@@ -149,7 +149,10 @@ def _follow(run: LiveRun, round: PlayedRound, callbacks: Sequence[Callback]) -> 
 
 
 def _train_and_close(
-    run: LiveRun, cohort: Cohort, oracle: SimulatedOracle, responded_n: BoolArray
+    run: LiveRun,
+    cohort: Cohort,
+    oracle: SimulatedOracle,
+    responded_n: BoolArray,
 ) -> tuple[Training, RoundState, RoundInfo]:
     """Train the cohort, of which each of several processes has a share, and close the round."""
     # Model and cohort as one number, which processes can compare at no cost.
@@ -196,7 +199,10 @@ def _among(cohort: Cohort, faults: Sequence[RejectedReply]) -> BoolArray:
 
 
 def _open_run(
-    settings: RunSettings, engine: Engine, directory: RunDirectory, group: ProcessGroup
+    settings: RunSettings,
+    engine: Engine,
+    directory: RunDirectory,
+    group: ProcessGroup,
 ) -> tuple[LiveRun, RoundState, Asked | None]:
     """The run as its folder has it, its state before the first draw, and its census.
 

@@ -128,7 +128,10 @@ def factors_of(text: str | None, rounds: int) -> tuple[float, ...]:
 
 
 def _own_factors(
-    name: str, function: Callable[[int], Any], rounds: int, path: Path | None = None
+    name: str,
+    function: Callable[[int], Any],
+    rounds: int,
+    path: Path | None = None,
 ) -> tuple[float, ...]:
     """What a user's function returns, checked in every round."""
     factors: list[float] = []

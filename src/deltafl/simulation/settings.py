@@ -596,7 +596,9 @@ AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
 def make_settings(
-    kind: type[AnySettings], given: Mapping[str, Any], config: Path | None = None
+    kind: type[AnySettings],
+    given: Mapping[str, Any],
+    config: Path | None = None,
 ) -> AnySettings:
     """Settings from a TOML file and options; options win. Resolved and checked; every mistake is
     a ``DeltaflError``.

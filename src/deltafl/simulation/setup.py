@@ -71,7 +71,9 @@ def task_of(settings: RunSettings) -> Task:
 
 
 def engine_of(
-    settings: RunSettings, workers: Workers | None = None, route: Route | None = None
+    settings: RunSettings,
+    workers: Workers | None = None,
+    route: Route | None = None,
 ) -> Engine:
     """The engine that trains the clients of a run's task, in this process or in workers.
 

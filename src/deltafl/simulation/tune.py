@@ -144,7 +144,11 @@ class Grid(NamedTuple):
             down = down - grows_down
 
     def _finalists(
-        self, label: str, rates: tuple[float, ...], before: Search, score_of: ScoreOf
+        self,
+        label: str,
+        rates: tuple[float, ...],
+        before: Search,
+        score_of: ScoreOf,
     ) -> tuple[float, ...]:
         if self.finalists is None:
             return rates
@@ -172,7 +176,10 @@ def _grown(rates: tuple[float, ...], down: bool, up: bool) -> tuple[float, ...]:
 
 
 def _scores(
-    label: str, rates: Sequence[float], seeds: Sequence[int], score_of: ScoreOf
+    label: str,
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    score_of: ScoreOf,
 ) -> dict[float, Score]:
     """The mean scores of rates; none while a run is missing."""
     found = dict[float, Score]()

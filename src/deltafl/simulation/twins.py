@@ -26,7 +26,11 @@ TWIN_BATCH = 64
 
 
 def with_twins(
-    rule: Estimator, task: Task, seed: int, work: LocalWork, make_engine: MakeEngine
+    rule: Estimator,
+    task: Task,
+    seed: int,
+    work: LocalWork,
+    make_engine: MakeEngine,
 ) -> Estimator:
     """The estimator ``twin`` with the simulation of a task's clients; others as they are."""
     control = rule.control

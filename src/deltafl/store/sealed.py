@@ -75,7 +75,9 @@ def write_sealed(
 
 
 def read_sealed(
-    path: Path, cure: str, mapped: bool = False
+    path: Path,
+    cure: str,
+    mapped: bool = False,
 ) -> tuple[dict[str, Array], dict[str, Any]]:
     """The arrays and the header; an error of a file that is not as it was written ends in
     ``cure``.

@@ -43,7 +43,10 @@ def mlp(in_features: int, hidden: Sequence[int], classes: int) -> Module:
 
 
 def two_layer_cnn(
-    channels: tuple[int, int] = (16, 32), in_channels: int = 1, side: int = 28, classes: int = 10
+    channels: tuple[int, int] = (16, 32),
+    in_channels: int = 1,
+    side: int = 28,
+    classes: int = 10,
 ) -> Module:
     """Two blocks of convolution 5 x 5 without padding, max-pooling by 2 and ReLU; then one linear
     layer.
@@ -104,7 +107,10 @@ def celeba_cnn(classes: int = 2, side: int = 84) -> Module:
 
 
 def _blocks(
-    channels: Sequence[int], kernel: int, padding: int, groups: int | None = None
+    channels: Sequence[int],
+    kernel: int,
+    padding: int,
+    groups: int | None = None,
 ) -> list[Module]:
     """Layers of blocks: convolution, GroupNorm if there are groups, max-pooling by 2 and ReLU."""
     from .modules import nn

@@ -132,7 +132,9 @@ def _made(
 
 
 def own_code_error(
-    names: Iterable[str], description: str, places: Iterable[tuple[str, int | None]]
+    names: Iterable[str],
+    description: str,
+    places: Iterable[tuple[str, int | None]],
 ) -> DeltaflError | None:
     """An error in a run as a sentence; None if it came through no file beside those that the
     settings name.

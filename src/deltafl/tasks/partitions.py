@@ -442,7 +442,10 @@ def make_partition(
 
 
 def _dealt(
-    partitioner: Any, dataset: Dataset, num_clients: int | None, label: str
+    partitioner: Any,
+    dataset: Dataset,
+    num_clients: int | None,
+    label: str,
 ) -> list[IntArray]:
     """The rows that a partitioner of ``datasets.Dataset`` gives to each client."""
     require("datasets", "data")
@@ -487,7 +490,10 @@ def owner_column(name: AnyPartition, dataset: Dataset, column: str | None) -> st
 
 
 def clients_of_tests(
-    name: AnyPartition, dataset: Dataset, column: str | None, client_rows: Sequence[IntArray]
+    name: AnyPartition,
+    dataset: Dataset,
+    column: str | None,
+    client_rows: Sequence[IntArray],
 ) -> IntArray | None:
     """The client of each test example, -1 where its owner is none; None where owners are unknown,
     or the partition does not ask for them.
@@ -505,7 +511,11 @@ def clients_of_tests(
 
 
 def hold_out_by_owner(
-    whole: Dataset, column: str, owner_e: IntArray, fewest: int = 1, most: int | None = None
+    whole: Dataset,
+    column: str,
+    owner_e: IntArray,
+    fewest: int = 1,
+    most: int | None = None,
 ) -> Dataset:
     """Cut a test set from the examples of each owner; deterministic, hence the same for every seed.
 

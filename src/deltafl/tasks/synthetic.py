@@ -102,7 +102,10 @@ def draw_client(
 
 
 def make_synthetic_task(
-    seed: int, num_clients: int = 20, truth: tuple[float, float] = (8.0, 2.0), nu: float = 20.0
+    seed: int,
+    num_clients: int = 20,
+    truth: tuple[float, float] = (8.0, 2.0),
+    nu: float = 20.0,
 ) -> Task:
     """The synthetic task; its metric is the global loss on all samples, whose log10 the reports
     show.

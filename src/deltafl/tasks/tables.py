@@ -369,7 +369,11 @@ def _task(
 
 
 def _strata(
-    name: str, frame: Frame, column: str | None, train_e: BoolArray, task: Task
+    name: str,
+    frame: Frame,
+    column: str | None,
+    train_e: BoolArray,
+    task: Task,
 ) -> Sequence[str]:
     """The stratum of each client, by its training rows; none without a column."""
     if column is None:
@@ -431,7 +435,10 @@ def _require_names(**given: object) -> None:
 
 
 def _owner_column(
-    where: str, columns: Iterable[str], column: str | None, partition: AnyPartition | None
+    where: str,
+    columns: Iterable[str],
+    column: str | None,
+    partition: AnyPartition | None,
 ) -> str | None:
     """The column that says who holds a row; None where a partition deals the rows."""
     dealt = find_partition(partition or "natural")
@@ -451,7 +458,10 @@ def _owner_column(
 
 
 def _no_column(
-    where: str, name: str, columns: Iterable[str], setting: str = "column"
+    where: str,
+    name: str,
+    columns: Iterable[str],
+    setting: str = "column",
 ) -> DeltaflError:
     return DeltaflError(
         f"{where} has no column {name!r}: name another one with {setting} (--{setting}); "

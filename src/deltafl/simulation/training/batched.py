@@ -136,7 +136,9 @@ class BatchedTrainer:
         self._dtype, products = PASSES[precision]
         on_cpu = device.type == "cpu"
         self._forward = vectorized_forward(
-            model, products=products and not on_cpu, dtype=self._dtype
+            model,
+            products=products and not on_cpu,
+            dtype=self._dtype,
         )
         self._losses = losses
         self._width = width
@@ -392,7 +394,9 @@ def own_form(model: nn.Module) -> Forward | None:
 
 
 def vectorized_forward(
-    model: nn.Module, products: bool = False, dtype: torch.dtype = torch.float32
+    model: nn.Module,
+    products: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> Forward:
     """The vectorized form of a model, of its trained parameters; with ``products``, convolutions
     are matrix products.

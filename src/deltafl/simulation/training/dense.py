@@ -91,7 +91,10 @@ class DenseChain:
         return _forward(self._bound(params), x.flatten(2).transpose(1, 2))[1][-1]
 
     def differentiation(
-        self, params: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], some: Stretch
+        self,
+        params: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        some: Stretch,
     ) -> Callable[[int], torch.Tensor]:
         """``BatchedTrainer._differentiation`` for the cross-entropy; the losses are (n, 1, B)."""
         layers = self._bound(params)

@@ -167,7 +167,9 @@ class FastTrainer:
 
 
 def _examples(
-    x: torch.Tensor, y: torch.Tensor, batches: list[IntArray]
+    x: torch.Tensor,
+    y: torch.Tensor,
+    batches: list[IntArray],
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The minibatches, cut from the examples of a whole pass."""
     size = len(batches[0])
@@ -253,7 +255,9 @@ def _tiled_length(model: torch.nn.Module) -> int:
 
 
 def _runs(
-    forward: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Module, x: torch.Tensor
+    forward: Callable[[torch.Tensor], torch.Tensor],
+    model: torch.nn.Module,
+    x: torch.Tensor,
 ) -> bool:
     """Whether a forward and backward pass over two inputs of zeros raises no error."""
     try:

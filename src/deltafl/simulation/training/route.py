@@ -102,7 +102,10 @@ def choose_route(
 
 
 def captures_steps(
-    model: torch.nn.Module, task: Task, device: torch.device, precision: str
+    model: torch.nn.Module,
+    task: Task,
+    device: torch.device,
+    precision: str,
 ) -> bool:
     """Whether a cohort's steps can be CUDA graphs; tried on one client."""
     # Noise is drawn on the CPU.
@@ -229,7 +232,10 @@ def product_precision(device: torch.device, precision: str = "float32") -> Itera
         with (
             warnings.catch_warnings(),
             torch.backends.cudnn.flags(
-                enabled=True, benchmark=False, deterministic=True, allow_tf32=rough
+                enabled=True,
+                benchmark=False,
+                deterministic=True,
+                allow_tf32=rough,
             ),
         ):
             # Parameters are parts of one vector, and cuDNN wants those of an LSTM in its own order:
@@ -243,7 +249,9 @@ def product_precision(device: torch.device, precision: str = "float32") -> Itera
 
 
 def incompatibility(
-    model: torch.nn.Module, example: torch.Tensor, parts: ModelParts | None = None
+    model: torch.nn.Module,
+    example: torch.Tensor,
+    parts: ModelParts | None = None,
 ) -> str | None:
     """Why only ``serial`` can train a model; None if ``fast`` and ``batched`` can."""
     params = list(model.parameters())

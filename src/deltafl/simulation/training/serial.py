@@ -104,7 +104,10 @@ class LocalResult(NamedTuple):
 
 
 def result_of(
-    update_d: Params, sums: tuple[float, float, float, float], num_steps: int, rate: float
+    update_d: Params,
+    sums: tuple[float, float, float, float],
+    num_steps: int,
+    rate: float,
 ) -> LocalResult:
     """The result of sums of losses, squared losses and norm(g_k)^2, and of norm(sum_k g_k)^2."""
     loss, square_loss, square, squared_norm_of_sum = sums
