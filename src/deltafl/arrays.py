@@ -44,7 +44,12 @@ def flatten(model: Any, local: Sequence[str] = (), trainable: Patterns = ()) -> 
     return ModelParts.of(named, local=local, trainable=trainable).flatten(named.arrays)
 
 
-def unflatten(vector: Any, like: Any, local: Sequence[str] = (), trainable: Patterns = ()) -> Any:
+def unflatten(
+    vector: Any,
+    like: Any,
+    local: Sequence[str] = (),
+    trainable: Patterns = (),
+) -> Any:
     """A copy of a model with the parameters of a vector: the inverse of ``flatten``.
 
     Args:

@@ -239,7 +239,12 @@ class _Buffers:
         """What is wrong with a user's, or None."""
         return self.parts.value_fault(arrays)
 
-    def average(self, received: list[Arrays], coef_n: FloatArray, median: bool) -> None:
+    def average(
+        self,
+        received: list[Arrays],
+        coef_n: FloatArray,
+        median: bool,
+    ) -> None:
         """Give the model the mean of what users made of them, as the other hosts do."""
         if self.sent:
             self.put(mean_rest(self.parts, self.sent, received, coef_n, median))

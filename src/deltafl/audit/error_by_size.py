@@ -137,7 +137,12 @@ class _Witness(Chooser):
         return draw_by(design, expected_m, self._rng, value_mq)
 
 
-def _by_formula(plan: Plan, state: RoundState, oracle: Oracle, update_md: Params) -> float | None:
+def _by_formula(
+    plan: Plan,
+    state: RoundState,
+    oracle: Oracle,
+    update_md: Params,
+) -> float | None:
     """The MSE by ``covariance``; None without one, or if coefficients are not w_i K_i / e_i."""
     weight_m = plan.population.weight_m
     rule = find_estimator(plan.estimator)

@@ -176,7 +176,13 @@ _PlanCommand: Any = o.settings_command(
 class PlanCommand(_PlanCommand):  # type: ignore[misc]
     """Without a word about a task it is ``deltafl recommend``, the first screen of a plan."""
 
-    def make_context(self, info_name: str, args: list[str], parent: Any = None, **more: Any) -> Any:
+    def make_context(
+        self,
+        info_name: str,
+        args: list[str],
+        parent: Any = None,
+        **more: Any,
+    ) -> Any:
         """The context of a plan, or of a recommendation."""
         of_runs = {"task", "config", "out", "resume", "samplers", "help", "help-all", *_OF_PLANS}
         given = {arg.partition("=")[0] for arg in args}
@@ -253,7 +259,12 @@ def _progress(quiet: bool) -> AbstractContextManager[OnProgress]:
     return sweep_progress(not quiet)
 
 
-def _print_summary(summary: Summary, folders: list[Path], written: Path, quiet: bool) -> None:
+def _print_summary(
+    summary: Summary,
+    folders: list[Path],
+    written: Path,
+    quiet: bool,
+) -> None:
     """Print the table, and how runs in the folders ended; exit code 3 if one diverged."""
     if quiet:
         say(str(written))

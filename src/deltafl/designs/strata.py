@@ -58,7 +58,12 @@ def draw_from_each(
     return cohort.part(np.argsort(client_n))
 
 
-def draw_by_scores(score_m: FloatArray, floor: float, design: str, rng: Rng) -> DrawSome:
+def draw_by_scores(
+    score_m: FloatArray,
+    floor: float,
+    design: str,
+    rng: Rng,
+) -> DrawSome:
     """Draws of clients of a cluster, by scores with a floor inside."""
 
     def draw(member_k: IntArray, quota: int) -> Cohort:

@@ -328,7 +328,12 @@ class OwnControl(InStretches):
 
         return read
 
-    def learner(self, state: OwnControlState, population: Population, replies: Replies) -> Learner:
+    def learner(
+        self,
+        state: OwnControlState,
+        population: Population,
+        replies: Replies,
+    ) -> Learner:
         client_n = replies.client_n
         dtype = row_type(state.control_md)
         new = [np.empty(len(state.total_d), dtype) for _ in client_n]

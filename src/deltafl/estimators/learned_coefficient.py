@@ -78,7 +78,12 @@ class _Scaled(InStretches):
 
         return read
 
-    def learner(self, state: ScaledState, population: Population, replies: Replies) -> Learner:
+    def learner(
+        self,
+        state: ScaledState,
+        population: Population,
+        replies: Replies,
+    ) -> Learner:
         held = self.control.learner(state.control, population, replies)
         return Learner(
             lambda part, update_nb, value: held.learn(part, update_nb, value.held[0]),
@@ -129,7 +134,12 @@ class LearnedCoefficient(_Scaled):
         # Clipped first: a ratio to almost nothing would overflow.
         return float(np.clip(state.cross, 0.0, state.square) / state.square)
 
-    def learner(self, state: ScaledState, population: Population, replies: Replies) -> Learner:
+    def learner(
+        self,
+        state: ScaledState,
+        population: Population,
+        replies: Replies,
+    ) -> Learner:
         held = self.control.learner(state.control, population, replies)
         products = _Products(population.weight_m[replies.client_n], replies)
 

@@ -146,7 +146,12 @@ class Twin(InStretches):
 
         return read
 
-    def learner(self, state: TwinState, population: Population, replies: Replies) -> Learner:
+    def learner(
+        self,
+        state: TwinState,
+        population: Population,
+        replies: Replies,
+    ) -> Learner:
         residual = self.residual.learner(state.residual, population, replies)
         twin_nd = np.asarray(state.twin.control_md)[replies.client_n]
         return Learner(

@@ -297,7 +297,12 @@ class TwoPhase(InStretches):
 
         return read
 
-    def learner(self, state: TwoPhaseState, population: Population, replies: Replies) -> Learner:
+    def learner(
+        self,
+        state: TwoPhaseState,
+        population: Population,
+        replies: Replies,
+    ) -> Learner:
         regression = self.regression.learner(state.regression, population, replies)
         first = learns_nothing(state.first)
         if has_codes(state.first.control):

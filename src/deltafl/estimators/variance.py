@@ -73,7 +73,12 @@ class VarianceForm(NamedTuple):
     groups: tuple[Any, ...] = ()  #: of rows: indices, or a slice
     between: Between | None = None
 
-    def sums(self, part_nb: FloatArray, square_n: FloatArray, common_b: FloatArray) -> FloatArray:
+    def sums(
+        self,
+        part_nb: FloatArray,
+        square_n: FloatArray,
+        common_b: FloatArray,
+    ) -> FloatArray:
         """norm(scale_i l_i - B)^2 and norm(l_i)^2 of a stretch of the l_i, (2, n); of two stages a
         third row repeats what varies between strata.
 
@@ -179,7 +184,12 @@ def _two_stages(replies: Replies) -> VarianceForm | None:
     return VarianceForm(mass_n, scale_n, alone_n, tuple(groups), between)
 
 
-def _given_stratum(replies: Replies, rows: IntArray, here_s: BoolArray, pi: float) -> Replies:
+def _given_stratum(
+    replies: Replies,
+    rows: IntArray,
+    here_s: BoolArray,
+    pi: float,
+) -> Replies:
     """The replies of a stratum, as if it had been certain to be drawn."""
     cohort = replies.cohort.part(rows)
     selected = replies.selected.part(here_s)

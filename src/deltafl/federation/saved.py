@@ -254,7 +254,12 @@ def _restore(file: Path, federation: Federation) -> Header:
     return header
 
 
-def _take(file: Path, federation: Federation, header: Header, arrays: dict[str, Array]) -> None:
+def _take(
+    file: Path,
+    federation: Federation,
+    header: Header,
+    arrays: dict[str, Array],
+) -> None:
     folder = file.parent
     # Nobody has written a seed, so it is no setting that differs: draws go on as they began.
     if federation.rules.own_seed:

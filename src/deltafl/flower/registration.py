@@ -206,7 +206,13 @@ class Directory:
             text = "%d nodes did not register. The last: %s"
             self._log_at_times(WARNING, text, len(self._failed), self._last_fault)
 
-    def _log_at_times(self, level: int, text: str, *numbers: object, pause: float = _PAUSE) -> None:
+    def _log_at_times(
+        self,
+        level: int,
+        text: str,
+        *numbers: object,
+        pause: float = _PAUSE,
+    ) -> None:
         """Log this, unless it was logged less than ``pause`` seconds ago, with any numbers."""
         now = time.monotonic()
         if len(self._logged) > _LOGGED:  # nodes may come under any number of names

@@ -86,7 +86,12 @@ class FedGS(Unweighted):
         first_n = added(gain_kk, worth_k, size)
         return present_k[swapped(gain_kk, worth_k, first_n)]
 
-    def update(self, state: GraphState, cohort: Cohort, reports: Reports) -> GraphState:
+    def update(
+        self,
+        state: GraphState,
+        cohort: Cohort,
+        reports: Reports,
+    ) -> GraphState:
         often_n = state.selected_m[cohort.client_n] + 1
         return state._replace(selected_m=with_rows(state.selected_m, cohort.client_n, often_n))
 

@@ -161,7 +161,12 @@ class FedSTaS(Sampler):
             spread_h.append(_spread(state.sketch_mq[member_h[-1]]))
         return member_h, spread_h
 
-    def update(self, state: StrataState, cohort: Cohort, reports: Reports) -> StrataState:
+    def update(
+        self,
+        state: StrataState,
+        cohort: Cohort,
+        reports: Reports,
+    ) -> StrataState:
         client_n, reports = replied(cohort, reports)
         return state._replace(
             sketch_mq=with_rows(state.sketch_mq, client_n, reports.sketch_nq),

@@ -42,7 +42,13 @@ class ClientReshuffling(Unweighted):
     def init(self, population: Population) -> PassState:
         return PassState(np.zeros(population.num_clients, bool))
 
-    def choose(self, state: PassState, present_k: IntArray, size: int, rng: Rng) -> IntArray:
+    def choose(
+        self,
+        state: PassState,
+        present_k: IntArray,
+        size: int,
+        rng: Rng,
+    ) -> IntArray:
         left: IntArray = present_k[~state.had_m[present_k]][:size]
         return left
 

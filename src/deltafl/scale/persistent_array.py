@@ -144,7 +144,13 @@ class PersistentArray(NDArrayOperatorsMixin):
             raise ValueError("a version of an array can only be read by copying it")
         return np.array(self.current().array_m, dtype)
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(
+        self,
+        ufunc: np.ufunc,
+        method: str,
+        *inputs: Any,
+        **kwargs: Any,
+    ) -> Any:
         if any(isinstance(out, PersistentArray) for out in kwargs.get("out", ())):
             raise TypeError("a version of an array is never changed; use replaced(places, entries)")
         plain = list(inputs)

@@ -103,7 +103,12 @@ def _type_fault(value: Any, before: Any) -> str | None:
     return f"has type {value.dtype}, expected {expected}"
 
 
-def _value_fault(value: Any, name: str, round: int, limit: Within | None) -> str | None:
+def _value_fault(
+    value: Any,
+    name: str,
+    round: int,
+    limit: Within | None,
+) -> str | None:
     # The letters of a name are its axes: what has one of parameters moves the model.
     largest = LARGEST_STEP if "d" in name.rpartition("_")[2] else LARGEST_AUX
     low, high, unknown = -largest, largest, False

@@ -50,12 +50,24 @@ class ClientMomentum(ServerPart):
     alters_updates: ClassVar = True
 
     @abstractmethod
-    def sent(self, own: Any, round: int, params_d: Params, part: slice = slice(None)) -> Params:
+    def sent(
+        self,
+        own: Any,
+        round: int,
+        params_d: Params,
+        part: slice = slice(None),
+    ) -> Params:
         """What moves all clients in a round that begins with ``params_d``, float32 (d,), or a
         stretch of it.
         """
 
-    def drift(self, plan: PlanOfParts, state: Any, part: slice, read: Reader) -> Params:
+    def drift(
+        self,
+        plan: PlanOfParts,
+        state: Any,
+        part: slice,
+        read: Reader,
+    ) -> Params:
         return self.sent(state.parts[self.name], state.round, state.params_d, part)
 
     def direction(

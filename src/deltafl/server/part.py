@@ -212,7 +212,13 @@ class ServerPart(WithRanges):
         """Whether these clients send a code of their update, ``estimators/two_bits.py``."""
         return False
 
-    def drift(self, plan: PlanOfParts, state: Any, part: slice, read: Reader) -> Params | None:
+    def drift(
+        self,
+        plan: PlanOfParts,
+        state: Any,
+        part: slice,
+        read: Reader,
+    ) -> Params | None:
         """What moves clients during their local steps on a stretch of the parameters, float32 (b,)
         for all or (n, b); or None.
 

@@ -53,6 +53,12 @@ class Scaffold(ServerPart):
                 "one that knows it, such as 'difference-own'"
             )
 
-    def drift(self, plan: PlanOfParts, state: Any, part: slice, read: Reader) -> Params:
+    def drift(
+        self,
+        plan: PlanOfParts,
+        state: Any,
+        part: slice,
+        read: Reader,
+    ) -> Params:
         total_b, control_nb = read(part)
         return np.asarray(plan.step_factor * (total_b - control_nb), np.float32)

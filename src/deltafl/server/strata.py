@@ -115,7 +115,13 @@ class ByStrata(ServerPart):
             return f"stages = {self.stages}"
         return f"at_least = {self.at_least}"
 
-    def draw(self, plan: PlanOfParts, drawing: Drawing, mask_m: BoolArray | None, n: int) -> Cohort:
+    def draw(
+        self,
+        plan: PlanOfParts,
+        drawing: Drawing,
+        mask_m: BoolArray | None,
+        n: int,
+    ) -> Cohort:
         code_m = _strata(plan).code_m
         if mask_m is None:
             mask_m = np.ones(len(code_m), bool)

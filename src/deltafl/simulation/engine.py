@@ -160,7 +160,12 @@ class Engine:
             [r.rest for r in results] if results and results[0].rest else (),
         )
 
-    def losses(self, params_d: Params, client_k: IntArray, rest: Any = NO_REST) -> FloatArray:
+    def losses(
+        self,
+        params_d: Params,
+        client_k: IntArray,
+        rest: Any = NO_REST,
+    ) -> FloatArray:
         """Mean loss of the global model on each client's own training data, float64 (k,)."""
         jobs = [(client, self.beside.of_client(rest, client)) for client in client_k.tolist()]
         found = self.workers.map(

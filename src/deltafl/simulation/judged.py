@@ -111,7 +111,12 @@ class Judged(NamedTuple):
         owned_e = owner_e >= 0
         return _shares(hit_e[owned_e], owner_e[owned_e], self.task.num_clients)
 
-    def _by_owner(self, metric: Metric, output_e: Array, owner_e: IntArray) -> FloatArray:
+    def _by_owner(
+        self,
+        metric: Metric,
+        output_e: Array,
+        owner_e: IntArray,
+    ) -> FloatArray:
         value_m = np.full(self.task.num_clients, np.nan)
         for row_n in rows_by_key(owner_e):
             client = owner_e[row_n[0]]

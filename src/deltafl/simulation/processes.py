@@ -104,7 +104,13 @@ class Processes(Executor):
         self._pool.shutdown(cancel_futures=kind is not None)
         self._listener.stop()
 
-    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+    def submit(
+        self,
+        function: Callable[..., Any],
+        /,
+        *arguments: Any,
+        **named: Any,
+    ) -> Future[Any]:
         """Call a function in a process; its errors become ``DeltaflError``s and ``JobError``s."""
         # By value where a script defines it: the processes do not import the script.
         call = packed(partial(function, *arguments, **named))

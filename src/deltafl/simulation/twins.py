@@ -44,7 +44,12 @@ def with_twins(
     return rule._replace(control=replace(control, control=twin))
 
 
-def twin_simulation(task: Task, work: LocalWork, seed: int, make_engine: MakeEngine) -> Simulate:
+def twin_simulation(
+    task: Task,
+    work: LocalWork,
+    seed: int,
+    make_engine: MakeEngine,
+) -> Simulate:
     """Trains a stand-in for each client of a task on public examples in the shares of the client's
     labels.
 

@@ -81,7 +81,12 @@ def separator_of(name: str) -> str | None:
     return next((sep for end, sep in _TEXTS.items() if plain.endswith(end)), None)
 
 
-def _read_file(path: Path, sep: str | None, encoding: str | None, texts: Collection[str]) -> Frame:
+def _read_file(
+    path: Path,
+    sep: str | None,
+    encoding: str | None,
+    texts: Collection[str],
+) -> Frame:
     if not is_table_file(path.name):
         raise DeltaflError(
             f"{path.name} is no table that can be read; give one of {', '.join(TABLE_SUFFIXES)}"
@@ -102,7 +107,12 @@ def _read_file(path: Path, sep: str | None, encoding: str | None, texts: Collect
         ) from error
 
 
-def _read_text(path: Path, sep: str, encoding: str | None, texts: Collection[str]) -> Frame:
+def _read_text(
+    path: Path,
+    sep: str,
+    encoding: str | None,
+    texts: Collection[str],
+) -> Frame:
     import pandas as pd
     from pandas.errors import EmptyDataError, ParserError, ParserWarning
 

@@ -295,7 +295,12 @@ _SORTS = (CLASSES, BINARY)
 _ALL = (CLASSES, BINARY, LABELS)
 
 
-def _share(name: str, written: str, function: Function, targets: tuple[str, ...] = _ALL) -> Metric:
+def _share(
+    name: str,
+    written: str,
+    function: Function,
+    targets: tuple[str, ...] = _ALL,
+) -> Metric:
     return _OfArrays(name, function, share=True, targets=targets, written=written)
 
 

@@ -69,7 +69,12 @@ def short_name(name: str) -> str:
     return split_name(name)[0].stem
 
 
-def load_own(name: str, seed: int, metric: Sequence[AnyMetric] = (), **of_table: Any) -> Task:
+def load_own(
+    name: str,
+    seed: int,
+    metric: Sequence[AnyMetric] = (),
+    **of_table: Any,
+) -> Task:
     """Make the task of a user's file, and try it out on two examples.
 
     Load it before ``Workers`` are started, which inherit ``sys.path`` then. A file is imported once

@@ -45,7 +45,12 @@ def iid(
     return _deal(rng.permutation(len(label_e)), num_clients)
 
 
-def hsu2019(label_e: IntArray, num_clients: int, alpha: float, rng: Rng) -> list[IntArray]:
+def hsu2019(
+    label_e: IntArray,
+    num_clients: int,
+    alpha: float,
+    rng: Rng,
+) -> list[IntArray]:
     """Equal clients with label mixes q_i ~ Dir(alpha * prior), where prior are the classes' shares
     of the data.
 
@@ -71,7 +76,12 @@ def hsu2019(label_e: IntArray, num_clients: int, alpha: float, rng: Rng) -> list
     return clients
 
 
-def _draw_labels(left_c: IntArray, concentration_c: FloatArray, size: int, rng: Rng) -> IntArray:
+def _draw_labels(
+    left_c: IntArray,
+    concentration_c: FloatArray,
+    size: int,
+    rng: Rng,
+) -> IntArray:
     """How many examples of each class one client with q ~ Dir(``concentration_c``) takes; they sum
     to ``size`` and never exceed ``left_c``.
 
@@ -96,7 +106,12 @@ def _draw_labels(left_c: IntArray, concentration_c: FloatArray, size: int, rng: 
     return take_c
 
 
-def yurochkin2019(label_e: IntArray, num_clients: int, alpha: float, rng: Rng) -> list[IntArray]:
+def yurochkin2019(
+    label_e: IntArray,
+    num_clients: int,
+    alpha: float,
+    rng: Rng,
+) -> list[IntArray]:
     """Unequal clients: class k is cut into m parts with shares ~ Dir(alpha * 1_m).
 
     A client without any example (usual with small alpha) is given one, drawn from the client that
