@@ -164,10 +164,10 @@ class ModelParts(NamedTuple):
 
     def flatten(self, arrays: Mapping[str, Array]) -> Params:
         """The trained arrays as one float32 vector (d,), each in C order."""
+        # What overflows float32 is infinite, and refused as an update.
         with np.errstate(over="ignore"):
-            return np.concatenate(
-                [arrays[name].astype(np.float32).ravel() for name in self.trained]
-            )
+            parts = [arrays[name].astype(np.float32).ravel() for name in self.trained]
+        return np.concatenate(parts)
 
     def named(self, vector: Any) -> Arrays:
         """A flat vector (d,) as named arrays; a ``DeltaflError`` if it has another length."""
@@ -186,13 +186,14 @@ class ModelParts(NamedTuple):
         trained = self.named(params_d)
         arrays: Arrays = {}
         for entry in self.entries:
+            name = entry.name
             # Tied arrays stay one array.
             if entry.same_as in arrays:
-                arrays[entry.name] = arrays[entry.same_as]
+                arrays[name] = arrays[entry.same_as]
             elif entry.kind == "trained":
-                arrays[entry.name] = _narrowed(trained[entry.name], entry.dtype)
-            elif entry.name in rest:
-                arrays[entry.name] = rest[entry.name]
+                arrays[name] = _narrowed(trained[name], entry.dtype)
+            elif name in rest:
+                arrays[name] = rest[name]
         return arrays
 
     def rest(self, arrays: Mapping[str, Array]) -> Arrays:
@@ -212,21 +213,22 @@ class ModelParts(NamedTuple):
         of buffers and counters.
         """
         for entry in self.entries:
-            if entry.name not in arrays:
+            name = entry.name
+            if name not in arrays:
                 continue
-            array = arrays[entry.name]
+            array = arrays[name]
             # Whatever was read: an archive is no array, and of a subclass, such as one with a
             # mask, a part would be lost.
             if type(array) is not np.ndarray:
-                return f"array {entry.name!r} is a {type(array).__name__}, expected a plain array"
+                return f"array {name!r} is a {type(array).__name__}, expected a plain array"
             if array.shape != entry.shape:
-                return f"array {entry.name!r} has shape {array.shape}, expected {entry.shape}"
+                return f"array {name!r} has shape {array.shape}, expected {entry.shape}"
             # Of any width up to 64 bits: a client may compute in another one.
             if array.dtype.kind != np.dtype(entry.dtype).kind or array.dtype.itemsize > _WIDEST:
-                return f"array {entry.name!r} has type {array.dtype}, expected {entry.dtype}"
+                return f"array {name!r} has type {array.dtype}, expected {entry.dtype}"
             fault = _value_fault(entry, array)
             if fault is not None:
-                return f"{entry.kind} {entry.name!r} has {fault}"
+                return f"{entry.kind} {name!r} has {fault}"
         return None
 
     def fault(self, arrays: Mapping[str, Array]) -> str | None:

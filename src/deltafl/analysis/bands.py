@@ -62,7 +62,8 @@ def _smooth(value_r: FloatArray, window: int) -> FloatArray:
     """Moving average of each evaluation and those before it; shorter at the beginning."""
     # Only the start of the convolution: its end has sums without the latest values.
     sum_r = np.convolve(value_r, np.ones(window))[: len(value_r)]
-    smooth_r: FloatArray = sum_r / np.minimum(np.arange(1, len(value_r) + 1), window)
+    count_r = np.minimum(np.arange(1, len(value_r) + 1), window)
+    smooth_r: FloatArray = sum_r / count_r
     return smooth_r
 
 
@@ -82,8 +83,9 @@ def selections(groups: Mapping[str, Sequence[Run]]) -> dict[str, Band]:
     """
     bands = {}
     for label, group in groups.items():
-        client_m = np.arange(1, len(group[0].draws_m) + 1)
         if base_name(label) != "full":
+            client_m = np.arange(1, len(group[0].draws_m) + 1)
+            # As negative numbers: the most frequent ones come first.
             bands[label] = band_of([(client_m, -np.sort(-1.0 * run.draws_m)) for run in group])
     return bands
 
@@ -133,10 +135,7 @@ def named_clients(runs: Sequence[Run]) -> dict[str, FloatArray]:
         # By name: with another seed a table's clients may have another order.
         for name, number_3 in zip(run.client_names, number_m3, strict=False):
             found.setdefault(name, []).append(number_3)
-    return {
-        name: np.ma.masked_invalid(number_s3).mean(axis=0).filled(np.nan)
-        for name, number_s3 in found.items()
-    }
+    return _means_of_known(found)
 
 
 def strata_of(runs: Sequence[Run]) -> dict[str, FloatArray]:
@@ -151,13 +150,21 @@ def strata_of(runs: Sequence[Run]) -> dict[str, FloatArray]:
             value_k = run.client_value_m[in_m]
             # A client without test rows has no value.
             known_k = value_k[np.isfinite(value_k)]
-            mean = known_k.mean() if len(known_k) else np.nan
+            mean = np.nan
+            if len(known_k):
+                mean = known_k.mean()
             number_3 = np.array([in_m.sum(), run.draws_m[in_m].mean(), mean])
             found.setdefault(str(name), []).append(number_3)
-    return {
-        name: np.ma.masked_invalid(number_s3).mean(axis=0).filled(np.nan)
-        for name, number_s3 in found.items()
-    }
+    return _means_of_known(found)
+
+
+def _means_of_known(found: Mapping[str, list[FloatArray]]) -> dict[str, FloatArray]:
+    means = {}
+    for name, number_s3 in found.items():
+        # Not ``nanmean``, which warns where no seed knows a number.
+        known_s3 = np.ma.masked_invalid(number_s3)
+        means[name] = known_s3.mean(axis=0).filled(np.nan)
+    return means
 
 
 def client_values(runs: Sequence[Run]) -> Band | None:
@@ -171,6 +178,7 @@ def client_values(runs: Sequence[Run]) -> Band | None:
             return None
         # Of each model, then averaged, as in ``fairness_of``: the spread of one model is meant.
         judge = run.judge
-        curve_kq = judge.sign * np.nanpercentile(judge.sign * run.value_km, percent, axis=1)
+        goodness_km = judge.sign * run.value_km
+        curve_kq = judge.sign * np.nanpercentile(goodness_km, percent, axis=1)
         curves.append((percent, judge.factor * curve_kq.mean(axis=1)))
     return band_of(curves)

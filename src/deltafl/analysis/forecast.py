@@ -46,7 +46,8 @@ class Course(NamedTuple):
     def of(cls, run: Run, rounds: int) -> Self:
         """The first ``rounds`` of a run."""
         known_r = np.where(np.isfinite(run.value_r), run.value_r, -np.inf)[:rounds]
-        return cls(np.maximum.accumulate(run.judge.sign * known_r), used(run)[:rounds])
+        best_r = np.maximum.accumulate(run.judge.sign * known_r)
+        return cls(best_r, used(run)[:rounds])
 
     def reach(self, level: float) -> float:
         """The first round with this value; infinity if there is none."""
@@ -102,13 +103,12 @@ class Trial(NamedTuple):
     def use(self) -> tuple[FloatArray, FloatArray]:
         """What the first round uses, and each later one, float64 (k,): means over seeds."""
         first_sk = np.array([course.used_rk[0] for course in self.courses])
-        later_sk = np.array(
-            [
-                (course.used_rk[-1] - course.used_rk[0]) / max(len(course.best_r) - 1, 1)
-                for course in self.courses
-            ]
-        )
-        return first_sk.mean(axis=0), later_sk.mean(axis=0)
+        later = []
+        for course in self.courses:
+            # Of a single round the difference is 0, whatever divides it.
+            num_later = max(len(course.best_r) - 1, 1)
+            later.append((course.used_rk[-1] - course.used_rk[0]) / num_later)
+        return first_sk.mean(axis=0), np.mean(later, axis=0)
 
 
 class Forecast(NamedTuple):
@@ -194,16 +194,17 @@ class Curve:
 
         def between(which: int) -> FloatArray:
             column_jk = np.array([use[which] for use in uses])
-            return np.stack(
-                [np.interp(size_n, self._n_j[order_j], column_j) for column_j in column_jk.T],
-                axis=1,
-            )
+            columns = [np.interp(size_n, self._n_j[order_j], column_j) for column_j in column_jk.T]
+            return np.stack(columns, axis=1)
 
-        return between(0) + between(1) * np.maximum(round_n - 1, 0)[:, None]
+        # The first round is apart: a census before it counts in that one alone.
+        later_n = np.maximum(round_n - 1, 0)
+        return between(0) + between(1) * later_n[:, None]
 
     def costs(self, size_n: IntArray, rounds_j: FloatArray) -> FloatArray:
         """The cost to the goal, float64 (n,)."""
-        return self._prices.spent(self.use(size_n, self.rounds(size_n, rounds_j)))
+        round_n = self.rounds(size_n, rounds_j)
+        return self._prices.spent(self.use(size_n, round_n))
 
     def best(self) -> Forecast | None:
         """The n of least cost; None if no trial gets to the goal."""
@@ -221,7 +222,8 @@ class Curve:
             round_1 = self.rounds(size_1, rounds_js.mean(axis=1))
             use_1k = self.use(size_1, round_1)
             _, up, down, *_, trainings = use_1k[0]
-            return np.array([round_1[0], trainings, up + down, self._prices.spent(use_1k)[0]])
+            cost_1 = self._prices.spent(use_1k)
+            return np.array([round_1[0], trainings, up + down, cost_1[0]])
 
         rounds, trainings, megabytes, cost = jackknife(numbers, self.rounds_js)
         is_tried = n in self._n_j
@@ -233,12 +235,11 @@ class Curve:
         nearest = int(np.argmin(np.abs(np.log(self._n_j / n))))
         # As many rounds of the trial as these are worth.
         factor = mean_j[nearest] / float(self.rounds(np.array([n]), mean_j)[0])
-        courses = self.trials[nearest].courses
-        values = [
-            [np.interp(round * factor, np.arange(1, len(c.best_r) + 1), c.best_r) for c in courses]
-            for round in round_r
-        ]
-        return [mean_interval(np.array(value_s)) for value_s in values]
+        value_sr = []
+        for course in self.trials[nearest].courses:
+            played_r = np.arange(1, len(course.best_r) + 1)
+            value_sr.append(np.interp(round_r * factor, played_r, course.best_r))
+        return [mean_interval(value_s) for value_s in np.transpose(value_sr)]
 
 
 def cost_ratio(plain: Curve, n_plain: int, best: Curve, n: int) -> Interval:
@@ -261,7 +262,9 @@ def jackknife(numbers: Callable[[FloatArray], FloatArray], value_js: FloatArray)
     count = value_js.shape[1]
     if count < 2:
         return [Interval(float(number), None, None) for number in found]
-    log_sx = np.log([numbers(np.delete(value_js, seed, axis=1)) for seed in range(count)])
+    without = [numbers(np.delete(value_js, seed, axis=1)) for seed in range(count)]
+    log_sx = np.log(without)
+    # ``var`` divides by S already.
     se_x = np.sqrt((count - 1) * log_sx.var(axis=0))
     factor_x = np.exp(t_quantile(count - 1) * se_x)
     return [
@@ -276,16 +279,18 @@ def _nonnegative(
     weight_j: FloatArray,
 ) -> tuple[float, float, float]:
     """The least sum of weight ((a + b x) / y - 1)^2 over a, b >= 0, with a and b."""
-    row_j2 = np.stack([1 / y_j, x_j / y_j], axis=1) * np.sqrt(weight_j)[:, None]
+    # Least squares weigh a row by the square of what multiplies it.
     want_j = np.sqrt(weight_j)
+    row_j2 = np.stack([1 / y_j, x_j / y_j], axis=1) * want_j[:, None]
     tried = []
     # The least is inside, or at an edge, where one of them is 0.
     for columns in ([0, 1], [0], [1]):
         found = np.zeros(2)
         found[columns] = np.linalg.lstsq(row_j2[:, columns], want_j, rcond=None)[0]
         if found.min() >= 0:
-            loss = float(np.sum((row_j2 @ found - want_j) ** 2))
-            tried.append((loss, float(found[0]), float(found[1])))
+            off_j = row_j2 @ found - want_j
+            a, b = found.tolist()
+            tried.append((float(np.sum(off_j**2)), a, b))
     return min(tried)
 
 

@@ -164,18 +164,18 @@ def _cell(column: _Column, entry: SamplerSummary, best: float) -> str:
     found = column.value(entry)
     if found is None:
         return column.otherwise(entry) or "--"
-    scaled = [x if x is None else column.factor * x for x in found]
-    mean, low, high = scaled
-    shown = f"{mean:.{column.decimals}f}"
+    mean, low, high = (x if x is None else column.factor * x for x in found)
+    digits = f".{column.decimals}f"
+    shown = f"{mean:{digits}}"
     text = f"${shown}$"
     # Those that look the same are all the best.
-    if shown == f"{column.factor * best:.{column.decimals}f}":
+    if shown == f"{column.factor * best:{digits}}":
         text = rf"$\mathbf{{{shown}}}$"
     if low is None or high is None:
         return text
     if column.symmetric:
-        return rf"{text} $\pm$ ${(high - low) / 2:.{column.decimals}f}$"
-    return f"{text} $[{low:.{column.decimals}f}, {high:.{column.decimals}f}]$"
+        return rf"{text} $\pm$ ${(high - low) / 2:{digits}}$"
+    return f"{text} $[{low:{digits}}, {high:{digits}}]$"
 
 
 def _partly(entry: SamplerSummary) -> str:

@@ -247,9 +247,8 @@ def cube(
     open_k = np.flatnonzero(undecided(pi_m))
     pi_k = pi_m[open_k]
     balance_kc = _balance(places(pi_m, value_mq)[open_k])
-    width = max(
-        2 * balance_kc.shape[1], LEAST_WINDOW
-    )  # more than it takes: one decomposition serves for many steps
+    # More than it takes: one decomposition serves for many steps.
+    width = max(2 * balance_kc.shape[1], LEAST_WINDOW)
     queue_k = np.arange(len(open_k))
     side_by_side = len(open_k) > max(SIDE_BY_SIDE, width)
     # Clients that fit one window keep their order: the flight looks at all of them together, and
@@ -258,11 +257,8 @@ def cube(
         queue_k = source.order(len(open_k))
     elif len(open_k) > width:
         queue_k = shuffled(len(open_k), source)
-    with np.errstate(
-        divide="ignore",
-        over="ignore",
-        invalid="ignore",
-    ):  # whom a direction leaves alone has no end
+    # Whom a direction leaves alone has no end.
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         while side_by_side and len(queue_k) > max(FEWEST, width):
             length = max(2 * balance_kc.shape[1], min(len(queue_k) // 40, QUEUE))
             # Who is beyond the last full queue waits for the next deal.
@@ -272,11 +268,8 @@ def cube(
         window = queue_k[:width]
         entered = width
         while len(window) > 1:
-            pi_k[window] = _flight(
-                pi_k[window],
-                _free_directions(balance_kc[window]),
-                source,
-            )
+            direction_rw = _free_directions(balance_kc[window])
+            pi_k[window] = _flight(pi_k[window], direction_rw, source)
             window = window[undecided(pi_k[window])]
             entering = queue_k[entered : entered + width - len(window)]
             window = np.concatenate([window, entering])
@@ -290,10 +283,9 @@ def _balance(place_kq: FloatArray) -> FloatArray:
     """What must stay in balance, (k, 1 + q): the size, then the places along their principal
     axes, widest first.
     """
-    scaled_kq = place_kq / max(
-        float(np.abs(place_kq).max(initial=0.0)),
-        np.finfo(np.float64).tiny,
-    )
+    # By the largest place: squares of very large or small ones would leave the range of float64.
+    largest = float(np.abs(place_kq).max(initial=0.0))
+    scaled_kq = place_kq / max(largest, np.finfo(np.float64).tiny)
     centred_kq = scaled_kq - scaled_kq.sum(axis=0) / max(len(scaled_kq), 1)
     # Where clients run out, ``_free_directions`` keeps only the first columns: the size, then the
     # axes that matter most.
@@ -369,18 +361,11 @@ def _flights(
     # Divided by infinity, a column of rounding alone is 0 and holds nobody.
     scale_gc[scale_gc <= _ROUNDING * scale_gc.max(axis=1, keepdims=True)] = np.inf
     # Queues come last and in one piece of memory: every step below works on all of them at once.
-    balance_wcg = np.ascontiguousarray(
-        (balance_gwc / scale_gc[:, None]).transpose(
-            1,
-            2,
-            0,
-        )
-    )
+    balance_wcg = np.ascontiguousarray((balance_gwc / scale_gc[:, None]).transpose(1, 2, 0))
     pi_wg = np.ascontiguousarray(pi_gw.T)
     g = np.arange(num_queues)
-    solve_ccg = np.repeat(
-        np.eye(columns)[:, :, None], num_queues, axis=2
-    )  # combines columns to what a client adds
+    # Combines columns to what a client adds.
+    solve_ccg = np.repeat(np.eye(columns)[:, :, None], num_queues, axis=2)
     largest_cg = np.ones((columns, num_queues))
     is_open_cg = np.ones((columns, num_queues), bool)
     # The last row is the client that comes in.
@@ -405,11 +390,12 @@ def _flights(
             reach_2hg = np.maximum(reach_2hg, -reach_2hg[::-1])
             behind_g, ahead_g = reach_2hg.min(axis=1)
             forwards_g = moves_g.copy()
-            forwards_g[moves_g] = source.chances((behind_g / (ahead_g + behind_g))[moves_g])
+            # The nearer end is the more likely one, so that pi stays what it is on average.
+            chance_g = behind_g / (ahead_g + behind_g)
+            forwards_g[moves_g] = source.chances(chance_g[moves_g])
             length_g = np.where(forwards_g, ahead_g, behind_g) * moves_g
-            decided_hg = np.where(forwards_g, reach_2hg[1], reach_2hg[0]) <= length_g * (
-                1 + _TOGETHER
-            )
+            end_hg = np.where(forwards_g, reach_2hg[1], reach_2hg[0])
+            decided_hg = end_hg <= length_g * (1 + _TOGETHER)
             way_2hg[0] += np.where(forwards_g, length_g, -length_g) * step_hg
             np.subtract(1, way_2hg[0], out=way_2hg[1])
             decided_hg |= way_2hg.min(axis=0) <= 0  # another one got there by rounding
@@ -425,10 +411,7 @@ def _flights(
             row = row[held]
             at = at[held]
             is_open_cg[row, at] = True
-            largest_cg[row, at] = np.abs(solve_ccg[row, :, at]).max(
-                axis=1,
-                initial=0.0,
-            )
+            largest_cg[row, at] = np.abs(solve_ccg[row, :, at]).max(axis=1, initial=0.0)
             share_cg[row, at] = np.abs(added_cg[row, at]) / largest_cg[row, at]
         best_g = share_cg.argmax(axis=0)
         at = (share_cg[best_g, g] > least_g).nonzero()[0]

@@ -24,6 +24,9 @@ from .table import BalancedDraw, Chooser, find_design
 #: Count of each client -> probability.
 Support = dict[tuple[int, ...], float]
 
+#: The probabilities of clients in the middle of a draw.
+_Pi = tuple[float, ...]
+
 #: Beyond this many clients an enumeration over orders takes too long.
 MAX_CLIENTS = 7
 #: Ends that should coincide differ by rounding; what seems to lie between them is no cohort.
@@ -93,7 +96,8 @@ class _Visit(_Path, Chooser):
         if value_mq is not None:
             values = tuple(map(tuple, value_mq.tolist()))
         cohorts = _likely(design, tuple(expected_m.tolist()), values)
-        count_m = list(cohorts)[self.branch(list(cohorts.values()))]
+        case = self.branch(list(cohorts.values()))
+        count_m = list(cohorts)[case]
         return np.repeat(np.arange(len(count_m)), count_m)
 
 
@@ -176,8 +180,11 @@ def _simple_random(expected: list[float]) -> Support:
 
 def _poisson(expected: list[float]) -> Support:
     chances = [(1 - e, e) for e in expected]
-    choices = product((0, 1), repeat=len(expected))
-    return {c: prod(p[k] for k, p in zip(c, chances, strict=True)) for c in choices}
+    result: Support = {}
+    for count in product((0, 1), repeat=len(expected)):
+        # Clients are drawn independently.
+        result[count] = prod(p[k] for k, p in zip(count, chances, strict=True))
+    return result
 
 
 def _multinomial(expected: list[float]) -> Support:
@@ -227,11 +234,11 @@ def _systematic(expected: list[float]) -> Support:
             if high - low < SLIVER:
                 continue
             middle = (low + high) / 2
-            chosen = tuple(
-                i
-                for i, e in zip(order, ends, strict=True)
-                if np.floor(e - middle) > np.floor(e - expected[i] - middle)
-            )
+            chosen: tuple[int, ...] = ()
+            for i, end in zip(order, ends, strict=True):
+                # A client is drawn if a whole number of steps from the start lies in its part.
+                if np.floor(end - middle) > np.floor(end - expected[i] - middle):
+                    chosen = (*chosen, i)
             result[_with_certain(chosen, expected)] += (high - low) / len(orders)
     return dict(result)
 
@@ -293,27 +300,25 @@ def _local_pivotal(expected_m: FloatArray, value_mq: FloatArray) -> Support:
     far_mm = squared_distances(places(start_m, value_mq))
     result: Support = defaultdict(float)
 
-    def step(
-        pi: tuple[float, ...],
-        source: RandomSource,
-    ) -> tuple[tuple[float, ...], bool]:
+    def step(pi: _Pi, source: RandomSource) -> tuple[_Pi, bool]:
         pi_m = np.array(pi)
         goes_on = duel(pi_m, far_mm, source)
         return tuple(pi_m.tolist()), goes_on
 
     states = [(tuple(start_m.tolist()), 1.0)]
     while states:
-        following: dict[tuple[float, ...], tuple[tuple[float, ...], float]] = {}
+        following: dict[_Pi, tuple[_Pi, float]] = {}
         for state, reached in states:
             for probability, (after, goes_on) in every_path(partial(step, state)):
+                chance = reached * probability
                 if goes_on:
-                    near = tuple(
-                        round(e, 12) for e in after
-                    )  # the same sums in another order differ by rounding
+                    # The same sums in another order differ by rounding.
+                    near = tuple(round(e, 12) for e in after)
                     same, before = following.get(near, (after, 0.0))
-                    following[near] = same, before + reached * probability
+                    following[near] = same, before + chance
                 else:
-                    result[tuple(int(e > 0.5) for e in after)] += reached * probability
+                    # Decided clients are at 0 or 1, up to rounding.
+                    result[tuple(int(e > 0.5) for e in after)] += chance
         states = list(following.values())
     return dict(result)
 

@@ -140,9 +140,9 @@ def draw(expected: Expectations, rng: Rng) -> IntArray:
     wins_n = np.append(coin_n[:-1] * (1 - after_n[:-1]) < 1 - across, True)
     drawn = expected.certain_c.tolist()
     incoming = -1
-    for inside, stays, wins, border in zip(
-        inside_n.tolist(), stays_n.tolist(), wins_n.tolist(), border_n.tolist(), strict=True
-    ):
+    # Lists: the loop is one of Python, which reads single entries of arrays slowly.
+    columns = [column_n.tolist() for column_n in (inside_n, stays_n, wins_n, border_n)]
+    for inside, stays, wins, border in zip(*columns, strict=True):
         champion = inside
         if stays:
             champion = incoming

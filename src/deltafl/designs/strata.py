@@ -30,11 +30,8 @@ def allocate(
     share_h = np.minimum(least, size_h)
     for _ in range(n - int(share_h.sum())):
         # The next draw goes where most of a share is lacking; a full group is out.
-        lack_h = np.where(
-            share_h < size_h,
-            n * mass_h / mass_h.sum() - share_h,
-            -np.inf,
-        )
+        wanted_h = n * mass_h / mass_h.sum()
+        lack_h = np.where(share_h < size_h, wanted_h - share_h, -np.inf)
         share_h[np.argmax(lack_h)] += 1
     return share_h
 
@@ -48,11 +45,10 @@ def draw_from_each(
     ``member_h``.
     """
     parts = [draw(member_k, int(quota)) for member_k, quota in zip(member_h, quota_h, strict=True)]
-    client_n, count_n, expected_n = map(
-        np.concatenate,
-        list(zip(*parts, strict=True))[:3],
-    )
-    stratum_n = np.repeat(np.arange(len(parts)), [len(part.client_n) for part in parts])
+    columns = [*zip(*parts, strict=True)]
+    client_n, count_n, expected_n = map(np.concatenate, columns[:3])
+    size_h = [len(part.client_n) for part in parts]
+    stratum_n = np.repeat(np.arange(len(parts)), size_h)
     # All groups are drawn in one way, so that the last part's kind is that of all.
     cohort = Cohort(client_n, count_n, expected_n, parts[-1].kind, stratum_n=stratum_n)
     return cohort.part(np.argsort(client_n))
@@ -67,7 +63,9 @@ def draw_by_scores(
     """Draws of clients of a cluster, by scores with a floor inside."""
 
     def draw(member_k: IntArray, quota: int) -> Cohort:
-        part = draw_cohort(with_floor(score_m[member_k], floor), quota, design, rng)
+        score_k = with_floor(score_m[member_k], floor)
+        part = draw_cohort(score_k, quota, design, rng)
+        # A draw knows its members by their places alone.
         return part._replace(client_n=member_k[part.client_n])
 
     return draw

@@ -92,10 +92,13 @@ class Encoded(NamedTuple):
 
     def weighted_sum(self, weight_n: FloatArray, num_params: int) -> FloatArray:
         """sum_i w_i v_i of what is decoded, (num_params,): rotated once, not each of them."""
-        weight_bn = (weight_n[:, None] * self.scale_nb).T * _UNIT / _SIDE
+        scaled_nb = weight_n[:, None] * self.scale_nb
+        weight_bn = scaled_nb.T * _UNIT / _SIDE
         level_nbk = np.take(_LEVELS.astype(np.float64), self.level_nbk)
-        sum_bk = (weight_bn[:, None] @ level_nbk.swapaxes(0, 1))[:, 0]
-        sum_bk = _rotated(sum_bk) * _signs()
+        # One row of weights by the levels, in each block.
+        sum_b1k = weight_bn[:, None] @ level_nbk.swapaxes(0, 1)
+        sum_bk = _rotated(sum_b1k[:, 0]) * _signs()
+        # The last block was filled up.
         return np.asarray(sum_bk.reshape(-1)[:num_params])
 
 
@@ -104,6 +107,7 @@ def encode_part(vector_nd: npt.NDArray[np.floating]) -> Encoded:
     *rows, d = vector_nd.shape
     blocks = -(-d // BLOCK)
     padded_nd: Any = vector_nd
+    # Zeros fill the last block up: its norm stays the same.
     if d < blocks * BLOCK:
         padded_nd = np.zeros((*rows, blocks * BLOCK))
         padded_nd[..., :d] = vector_nd
@@ -113,7 +117,14 @@ def encode_part(vector_nd: npt.NDArray[np.floating]) -> Encoded:
     signed_nbk = padded_nd.astype(np.float32).reshape(*rows, -1)
     signed_nbk *= np.tile(_signs().astype(np.float32), blocks)
     unit_nbk = _rotated(signed_nbk.reshape(block_nbk.shape))
-    share_nb = np.divide(1 / _SIDE, scale_nb, out=np.zeros_like(scale_nb), where=scale_nb > 0)
+    # The transform over 16 keeps norms, so that entries are in root mean squares. A block of zeros
+    # has none to divide by.
+    share_nb = np.divide(
+        1 / _SIDE,
+        scale_nb,
+        out=np.zeros_like(scale_nb),
+        where=scale_nb > 0,
+    )
     unit_nbk *= share_nb.astype(np.float32)[..., None]
     # As many bounds as lie below an entry, so high is its level.
     level_nbk = np.zeros(unit_nbk.shape, np.uint8)
@@ -150,6 +161,7 @@ def decode_part(code_nc: FloatArray, part: slice, num_params: int) -> FloatArray
     rotated_nk = _rotated(level_nbk).reshape(n, blocks * BLOCK)
     # Along whole rows: NumPy is slow at many short ones.
     rotated_nk *= np.tile(_signs().astype(np.float32), blocks)
+    # Scales are of float64: what a client sends as one may overflow in float32.
     vector_nbk = rotated_nk.reshape(level_nbk.shape).astype(np.float64)
     vector_nbk *= scale_nb1 * (_UNIT / _SIDE)
     vector_nd: FloatArray = vector_nbk.reshape(n, blocks * BLOCK)
@@ -174,7 +186,8 @@ def sum_decoded(weight_qn: FloatArray, code_nc: Codes, num_params: int) -> Float
             scaled_nbk = level_nbk * (scale_nb1 * _UNIT / _SIDE)
             weight_qs = np.ascontiguousarray(weight_qn[:, first : first + step])
             sum_qk = sum_qk + product(weight_qs, scaled_nbk.reshape(len(scaled_nbk), -1))
-        sum_qbk = _rotated(sum_qk.reshape(len(sum_qk), -1, BLOCK)) * _signs()
+        block_qbk = sum_qk.reshape(len(sum_qk), -1, BLOCK)
+        sum_qbk = _rotated(block_qbk) * _signs()
         width = len(sum_qd[0, part])
         sum_qd[:, part] = sum_qbk.reshape(len(sum_qk), -1)[:, :width]
 
@@ -193,13 +206,15 @@ def levels(code_nc: FloatArray) -> tuple[Params, FloatArray]:
     # A byte holds four levels.
     level_xk4 = np.take(_table(), _unpacked(number_kx), axis=0)
     # No honest root mean square is negative; the sign of a made-up one would turn the block around.
-    return level_xk4.reshape(n, blocks, BLOCK), np.abs(code_lx[0]).reshape(n, blocks, 1)
+    scale_x = np.abs(code_lx[0])
+    return level_xk4.reshape(n, blocks, BLOCK), scale_x.reshape(n, blocks, 1)
 
 
 def _packed(level_nbk: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     """52-bit numbers of the levels of blocks, (..., 10): the first level in the lowest bits."""
     # Four levels in the lowest bits of four bytes meet in the highest byte.
-    four_xk = level_nbk.reshape(-1, BLOCK).view("<u4") * np.uint32(2**24 + 2**18 + 2**12 + 2**6)
+    gather = np.uint32(2**24 + 2**18 + 2**12 + 2**6)
+    four_xk = level_nbk.reshape(-1, BLOCK).view("<u4") * gather
     byte_xk = np.zeros((len(four_xk), _ROW), np.uint8)
     byte_xk[:, : BLOCK // 4] = four_xk >> np.uint32(24)
     number_kx = np.empty((_NUMBERS, len(four_xk)), np.uint64)
@@ -247,7 +262,8 @@ def norms(code_nc: Codes) -> FloatArray:
     times that.
     """
     scale_nb = np.array([code_c[::_LENGTH] for code_c in code_nc])
-    return np.asarray(np.sqrt(BLOCK * (scale_nb**2).sum(axis=1)))
+    mean_square_n = (scale_nb**2).sum(axis=1)
+    return np.asarray(np.sqrt(BLOCK * mean_square_n))
 
 
 def scaled(code_nc: FloatArray, factor_n: FloatArray) -> FloatArray:
@@ -266,7 +282,10 @@ def _signs() -> FloatArray:
 @cache
 def _table() -> Params:
     """The four levels in each byte, (256, 4)."""
-    return np.asarray(_LEVELS[np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 3])
+    byte_b1 = np.arange(256)[:, None]
+    # The first level is in the lowest bits, see ``_packed``.
+    level_b4 = byte_b1 >> np.array([0, 2, 4, 6]) & 3
+    return np.asarray(_LEVELS[level_b4])
 
 
 @cache
@@ -286,4 +305,5 @@ def _rotated(block_nbk: npt.NDArray[np.floating]) -> Any:
     square_brc = block_nbk.reshape(-1, _SIDE, _SIDE)
     hadamard = _hadamard().astype(block_nbk.dtype)
     # Block by block: BLAS gives one large product to several threads, which wait for each other.
-    return (hadamard @ (square_brc @ hadamard)).reshape(block_nbk.shape)
+    along_rows_brc = square_brc @ hadamard
+    return (hadamard @ along_rows_brc).reshape(block_nbk.shape)

@@ -85,29 +85,37 @@ class VarianceForm(NamedTuple):
         l_i = part_i + common, with norm(part_i)^2 known. Of l_i that are alike it takes their
         common part away first: products of what is left keep their digits.
         """
-        along_n, common = np.zeros(len(part_nb)), 0.0
+        along_n = np.zeros(len(part_nb))
+        common = 0.0
         if common_b.any():
-            along_n, common = inner(part_nb, common_b), inner(common_b, common_b)
+            along_n = inner(part_nb, common_b)
+            common = inner(common_b, common_b)
         alone_n = square_n + 2 * along_n + common
         spread_n = self.scale_n**2 * alone_n
         for rows in self.groups:
-            mass_k, scale_k, part_kb = self.mass_n[rows], self.scale_n[rows], part_nb[rows]
+            mass_k = self.mass_n[rows]
+            scale_k = self.scale_n[rows]
+            part_kb = part_nb[rows]
+            total = mass_k.sum()
             # Without mass nothing was left to chance: there is no mean, and V of the draw is 0.
-            if total := mass_k.sum():
-                share_k = mass_k * scale_k / total
-                mean_b = weighted_sum(share_k, part_kb, part_kb.shape[1])
-                cross_k = inner(part_kb, mean_b)
-                spread_k = scale_k * (scale_k * square_n[rows] - 2 * cross_k)
-                spread_k += inner(mean_b, mean_b)
-                if common > 0:
-                    shift_k = scale_k - share_k.sum()
-                    off_k = scale_k * along_n[rows] - inner(mean_b, common_b)
-                    spread_k += shift_k * (2 * off_k + shift_k * common)
-                spread_n[rows] = spread_k
+            if total == 0:
+                continue
+            share_k = mass_k * scale_k / total
+            mean_b = weighted_sum(share_k, part_kb, part_kb.shape[1])
+            # norm(scale part - mean)^2, multiplied out, as norm(part)^2 is known.
+            cross_k = inner(part_kb, mean_b)
+            spread_k = scale_k * (scale_k * square_n[rows] - 2 * cross_k)
+            spread_k += inner(mean_b, mean_b)
+            if common > 0:
+                # The mean has the common part sum(share) times, a row has it scale times.
+                shift_k = scale_k - share_k.sum()
+                off_k = scale_k * along_n[rows] - inner(mean_b, common_b)
+                spread_k += shift_k * (2 * off_k + shift_k * common)
+            spread_n[rows] = spread_k
         if self.between is None:
             return np.array([spread_n, alone_n])
-        across = self.between.square(part_nb, common_b)
-        return np.array([spread_n, alone_n, np.full(len(part_nb), across)])
+        across_n = np.full(len(part_nb), self.between.square(part_nb, common_b))
+        return np.array([spread_n, alone_n, across_n])
 
     def total(self, sum_2n: FloatArray) -> float:
         """V, given the ``sums`` of all stretches."""
@@ -165,7 +173,8 @@ def _two_stages(replies: Replies) -> VarianceForm | None:
     groups = list[IntArray]()
     for h, stratum in enumerate(drawn):
         rows = np.flatnonzero(replies.cohort.stratum_n == stratum)
-        within = _one_stage(_given_stratum(replies, rows, selected.stratum_n == stratum, pi_h[h]))
+        here_s = selected.stratum_n == stratum
+        within = _one_stage(_given_stratum(replies, rows, here_s, pi_h[h]))
         if within is None:
             # What varies between draws that are independent has it all.
             mass_h[h] = 1.0
@@ -180,7 +189,10 @@ def _two_stages(replies: Replies) -> VarianceForm | None:
             return None
         return VarianceForm(mass_n, scale_n, alone_n, tuple(groups))
     is_of_hn = replies.cohort.stratum_n == drawn[:, None]
-    between = Between(count / (count - 1) * mass_h, is_of_hn * replies.coef_n)
+    between = Between(
+        mass_h=count / (count - 1) * mass_h,
+        coef_hn=is_of_hn * replies.coef_n,
+    )
     return VarianceForm(mass_n, scale_n, alone_n, tuple(groups), between)
 
 
@@ -225,10 +237,9 @@ def _one_stage(replies: Replies) -> VarianceForm | None:
     group_n = np.zeros(len(known_n), np.int64)
     group_s = np.zeros(len(units_n), np.int64)
     if len(selected.stratum_n):
-        group_n, group_s = cohort.stratum_n, selected.stratum_n
-    count_g, known_g = _per_group(group_s, units_n, group_n, known_n)
-    # A single reply has no distance from the mean of its own.
-    single_g = (count_g > 0) & (known_g < 2)
+        group_n = cohort.stratum_n
+        group_s = selected.stratum_n
+    count_g, known_g, single_g = _per_group(group_s, units_n, group_n, known_n)
     if single_g.any() and len(count_g) > 1:
         # Draws of one client each are independent: their variance is that between them.
         alone = single_g[group_n] & (mass_n > 0)
@@ -237,13 +248,14 @@ def _one_stage(replies: Replies) -> VarianceForm | None:
         of_g = np.where(single_g, 0, 1 + np.arange(len(count_g)))
         if known_g[single_g].sum() < 2:
             of_g[:] = 0
-        group_n, group_s = of_g[group_n], of_g[group_s]
-        count_g, known_g = _per_group(group_s, units_n, group_n, known_n)
-        single_g = (count_g > 0) & (known_g < 2)
+        group_n = of_g[group_n]
+        group_s = of_g[group_s]
+        count_g, _, single_g = _per_group(group_s, units_n, group_n, known_n)
     if single_g.any():
         return None
     # If all were certain all masses are 0, and so is V, whatever the ratio.
-    mass_n = (count_g / np.maximum(count_g - 1, 1))[group_n] * mass_n
+    factor_g = count_g / np.maximum(count_g - 1, 1)
+    mass_n = factor_g[group_n] * mass_n
     groups: tuple[Any, ...] = (slice(None),)
     if len(count_g) > 1:
         groups = tuple(np.flatnonzero(group_n == g) for g in np.unique(group_n))
@@ -255,12 +267,15 @@ def _per_group(
     units_s: IntArray,
     group_n: IntArray,
     known_n: IntArray,
-) -> tuple[IntArray, IntArray]:
-    """How much of each group was selected, and how much of it replied."""
+) -> tuple[IntArray, IntArray, BoolArray]:
+    """How much of each group was selected, how much of it replied, and whether that is too
+    little.
+    """
     size = int(group_s.max(initial=0)) + 1
-    count_g = np.bincount(group_s, units_s, size)
-    known_g = np.bincount(group_n, known_n, size)
-    return count_g.astype(np.int64), known_g.astype(np.int64)
+    count_g = np.bincount(group_s, units_s, size).astype(np.int64)
+    known_g = np.bincount(group_n, known_n, size).astype(np.int64)
+    # A single reply has no distance from the mean of its own.
+    return count_g, known_g, (count_g > 0) & (known_g < 2)
 
 
 def _undecided(expected_n: FloatArray) -> FloatArray:

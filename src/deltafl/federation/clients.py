@@ -42,9 +42,11 @@ def resize_state(
     moves = Moves(plan.population, stay_k, num_before)
     rule = plan.rule.control
     control = rule.resized(state.control, moves)
+    parts = {part.name: part.resized(state.parts[part.name], moves) for part in plan.parts}
     return _joined(state, moves)._replace(
-        parts={part.name: part.resized(state.parts[part.name], moves) for part in plan.parts},
+        parts=parts,
         sampler=plan.sampler.resized(state.sampler, moves),
+        # Some rules compute it from the model, for the clients who are here now.
         control=rule.at_model(control, plan.population, state.params_d, state.round),
         selected_m=moves.rows(state.selected_m, 0),
         responded_m=moves.rows(state.responded_m, 0),
@@ -56,13 +58,18 @@ def _joined(state: RoundState, moves: Moves) -> RoundState:
     known = len(state.joined_m) > 0
     if moves.num_newcomers == 0 and not known:
         return state._replace(missed_m=moves.rows(state.missed_m, 0))
-    joined_k = moves.stayed(state.joined_m) if known else np.zeros(len(moves.stay_k), np.int64)
+    # Nobody is on record as a newcomer: all were there from the first round on.
+    joined_k = np.zeros(len(moves.stay_k), np.int64)
+    if known:
+        joined_k = moves.stayed(state.joined_m)
     missed_k = moves.stayed(state.missed_m)
     # A young federation has no ten rounds to lend.
     prior = min(PRIOR_ROUNDS, state.round)
     # ``maximum``: who has joined just now has no rounds to divide by.
-    away = round(prior * float(np.mean(missed_k / np.maximum(state.round - joined_k, 1))))
+    share_k = missed_k / np.maximum(state.round - joined_k, 1)
+    away = round(prior * float(np.mean(share_k)))
     newcomers = np.full(moves.num_newcomers, state.round - prior)
     return state._replace(
-        joined_m=np.append(joined_k, newcomers), missed_m=moves.rows(state.missed_m, away)
+        joined_m=np.append(joined_k, newcomers),
+        missed_m=moves.rows(state.missed_m, away),
     )

@@ -22,11 +22,14 @@ def angles(row_kq: FloatArray) -> FloatArray:
 
 def _units(row_kq: FloatArray) -> FloatArray:
     length_k = np.linalg.norm(row_kq, axis=1)
-    unit_kq: FloatArray = row_kq / np.where(length_k > 0, length_k, 1.0)[:, None]
+    # A row of zeros stays one: its cosine with any other is 0.
+    divisor_k = np.where(length_k > 0, length_k, 1.0)
+    unit_kq: FloatArray = row_kq / divisor_k[:, None]
     return unit_kq
 
 
 def _angle(cosine: FloatArray) -> FloatArray:
+    # Rounding can take a cosine past 1, where arccos is NaN.
     return np.asarray(np.arccos(np.clip(cosine, -1.0, 1.0)))
 
 
@@ -37,6 +40,7 @@ def ward_tree(sketch_mq: FloatArray) -> IntArray:
 
     if len(sketch_mq) < 2:
         return np.zeros((0, 2), np.int64)
+    # The other columns are heights and sizes.
     merge_k2: IntArray = linkage(_pairs(sketch_mq), "ward")[:, :2].astype(np.int64)
     return merge_k2
 
@@ -47,14 +51,17 @@ def _pairs(sketch_mq: FloatArray) -> FloatArray:
     unit_mq = _units(sketch_mq)
     zero_m: BoolArray = ~np.any(sketch_mq, axis=1)
     angle_p = np.empty(m * (m - 1) // 2)
-    end = 0
+    begin = 0
     for i in range(m - 1):
-        begin = end
-        end += m - 1 - i
+        end = begin + m - 1 - i
         # BLAS's bits depend on the threads.
-        angle_p[begin:end] = _angle(np.einsum("q,jq->j", unit_mq[i], unit_mq[i + 1 :]))
+        cosine_j = np.einsum("q,jq->j", unit_mq[i], unit_mq[i + 1 :])
+        angle_j = _angle(cosine_j)
+        # Clients that nobody has seen are alike, not at a right angle.
         if zero_m[i]:
-            angle_p[begin:end][zero_m[i + 1 :]] = 0.0
+            angle_j[zero_m[i + 1 :]] = 0.0
+        angle_p[begin:end] = angle_j
+        begin = end
     return angle_p
 
 
@@ -67,5 +74,6 @@ def ward(row_kk: FloatArray, groups: int) -> IntArray:
     # SciPy links no single row.
     if len(row_kk) == 1:
         return np.zeros(1, np.int64)
-    label_k = fcluster(linkage(pdist(row_kk), "ward"), groups, criterion="maxclust")
+    tree = linkage(pdist(row_kk), "ward")
+    label_k = fcluster(tree, groups, criterion="maxclust")
     return np.unique(label_k, return_inverse=True)[1]

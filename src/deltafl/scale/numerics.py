@@ -45,6 +45,7 @@ def weighted_sum(
 def product(left_nq: FloatArray, right_qb: FloatArray) -> FloatArray:
     """The matrix product: the same bits whatever thread count."""
     product_nb = np.empty((len(left_nq), right_qb.shape[1]))
+    # As many columns as one thread multiplies; each of them takes the whole left side.
     step = max(_ONE_THREAD_PRODUCT // max(left_nq.size, 1), 1)
     for first in range(0, right_qb.shape[1], step):
         part = slice(first, first + step)
@@ -54,16 +55,20 @@ def product(left_nq: FloatArray, right_qb: FloatArray) -> FloatArray:
 
 def largest(row_nb: np.ndarray[Any, Any]) -> Array:
     """The largest absolute value of each row; 0 if there is none, NaN if one is."""
-    most_n = np.maximum(row_nb.max(axis=1, initial=0), -row_nb.min(axis=1, initial=0))
-    return np.asarray(most_n)
+    # From both ends: the absolute values would be a copy of all rows.
+    high_n = row_nb.max(axis=1, initial=0)
+    low_n = row_nb.min(axis=1, initial=0)
+    return np.asarray(np.maximum(high_n, -low_n))
 
 
 def largest_entry(vector_d: np.ndarray[Any, Any]) -> float:
     """The same of one long vector."""
+
+    def look(part: slice) -> Array:
+        return largest(vector_d[None, part])
+
     # Longer pieces than stretches, as one array is all that they read.
-    return float(
-        np.max(over_stretches(lambda part: largest(vector_d[None, part]), len(vector_d), 1, TURN))
-    )
+    return float(np.max(over_stretches(look, len(vector_d), 1, TURN)))
 
 
 def inner(left_d: Floats, right_d: Floats) -> Any:
@@ -73,7 +78,9 @@ def inner(left_d: Floats, right_d: Floats) -> Any:
     total = np.zeros(left_d.shape[:-1])
     for first in range(0, left_d.shape[-1], ONE_THREAD):
         part = slice(first, first + ONE_THREAD)
-        total = total + (left_d[..., None, part] @ right_d[..., part, None])[..., 0, 0]
+        # Row by row: one product of many rows would add up in another order.
+        part_11 = left_d[..., None, part] @ right_d[..., part, None]
+        total = total + part_11[..., 0, 0]
     return total
 
 

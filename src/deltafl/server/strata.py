@@ -85,11 +85,12 @@ class ByStrata(ServerPart):
     def check_clients(self, plan: PlanOfParts) -> None:
         strata = _strata(plan)
         count = len(strata.names)
+        most_stages = min(count, plan.n)
         if self.stages:
-            if self.stages > min(count, plan.n):
+            if self.stages > most_stages:
                 raise DeltaflError(
                     f"stages is {self.stages}, with {count} strata and cohorts of {plan.n} "
-                    f"clients; it must be at most {min(count, plan.n)}"
+                    f"clients; it must be at most {most_stages}"
                 )
             return
         # Where another part sizes cohorts, ``draw`` sees to it in each round.
@@ -98,7 +99,7 @@ class ByStrata(ServerPart):
             raise DeltaflError(
                 f"at_least is {self.at_least} of each of {count} strata, more than the "
                 f"{plan.n} clients of a cohort: ask {self.at_least * count} clients or more, or "
-                f"draw strata first, with stages = {min(count, plan.n)}"
+                f"draw strata first, with stages = {most_stages}"
             )
         size_h = np.bincount(strata.code_m)
         fewest = int(size_h.argmin())

@@ -46,28 +46,28 @@ class Row(NamedTuple):
 
     def part(self, given: Mapping[str, Any]) -> ServerPart | None:
         """The part that these settings make; None if it is switched off."""
-        values = {name: given.get(name, s.default) for name, s in self.settings.items()}
-        first = values[self.kind.name]
+        kind = self.kind
+        name = kind.name
+        values = {key: given.get(key, s.default) for key, s in self.settings.items()}
+        first = values[name]
         # In Python a part may be given itself.
-        if isinstance(first, self.kind):
+        if isinstance(first, kind):
             return first
         if self.make is not None:
             return self.make(*values.values())
-        setting = self.settings[self.kind.name]
+        setting = self.settings[name]
         if setting.values is bool and not isinstance(first, bool):
-            raise DeltaflError(f"{self.kind.name} is {first!r:.60}; write True or False")
-        if setting.values is self.kind and first is not None:
-            raise DeltaflError(
-                f"{self.kind.name} is {first!r:.60}; write {self.kind.__name__}(...)"
-            )
+            raise DeltaflError(f"{name} is {first!r:.60}; write True or False")
+        if setting.values is kind and first is not None:
+            raise DeltaflError(f"{name} is {first!r:.60}; write {kind.__name__}(...)")
         if first is None and setting.default is not None:
-            raise DeltaflError(f"{self.kind.name} is None; it must be in {setting.values}")
+            raise DeltaflError(f"{name} is None; it must be in {setting.values}")
         # What is written out as it is by default makes no part, and no other header of a state.
         if first == setting.default:
             return None
         if setting.values is bool:
-            return self.kind()
-        return self.kind(first)  # type: ignore[call-arg]
+            return kind()
+        return kind(first)  # type: ignore[call-arg]
 
 
 def _optimizer(name: Any, lr: float | None, momentum: float | None) -> ServerOptimizer:

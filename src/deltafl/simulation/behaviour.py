@@ -22,7 +22,7 @@ def behaviour_of(task: Task, seed: int) -> dict[str, Any]:
     model = new_model(task.make_model, seed).eval()
     # With the kinds: other local or trainable arrays make another run.
     parts = [(part.name, part.shape, part.kind) for part in task.parts_of(model).entries]
-    trained = [param for param in model.parameters() if param.requires_grad]
+    trained: list[torch.Tensor] = [param for param in model.parameters() if param.requires_grad]
     x, y = first_examples(task)
     with seeded(stream(seed, "model")):
         output = model(x)
@@ -30,17 +30,24 @@ def behaviour_of(task: Task, seed: int) -> dict[str, Any]:
     gradient: tuple[torch.Tensor | None, ...] = ()
     if loss.requires_grad:
         gradient = torch.autograd.grad(loss, trained, allow_unused=True)
-    start = task.initial_params
+    # A parameter that the loss does not depend on has none.
+    known_gradient = [part for part in gradient if part is not None]
+    # Objects show their addresses.
+    shown = re.sub(r"0x[0-9a-f]+", "", repr(model))
+    # A run begins with the task's own parameters where it has them.
+    if task.initial_params is not None:
+        trained = [torch.as_tensor(task.initial_params)]
     known = {
-        # Objects show their addresses.
-        "structure": describe([re.sub(r"0x[0-9a-f]+", "", repr(model)), parts]),
+        "structure": describe([shown, parts]),
         "loss": loss.item(),
         "output": _norm(output),
-        "gradient": _norm(*(part for part in gradient if part is not None)),
-        "parameters": _norm(*(trained if start is None else [torch.as_tensor(start)])),
+        "gradient": _norm(*known_gradient),
+        "parameters": _norm(*trained),
     }
     return dict(plain_json(known))
 
 
 def _norm(*tensors: torch.Tensor) -> float:
-    return math.hypot(*(float(tensor.detach().double().norm()) for tensor in tensors))
+    # In float64: squares of large float32 numbers overflow.
+    norms = [float(tensor.detach().double().norm()) for tensor in tensors]
+    return math.hypot(*norms)

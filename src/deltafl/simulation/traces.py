@@ -44,8 +44,10 @@ class Trace(NamedTuple):
 
     def mean_m(self) -> FloatArray:
         """The mean of each client's values over a turn, float64 (m,)."""
-        ends_t = np.append(self.second_t[1:], self.length + self.second_t[0])
-        return np.asarray((ends_t - self.second_t) @ self.value_tm / self.length)
+        # The last value holds into the next turn.
+        end_t = np.append(self.second_t[1:], self.length + self.second_t[0])
+        total_m = (end_t - self.second_t) @ self.value_tm
+        return np.asarray(total_m / self.length)
 
 
 def has_values(path: str) -> bool:
@@ -61,12 +63,15 @@ def read_trace(path: str, population: Population) -> Trace:
 
     content = read_bytes(Path(path), users=True)
     try:
+        # Names as they are written: of numbers "007" would be 7.
         table = pd.read_csv(BytesIO(content), dtype=dict.fromkeys(OWNERS, str))
         units = [name for name in UNITS if name in table]
         owners = [name for name in OWNERS if name in table]
         if len(units) != 1 or len(owners) != 1 or VALUE not in table or table.empty:
             raise ValueError("it has other columns, or no rows")
-        second_k = table[units[0]].to_numpy(np.float64) * UNITS[units[0]]
+        unit = units[0]
+        owner = owners[0]
+        second_k = table[unit].to_numpy(np.float64) * UNITS[unit]
         value_k = table[VALUE].to_numpy(np.float64)
         numbers = np.concatenate([second_k, value_k])
         if not np.isfinite(numbers).all() or numbers.min() < 0:
@@ -75,29 +80,31 @@ def read_trace(path: str, population: Population) -> Trace:
         raise DeltaflError(
             f"{path} must be a CSV file with {FORM}, times and values >= 0: {in_one_line(error)}"
         ) from None
-    names, code_m = _owners(path, owners[0], population)
-    of_k = table[owners[0]].fillna("").str.strip().to_numpy()
+    names, code_m = _owners(path, owner, population)
+    of_k = table[owner].fillna("").str.strip().to_numpy()
     second_t, time_k = np.unique(second_k, return_inverse=True)
     value_th = np.full((len(second_t), len(names)), np.nan)
     place = {name: index for index, name in enumerate(names)}
-    for row, (owner, time, value) in enumerate(zip(of_k, time_k, value_k, strict=True)):
-        index = place.get(owner)
-        # A file may be of more regions than there are clients of.
-        if index is None and owners[0] == "client":
+    for row, (name, time, value) in enumerate(zip(of_k, time_k, value_k, strict=True), start=1):
+        index = place.get(name)
+        if index is None:
+            # A file may be of more regions than there are clients of.
+            if owner == "region":
+                continue
             raise DeltaflError(
-                f"{path}: row {row + 1} is of client {printable(owner, limit=60)!r}; clients are "
+                f"{path}: row {row} is of client {printable(name, limit=60)!r}; clients are "
                 f"numbers from 0 to {len(names) - 1}"
             )
-        if index is None:
-            continue
         if not np.isnan(value_th[time, index]):
             raise DeltaflError(
-                f"{path}: row {row + 1} has a second value of {owners[0]} "
-                f"{printable(owner, limit=60)!r} for one time; keep one"
+                f"{path}: row {row} has a second value of {owner} "
+                f"{printable(name, limit=60)!r} for one time; keep one"
             )
         value_th[time, index] = value
-    _hold(path, owners[0], names, value_th)
-    step = float(np.diff(second_t).min()) if len(second_t) > 1 else 1.0
+    _hold(path, owner, names, value_th)
+    step = 1.0
+    if len(second_t) > 1:
+        step = float(np.diff(second_t).min())
     return Trace(second_t, value_th[:, code_m], float(second_t[-1]) + step)
 
 
@@ -124,4 +131,5 @@ def _hold(path: str, owner: str, names: list[str], value_th: FloatArray) -> None
                 "at least"
             )
         # -1, the last one, before the first.
-        value_t[:] = value_t[known[np.searchsorted(known, np.arange(len(value_t)), "right") - 1]]
+        place_t = np.searchsorted(known, np.arange(len(value_t)), "right") - 1
+        value_t[:] = value_t[known[place_t]]

@@ -82,8 +82,13 @@ def femnist_cnn(classes: int = 62) -> Module:
     from .modules import nn
 
     blocks = _blocks((1, 32, 64, 64), kernel=3, padding=1)
+    # Three pools leave 3 of 28 pixels a side.
     return nn.Sequential(
-        *blocks, nn.Flatten(), nn.Linear(64 * 3 * 3, 128), nn.ReLU(), nn.Linear(128, classes)
+        *blocks,
+        nn.Flatten(),
+        nn.Linear(64 * 3 * 3, 128),
+        nn.ReLU(),
+        nn.Linear(128, classes),
     )
 
 
@@ -155,6 +160,7 @@ def resnet(
     layers: list[Module] = [nn.Conv2d(3, widths[0], 3, padding=1, bias=False)]
     layers += [nn.GroupNorm(groups, widths[0]), nn.ReLU()]
     before = widths[0]
+    # The first width keeps the size of the image.
     stride = 1
     for width in widths:
         layers.append(ResidualBlock(before, width, stride, groups))
@@ -162,7 +168,10 @@ def resnet(
         before = width
         stride = 2
     return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes)
+        *layers,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(widths[-1], classes),
     )
 
 
@@ -193,15 +202,14 @@ def crop_and_flip(x: Tensor, rng: Rng) -> Tensor:
     size, _, height, width = x.shape
     # Two shifts and a flip for each image.
     draw_bk = rng.random((size, 3))
-    shift_b2 = torch.from_numpy(np.floor(draw_bk[:, :2] * (2 * PAD + 1)).astype(np.int64))
+    place_b2 = np.floor(draw_bk[:, :2] * (2 * PAD + 1))
+    shift_b2 = torch.from_numpy(place_b2.astype(np.int64))
     row_bh = shift_b2[:, :1] + torch.arange(height)
     column_bw = shift_b2[:, 1:] + torch.arange(width)
     flipped_b1 = torch.from_numpy(draw_bk[:, 2:] < 0.5)
     column_bw = torch.where(flipped_b1, column_bw.flip(1), column_bw)
     padded = torch.nn.functional.pad(x, (PAD, PAD, PAD, PAD))
-    # Indices on both sides of the channels put these last.
     image_b = torch.arange(size)[:, None, None]
-    cropped: torch.Tensor = padded[image_b, :, row_bh[:, :, None], column_bw[:, None, :]].permute(
-        0, 3, 1, 2
-    )
-    return cropped.contiguous()
+    cropped: torch.Tensor = padded[image_b, :, row_bh[:, :, None], column_bw[:, None, :]]
+    # Indices on both sides of the channels have put these last.
+    return cropped.permute(0, 3, 1, 2).contiguous()

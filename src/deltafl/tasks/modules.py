@@ -107,23 +107,20 @@ class NextToken(nn.Module):
         # In the order in which torch lists them.
         table, weight_in, weight_on, bias_in, bias_on, head, head_bias = params
         clients, size, length = x.shape
+        tokens = torch.arange(table.shape[1], device=x.device)
+        is_token = x.reshape(clients, -1, 1) == tokens
         # A product, for the gradient of a look-up adds up in any order on a GPU.
-        is_token = (x.reshape(clients, -1, 1) == torch.arange(table.shape[1], device=x.device)).to(
-            table.dtype
-        )
-        embedded = torch.bmm(is_token, table)
+        embedded = torch.bmm(is_token.to(table.dtype), table)
         bias = (bias_in + bias_on)[:, None]
-        gates_in = torch.baddbmm(bias, embedded, weight_in.transpose(1, 2)).view(
-            clients, size, length, -1
-        )
+        # What the tokens add to the gates, for all places at once: no state is needed for it.
+        gates_in = torch.baddbmm(bias, embedded, weight_in.transpose(1, 2))
+        gates_in = gates_in.view(clients, size, length, -1)
         weight_on = weight_on.transpose(1, 2).contiguous()
         state = cell = gates_in.new_zeros(clients, size, weight_on.shape[1])
         for gate in gates_in.unbind(2):
-            # In this order torch keeps the gates in one matrix.
-            enter, forget, new, leave = torch.baddbmm(gate, state, weight_on).chunk(
-                4,
-                dim=2,
-            )
+            gates = torch.baddbmm(gate, state, weight_on)
+            # In this order torch keeps them in one matrix.
+            enter, forget, new, leave = gates.chunk(4, dim=2)
             cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(new)
             state = torch.sigmoid(leave) * torch.tanh(cell)
         return torch.baddbmm(head_bias[:, :, None], head, state.transpose(1, 2))
@@ -150,7 +147,8 @@ class ResidualBlock(nn.Module):
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != after:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(groups, after)
+                nn.Conv2d(before, after, 1, stride, bias=False),
+                nn.GroupNorm(groups, after),
             )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

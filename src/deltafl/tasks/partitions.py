@@ -178,16 +178,17 @@ def k_classes(
     out).
     """
     pool_c = _pools(label_e, rng)
-    if not 1 <= k <= len(pool_c) <= k * num_clients:
+    classes = len(pool_c)
+    if not 1 <= k <= classes <= k * num_clients:
         raise DeltaflError(
-            f"partition 'k-classes' got k = {k} and {num_clients} clients; {len(pool_c)} classes "
-            f"need a k from {min(len(pool_c), -(-len(pool_c) // num_clients))} to {len(pool_c)}"
+            f"partition 'k-classes' got k = {k} and {num_clients} clients; {classes} classes "
+            f"need a k from {min(classes, -(-classes // num_clients))} to {classes}"
         )
     holders_c: list[list[int]] = [[] for _ in pool_c]
     for client in range(num_clients):
         held_c = np.array([len(holders) for holders in holders_c])
         # The last key counts first; the random one decides among classes that equally many hold.
-        for label in np.lexsort((rng.random(len(pool_c)), held_c))[:k]:
+        for label in np.lexsort((rng.random(classes), held_c))[:k]:
             holders_c[label].append(client)
     client_e = np.empty(len(label_e), np.int64)
     for pool, holders in zip(pool_c, holders_c, strict=True):

@@ -1,6 +1,7 @@
 """The tensors of a module by what becomes of them in local training, see ``model_parts.py``."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,8 @@ class ModelTensors:
         for entry in parts.entries:
             if entry.kind == "trained":
                 tensor = tensors[entry.name]
-                same[entry.same_as or entry.name][id(tensor)] = tensor
+                of_piece = same[entry.same_as or entry.name]
+                of_piece[id(tensor)] = tensor
         self._trained = [list(of_tensor.values()) for of_tensor in same.values()]
         self._sizes = [of_tensor[0].numel() for of_tensor in self._trained]
         self._rest = {
@@ -62,11 +64,13 @@ class ModelTensors:
 
     def copied(self) -> "ModelTensors":
         """A copy to train: frozen parameters, which never change, are shared."""
-        shared = {
-            key: tensor for key, tensor in self._frozen.items() if isinstance(tensor, nn.Parameter)
-        }
         # What its memo holds deepcopy takes for copied. It fills that dict, hence one of its own.
-        model = copy.deepcopy(self.model, dict(shared)).train()
+        memo = dict[int, Any]()
+        for key, tensor in self._frozen.items():
+            # A forward pass may write into a buffer, whoever calls it frozen.
+            if isinstance(tensor, nn.Parameter):
+                memo[key] = tensor
+        model = copy.deepcopy(self.model, memo).train()
         for old, new in zip(self.model.modules(), model.modules(), strict=True):
             # Statistics that nobody collects are used as they are.
             is_norm = isinstance(old, nn.modules.batchnorm._NormBase)
@@ -77,9 +81,8 @@ class ModelTensors:
 
     def load(self, vector_d: torch.Tensor) -> None:
         """Let the trained tensors be parts of a flat vector."""
-        for of_tensor, piece_d in zip(
-            self._trained, torch.split(vector_d, self._sizes), strict=True
-        ):
+        pieces = torch.split(vector_d, self._sizes)
+        for of_tensor, piece_d in zip(self._trained, pieces, strict=True):
             for tensor in of_tensor:
                 # A view, no copy: the model is loaded before every step.
                 tensor.data = piece_d.view_as(tensor)
@@ -107,7 +110,10 @@ class ModelTensors:
         for of_tensor in self._trained:
             # Tied weights that are several tensors have a part of the gradient each.
             found = [tensor.grad for tensor in of_tensor if tensor.grad is not None]
-            total = sum(found[1:], found[0]) if found else torch.zeros_like(of_tensor[0])
+            if found:
+                total = sum(found[1:], found[0])
+            else:
+                total = torch.zeros_like(of_tensor[0])
             parts.append(total.reshape(-1))
         return torch.cat(parts)
 
