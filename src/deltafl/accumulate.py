@@ -116,9 +116,10 @@ class Accumulator:
         def measured(part: slice, update_kb: FloatArray, value: ControlValue) -> _Measured:
             """A stretch of the estimate, and what is summed over the parameters."""
             error_kb = update_kb
+            control_nb = value.control_nd
             # A pass less for methods without a control variate.
-            if len(value.control_nd) > 1 or value.control_nd.any():
-                error_kb = update_kb - value.control_nd
+            if len(control_nb) > 1 or control_nb.any():
+                error_kb = update_kb - control_nb
             estimate_b = weighted_sum(replies.coef_n, error_kb, error_kb.shape[1])
             estimate_b += value.total_d
             estimate_d[part] = estimate_b
@@ -131,11 +132,14 @@ class Accumulator:
             seen = _Measured(norm_k, about.square_k, residual_k, sketch_kq)
             if form is None:
                 return seen
-            left_kb, square_k, common_b = error_kb, residual_k, np.zeros(1)
+            left_kb = error_kb
+            square_k = residual_k
+            common_b = np.zeros(1)
             # Residuals about one c are as far from their mean as the updates are.
-            if len(value.control_nd) == 1:
-                left_kb, square_k = about.left_kb, about.square_k
-                common_b = about.mean_b - value.control_nd[0]
+            if len(control_nb) == 1:
+                left_kb = about.left_kb
+                square_k = about.square_k
+                common_b = about.mean_b - control_nb[0]
             # Coefficients that sum to 1 cancel what all updates have in common, so that the
             # variance is that of residuals about D (``variance.py``).
             if plan.rule.ratio:

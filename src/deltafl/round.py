@@ -61,16 +61,20 @@ def blank_state(plan: Plan, params_d: Params) -> RoundState:
     """
     m = plan.population.num_clients
     control = plan.rule.control.with_rows(plan.memory)
+
+    # Two bytes a client; ``plus_one`` takes a wider type once a count needs it.
+    def never() -> PersistentArray:
+        return PersistentArray(np.zeros(m, np.int16))
+
     return RoundState(
         round=0,
         params_d=params_d,
         parts={part.name: part.init(plan, params_d) for part in plan.parts},
         sampler=plan.sampler.init(plan.population),
         control=control.init(plan.population, len(params_d)),
-        # Two bytes a client; ``plus_one`` takes a wider type once a count needs it.
-        selected_m=PersistentArray(np.zeros(m, np.int16)),
-        responded_m=PersistentArray(np.zeros(m, np.int16)),
-        missed_m=PersistentArray(np.zeros(m, np.int16)),
+        selected_m=never(),
+        responded_m=never(),
+        missed_m=never(),
     )
 
 

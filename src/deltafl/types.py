@@ -254,9 +254,8 @@ class Population(NamedTuple):
             raise DeltaflError(
                 f"num_examples_m is {num_examples_m!r:.60}; write a list of at least one size"
             )
-        if (
-            size_m.dtype.kind not in "iu" or size_m.min() < 1 or size_m.max() > 2**53
-        ):  # float64 holds no more
+        # float64 holds no more than 2^53.
+        if size_m.dtype.kind not in "iu" or size_m.min() < 1 or size_m.max() > 2**53:
             raise DeltaflError(
                 "num_examples_m must hold whole numbers, 1 to 2^53; leave out clients without "
                 "examples"
@@ -277,10 +276,11 @@ class Population(NamedTuple):
             share_m = np.ones(len(size_m))
         # In float64, as a sum of large int64 could overflow.
         population = cls(share_m / share_m.sum(dtype=np.float64), size_m)
+        m = len(size_m)
         if aux is not None:
-            population = population._replace(aux_mq=_checked_aux(aux, len(size_m)))
+            population = population._replace(aux_mq=_checked_aux(aux, m))
         if strata is not None:
-            population = population._replace(strata=Strata.of(strata, len(size_m)))
+            population = population._replace(strata=Strata.of(strata, m))
         if cost is not None:
             cost_m = _numbers_of("cost", cost)
             population = population._replace(cost_m=cost_m)

@@ -82,6 +82,7 @@ class Trial(NamedTuple):
             if math.isinf(rounds):
                 # At least one more: it was not there in the last one.
                 rounds = max(stretch * reference.reach(goal), played + 1.0)
+            # Farther than that, the pace of a short run says nothing.
             rounds_s[seed] = rounds if rounds <= FARTHEST * played else math.inf
         return rounds_s
 
@@ -93,6 +94,7 @@ class Trial(NamedTuple):
                 # What ``full`` has after one round, or never, says nothing of its pace.
                 if 1 < (time := reference.time_to(level)) < math.inf:
                     logs.append(math.log(course.time_to(level) / time))
+        # Of logarithms: between twice and half as many rounds lies a factor of 1.
         return math.exp(float(np.mean(logs))) if logs else math.inf
 
     @property
@@ -163,7 +165,7 @@ class Curve:
         self.rounds_js: FloatArray = rounds_js[known_j]
         self._error_of = error_of
         self._prices = prices
-        self._n_j = np.array([trial.n for trial in self.trials], dtype=np.float64)
+        self._n_j = np.array([trial.n for trial in self.trials], np.float64)
 
     @property
     def sizes(self) -> IntArray:
@@ -232,6 +234,7 @@ class Curve:
     def accuracy(self, n: int, round_r: FloatArray) -> list[Interval]:
         """The best value so far after these rounds with n clients, from the nearest n tried."""
         mean_j = self.rounds_js.mean(axis=1)
+        # As a ratio: 10 is as near to 5 as to 20.
         nearest = int(np.argmin(np.abs(np.log(self._n_j / n))))
         # As many rounds of the trial as these are worth.
         factor = mean_j[nearest] / float(self.rounds(np.array([n]), mean_j)[0])
@@ -296,7 +299,7 @@ def _nonnegative(
 
 def between_sizes(error_by_n: Mapping[int, float]) -> Callable[[FloatArray], FloatArray]:
     """v(n) between the n for which it is known: n v(n) is linear in log n, as it varies little."""
-    known_j = np.array(sorted(error_by_n), dtype=np.float64)
+    known_j = np.array(sorted(error_by_n), np.float64)
     scaled_j = np.array([n * error_by_n[int(n)] for n in known_j])
     return partial(_interpolated, np.log(known_j), scaled_j)
 

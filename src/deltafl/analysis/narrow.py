@@ -72,6 +72,7 @@ class NarrowTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         shown = [*range(len(self._headings))]
+        # A copy: Rich may ask for the same table again, on a wider terminal.
         leaves = [*self._leaves]
         # In the present width Rich would squeeze columns, and every table would seem to fit.
         any_width = options.update(width=10_000)
@@ -82,11 +83,10 @@ class NarrowTable:
                 break
             shown.remove(leaves.pop(0))
         yield self._table(shown, self._rows)
-        left_out = [
-            self._headings[place].plain.replace("\n", " ")
-            for place in range(len(self._headings))
-            if place not in shown
-        ]
+        left_out = []
+        for place, heading in enumerate(self._headings):
+            if place not in shown:
+                left_out.append(heading.plain.replace("\n", " "))
         if left_out:
             yield Text(f"Too narrow for: {', '.join(left_out)}.", style="dim")
 
@@ -112,7 +112,8 @@ class NarrowTable:
         least = max(heading, self._least[place])
         if folds:
             words = [cell_len(word) for text in texts for word in text.split()]
-            return max(least, min(max(words, default=0), _LEAST_FOLDED))
+            longest = max(words, default=0)
+            return max(least, min(longest, _LEAST_FOLDED))
         lines = [cell_len(line) for text in texts for line in text.split("\n")]
         return max([least, *lines])
 

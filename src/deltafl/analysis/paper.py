@@ -93,7 +93,7 @@ def _of_seeds(values: Sequence[Any]) -> Interval | None:
     """Mean and interval over seeds; None if one of them has no number."""
     if None in values:
         return None
-    return mean_interval(np.array(values, dtype=np.float64))
+    return mean_interval(np.array(values, np.float64))
 
 
 def _gap(entry: SamplerSummary) -> Interval | None:

@@ -241,16 +241,17 @@ def _clients(part: Part) -> dict[str, Any] | None:
     first = next(iter(found.values()))
     if not first:
         return None
-    # Of all samplers, so that no sampler's own worst clients stand first; without a value, last.
-    score = {
-        name: judge.sign * np.mean([clients[name][2] for clients in found.values()])
-        for name in first
-        if all(name in clients for clients in found.values())
-    }
+    columns = found.values()
+    score = {}
+    for name in first:
+        # Of all samplers, so that no sampler's own worst clients stand first.
+        if all(name in clients for clients in columns):
+            score[name] = judge.sign * np.mean([clients[name][2] for clients in columns])
+    # Without a value, last.
     names = sorted(score, key=lambda name: (np.isnan(score[name]), score[name]))
     rows = [["client", "examples", *found]]
     for name in names[:_MOST_NAMED]:
-        cells = [_client_cell(clients[name], judge) for clients in found.values()]
+        cells = [_client_cell(clients[name], judge) for clients in columns]
         size = first[name][0]
         rows.append([name, DASH if np.isnan(size) else f"{size:,.0f}", *cells])
     note = (
@@ -324,19 +325,20 @@ def _figures(part: Part) -> dict[str, Any]:
     """The Bokeh figures of a part: curves, and where they were recorded selections and
     clients.
     """
+    summary = part.summary
+    title = summary.judge.title
     groups = by_sampler(part.runs)
-    look_of = looks([entry.sampler for entry in ranked(part.summary)])
-    metric = part.summary.metric
+    look_of = looks([entry.sampler for entry in ranked(summary)])
     curves = {label: _curve_columns(groups[label]) for label in look_of}
-    found = {"curves": _figure(curves, look_of, "rounds", part.summary.judge.title)}
-    goal = goal_of(part.summary)
+    found = {"curves": _figure(curves, look_of, "rounds", title)}
+    goal = goal_of(summary)
     if goal is not None:
         from bokeh.models.annotations import Span
 
         line = Span(
             location=goal,
             dimension="width",
-            name=metric,
+            name=summary.metric,
             line_dash=[6, 4],
             line_color="#888888",
         )
@@ -351,7 +353,7 @@ def _figures(part: Part) -> dict[str, Any]:
     clients = {label: client_values(groups[label]) for label in look_of}
     pictures = {
         "selections": (selected, x_label, "times selected"),
-        "clients": (clients, "clients, the worst first, %", part.summary.judge.title),
+        "clients": (clients, "clients, the worst first, %", title),
     }
     for name, (bands, x_label, y_label) in pictures.items():
         lines = {label: _columns(band) for label in look_of if (band := bands.get(label))}

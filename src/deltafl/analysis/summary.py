@@ -313,7 +313,7 @@ def speedup(
     if not rounds:
         return None
     # Of means: a mean of ratios would be ruled by the seeds with which the sampler is fastest.
-    ratio, low, high = ratio_of_means(*np.array(rounds, dtype=np.float64).T)
+    ratio, low, high = ratio_of_means(*np.array(rounds, np.float64).T)
     return SpeedUp(
         ratio=ratio,
         low=low,

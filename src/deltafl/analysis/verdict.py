@@ -191,9 +191,13 @@ def _lead_text(lead: Gain | SpeedUp | None, summary: Summary) -> str:
         if lead.num_lost:
             text += ", without seeds with which only it failed"
         return text
-    factor, digits, unit = 1, 3, ""
+    factor = 1
+    digits = 3
+    unit = ""
     if summary.judge.share:
-        factor, digits, unit = 100, 1, " points"
+        factor = 100
+        digits = 1
+        unit = " points"
     text = f"{factor * lead.value:.{digits}f}"
     if lead.low is not None and lead.high is not None:
         text += f" [{factor * lead.low:.{digits}f}, {factor * lead.high:.{digits}f}]"

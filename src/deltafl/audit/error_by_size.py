@@ -88,6 +88,7 @@ def covariance(design: str, expected_m: FloatArray) -> FloatArray | None:
         return None
     # All pairs are as frequent, and the sum of K never varies.
     centring_mm = np.eye(m) - 1 / m
+    # ``max``: a single client has nobody to vary with.
     return np.asarray(share * (1 - share) * m / max(m - 1, 1) * centring_mm)
 
 
@@ -160,6 +161,7 @@ def _by_formula(
     mean_d = weight_m @ wide_md
     # sum_ij C_ij <r_i, r_j> without the (m, m) inner products.
     squared = float(np.sum(row_md * (covariance_mm @ row_md)))
+    # Rounding can take an error of 0 below it.
     return max(squared, 0.0) / float(mean_d @ mean_d)
 
 

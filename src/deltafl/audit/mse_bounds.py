@@ -57,14 +57,14 @@ def least_over_designs(gram_mm: FloatArray, weight_m: FloatArray, n: int) -> flo
 
     m = len(weight_m)
     member_sm = np.array(
-        [[i in chosen for i in range(m)] for chosen in combinations(range(m), n)], dtype=np.float64
+        [[i in chosen for i in range(m)] for chosen in combinations(range(m), n)], np.float64
     )
     # One fixed seed, so that the same updates have the same bound.
     rng = np.random.Generator(np.random.PCG64(0))
-    too_rare = (
-        float(weight_m**2 @ np.diag(gram_mm)) / _LEAST_INCLUSION
-    )  # the MSE there; the line search needs numbers
+    # The MSE where somebody is drawn too rarely; the line search needs numbers.
+    too_rare = float(weight_m**2 @ np.diag(gram_mm)) / _LEAST_INCLUSION
 
+    # Of logits: every vector of them is a distribution, so that the search has no constraints.
     def mse(logit_s: FloatArray) -> float:
         q_s = np.exp(logit_s - logit_s.max())
         q_s /= q_s.sum()
@@ -92,9 +92,8 @@ def lower_bound(
     i in the bound) minus (square of entry i of the eigenvector), which the steps climb; a soft
     minimum stands for tied eigenvalues.
     """
-    counting = (weight_m > 0) & (
-        np.diag(gram_mm) > 0
-    )  # the others add no error to anybody's estimate
+    # The others add no error to anybody's estimate.
+    counting = (weight_m > 0) & (np.diag(gram_mm) > 0)
     if n >= counting.sum():
         return 0.0
     gram_mm = gram_mm[np.ix_(counting, counting)]
@@ -110,12 +109,10 @@ def lower_bound(
             return best
         lambda_m = value_k[0] * np.exp(theta_m)
         # Capped pi_i proportional to w_i sqrt(lambda_i): they minimise the sum of the bound.
-        share_m = (
-            lambda_m
-            * weight_m**2
-            * (1 / inclusion_probabilities(weight_m * np.sqrt(lambda_m), n) - 1)
-        )
+        pi_m = inclusion_probabilities(weight_m * np.sqrt(lambda_m), n)
+        share_m = lambda_m * weight_m**2 * (1 / pi_m - 1)
         best = max(best, float(share_m.sum()))
+        # Harder with every step, so that the soft minimum ends at the least eigenvalue.
         softness = 0.3 / (1 + step / 10)
         tie_k = np.exp(-np.log(value_k / value_k[0]) / softness)
         rise_m = share_m / share_m.sum() - vector_mk**2 @ (tie_k / tie_k.sum())

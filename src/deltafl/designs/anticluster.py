@@ -47,14 +47,15 @@ def anticluster(
     """
     pi_m = np.clip(expected_m, 0.0, 1.0)
     open_k = np.flatnonzero(undecided(pi_m))
-    size = round(float(pi_m[open_k].sum()))
+    pi_k = pi_m[open_k]
+    size = round(float(pi_k.sum()))
     drawn_k = open_k[:0]
     if size > 0:
         # As many groups as it takes to hold every client about once, within bounds: few groups
         # leave little to exchange, and every further one costs time.
         groups = min(max(round(len(open_k) / size), FEWEST_GROUPS), MOST_GROUPS)
         place_kq = places(pi_m, value_mq)[open_k]
-        copies_k = _whole(groups * pi_m[open_k], place_kq, source)
+        copies_k = _whole(groups * pi_k, place_kq, source)
         place_kq = _with_squares(place_kq)
         # Few clients keep their order, so that all draws can be enumerated (``exact.py``).
         order_k = np.arange(len(open_k))
@@ -62,13 +63,11 @@ def anticluster(
             order_k = source.order(len(open_k))
         # One client's places follow on one another: no group has two.
         client_p = np.repeat(order_k, copies_k[order_k])
-        group_p = _exchanged(
-            client_p,
-            np.arange(len(client_p)) % groups,
-            place_kq[client_p],
-        )
+        dealt_p = np.arange(len(client_p)) % groups
+        group_p = _exchanged(client_p, dealt_p, place_kq[client_p])
         # Picked after the exchanges, so that each group has probability 1 / G however they went.
-        drawn_k = open_k[client_p[group_p == source.pick(groups)]]
+        is_drawn_p = group_p == source.pick(groups)
+        drawn_k = open_k[client_p[is_drawn_p]]
     return np.concatenate([np.flatnonzero(pi_m >= 1), drawn_k])
 
 
@@ -123,7 +122,7 @@ def _exchanged(
     count = len(client_p)
     total_gq = np.zeros((groups, place_pq.shape[1]))
     np.add.at(total_gq, group_p, place_pq)
-    there_gc = np.zeros((groups, int(client_p.max()) + 1), dtype=np.bool_)
+    there_gc = np.zeros((groups, int(client_p.max()) + 1), np.bool_)
     there_gc[group_p, client_p] = True
     square_p = np.einsum("pq,pq->p", place_pq, place_pq)
     along_p = np.einsum(

@@ -290,7 +290,9 @@ def _balance(place_kq: FloatArray) -> FloatArray:
     # Where clients run out, ``_free_directions`` keeps only the first columns: the size, then the
     # axes that matter most.
     _, axis_qq = np.linalg.eigh(centred_kq.T @ centred_kq)
-    return np.column_stack([np.ones(len(place_kq)), centred_kq @ axis_qq[:, ::-1]])
+    # ``eigh`` has the narrowest axis first.
+    along_kq = centred_kq @ axis_qq[:, ::-1]
+    return np.column_stack([np.ones(len(place_kq)), along_kq])
 
 
 def _free_directions(balance_wc: FloatArray) -> FloatArray:

@@ -174,6 +174,7 @@ def _counts(chosen: tuple[int, ...], m: int) -> tuple[int, ...]:
 def _simple_random(expected: list[float]) -> Support:
     m = len(expected)
     n = round(sum(expected))
+    # All sets of those who can be drawn at all are equally likely.
     able = [i for i in range(m) if expected[i] > 0]
     return {_counts(chosen, m): 1 / comb(len(able), n) for chosen in combinations(able, n)}
 

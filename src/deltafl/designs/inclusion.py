@@ -121,6 +121,7 @@ def inclusion_probabilities(score_m: FloatArray, n: int) -> FloatArray:
     zero_m = score_m == 0
     num_zero = int(zero_m.sum())
     left = n - (len(score_m) - num_zero)
+    # All with a score are certain: nothing tells the others apart.
     if left > 0:
         expected_m[zero_m] = left / num_zero
     return expected_m

@@ -283,12 +283,12 @@ def draw_cohort(
     """
     how = find_design(design)
     score_m = np.asarray(score_m, float)
-    present = np.arange(len(score_m))
+    m = len(score_m)
+    present = np.arange(m)
     if available_m is not None:
-        if len(available_m) != len(score_m):
+        if len(available_m) != m:
             raise DeltaflError(
-                f"available_m has {len(available_m)} entries for {len(score_m)} scores; give one "
-                "for each"
+                f"available_m has {len(available_m)} entries for {m} scores; give one for each"
             )
         present = np.flatnonzero(available_m)
         check_anyone(len(present))
@@ -296,7 +296,7 @@ def draw_cohort(
         n = min(n, len(present))
     expected_m = how.expectation(score_m[present], n)
     if value_mq is not None:
-        value_mq = _usable_values(how, value_mq, len(score_m), present)
+        value_mq = _usable_values(how, value_mq, m, present)
     drawn = draw_by(design, expected_m, rng, value_mq)
     # Designs name clients in any order and repeatedly; a cohort has each once, in increasing order.
     row_n, count_n = np.unique(drawn, return_counts=True)

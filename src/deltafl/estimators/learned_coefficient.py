@@ -202,12 +202,9 @@ class _Products:
         mean_z_b = weighted_sum(self._share_n, np.broadcast_to(control_nb, update_nb.shape), b)
         cross_n = self._square_n * inner(update_nb, control_nb)
         square_n = self._square_n * inner(control_nb, control_nb)
-        return np.array(
-            [
-                np.append(cross_n, inner(mean_y_b, mean_z_b)),
-                np.append(square_n, inner(mean_z_b, mean_z_b)),
-            ]
-        )
+        cross_k = np.append(cross_n, inner(mean_y_b, mean_z_b))
+        square_k = np.append(square_n, inner(mean_z_b, mean_z_b))
+        return np.array([cross_k, square_k])
 
     def sums(self, product_2k: FloatArray) -> tuple[float, float]:
         """A and B, given the products of all stretches."""

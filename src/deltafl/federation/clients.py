@@ -38,7 +38,7 @@ def resize_state(
         CannotResizeError: If the sampler or the control variate describes all clients jointly.
     """
     num_before = len(state.selected_m)
-    stay_k = np.arange(num_before) if kept_k is None else np.array(kept_k, dtype=np.int64)
+    stay_k = np.arange(num_before) if kept_k is None else np.array(kept_k, np.int64)
     moves = Moves(plan.population, stay_k, num_before)
     rule = plan.rule.control
     control = rule.resized(state.control, moves)

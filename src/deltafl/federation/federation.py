@@ -249,7 +249,7 @@ class Federation:
         self.let_go(present)
         available_m = np.array(
             [key in present for key in self.clients],
-            dtype=np.bool_,
+            np.bool_,
         )
         return open_round(self.plan, self.current, available_m)
 
@@ -429,8 +429,8 @@ def looks_like_outage(state: RoundState, client_n: IntArray) -> bool:
     """
     if len(client_n) < 2:
         return False
-    responded_m = np.asarray(state.responded_m, dtype=float)
-    selected_m = np.asarray(state.selected_m, dtype=float)
+    responded_m = np.asarray(state.responded_m, float)
+    selected_m = np.asarray(state.selected_m, float)
     overall = (responded_m.sum() + 1) / (selected_m.sum() + 2)
     rate_n = (responded_m[client_n] + 2 * overall) / (selected_m[client_n] + 2)
     return bool(np.prod(1 - rate_n) < 1e-3)

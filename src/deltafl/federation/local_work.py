@@ -180,7 +180,8 @@ def corrected_steps(
                 f"the model has no array {name!r} of shape {part.shape}; give the module whose "
                 "state dict the client sends"
             )
-        parts[id(tensors[name])] = (tensors[name], tensors[name].new_tensor(part))
+        tensor = tensors[name]
+        parts[id(tensor)] = (tensor, tensor.new_tensor(part))
     apart = set[int]()
     if local:
         names = ModelParts.of(model, local=local, trainable=trainable).names("local")

@@ -345,7 +345,7 @@ def _aux_of(infos: Collection[ClientInfo]) -> FloatArray:
     census.
     """
     missing = (float("nan"),) * max((len(info.aux) for info in infos), default=0)
-    return np.array([info.aux or missing for info in infos], dtype=np.float64)
+    return np.array([info.aux or missing for info in infos], np.float64)
 
 
 def _find_memory(folder: Path, federation: Federation, header: Header) -> None:

@@ -130,15 +130,16 @@ def trained_array(model: FLModel, name: str, sent: Arrays) -> Array:
     # A subclass, such as one with a mask, stays one, which the server refuses.
     if not isinstance(array, np.ndarray):
         array = as_array(array)
+    old = sent.get(name)
     # So does a difference of another shape or kind: a sum might broadcast, or be no number.
     if (
         model.params_type == ParamsType.DIFF
         and type(array) is np.ndarray
-        and name in sent
-        and (array.shape, array.dtype.kind) == (sent[name].shape, sent[name].dtype.kind)
+        and old is not None
+        and (array.shape, array.dtype.kind) == (old.shape, old.dtype.kind)
     ):
         with np.errstate(over="ignore", invalid="ignore"):
-            return np.asarray(sent[name] + array, sent[name].dtype)
+            return np.asarray(old + array, old.dtype)
     # A copy, for the client may overwrite the arrays that it was given.
     copied: Array = array.copy()
     return copied

@@ -115,15 +115,18 @@ class Census(WithRanges):
                 "the update is None; write None in place of the answer of a client that failed"
             )
         update_d = np.asarray(update, float).ravel()
-        ends = np.cumsum([np.prod(tensor, dtype=int) for tensor in tensors] or [len(update_d)])
-        if ends[-1] > len(update_d):
+        d = len(update_d)
+        # Without the shapes of its tensors an update is one of them.
+        ends = np.cumsum([np.prod(tensor, dtype=int) for tensor in tensors] or [d])
+        known = ends[-1]
+        if known > d:
             raise DeltaflError(
-                f"the census looks at the last {ends[-1]} parameters of an update of "
-                f"{len(update_d)}"
+                f"the census looks at the last {known} parameters of an update of {d}"
             )
         code_c = np.zeros(0)
         with np.errstate(over="ignore", invalid="ignore"):  # the server refuses what is infinite
-            direction_d = update_d[len(update_d) - ends[-1] :].copy()
+            # A copy, as it is scaled in place.
+            direction_d = update_d[d - known :].copy()
             for tensor_d in np.split(direction_d, ends[:-1]):
                 _make_unit(tensor_d)
 
@@ -335,9 +338,11 @@ def _make_unit(vector_d: FloatArray) -> None:
     if size == 0:
         return
 
+    # By the largest entry first, as squares of large ones would overflow.
     def square(part: slice) -> float:
-        vector_d[part] /= size
-        return float(inner(vector_d[part], vector_d[part]))
+        part_b = vector_d[part]
+        part_b /= size
+        return float(inner(part_b, part_b))
 
     norm = sqrt(sum(over_stretches(square, d)))
     over_stretches(lambda part: np.divide(vector_d[part], norm, out=vector_d[part]), d)
@@ -378,8 +383,10 @@ def output_layer(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
     Weights may have the outputs in rows, as in PyTorch, or in columns, as in Keras and JAX.
     """
-    if len(shapes) > 1 and len(shapes[-1]) == 1:
+    last = shapes[-1]
+    if len(shapes) > 1 and len(last) == 1:
         weights = shapes[-2]
-        if shapes[-1][0] in (*weights[:1], *weights[-1:]):
-            return prod(weights), prod(shapes[-1])
-    return (prod(shapes[-1]),)
+        # A vector as long as the layer is wide, on either side, is its bias.
+        if last[0] in (*weights[:1], *weights[-1:]):
+            return prod(weights), prod(last)
+    return (prod(last),)

@@ -138,7 +138,8 @@ class FedPracIS(_ByReports):
         if score_n.sum() <= 0:
             return state
         # In a tree the sum is kept up to rounding only; it is divided by when clients are drawn.
-        p_n = score_n / score_n.sum() * state.p_m[client_n].sum()
+        share_n = score_n / score_n.sum()
+        p_n = share_n * state.p_m[client_n].sum()
         if isinstance(state.p_m, SumTree):
             return state._replace(p_m=state.p_m.replaced(client_n, p_n))
         p_m = with_rows(state.p_m, client_n, p_n)
@@ -149,12 +150,14 @@ class FedPracIS(_ByReports):
         """Newcomers have the probability with which they would begin; the others share the rest."""
         fresh = self.init(moves.population)
         p_k = moves.stayed(state.p_m)
+        stay = len(p_k)
         # What those who left had goes to the others in proportion.
-        if len(p_k) < moves.num_before:
+        if stay < moves.num_before:
             total = p_k.sum()
-            p_k = np.full(len(p_k), 1 / len(p_k)) if total == 0 else p_k / total
-        share = len(p_k) / moves.population.num_clients
-        p_m = np.append(p_k * share, np.asarray(fresh.p_m)[len(p_k) :])
+            # Those who left had it all.
+            p_k = np.full(stay, 1 / stay) if total == 0 else p_k / total
+        share = stay / moves.population.num_clients
+        p_m = np.append(p_k * share, np.asarray(fresh.p_m)[stay:])
         return fresh._replace(p_m=for_design(p_m, self.design))
 
 

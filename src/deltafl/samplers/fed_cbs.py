@@ -59,7 +59,8 @@ class FedCBS(Unweighted):
         chosen = list[int]()
         pooled_c = np.zeros(state.count_mc.shape[1])
         for place in range(1, size + 1):
-            log_weight_k = -place * np.log(imbalance(pooled_c + state.count_mc[left_k]))
+            pooled_kc = pooled_c + state.count_mc[left_k]
+            log_weight_k = -place * np.log(imbalance(pooled_kc))
             if place == 1:
                 selected_k = np.maximum(state.selected_m[left_k], 1)
                 rare_k = np.sqrt(1.5 * np.log(float(state.rounds) + 1) / selected_k)
@@ -70,7 +71,7 @@ class FedCBS(Unweighted):
             # The largest of log weight plus Gumbel noise is a draw by weight.
             pick = int(np.argmax(log_weight_k + rng.gumbel(size=len(left_k))))
             chosen.append(int(left_k[pick]))
-            pooled_c = pooled_c + state.count_mc[left_k[pick]]
+            pooled_c = pooled_kc[pick]
             left_k = np.delete(left_k, pick)
         return np.array(chosen)
 
@@ -83,9 +84,6 @@ class FedCBS(Unweighted):
 def imbalance(count_kc: FloatArray) -> FloatArray:
     """QCID of each row of pooled counts, float64 (k,), from 1e-12 to 1 - 1 / C."""
     share_kc = count_kc / count_kc.sum(axis=1, keepdims=True)
-    return np.asarray(
-        np.maximum(
-            ((share_kc - 1 / count_kc.shape[1]) ** 2).sum(axis=1),
-            _LEAST,
-        )
-    )
+
+    off_kc = share_kc - 1 / count_kc.shape[1]
+    return np.asarray(np.maximum((off_kc**2).sum(axis=1), _LEAST))

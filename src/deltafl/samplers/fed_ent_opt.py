@@ -70,12 +70,14 @@ class FedEntOpt(Unweighted):
         chosen = list[int]()
         pooled_c = np.zeros(state.count_mc.shape[1])
         for _ in range(size):
-            entropy_k = entropies(pooled_c + state.count_mc[left_k])
+            pooled_kc = pooled_c + state.count_mc[left_k]
+            entropy_k = entropies(pooled_kc)
+            # The first client is any of them, and they come in random order.
             if not chosen:
-                entropy_k[0] = np.inf  # they come in random order
+                entropy_k[0] = np.inf
             pick = int(np.argmax(entropy_k))
             chosen.append(int(left_k[pick]))
-            pooled_c = pooled_c + state.count_mc[left_k[pick]]
+            pooled_c = pooled_kc[pick]
             left_k = np.delete(left_k, pick)
         return np.array(chosen)
 
@@ -97,4 +99,6 @@ class FedEntOpt(Unweighted):
 def entropies(count_kc: FloatArray) -> FloatArray:
     """Entropy of each row of pooled counts in nats, float64 (k,), from 0 to ln C."""
     share_kc = count_kc / count_kc.sum(axis=1, keepdims=True)
-    return np.asarray(-(share_kc * np.log(np.where(share_kc > 0, share_kc, 1.0))).sum(axis=1))
+    # 0 ln 0 is 0: with the logarithm of 1.
+    log_kc = np.log(np.where(share_kc > 0, share_kc, 1.0))
+    return np.asarray(-(share_kc * log_kc).sum(axis=1))

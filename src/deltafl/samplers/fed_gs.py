@@ -81,7 +81,9 @@ class FedGS(Unweighted):
         distance_kk = state.distance_mm[np.ix_(present_k, present_k)]
         gain_kk = self.alpha / pairs * distance_kk
         m = len(state.selected_m)
-        growth_m = 2 * (state.selected_m - state.selected_m.mean() - size / m) + 1
+        often_m = state.selected_m
+        # Each client's part in the growth of the counts' variance, see above.
+        growth_m = 2 * (often_m - often_m.mean() - size / m) + 1
         worth_k = -growth_m[present_k] / max(m - 1, 1)
         first_n = added(gain_kk, worth_k, size)
         return present_k[swapped(gain_kk, worth_k, first_n)]
@@ -125,6 +127,7 @@ def scaled_paths(length_mm: FloatArray) -> FloatArray:
     """
     path_mm = length_mm.copy()
     for via in range(len(path_mm)):
+        # In place: row and column of ``via`` do not change, for its own distance is 0.
         np.minimum(path_mm, path_mm[:, via, None] + path_mm[via], out=path_mm)
     longest = path_mm.max(where=np.isfinite(path_mm), initial=0.0)
     if longest > 0:

@@ -58,7 +58,8 @@ def _spread(point_kq: FloatArray) -> float:
     """S, the root of the mean square distance of points from their mean; 0 of none."""
     if len(point_kq) == 0:
         return 0.0
-    return float(np.sqrt(_squares(point_kq, point_kq.mean(axis=0)).mean()))
+    square_k = _squares(point_kq, point_kq.mean(axis=0))
+    return float(np.sqrt(square_k.mean()))
 
 
 @dataclass(frozen=True)
@@ -148,17 +149,20 @@ class FedSTaS(Sampler):
         seen_k = np.isfinite(state.norm_m[present])
         seen = present[seen_k]
         unseen = present[~seen_k]
+        sketch_sq = state.sketch_mq[seen]
         if most == 1 or len(seen) == 0:
-            return [present], [_spread(state.sketch_mq[seen])]
+            return [present], [_spread(sketch_sq)]
         member_h = []
         spread_h = []
+        # Of clients that nobody has seen nothing is known: they vary as all others do.
         if len(unseen):
             member_h.append(unseen)
-            spread_h.append(_spread(state.sketch_mq[seen]))
-        label_s = k_means(state.sketch_mq[seen], most - len(member_h))
+            spread_h.append(_spread(sketch_sq))
+        label_s = k_means(sketch_sq, most - len(member_h))
         for stratum in range(label_s.max() + 1):
-            member_h.append(seen[label_s == stratum])
-            spread_h.append(_spread(state.sketch_mq[member_h[-1]]))
+            is_in_s = label_s == stratum
+            member_h.append(seen[is_in_s])
+            spread_h.append(_spread(sketch_sq[is_in_s]))
         return member_h, spread_h
 
     def update(

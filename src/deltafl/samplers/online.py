@@ -41,9 +41,11 @@ def feedback(
     reports: Reports,
 ) -> tuple[IntArray, FloatArray, FloatArray]:
     """Of the clients that replied: indices, a_i^2 = w_i^2 norm(u_i)^2, and count_i / expected_i."""
-    ratio_n = (cohort.count_n / cohort.expected_n)[reports.responded_n]
+    ratio_n = cohort.count_n / cohort.expected_n
+    here_n = reports.responded_n
     client_n, reports = replied(cohort, reports)
-    return client_n, weight_m[client_n] ** 2 * reports.squared_norm_n, ratio_n
+    square_n = weight_m[client_n] ** 2 * reports.squared_norm_n
+    return client_n, square_n, ratio_n[here_n]
 
 
 class BanditState(NamedTuple):
@@ -101,8 +103,9 @@ class VarianceBandit(Scored):
             available_m = np.ones(m, bool)
         present, size = present_clients(available_m, n)
         theta = self.theta(m, n)
+        gamma = state.bound * m / (n * theta)
         # Before the first reply both terms are 0. Scores that are all 0 mean equal ones.
-        score_k = np.sqrt(state.total_m[present] + state.bound * m / (n * theta))
+        score_k = np.sqrt(state.total_m[present] + gamma)
         leader_k = find_design(self.design).expectation(score_k, size)
         score_m = np.zeros(m)
         score_m[present] = (1 - theta) * leader_k + theta * size / len(present)
@@ -207,11 +210,8 @@ class MirrorDescent(Scored):
     ) -> DescentState:
         experts = num_experts(2**block, len(weight_m), self.mixing)
         rank_e = np.arange(1, MAX_EXPERTS + 1)
-        weight_e = np.where(
-            rank_e <= experts,
-            (1 + 1 / experts) / (rank_e * (rank_e + 1)),
-            0.0,
-        )
+        first_e = (1 + 1 / experts) / (rank_e * (rank_e + 1))
+        weight_e = np.where(rank_e <= experts, first_e, 0.0)
         return DescentState(
             weight_m=weight_m,
             # Rows for experts that this block does not use, too: states of a run have one shape.
@@ -302,9 +302,11 @@ def project(score_m: FloatArray, least: float) -> FloatArray:
     # With the k smallest at the floor the others share ``free``; the first k whose next score
     # then lies above the floor is right.
     rising_m = np.sort(score_m)
+
     rest_m = np.cumsum(rising_m[::-1])[::-1]
     free = 1 - np.arange(m) * least
-    k = int(np.argmax(np.append(rising_m * free > least * rest_m, True)))
+    is_above_m = rising_m * free > least * rest_m
+    k = int(np.argmax(np.append(is_above_m, True)))
     if k == m:  # no client is above the floor: least = 1 / m
         return np.full(m, 1 / m)
     p_m: FloatArray = score_m * (free[k] / rest_m[k])

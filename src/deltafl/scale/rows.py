@@ -51,7 +51,7 @@ class RowFormat:
 
     def zeros(self, num_clients: int, num_params: int) -> "Rows":
         """Rows of zeros; they take no memory until they change."""
-        zero_d = np.zeros(num_params, dtype=DTYPES[self.dtype])
+        zero_d = np.zeros(num_params, DTYPES[self.dtype])
         if self.folder is None:
             return (zero_d,) * num_clients
         crc_m = np.full(num_clients, zlib.crc32(zero_d.data), np.uint32)
@@ -62,9 +62,10 @@ def to_bfloat16(value_d: Params) -> npt.NDArray[np.uint16]:
     """float32 without its lower 16 bits, rounded to nearest, ties to even; values below 3.38e38
     stay finite.
     """
-    bits_d = np.ascontiguousarray(value_d, dtype=np.float32).view(np.uint32)
+    bits_d = np.ascontiguousarray(value_d, np.float32).view(np.uint32)
     # 0x7FFF and the lowest bit that stays: what lies half-way goes to the even neighbour.
-    return np.asarray(((bits_d + (0x7FFF + ((bits_d >> 16) & 1))) >> 16).astype(np.uint16))
+    rounding_d = 0x7FFF + ((bits_d >> 16) & 1)
+    return np.asarray((bits_d + rounding_d >> 16).astype(np.uint16))
 
 
 def from_bfloat16(bits_d: npt.NDArray[np.uint16]) -> Params:
@@ -114,7 +115,7 @@ class MappedRows:
         if client in self.changed:
             return self.changed[client]
         if not self.written:
-            return np.zeros(self.shape[1], dtype=self.dtype)
+            return np.zeros(self.shape[1], self.dtype)
         # Looked at in each read: the mapping shows what is on the disk now.
         stored_d: Row = self._file[client]
         is_whole = zlib.crc32(stored_d.data) == self.crc_m[client]
@@ -154,10 +155,8 @@ class MappedRows:
     def kept(self, kept_k: IntArray) -> "MappedRows":
         """The rows of some clients alone, in this order."""
         clients = kept_k.tolist()
-        crc_k = np.array(
-            [zlib.crc32(self[client].data) for client in clients],
-            np.uint32,
-        )
+        # Read twice, for the checksums and to be written: all rows may not fit into RAM.
+        crc_k = np.array([zlib.crc32(self[client].data) for client in clients], np.uint32)
         # In a new file: the last checkpoint needs the old one.
         shape = (len(clients), self.shape[1])
         rows = MappedRows(self.format, shape, crc_k, written=self.written + 1)
@@ -189,7 +188,7 @@ class MappedRows:
         """What a checkpoint holds: the changed rows, and which file holds the others."""
         # In order, so that one state is always the same file.
         clients = sorted(self.changed)
-        row_kd = np.zeros((len(clients), self.shape[1]), dtype=self.dtype)
+        row_kd = np.zeros((len(clients), self.shape[1]), self.dtype)
         for place, client in enumerate(clients):
             row_kd[place] = self.changed[client]
         return {
@@ -350,7 +349,8 @@ class Following:
 
     def sum(self, largest_of: Sequence[FloatArray]) -> RunningSum:
         """The sum, given what ``add`` has returned for all stretches."""
-        size = float(np.max(largest_of, axis=0) @ np.append(1.0, np.abs(self._coef_n)))
+        most_1n = np.max(largest_of, axis=0)
+        size = float(most_1n @ np.append(1.0, np.abs(self._coef_n)))
         # A difference and a product for each row, then the sums.
         operations = len(self._coef_n) + 2
         rounding = self._before.rounding + operations * np.finfo(np.float64).eps * size

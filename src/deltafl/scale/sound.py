@@ -72,6 +72,7 @@ def _faults(
     elif hasattr(before, "_fields"):
         kind = type(before)
         hints = get_annotations(kind)
+        # What other numbers of a user's class mean, nobody here knows.
         if not kind.__module__.startswith("deltafl."):
             hints = {field: hint for field, hint in hints.items() if _limit(hint)}
         inner = value._asdict()
@@ -111,14 +112,17 @@ def _value_fault(
 ) -> str | None:
     # The letters of a name are its axes: what has one of parameters moves the model.
     largest = LARGEST_STEP if "d" in name.rpartition("_")[2] else LARGEST_AUX
-    low, high, unknown = -largest, largest, False
+    low = -largest
+    high = largest
+    unknown = False
     if limit is not None:
         interval = limit.interval.replace("round", str(round)).replace("next", str(round + 1))
         low, high = bounds_of(interval)
         unknown = limit.unknown
     for part in _parts(value):
         if part.dtype.kind in "iu" and limit is None:
-            low, high = -(2.0**53), 2.0**53
+            low = -(2.0**53)
+            high = 2.0**53
         # A bound that a narrow type cannot hold would be infinite, and infinity within it.
         number = part.astype(np.float64)
         # Negated, as NaN is on neither side of a bound.
@@ -132,6 +136,7 @@ def _value_fault(
 
 def _parts(value: Any) -> Iterator[Array]:
     """The numbers, some rows at once."""
+    # Rows in a file are looked at when they are read.
     if isinstance(value, MappedRows):
         yield from map(row_values, value.changed.values())
         return

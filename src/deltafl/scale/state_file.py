@@ -121,5 +121,5 @@ def _checksum(array: Array, dtype: Any) -> str:
     """Shape and CRC-32: against mistakes, not against forgers, and several times as fast as
     BLAKE2.
     """
-    plain = np.ascontiguousarray(array, dtype=dtype)
+    plain = np.ascontiguousarray(array, dtype)
     return f"{'x'.join(map(str, plain.shape))}:{zlib.crc32(plain.data):08x}"

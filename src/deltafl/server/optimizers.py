@@ -199,6 +199,7 @@ class Adaptive(ServerOptimizer):
         elif self.rule == "adam":
             square_d = self.beta2 * square_d + (1 - self.beta2) * new_d
         else:
+            # Yogi's v falls by no more than this, where Adam's forgets by a factor.
             square_d = square_d - (1 - self.beta2) * new_d * np.sign(square_d - new_d)
         mean_d = beta1 * own.mean_d + (1 - beta1) * delta_d
         return self.lr * mean_d / (np.sqrt(square_d) + self.tau), AdaptiveState(mean_d, square_d)

@@ -115,11 +115,11 @@ class Watch:
         self._high.append((loss, accuracy))
         if not loss > HIGH * self._reference:
             self._high = []
-        stays = (
-            len(self._high) >= PATIENCE
-            and loss >= self._high[0][0]
-            and not accuracy > self._high[0][1]
-        )
+        stays = False
+        if len(self._high) >= PATIENCE:
+            first_loss, first_accuracy = self._high[0]
+            # Negated, as an accuracy that is unknown, NaN, has not risen either.
+            stays = loss >= first_loss and not accuracy > first_accuracy
         # Counted first and forgotten below: both counts are of evaluations in a row.
         self._unskilled += 1
         if not self._knows_nothing(loss, accuracy):

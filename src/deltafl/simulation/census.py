@@ -54,7 +54,7 @@ class Asked:
         )
         everyone = Cohort(
             np.arange(m),
-            np.ones(m, dtype=np.int64),
+            np.ones(m, np.int64),
             np.ones(m),
             "fixed-size",
         )

@@ -222,7 +222,7 @@ class Trace(Availability):
                 begins = later.min(initial=length + start_k.min())
                 clock += begins - time
                 time = begins % length
-            there_m = np.zeros(m, dtype=np.bool_)
+            there_m = np.zeros(m, np.bool_)
             there_m[client_k[(start_k <= time) & (time < end_k)]] = True
             return there_m, clock
 

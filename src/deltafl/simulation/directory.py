@@ -185,9 +185,10 @@ class RunDirectory:
         """
         cure = "whose config.toml is missing; put that back, or choose another folder"
         for name in (*LINE_FILES, FILE):
+            path = self.path / name
             # An empty file, as a killed process may leave it, holds no rounds.
-            if (self.path / name).exists() and (self.path / name).stat().st_size > 0:
-                raise DeltaflError(f"{self.path / name} belongs to another run, {cure}")
+            if path.exists() and path.stat().st_size > 0:
+                raise DeltaflError(f"{path} belongs to another run, {cure}")
         make_folder(self.path)
         for name in LINE_FILES:
             cut_back(self.path / name, 0)
@@ -421,10 +422,10 @@ class RunDirectory:
         arrays = checkpoint_arrays(self.path)
         lines = mark.files.get(LINE_FILES[0], NOTHING)
         last = last_line(self.path / LINE_FILES[0], RoundLine, CURE, lines.length)
-        fits = last.get("round", mark.round) == mark.round and np.array_equal(
-            arrays.get("state.round", -1), mark.round
-        )
-        if not fits or not {*LINE_FILES} <= mark.files.keys():
+        # Two files that were put back from different days would go on as if they were one run.
+        same_line = last.get("round", mark.round) == mark.round
+        same_state = np.array_equal(arrays.get("state.round", -1), mark.round)
+        if not same_line or not same_state or not {*LINE_FILES} <= mark.files.keys():
             raise DeltaflError(f"{self.path / FILE} is of another round than its lines: {CURE}")
         return arrays
 

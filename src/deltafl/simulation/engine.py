@@ -145,11 +145,10 @@ class Engine:
         in_order: list[LocalResult] = [*chain(*trained)]
         # The inverse of the order in which they were trained.
         results = [in_order[place] for place in np.argsort(order)]
+        update_nd = np.array([r.update_d for r in results], np.float32)
         return Training(
-            np.array([r.update_d for r in results], dtype=np.float32).reshape(
-                -1,
-                self.num_params,
-            ),
+            # A cohort without clients has rows, too: none of d numbers.
+            update_nd.reshape(-1, self.num_params),
             Reports.make(
                 len(results),
                 loss=[r.loss for r in results],
@@ -175,7 +174,7 @@ class Engine:
             jobs,
             self.costs(client_k),
         )
-        return np.array(found, dtype=np.float64)
+        return np.array(found, np.float64)
 
     def evaluate(self, params_d: Params, rest: Any = NO_REST) -> Evaluation:
         """The metrics of the global model on the pooled test set."""

@@ -53,11 +53,11 @@ class SimulatedOracle:
         self._sent = broadcast(plan, state)
         self._squares = plan.sampler.uses_square_loss
         # What one client gets in place of the common drift is as long.
-        sent = [vector_d for vector_d in self._sent if vector_d is not None]
+        length = sum(len(vector_d) for vector_d in self._sent if vector_d is not None)
         self._beside = bytes_sent(state.rest)
-        self._download = BYTES_PER_PARAMETER * sum(map(len, sent)) + self._beside
+        self._download = BYTES_PER_PARAMETER * length + self._beside
         #: Bytes that each client of the round receives beside the model.
-        self.more_bytes = BYTES_PER_PARAMETER * (sum(map(len, sent)) - engine.num_params)
+        self.more_bytes = BYTES_PER_PARAMETER * (length - engine.num_params)
         self._statistics = BYTES_OF_STATISTICS + 8 * self._squares
         self._asked_down = 0
         self._asked_up = 0
@@ -83,7 +83,7 @@ class SimulatedOracle:
         weight_m = self._plan.population.weight_m
         if m * d * BYTES_PER_PARAMETER <= TABLE_BYTES:
             block = m
-            update_md = np.empty((m, d), dtype=np.float32)
+            update_md = np.empty((m, d), np.float32)
         else:
             block = self._plan.n
             update_md = mapped_table(m, d, self._folder)
@@ -117,6 +117,7 @@ class SimulatedOracle:
 
     def _measure_deviations(self, update_md: Params, mean_d: FloatArray) -> None:
         """Fill in norm(u_i - ubar)^2 of all clients whose updates are usable."""
+        # One by one: all differences would take more memory than the table.
         for client in np.flatnonzero(self._reports.responded_n):
             update_d = update_md[client]
             drifts = self.drifts(np.array([client]))

@@ -186,7 +186,8 @@ def require_one_code(folders: Sequence[Path]) -> None:
     Code that was played with different versions of Python is not compared.
     """
     for first, second in combinations(folders, 2):
-        one, other = _code(first), _code(second)
+        one = _code(first)
+        other = _code(second)
         for name in one.keys() & other.keys():
             version = one[name].partition(":")[0]
             if one[name] != other[name] and other[name].startswith(f"{version}:"):
@@ -206,7 +207,8 @@ def require_same_model(
     the task, or of an ``other`` folder. What one of both has not recorded is not compared.
     """
     for name in before.keys() & now.keys():
-        old, new = before[name], now[name]
+        old = before[name]
+        new = now[name]
         same = old == new
         if isinstance(old, float) and isinstance(new, float):
             same = math.isclose(old, new, rel_tol=TOLERANCE, abs_tol=1e-9)
@@ -243,12 +245,12 @@ def where_it_began(folder: Path) -> Path:
 def note_code(folder: Path, settings: BaseModel) -> None:
     """Add the code of samplers that are new in a folder to its ``environment.json``."""
     known = _environment(folder)
+    before = known.get("code", {})
     # What was noted first stays: with it the runs were played.
-    code = {**code_of(settings.model_dump()), **known.get("code", {})}
-    if code != known.get("code", {}):
-        write_atomically(
-            folder / "environment.json", json.dumps({**known, "code": code}, indent=1) + "\n"
-        )
+    code = {**code_of(settings.model_dump()), **before}
+    if code != before:
+        text = json.dumps({**known, "code": code}, indent=1)
+        write_atomically(folder / "environment.json", text + "\n")
 
 
 def _code(folder: Path) -> dict[str, str]:

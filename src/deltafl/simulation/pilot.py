@@ -273,16 +273,17 @@ class _Pilot:
         self._require_reached(full, reached_s)
         cohorts = self._cohorts()
         middle = cohorts[len(cohorts) // 2]
-        self._measured = dict.fromkeys(self._settings.methods, middle)
+        methods = self._settings.methods
+        self._measured = dict.fromkeys(methods, middle)
         self._sizes = _grid(self._num_clients, cohorts)
         # Rounds grow about as the root of 1 / n: so all come about as far.
         first = {
             n: max(math.ceil(reached_s.mean() * math.sqrt(self._num_clients / n) / 2), *_MEASURED)
             for n in cohorts
         }
-        wanted = {(name, n): first[n] for name in self._settings.methods for n in cohorts}
+        wanted = {(name, n): first[n] for name in methods for n in cohorts}
         courses = self._play(wanted)
-        errors = {method: self._errors(method) for method in self._settings.methods}
+        errors = {method: self._errors(method) for method in methods}
         # Cheap runs first: only what may still be the cheapest goes on.
         for kept, share in _STAGES:
             more = dict[tuple[str, int], int]()
@@ -292,8 +293,13 @@ class _Pilot:
             courses |= self._play(wanted)
         curves = self._curves(courses, full, errors)
         # Other prices need no other runs.
-        prices, budget = self._settings.prices, self._settings.budget
-        return Advice.of(self._goal, prices, budget, curves, errors)
+        return Advice.of(
+            self._goal,
+            self._settings.prices,
+            self._settings.budget,
+            curves,
+            errors,
+        )
 
     def _play(self, wanted: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], list[Course]]:
         """The courses of some methods and n after so many rounds, with every seed."""

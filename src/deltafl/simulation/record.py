@@ -131,8 +131,8 @@ class RunRecord(BaseModel):
             column = getattr(self, name)
             same[f"{name}_r"] = _floats(column) if column else None
         same |= {
-            "round_r": np.array(self.round, dtype=np.int64),
-            "draws_m": np.array(self.draws, dtype=np.int64),
+            "round_r": np.array(self.round, np.int64),
+            "draws_m": np.array(self.draws, np.int64),
             "probes": {name: _floats(column) for name, column in self.probes.items()},
             "others_r": {name: _floats(column) for name, column in self.others.items()},
         }
@@ -223,7 +223,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     evaluated = [line for line in lines[1:] if "test" in line]
     if not evaluated or not rounds == timed == list(range(len(rounds))):
         raise DeltaflError(f"{directory.path} does not hold every round once and in order; {CURE}")
-    at_r = np.array([line["round"] for line in evaluated], dtype=np.int64)
+    at_r = np.array([line["round"] for line in evaluated], np.int64)
 
     def summed(per_round: list[float | None]) -> FloatArray:
         # A round is its place in the list, as the check above has made sure.
@@ -237,17 +237,17 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     metric = "loss" if lines[0].get("test", {}).get("accuracy") is None else "accuracy"
     if judges:
         metric = judges[0].name
+    # These two have columns of their own.
     judges = [judge for judge in judges if judge.name not in ("accuracy", "loss")]
     clock_r = _floats([line.get("clock") for line in evaluated])
     client_accuracy_r = tested("client_accuracy")
-    drawn_n, count_n = (
-        np.array(
-            # Round 0 has no cohort.
-            [entry for line in lines for entry in line.get(key, ())],
-            dtype=np.int64,
-        )
-        for key in ("cohort", "counts")
-    )
+
+    def listed(key: str) -> IntArray:
+        # Round 0 has no cohort.
+        return np.array([entry for line in lines for entry in line.get(key, ())], np.int64)
+
+    drawn_n = listed("cohort")
+    count_n = listed("counts")
     asked = [len(line.get("cohort", ())) or line.get("answers", 0) for line in lines]
     cost_r = None
     if settings.client_costs is not None:
@@ -454,5 +454,5 @@ def _rounded(column: list[float | None], digits: int) -> list[float | None]:
 def _floats(column: Sequence[float | None]) -> FloatArray:
     return np.array(
         [np.nan if value is None else value for value in column],
-        dtype=np.float64,
+        np.float64,
     )

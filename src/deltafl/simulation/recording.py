@@ -12,6 +12,7 @@ class Recording(Callback):
     def after_round(self, run: LiveRun, round: PlayedRound) -> None:
         if not run.group.is_first:
             return
+        task = run.engine.task
         since = late_after(run.rounds) + 1
         if {"stopped", "diverged"} & round.line.keys():
             since = round.number  # the run ends here, so its last model alone counts
@@ -21,11 +22,11 @@ class Recording(Callback):
                 run.directory.path,
                 run.plan.population.num_examples_m,
                 round.number,
-                run.engine.task.metrics[0].name,
+                task.metrics[0].name,
                 round.judged.by_client(),
                 since,
-                run.engine.task.client_names,
-                run.engine.task.client_strata,
+                task.client_names,
+                task.client_strata,
             )
         round.timing["server_bytes"] = bytes_in_ram(run.state)
         round.timing["evaluation_seconds"] = round.closed.read()["seconds"]

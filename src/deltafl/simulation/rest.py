@@ -127,8 +127,10 @@ class RestOfModel:
         arrays = {}
         first = 0
         for name, array in self._local.items():
+            # A copy begins where numbers of every type may begin.
             own = bits[first : first + array.nbytes].copy()
             arrays[name] = own.view(array.dtype).reshape(array.shape)
+            # The initial array may hold infinities itself, as a mask of attention does.
             if np.any(np.isfinite(array) > np.isfinite(arrays[name])):
                 raise not_sound(f"a client's {name} is not finite")
             first += array.nbytes

@@ -187,7 +187,7 @@ class ClientRunner:
         return loss, output
 
     def _rows(self, client: int) -> npt.NDArray[np.int64]:
-        return np.asarray(self._task.client_rows[client], dtype=np.int64)
+        return np.asarray(self._task.client_rows[client], np.int64)
 
     def _examples(
         self, rows: npt.NDArray[np.int64] | torch.Tensor

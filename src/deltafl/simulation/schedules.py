@@ -101,7 +101,8 @@ SCHEDULES: dict[str, type[Schedule]] = {
 def as_text(schedule: Any) -> Any:
     """A function as text that carries it; anything else as it is."""
     if callable(schedule):
-        name = schedule.__name__ if hasattr(schedule, "__name__") else type(schedule).__name__
+        # An object that can be called has no name of its own.
+        name = getattr(schedule, "__name__", type(schedule).__name__)
         return Named(name.strip("<>"), schedule)
     return schedule
 
@@ -123,8 +124,9 @@ def factors_of(text: str | None, rounds: int) -> tuple[float, ...]:
     name, options = parse_call(text)
     if name not in SCHEDULES:
         raise unknown_name("lr_schedule", name, [*SCHEDULES, "FILE.py:FUNCTION"])
-    check_options(SCHEDULES[name], options, name)
-    return tuple(SCHEDULES[name](**options).factors(rounds).tolist())
+    kind = SCHEDULES[name]
+    check_options(kind, options, name)
+    return tuple(kind(**options).factors(rounds).tolist())
 
 
 def _own_factors(

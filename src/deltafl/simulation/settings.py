@@ -661,15 +661,17 @@ def refuse_ignored(settings: Settings, given: Mapping[str, Any]) -> None:
     is_synthetic = settings.task == "synthetic"
     partitions = [find_partition(settings.partition)] if settings.partition else []
     has_alpha = any(partition.uses_alpha for partition in partitions)
-    has_column = any(partition.uses_column for partition in partitions) or is_own(settings.task)
-    has_files = not is_own(settings.task) and not {"files", "archive"}.isdisjoint(
-        known_tasks()[settings.task].needs
-    )
+    own = is_own(settings.task)
+    has_column = any(partition.uses_column for partition in partitions) or own
+    has_files = False
+    if not own:
+        needs = known_tasks()[settings.task].needs
+        has_files = not {"files", "archive"}.isdisjoint(needs)
     controls = [_control_of(label) for label in settings.labels()]
     remembers = any(control.remembers for control in controls)
     used = {
         "memory_path": (
-            remembers or is_own(settings.task),  # whose model may have local arrays
+            remembers or own,  # whose model may have local arrays
             "methods that remember one update per client have it, and models with local arrays",
         ),
         "data_dir": (has_files, "tasks with files of data have it"),

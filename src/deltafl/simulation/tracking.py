@@ -47,13 +47,15 @@ class Tracker(AbstractContextManager["Tracker"]):
 
     def __call__(self, done: RoundDone) -> None:
         key = run_key("", done.sampler, done.seed)
-        if key not in self._open:
-            self._open[key] = self.begin(key, done)
-        self.write(self._open[key], done.round, numbers(done))
+        opened = self._open
+        if key not in opened:
+            opened[key] = self.begin(key, done)
+        self.write(opened[key], done.round, numbers(done))
         if "diverged" in done.line:
-            self.end(self._open.pop(key), "FAILED")
+            self.end(opened.pop(key), "FAILED")
+        # A run that stops by itself has no last round that is known before.
         elif done.round == done.rounds or "stopped" in done.line:
-            self.end(self._open.pop(key), "FINISHED")
+            self.end(opened.pop(key), "FINISHED")
 
     def mark(self, key: str) -> str:
         """A name for a run that finds it again after an interruption."""
@@ -64,7 +66,9 @@ class Tracker(AbstractContextManager["Tracker"]):
         """The settings of a run."""
         settings = recorded_settings(self.folder) or {}
         settings |= {"sampler": done.sampler, "seed": done.seed}
-        return {name: settings[name] for name in sorted(settings.keys() - {"samplers", "seeds"})}
+        # Those of the whole comparison say nothing of one run.
+        names = settings.keys() - {"samplers", "seeds"}
+        return {name: settings[name] for name in sorted(names)}
 
     @abstractmethod
     def begin(self, key: str, done: RoundDone) -> Any:
@@ -152,9 +156,11 @@ class MLflow(Tracker):
             history = client.get_metric_history(run_id, "round/seconds")
             return run_id, max((point.step for point in history), default=0)
         run = client.create_run(experiment, run_name=_title(done), tags={"deltafl_run": mark})
+        run_id = run.info.run_id
         for setting, value in self.about(done).items():
-            client.log_param(run.info.run_id, setting, printable(value, limit=500))
-        return run.info.run_id, 0
+            # Some of MLflow's stores refuse longer ones.
+            client.log_param(run_id, setting, printable(value, limit=500))
+        return run_id, 0
 
     def _experiment(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or printable(self.folder.resolve().name)
@@ -270,18 +276,16 @@ class Trackio(_Streaming):
         # A program has one run of trackio at a time: another one is continued by its name.
         if self._last is None or self._last[0] != mark:
             with redirect_stdout(io.StringIO()), explained("trackio cannot begin a run"):
-                self._last = (
-                    mark,
-                    trackio.init(
-                        project=self.project,
-                        name=f"{_title(done)} {mark}",
-                        config={name: printable(about[name], limit=500) for name in about},
-                        resume="allow",
-                        embed=False,
-                        auto_log_cpu=False,
-                        auto_log_gpu=False,
-                    ),
+                opened = trackio.init(
+                    project=self.project,
+                    name=f"{_title(done)} {mark}",
+                    config={name: printable(about[name], limit=500) for name in about},
+                    resume="allow",
+                    embed=False,
+                    auto_log_cpu=False,
+                    auto_log_gpu=False,
                 )
+                self._last = (mark, opened)
         super().write(run._replace(run=self._last[1]), round, value)
 
     def end(self, run: _Stream, status: str) -> None:

@@ -217,14 +217,18 @@ class Task:
         """
         classes = self.dataset.num_classes
         y = self.dataset.train_y
-        if y.ndim == 2 and y.dtype.kind == "f":
-            held = [y[np.asarray(rows)] for rows in self.client_rows]
-            count_mc = np.stack([y_nc.sum(axis=0, dtype=np.float64) for y_nc in held])
-        else:
-            # Raveled, for an example may be a sequence of classes.
-            labels = [y[np.asarray(rows)].ravel().astype(np.int64) for rows in self.client_rows]
-            count_mc = np.stack([np.bincount(label_n, minlength=classes) for label_n in labels])
-        share_mc: FloatArray = count_mc / np.maximum(count_mc.sum(axis=1, keepdims=True), 1)
+        count_m = []
+        for rows in self.client_rows:
+            own_y = y[np.asarray(rows)]
+            if y.ndim == 2 and y.dtype.kind == "f":
+                count_m.append(own_y.sum(axis=0, dtype=np.float64))
+            else:
+                # Raveled, for an example may be a sequence of classes.
+                label_n = own_y.ravel().astype(np.int64)
+                count_m.append(np.bincount(label_n, minlength=classes))
+        count_mc = np.stack(count_m)
+        total_m1 = count_mc.sum(axis=1, keepdims=True)
+        share_mc: FloatArray = count_mc / np.maximum(total_m1, 1)
         return share_mc
 
 
@@ -233,12 +237,11 @@ def with_fewer_tests(task: Task, count: int) -> Task:
     runs.
     """
     data = task.dataset
-    if count > len(data.test_x):
-        raise DeltaflError(
-            f"test_examples is {count}; {data.name} has {len(data.test_x)} test examples"
-        )
+    known = len(data.test_x)
+    if count > known:
+        raise DeltaflError(f"test_examples is {count}; {data.name} has {known} test examples")
     # Evenly spaced, as examples may be sorted by class or by owner.
-    row_e = np.arange(count) * len(data.test_x) // count
+    row_e = np.arange(count) * known // count
     owners = {name: owner_e[row_e] for name, owner_e in data.test_columns.items()}
     fewer = replace(
         data,
@@ -300,7 +303,7 @@ def with_validation(task: Task, share: float, seed: int) -> Task:
     owners = []
     for client, rows in enumerate(task.client_rows):
         rng = stream(seed, "validation", client=client)
-        row_n = np.asarray(rows, dtype=np.int64)
+        row_n = np.asarray(rows, np.int64)
         # Rounded at random, with the right mean.
         count = min(int(share * len(row_n) + rng.random()), len(row_n) - 1)
         held.append(rng.permutation(row_n)[:count])

@@ -212,7 +212,7 @@ def _h5_shares(path: Path) -> Iterator[Share]:
 def _handwriting(share: Share) -> tuple[Bytes, IntArray]:
     """The images, uint8 (n, 1, 28, 28); levels are whole 255ths in all published files."""
     try:
-        level_nd = np.asarray(share.x, dtype=np.float64)
+        level_nd = np.asarray(share.x, np.float64)
     # The last one for whole numbers of hundreds of digits.
     except (TypeError, ValueError, OverflowError):
         level_nd = np.zeros(0)

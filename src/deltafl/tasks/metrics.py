@@ -178,7 +178,8 @@ def log_odds(output: Numbers, y: Numbers) -> Numbers:
     others[first] = -np.inf
     log_p = log_softmax(wide, axis=1)
     # Of the most probable class 1 - p would lose its digits; it is the sum of the others.
-    odds: Numbers = log_p - np.log1p(-np.where(others > -np.inf, np.exp(log_p), 0))
+    p = np.where(others > -np.inf, np.exp(log_p), 0)
+    odds: Numbers = log_p - np.log1p(-p)
     odds[first] = wide[first] - logsumexp(others, axis=1)
     return odds
 
@@ -239,10 +240,9 @@ def _f1(average: str) -> Function:
     score = _scikit_learn("f1_score")
 
     def f1(output: Numbers, y: Numbers) -> float:
-        return float(
-            # A class that is never predicted has an F1 of 0, without a warning for each.
-            score(y.astype(np.int64), predicted(output, y), average=average, zero_division=0)
-        )
+        found = predicted(output, y)
+        # A class that is never predicted has an F1 of 0, without a warning for each.
+        return float(score(y.astype(np.int64), found, average=average, zero_division=0))
 
     return f1
 
@@ -272,14 +272,15 @@ def _mean_over_classes(name: str) -> Function:
 
 def _top(count: int) -> Function:
     def top(output: Numbers, y: Numbers) -> float:
-        if count >= output.shape[1]:
+        classes = output.shape[1]
+        if count >= classes:
             raise DeltaflError(
-                f"top_{count}_accuracy of {output.shape[1]} classes is always 1; write a number "
-                "below that of the classes"
+                f"top_{count}_accuracy of {classes} classes is always 1; write a number below "
+                "that of the classes"
             )
         # Of equal outputs those of lower classes count as higher, as ``argmax`` has it.
         own = output[np.arange(len(y)), y.astype(np.int64)][:, None]
-        before = np.arange(output.shape[1]) < y[:, None]
+        before = np.arange(classes) < y[:, None]
         above = (output > own) | ((output == own) & before)
         return float((above.sum(axis=1) < count).mean())
 
@@ -324,7 +325,9 @@ METRICS: dict[str, Metric] = {
         _share("f1_weighted", "weighted F1", _f1("weighted")),
         _share("roc_auc", "ROC AUC", _mean_over_classes("roc_auc_score")),
         _share(
-            "average_precision", "average precision", _mean_over_classes("average_precision_score")
+            "average_precision",
+            "average precision",
+            _mean_over_classes("average_precision_score"),
         ),
         _OfArrays("log_loss", log_loss, higher=False, targets=_ALL, written="log loss"),
         _error("root_mean_squared_error", "RMSE"),

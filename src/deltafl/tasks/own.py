@@ -230,7 +230,9 @@ def _check_data(data: Dataset, task: Task) -> None:
     classes: Any = data.num_classes
     has_labels = data.train_y.ndim == 2 and data.train_y.dtype == np.float32
     is_count = isinstance(classes, int | np.integer) and classes >= 0
-    if "accuracy" in {metric.name for metric in task.metrics}:
+    metrics = {metric.name for metric in task.metrics}
+    # Of one class every answer is right; of one label, yes or no may be wrong.
+    if "accuracy" in metrics:
         is_count = is_count and classes >= (1 if has_labels else 2)
     needed = "a whole number: 2 or more for accuracy, 0 for regression"
     _require(is_count, "num_classes", classes, needed)
@@ -243,7 +245,7 @@ def _check_data(data: Dataset, task: Task) -> None:
         _check_array(f"{part}_y", y, labels, data.train_y)
         if len(x) != len(y):
             raise DeltaflError(f"{part}_x has {len(x)} rows and {part}_y {len(y)}; make them equal")
-        if {metric.name for metric in task.metrics} != {"loss"} and classes > 0:
+        if metrics != {"loss"} and classes > 0:
             shape = (len(y), classes) if has_labels else (len(y),)
             _require(
                 y.shape == shape,

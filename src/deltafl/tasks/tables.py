@@ -352,10 +352,12 @@ def _task(
         outputs = dataset.train_y.shape[1] if is_wide else dataset.num_classes
         make = partial(model, in_features, outputs)
     if dataset.num_classes > 0:
-        loss, metric = cross_entropy, "accuracy"
+        loss = cross_entropy
+        metric = "accuracy"
         if is_wide:
+            loss = binary_cross_entropy
             # All labels of an example are seldom right together.
-            loss, metric = binary_cross_entropy, "f1_macro"
+            metric = "f1_macro"
     return Task(
         name=name,
         dataset=dataset,

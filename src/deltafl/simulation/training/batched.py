@@ -83,8 +83,8 @@ def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedu
     jobs = [jobs[i] for i in order]
     steps_n = np.array([steps[i] for i in order])
     shape = (len(jobs), int(steps_n[0]), width)
-    rows_nkb = np.empty(shape, dtype=np.int64)
-    weight_nkb = np.zeros(shape, dtype=np.float32)
+    rows_nkb = np.empty(shape, np.int64)
+    weight_nkb = np.zeros(shape, np.float32)
     for job, rows_kb, weight_kb, num_steps in zip(
         jobs, rows_nkb, weight_nkb, steps_n.tolist(), strict=True
     ):
@@ -92,7 +92,7 @@ def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedu
         orders, size = passes(num_examples, work, job.rng)
         batches = work.batches_a_pass(num_examples)
         # Places of examples among the client's; 0 for padding.
-        place_pe = np.zeros((len(orders), batches * size), dtype=np.int64)
+        place_pe = np.zeros((len(orders), batches * size), np.int64)
         place_pe[:, :num_examples] = orders
         rows_kb[:] = job.rows[0]
         rows_kb[:num_steps, :size] = job.rows[place_pe.reshape(-1, size)[:num_steps]]
@@ -181,13 +181,7 @@ class BatchedTrainer:
             # Each step's losses, squared losses and squared gradient norms; 0 once a client's have
             # ended.
             # float64, and fetched once: on a GPU each fetch would wait for the device.
-            value_3kn = torch.zeros(
-                3,
-                num_steps,
-                n,
-                dtype=torch.float64,
-                device=self._device,
-            )
+            value_3kn = torch.zeros(3, num_steps, n, dtype=torch.float64, device=self._device)
             for first, some in self._stretches(schedule):
                 num_taken, active, _ = some.weight_knb.shape
                 value_3kn[:, first : first + num_taken, :active] = take(some)
@@ -243,18 +237,17 @@ class BatchedTrainer:
             x, y = self._fetch(schedule.rows_knb[0].reshape(-1))
             weight_nb = schedule.weight_knb[0].to(self._device)
             inputs = (x.view(n, -1, *x.shape[1:]), y.view(n, -1, *y.shape[1:]), weight_nb)
-            known = _Captured(
-                fits, cohort, rate, CapturedStep(step, inputs, CudaCapture(self._device))
-            )
+            captured = CapturedStep(step, inputs, CudaCapture(self._device))
+            known = _Captured(fits, cohort, rate, captured)
             self._captured = known
         # A row: all models start from the same memory.
         known.cohort.start[0].copy_(start_nd[0])
         known.rate.fill_(work.rate)
         cohort = known.cohort.first(n)
         cohort.restart(start_nd, step_nd)
-        captured = known.step
+        replayed = known.step
         # Stretches are of one step, but for chains on a CPU.
-        return cohort, lambda some: captured(*(part[0] for part in some))
+        return cohort, lambda some: replayed(*(part[0] for part in some))
 
     def _take(
         self,
@@ -305,7 +298,7 @@ class BatchedTrainer:
         """Draw the gradient noise of one step of the first clients."""
         if all(job.noise is None for job in jobs):
             return
-        noise_nd = np.zeros((len(gradient_nd), self._num_params), dtype=np.float32)
+        noise_nd = np.zeros((len(gradient_nd), self._num_params), np.float32)
         for noise_d, job in zip(noise_nd, jobs, strict=False):
             if job.noise is not None:
                 noise_d[:] = job.noise(self._num_params)
@@ -407,14 +400,14 @@ def vectorized_forward(
     if own is not None:
         return own
     names = list(trained_parameters(model))
-    frozen = {
-        name: param.to(dtype) for name, param in model.named_parameters() if not param.requires_grad
-    }
+    frozen = {}
+    for name, param in model.named_parameters():
+        if not param.requires_grad:
+            frozen[name] = param.to(dtype)
 
     def one(params: tuple[torch.Tensor, ...], x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = torch.func.functional_call(
-            model, {**frozen, **dict(zip(names, params, strict=True))}, (x,)
-        )
+        all_params = frozen | dict(zip(names, params, strict=True))
+        output: torch.Tensor = torch.func.functional_call(model, all_params, (x,))
         return output
 
     def forward(params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:

@@ -36,10 +36,8 @@ class _Dense(NamedTuple):
         if self.weight.shape[2] > 1:
             return torch.bmm(self.weight.transpose(1, 2), delta)
         # Else rounding would depend on the number of clients, on Intel's processors.
-        return torch.bmm(
-            functional.pad(self.weight, (0, self.more)).transpose(1, 2),
-            delta,
-        )[:, :1]
+        wide = functional.pad(self.weight, (0, self.more))
+        return torch.bmm(wide.transpose(1, 2), delta)[:, :1]
 
     def __call__(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The inputs (n, F, B) with the zero features, and the outputs (n, C, B)."""
@@ -75,10 +73,10 @@ class DenseChain:
         if not all(type(layer) in (nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid) for layer in layers):
             return None
         linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+        if any(map(has_hooks, (model, *model))):
+            return None
         # Layers with a parametrization have parameters of other names.
-        if any(map(has_hooks, (model, *model))) or any(
-            set(part._parameters) != {"weight", "bias"} for part in linear
-        ):
+        if any(set(part._parameters) != {"weight", "bias"} for part in linear):
             return None
         return cls(layers)
 
@@ -88,7 +86,8 @@ class DenseChain:
         x: torch.Tensor,
     ) -> torch.Tensor:
         """Outputs (n, C, B) of inputs (n, B, ...)."""
-        return _forward(self._bound(params), x.flatten(2).transpose(1, 2))[1][-1]
+        _, after = _forward(self._bound(params), x.flatten(2).transpose(1, 2))
+        return after[-1]
 
     def differentiation(
         self,
@@ -109,19 +108,11 @@ class DenseChain:
             label = label_k[step]
             loss = log_share.gather(1, label).neg_()
             # The gradient of the cross-entropy in its inputs: softmax, less 1 at the label.
-            delta = (
-                log_share.exp_()
-                .scatter_add_(
-                    1,
-                    label,
-                    minus_one,
-                )
-                .mul_(weight_k[step])
-            )
+            delta = log_share.exp_().scatter_add_(1, label, minus_one)
+            delta.mul_(weight_k[step])
             place = len(gradients)
-            for layer, h, output in zip(
-                reversed(layers), reversed(before), reversed(after), strict=True
-            ):
+            passed = [*zip(layers, before, after, strict=True)]
+            for layer, h, output in reversed(passed):
                 if isinstance(layer, _Dense):
                     if layer.bias is not None:
                         place -= 1

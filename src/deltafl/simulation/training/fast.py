@@ -147,19 +147,14 @@ class FastTrainer:
             output = self._forward(varied)
             batch_loss = self._loss(output, y_batch)
             # Unused parameters have gradients of 0, as in the reference.
-            gradients = torch.autograd.grad(
-                batch_loss,
-                self._params,
-                materialize_grads=True,
-            )
-            torch.cat(
-                [gradient.reshape(-1) for gradient in gradients],
-                out=own.gradient,
-            )
+            gradients = torch.autograd.grad(batch_loss, self._params, materialize_grads=True)
+            flat = [gradient.reshape(-1) for gradient in gradients]
+            torch.cat(flat, out=own.gradient)
             loss_sum += batch_loss.item()
             square_loss_sum += mean_square(losses, output, y_batch)
             if noise is not None:
-                own.gradient.add_(torch.from_numpy(noise(len(own.gradient))).to(self._device))
+                noise_d = torch.from_numpy(noise(len(own.gradient)))
+                own.gradient.add_(noise_d.to(self._device))
             square_sum += own.step(work).item()
         update_d: Params = (own.current - own.start).cpu().numpy()
         sums = loss_sum, square_loss_sum, square_sum, squared_norm(own.gradient_sum).item()

@@ -117,7 +117,7 @@ def captures_steps(
     trainer = BatchedTrainer(
         copy.deepcopy(model).to(device), task.loss, 1, lambda _: (x, y), device, precision, True
     )
-    job = LocalJob(np.zeros(1, dtype=np.int64), np.random.default_rng(0))
+    job = LocalJob(np.zeros(1, np.int64), np.random.default_rng(0))
     with product_precision(device, precision):
         trainer.train([job], params_d, LocalWork(lr=0.1, steps=WARM_UPS + 1))
     return trainer.captured

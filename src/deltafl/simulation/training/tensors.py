@@ -64,12 +64,13 @@ class ModelTensors:
 
     def copied(self) -> "ModelTensors":
         """A copy to train: frozen parameters, which never change, are shared."""
-        # What its memo holds deepcopy takes for copied. It fills that dict, hence one of its own.
-        memo = dict[int, Any]()
-        for key, tensor in self._frozen.items():
+        # What its memo holds deepcopy takes for copied; it fills that dict.
+        memo: dict[int, Any] = {
+            key: tensor
+            for key, tensor in self._frozen.items()
             # A forward pass may write into a buffer, whoever calls it frozen.
-            if isinstance(tensor, nn.Parameter):
-                memo[key] = tensor
+            if isinstance(tensor, nn.Parameter)
+        }
         model = copy.deepcopy(self.model, memo).train()
         for old, new in zip(self.model.modules(), model.modules(), strict=True):
             # Statistics that nobody collects are used as they are.
