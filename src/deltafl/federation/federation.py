@@ -247,10 +247,7 @@ class Federation:
         the same cohort until the round is closed.
         """
         self.let_go(present)
-        available_m = np.array(
-            [key in present for key in self.clients],
-            np.bool_,
-        )
+        available_m = np.array([key in present for key in self.clients], np.bool_)
         return open_round(self.plan, self.current, available_m)
 
     def close(self, cohort: Cohort, replies: Mapping[int, ClientReply]) -> RoundInfo:

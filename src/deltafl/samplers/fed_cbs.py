@@ -84,6 +84,5 @@ class FedCBS(Unweighted):
 def imbalance(count_kc: FloatArray) -> FloatArray:
     """QCID of each row of pooled counts, float64 (k,), from 1e-12 to 1 - 1 / C."""
     share_kc = count_kc / count_kc.sum(axis=1, keepdims=True)
-
     off_kc = share_kc - 1 / count_kc.shape[1]
     return np.asarray(np.maximum((off_kc**2).sum(axis=1), _LEAST))

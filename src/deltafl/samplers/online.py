@@ -302,7 +302,6 @@ def project(score_m: FloatArray, least: float) -> FloatArray:
     # With the k smallest at the floor the others share ``free``; the first k whose next score
     # then lies above the floor is right.
     rising_m = np.sort(score_m)
-
     rest_m = np.cumsum(rising_m[::-1])[::-1]
     free = 1 - np.arange(m) * least
     is_above_m = rising_m * free > least * rest_m
