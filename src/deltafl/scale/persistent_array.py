@@ -85,14 +85,10 @@ class PersistentArray(NDArrayOperatorsMixin):
         value_k = self[index_k].astype(np.int64) + 1
         if value_k.max(initial=0) > np.iinfo(self.dtype).max:
             # Of a negative number, so that the type is a signed one.
-            wider = np.promote_types(
-                self.dtype,
-                np.min_scalar_type(-int(value_k.max()) - 1),
-            )
-            return type(self)(np.asarray(self).astype(wider)).replaced(
-                index_k,
-                value_k,
-            )
+            needed = np.min_scalar_type(-int(value_k.max()) - 1)
+            wider = np.promote_types(self.dtype, needed)
+            widened = type(self)(np.asarray(self).astype(wider))
+            return widened.replaced(index_k, value_k)
         return self.replaced(index_k, value_k)
 
     def current(self) -> Any:

@@ -69,6 +69,7 @@ class TreeBuffer(Buffer):
         super().write(index_k, value_k)
         node_k = index_k
         for level in range(1, len(self.levels)):
+            # Siblings have one parent, which is summed once.
             node_k = np.unique(node_k // WIDTH)
             self._add_up(level, node_k)
 
@@ -159,6 +160,7 @@ def _heads(child_kb: IntArray, span: int, m: int, without_c: IntArray) -> Any:
     of them.
     """
     start_k1 = child_kb[:, :1] * span
+    # The last blocks may have fewer clients below them, or none.
     end_kb = np.minimum((child_kb + 1) * span, m)
     heads_kb = end_kb - start_k1
     if len(without_c) == 0:

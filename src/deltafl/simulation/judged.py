@@ -100,10 +100,11 @@ class Judged(NamedTuple):
             return None
         accuracy_c = _shares(self.hit_e, y_e.astype(np.int64), task.dataset.num_classes)
         share_mc = task.shares
+        is_tested_c = ~np.isnan(accuracy_c)
         # Classes without a test example leave both sums, as if nobody had them: with 0 they would
         # count as wrong.
         with np.errstate(invalid="ignore"):  # 0 / 0 of clients without tested classes
-            return share_mc @ np.nan_to_num(accuracy_c) / (share_mc @ ~np.isnan(accuracy_c))
+            return share_mc @ np.nan_to_num(accuracy_c) / (share_mc @ is_tested_c)
 
     def _owners_shares(self, hit_e: FloatArray, owner_e: IntArray) -> FloatArray:
         """The share that is right of each client's test examples."""

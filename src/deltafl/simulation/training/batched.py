@@ -94,6 +94,7 @@ def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedu
         # Places of examples among the client's; 0 for padding.
         place_pe = np.zeros((len(orders), batches * size), np.int64)
         place_pe[:, :num_examples] = orders
+        # Padding has the weight 0, and has to be some example.
         rows_kb[:] = job.rows[0]
         rows_kb[:num_steps, :size] = job.rows[place_pe.reshape(-1, size)[:num_steps]]
         # Of the pass, before each step: its last minibatch may be smaller.
@@ -314,10 +315,8 @@ class BatchedTrainer:
         # Others are slow enough for one gather a step, and their inputs may be large.
         most = 1
         if self._chain is not None:
-            most = max(
-                1,
-                _STRETCH_NUMBERS // (all_rows_knb[0].numel() * self._chain.num_inputs),
-            )
+            numbers = all_rows_knb[0].numel() * self._chain.num_inputs
+            most = max(1, _STRETCH_NUMBERS // numbers)
         while first < len(active_k):
             active = int(active_k[first])
             last = min(first + most, int(schedule.steps_n[active - 1]))
@@ -328,6 +327,7 @@ class BatchedTrainer:
             y = y.view(*rows_knb.shape, *y.shape[1:])
             for i, job in enumerate(schedule.jobs[:active]):
                 if job.augment is not None:
+                    # Without the padding, for which the client's generator has drawn nothing.
                     for step, size in enumerate((weight_knb[:, i] > 0).sum(dim=1).tolist()):
                         x[step, i, :size] = job.augment(x[step, i, :size])
             yield first, Stretch(x, y, weight_knb)

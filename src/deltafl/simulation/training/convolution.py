@@ -45,13 +45,11 @@ def conv2d(
     channels = len(weight)
     (down, across) = _pair(stride)
     (top, left) = _pair(padding)
+    # ``pad`` takes the last axis first.
     padded = functional.pad(x, (left, left, top, top))
+    rows = padded.unfold(2, weight.shape[2], down)
     # (B, C, H', W', h, w)
-    patches = padded.unfold(2, weight.shape[2], down).unfold(
-        3,
-        weight.shape[3],
-        across,
-    )
+    patches = rows.unfold(3, weight.shape[3], across)
     # (C h w, B H' W'): one product for all examples and places.
     columns = patches.permute(1, 4, 5, 0, 2, 3).reshape(weight[0].numel(), -1)
     product = weight.flatten(1) @ columns
