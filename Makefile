@@ -1,4 +1,5 @@
 # make demo: the main job on the embedded data set.   make test: lint, spelling, types, tests.
+# make thorough: all tests but the engines', half an hour on two slow cores; make test leaves out what takes long beside what it finds.
 # make results: every committed page and table from the committed records, without data sets; git diff shows changes.
 # make docs: the site, in build/site; a warning is an error.
 # make links: asks every address on the site's pages whether it is still there; needs the internet.
@@ -17,7 +18,7 @@ JOBS ?= 2
 # Set in many containers, it would let every process compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test types unit simulation results docs links package pfl nvflare versions dist-check clean
+.PHONY: demo test types unit thorough simulation results docs links package pfl nvflare versions dist-check clean
 
 demo: $(VENV)/.installed
 	rm -rf runs/demo
@@ -39,6 +40,9 @@ unit: $(VENV)/.installed
 # Of the slow tests: Flower's simulation engine beside our simulator, with the sampler that asks most of it; about a minute.
 simulation: $(VENV)/.installed
 	$(VENV)/bin/pytest -m slow tests/flower/test_engines.py -k 'simulation and scaffold'
+
+thorough: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest --thorough -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 results: $(VENV)/.installed
 	$(VENV)/bin/python -m reproduction all --scale cpu --only-page

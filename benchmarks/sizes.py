@@ -6,7 +6,7 @@ Two questions, each with paired seeds that chose nothing:
 
 - **As many rounds and trainings.** A method with ``relative_error=1.0`` plays the task's rounds,
   and so does the fixed n with its mean number of trainings. With ``+budget`` it gets the trainings
-  of the task's own n beforehand, and its rival is that n.
+  of the task's own n beforehand, with this target and a stricter one, and its rival is that n.
 - **As many trainings, rounds for nothing.** Fixed n play until they have spent the trainings of
   the task's own n; ``relative_error=1.0`` is judged by its accuracy at the same numbers.
 
@@ -35,6 +35,7 @@ from deltafl.types import FloatArray
 
 sys.path.append(str(Path(__file__).parents[1]))
 AUTO = "relative_error=1.0"
+STRICTER = "relative_error=0.7"
 _DIRICHLET = {"partition": "hsu2019", "batch_size": 32}
 
 
@@ -173,8 +174,7 @@ def beside_fixed(player: Player) -> Iterator[list[str]]:
                 ).clients
                 or 0
             )
-        budget = f"{AUTO}+budget={given}"
-        for setting in (AUTO, budget):
+        for setting in (AUTO, f"{AUTO}+budget={given}", f"{STRICTER}+budget={given}"):
             ours = player.curves(f"{method}+sample={case.sample}+{setting}", case.rounds)
             spent = float(np.mean([run.trainings[-1] for run in ours]))
             n = case.sample

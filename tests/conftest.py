@@ -7,6 +7,7 @@ import platform
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations, product
 from math import comb
@@ -69,6 +70,31 @@ def _own_files_are_forgotten() -> Iterator[None]:
             if str(Path(getattr(sys.modules[name], "__file__", None) or "").parent) == folder:
                 del sys.modules[name]
     sys.path[:] = path
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--thorough", action="store_true", help="every case, also those that make test leaves out"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is ``thorough``, and of a ``sampled(n)`` test all but every n-th case."""
+    if config.getoption("--thorough"):
+        return
+    cases = Counter[str]()
+    left_out = []
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if item.get_closest_marker("thorough"):
+            left_out.append(item)
+        elif sampled is not None:
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % sampled.args[0]:
+                left_out.append(item)
+            cases[test] += 1
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in {*left_out}]
 
 
 def pytest_report_header() -> str:

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,6 +98,7 @@ NOT_PLAYED = {
     "python benchmarks/attacked.py": "starts servers and nodes, for half an hour",
     "python benchmarks/kills.py": "kills and resumes sixty comparisons",
     "deltafl plan --task digits": "plays for a minute; tests/cli/test_plan.py",
+    "deltafl watch my-run --once --plan": "needs that plan; tests/cli/test_plan.py",
 }
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
@@ -158,6 +160,24 @@ def play_commands(page: Path) -> None:
             command.play(number)
 
 
+#: Pages that play for long; ``make thorough`` plays them.
+LONG = {
+    "how-to/cluster.md",
+    "docs/how-to/distributed.md",
+    "docs/how-to/rates.md",
+    "docs/why/theory/census.md",
+    "docs/why/theory/table-1.md",
+}
+
+
+def cases(documents: Iterable[str]) -> list[Any]:
+    """Documents as parameters of a test."""
+    return [
+        pytest.param(document, marks=[pytest.mark.thorough] * (document in LONG))
+        for document in documents
+    ]
+
+
 WITH_SESSIONS = [
     page.relative_to(ROOT).as_posix()
     for page in PAGES
@@ -195,7 +215,7 @@ def test_the_loop_in_numpy_of_a_page_runs(
     assert names["info"].round == last_round
 
 
-@pytest.mark.parametrize("document", WITH_SESSIONS)
+@pytest.mark.parametrize("document", cases(WITH_SESSIONS))
 def test_sessions_print_what_the_page_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, document: str
 ) -> None:
@@ -280,7 +300,7 @@ def test_the_page_about_the_census_does_what_it_says() -> None:
         assert shown == [f"{Census(noise=float(noise)).epsilon(1e-5):.1f}", *left]
 
 
-@pytest.mark.parametrize("document", PLAYED)
+@pytest.mark.parametrize("document", cases(PLAYED))
 def test_the_blocks_of_a_page_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -112,6 +112,7 @@ def test_own_sampler_and_control_enter_a_comparison_by_their_files(tmp_path: Pat
     assert "did you mean 'power'" in " ".join(wrong.stderr.split())
 
 
+@pytest.mark.thorough
 def test_a_study_of_ones_own_table_model_and_sampler(tmp_path: Path) -> None:
     """As it stands but for rounds and seeds: a class of the script in other processes, a figure."""
     source = (EXAMPLES / "student.py").read_text()
@@ -158,6 +159,7 @@ def test_hospitals_are_judged_by_the_auc(tmp_path: Path) -> None:
     assert "ROC AUC" in done.stdout and "worst" in done.stdout  # that of hospitals, too
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["batchnorm_resnet.py", "lora.py", "text_transformer.py"])
 def test_models_with_more_than_a_vector_learn(name: str, tmp_path: Path) -> None:
     pytest.importorskip("peft")

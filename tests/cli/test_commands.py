@@ -197,6 +197,7 @@ def test_a_folder_in_use_is_not_overwritten_and_resume_must_agree(tmp_path: Path
 COMPARED = ["--samplers", "full,uniform", "--seeds", "1", "--processes", "2"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("command", "options", "record", "how", "code"),
     [
@@ -382,6 +383,7 @@ def make_task(seed=0):
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "command",
     [

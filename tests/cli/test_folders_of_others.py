@@ -165,6 +165,7 @@ PLANTED = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("planted", PLANTED)
 @pytest.mark.parametrize("kind", ["run", "compare"])
 def test_no_setting_of_a_folder_runs(

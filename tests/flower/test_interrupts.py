@@ -104,6 +104,7 @@ def state_after(folder: Path, label: str, places: Places) -> dict[str, bytes]:
     return {name: np.asarray(array).tobytes() for name, array in named_arrays(federation.current)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("label", SETTINGS)
 def test_a_restart_after_an_interrupt_changes_nothing(label: str, tmp_path: Path) -> None:
     every = Places()

@@ -99,6 +99,7 @@ def test_a_mistake_is_answered_in_a_sentence_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_an_interrupted_sweep_shows_how_to_go_on_keeps_what_it_has_and_ends_in_the_same_records(
     tmp_path: Path,
 ) -> None:

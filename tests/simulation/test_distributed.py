@@ -75,6 +75,7 @@ def test_a_failure_is_reported_in_the_other_process(played: Played) -> None:
     assert other_words.startswith("the callback on_round failed in round 2 of pracdelta, seed 0")
 
 
+@pytest.mark.thorough
 def test_after_a_kill_the_others_end_and_the_run_goes_on_from_its_checkpoint(
     tmp_path: Path,
 ) -> None:

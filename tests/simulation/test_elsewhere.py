@@ -115,6 +115,7 @@ def test_errors_of_a_run_and_other_versions_are_told_once(
     assert "a worker has deltafl 0.0.1, and this machine 9.9" in str(found)
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_from_the_checkpoint_that_is_here(
     here: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_here(
         assert played(out, threads) == {"uniform-seed0": here["uniform-seed0"]}
 
 
+@pytest.mark.thorough
 def test_files_of_the_users_go_with_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +207,7 @@ def client() -> Iterator[Any]:
         yield client
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
 def test_a_dask_cluster_plays_a_comparison_though_a_worker_is_killed(
     client: Any, here: dict[str, bytes], tmp_path: Path
@@ -252,6 +255,7 @@ assert "SUBMITIT_LOG_LEVEL" not in os.environ
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 def test_submitit_plays_a_comparison(here: dict[str, bytes], tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     out = tmp_path / "out"

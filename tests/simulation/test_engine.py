@@ -295,6 +295,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_workers_end_when_the_parent_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"

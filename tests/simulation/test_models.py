@@ -367,6 +367,7 @@ def settings_of(task: Any, **more: Any) -> dict[str, Any]:
     return {"task": task, "local_epochs": 1, **own, **more}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:.*:FutureWarning")  # of transformers
 @pytest.mark.parametrize(
     ("name", "label", "sample"),
@@ -412,6 +413,7 @@ def plain_fedavg(task: Task, seed: int) -> float:
     return accuracies([model], task, [0] * 20)[1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "make_model",
     [

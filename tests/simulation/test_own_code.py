@@ -506,6 +506,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 def test_a_script_goes_on_and_an_edited_one_is_refused(tmp_path: Path) -> None:
     def run(text: str, rounds: int) -> str:
         (tmp_path / "script.py").write_text(text.replace("ROUNDS", str(rounds)))

@@ -164,6 +164,7 @@ def test_accuracies_by_client_are_those_of_the_last_models_and_cost_no_evaluatio
     assert json.loads((early / "clients.json").read_text())["rounds"] == [end["round"]]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sampler", ["pracdelta", "innovation", "census"])
 def test_killed_at_random_moments_it_still_ends_in_the_same_bits(
     tmp_path: Path, sampler: str

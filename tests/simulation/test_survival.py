@@ -261,6 +261,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", place], check=True)
 
 
+@pytest.mark.thorough
 def test_a_full_disk_under_the_memory_ends_in_a_sentence(small_disk: Path, tmp_path: Path) -> None:
     """In a process of its own: it was killed by SIGBUS."""
     (small_disk / "other").write_bytes(bytes(40_000))

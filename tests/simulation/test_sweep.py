@@ -230,6 +230,7 @@ def wait_for(reached: Callable[[], bool], pause: float = 0.05) -> None:
         time.sleep(pause)
 
 
+@pytest.mark.thorough
 def test_runs_end_when_the_sweep_is_killed(tmp_path: Path) -> None:
     run = tmp_path / UNFINISHED / "nu-20" / "fedavg-seed0"
     words = [

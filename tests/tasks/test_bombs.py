@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = r"""
 import gzip, io, json, resource, sys, tarfile, zlib
 from pathlib import Path
@@ -85,6 +87,7 @@ sys.exit(failed)
 """
 
 
+@pytest.mark.thorough
 def test_a_bomb_ends_in_a_sentence(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, check=False

@@ -45,9 +45,10 @@ class Course(NamedTuple):
     @classmethod
     def of(cls, run: Run, rounds: int) -> Self:
         """The first ``rounds`` of a run."""
-        known_r = np.where(np.isfinite(run.value_r), run.value_r, -np.inf)[:rounds]
-        best_r = np.maximum.accumulate(run.judge.sign * known_r)
-        return cls(best_r, used(run)[:rounds])
+        value_r = run.judge.sign * run.value_r[:rounds]
+        # A value that is missing is no progress.
+        known_r = np.where(np.isfinite(value_r), value_r, -np.inf)
+        return cls(np.maximum.accumulate(known_r), used(run)[:rounds])
 
     def reach(self, level: float) -> float:
         """The first round with this value; infinity if there is none."""
