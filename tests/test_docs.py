@@ -163,7 +163,9 @@ def play_commands(page: Path) -> None:
 #: Pages that play for long; ``make thorough`` plays them.
 LONG = {
     "how-to/cluster.md",
+    "how-to/metrics.md",
     "docs/how-to/distributed.md",
+    "docs/how-to/plan.md",
     "docs/how-to/rates.md",
     "docs/why/theory/census.md",
     "docs/why/theory/table-1.md",

@@ -128,6 +128,7 @@ def test_a_study_of_ones_own_table_model_and_sampler(tmp_path: Path) -> None:
     assert len(list((tmp_path / "study" / "runs").iterdir())) == 4 * 2
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")  # of Jupyter
 def test_the_notebook_runs(tmp_path: Path) -> None:
     """As it stands but for rounds and seeds."""

@@ -383,7 +383,7 @@ def make_task(seed=0):
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "command",
     [

@@ -50,6 +50,7 @@ def require_told(done: Done, folder: Path) -> None:
     assert (folder / written / "summary.json").is_file()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES[::8])
 def test_names_in_a_table(name: str, tmp_path: Path) -> None:
     table = write_table(tmp_path / "table.csv", name)
@@ -57,6 +58,7 @@ def test_names_in_a_table(name: str, tmp_path: Path) -> None:
     require_told(done, tmp_path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES[1::4])
 def test_names_of_folders_for_results(name: str, tmp_path: Path) -> None:
     if "\0" in name:
@@ -67,6 +69,7 @@ def test_names_of_folders_for_results(name: str, tmp_path: Path) -> None:
     require_told(done, tmp_path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES[4::8])
 def test_names_of_files_of_data(name: str, tmp_path: Path) -> None:
     """The folder that a command makes by itself has the table's name, as far as it can be seen."""

@@ -51,6 +51,7 @@ def test_the_answer_is_in_plain_files(planned: Path) -> None:
         assert float(row["cost"]) == pytest.approx(2 * float(row["trainings"]), rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_the_same_seeds_give_the_same_plan_from_python_too(
     planned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

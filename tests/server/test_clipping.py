@@ -178,6 +178,7 @@ def raised(label: str, clip: str | None, alternating: bool) -> float:
     return worst
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("alternating", [False, True])
 @pytest.mark.parametrize(
     "label", ["pracdelta", "fedpracis", "innovation", "delta-centred", "osmd", "k-vib", "vrb"]

@@ -319,6 +319,7 @@ def test_a_function_that_fails_is_one_sentence_before_anything_is_written(
     assert code == 2 and words in output and not Path("run").exists()
 
 
+@pytest.mark.thorough
 def test_functions_in_python_with_several_processes(tmp_path: Path) -> None:
     def far(output: Any, y: Any) -> Any:
         return ((output - y).abs() > 1).float().mean()

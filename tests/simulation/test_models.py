@@ -466,6 +466,7 @@ def arrays_of(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
     return saved[1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("local", ['["head*"]', "()"])
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("rounds", [1, 3])

@@ -109,6 +109,7 @@ def replaced(place: Path, kind: Callable[[Path, Path], None], outside: Path) -> 
     kind(place, outside)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sampler", ["census", "innovation"])
 def test_what_is_planted_in_a_run(

@@ -125,6 +125,7 @@ def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return str(request.param)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("capability")
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
 @pytest.mark.parametrize("make", [softmax_net, cnn, odd_cnn, group_norm_cnn, ViewNet, half_frozen])
