@@ -83,18 +83,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--thorough"):
         return
     cases = Counter[str]()
-    left_out = []
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
     for item in items:
         sampled = item.get_closest_marker("sampled")
-        if item.get_closest_marker("thorough"):
-            left_out.append(item)
-        elif sampled is not None:
+        is_left_out = item.get_closest_marker("thorough") is not None
+        if sampled is not None:
             test = item.nodeid.partition("[")[0]
-            if cases[test] % sampled.args[0]:
-                left_out.append(item)
+            is_left_out |= cases[test] % sampled.args[0] > 0
             cases[test] += 1
+        (left_out if is_left_out else kept).append(item)
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in {*left_out}]
+    items[:] = kept
 
 
 def pytest_report_header() -> str:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 import deltafl as library
+from deltafl.analysis.advice import Advice
 from deltafl.analysis.forecast import Forecast
+from deltafl.analysis.prices import Prices
 from deltafl.analysis.statistics import Interval
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.foreseen import read_plan
@@ -209,3 +211,6 @@ def test_a_plan_of_one_seed_has_empty_cells_where_there_is_no_interval() -> None
     assert [*cells.values()][:5] == ["uniform", 2, True, "3", ""]
     assert (cells["cost"], cells["cost_high"]) == ("3", "")
     assert (cells["megabytes_low"], cells["megabytes_high"]) == ("1", "4")
+    # Where no method comes to the goal the file has its headings.
+    nothing = Advice(0.9, Prices.read(None), None, errors=[]).forecasts_csv()
+    assert nothing == ",".join(cells) + "\n"

@@ -200,8 +200,7 @@ class Advice(NamedTuple):
         """The forecast of every n that was tried, and of the best n of each method, as CSV."""
         # The best of a method comes first: who reads the file may rely on it.
         rows = [found.cells() for found in dict.fromkeys((*self.forecasts, *self.tried))]
-        headings = rows[0] if rows else ()
-        return _csv(headings, (row.values() for row in rows))
+        return _csv(Forecast.columns(), (row.values() for row in rows))
 
 
 def _number(found: Interval, digits: int = 0) -> str:

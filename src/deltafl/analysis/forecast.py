@@ -125,6 +125,12 @@ class Forecast(NamedTuple):
     megabytes: Interval  #: up and down
     cost: Interval
 
+    @classmethod
+    def columns(cls) -> list[str]:
+        """The names of ``cells``."""
+        unknown = Interval(0.0, None, None)
+        return [*cls("", 0, False, unknown, unknown, unknown, unknown).cells()]
+
     def cells(self) -> dict[str, Any]:
         """A cell for each number, by name: ``cost`` with ``cost_low`` and ``cost_high``, which are
         empty where there is no interval.
