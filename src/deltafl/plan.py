@@ -305,6 +305,14 @@ class Plan(WithRanges):
         # Since the last round clients may have left.
         return min(n, self.population.num_clients)
 
+    def priced(self, state: RoundState, now: Population) -> RoundState:
+        """The state from which a round is drawn where clients cost what ``now`` says.
+
+        These costs are known before the draw, so that its probabilities stay exact.
+        """
+        fresh = self.sampler.init(now)
+        return state._replace(sampler=self.sampler.restored(state.sampler, fresh))
+
     def select(self, round: int, mask_m: BoolArray | None) -> Cohort | None:
         """The cohort of a round in which a part selects in place of the sampler, or None."""
         cohorts = (part.select(self, round, mask_m) for part in self.parts)

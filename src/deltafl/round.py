@@ -90,13 +90,16 @@ def open_round(
     state: RoundState,
     available_m: BoolArray | None = None,
     oracle: Oracle | None = None,
+    cost_m: npt.ArrayLike | None = None,
 ) -> Cohort:
     """Select the clients of this round. The state is not changed: opening it again gives the same
     cohort.
 
     ``available_m``, bool (m,): who can be selected; the estimate still targets all clients
-    (``Plan.response_rates``). The ``oracle`` is for simulators alone. A ``DeltaflError`` if it is
-    missing, or if the mask is wrong or empty.
+    (``Plan.response_rates``). ``cost_m``, (m,) numbers > 0: what a round of each client costs now,
+    where that changes, for ``per_cost`` and ``budget``; ``Population.cost_m`` is then what it costs
+    in the mean. The ``oracle`` is for simulators alone. A ``DeltaflError`` if it is missing, if the
+    mask is wrong or empty, or a cost is no number above 0.
     """
     if plan.sampler.needs_oracle:
         plan.sampler.require_oracle(oracle)
@@ -109,6 +112,9 @@ def open_round(
         absent = np.flatnonzero(~mask_m)
     elif not plan.sampler.accepts_no_mask:  # else m numbers are saved
         mask_m = np.ones(m, bool)
+    if cost_m is not None:
+        now = plan.population.priced(cost_m)
+        state = plan.priced(state, now)
     # A stream of its own for each round: one that is opened again, or after a restart, has the same
     # draws.
     rng = stream(plan.seed, "draw", state.round)
@@ -118,7 +124,10 @@ def open_round(
     check_cohort(cohort, m)
     # An estimator that needs what the sampler does not know fails here, before anybody trains.
     plan.collect_replies(state, cohort)
-    return cohort._replace(absent=absent, round=state.round)
+    cohort = cohort._replace(absent=absent, round=state.round)
+    if cost_m is not None:
+        return cohort._replace(cost_n=now.costs(cohort))
+    return cohort
 
 
 def close_round(

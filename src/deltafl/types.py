@@ -222,6 +222,22 @@ class Population(NamedTuple):
                     f"{name} must hold a number above 0 for each of the {self.num_clients} clients"
                 )
 
+    def priced(self, cost: npt.ArrayLike) -> "Population":
+        """These clients, of whom a round of each costs so much, (m,); a ``DeltaflError`` if that is
+        no number above 0.
+        """
+        population = self._replace(cost_m=_numbers_of("cost", cost))
+        population.check()
+        return population
+
+    def costs(self, cohort: "Cohort") -> FloatArray:
+        """What a round of each client of a cohort cost, float64 (n,); 1 if nobody said."""
+        if len(cohort.cost_n):
+            return cohort.cost_n
+        cost_m = np.ones(1) if self.cost_m is None else self.cost_m
+        # One number may stand for all.
+        return np.broadcast_to(cost_m, self.weight_m.shape)[cohort.client_n]
+
     @classmethod
     def from_sizes(
         cls,
@@ -283,8 +299,7 @@ class Population(NamedTuple):
             population = population._replace(strata=Strata.of(strata, m))
         if cost is not None:
             cost_m = _numbers_of("cost", cost)
-            population = population._replace(cost_m=cost_m)
-            population.check()
+            population = population.priced(cost_m)
             if max_ratio is not None:
                 middle = np.median(cost_m)
                 counted_m = np.clip(cost_m, middle / max_ratio, DEAREST * middle)
@@ -313,16 +328,18 @@ class Cohort(NamedTuple):
     stratum_n: IntArray = NOBODY
     #: how likely that stratum was drawn before its clients were, or (0,) where all strata are
     stage_n: FloatArray = ALWAYS
+    #: what a round of each cost when it was drawn; (0,) if that is ``Population.cost_m``
+    cost_n: FloatArray = ALWAYS
 
     def part(self, which_n: Any) -> "Cohort":
         """The rows that an index or a mask names, such as those of the clients that replied."""
-        client_n, count_n, expected_n = (column[which_n] for column in self[:3])
-        rows = self._replace(client_n=client_n, count_n=count_n, expected_n=expected_n)
-        if len(self.stratum_n):
-            rows = rows._replace(stratum_n=self.stratum_n[which_n])
-        if len(self.stage_n):
-            rows = rows._replace(stage_n=self.stage_n[which_n])
-        return rows
+        columns = {
+            name: column[which_n]
+            for name, column in self._asdict().items()
+            # Empty where there is nothing to say, or nobody.
+            if name.endswith("_n") and len(column)
+        }
+        return self._replace(**columns)
 
 
 class Replies(NamedTuple):

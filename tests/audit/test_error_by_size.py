@@ -5,8 +5,11 @@ import pytest
 
 from deltafl import KnownUpdates, Population, close_round, init_round, make_plan, open_round
 from deltafl.audit import estimate_error
-from deltafl.audit.error_by_size import covariance, error_by_size
+from deltafl.audit.error_by_size import error_by_size
+from deltafl.designs.covariance import covariance
 from deltafl.designs.exact import support
+from deltafl.designs.inclusion import inclusion_probabilities as first_order
+from deltafl.designs.table import systematic
 
 UPDATES = np.random.default_rng(3).normal(1.0, 2.0, (6, 4)).astype(np.float32)
 SIZES = [5, 10, 10, 20, 25, 30]
@@ -47,6 +50,52 @@ def test_equal_expectations_have_the_covariance_of_simple_random_sampling(design
     found_mm = covariance(design, expected_m)
     assert found_mm is not None
     np.testing.assert_allclose(found_mm, every_mm, atol=1e-12)
+
+
+def test_systematic_draws_of_unequal_chances_vary_as_all_cohorts_say() -> None:
+    rng = np.random.default_rng(8)
+    for m, n in [(4, 2), (5, 2), (6, 3), (6, 4), (7, 3)]:
+        # One is certain, and one is never drawn.
+        expected_m = first_order(rng.uniform(0.1, 1, m) * ([9] + [1] * (m - 2) + [0]), n)
+        assert expected_m[0] == 1
+        assert expected_m[-1] == 0
+        cohorts = support("systematic", expected_m)
+        centred_km = np.array(list(cohorts), float) - expected_m
+        every_mm = (centred_km.T * list(cohorts.values())) @ centred_km
+        found_mm = covariance("systematic", expected_m)
+        assert found_mm is not None
+        np.testing.assert_allclose(found_mm, every_mm, atol=1e-12)
+
+
+def test_pairs_of_many_strata_are_as_frequent_as_they_are_drawn() -> None:
+    expected_m = first_order(np.random.default_rng(5).uniform(0.1, 1, 14), 2)
+    found_mm = covariance("systematic", expected_m)
+    assert found_mm is not None
+    np.testing.assert_allclose(found_mm.sum(axis=0), 0, atol=1e-12)  # two are drawn, always
+    rng = np.random.default_rng(6)
+    draws = 20_000
+    count_rm = np.zeros((draws, 14))
+    for row_m in count_rm:
+        row_m[systematic(expected_m, rng)] = 1
+    off_mm = np.cov(count_rm.T, bias=True) - found_mm
+    # Counts of 0 and 1: no product of two varies by more than a half.
+    assert np.abs(off_mm).max() < 5 * 0.5 / np.sqrt(draws)
+    assert covariance("systematic", first_order(np.arange(1.0, 19.0), 2)) is None
+    assert covariance("systematic", np.array([0.3, 0.4, 0.5])) is None
+
+
+def test_two_stages_of_many_unequal_strata_have_an_exact_error() -> None:
+    """Beside drawn cohorts."""
+    rng = np.random.default_rng(2)
+    population = Population.from_sizes(rng.integers(1, 30, 22), strata=np.arange(22) % 11)
+    updates = rng.normal(1.0, 2.0, (22, 3)).astype(np.float32)
+    known = KnownUpdates(updates, population.weight_m)
+    plan = make_plan("md-fixed@systematic+stages=2", population, n=4)
+    state = init_round(plan, np.zeros(3))
+    (found,) = error_by_size(plan, state, known, updates, [4])
+    assert found.exact
+    drawn = estimate_error(plan, state, known, updates, draws=4000)
+    assert found.mse == pytest.approx(drawn.mse, rel=0.05)
 
 
 def test_there_is_no_formula_where_pairs_differ() -> None:

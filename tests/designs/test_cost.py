@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import Recorder, all_cohorts, make_problem, mean_estimate, mean_square, same_tree
-from deltafl import DeltaflError, Plan, Population, init_round, make_sampler, open_round
+from deltafl import (
+    Cohort,
+    DeltaflError,
+    Plan,
+    Population,
+    close_round,
+    init_round,
+    make_plan,
+    make_sampler,
+    open_round,
+)
 from deltafl.designs.cost import per_cost, probabilities_for_budget
 from deltafl.designs.inclusion import draw_probabilities
 from deltafl.types import FloatArray
@@ -105,6 +115,55 @@ def test_draws_by_cost_are_unbiased_and_as_those_by_the_second(name: str) -> Non
         np.testing.assert_allclose(mean_estimate(plan, state, problem), problem.ubar_d, atol=1e-6)
         plans.append((plan, state))
     assert same_tree(open_round(*plans[0]), open_round(*plans[1]))
+
+
+@pytest.mark.parametrize(
+    "name", ["uniform", "uniform@ordered-pivotal", "innovation", "balanced", "census"]
+)
+def test_what_clients_cost_now_decides_and_leaves_estimates_unbiased(name: str) -> None:
+    """As a plan that begins with these costs, and with exact expectations, after a round."""
+    problem = make_problem([5, 1, 4, 2, 3])
+    before_m, now_m = np.array([[4.0, 1.0, 2.0, 1.0, 9.0], [1.0, 8.0, 1.0, 3.0, 1.0]])
+    method, _, design = name.partition("@")
+    label = f"{method}(per_cost=True)" + f"@{design}" * bool(design)
+    drawn = []
+    for cost_m in (before_m, now_m):
+        population = problem.population._replace(cost_m=cost_m)
+        plan = Plan(population, make_sampler(label), 2, parts=(Recorder(),))
+        if plan.census is not None:
+            plan = plan.with_census([plan.census.answer(u) for u in problem.update_md])
+        state = init_round(plan, np.zeros(3))
+        cohort = Cohort(np.arange(2), np.ones(2, np.int64), np.full(2, 0.4))
+        state, _ = close_round(plan, state, cohort, list(problem.update_md[:2]))
+        drawn.append((plan, state))
+    (plan, state), (other, as_now) = drawn
+    priced = plan.priced(state, plan.population.priced(now_m))
+    assert same_tree(priced.sampler, as_now.sampler)
+    assert not same_tree(state.sampler, priced.sampler)
+    np.testing.assert_allclose(mean_estimate(plan, priced, problem), problem.ubar_d, atol=1e-6)
+    cohort = open_round(plan, state, cost_m=now_m)
+    assert same_tree(cohort._replace(cost_n=now_m[:0]), open_round(other, as_now))
+    assert cohort.cost_n.tolist() == now_m[cohort.client_n].tolist()
+    assert cohort.part([1]).cost_n.tolist() == now_m[cohort.client_n][1:].tolist()
+
+
+def test_a_budget_pays_what_a_round_costs_when_it_is_drawn() -> None:
+    """At 4 a training half as many are asked as at 2, and the sum is kept."""
+    population = Population.from_sizes([5] * 40, cost=np.full(40, 3.0))
+    plan = make_plan("uniform+budget=480+budget_rounds=20", population, n=4)
+    state = init_round(plan, np.zeros(1))
+    asked = []
+    for price in [4.0] * 10 + [2.0] * 10:
+        cohort = open_round(plan, state, cost_m=np.full(40, price))
+        state, _ = close_round(plan, state, cohort, np.ones((len(cohort.client_n), 1)))
+        asked.append(len(cohort.client_n))
+    spent = 4 * sum(asked[:10]) + 2 * sum(asked[10:])
+    assert 440 <= spent <= 480
+    assert asked[5] < asked[-1]
+    with pytest.raises(DeltaflError, match="above 0 for each of the 40"):
+        open_round(plan, state, cost_m=np.zeros(40))
+    with pytest.raises(DeltaflError, match="write a number for each"):
+        open_round(plan, state, cost_m=["a"] * 40)
 
 
 @pytest.mark.parametrize("design", ["systematic", "pivotal"])

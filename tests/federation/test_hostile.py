@@ -56,3 +56,15 @@ def test_a_warning_names_who_told_more(caplog: pytest.LogCaptureFixture) -> None
     fed = Service(rules, {"x": np.zeros(3, np.float32)}, logging.getLogger("host").log)
     fed.let_in({f"client:{i}": ClientInfo(500 if i > 3 else 10 + i) for i in range(6)})
     assert "client:4, client:5 reported more than 3 times the 12 examples" in caplog.text
+
+
+@pytest.mark.parametrize("clip", ["median", None])
+def test_a_warning_names_who_told_a_cost_unlike_the_others(
+    clip: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = make_rules("uniform(per_cost=True)", clip=clip, costs=True)
+    fed = Service(rules, {"x": np.zeros(3, np.float32)}, logging.getLogger("host").log)
+    costs = [1.0, 2.0, 3.0, 90.0, 1e-3, 1e9]
+    fed.let_in({f"client:{i}": ClientInfo(5, cost=cost) for i, cost in enumerate(costs)})
+    named = "client:4, client:5 reported more than 100 times the cost" in caplog.text
+    assert named == (clip is not None)

@@ -1,5 +1,6 @@
 """Files of values over time: who is available, what a client costs."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import deltafl as dl
 from deltafl import DeltaflError, Population
 from deltafl.simulation.conditions import costs_of, find_availability
+from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of, population_of
 from deltafl.simulation.traces import read_trace
@@ -33,10 +35,10 @@ def test_values_hold_until_the_next_one_and_the_file_begins_anew(tmp_path: Path)
 
 
 def test_costs_are_means_over_time(tmp_path: Path) -> None:
-    cost_m = costs_of(written(tmp_path, BY_REGION), POPULATION)
-    assert cost_m is not None
+    timeline = costs_of(written(tmp_path, BY_REGION), POPULATION)
+    assert timeline is not None
     # 120 for six hours and 310 for the two of the last step.
-    np.testing.assert_allclose(cost_m, [(6 * 120 + 2 * 310) / 8, 80] * 2)
+    np.testing.assert_allclose(timeline.mean_m(), [(6 * 120 + 2 * 310) / 8, 80] * 2)
     rng = np.random.default_rng(0)
     rows = [
         f"{second},{client},{rng.integers(1, 99)}" for second in (5, 9, 30) for client in range(4)
@@ -82,7 +84,7 @@ def test_availability_by_values(tmp_path: Path) -> None:
         ("hour,region,value\n0,north,1\n0,north,2\n0,south,1\n", "row 2 has a second value"),
         ("hour,client,value\n0,0,1\n0,4,1\n", "row 2 is of client '4'"),
         ("hour,client,value\n0,north,1\n", "numbers from 0 to 3"),
-        ("hour,region,value\n0,north,0\n0,south,2\n", "costs 0 in the mean"),
+        ("hour,region,value\n0,north,0\n0,south,2\n", "costs 0 at some time"),
     ],
 )
 def test_bad_files_are_one_sentence(tmp_path: Path, text: str, said: str) -> None:
@@ -130,6 +132,32 @@ def test_a_run_notes_what_the_clients_cost_that_were_asked(tmp_path: Path) -> No
     assert first == 63
     assert "clients' cost" in " ".join(str(result).split())
     assert result.plot(x="cost") is not None
+
+
+@pytest.mark.parametrize("sampler", ["uniform(per_cost=True)+budget=90", "census"])
+def test_costs_follow_the_clock(tmp_path: Path, sampler: str) -> None:
+    """Each round is drawn, and paid, by what clients cost when it begins."""
+    text = "second,client,value\n"
+    text += "".join(f"{10 * hour},{client},{(hour + client) % 3 + 1}\n" for hour in range(3)
+                    for client in range(6))  # fmt: skip
+    costs = written(tmp_path, text)
+    given = {
+        "task": "digits", "sampler": sampler, "clients": 6, "sample": 2, "rounds": 12,
+        "speeds": "lognormal(seconds=1,sigma=0.1)", "client_costs": costs,
+    }  # fmt: skip
+    out = tmp_path / "run"
+    run_single(make_settings(RunSettings, given), out, lambda done: None)
+    lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    clock = 0.0
+    seen = set()
+    for line in lines[1:]:
+        step = int(clock % 30 // 10)
+        seen.add(step)
+        assert line["cost"] == sum((step + client) % 3 + 1 for client in line["cohort"])
+        clock = line["clock"]
+    assert seen == {0, 1, 2}
+    total = sum(line.get("cost", 0) for line in lines)
+    assert "budget" not in sampler or 80 <= total <= 93
 
 
 def test_the_example_costs_a_run(tmp_path: Path) -> None:

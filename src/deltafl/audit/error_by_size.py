@@ -5,9 +5,8 @@ e_i its mean, the error is sum_i (w_i / e_i) (K_i - e_i) r_i, and so
 
     MSE(n) = sum_ij (w_i w_j / e_i e_j) Cov(K_i, K_j) <r_i, r_j>.
 
-``covariance`` has Cov(K) where a formula is known: Poisson draws, draws with replacement, and equal
-expectations of clients in random order, where it is that of simple random sampling. Of few clients
-it is enumerated. In strata each has a draw of its own, and Cov(K) is made of theirs: with C_h that
+``designs/covariance.py`` has Cov(K) where a formula is known. Of few clients it is enumerated. In
+strata each has a draw of its own, and Cov(K) is made of theirs: with C_h that
 of stratum h, and strata drawn first with Cov(I_h, I_k) = D_hk and means pi_h,
 
     Cov(K_i, K_j) = [h = k] pi_h C_h,ij + D_hk e_i e_j / (pi_h pi_k),  i in h, j in k.
@@ -23,6 +22,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
+from ..designs.covariance import covariance
 from ..designs.exact import MAX_CLIENTS, support
 from ..designs.table import DESIGNS, Chooser, draw_by
 from ..estimators.table import find_estimator, horvitz_thompson
@@ -70,26 +70,6 @@ def error_by_size(
         else:
             error = estimate_error(sized, state, oracle, update_md, draws)
             yield ErrorOfSize(n, error.mse, error.exact)
-
-
-def covariance(design: str, expected_m: FloatArray) -> FloatArray | None:
-    """Cov(K), float64 (m, m), of how often a design draws each client; None without a formula."""
-    how = DESIGNS[design]
-    m = len(expected_m)
-    if how.kind == "poisson":
-        return np.diag(expected_m * (1 - expected_m))
-    if how.kind == "replacement":
-        pairs_mm = np.outer(expected_m, expected_m) / expected_m.sum()
-        return np.asarray(np.diag(expected_m) - pairs_mm)
-    share = float(expected_m.mean())
-    # An order that is fixed, or values, would make some pairs more frequent than others.
-    in_random_order = how.exact and how.name != "ordered-pivotal"
-    if not (in_random_order and np.allclose(expected_m, share)):
-        return None
-    # All pairs are as frequent, and the sum of K never varies.
-    centring_mm = np.eye(m) - 1 / m
-    # ``max``: a single client has nobody to vary with.
-    return np.asarray(share * (1 - share) * m / max(m - 1, 1) * centring_mm)
 
 
 class _Draw(NamedTuple):

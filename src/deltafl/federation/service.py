@@ -14,7 +14,7 @@ from ..errors import DeltaflError, printable
 from ..model_parts import Arrays
 from ..server.privacy import DifferentialPrivacy
 from ..streams import stream
-from ..types import Cohort, RoundInfo
+from ..types import DEAREST, Cohort, RoundInfo
 from .clients import ClientInfo
 from .exchange import STEP_FACTOR, Question, census_question
 from .federation import Federation
@@ -227,17 +227,30 @@ class Service(Federation):
             keys[share_m.argmax()],
             share_m.max(),
         )
-        counted_m = self.plan.population.num_examples_m
-        # Only ``max_ratio`` makes a client count less than it has reported; half of all do where it
-        # is 1.
+        # Only ``max_ratio`` makes a client count for something else than it has reported; half of
+        # all do where it is 1.
+        population = self.plan.population
+        size_m = population.num_examples_m
+        claims = [*self.clients.items()]
         over = [
             key
-            for (key, info), counted in zip(self.clients.items(), counted_m, strict=True)
+            for (key, info), counted in zip(claims, size_m, strict=True)
             if info.num_examples > _SUSPICIOUS * counted
         ]
         if over:
             text = "%s reported more than %g times the %d examples that max_ratio lets them count"
-            self.log(WARNING, text, _names(over), _SUSPICIOUS, counted_m.max())
+            self.log(WARNING, text, _names(over), _SUSPICIOUS, size_m.max())
+        if population.cost_m is None:
+            return
+        # Honest costs differ more than sizes do.
+        far = [
+            key
+            for (key, info), counted in zip(claims, population.cost_m, strict=True)
+            if info.cost is not None and not counted / DEAREST <= info.cost <= counted * DEAREST
+        ]
+        if far:
+            text = "%s reported more than %d times the cost that max_ratio lets them have, or less"
+            self.log(WARNING, text + " than 1/%d of it", _names(far), DEAREST, DEAREST)
 
     def _log_sums(self, info: RoundInfo) -> None:
         if info.warning is not None:

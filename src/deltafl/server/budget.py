@@ -7,8 +7,9 @@ client that was asked has cost in the mean so far, a round draws at most
 
 clients. A training costs 1, so that the budget is kept, or what ``Population.cost_m`` says: then it
 is kept but for what the last cohort costs above the mean. What earlier rounds left is shared by
-later ones: those in which few were there, or few were enough (``relative_error``). A census and a
-full first round count. n depends on the rounds before it alone, so that expectations are exact.
+later ones: those in which few were there, or few were enough (``relative_error``). A census, at
+mean costs, and a full first round count. n depends on the rounds before it alone, so that
+expectations are exact.
 """
 
 from dataclasses import dataclass, replace
@@ -94,8 +95,9 @@ class Budget(ServerPart):
 
     def direction(self, plan: PlanOfParts, own: BudgetState, step: Step) -> tuple[Step, Any]:
         assert step.cohort is not None
-        cost = costs(plan.population)[step.cohort.client_n].sum()
-        return step, BudgetState(own.spent + cost, own.asked + len(step.cohort.client_n))
+        asked = len(step.cohort.client_n)
+        cost = plan.population.costs(step.cohort).sum()
+        return step, BudgetState(own.spent + cost, own.asked + asked)
 
 
 def costs(population: Population) -> FloatArray:

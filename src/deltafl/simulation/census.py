@@ -68,8 +68,12 @@ def ask_everyone(
     engine: Engine,
     directory: RunDirectory,
     group: ProcessGroup,
+    cost_m: FloatArray | None = None,
 ) -> Asked | None:
-    """The census of a plan, from the run's folder if it is there; None if the plan has none."""
+    """The census of a plan, from the run's folder if it is there; None if the plan has none.
+
+    ``cost_m``, (m,), is what a round of each client costs then, if not what it does in the mean.
+    """
     if plan.census is None:
         return None
     timer = Stopwatch()
@@ -90,8 +94,10 @@ def ask_everyone(
     }
     if plan.population.seconds_m is not None:
         line["clock"] = float(plan.population.seconds_m.max())  # it waits for everybody
-    if plan.population.cost_m is not None:
-        line["cost"] = float(plan.population.cost_m.sum())
+    if cost_m is None:
+        cost_m = plan.population.cost_m
+    if cost_m is not None:
+        line["cost"] = float(cost_m.sum())
     return Asked(plan, line, timer.read() | {"client_seconds": client_seconds})
 
 

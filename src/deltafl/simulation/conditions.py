@@ -18,7 +18,7 @@ from ..errors import DeltaflError, WithRanges, in_one_line, require, unknown_nam
 from ..store.files import read_bytes
 from ..streams import stream
 from ..types import BoolArray, FloatArray, IntArray, Population, Rng
-from .traces import FORM, has_values, read_trace
+from .traces import FORM, Timeline, has_values, read_trace
 
 #: The ``client`` of the world's streams: what a round's numbers are for. Round 0 has what holds for
 #: the whole run.
@@ -335,20 +335,19 @@ AVAILABILITIES: dict[str, type[Availability]] = {
 SPEEDS: dict[str, type[Speeds]] = {"lognormal": LogNormal}
 
 
-def costs_of(path: str | None, population: Population) -> FloatArray | None:
-    """What a round of each client costs, (m,): the mean of its values over time; None without a
-    file.
-    """
+def costs_of(path: str | None, population: Population) -> Timeline | None:
+    """What a round of each client costs over time; None without a file."""
     if path is None:
         return None
     if not path.endswith(".csv"):
         raise DeltaflError(f"client_costs is {path!r:.60}; write a file, FILE.csv, with {FORM}")
-    cost_m = read_trace(path, population).mean_m()
-    if not (cost_m > 0).all():
+    timeline = read_trace(path, population)
+    least_m = timeline.value_tm.min(axis=0)
+    if not (least_m > 0).all():
         raise DeltaflError(
-            f"{path}: client {int(cost_m.argmin())} costs 0 in the mean; costs must be above 0"
+            f"{path}: client {int(least_m.argmin())} costs 0 at some time; costs must be above 0"
         )
-    return cost_m
+    return timeline
 
 
 def find_availability(text: str) -> Availability:

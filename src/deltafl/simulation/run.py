@@ -105,7 +105,7 @@ def play_round(run: LiveRun) -> PlayedRound:
         run.engine, run.plan, opened, run.directory.path if run.group.is_first else None
     )
     available_m, clock = run.world.available(opened.round, run.clock)
-    cohort = open_round(run.plan, opened, available_m, oracle)
+    cohort = open_round(run.plan, opened, available_m, oracle, run.world.costs(clock))
     waited = run.world.wait(opened.round, cohort.client_n, oracle.more_bytes)
     run.clock = clock + waited.seconds
     training, run.state, info = _train_and_close(
@@ -122,10 +122,10 @@ def play_round(run: LiveRun) -> PlayedRound:
         line["available"] = int(available_m.sum())
     if run.world.seconds_m is not None:
         line["clock"] = run.clock
-    cost_m = run.plan.population.cost_m
-    if cost_m is not None:
+    population = run.plan.population
+    if population.cost_m is not None:
         # Of who was asked, as trainings are counted: a late or lost reply has cost as much.
-        line["cost"] = float(cost_m[cohort.client_n].sum())
+        line["cost"] = float(population.costs(cohort).sum())
     return PlayedRound(opened, cohort, info, line, timing, training, oracle)
 
 
@@ -218,7 +218,7 @@ def _open_run(
     world = World(settings, population, engine.work.num_steps, num_bytes)
     population = population._replace(seconds_m=world.seconds_m)
     plan = plan_of(settings, population, engine.task, memory)
-    census = ask_everyone(plan, engine, directory, group)
+    census = ask_everyone(plan, engine, directory, group, world.costs(0.0))
     if census is not None:
         plan = census.plan
     initial_d = engine.initial_params()

@@ -92,9 +92,12 @@ def engine_of(
 
 
 def population_of(settings: RunSettings, task: Task) -> Population:
-    """The task's clients, and what a round of each costs."""
+    """The task's clients, and what a round of each costs in the mean over time."""
     population = task.population(settings.weights)
-    return population._replace(cost_m=costs_of(settings.client_costs, population))
+    costs = costs_of(settings.client_costs, population)
+    if costs is None:
+        return population
+    return population._replace(cost_m=costs.mean_m())
 
 
 def work_of(settings: RunSettings) -> LocalWork:

@@ -30,7 +30,7 @@ VALUE = "value"
 FORM = "the columns hour or second, client or region, and value"
 
 
-class Trace(NamedTuple):
+class Timeline(NamedTuple):
     """Values of all clients over one turn of a file."""
 
     second_t: FloatArray  #: from when on, in increasing order
@@ -56,7 +56,7 @@ def has_values(path: str) -> bool:
     return VALUE in header.decode("utf-8-sig", errors="replace").strip().split(",")
 
 
-def read_trace(path: str, population: Population) -> Trace:
+def read_trace(path: str, population: Population) -> Timeline:
     """The values of a file for each client; a ``DeltaflError`` if one has none, or a row is bad."""
     require("pandas", "sim")
     import pandas as pd
@@ -105,7 +105,7 @@ def read_trace(path: str, population: Population) -> Trace:
     step = 1.0
     if len(second_t) > 1:
         step = float(np.diff(second_t).min())
-    return Trace(second_t, value_th[:, code_m], float(second_t[-1]) + step)
+    return Timeline(second_t, value_th[:, code_m], float(second_t[-1]) + step)
 
 
 def _owners(path: str, owner: str, population: Population) -> tuple[list[str], IntArray]:

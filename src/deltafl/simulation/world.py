@@ -14,7 +14,7 @@ import numpy as np
 
 from ..streams import stream
 from ..types import BoolArray, FloatArray, IntArray, Population
-from .conditions import DROPOUT, SECONDS, find_availability, find_speeds
+from .conditions import DROPOUT, SECONDS, costs_of, find_availability, find_speeds
 from .settings import RunSettings
 
 _MEGABITS_A_BYTE = 8e-6
@@ -51,6 +51,7 @@ class World:
             population,
             settings.seed,
         )
+        self._costs = costs_of(settings.client_costs, population)
         self._jitter = 0.0
         #: The median seconds of each client's round, (m,); None without a clock.
         self.seconds_m: FloatArray | None = None
@@ -61,6 +62,15 @@ class World:
             step_m, self._megabits_m = speeds.begin(population, settings.seed)
             steps_m = np.array([num_steps(size) for size in population.num_examples_m.tolist()])
             self.seconds_m = steps_m * step_m + _MEGABITS_A_BYTE * num_bytes / self._megabits_m
+
+    def costs(self, clock: float) -> FloatArray | None:
+        """What a round of each client costs that begins at some moment, float64 (m,); None without
+        costs, and without a clock, where they are those of ``Population.cost_m``.
+        """
+        if self._costs is None or self.seconds_m is None:
+            return None
+        value_m: FloatArray = self._costs.value_tm[self._costs.row(clock)]
+        return value_m
 
     def wait(self, round: int, client_n: IntArray, more_bytes: int = 0) -> Waited:
         """Who of the cohort replies before the server closes the round.
