@@ -2,7 +2,9 @@
 time.
 """
 
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +17,18 @@ from deltafl.model_parts import NamedArrays
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.tasks import make_task
-from reproduction import adapters, reading, roles
+from reproduction import reading, roles
 from reproduction.data import ARCHIVES, TINY_ALPHABET
 
 #: Of each layer 4 numbers an input and an output of three squares, 64 to 64, and of two matrices
 #: between 64 and 256.
 ADAPTERS = 2 * 4 * (3 * (64 + 64) + 2 * (64 + 256))
+
+
+@pytest.fixture(scope="module")
+def adapters() -> Any:
+    """Not at the top: all workers would import peft, for ten seconds, and one plays these tests."""
+    return import_module("reproduction.adapters")
 
 
 @pytest.fixture
@@ -80,7 +88,9 @@ def test_the_adapters_alone_are_trained_and_sent(archive: Path) -> None:
     assert engine.train(engine.initial_params(), 0, np.arange(2)).update_nd.any(axis=1).all()
 
 
-def test_a_base_is_the_same_every_time_and_written_in_half_precision(tmp_path: Path) -> None:
+def test_a_base_is_the_same_every_time_and_written_in_half_precision(
+    tmp_path: Path, adapters: Any
+) -> None:
     text = "To be, or not to be: that is the question. " * 3
     one, two = (adapters.train_base(text, steps=2) for _ in range(2))
     assert torch.equal(*(torch.from_numpy(flatten(model)) for model in (one, two)))
