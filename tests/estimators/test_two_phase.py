@@ -296,6 +296,7 @@ def test_an_enormous_update_is_forgotten_without_a_trace() -> None:
 LIE = np.concatenate([np.ones(8), [1e90], [1e90], np.full(10, -3e80)])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "spoilt", [{}, {3: None}, {3: LIE}, {3: np.full(20, np.nan), 0: [0.5] * 9}]
 )
@@ -311,6 +312,7 @@ def test_unbiased_whatever_is_sent(label: str, spoilt: dict[int, Any]) -> None:
         )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("spoilt", [{}, {3: None}, {3: LIE}])
 @pytest.mark.parametrize("label", [LABEL, LABEL + "@@regression-damped"])
 def test_unbiased_with_local_steps_that_are_corrected_by_it(

@@ -38,6 +38,7 @@ def true_and_mean_estimate(
     return mean_square(plan, state, problem), mean
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n", [2, 3, 5])
 @pytest.mark.parametrize(
     "label",
