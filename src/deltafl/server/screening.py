@@ -81,7 +81,7 @@ def _read(update: npt.ArrayLike | None, num_params: int) -> Array:
     """An update as numbers; a ``DeltaflError`` says what is wrong with it."""
     if update is None:
         raise DeltaflError(NO_REPLY)
-    no_numbers = DeltaflError(f"update is not one list of numbers: write {FLAT_UPDATE}")
+    no_numbers = f"update is not one list of numbers: write {FLAT_UPDATE}"
     try:
         # Before it is read: a sparse tensor, or a view of one number, may have any size.
         shape = tuple(np.shape(update))
@@ -92,11 +92,11 @@ def _read(update: npt.ArrayLike | None, num_params: int) -> Array:
     except DeltaflError:
         raise
     except OWN_ERRORS:  # whatever the things that a client has sent may raise
-        raise no_numbers from None
+        raise DeltaflError(no_numbers) from None
     if given_d.dtype.kind == "c" or np.ma.isMaskedArray(update):
         raise DeltaflError("update has complex or masked numbers, of which a part would be lost")
     if given_d.dtype.kind not in "biuf":  # texts, dates and objects become numbers, too
-        raise no_numbers
+        raise DeltaflError(no_numbers)
     with np.errstate(over="ignore", invalid="ignore"):
         update_d = given_d.astype(np.float32, copy=False)
     size = largest_entry(update_d)
