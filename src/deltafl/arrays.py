@@ -79,8 +79,9 @@ def unflatten(
         if hasattr(tensor, "detach"):
             new[name] = tensor.detach().new_tensor(rebuilt[str(name)])
     if hasattr(like, "state_dict"):
-        model = copy.deepcopy(like)
-        model.load_state_dict(new)
+        model = copied(like)
+        # Not strict: what get_extra_state adds is in the copy.
+        model.load_state_dict(new, strict=False)
         return model
     if not isinstance(like, Mapping):
         return list(new.values())
@@ -88,6 +89,26 @@ def unflatten(
     state: Any = copy.copy(like)
     state.update(new)
     return state
+
+
+def copied(module: Any, shared: Mapping[int, Any] | None = None) -> Any:
+    """A copy of a torch module into whose parameters and buffers one can write; what is ``shared``,
+    by its id, is not copied.
+    """
+    # Pruning and weight_norm keep a weight that they compute anew in each pass: a part of a graph,
+    # which PyTorch does not copy. What the memo holds deepcopy takes for copied.
+    computed = {
+        id(value): value.detach().clone()
+        for part in module.modules()
+        for value in vars(part).values()
+        if getattr(value, "grad_fn", None) is not None
+    }
+    model = copy.deepcopy(module, {**(shared or {}), **computed})
+    for tensor in [*model.parameters(), *model.buffers()]:
+        # Nothing can be written where entries share memory, as after ``expand``.
+        if str(tensor.layout) == "torch.strided" and 0 in tensor.stride():
+            tensor.data = tensor.detach().clone()
+    return model
 
 
 def initial_model(params: Any) -> Params:

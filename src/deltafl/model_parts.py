@@ -48,6 +48,9 @@ MEANS = ("buffer", "counter")
 #: What goes from the server to clients and back.
 SENT = ("trained", *MEANS, "constant")
 
+#: How the name of a module's own state beside its arrays ends in a state dict.
+_EXTRA = "_extra_state"
+
 #: Bytes of a number that a client may send.
 _WIDEST = 8
 #: Of the names that a message about a reply has room for.
@@ -275,7 +278,9 @@ class NamedArrays(NamedTuple):
         without_gradient = frozenset[str]()
         if hasattr(model, "state_dict"):
             # Detached tensors would neither be one where weights are tied, nor know their gradient.
-            tensors = dict(model.state_dict(keep_vars=True))
+            state = model.state_dict(keep_vars=True)
+            # What get_extra_state adds is no array: it stays as the module has it.
+            tensors = {name: part for name, part in state.items() if not name.endswith(_EXTRA)}
             statistics = frozenset(name for name, _ in model.named_buffers(remove_duplicate=False))
             without_gradient = frozenset(
                 name
@@ -387,13 +392,17 @@ def _read(name: object, tensor: Any) -> Array:
     except Exception as error:  # each kind of tensor without numbers raises an error of its own
         why = f"{type(tensor).__name__}, {type(error).__name__}"
     else:
-        if array.dtype.kind in "fiub":
-            return array
+        layout = str(getattr(tensor, "layout", "torch.strided"))
         why = f"type {array.dtype}"
+        # Of a sparse tensor there is no memory to write a mean into.
+        if layout != "torch.strided":
+            why = f"layout {layout}"
+        elif array.dtype.kind in "fiub":
+            return array
     raise DeltaflError(
         f"array {name!r} of the model has no numbers to train on ({why}); use floats, integers or "
-        "booleans. Run a lazy module once, move a meta one to a device with values, and quantise "
-        "after training"
+        "booleans, and register_buffer(..., persistent=False) for what stays as it is. Run a lazy "
+        "module once, move a meta one to a device with values, and quantise after training"
     )
 
 

@@ -185,6 +185,22 @@ class Two(torch.nn.Linear):
         return (output, output) if self.training else output
 
 
+class Growing:
+    """A loss that remembers."""
+
+    factor = 1
+
+    def __call__(self, output: Any, y: Any) -> Any:
+        self.factor += 1
+        return self.factor * torch.nn.functional.cross_entropy(output, y)
+
+
+def hooked() -> Any:
+    layer: Any = torch.nn.Linear(3, 2)
+    layer.weight.register_hook(torch.zeros_like)
+    return layer
+
+
 X = good().dataset.train_x
 Y = good().dataset.train_y
 
@@ -226,7 +242,17 @@ BROKEN: dict[str, dict[str, Any]] = {
     "test_clients is array([0, 1]); it must be": {"test_clients": np.array([0, 1])},
     "make_model failed: ZeroDivisionError": {"make_model": lambda: 1 / 0},
     "make_model made ReLU": {"make_model": torch.nn.ReLU},
-    "with parameters, none lazy": {"make_model": lambda: torch.nn.LazyLinear(2)},
+    "the model is lazy; run it once in make_model, such as model(torch.zeros(2, 3))": {
+        "make_model": lambda: torch.nn.LazyLinear(2)
+    },
+    "make_model is a Linear; it must be a function": {"make_model": torch.nn.Linear(3, 2)},
+    "the parameter 'weight' has a hook": {"make_model": hooked},
+    "the loss is 'cross_entropy'; it must be a function": {"loss": "cross_entropy"},
+    "must be a function of (output, y), such as nn.CrossEntropyLoss()": {
+        "loss": torch.nn.CrossEntropyLoss
+    },
+    "the loss has parameters of its own": {"loss": torch.nn.Linear(2, 1)},
+    "one seed gives the losses": {"loss": Growing()},
     "the model does not take inputs of shape (2, 3)": {"make_model": lambda: torch.nn.Linear(4, 2)},
     "the model returned tuple in training": {"make_model": lambda: Two(3, 2)},
     "inputs of shape (1, 3): ValueError: Expected more than 1": {

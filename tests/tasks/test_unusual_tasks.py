@@ -2,6 +2,8 @@
 leaves them to it.
 """
 
+import random
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,7 +14,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import prune
 
+import deltafl
 from batch_tools import CLASSES, SIZES, WORKS, four_layers, task_of, twin_of
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
@@ -156,14 +160,212 @@ def test_squared_errors_of_two_shapes_are_refused() -> None:
 
 def test_a_model_that_cannot_be_copied_is_reported() -> None:
     def make() -> nn.Module:
-        with pytest.warns(FutureWarning, match="weight_norm"):
-            return nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(17, CLASSES)))
+        model: nn.Module = mlp(17, [9], CLASSES)
+        model.lock = threading.Lock()  # type: ignore[assignment]
+        return model
 
     with pytest.raises(DeltaflError, match=r"^own: the model cannot be copied, as"):
         check_task(task_of("mlp", make_model=make), "own", 0)
-    parametrized = nn.utils.parametrizations.weight_norm
-    task = task_of(
-        "mlp", make_model=lambda: nn.Sequential(nn.Flatten(), parametrized(nn.Linear(17, CLASSES)))
-    )
+
+
+def old_norm() -> nn.Module:
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        return nn.utils.weight_norm(nn.Linear(17, CLASSES))
+
+
+def pruned() -> Any:
+    # The mask goes by the first weights: the same in every copy.
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        smallest: Any = prune.l1_unstructured
+        return smallest(nn.Linear(17, CLASSES), "weight", 0.5)
+
+
+#: Layers whose weight is computed in each pass: a part of a graph.
+COMPUTED = {
+    "weight_norm of old": old_norm,
+    "weight_norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(17, CLASSES)),
+    "pruned": pruned,
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_computed_weights_are_trained_and_rebuilt(name: str) -> None:
+    task = task_of("mlp", make_model=lambda: nn.Sequential(nn.Flatten(), COMPUTED[name]()))
     check_task(task, "own", 0)
     assert_equal_to_twins(replace(task, name="own"))
+    model = COMPUTED[name]()
+    again = deltafl.unflatten(deltafl.flatten(model) + 1, model)
+    np.testing.assert_allclose(deltafl.flatten(again), deltafl.flatten(model) + 1, rtol=1e-6)
+
+
+class Own(nn.Module):
+    """A linear layer, and something beside it."""
+
+    def __init__(self, beside: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(17, CLASSES)
+        if beside is moves:
+            self.register_buffer("moved", torch.zeros(CLASSES), persistent=False)
+        self.seen = 0
+        self.last: torch.Tensor | None = None
+        self._beside = beside
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self._beside(self, x.flatten(1)))
+
+
+def counts(model: Any, x: torch.Tensor) -> Any:
+    model.seen += int(model.training)
+    return model.layer(x) * (1 + model.seen)
+
+
+def recalls(model: Any, x: torch.Tensor) -> Any:
+    output: torch.Tensor = model.layer(x)
+    if model.last is not None:
+        output = output + model.last
+    model.last = output.detach().mean(dim=0)
+    return output
+
+
+def moves(model: Any, x: torch.Tensor) -> Any:
+    model.moved += x.detach().mean()
+    return model.layer(x) + model.moved.square() * torch.arange(CLASSES)
+
+
+def scales_inputs(model: Any, x: torch.Tensor) -> Any:
+    return model.layer(x.mul_(1.5))
+
+
+def drops_always(model: Any, x: torch.Tensor) -> Any:
+    return model.layer(functional.dropout(x, 0.5))
+
+
+def draws_from_numpy(model: Any, x: torch.Tensor) -> Any:
+    return model.layer(x) * np.random.uniform(0.5, 2)  # noqa: NPY002
+
+
+def draws_from_python(model: Any, x: torch.Tensor) -> Any:
+    return model.layer(x) * random.uniform(0.5, 2)
+
+
+#: What a forward pass may do besides.
+BESIDE = (
+    counts, recalls, moves, scales_inputs, drops_always, draws_from_numpy, draws_from_python
+)  # fmt: skip
+
+
+def bits_of(made: Engine, order: list[int]) -> list[bytes]:
+    """Of trained clients, by their number, and of an evaluation after them."""
+    start_d = made.initial_params()
+    update_m = {one: made.train(start_d, 1, np.array([one])).update_nd for one in order}
+    judged = made.evaluate(start_d + update_m[0][0])
+    return [*(update_m[one].tobytes() for one in sorted(order)), repr(judged).encode()]
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+def test_clients_and_evaluations_leave_nothing_to_the_next(beside: Any) -> None:
+    task = task_of("mlp", make_model=lambda: Own(beside))
+    data = task.dataset
+    x, test_x = (part.astype(np.float32) / 255 for part in (data.train_x, data.test_x))
+    task = replace(task, dataset=replace(data, train_x=x, test_x=test_x))
+    check_task(task, "own", 0)
+    held = task.dataset.test_x.copy()
+    made = Engine(task, WORKS["epochs"], 0)
+    first = bits_of(made, [0, 1, 2])
+    assert bits_of(made, [2, 0, 1]) == first
+    assert bits_of(Engine(task, WORKS["epochs"], 0), [1, 2, 0]) == first
+    np.testing.assert_array_equal(task.dataset.test_x, held)
+
+
+def test_augmentations_losses_and_models_may_draw_from_any_generator() -> None:
+    def noisy(output: torch.Tensor, y: torch.Tensor) -> Any:
+        return cross_entropy(output * (1 + random.random()), y)
+
+    def augment(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        return x + float(np.random.normal())  # noqa: NPY002
+
+    def make() -> Any:
+        model = mlp(17, [9], CLASSES)
+        with torch.no_grad():
+            next(model.parameters()).mul_(np.random.uniform())  # noqa: NPY002
+        return model
+
+    task = task_of("mlp", make_model=make, loss=noisy, augment=augment)
+    np.random.seed(1)  # noqa: NPY002
+    check_task(task, "own", 0)
+    first = bits_of(Engine(task, WORKS["epochs"], 0), [0, 1])
+    after = np.random.uniform()  # noqa: NPY002
+    assert bits_of(Engine(task, WORKS["epochs"], 0), [1, 0]) == first
+    np.random.seed(1)  # noqa: NPY002
+    assert np.random.uniform() == after  # noqa: NPY002
+
+
+def test_what_draws_from_elsewhere_is_refused_before_anything_is_played() -> None:
+    def make() -> Any:
+        model = mlp(17, [9], CLASSES)
+        with torch.no_grad():
+            next(model.parameters()).mul_(np.random.default_rng().uniform())
+        return model
+
+    with pytest.raises(DeltaflError, match="one seed gives the losses"):
+        check_task(task_of("mlp", make_model=make), "own", 0)
+
+
+@pytest.mark.parametrize("work", ["epochs", "whole data"])
+def test_sparse_gradients_are_gradients(work: str) -> None:
+    def made(sparse: bool) -> Task:
+        layers = (nn.EmbeddingBag(7, 4, sparse=sparse), nn.Linear(4, CLASSES))
+        return task_of("lstm", make_model=lambda: nn.Sequential(*layers))
+
+    trained = []
+    for sparse in (False, True):
+        engine = Engine(made(sparse), WORKS[work], 0)
+        trained.append(engine.train(np.ones(7 * 4 + 5 * CLASSES, np.float32), 0, np.arange(2)))
+    np.testing.assert_array_equal(trained[0].update_nd, trained[1].update_nd)
+    assert np.any(trained[0].update_nd != 0)
+
+
+class Beside(nn.Module):
+    """Buffers that nobody can write into, and a state that is no array."""
+
+    def __init__(self, layout: str = "") -> None:
+        super().__init__()
+        self.layer = nn.Linear(17, CLASSES)
+        self.register_buffer("wide", torch.ones(1).expand(CLASSES))
+        if layout:
+            self.register_buffer("graph", torch.eye(17).to_sparse(), persistent=layout == "kept")
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 1}
+
+    def set_extra_state(self, state: Any) -> None:
+        raise AssertionError
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.layer(x.flatten(1)) * self.wide)
+
+
+def test_buffers_of_one_number_and_states_that_are_no_arrays_stay() -> None:
+    task = task_of("mlp", make_model=lambda: Beside("left out"))
+    check_task(task, "own", 0)
+    assert_equal_to_twins(task)
+    again = deltafl.unflatten(np.ones(18 * CLASSES), Beside())
+    assert deltafl.flatten(again).sum() == 18 * CLASSES
+    with pytest.raises(DeltaflError, match=r"'graph' .* \(layout torch.sparse_coo\).* persistent"):
+        check_task(task_of("mlp", make_model=lambda: Beside("kept")), "own", 0)
+
+
+def test_outputs_in_bfloat16_are_judged() -> None:
+    class Narrow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(17, CLASSES)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.layer(x.flatten(1)).bfloat16())
+
+    task = task_of("mlp", make_model=Narrow, metric="balanced_accuracy")
+    check_task(task, "own", 0)
+    made = Engine(task, WORKS["epochs"], 0)
+    assert 0 <= made.evaluate(made.initial_params()).others["balanced_accuracy"] <= 1

@@ -9,9 +9,10 @@ from typing import Any
 from ..store.values import plain_json
 from ..streams import stream
 from ..tasks.base import Task
+from ..tasks.draws import seeded
 from ..tasks.own import first_examples
 from .describe import describe
-from .runner import new_model, seeded
+from .runner import new_model
 from .training import torch
 
 

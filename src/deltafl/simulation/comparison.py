@@ -343,7 +343,8 @@ def together(folders: Sequence[Path], opened: Sequence[_Runs]) -> Comparison:
         place, first_known = first_of.setdefault(run.seed, (directory.path, known))
         if known["data_crc32"] != first_known["data_crc32"]:
             raise DeltaflError(
-                f"{directory.path} has other data than another run of seed {run.seed}; leave it out"
+                f"{directory.path} has other data than another run of seed {run.seed}; leave it "
+                "out, and let your make_task(seed) make the same data whenever it is called"
             )
         before, now = (of.get("model", {}) for of in (first_known, known))
         require_same_model(place, before, now, directory.path)

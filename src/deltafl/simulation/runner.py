@@ -4,24 +4,25 @@ The jobs are pure functions, so it does not matter which process does which.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from ..model_parts import Arrays
+from ..arrays import copied
+from ..model_parts import Arrays, as_array
 from ..streams import stream
 from ..tasks.base import Task
+from ..tasks.draws import seeded
 from ..tasks.metrics import Look
-from ..types import Array, IntArray, Params, Rng
+from ..types import Array, IntArray, Params
 from .training import torch
 from .training.batched import BatchedTrainer
 from .training.fast import FastTrainer, choose_forward, keep_freed_memory
 from .training.route import Form, Route, product_precision
 from .training.serial import LocalJob, LocalResult, LocalWork, losses_of, train_serial
-from .training.tensors import ModelTensors
+from .training.tensors import ModelTensors, remembers
 
 
 class ClientRunner:
@@ -75,8 +76,16 @@ class ClientRunner:
                 graphs=route.steps == "graph",
             )
         self._model = model.eval()
+        # All else has been tried: it draws nothing.
+        self._may_draw = (
+            form.path == "serial" or task.augment is not None or losses_of(task.loss) is None
+        )
         # For evaluations; trainers choose their own.
-        self._forward = choose_forward(model, self._data[2])
+        example = self._inputs(self._data[2][:1])
+        if form.path == "serial" and remembers(model, example, training=False):
+            self._forward: Callable[[torch.Tensor], torch.Tensor] = self._forgetful
+        else:
+            self._forward = choose_forward(model, self._data[2])
 
     def train(
         self,
@@ -109,11 +118,9 @@ class ClientRunner:
                 train_one = self._train_one
                 if rests[place]:  # of models that only the serial path trains
                     train_one = partial(train_one, rest=rests[place])
-                # Random layers draw from torch's generator, whatever client was trained before.
-                with seeded(
-                    stream(self._seed, "dropout", round, clients[place]),
-                    self._device,
-                ):
+                # What draws does so whatever client was trained before.
+                rng = stream(self._seed, "dropout", round, clients[place])
+                with seeded(rng, self._device, self._may_draw):
                     results.append(train_one(x, y, params_d, work, *how))
             return results
 
@@ -162,11 +169,12 @@ class ClientRunner:
         """Sum of the losses of a batch of test examples, and what ``look`` makes of its outputs and
         targets.
         """
-        x, y = (part[places] for part in self._data[2:])
+        # Copies: a model or a loss may change in place what it gets.
+        x, y = (part[places].clone() for part in self._data[2:])
         loss, output = self._score(params_d, rest, self._inputs(x), y)
         if look is None:
             return loss, None
-        return loss, look(output.cpu().numpy(), y.cpu().numpy())
+        return loss, look(as_array(output), y.cpu().numpy())
 
     def _score(
         self,
@@ -179,12 +187,21 @@ class ClientRunner:
         # A copy, of which the model's parameters become views.
         self._tensors.load(torch.tensor(params_d, device=self._device))
         self._tensors.load_rest(rest)
-        with torch.no_grad(), product_precision(self._device):
+        rng = stream(self._seed, "dropout")
+        with (
+            torch.no_grad(),
+            product_precision(self._device),
+            seeded(rng, self._device, self._may_draw),
+        ):
             output = self._forward(x)
             # A mean over the batch; batches may differ in length, so that sums over examples are
             # added.
             loss = self._task.loss(output, y).item() * len(x)
         return loss, output
+
+    def _forgetful(self, x: torch.Tensor) -> torch.Tensor:
+        """The outputs of a copy: the next evaluation finds the model as it was."""
+        return torch.as_tensor(copy.deepcopy(self._model)(x))
 
     def _rows(self, client: int) -> npt.NDArray[np.int64]:
         return np.asarray(self._task.client_rows[client], np.int64)
@@ -208,27 +225,4 @@ def new_model(make: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module
     """A model in training mode, with the random parameters of the seed."""
     with seeded(stream(seed, "model")):
         # A function may give the same module every time, and training must leave that as it was.
-        return copy.deepcopy(make()).train()
-
-
-@contextmanager
-def seeded(
-    rng: Rng,
-    device: torch.device | None = None,
-) -> Iterator[None]:
-    """Seed torch's global generator and the device's, and restore them afterwards.
-
-    ``torch.manual_seed`` would take half of the time of a small model.
-    """
-    generators = [torch.default_generator]
-    if device is not None and device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    before = [generator.get_state() for generator in generators]
-    seed = int(rng.integers(2**63))
-    for generator in generators:
-        generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, before, strict=True):
-            generator.set_state(state)
+        return copied(make()).train()  # type: ignore[no-any-return]

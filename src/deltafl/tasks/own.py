@@ -4,7 +4,6 @@ and tried out.
 Every mistake is one sentence, before an experiment starts.
 """
 
-import copy
 import inspect
 import pickle
 import warnings
@@ -18,8 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import copied
 from ..calls import Named
 from ..errors import OWN_ERRORS, DeltaflError, explained, in_one_line
+from ..model_parts import as_array
 from ..store.own_python import load_function, split_name
 from ..streams import stream
 from .base import Dataset, Task
@@ -129,8 +130,10 @@ def _made(
     name: str,
     path: Path | None = None,
 ) -> object:
-    """What a user's function makes."""
-    with explained(f"{name} failed", path):
+    """What a user's function makes, the same in every process."""
+    from .draws import seeded
+
+    with explained(f"{name} failed", path), seeded(stream(seed, "data")):
         if "seed" in inspect.signature(make).parameters:
             return make(seed=seed)
         return make()
@@ -345,15 +348,22 @@ def _smoke_test(task: Task, seed: int) -> None:
 
     Minibatches of one example occur: the last of a pass, or of a client that has no more.
     """
+    from .draws import seeded
     from .modules import nn, spare_single_values, torch
 
+    loss: Any = task.loss
+    good = callable(loss) and not isinstance(loss, type)
+    _require(good, "the loss", loss, "a function of (output, y), such as nn.CrossEntropyLoss()")
+    if isinstance(loss, nn.Module) and any(one.requires_grad for one in loss.parameters()):
+        raise DeltaflError(
+            "the loss has parameters of its own, which nobody would train; make them part of the "
+            "model"
+        )
     x, y = first_examples(task)
     augment = task.augment
     if augment is not None:
-        varied: Any = _tried(
-            "augment failed",
-            lambda: augment(x, stream(seed, "augment")),
-        )
+        with seeded(stream(seed, "augment")):
+            varied: Any = _tried("augment failed", lambda: augment(x, stream(seed, "augment")))
         same = isinstance(varied, torch.Tensor) and varied.shape == x.shape
         _require(
             same and varied.dtype == x.dtype,
@@ -361,23 +371,9 @@ def _smoke_test(task: Task, seed: int) -> None:
             varied,
             f"of shape {tuple(x.shape)} and type {x.dtype}, as its inputs",
         )
-    # The trial must not change what the user's own code draws after it.
-    with torch.random.fork_rng(devices=[]):
-        # The seed that the run will use: what fails with it fails now.
-        torch.manual_seed(int(stream(seed, "model").integers(2**63)))
-        model: Any = _tried("make_model failed", task.make_model)
-        params = []
-        if isinstance(model, nn.Module):
-            params = list(model.parameters())
-        if not params or any(nn.parameter.is_lazy(param) for param in params):
-            raise DeltaflError(
-                f"make_model made {type(model).__name__}; it must make a torch.nn.Module with "
-                "parameters, none lazy"
-            )
-        model = _tried(
-            "the model cannot be copied, as local training does",
-            lambda: copy.deepcopy(model),
-        )
+    # The seed that the run will use: what fails with it fails now.
+    with seeded(stream(seed, "model")):
+        model = _made_model(task, x)
         for entry in task.parts_of(model).entries:
             tensor = model.state_dict()[entry.name]
             if entry.kind == "trained" and tensor.dtype != torch.float32:
@@ -389,6 +385,48 @@ def _smoke_test(task: Task, seed: int) -> None:
         _check_step(task, model, x, y)
         _check_step(task, model, x[:1], y[:1])
         _check_metrics(task, model)
+    losses = []
+    for _ in range(2):
+        with seeded(stream(seed, "model")), torch.no_grad():
+            model = copied(task.make_model()).eval()
+            losses.append(task.loss(model(x.clone()), y.clone()).item())
+    if not np.isclose(losses[0], losses[1], rtol=1e-6, equal_nan=True):
+        raise DeltaflError(
+            f"one seed gives the losses {losses[0]:g} and {losses[1]:g} on the same two examples; "
+            "let make_model, the model and the loss draw from torch, numpy.random or random, which "
+            "are seeded, and remember nothing outside of the model"
+        )
+
+
+def _made_model(task: Task, x: Tensor) -> Module:
+    """A copy of a new model, of which there must be copies."""
+    from .modules import nn
+
+    make: Any = task.make_model
+    if isinstance(make, nn.Module):
+        raise DeltaflError(
+            f"make_model is a {type(make).__name__}; it must be a function that makes one"
+        )
+    model: Any = _tried("make_model failed", make)
+    params = list(model.parameters()) if isinstance(model, nn.Module) else []
+    if not params:
+        raise DeltaflError(
+            f"make_model made {type(model).__name__}; it must make a torch.nn.Module with "
+            "parameters"
+        )
+    if any(nn.parameter.is_lazy(param) for param in params):
+        shape = ", ".join(map(str, (2, *x.shape[1:])))
+        raise DeltaflError(
+            f"the model is lazy; run it once in make_model, such as model(torch.zeros({shape}))"
+        )
+    for name, param in model.named_parameters():
+        # PyTorch keeps hooks of modules where it copies them, those of parameters not.
+        if param._backward_hooks or param._post_accumulate_grad_hooks:
+            raise DeltaflError(
+                f"the parameter {name!r} has a hook, which copies of the model lack; change "
+                "gradients in the loss or in forward"
+            )
+    return _tried("the model cannot be copied, as local training does", lambda: copied(model))
 
 
 def _check_step(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
@@ -445,7 +483,7 @@ def _check_metrics(task: Task, model: Module) -> None:
     y = data.test_y[:_TRIED_EXAMPLES]
     x = _inputs(task, torch.tensor(data.test_x[:_TRIED_EXAMPLES]))
     with torch.no_grad():
-        output = model.eval()(x).numpy()
+        output = as_array(model.eval()(x))
     targets = targets_of(y, output.shape[1:], data.num_classes)
     for metric in task.metrics:
         if targets not in metric.targets:

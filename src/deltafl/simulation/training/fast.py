@@ -148,7 +148,8 @@ class FastTrainer:
             batch_loss = self._loss(output, y_batch)
             # Unused parameters have gradients of 0, as in the reference.
             gradients = torch.autograd.grad(batch_loss, self._params, materialize_grads=True)
-            flat = [gradient.reshape(-1) for gradient in gradients]
+            # Of an Embedding they may be sparse.
+            flat = [gradient.to_dense().reshape(-1) for gradient in gradients]
             torch.cat(flat, out=own.gradient)
             loss_sum += batch_loss.item()
             square_loss_sum += mean_square(losses, output, y_batch)

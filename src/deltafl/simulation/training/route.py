@@ -21,11 +21,12 @@ from ...errors import DeltaflError, log
 from ...model_parts import ModelParts
 from ...store import checked, read_json, write_atomically
 from ...tasks.base import Task
+from ...tasks.draws import places, seeded
 from ...types import IntArray
 from .batched import BatchedTrainer, own_form, vectorized_forward
 from .graphs import WARM_UPS
 from .serial import LocalJob, LocalWork, is_cross_entropy, losses_of
-from .tensors import trained_parameters
+from .tensors import remembers, trained_parameters
 
 _NOTE = "engine.json"
 #: Examples: two vectors of 16 floats, the longest stretch that torch's loops process at once.
@@ -264,12 +265,15 @@ def incompatibility(
         return "the model has shared parameters"
     if any(param.dtype != torch.float32 for param in params):
         return "the model has parameters that are not float32"
-    # A trial, after which torch's generator is where it was.
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        before = torch.get_rng_state()
-        copy.deepcopy(model).train()(example)
-        if not torch.equal(before, torch.get_rng_state()):  # other paths would draw other numbers
+    # A trial, after which the generators are where they were.
+    with seeded(np.random.default_rng(0)):
+        before = places()
+        # Of two examples, for some models mix them.
+        is_changed = remembers(model, torch.cat([example, example]), training=True)
+        if places() != before:  # other paths would draw other numbers
             return "the model draws random numbers in training, as random layers (Dropout) do"
+    if is_changed:
+        return "a forward pass changes the model, beside its parameters"
     return None
 
 

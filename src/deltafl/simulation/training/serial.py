@@ -186,7 +186,8 @@ def train_serial(
     tensors.load_rest(rest or {})
     own_velocities = [torch.zeros_like(tensor) for tensor in tensors.own]
     start_d = torch.tensor(params_d, device=x.device)
-    current_d = start_d
+    # In memory of its own: some models, as an Embedding with max_norm, change their parameters.
+    current_d = start_d.clone()
     velocity_d = torch.zeros_like(start_d)
     loss_sum = 0.0
     square_loss_sum = 0.0

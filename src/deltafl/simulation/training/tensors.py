@@ -1,14 +1,16 @@
 """The tensors of a module by what becomes of them in local training, see ``model_parts.py``."""
 
 import copy
-from typing import Any
+from contextlib import suppress
 
 import numpy as np
 import torch
 from torch import nn
 
+from ...arrays import copied
 from ...model_parts import MEANS, Arrays, ModelParts, as_array
 from ...tasks.modules import spare_single_values
+from ..describe import UnknownError, describe
 
 #: What clients bring back beside the flat vector.
 BROUGHT_BACK = (*MEANS, "local")
@@ -18,6 +20,29 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def has_hooks(part: torch.nn.Module) -> bool:
     """Whether calling a module does more than its class, which another form would leave out."""
     return any(getattr(part, name) for name in _HOOKS) or "forward" in vars(part)
+
+
+def remembers(model: nn.Module, examples: torch.Tensor, training: bool) -> bool:
+    """Whether a forward pass leaves something in the model, such as a count or a last state in an
+    attribute, which the next client or evaluation would find there.
+    """
+    trial = copy.deepcopy(model).train(training)
+    before = _held(trial)
+    with torch.no_grad():
+        trial(examples.clone())
+    return _held(trial) != before
+
+
+def _held(model: nn.Module) -> list[tuple[str, str]]:
+    """What a module and its parts hold."""
+    found = []
+    for part in model.modules():
+        for name, value in vars(part).items():
+            # Such as weak references to weights, which an LSTM has.
+            with suppress(UnknownError):
+                if name != "_modules":
+                    found.append((name, describe(value)))
+    return found
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -64,14 +89,13 @@ class ModelTensors:
 
     def copied(self) -> "ModelTensors":
         """A copy to train: frozen parameters, which never change, are shared."""
-        # What its memo holds deepcopy takes for copied; it fills that dict.
-        memo: dict[int, Any] = {
+        shared = {
             key: tensor
             for key, tensor in self._frozen.items()
             # A forward pass may write into a buffer, whoever calls it frozen.
             if isinstance(tensor, nn.Parameter)
         }
-        model = copy.deepcopy(self.model, memo).train()
+        model = copied(self.model, shared).train()
         for old, new in zip(self.model.modules(), model.modules(), strict=True):
             # Statistics that nobody collects are used as they are.
             is_norm = isinstance(old, nn.modules.batchnorm._NormBase)
@@ -110,7 +134,7 @@ class ModelTensors:
         parts = []
         for of_tensor in self._trained:
             # Tied weights that are several tensors have a part of the gradient each.
-            found = [tensor.grad for tensor in of_tensor if tensor.grad is not None]
+            found = [tensor.grad.to_dense() for tensor in of_tensor if tensor.grad is not None]
             if found:
                 total = sum(found[1:], found[0])
             else:
