@@ -58,7 +58,7 @@ def label_of(name: str) -> str:
     return "hics-fl(classes=3)" if name == "hics-fl" else name
 
 
-def closed(updates: Any, label: str = "uniform", reports: Reports | None = None) -> RoundInfo:
+def closed(updates: Any, label: str = "uniform", reports: Any = None) -> RoundInfo:
     """One round of three clients, all selected, and a model of two parameters."""
     plan = make_plan(label, Population.from_sizes([1, 2, 3]), 3)
     state = init_round(plan, np.zeros(2))
@@ -511,6 +511,12 @@ def weighted(weights: list[float]) -> Plan:
         (
             lambda: closed({0: np.ones(2)}),
             "updates are a dict; give a list or an array, in the order of cohort",
+        ),
+        (lambda: closed(np.ones(2) for _ in range(3)), "updates are a generator; give a list"),
+        (lambda: closed(None), "updates are a NoneType; give a list"),
+        (
+            lambda: closed(np.ones((3, 2)), reports=[0.5, 1.0, 2.0]),
+            r"reports are a list; write Reports.make\(3, loss=losses\)",
         ),
     ],
 )

@@ -9,7 +9,8 @@ import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real
+from dataclasses import fields
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -121,6 +122,8 @@ class WithRanges:
     ranges: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
+        declared: Any = self
+        whole = {one.name for one in fields(declared) if one.type in (int, int | None)}
         for name, interval in self.ranges.items():
             value = getattr(self, name)
             # A dataclass keeps its defaults as class attributes.
@@ -129,6 +132,8 @@ class WithRanges:
                 continue
             if not is_in(value, interval):
                 raise DeltaflError(f"{name} is {value!r:.60}; it must be in {interval}")
+            if name in whole and not isinstance(value, Integral):
+                raise DeltaflError(f"{name} is {value!r:.60}; it must be a whole number")
 
 
 def unknown_name(

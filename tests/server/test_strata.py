@@ -393,7 +393,9 @@ def test_bad_names_are_one_sentence(names: Any, said: str) -> None:
         ("uniform+at_least=2", 6, "stratum 'east' has 1 clients and at_least is 2"),
         ("uniform+at_least=1", 2, "more than the 2 clients of a cohort: ask 3 clients or more"),
         ("uniform+at_least=-1", 4, "at_least"),
-        ("uniform+at_least=1.5", 4, "at_least"),
+        ("uniform+at_least=1.5", 4, "at_least is 1.5; it must be a whole number"),
+        ("uniform+stages=1.5", 4, "stages is 1.5; it must be a whole number"),
+        ("uniform+budget=9+budget_rounds=2.5", 4, "budget_rounds is 2.5; it must be a whole"),
         ("uniform+stages=4", 4, "stages is 4, with 3 strata"),
         ("uniform+stages=3", 2, "it must be at most 2"),
         ("uniform+stages=2+at_least=2", 4, "leave out one of them"),
@@ -406,6 +408,20 @@ def test_bad_names_are_one_sentence(names: Any, said: str) -> None:
 def test_what_does_not_go_together_is_one_sentence(label: str, n: int, said: str) -> None:
     with pytest.raises(DeltaflError, match=said):
         plan_of(label, n)
+
+
+@pytest.mark.parametrize("sizing", ["relative_error=1.0", "budget=6+budget_rounds=6"])
+def test_two_stages_ask_a_client_of_each_stratum_whatever_sizes_cohorts(sizing: str) -> None:
+    plan = plan_of(f"uniform+stages=2+{sizing}", 1)
+    state = init_round(plan, np.zeros(1))
+    cohort = open_round(plan, state)
+    strata = plan.population.strata
+    assert strata is not None
+    assert len({*strata.code_m[cohort.client_n]}) == 2
+    # Of one client of each of two strata, as with a fixed n.
+    fixed = plan_of("uniform+stages=2", 2)
+    drawn = open_round(fixed, init_round(fixed, np.zeros(1)))
+    np.testing.assert_array_equal(cohort.expected_n, drawn.expected_n)
 
 
 @pytest.mark.parametrize("setting", ["at_least=1", "stages=2", "allocation=weight"])

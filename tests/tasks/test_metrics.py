@@ -139,6 +139,40 @@ def test_a_function_is_a_metric() -> None:
             metric_of(wrong)
 
 
+def test_functions_of_scikit_learn_get_the_targets_first() -> None:
+    from sklearn import metrics
+
+    output, y = np.array([1.0, 2.0, 9.0]), np.array([0.0, 2.0, 4.0])
+    assert metric_of(metrics.r2_score)(output, y) == metrics.r2_score(y, output)
+    for wrong in (metrics.explained_variance_score, Metric("r", metrics.r2_score)):
+        with pytest.raises(DeltaflError, match=r"takes \(y, output\), and a metric \(output, y\)"):
+            metric_of(wrong)
+
+
+@pytest.mark.parametrize("value", [np.inf, -1e101, 1e300])
+def test_what_records_have_no_room_for_is_no_number(value: float) -> None:
+    found = metric_of(Metric("perplexity", lambda output, y: value))(np.ones(2), np.ones(2))
+    assert np.isnan(found)
+
+
+def test_a_metric_that_draws_is_the_same_for_the_same_outputs() -> None:
+    def resampled(output: Any, y: Any) -> float:
+        which = np.random.choice(len(y), len(y))  # noqa: NPY002
+        return float((output[which] - y[which]).mean())
+
+    drawn = metric_of(resampled)
+    output, y = np.random.default_rng(0).normal(size=(2, 50))
+    assert drawn(output, y) == drawn(output, y)
+    assert drawn(output, y) != drawn(output + y, y)
+
+
+@pytest.mark.parametrize("option", ["higher", "share"])
+def test_a_direction_is_true_or_false(option: str) -> None:
+    given: Any = {option: "no"}
+    with pytest.raises(DeltaflError, match=f"{option} of your metric w is 'no'"):
+        metric_of(Metric("w", worst, **given))
+
+
 @pytest.mark.parametrize(
     ("y", "shape", "classes", "targets"),
     [

@@ -53,11 +53,6 @@ class Ghbm(ClientMomentum):
     name: ClassVar = "ghbm"
     ranges: ClassVar = {"ghbm": "[0, 1)", "ghbm_tau": "[1, 10000]"}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if type(self.ghbm_tau) is not int:
-            raise DeltaflError(f"ghbm_tau is {self.ghbm_tau!r:.60}; it must be a whole number")
-
     def check(self, plan: PlanOfParts) -> None:
         if any(part.name != self.name and isinstance(part, ClientMomentum) for part in plan.parts):
             raise DeltaflError("ghbm and mime are two momenta of the clients; leave one out")

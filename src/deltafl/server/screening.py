@@ -50,11 +50,17 @@ def screen_replies(
     the host's fault.
     """
     n = len(cohort.client_n)
-    if isinstance(updates, dict):
+    if isinstance(updates, dict) or not hasattr(updates, "__len__"):
         raise DeltaflError(
-            "updates are a dict; give a list or an array, in the order of cohort.client_n"
+            f"updates are a {type(updates).__name__}; give a list or an array, in the order of "
+            "cohort.client_n"
         )
-    reports = reports or Reports.make(n)
+    if reports is None:
+        reports = Reports.make(n)
+    if not isinstance(reports, Reports):
+        raise DeltaflError(
+            f"reports are a {type(reports).__name__}; write Reports.make({n}, loss=losses)"
+        )
     if len(updates) != n or any(len(column) != n for column in reports):
         raise DeltaflError(
             f"the cohort has {n} clients; updates and reports must have {n} rows in the same order"

@@ -85,7 +85,9 @@ class ByStrata(ServerPart):
     def check_clients(self, plan: PlanOfParts) -> None:
         strata = _strata(plan)
         count = len(strata.names)
-        most_stages = min(count, plan.n)
+        # Where another part sizes cohorts, ``draw`` sees to it in each round.
+        is_fixed = not any(part.sizes_cohorts() for part in plan.parts)
+        most_stages = min(count, plan.n) if is_fixed else count
         if self.stages:
             if self.stages > most_stages:
                 raise DeltaflError(
@@ -93,8 +95,6 @@ class ByStrata(ServerPart):
                     f"clients; it must be at most {most_stages}"
                 )
             return
-        # Where another part sizes cohorts, ``draw`` sees to it in each round.
-        is_fixed = not any(part.sizes_cohorts() for part in plan.parts)
         if is_fixed and self.at_least * count > plan.n:
             raise DeltaflError(
                 f"at_least is {self.at_least} of each of {count} strata, more than the "
@@ -148,7 +148,8 @@ class ByStrata(ServerPart):
             quota_h = allocate(n, size_h, mass_h, self.at_least)
             cohort = draw_from_each(member_h, quota_h, draw_some)
             return cohort._replace(stratum_n=code_h[cohort.stratum_n])
-        stages = min(self.stages, len(code_h), n)
+        stages = min(self.stages, len(code_h))
+        n = max(n, stages)
         first = draw_cohort(mass_h, stages, "systematic", drawing.rng)
         drawn = first.client_n
         # Before the draw, and for all strata alike: what is drawn first must not decide it.

@@ -30,12 +30,16 @@ import numpy.typing as npt
 
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line, printable, unknown_name
 from ..store.own_python import load_named, split_name
+from ..streams import stream
 from ..types import FloatArray, Judge
 
 Numbers = npt.NDArray[Any]
 Function = Callable[[Any, Any], Any]
 #: What is kept of the outputs of a batch: ``outputs``, or ``right``.
 Look = Callable[[Numbers, Numbers], Numbers]
+
+#: A perplexity, say, may be larger; records have no such numbers.
+LARGEST_METRIC = 1e100
 
 CLASSES = "classes"
 BINARY = "binary"
@@ -65,8 +69,8 @@ class Metric(Judge):
     targets: tuple[str, ...] = field(default=(CLASSES, BINARY, LABELS, NUMBERS), kw_only=True)
 
     def __call__(self, output: Numbers, y: Numbers) -> float:
-        """The value; NaN where it is not defined, as an AUC of examples of one class, or where an
-        output is not finite.
+        """The value; NaN where it is not defined, as an AUC of examples of one class, where an
+        output is not finite, or where no record has room for it.
 
         Raises:
             DeltaflError: If the function fails, or returns no number.
@@ -76,9 +80,17 @@ class Metric(Judge):
             return float("nan")
         with warnings.catch_warnings():  # of values that are not defined
             warnings.simplefilter("ignore")
-            return self._value(output, y)
+            value = self._value(output, y)
+        return value if abs(value) <= LARGEST_METRIC else float("nan")
 
     def _value(self, output: Numbers, y: Numbers) -> float:
+        from .draws import seeded
+
+        # A function may draw, as a bootstrap does: the same examples in every evaluation.
+        with seeded(stream(0, "bootstrap")):
+            return self._of_own(output, y)
+
+    def _of_own(self, output: Numbers, y: Numbers) -> float:
         from .modules import torch
 
         try:
@@ -395,6 +407,9 @@ def metric_of(given: AnyMetric) -> Metric:
     if isinstance(given, Metric):
         return _with_own_name(given)
     if callable(given):
+        known = getattr(given, "__name__", "").removesuffix("_score")
+        if _is_of_scikit_learn(given) and known in METRICS:
+            return METRICS[known]
         # The name of a lambda, or of an object's class, says nothing in a table.
         if given.__class__.__name__ == "function" and given.__name__ != "<lambda>":
             return _with_own_name(Metric(given.__name__, given))
@@ -416,6 +431,10 @@ def metric_of(given: AnyMetric) -> Metric:
     return METRICS[name]
 
 
+def _is_of_scikit_learn(function: object) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("sklearn.metrics")
+
+
 def _from_file(text: str) -> Metric:
     file, name = split_name(text)
     found = load_named(text, "--metric FILE.py:FUNCTION")
@@ -433,6 +452,18 @@ def _with_own_name(metric: Metric) -> Metric:
             f"your metric is called {printable(repr(metric.name))}; write a name of 1 to 60 "
             "letters that can be seen"
         )
+    if _is_of_scikit_learn(metric.function):
+        name = getattr(metric.function, "__name__", "it")
+        raise DeltaflError(
+            f"sklearn.metrics.{name} takes (y, output), and a metric (output, y); write "
+            f"Metric({metric.name!r}, lambda output, y: {name}(y, output), higher=True), or False"
+        )
+    for option in ("higher", "share"):
+        given = getattr(metric, option)
+        if not isinstance(given, bool):
+            raise DeltaflError(
+                f"{option} of your metric {metric.name} is {given!r}; write True or False"
+            )
     if not isinstance(metric, _OfArrays) and metric.name in _TAKEN:
         raise DeltaflError(
             f"your metric is called {metric.name!r}, which means something else in records; give "
