@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deltafl.cli.options import settings_from
+from deltafl.cli.options import Given, settings_from
 from deltafl.errors import DeltaflError
 from deltafl.simulation.directory import write_header
 from deltafl.simulation.settings import CompareSettings, RunSettings, Settings, make_settings
@@ -21,7 +21,7 @@ def settings(
     kind: type[Settings], out: Path | None = None, resume: bool = False, *sets: str, **given: Any
 ) -> Settings:
     config = given.pop("config", None)
-    return settings_from(kind, given, sets, config, out, resume)
+    return settings_from(kind, Given(given, [*sets], config, out, resume))
 
 
 @pytest.mark.parametrize("resume", [True, False])

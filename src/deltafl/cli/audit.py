@@ -66,7 +66,7 @@ OPTIONS = [
 ]
 
 
-@app.command(cls=o.settings_command(AuditSettings, OPTIONS))
+@app.command(cls=o.settings_command(AuditSettings, OPTIONS, writes=False))
 def audit(ctx: typer.Context) -> None:
     """Check which methods are unbiased, and how good they are, on a task's real updates.
 

@@ -79,11 +79,6 @@ def compare(
     processes: Processes = None,
     executor: ExecutorName = None,
     track: Track = None,
-    set_: o.SetOption = None,
-    config: o.Config = None,
-    out: Out = None,
-    resume: o.Resume = False,
-    trust_code: o.TrustCode = False,
     no_report: NoReport = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -96,7 +91,7 @@ def compare(
     """
     # Before anything is read: torchrun would play several comparisons in one folder.
     refuse_processes("compare")
-    settings, folder = o.begun(CompareSettings, ctx, set_, config, out, resume, trust_code)
+    settings, folder = o.begun(CompareSettings, ctx)
     count = count_processes(processes, settings.device)
     explained = _explained("compare", folder, settings.task, settings.samplers)
     playing = named_executor(executor, folder) if executor else nullcontext()
@@ -113,7 +108,7 @@ def compare(
             count,
             on_round,
             not no_report,
-            trust_code,
+            ctx.obj.trust_code,
             workers,
         )
     _print_summary(found.numbers, [folder], folder, quiet)
@@ -123,11 +118,6 @@ def compare(
 def tune(
     ctx: typer.Context,
     processes: Processes = None,
-    set_: o.SetOption = None,
-    config: o.Config = None,
-    out: Out = None,
-    resume: o.Resume = False,
-    trust_code: o.TrustCode = False,
     no_report: NoReport = False,
     quiet: o.Quiet = False,
 ) -> None:
@@ -140,11 +130,11 @@ def tune(
     --out tuned
     """
     refuse_processes("tune")
-    settings, folder = o.begun(TuneSettings, ctx, set_, config, out, resume, trust_code)
+    settings, folder = o.begun(TuneSettings, ctx)
     count = count_processes(processes, settings.device)
     with _explained("tune", folder, settings.task, settings.samplers):
         with _progress(quiet) as on_progress:
-            tuned = tune_rates(settings, folder, on_progress, count, trust_code)
+            tuned = tune_rates(settings, folder, on_progress, count, ctx.obj.trust_code)
         # Between two bars, which would be drawn over it.
         for name, searches in tuned.searches.items():
             for label, search in searches.items():
@@ -160,7 +150,7 @@ def tune(
                 on_progress,
                 count,
                 report=not no_report,
-                trust_code=trust_code,
+                trust_code=ctx.obj.trust_code,
             )
     _print_summary(found.numbers, [beside], beside, quiet)
 
@@ -196,11 +186,6 @@ class PlanCommand(_PlanCommand):  # type: ignore[misc]
 def plan(
     ctx: typer.Context,
     processes: Processes = None,
-    set_: o.SetOption = None,
-    config: o.Config = None,
-    out: Out = None,
-    resume: o.Resume = False,
-    trust_code: o.TrustCode = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Plan a federation: which method, how many clients, how many rounds, at what cost; from a
@@ -212,11 +197,11 @@ def plan(
     Example: deltafl plan --task digits --goal 0.85 --cost training=1,round=5
     """
     refuse_processes("plan")
-    settings, folder = o.begun(PlanSettings, ctx, set_, config, out, resume, trust_code)
+    settings, folder = o.begun(PlanSettings, ctx)
     count = count_processes(processes, settings.device)
     explained = _explained("plan", folder, settings.task, settings.samplers)
     with explained, _progress(quiet) as on_progress:
-        advice = play_pilot(settings, folder, on_progress, count, trust_code)
+        advice = play_pilot(settings, folder, on_progress, count, ctx.obj.trust_code)
     if quiet:
         say(str(folder))
     else:
@@ -302,11 +287,6 @@ def _print_table(summary: Summary, folders: list[Path], written: Path) -> None:
 def run(
     ctx: typer.Context,
     track: Track = None,
-    set_: o.SetOption = None,
-    config: o.Config = None,
-    out: Out = None,
-    resume: o.Resume = False,
-    trust_code: o.TrustCode = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Run one sampler with one seed; --resume continues it, perhaps with more --rounds.
@@ -316,12 +296,10 @@ def run(
     Example: deltafl run --task digits --sampler pracdelta --rounds 100 --out my-run
     """
     # In every process, as each of them reads the run's files.
-    out, config = o.place_of(ctx, set_, config, out, resume, trust_code)
+    ctx.obj = o.placed(ctx)
     # One process names the folder: its name has the time, which differs between them.
     with joined_processes() as group:
-        settings, folder = group.from_first(
-            lambda: o.begun(RunSettings, ctx, set_, config, out, resume, trust_code)
-        )
+        settings, folder = group.from_first(lambda: o.begun(RunSettings, ctx))
         # Each round is written once, whoever plays it.
         with _tracked(track if group.is_first else None, folder) as on_round:
             _play(settings, folder, group, on_round, quiet)

@@ -8,7 +8,7 @@ from functools import cached_property
 from inspect import Parameter, Signature
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from pydantic import BaseModel
@@ -28,7 +28,7 @@ from ..simulation.settings import (
 )
 from ..store.own_python import files_named, only, working_in
 from ..store.values import read_toml
-from .common import say
+from .common import Out, say
 
 SetOption = Annotated[
     list[str] | None,
@@ -50,6 +50,27 @@ TrustCode = Annotated[
     bool,
     typer.Option("--trust-code", help="import the Python files that the folder names, too"),
 ]
+
+
+class Given(NamedTuple):
+    """What a command that writes a folder is given: settings, and where they are kept."""
+
+    settings: Mapping[str, Any]
+    # The others are options of each such command, in this order.
+    sets: SetOption = None
+    config: Config = None
+    out: Out = None
+    resume: Resume = False
+    trust_code: TrustCode = False
+
+    @property
+    def recorded(self) -> dict[str, Any] | None:
+        """The settings that the folder holds."""
+        if self.out is None:
+            return None
+        return recorded_settings(self.out)
+
+
 Quiet = Annotated[bool, typer.Option("--quiet", help="print nothing but the folder of the results")]
 
 
@@ -110,10 +131,12 @@ def _headings() -> dict[str, str]:
 def settings_command(
     kind: type[BaseModel],
     names: Sequence[str] = (),
+    writes: bool = True,
 ) -> type[TyperCommand]:
     """A command with an option for each setting of a class, or for those named; ``ctx.obj`` has
-    those that were given.
+    those that were given, within ``Given`` if the command writes a folder.
     """
+    more = Given._field_defaults if writes else {}
 
     class SettingsCommand(TyperCommand):
         shows_all = False
@@ -129,8 +152,13 @@ def settings_command(
                 """
 
             parameters = [_parameter(name, kind, schemas[name]) for name in chosen]
-            every = Parameter("help_all", Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll)
-            parameters.append(every)
+            beside = {"help_all": (False, HelpAll)}
+            for name, default in more.items():
+                beside[name] = (default, Given.__annotations__[name])
+            for name, (default, option) in beside.items():
+                parameters.append(
+                    Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=option)
+                )
             with_settings.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
             alone = typer.Typer(add_completion=False)
             alone.command()(with_settings)
@@ -176,7 +204,10 @@ def settings_command(
             # Out of the parameters: the command's own function takes none of them.
             names = [str(option.name) for option in self.settings if option.expose_value]
             given = {name: ctx.params.pop(name) for name in names}
+            own = {name: given.pop(name) for name in more}
             ctx.obj = {name: value for name, value in given.items() if value is not None}
+            if writes:
+                ctx.obj = Given(ctx.obj, **own)
             return super().invoke(ctx)
 
     return SettingsCommand
@@ -233,42 +264,26 @@ def allowed(schema: dict[str, Any]) -> str:
     return " ".join([kind, ", ".join(limits)]).rstrip()
 
 
-def begun(
-    kind: type[AnySettings],
-    ctx: typer.Context,
-    sets: Sequence[str] | None,
-    config: Path | None,
-    out: Path | None,
-    resume: bool,
-    trust_code: bool,
-) -> tuple[AnySettings, Path]:
+def begun(kind: type[AnySettings], ctx: typer.Context) -> tuple[AnySettings, Path]:
     """The settings of a command, and its folder, which is a new one unless it is named.
 
     Of what the folder names, only Python files that the command names too are imported, unless
     ``trust_code``.
     """
-    out, config = place_of(ctx, sets, config, out, resume, trust_code)
-    settings = settings_from(kind, ctx.obj, sets, config, out, resume)
-    return settings, out or new_folder(str(ctx.command.name), settings.task)
+    given = placed(ctx)
+    settings = settings_from(kind, given)
+    return settings, given.out or new_folder(str(ctx.command.name), settings.task)
 
 
-def settings_from(
-    kind: type[AnySettings],
-    given: Mapping[str, Any],
-    sets: Sequence[str] | None,
-    config: Path | None,
-    out: Path | None,
-    resume: bool,
-) -> AnySettings:
+def settings_from(kind: type[AnySettings], asked: Given) -> AnySettings:
     """The settings of a command from its options, checked against what its folder holds already."""
-    given = _joined(given, sets or [])
-    recorded = None
-    if out is not None:
-        recorded = recorded_settings(out)
+    given = _joined(asked.settings, asked.sets or [])
+    out = asked.out
+    recorded = asked.recorded
     if recorded is None or out is None:
-        if resume:
-            _note_beginning(out, bool(given or config))
-        settings = make_settings(kind, given, config)
+        if asked.resume:
+            _note_beginning(out, bool(given or asked.config))
+        settings = make_settings(kind, given, asked.config)
         refuse_ignored(settings, given)
         return settings
     # A folder of ``tune`` has samplers, too: the first key that is there decides.
@@ -280,7 +295,7 @@ def settings_from(
             f"--out {quote(str(out))}, or choose another --out"
         )
     grows = UNION & kind.model_fields.keys() and (UNION | {"rounds"}) & given.keys()
-    if not resume and not grows:
+    if not asked.resume and not grows:
         raise DeltaflError(
             f"{out} already holds a run; add --resume to continue it, or choose another --out"
         )
@@ -291,42 +306,40 @@ def settings_from(
             f"call of deltafl.compare and out={str(out)!r}"
         )
     # Without a file what is recorded stands wherever no option is given; a file says all.
-    if config is None:
+    if asked.config is None:
         given = recorded | given
-    return grown(make_settings(kind, recorded), make_settings(kind, given, config))
+    return grown(make_settings(kind, recorded), make_settings(kind, given, asked.config))
 
 
-def place_of(
-    ctx: typer.Context,
-    sets: Sequence[str] | None,
-    config: Path | None,
-    out: Path | None,
-    resume: bool,
-    trust_code: bool,
-) -> tuple[Path | None, Path | None]:
-    """The folder of a command, and its file of settings, until the command ends; what is resumed
-    finds its files from anywhere, as where it began.
+def placed(ctx: typer.Context) -> Given:
+    """What a command is given, with its folder and its file of settings as they are until it ends;
+    what is resumed finds its files from anywhere, as where it began.
     """
-    recorded = None
-    if out is not None:
-        recorded = recorded_settings(out)
+    asked: Given = ctx.obj
+    out = asked.out
+    config = asked.config
+    recorded = asked.recorded
     if out is None or recorded is None:
-        return out, config
+        return asked
     named = files_named(
-        [ctx.obj, *(sets or []), {} if config is None else read_toml(config, users=True)]
+        [
+            asked.settings,
+            *(asked.sets or []),
+            {} if config is None else read_toml(config, users=True),
+        ]
     )
-    ctx.with_resource(only(None if trust_code else named))
+    ctx.with_resource(only(None if asked.trust_code else named))
     here = where_it_began(out)
-    if not resume or here == Path.cwd():
-        return out, config
+    if not asked.resume or here == Path.cwd():
+        return asked
     # Where a folder says that it began, other files may have the names that are meant.
-    if not trust_code and (named or files_named(recorded)):
+    if not asked.trust_code and (named or files_named(recorded)):
         raise DeltaflError(
             f"the files that {out} names are in {here}, and Python code is among them, which "
             "would run as you: if you trust it, give the command there, or add --trust-code"
         )
     ctx.with_resource(working_in(here))
-    return out.resolve(), None if config is None else config.resolve()
+    return asked._replace(out=out.resolve(), config=config and config.resolve())
 
 
 def _note_beginning(out: Path | None, says_what: bool) -> None:

@@ -35,9 +35,9 @@ class ActiveFL(Unweighted):
     alpha2: float = 0.01
     alpha3: float = 0.1
 
-    needs_loss: ClassVar[bool] = True
-    row_fields: ClassVar = ("value_m",)
-    fixed_fields: ClassVar = ("size_m",)
+    needs_loss = True
+    row_fields = ("value_m",)
+    fixed_fields = ("size_m",)
     ranges: ClassVar = {"alpha1": "[0, 1]", "alpha2": "[0, inf)", "alpha3": "[0, 1]"}
 
     def init(self, population: Population) -> ActiveState:

@@ -222,8 +222,8 @@ class Scored(Sampler):
 
     design: str = "systematic"
 
-    accepts_no_mask: ClassVar[bool] = True
-    has_scores: ClassVar[bool] = True
+    accepts_no_mask = True
+    has_scores = True
 
     @property
     def unbiased(self) -> bool:
@@ -365,9 +365,9 @@ class NewFirst(Unweighted):
     client as zero until it replies, these steps are n / m, 2 n / m, ... of a full one.
     """
 
-    row_fields: ClassVar[tuple[str, ...]] = ("selected_m", "seen_m", "last_mq")
-    kept_fields: ClassVar = ("rounds",)
-    fixed_fields: ClassVar = ("weight_m",)
+    row_fields = ("selected_m", "seen_m", "last_mq")
+    kept_fields = ("rounds",)
+    fixed_fields = ("weight_m",)
 
     def init(self, population: Population) -> State:
         m = population.num_clients

@@ -99,9 +99,9 @@ class Centred(Scored):
         "ageing": "[0, 1e9]",
         "sketch": "[0, 128]",
     }
-    row_fields: ClassVar[tuple[str, ...]] = ("first_m", "square_m", "seen_m", "about_mq")
-    kept_fields: ClassVar = ("rounds",)
-    fixed_fields: ClassVar[tuple[str, ...]] = ("weight_m", "factor_m", "prior_m")
+    row_fields = ("first_m", "square_m", "seen_m", "about_mq")
+    kept_fields = ("rounds",)
+    fixed_fields = ("weight_m", "factor_m", "prior_m")
 
     @property
     def unbiased(self) -> bool:
@@ -246,11 +246,11 @@ class Balanced(Centred):
     by_norm: bool = False
     floor: float = 0.0
 
-    uses_aux: ClassVar[bool] = True
-    sketch_size: ClassVar[int] = 0
+    uses_aux = True
+    sketch_size = 0
     # Not ``about_mq``: a newcomer's answer changes the variables of all.
-    row_fields: ClassVar = ("prior_m", "first_m", "square_m", "seen_m")
-    fixed_fields: ClassVar = ("weight_m", "factor_m", "about_mq")
+    row_fields = ("prior_m", "first_m", "square_m", "seen_m")
+    fixed_fields = ("weight_m", "factor_m", "about_mq")
 
     def init(self, population: Population) -> CentredState:
         state = super().init(population)

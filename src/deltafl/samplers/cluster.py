@@ -67,9 +67,9 @@ class ClusterIS(Sampler):
         "floor": "[0, 1]",
         "drop_small_after": "[1, inf)",
     }
-    row_fields: ClassVar = ("norm_m",)
-    fixed_fields: ClassVar = ("weight_m",)
-    kept_fields: ClassVar = ("rounds",)
+    row_fields = ("norm_m",)
+    fixed_fields = ("weight_m",)
+    kept_fields = ("rounds",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,7 +134,7 @@ class ClusterISOracle(ClusterIS):
 
     floor: float = 0.0
 
-    needs_oracle: ClassVar[bool] = True
+    needs_oracle = True
 
     @property
     def skips_zero_updates(self) -> bool:

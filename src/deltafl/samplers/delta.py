@@ -57,7 +57,7 @@ class FedIS(_ByReports):
     uniformly, clients with R_i = 0 can be drawn.
     """
 
-    needs_oracle: ClassVar[bool] = True
+    needs_oracle = True
 
     @property
     def skips_zero_updates(self) -> bool:
@@ -97,7 +97,7 @@ class FedPracIS(_ByReports):
     floor: float = 0.1
     weighted: bool = False
 
-    fixed_fields: ClassVar = ("weight_m",)
+    fixed_fields = ("weight_m",)
 
     @property
     def unbiased(self) -> bool:

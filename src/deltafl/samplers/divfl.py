@@ -25,7 +25,7 @@ class DivFL(NewFirst):
     sketch_size: int = 64
 
     # The matrix of distances has 8 m^2 bytes, and takes O(m^2) time a round.
-    most_clients: ClassVar = 5000
+    most_clients = 5000
     ranges: ClassVar = {"sketch_size": "[1, 128]"}
 
     def again(

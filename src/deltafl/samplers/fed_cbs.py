@@ -38,10 +38,10 @@ class FedCBS(Unweighted):
 
     exploration: float = 10.0  # lambda >= 0
 
-    uses_aux: ClassVar[bool] = True
-    row_fields: ClassVar = ("selected_m",)
-    kept_fields: ClassVar = ("rounds",)
-    fixed_fields: ClassVar = ("count_mc",)
+    uses_aux = True
+    row_fields = ("selected_m",)
+    kept_fields = ("rounds",)
+    fixed_fields = ("count_mc",)
     ranges: ClassVar = {"exploration": "[0, inf)"}
 
     def init(self, population: Population) -> CbsState:

@@ -44,10 +44,10 @@ class FedEntOpt(Unweighted):
 
     buffer: float = 0.5
 
-    uses_aux: ClassVar[bool] = True
-    row_fields: ClassVar = ("place_m",)
-    kept_fields: ClassVar = ("total",)
-    fixed_fields: ClassVar = ("count_mc",)
+    uses_aux = True
+    row_fields = ("place_m",)
+    kept_fields = ("total",)
+    fixed_fields = ("count_mc",)
     ranges: ClassVar = {"buffer": "[0, 1]"}
 
     def init(self, population: Population) -> EntropyState:

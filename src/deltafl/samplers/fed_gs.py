@@ -58,11 +58,11 @@ class FedGS(Unweighted):
     epsilon: float = 0.01
     sigma2: float = 0.1
 
-    uses_aux: ClassVar[bool] = True
-    row_fields: ClassVar = ("selected_m",)
-    fixed_fields: ClassVar = ("distance_mm",)
+    uses_aux = True
+    row_fields = ("selected_m",)
+    fixed_fields = ("distance_mm",)
     # Shortest paths take O(m^3) time.
-    most_clients: ClassVar = 2000
+    most_clients = 2000
     ranges: ClassVar = {"alpha": "[0, inf)", "epsilon": "[0, 1]", "sigma2": "(0, inf)"}
 
     def init(self, population: Population) -> GraphState:

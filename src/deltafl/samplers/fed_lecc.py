@@ -47,9 +47,9 @@ class FedLECC(Sampler):
     clusters: int | None = None
     visited: int | None = None
 
-    uses_aux: ClassVar[bool] = True
-    needs_oracle: ClassVar[bool] = True
-    most_clients: ClassVar = MOST_CLIENTS
+    uses_aux = True
+    needs_oracle = True
+    most_clients = MOST_CLIENTS
     ranges: ClassVar = {"clusters": "[1, inf)", "visited": "[1, inf)"}
 
     def init(self, population: Population) -> LeccState:

@@ -104,8 +104,8 @@ class FedSTaS(Sampler):
     floor: float = 0.1
 
     ranges: ClassVar = {"strata": "[1, inf)", "sketch_size": "[1, 128]", "floor": "[0, 1]"}
-    row_fields: ClassVar = ("sketch_mq", "norm_m")
-    fixed_fields: ClassVar = ("weight_m",)
+    row_fields = ("sketch_mq", "norm_m")
+    fixed_fields = ("weight_m",)
 
     @property
     def unbiased(self) -> bool:

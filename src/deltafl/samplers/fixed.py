@@ -1,7 +1,7 @@
 """Samplers whose scores never change: all clients, uniform (as in FedAvg), by weight."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,8 @@ class FixedState(NamedTuple):
 class Full(Sampler):
     """Selects every available client: D = sum_i w_i u_i exactly. The cohort size is ignored."""
 
-    unbiased: ClassVar[bool] = True
-    asks_all: ClassVar = True
+    unbiased = True
+    asks_all = True
 
     def init(self, population: Population) -> FixedState:
         return FixedState(np.ones(population.num_clients))

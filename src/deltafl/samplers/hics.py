@@ -53,7 +53,7 @@ class HicsFL(NewFirst):
     gamma: float = 4.0
     rounds: int | None = None
 
-    most_clients: ClassVar = MOST_CLIENTS
+    most_clients = MOST_CLIENTS
     ranges: ClassVar = {
         "temperature": "(0, inf)",
         "entropy_weight": "[0, inf)",

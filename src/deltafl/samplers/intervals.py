@@ -40,8 +40,8 @@ class ByIntervals(Scored):
 
     design: str = "simple-random"
 
-    unbiased: ClassVar[bool] = False
-    expects_absence: ClassVar[bool] = True
+    unbiased = False
+    expects_absence = True
 
     @abstractmethod
     def intervals(self, state: State) -> FloatArray:
@@ -86,7 +86,7 @@ class FedAU(ByIntervals):
 
     cutoff: int = 50
 
-    row_fields: ClassVar = ("interval_m", "ended_m", "rounds_m")
+    row_fields = ("interval_m", "ended_m", "rounds_m")
     ranges: ClassVar = {"cutoff": "[1, inf)"}
 
     def init(self, population: Population) -> AUState:
@@ -141,7 +141,7 @@ class FedAWE(ByIntervals):
     FedAWE, and the authors' code.
     """
 
-    row_fields: ClassVar = ("rounds_m",)
+    row_fields = ("rounds_m",)
 
     def init(self, population: Population) -> AweState:
         return AweState(np.ones(population.num_clients, np.int64))

@@ -87,9 +87,9 @@ class LongFed(NewFirst):
     tolerance: float = 0.0
     sketch_size: int = 64
 
-    row_fields: ClassVar = ("selected_m", "seen_m", "last_mq", "ahead_m", "behind_m")
+    row_fields = ("selected_m", "seen_m", "last_mq", "ahead_m", "behind_m")
     # As for ``divfl``: the matrix of distances has 8 m^2 bytes.
-    most_clients: ClassVar = 5000
+    most_clients = 5000
     ranges: ClassVar = {
         "penalty": "(0, inf)",
         "similar": "[0, 1]",

@@ -50,8 +50,8 @@ class ApproximateOCS(Sampler):
 
     rescalings: int = 4
 
-    unbiased: ClassVar[bool] = True
-    needs_oracle: ClassVar[bool] = True
+    unbiased = True
+    needs_oracle = True
 
     ranges: ClassVar = {"rescalings": "[0, inf)"}
 

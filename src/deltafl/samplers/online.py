@@ -79,7 +79,7 @@ class VarianceBandit(Scored):
     horizon: int | None = None
 
     ranges: ClassVar = {"mixing": "[1e-12, 1]", "horizon": "[1, inf)"}
-    fixed_fields: ClassVar = ("weight_m",)
+    fixed_fields = ("weight_m",)
 
     def for_run(self, facts: RunFacts) -> Self:
         return replace(self, horizon=self.horizon or facts.rounds)
@@ -194,8 +194,8 @@ class MirrorDescent(Scored):
     mixing: float = 0.4
 
     ranges: ClassVar = {"mixing": "[1e-12, 1]"}
-    kept_fields: ClassVar = DescentState._fields[1:]
-    fixed_fields: ClassVar = ("weight_m",)
+    kept_fields = DescentState._fields[1:]
+    fixed_fields = ("weight_m",)
 
     def init(self, population: Population) -> DescentState:
         m = population.num_clients

@@ -81,11 +81,11 @@ class Oort(Unweighted):
     cut_off: float = 0.95
     penalty: float = 2.0
 
-    needs_loss: ClassVar[bool] = True
-    uses_square_loss: ClassVar[bool] = True
-    row_fields: ClassVar = ("utility_m", "last_m")
-    kept_fields: ClassVar = ("rounds", "gained_r", "fast")
-    fixed_fields: ClassVar = ("size_m", "seconds")
+    needs_loss = True
+    uses_square_loss = True
+    row_fields = ("utility_m", "last_m")
+    kept_fields = ("rounds", "gained_r", "fast")
+    fixed_fields = ("size_m", "seconds")
     ranges: ClassVar = {
         "exploration": "[0, 1]",
         "decay": "(0, 1]",

@@ -1,7 +1,7 @@
 """Power-of-Choice (Cho, Wang and Joshi 2022): select the clients of largest loss. Biased."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 
@@ -20,7 +20,7 @@ class PowerOfChoice(Sampler):
 
     candidates: int | None = None  # d >= n; None for 2 n, the DELTA paper's choice
 
-    needs_oracle: ClassVar[bool] = True
+    needs_oracle = True
 
     def for_run(self, facts: RunFacts) -> Self:
         self._wanted(facts.n)

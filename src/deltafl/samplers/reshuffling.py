@@ -1,7 +1,7 @@
 """Client reshuffling (Malinovsky et al. 2023): passes over all clients, in random order. Biased."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class ClientReshuffling(Unweighted):
     new in each pass is how we read it.
     """
 
-    row_fields: ClassVar = ("had_m",)
+    row_fields = ("had_m",)
 
     def init(self, population: Population) -> PassState:
         return PassState(np.zeros(population.num_clients, bool))

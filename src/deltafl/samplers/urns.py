@@ -119,7 +119,7 @@ def cut_by_mass(mass_m: FloatArray, merge_k2: IntArray) -> IntArray:
 class ClusteredBySize(Sampler):
     """Algorithm 1: fill urn after urn with clients by decreasing weight, excess into the next."""
 
-    unbiased: ClassVar[bool] = True
+    unbiased = True
 
     def open(
         self,
@@ -182,10 +182,10 @@ class ClusteredBySimilarity(ClusteredBySize):
 
     sketch_size: int = 64
 
-    most_clients: ClassVar = MOST_CLIENTS
+    most_clients = MOST_CLIENTS
     ranges: ClassVar = {"sketch_size": "[1, 128]"}
-    kept_fields: ClassVar = ("sketch_mq", "merge_k2")
-    fixed_fields: ClassVar = ("weight_m",)
+    kept_fields = ("sketch_mq", "merge_k2")
+    fixed_fields = ("weight_m",)
 
     def init(self, population: Population) -> TreeState:
         """No client has been seen: all updates are zero. Needs SciPy."""

@@ -32,7 +32,7 @@ class Average(ServerPart):
     """Evaluate and return a running average of the models, with the memory beta in (0, 1)."""
 
     average: float
-    name: ClassVar = "average"
+    name = "average"
     ranges: ClassVar = {"average": "[0, 1)"}
 
     def init(self, plan: PlanOfParts, params_d: Params) -> AverageState:

@@ -37,8 +37,8 @@ class Budget(ServerPart):
 
     budget: float
     budget_rounds: int | None = None  #: None for those of the run
-    name: ClassVar = "budget"
-    fitting: ClassVar = "methods that draw n clients"
+    name = "budget"
+    fitting = "methods that draw n clients"
     ranges: ClassVar = {"budget": "(0, inf)", "budget_rounds": "[1, 1e9]"}
 
     def for_run(self, rounds: int) -> Self:

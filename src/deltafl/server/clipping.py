@@ -24,7 +24,7 @@ backdoor's, pass.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,10 +66,10 @@ class Clip(ServerPart):
     """Clip long updates of hostile clients, by the median of all."""
 
     clip: str
-    name: ClassVar = "clip"
-    biased: ClassVar = True
-    needs_single_updates: ClassVar = "clip shortens each update"
-    longest_answer: ClassVar = RADIUS
+    name = "clip"
+    biased = True
+    needs_single_updates = "clip shortens each update"
+    longest_answer = RADIUS
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,7 +19,7 @@ that cohorts are balanced on.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -36,8 +36,8 @@ class FirstRound(ServerPart):
     """Ask all clients in the first round, for their updates (``"exact"``) or a ``"code"``."""
 
     first_round: str
-    name: ClassVar = "first_round"
-    fitting: ClassVar = "methods without a census"
+    name = "first_round"
+    fitting = "methods without a census"
 
     def __post_init__(self) -> None:
         super().__post_init__()

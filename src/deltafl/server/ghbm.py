@@ -50,7 +50,7 @@ class Ghbm(ClientMomentum):
 
     ghbm: float
     ghbm_tau: int = 10
-    name: ClassVar = "ghbm"
+    name = "ghbm"
     ranges: ClassVar = {"ghbm": "[0, 1)", "ghbm_tau": "[1, 10000]"}
 
     def check(self, plan: PlanOfParts) -> None:

@@ -47,7 +47,7 @@ class ClientMomentum(ServerPart):
     the draw, and no part of what is estimated.
     """
 
-    alters_updates: ClassVar = True
+    alters_updates = True
 
     @abstractmethod
     def sent(
@@ -85,8 +85,8 @@ class Mime(ClientMomentum):
     """A momentum with the memory beta in (0, 1) that all clients apply."""
 
     mime: float
-    name: ClassVar = "mime"
-    changes_training: ClassVar = True
+    name = "mime"
+    changes_training = True
     ranges: ClassVar = {"mime": "[0, 1)"}
 
     @property

@@ -37,8 +37,8 @@ class NormGuard(ServerPart):
     """No estimate is longer than ``norm_guard`` > 1 times the median of those before it."""
 
     norm_guard: float
-    name: ClassVar = "norm_guard"
-    biased: ClassVar = True
+    name = "norm_guard"
+    biased = True
     ranges: ClassVar = {"norm_guard": "(1, inf)"}
 
     def init(self, plan: PlanOfParts, params_d: Params) -> GuardState:

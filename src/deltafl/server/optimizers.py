@@ -24,7 +24,7 @@ class ServerOptimizer(ServerPart):
     something.
     """
 
-    name: ClassVar = "server_optimizer"
+    name = "server_optimizer"
 
     def move(self, own: Any, step: Step) -> tuple[Params, Any]:
         """The new model, float32 (d,), and its own next state."""
@@ -78,8 +78,8 @@ class FedExP(ServerOptimizer):
 
     lr: float = 1.0
     epsilon: float = 1e-3
-    needs_single_updates: ClassVar = "fedexp needs the norm of each update"
-    needs_whole_updates: ClassVar = True
+    needs_single_updates = "fedexp needs the norm of each update"
+    needs_whole_updates = True
     ranges: ClassVar = {"lr": "[0, inf)", "epsilon": "(0, inf)"}
 
     def check(self, plan: PlanOfParts) -> None:

@@ -50,10 +50,10 @@ class DifferentialPrivacy(ServerPart):
     noise_multiplier: float
     delta: float
 
-    name: ClassVar = "dp"
-    alters_updates: ClassVar = True
-    counts_silence: ClassVar = True
-    needs_single_updates: ClassVar = "dp clips each update"
+    name = "dp"
+    alters_updates = True
+    counts_silence = True
+    needs_single_updates = "dp clips each update"
     ranges: ClassVar = {
         "clip": "(0, inf)",
         "noise_multiplier": "(0, inf)",

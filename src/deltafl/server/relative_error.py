@@ -49,9 +49,9 @@ class RelativeError(ServerPart):
     """Ask as many clients as an estimate with this relative error needs."""
 
     relative_error: float
-    name: ClassVar = "relative_error"
-    fitting: ClassVar = "methods with exact probabilities"
-    needs_single_updates: ClassVar = "relative_error looks at how far updates are apart"
+    name = "relative_error"
+    fitting = "methods with exact probabilities"
+    needs_single_updates = "relative_error looks at how far updates are apart"
     ranges: ClassVar = {"relative_error": "(0, 100]"}
 
     @classmethod

@@ -24,7 +24,7 @@ sends one.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -38,9 +38,9 @@ from .part import PlanOfParts, ServerPart
 class Scaffold(ServerPart):
     """Correct clients' local steps by what the estimator knows of each."""
 
-    name: ClassVar = "scaffold"
-    alters_updates: ClassVar = True
-    fitting: ClassVar = "methods that know something of each client"
+    name = "scaffold"
+    alters_updates = True
+    fitting = "methods that know something of each client"
 
     @classmethod
     def fits(cls, sampler: Any, control: Any) -> bool:

@@ -41,8 +41,8 @@ class ByStrata(ServerPart):
     at_least: int = 1
     allocation: str | None = None  #: None for ``NEYMAN`` where the sampler has scores
     stages: int = 0  #: the strata of a round; 0 for all
-    name: ClassVar = "at_least"
-    fitting: ClassVar = "methods that draw n clients, of a population with strata"
+    name = "at_least"
+    fitting = "methods that draw n clients, of a population with strata"
     ranges: ClassVar = {"at_least": "[1, 1e9]", "stages": "[0, 1e9]"}
 
     def __post_init__(self) -> None:

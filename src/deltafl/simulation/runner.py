@@ -17,7 +17,7 @@ from ..tasks.base import Task
 from ..tasks.draws import seeded
 from ..tasks.metrics import Look
 from ..types import Array, IntArray, Params
-from .training import torch
+from .training import Tensor, torch
 from .training.batched import BatchedTrainer
 from .training.fast import FastTrainer, choose_forward, keep_freed_memory
 from .training.route import Form, Route, product_precision
@@ -44,7 +44,7 @@ class ClientRunner:
         seed: int,
         route: Route,
         form: Form,
-        *stored: torch.Tensor,
+        *stored: Tensor,
     ) -> None:
         keep_freed_memory()  # in the process that trains, which may be another one
         self._task = task
@@ -83,7 +83,7 @@ class ClientRunner:
         # For evaluations; trainers choose their own.
         example = self._inputs(self._data[2][:1])
         if form.path == "serial" and remembers(model, example, training=False):
-            self._forward: Callable[[torch.Tensor], torch.Tensor] = self._forgetful
+            self._forward: Callable[[Tensor], Tensor] = self._forgetful
         else:
             self._forward = choose_forward(model, self._data[2])
 
@@ -180,9 +180,9 @@ class ClientRunner:
         self,
         params_d: Params,
         rest: Arrays,
-        x: torch.Tensor,
-        y: torch.Tensor,
-    ) -> tuple[float, torch.Tensor]:
+        x: Tensor,
+        y: Tensor,
+    ) -> tuple[float, Tensor]:
         """Sum of the losses, and the outputs."""
         # A copy, of which the model's parameters become views.
         self._tensors.load(torch.tensor(params_d, device=self._device))
@@ -199,21 +199,19 @@ class ClientRunner:
             loss = self._task.loss(output, y).item() * len(x)
         return loss, output
 
-    def _forgetful(self, x: torch.Tensor) -> torch.Tensor:
+    def _forgetful(self, x: Tensor) -> Tensor:
         """The outputs of a copy: the next evaluation finds the model as it was."""
         return torch.as_tensor(copy.deepcopy(self._model)(x))
 
     def _rows(self, client: int) -> npt.NDArray[np.int64]:
         return np.asarray(self._task.client_rows[client], np.int64)
 
-    def _examples(
-        self, rows: npt.NDArray[np.int64] | torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _examples(self, rows: npt.NDArray[np.int64] | Tensor) -> tuple[Tensor, Tensor]:
         places = torch.as_tensor(rows).to(self._device)
         x, y = (part.index_select(0, places) for part in self._data[:2])
         return self._inputs(x), y
 
-    def _inputs(self, stored: torch.Tensor) -> torch.Tensor:
+    def _inputs(self, stored: Tensor) -> Tensor:
         if self._task.tokens:
             return stored.long()
         if stored.dtype == torch.uint8:

@@ -9,7 +9,7 @@ from ..errors import MissingExtraError
 
 try:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 except ImportError as error:
     raise MissingExtraError("torch", "sim") from error
 
@@ -34,7 +34,7 @@ class Quadratic(nn.Module):
         self.x = nn.Parameter(torch.tensor(start[0]))
         self.y = nn.Parameter(torch.tensor(start[1]))
 
-    def forward(self, row: torch.Tensor) -> torch.Tensor:
+    def forward(self, row: Tensor) -> Tensor:
         """F of each row."""
         a, p, b, q = row.unbind(-1)
         return a * (self.x - p).square() + b * (self.y - q).square()
@@ -49,15 +49,15 @@ class LogSquare(nn.Module):
         self.b = nn.Parameter(torch.tensor(start[1]))
         self.band = band
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """The prediction for each x."""
         return self._predict(self.a, self.b, x)
 
     def forward_vectorized(
         self,
-        params: Sequence[torch.Tensor],
-        x: torch.Tensor,
-    ) -> torch.Tensor:
+        params: Sequence[Tensor],
+        x: Tensor,
+    ) -> Tensor:
         """The predictions (n, B) of n models with parameters A and b, each (n,), for x (n, B,
         1).
         """
@@ -66,10 +66,10 @@ class LogSquare(nn.Module):
 
     def _predict(
         self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        x: torch.Tensor,
-    ) -> torch.Tensor:
+        a: Tensor,
+        b: Tensor,
+        x: Tensor,
+    ) -> Tensor:
         # At 0 the logarithm is singular. Inside the band the output is flat, and has no gradient.
         distance = (a * x.squeeze(-1) - b).abs().clamp(min=self.band)
         return 2 * distance.log() - math.log(2)
@@ -88,16 +88,16 @@ class NextToken(nn.Module):
         self.lstm = nn.LSTM(embedding, hidden, batch_first=True)
         self.head = nn.Linear(hidden, tokens)
 
-    def forward(self, token: torch.Tensor) -> torch.Tensor:
+    def forward(self, token: Tensor) -> Tensor:
         """The logits of the token after each row."""
         _, (last, _) = self.lstm(self.embedding(token))
         return self.head(last[0])  # type: ignore[no-any-return]
 
     def forward_vectorized(
         self,
-        params: Sequence[torch.Tensor],
-        x: torch.Tensor,
-    ) -> torch.Tensor:
+        params: Sequence[Tensor],
+        x: Tensor,
+    ) -> Tensor:
         """The logits (n, tokens, B) of n models with parameters (n, ...), for tokens (n, B,
         length).
 
@@ -151,7 +151,7 @@ class ResidualBlock(nn.Module):
                 nn.GroupNorm(groups, after),
             )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """The block's feature maps."""
         return torch.relu(self.inner(x) + self.shortcut(x))
 
@@ -162,7 +162,7 @@ def spare_single_values(model: nn.Module) -> None:
     """
     spared = set[int]()
 
-    def before(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    def before(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         # As many values as channels: the batch has one example, and that one place.
         if layer.training and inputs and inputs[0].numel() == inputs[0].shape[1]:
             spared.add(id(layer))

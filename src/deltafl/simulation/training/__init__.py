@@ -7,5 +7,6 @@ from ...errors import MissingExtraError
 
 try:
     import torch as torch
+    from torch import Tensor as Tensor
 except ImportError as error:
     raise MissingExtraError("torch", "sim") from error

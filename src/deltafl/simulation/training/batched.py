@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from ...tasks.losses import Loss
@@ -44,14 +44,14 @@ from .serial import (
 from .tensors import has_hooks, trained_parameters
 
 #: The examples of the given rows: inputs and targets.
-Fetch = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Fetch = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 #: The forward pass of n models: parameters with a leading axis of n, inputs (n, B, ...), outputs
 #: (n, C, B) or (n, B).
-Forward = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
+Forward = Callable[[Sequence[Tensor], Tensor], Tensor]
 
 #: Takes the steps of a stretch and returns what ``BatchedTrainer._take`` does.
-Take = Callable[[Stretch], torch.Tensor]
+Take = Callable[[Stretch], Tensor]
 
 #: Numbers of the inputs that are gathered at once: 8 MiB.
 _STRETCH_NUMBERS = 2**21
@@ -71,9 +71,9 @@ class Schedule(NamedTuple):
     order: list[int]  # their places in the given order
     steps_n: npt.NDArray[np.int64]
     #: of the task's examples, int64 (K, n, B), padded with a client's first row
-    rows_knb: torch.Tensor
+    rows_knb: Tensor
     #: in a step's mean, float32: 1 / size of the minibatch, 0 for padding
-    weight_knb: torch.Tensor
+    weight_knb: Tensor
 
 
 def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedule:
@@ -111,7 +111,7 @@ class _Captured(NamedTuple):
 
     fits: tuple[bool, bool, LocalWork]  # drift, squares, and the work without its rate
     cohort: Descent
-    rate: torch.Tensor
+    rate: Tensor
     step: CapturedStep
 
 
@@ -201,8 +201,8 @@ class BatchedTrainer:
 
     def _begin(
         self,
-        start_nd: torch.Tensor,
-        step_nd: torch.Tensor | None,
+        start_nd: Tensor,
+        step_nd: Tensor | None,
         schedule: Schedule,
         work: LocalWork,
         squares: bool,
@@ -216,8 +216,8 @@ class BatchedTrainer:
 
     def _begin_captured(
         self,
-        start_nd: torch.Tensor,
-        step_nd: torch.Tensor | None,
+        start_nd: Tensor,
+        step_nd: Tensor | None,
         schedule: Schedule,
         work: LocalWork,
         squares: bool,
@@ -231,7 +231,7 @@ class BatchedTrainer:
             cohort = Descent.of(start_nd[:1].clone().expand(n, -1), step_nd)
             rate = self._rate_of(work)
 
-            def step(*some: torch.Tensor) -> torch.Tensor:
+            def step(*some: Tensor) -> Tensor:
                 stretch = Stretch(*(part[None] for part in some))
                 return self._take(cohort, rate, (), work, squares, stretch)
 
@@ -253,12 +253,12 @@ class BatchedTrainer:
     def _take(
         self,
         cohort: Descent,
-        rate: torch.Tensor | None,
+        rate: Tensor | None,
         jobs: Sequence[LocalJob],
         work: LocalWork,
         squares: bool,
         some: Stretch,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Take the steps of a stretch: each one's losses, squared losses and squared gradient
         norms, float64 (3, k, a) for the first a models.
         """
@@ -281,21 +281,21 @@ class BatchedTrainer:
             square_ka = _sums(weighted_kab.square_()) / weight_ka
         return torch.stack([loss_ka, square_ka, torch.stack(norms)])
 
-    def _rate_of(self, work: LocalWork) -> torch.Tensor:
+    def _rate_of(self, work: LocalWork) -> Tensor:
         return torch.tensor(work.rate, dtype=torch.float32, device=self._device)
 
-    def _padded(self, vector_nd: torch.Tensor) -> torch.Tensor:
+    def _padded(self, vector_nd: Tensor) -> Tensor:
         """A copy on the device, with zeros up to a multiple of 64 bytes."""
         padding = -self._num_params % ALIGNMENT
         return functional.pad(vector_nd.float(), (0, padding)).to(self._device)
 
-    def _views(self, vector_nd: torch.Tensor) -> list[torch.Tensor]:
+    def _views(self, vector_nd: Tensor) -> list[Tensor]:
         """Its parts in the shapes of the model's parameters."""
         sizes = [shape.numel() for shape in self._shapes]
         pieces = torch.split(vector_nd[:, : self._num_params], sizes, dim=1)
         return [piece.view(-1, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
-    def _add_noise(self, gradient_nd: torch.Tensor, jobs: Sequence[LocalJob]) -> None:
+    def _add_noise(self, gradient_nd: Tensor, jobs: Sequence[LocalJob]) -> None:
         """Draw the gradient noise of one step of the first clients."""
         if all(job.noise is None for job in jobs):
             return
@@ -337,14 +337,14 @@ class BatchedTrainer:
         self,
         own: Descent,
         some: Stretch,
-    ) -> Callable[[int], torch.Tensor]:
+    ) -> Callable[[int], Tensor]:
         """A function of a step: writes gradients of sum_b weight_b loss_b, and returns loss_b."""
         params = self._views(own.current)
         gradients = self._views(own.gradient)
         if self._chain is not None:
             return self._chain.differentiation(params, gradients, some)
 
-        def differentiate(step: int) -> torch.Tensor:
+        def differentiate(step: int) -> Tensor:
             x, y, weight_nb = (part[step] for part in some)
             # The parameters are cast here, not by autocast, which does not reach into torch.vmap.
             cast = [part.detach().to(self._dtype).requires_grad_() for part in params]
@@ -364,7 +364,7 @@ class BatchedTrainer:
         return differentiate
 
 
-def _sums(wide_knb: torch.Tensor) -> torch.Tensor:
+def _sums(wide_knb: Tensor) -> Tensor:
     """Sums over examples; on a CPU by NumPy, whose order of addition recorded runs have."""
     if wide_knb.device.type == "cpu":
         return torch.from_numpy(wide_knb.numpy().sum(axis=2))
@@ -405,14 +405,14 @@ def vectorized_forward(
         if not param.requires_grad:
             frozen[name] = param.to(dtype)
 
-    def one(params: tuple[torch.Tensor, ...], x: torch.Tensor) -> torch.Tensor:
+    def one(params: tuple[Tensor, ...], x: Tensor) -> Tensor:
         all_params = frozen | dict(zip(names, params, strict=True))
-        output: torch.Tensor = torch.func.functional_call(model, all_params, (x,))
+        output: Tensor = torch.func.functional_call(model, all_params, (x,))
         return output
 
-    def forward(params: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    def forward(params: Sequence[Tensor], x: Tensor) -> Tensor:
         with ConvolutionsAsProducts() if products else nullcontext():
-            output: torch.Tensor = torch.vmap(one)(tuple(params), x)
+            output: Tensor = torch.vmap(one)(tuple(params), x)
         # Classes before examples, which is the order of torch's losses.
         return output.movedim(1, -1)
 

@@ -8,7 +8,7 @@ in bfloat16 the groups are as fast.
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
+from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -30,14 +30,14 @@ class ConvolutionsAsProducts(TorchFunctionMode):
 
 
 def conv2d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     stride: int | tuple[int, ...] = 1,
     padding: int | tuple[int, ...] | str = 0,
     dilation: int | tuple[int, ...] = 1,
     groups: int = 1,
-) -> torch.Tensor:
+) -> Tensor:
     """``torch.nn.functional.conv2d``: (B, C, H, W) and (O, C, h, w) to (B, O, H', W')."""
     # What is no plain product stays torch's.
     if groups != 1 or set(_pair(dilation)) != {1} or isinstance(padding, str):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from .tensors import has_hooks
@@ -19,19 +19,19 @@ ALIGNMENT = 16
 class Stretch(NamedTuple):
     """The examples of k steps of the same n clients."""
 
-    x: torch.Tensor  # (k, n, B, ...)
-    y: torch.Tensor  # (k, n, B)
-    weight_knb: torch.Tensor
+    x: Tensor  # (k, n, B, ...)
+    y: Tensor  # (k, n, B)
+    weight_knb: Tensor
 
 
 class _Dense(NamedTuple):
     """A linear layer of n models."""
 
-    weight: torch.Tensor  # (n, C, F)
-    bias: torch.Tensor | None  # (n, C, 1)
+    weight: Tensor  # (n, C, F)
+    bias: Tensor | None  # (n, C, 1)
     more: int  # zero features that make C F floats a multiple of 64 bytes
 
-    def backward(self, delta: torch.Tensor) -> torch.Tensor:
+    def backward(self, delta: Tensor) -> Tensor:
         """The gradient (n, F, B) of the inputs from that of the outputs, (n, C, B)."""
         if self.weight.shape[2] > 1:
             return torch.bmm(self.weight.transpose(1, 2), delta)
@@ -39,7 +39,7 @@ class _Dense(NamedTuple):
         wide = functional.pad(self.weight, (0, self.more))
         return torch.bmm(wide.transpose(1, 2), delta)[:, :1]
 
-    def __call__(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs (n, F, B) with the zero features, and the outputs (n, C, B)."""
         weight = self.weight
         if self.more > 0:
@@ -82,19 +82,19 @@ class DenseChain:
 
     def __call__(
         self,
-        params: Sequence[torch.Tensor],
-        x: torch.Tensor,
-    ) -> torch.Tensor:
+        params: Sequence[Tensor],
+        x: Tensor,
+    ) -> Tensor:
         """Outputs (n, C, B) of inputs (n, B, ...)."""
         _, after = _forward(self._bound(params), x.flatten(2).transpose(1, 2))
         return after[-1]
 
     def differentiation(
         self,
-        params: Sequence[torch.Tensor],
-        gradients: Sequence[torch.Tensor],
+        params: Sequence[Tensor],
+        gradients: Sequence[Tensor],
         some: Stretch,
-    ) -> Callable[[int], torch.Tensor]:
+    ) -> Callable[[int], Tensor]:
         """``BatchedTrainer._differentiation`` for the cross-entropy; the losses are (n, 1, B)."""
         layers = self._bound(params)
         x_k = some.x.flatten(3).transpose(2, 3).unbind()
@@ -102,7 +102,7 @@ class DenseChain:
         weight_k = some.weight_knb[:, :, None].unbind()
         minus_one = torch.full((), -1.0).expand(label_k[0].shape)
 
-        def differentiate(step: int) -> torch.Tensor:
+        def differentiate(step: int) -> Tensor:
             before, after = _forward(layers, x_k[step])
             log_share = functional.log_softmax(after[-1], dim=1)
             label = label_k[step]
@@ -133,7 +133,7 @@ class DenseChain:
 
         return differentiate
 
-    def _bound(self, params: Sequence[torch.Tensor]) -> list[nn.Module | _Dense]:
+    def _bound(self, params: Sequence[Tensor]) -> list[nn.Module | _Dense]:
         """The layers with the parameters of n models."""
         remaining = iter(params)
         bound = list[nn.Module | _Dense]()
@@ -155,9 +155,7 @@ class DenseChain:
         return bound
 
 
-def _forward(
-    layers: Sequence[nn.Module | _Dense], h: torch.Tensor
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _forward(layers: Sequence[nn.Module | _Dense], h: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """Inputs and outputs of every layer, (n, features, B), which suits the products."""
     before = []
     after = []

@@ -19,6 +19,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from ...tasks.losses import Loss
 from ...types import IntArray, Params, Rng
@@ -41,15 +42,15 @@ CPU = torch.device("cpu")
 class Descent(NamedTuple):
     """Models on their way, (d,) or (n, d), and the sums of their gradients."""
 
-    start: torch.Tensor
-    current: torch.Tensor
-    gradient: torch.Tensor
-    gradient_sum: torch.Tensor
-    velocity: torch.Tensor
-    drift_step: torch.Tensor | None = None
+    start: Tensor
+    current: Tensor
+    gradient: Tensor
+    gradient_sum: Tensor
+    velocity: Tensor
+    drift_step: Tensor | None = None
 
     @classmethod
-    def of(cls, start: torch.Tensor, drift_step: torch.Tensor | None = None) -> Self:
+    def of(cls, start: Tensor, drift_step: Tensor | None = None) -> Self:
         """Before the first step."""
         current = start.clone(memory_format=torch.contiguous_format)
         gradient, gradient_sum, velocity = (torch.zeros_like(current) for _ in range(3))
@@ -59,7 +60,7 @@ class Descent(NamedTuple):
         """Those of the first models, in the same memory."""
         return Descent(*(part[:number] for part in self if part is not None))
 
-    def restart(self, start: torch.Tensor, drift_step: torch.Tensor | None = None) -> None:
+    def restart(self, start: Tensor, drift_step: Tensor | None = None) -> None:
         """Be as before the first step from another start, in the same memory."""
         self.current.copy_(start)
         if self.drift_step is not None and drift_step is not None:
@@ -67,7 +68,7 @@ class Descent(NamedTuple):
         for part in (self.gradient, self.gradient_sum, self.velocity):
             part.zero_()
 
-    def step(self, work: LocalWork, rate: torch.Tensor | None = None) -> torch.Tensor:
+    def step(self, work: LocalWork, rate: Tensor | None = None) -> Tensor:
         """Take one step along the gradients and return their squared norms; reuses their memory.
 
         ``rate``, if given, stands for that of ``work``.
@@ -97,7 +98,7 @@ class FastTrainer:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: nn.Module,
         loss: Loss,
         device: torch.device = CPU,
     ) -> None:
@@ -110,12 +111,12 @@ class FastTrainer:
         pieces = torch.split(self._own.current, sizes)
         for param, piece in zip(self._params, pieces, strict=True):
             param.data = piece.view(param.shape)  # a step moves all of them at once
-        self._forward: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._forward: Callable[[Tensor], Tensor] | None = None
 
     def train(
         self,
-        x: torch.Tensor,
-        y: torch.Tensor,
+        x: Tensor,
+        y: Tensor,
         params_d: Params,
         work: LocalWork,
         rng: Rng,
@@ -163,10 +164,10 @@ class FastTrainer:
 
 
 def _examples(
-    x: torch.Tensor,
-    y: torch.Tensor,
+    x: Tensor,
+    y: Tensor,
     batches: list[IntArray],
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+) -> Iterator[tuple[Tensor, Tensor]]:
     """The minibatches, cut from the examples of a whole pass."""
     size = len(batches[0])
     batches_a_pass = -(-len(x) // size)
@@ -179,9 +180,7 @@ def _examples(
         )
 
 
-def choose_forward(
-    model: torch.nn.Module, x: torch.Tensor
-) -> Callable[[torch.Tensor], torch.Tensor]:
+def choose_forward(model: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
     """The fastest way to run a model on inputs like x; all ways give the same up to rounding.
 
     - Chains of convolutions, max-pools and ReLUs up to a Flatten, with AVX-512: oneDNN's tiles, to
@@ -197,17 +196,17 @@ def choose_forward(
     length = _tiled_length(model)
     # Of the CPU: ONEDNN_MAX_CPU_ISA may hold oneDNN back, which costs time alone.
     has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    if isinstance(model, torch.nn.Sequential) and length > 0 and has_avx512:
+    if isinstance(model, nn.Sequential) and length > 0 and has_avx512:
         features = model[:length]
         head = model[length:]
 
-        def tiled(x: torch.Tensor) -> torch.Tensor:
+        def tiled(x: Tensor) -> Tensor:
             return torch.as_tensor(head(features(x.to_mkldnn()).to_dense()))
 
         if _runs(tiled, model, x):
             return tiled
 
-    def last(x: torch.Tensor) -> torch.Tensor:
+    def last(x: Tensor) -> Tensor:
         # Neither ``contiguous`` nor ``to`` changes the strides of images with one channel, by which
         # torch goes.
         stored = x.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
@@ -218,7 +217,7 @@ def choose_forward(
     return last
 
 
-def _corrupts_memory(model: torch.nn.Module) -> bool:
+def _corrupts_memory(model: nn.Module) -> bool:
     """Whether a layer of the model is not safe with channels last.
 
     Without AVX-512 (or with ONEDNN_MAX_CPU_ISA=AVX2), torch 2.13.0 (oneDNN 3.12.0) writes beyond
@@ -227,7 +226,7 @@ def _corrupts_memory(model: torch.nn.Module) -> bool:
     padding; the rule takes in a little more.
     """
     return any(
-        isinstance(part, torch.nn.Conv2d)
+        isinstance(part, nn.Conv2d)
         and part.kernel_size == (1, 1)
         and max(part.stride) > 1
         and part.in_channels < 8 * part.groups
@@ -235,25 +234,25 @@ def _corrupts_memory(model: torch.nn.Module) -> bool:
     )
 
 
-def _tiled_length(model: torch.nn.Module) -> int:
+def _tiled_length(model: nn.Module) -> int:
     """The number of layers before the first Flatten if all have tiles, else 0.
 
     Options that oneDNN does not know it refuses, see ``_runs``.
     """
-    if type(model) is not torch.nn.Sequential or has_hooks(model):
+    if type(model) is not nn.Sequential or has_hooks(model):
         return 0
     for index, layer in enumerate(model):
-        if type(layer) is torch.nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
+        if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
             return index
-        if type(layer) not in (torch.nn.Conv2d, torch.nn.MaxPool2d, torch.nn.ReLU):
+        if type(layer) not in (nn.Conv2d, nn.MaxPool2d, nn.ReLU):
             return 0
     return 0
 
 
 def _runs(
-    forward: Callable[[torch.Tensor], torch.Tensor],
-    model: torch.nn.Module,
-    x: torch.Tensor,
+    forward: Callable[[Tensor], Tensor],
+    model: nn.Module,
+    x: Tensor,
 ) -> bool:
     """Whether a forward and backward pass over two inputs of zeros raises no error."""
     try:

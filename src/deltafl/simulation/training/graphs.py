@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from ...errors import log
 
@@ -19,7 +20,7 @@ WARM_UPS = 3
 MOST_GRAPHS = 64
 
 #: Launches the captured call again, and the tensor that each launch fills.
-Replay = tuple[Callable[[], None], torch.Tensor]
+Replay = tuple[Callable[[], None], Tensor]
 
 
 class CapturedStep:
@@ -38,9 +39,9 @@ class CapturedStep:
 
     def __init__(
         self,
-        step: Callable[..., torch.Tensor],
-        inputs: Sequence[torch.Tensor],
-        capture: Callable[[Callable[[], torch.Tensor]], Replay],
+        step: Callable[..., Tensor],
+        inputs: Sequence[Tensor],
+        capture: Callable[[Callable[[], Tensor]], Replay],
     ) -> None:
         self._step = step
         self._buffers = [torch.empty_like(part) for part in inputs]
@@ -54,7 +55,7 @@ class CapturedStep:
         """Whether calls are replayed so far."""
         return len(self._replays) > 0 and not self.failed
 
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, *inputs: Tensor) -> Tensor:
         """The step's result."""
         number = len(inputs[0])
         own = [buffer[:number] for buffer in self._buffers]
@@ -88,7 +89,7 @@ class CudaCapture:
         # Graphs share memory only if they were captured on the same stream.
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def __call__(self, call: Callable[[], torch.Tensor]) -> Replay:
+    def __call__(self, call: Callable[[], Tensor]) -> Replay:
         """The graph's replay and the tensor that it fills; a RuntimeError if CUDA refuses."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):

@@ -15,6 +15,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from ...errors import DeltaflError, log
@@ -66,7 +67,7 @@ class Route(NamedTuple):
 
 
 def choose_route(
-    model: torch.nn.Module,
+    model: nn.Module,
     task: Task,
     work: LocalWork,
     how: Computation,
@@ -103,7 +104,7 @@ def choose_route(
 
 
 def captures_steps(
-    model: torch.nn.Module,
+    model: nn.Module,
     task: Task,
     device: torch.device,
     precision: str,
@@ -133,7 +134,7 @@ class Form(NamedTuple):
     evaluation_batch: int  #: test examples that are evaluated at once
 
 
-def form_of(model: torch.nn.Module, task: Task, work: LocalWork, route: Route) -> Form:
+def form_of(model: nn.Module, task: Task, work: LocalWork, route: Route) -> Form:
     """The one table of how a task is trained.
 
     =======  ======  =================================  =========================  ================
@@ -250,8 +251,8 @@ def product_precision(device: torch.device, precision: str = "float32") -> Itera
 
 
 def incompatibility(
-    model: torch.nn.Module,
-    example: torch.Tensor,
+    model: nn.Module,
+    example: Tensor,
     parts: ModelParts | None = None,
 ) -> str | None:
     """Why only ``serial`` can train a model; None if ``fast`` and ``batched`` can."""
@@ -277,7 +278,7 @@ def incompatibility(
     return None
 
 
-def _cohort_incompatibility(model: torch.nn.Module, task: Task) -> str | None:
+def _cohort_incompatibility(model: nn.Module, task: Task) -> str | None:
     """Why no form of the model trains a cohort of the task, or None."""
     reason = incompatibility(model, example_of(task), task.parts_of(model))
     if reason is not None:
@@ -293,7 +294,7 @@ def _cohort_incompatibility(model: torch.nn.Module, task: Task) -> str | None:
     return "the squared error of a single example is known for one number per example only"
 
 
-def vectorized_incompatibility(model: torch.nn.Module, task: Task) -> str | None:
+def vectorized_incompatibility(model: nn.Module, task: Task) -> str | None:
     """Why a cohort of a task cannot be trained as a batch, or None; tried on two clients."""
     reason = _cohort_incompatibility(model, task)
     if reason is not None:
@@ -315,7 +316,7 @@ def vectorized_incompatibility(model: torch.nn.Module, task: Task) -> str | None
     return None
 
 
-def dense_cohort_size(model: torch.nn.Module, task: Task, work: LocalWork) -> int:
+def dense_cohort_size(model: nn.Module, task: Task, work: LocalWork) -> int:
     """How many clients a CPU trains best at once in float32, with the same bits in any cohort."""
     if (
         own_form(model) is None
@@ -338,7 +339,7 @@ def dense_cohort_size(model: torch.nn.Module, task: Task, work: LocalWork) -> in
 
 
 def cohort_size(
-    model: torch.nn.Module,
+    model: nn.Module,
     task: Task,
     width: int,
     device: torch.device,
@@ -355,18 +356,18 @@ def cohort_size(
     )
 
 
-def numbers_per_example(model: torch.nn.Module, task: Task) -> int:
+def numbers_per_example(model: nn.Module, task: Task) -> int:
     """How many numbers the layers put out for one example, and cut for ``convolution.conv2d``."""
     counted = [example_of(task).numel()]
 
     def count(
-        part: torch.nn.Module,
-        inputs: tuple[torch.Tensor, ...],
+        part: nn.Module,
+        inputs: tuple[Tensor, ...],
         output: object,
     ) -> None:
-        if isinstance(output, torch.Tensor) and not list(part.children()):
+        if isinstance(output, Tensor) and not list(part.children()):
             counted.append(output.numel())
-            if isinstance(part, torch.nn.Conv2d):
+            if isinstance(part, nn.Conv2d):
                 counted.append(output[0, 0].numel() * part.weight[0].numel())
 
     with register_module_forward_hook(count), torch.no_grad():
@@ -375,7 +376,7 @@ def numbers_per_example(model: torch.nn.Module, task: Task) -> int:
     return sum(counted)
 
 
-def example_of(task: Task) -> torch.Tensor:
+def example_of(task: Task) -> Tensor:
     """The inputs of one example of a task in the model's format, all 0."""
     example = torch.zeros(1, *task.dataset.train_x.shape[1:])
     if task.tokens:

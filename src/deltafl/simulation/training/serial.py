@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from ...model_parts import Arrays, ModelParts
@@ -19,10 +20,10 @@ from ...types import IntArray, Params, Rng
 from .tensors import ModelTensors
 
 #: ``losses(output, y)``: the loss of each example.
-Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Losses = Callable[[Tensor, Tensor], Tensor]
 
 #: Varies the inputs of a minibatch at random; bound to its generator.
-Augmented = Callable[[torch.Tensor], torch.Tensor]
+Augmented = Callable[[Tensor], Tensor]
 
 #: ``noise(d)`` is added to the gradient of a minibatch, float32 (d,); bound to its generator.
 Noise = Callable[[int], Params]
@@ -147,8 +148,8 @@ def minibatches(
 def train_serial(
     model: torch.nn.Module,
     loss: Loss,
-    x: torch.Tensor,
-    y: torch.Tensor,
+    x: Tensor,
+    y: Tensor,
     params_d: Params,
     work: LocalWork,
     rng: Rng,
@@ -228,7 +229,7 @@ def train_serial(
     return result._replace(rest=tensors.rest())
 
 
-def losses_of(loss: Loss, y: torch.Tensor | None = None) -> Losses | None:
+def losses_of(loss: Loss, y: Tensor | None = None) -> Losses | None:
     """The loss of each example; None if it is not known for this loss (and these targets)."""
     if y is not None and y.dim() != 1:
         return None
@@ -244,14 +245,14 @@ def is_cross_entropy(loss: Loss) -> bool:
     return loss in (cross_entropy, functional.cross_entropy)
 
 
-def mean_square(losses: Losses | None, output: torch.Tensor, y: torch.Tensor) -> float:
+def mean_square(losses: Losses | None, output: Tensor, y: Tensor) -> float:
     """The mean squared loss of a minibatch's examples, in float64; NaN without ``losses``."""
     if losses is None:
         return math.nan
     return float(squared_norm(losses(output.detach(), y)).item() / len(y))
 
 
-def squared_norm(x: torch.Tensor) -> torch.Tensor:
+def squared_norm(x: Tensor) -> Tensor:
     """norm(x)^2 along the last axis, summed in float64."""
-    norm: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
     return norm.square()

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...arrays import copied
 from ...model_parts import MEANS, Arrays, ModelParts, as_array
@@ -17,7 +17,7 @@ BROUGHT_BACK = (*MEANS, "local")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def has_hooks(part: torch.nn.Module) -> bool:
+def has_hooks(part: nn.Module) -> bool:
     """Whether calling a module does more than its class, which another form would leave out."""
     return any(getattr(part, name) for name in _HOOKS) or "forward" in vars(part)
 
@@ -71,7 +71,7 @@ class ModelTensors:
         self._parts = parts
         tensors = _tensors(model)
         # Tied weights are one tensor, or several in the same memory.
-        same: dict[str, dict[int, torch.Tensor]] = {name: {} for name in parts.trained}
+        same: dict[str, dict[int, Tensor]] = {name: {} for name in parts.trained}
         for entry in parts.entries:
             if entry.kind == "trained":
                 tensor = tensors[entry.name]
@@ -104,7 +104,7 @@ class ModelTensors:
         spare_single_values(model)
         return ModelTensors(model, self._parts)
 
-    def load(self, vector_d: torch.Tensor) -> None:
+    def load(self, vector_d: Tensor) -> None:
         """Let the trained tensors be parts of a flat vector."""
         pieces = torch.split(vector_d, self._sizes)
         for of_tensor, piece_d in zip(self._trained, pieces, strict=True):
@@ -129,7 +129,7 @@ class ModelTensors:
         tensors = _tensors(self.model)
         return {name: np.array(as_array(tensors[name]), type) for name, type in self._rest.items()}
 
-    def gradient(self) -> torch.Tensor:
+    def gradient(self) -> Tensor:
         """The gradient in the flat vector, 0 in unused parameters."""
         parts = []
         for of_tensor in self._trained:
@@ -143,7 +143,7 @@ class ModelTensors:
         return torch.cat(parts)
 
 
-def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """The parameters and buffers of a module by all of their names."""
     return {
         **dict(model.named_parameters(remove_duplicate=False)),
