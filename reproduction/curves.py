@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from deltafl import analysis
-from deltafl.analysis.looks import MOST_STRONG
+from deltafl.analysis.look import MOST_STRONG
 from deltafl.types import FloatArray, IntArray
 
 from .groups import Group, Row

@@ -6,7 +6,7 @@ import csv
 import itertools
 from pathlib import Path
 
-from deltafl.analysis.recommend import SUITED
+from deltafl.analysis.recommendation import SUITED
 
 from .benchmark.parts import parts_of
 from .spec import load_experiment

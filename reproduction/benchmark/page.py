@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from deltafl import analysis
-from deltafl.analysis.looks import MOST_STRONG
+from deltafl.analysis.look import MOST_STRONG
 from deltafl.samplers import is_unbiased
 from deltafl.simulation import OnProgress
 from deltafl.store import write_atomically

@@ -10,7 +10,7 @@ from ._lazy import loader, names_of
 
 __version__ = "0.1.0"
 
-_MODULES = names_of(__name__, __file__)
+_MODULES = names_of(__file__)
 __all__ = sorted(_MODULES)  # noqa: PLE0605
 __getattr__ = loader(__name__, _MODULES)
 

@@ -2,7 +2,7 @@
 # the module that stands here when it is first used.
 
 from .accumulate import Accumulator as Accumulator
-from .analysis.recommend import recommend as recommend
+from .analysis.recommendation import recommend as recommend
 from .arrays import flatten as flatten
 from .arrays import unflatten as unflatten
 from .audit import KnownUpdates as KnownUpdates

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 
-def names_of(package: str, file: str) -> dict[str, str]:
+def names_of(file: str) -> dict[str, str]:
     """The public names of a package and their modules, from the stub beside its ``__init__.py``.
 
     A line of the stub is ``from .module import name as name``: one table for type checkers and for
@@ -14,7 +14,7 @@ def names_of(package: str, file: str) -> dict[str, str]:
     """
     lines = Path(file).with_suffix(".pyi").read_text(encoding="utf-8").splitlines()
     words = [line.split() for line in lines if line.startswith("from ")]
-    return {name: f"{package}{module}" for _, module, _, name, *_ in words}
+    return {name: module for _, module, _, name, *_ in words}
 
 
 def loader(package: str, modules: dict[str, str]) -> Callable[[str], Any]:
@@ -23,6 +23,6 @@ def loader(package: str, modules: dict[str, str]) -> Callable[[str], Any]:
     def load(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(modules[name]), name)
+        return getattr(import_module(modules[name], package), name)
 
     return load

@@ -15,7 +15,7 @@ import pytest
 
 from deltafl.analysis import Run, summarise
 from deltafl.analysis.bands import client_values, selections_by_size
-from deltafl.analysis.looks import ON_DARK, looks
+from deltafl.analysis.look import ON_DARK, looks
 from deltafl.analysis.report import Part, write_report
 from deltafl.analysis.statistics import fairness_of, worst_tenth
 from deltafl.analysis.verdict import headline

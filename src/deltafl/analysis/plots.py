@@ -21,7 +21,7 @@ from ..server.table import sized_by
 from ..store.files import make_folder, name_for_file, write_atomically
 from ..types import judge_of
 from .bands import Band, curve_band, mean_curve, selections
-from .looks import GREY, INK, MOST_STRONG, PALE, WEAK, Look, looks
+from .look import GREY, INK, MOST_STRONG, PALE, WEAK, Look, looks
 from .numbers import Summary
 from .runs import Run, by_sampler
 from .summary import ranked, references

@@ -32,7 +32,7 @@ from .bands import (
     selections_by_size,
     strata_of,
 )
-from .looks import MOST_STRONG, ON_DARK, WEAK, Look, looks
+from .look import MOST_STRONG, ON_DARK, WEAK, Look, looks
 from .methods import method_of
 from .numbers import Summary
 from .plots import (

@@ -2,17 +2,7 @@
 samplers of your own.
 """
 
-from .conformance import check_sampler
-from .methods import AuditRow, KnownUpdates, Subject, audit, estimate_error
-from .mse_bounds import least_mse, least_over_designs, lower_bound
+from .._lazy import loader, names_of
 
-__all__ = [
-    "AuditRow",
-    "KnownUpdates",
-    "Subject",
-    "audit",
-    "check_sampler",
-    "estimate_error",
-    "least_mse",
-]
-__all__ += ["least_over_designs", "lower_bound"]
+__all__ = sorted(names_of(__file__))  # noqa: PLE0605
+__getattr__ = loader(__name__, names_of(__file__))

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ..analysis.narrow import NarrowTable, show
-from ..analysis.recommend import recommend as answer
+from ..analysis.recommendation import recommend as answer
 from ..designs.table import DESIGNS
 from ..errors import unknown_name
 from ..estimators.learned_coefficient import LearnedCoefficient

@@ -2,38 +2,7 @@
 names.
 """
 
-from .base import RunFacts, Sampler
-from .label import (
-    Label,
-    base_name,
-    bias_of,
-    file_name,
-    is_unbiased,
-    label_of,
-    make_sampler,
-    parse_label,
-    split_labels,
-    uses_aux,
-)
-from .table import NEEDS, SAMPLERS, SamplerEntry, find_sampler
+from .._lazy import loader, names_of
 
-__all__ = [
-    "NEEDS",
-    "SAMPLERS",
-    "Label",
-    "RunFacts",
-    "Sampler",
-    "SamplerEntry",
-    "base_name",
-    "bias_of",
-    "file_name",
-]
-__all__ += [
-    "find_sampler",
-    "is_unbiased",
-    "label_of",
-    "make_sampler",
-    "parse_label",
-    "split_labels",
-    "uses_aux",
-]
+__all__ = sorted(names_of(__file__))  # noqa: PLE0605
+__getattr__ = loader(__name__, names_of(__file__))

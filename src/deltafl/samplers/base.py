@@ -365,7 +365,7 @@ class NewFirst(Unweighted):
     client as zero until it replies, these steps are n / m, 2 n / m, ... of a full one.
     """
 
-    row_fields = ("selected_m", "seen_m", "last_mq")
+    row_fields: ClassVar[tuple[str, ...]] = ("selected_m", "seen_m", "last_mq")
     kept_fields = ("rounds",)
     fixed_fields = ("weight_m",)
 

@@ -6,5 +6,5 @@ records need no PyTorch.
 
 from .._lazy import loader, names_of
 
-__all__ = sorted(names_of(__name__, __file__))  # noqa: PLE0605
-__getattr__ = loader(__name__, names_of(__name__, __file__))
+__all__ = sorted(names_of(__file__))  # noqa: PLE0605
+__getattr__ = loader(__name__, names_of(__file__))

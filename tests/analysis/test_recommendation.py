@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import deltafl
-from deltafl.analysis.recommend import SUITED, Evidence, read_evidence, recommend
+from deltafl.analysis.recommendation import SUITED, Evidence, read_evidence, recommend
 from deltafl.errors import DeltaflError
 from deltafl.samplers import is_unbiased, parse_label
 from deltafl.server.average import Average
