@@ -13,7 +13,6 @@ from .model_parts import MEANS, Arrays, ModelParts, NamedArrays, Patterns, as_ar
 from .types import Array, FloatArray, Params
 
 #: What hosts called the description of a model.
-Layout = ModelParts
 
 
 def flatten(model: Any, local: Sequence[str] = (), trainable: Patterns = ()) -> Params:

@@ -128,7 +128,7 @@ class Forecast(NamedTuple):
     @classmethod
     def columns(cls) -> list[str]:
         """The names of ``cells``."""
-        unknown = Interval(0.0, None, None)
+        unknown = Interval(0.0)
         return [*cls("", 0, False, unknown, unknown, unknown, unknown).cells()]
 
     def cells(self) -> dict[str, Any]:
@@ -271,7 +271,7 @@ def jackknife(numbers: Callable[[FloatArray], FloatArray], value_js: FloatArray)
     found = numbers(value_js)
     count = value_js.shape[1]
     if count < 2:
-        return [Interval(float(number), None, None) for number in found]
+        return [Interval(float(number)) for number in found]
     without = [numbers(np.delete(value_js, seed, axis=1)) for seed in range(count)]
     log_sx = np.log(without)
     # ``var`` divides by S already.

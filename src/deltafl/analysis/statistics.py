@@ -25,8 +25,8 @@ class Interval(NamedTuple):
     """
 
     mean: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
 
 
 def mean_of_best(
@@ -176,7 +176,7 @@ def mean_interval(value_s: FloatArray) -> Interval:
     """
     mean = float(np.mean(value_s))
     if len(value_s) < 2:
-        return Interval(mean, None, None)
+        return Interval(mean)
     margin = _margin(value_s)
     return Interval(mean, mean - margin, mean + margin)
 
@@ -194,7 +194,7 @@ def ratio_of_means(base_s: FloatArray, other_s: FloatArray) -> Interval:
     other = np.mean(other_s)
     ratio = float(base / other)
     if len(base_s) < 2:
-        return Interval(ratio, None, None)
+        return Interval(ratio)
     influence_s = base_s / base - other_s / other
     margin = _margin(influence_s)
     return Interval(ratio, ratio * math.exp(-margin), ratio * math.exp(margin))
@@ -217,14 +217,14 @@ def fieller(numerator_s: FloatArray, denominator_s: FloatArray) -> Interval:
     b = float(np.mean(denominator_s))
     ratio = a / b
     if num_pairs < 2:
-        return Interval(ratio, None, None)
+        return Interval(ratio)
     factor = t_quantile(num_pairs - 1) ** 2 / num_pairs
     # With t^2 / S as their factor, so that no t stands in what follows.
     (v_aa, v_ab), (_, v_bb) = factor * np.cov(numerator_s, denominator_s)
     # The ends of the interval solve square theta^2 - 2 (a b - v_ab) theta + a^2 - v_aa = 0.
     square = b * b - v_bb
     if square <= 0:
-        return Interval(ratio, None, None)
+        return Interval(ratio)
     middle = (a * b - v_ab) / square
     discriminant = middle * middle - (a * a - v_aa) / square
     # Rounding can take it below 0 where a is a multiple of b.

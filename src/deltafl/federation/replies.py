@@ -195,9 +195,9 @@ def read_numbers(sent: object, length: int, what: str) -> tuple[float, ...]:
 
 def reports_of(
     replies: Sequence[ClientReply],
-    responded: Sequence[bool] | None = None,
+    responded: Sequence[bool],
 ) -> Reports:
-    """What these clients reported of their work; ``responded`` None if all of them did."""
+    """What these clients reported of their work, and which of them did."""
     return Reports.make(
         len(replies),
         responded=responded,

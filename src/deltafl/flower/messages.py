@@ -16,7 +16,6 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.lib import format as npy
 
 from ..errors import DeltaflError, printable
-from ..federation import replies
 from ..federation.exchange import RECORD, Question
 from ..federation.replies import ClientReply, Metrics, read_reply
 from ..model_parts import Arrays, listed
@@ -110,18 +109,6 @@ def metrics_in(reply: Message) -> Metrics | str:
         for name, value in record.items():
             metrics.setdefault(name, value)
     return metrics
-
-
-def mean_metrics(
-    weighted: Iterable[tuple[float, Message]],
-    by: str | None = None,
-    warn: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
-    """The means of the metrics of replies without error, see ``federation.replies``."""
-    found = [(weight, metrics_in(reply)) for weight, reply in weighted]
-    return replies.mean_metrics(
-        ((weight, metrics) for weight, metrics in found if not isinstance(metrics, str)), by, warn
-    )
 
 
 def reply_in(reply: Message) -> ClientReply:

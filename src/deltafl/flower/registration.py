@@ -239,7 +239,7 @@ def client_key(identity: str, node: NodeInfo, own_key: str, simulated: bool) -> 
 
 def read_registration(
     reply: Message | None,
-    num_aux: int = 0,
+    num_aux: int,
     wanted: Mapping[str, Any] | None = None,
 ) -> tuple[str, ClientInfo]:
     """A client's own key and what it reports, from a reply that may hold anything."""

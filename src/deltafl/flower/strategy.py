@@ -18,7 +18,7 @@ from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 from ..errors import DeltaflError, is_in
 from ..estimators.control_variates import ControlVariate
 from ..federation.exchange import NUM_EXAMPLES, Question
-from ..federation.replies import round_metrics
+from ..federation.replies import mean_metrics, round_metrics
 from ..federation.rules import check_seconds, check_whole, make_rules
 from ..federation.service import Service, serving
 from ..samplers.base import Sampler
@@ -27,7 +27,6 @@ from ..types import RoundInfo
 from .messages import (
     by_recipient,
     contents,
-    mean_metrics,
     metrics_in,
     read_apart,
     reply_in,
@@ -343,7 +342,7 @@ class DeltaStrategy(Strategy):
             contents = [received[key].content for key in weights]
             # FedAvg takes None for no metrics.
             return function(contents, by or NUM_EXAMPLES) or MetricRecord()
-        weighted = [(weight, received[key]) for key, weight in weights.items()]
+        weighted = [(weight, metrics_in(received[key])) for key, weight in weights.items()]
         return MetricRecord(mean_metrics(weighted, by, partial(log, WARNING)))
 
     def _messages(

@@ -43,7 +43,7 @@ def cores_allowed() -> int:
     return os.cpu_count() or 1
 
 
-def stretches(num_params: int, rows: float = 1, longest: int | None = None) -> list[slice]:
+def stretches(num_params: int, rows: float, longest: int | None = None) -> list[slice]:
     """The parameters in turn, for work on so many rows, or less than one; starts are multiples of
     256.
     """

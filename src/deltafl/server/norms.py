@@ -20,7 +20,7 @@ class AboutMean(NamedTuple):
     square_k: FloatArray
 
 
-def about_mean(row_kb: FloatArray, weight_k: FloatArray | None = None) -> AboutMean:
+def about_mean(row_kb: FloatArray, weight_k: FloatArray | None) -> AboutMean:
     """A stretch of float64 rows about their plain or weighted mean.
 
     Not from norms and inner products, whose difference keeps few digits where rows are alike.

@@ -68,7 +68,7 @@ def ask_everyone(
     engine: Engine,
     directory: RunDirectory,
     group: ProcessGroup,
-    cost_m: FloatArray | None = None,
+    cost_m: FloatArray | None,
 ) -> Asked | None:
     """The census of a plan, from the run's folder if it is there; None if the plan has none.
 

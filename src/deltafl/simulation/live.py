@@ -17,9 +17,10 @@ from ..errors import DeltaflError, printable
 from ..federation.saved import FILES
 from ..store.files import below
 from ..store.values import checked
-from ..types import NO_REPLY, Array, Judge, judge_of
+from ..types import NO_REPLY, Array, judge_of
 from .directory import recorded_settings
 from .foreseen import Foreseen, Row, Use
+from .record import first_judge
 from .seen import COUNTS, CURE, Seen, Settings, method_of, run_at, state_at
 
 #: Rounds after which it means something that a client was never there or never selected.
@@ -45,10 +46,9 @@ def picture(place: Path, foreseen: Foreseen | None = None) -> Picture:
     Raises:
         DeltaflError: If there is no run, comparison, federation or state, or one is damaged.
     """
-    if place.is_file():
-        return _alone(state_at(place)._replace(foreseen=foreseen))
-    if (place / FILES[0]).exists():
-        return _alone(state_at(place / FILES[0])._replace(foreseen=foreseen))
+    state = place if place.is_file() else place / FILES[0]
+    if state.exists():
+        return _alone(state_at(state), foreseen)
     found = recorded_settings(place) if place.is_dir() else None
     if found is None:
         raise DeltaflError(
@@ -59,7 +59,7 @@ def picture(place: Path, foreseen: Foreseen | None = None) -> Picture:
     total = settings.get("rounds")
     if "samplers" not in settings:
         method = settings.get("sampler", place.name)
-        return _alone(run_at(place, method, method, total)._replace(foreseen=foreseen))
+        return _alone(run_at(place, method, method, total), foreseen)
     runs = [
         run_at(folder, folder.name, method_of(folder), total)._replace(foreseen=foreseen)
         for folder in sorted(below(place, "runs").glob("*"))
@@ -68,14 +68,6 @@ def picture(place: Path, foreseen: Foreseen | None = None) -> Picture:
     # Runs that have not begun have no folder.
     planned = len(settings["samplers"]) * len(settings.get("seeds", [0]))
     return _side_by_side(printable(place), runs, planned)
-
-
-def _judge(lines: Sequence[Mapping[str, Any]]) -> Judge:
-    """The metric that counts, as the first line says."""
-    first = lines[0] if lines else {}
-    judges = first.get("metrics", [])
-    name = "loss" if first.get("test", {}).get("accuracy") is None else "accuracy"
-    return judge_of(judges[0].name if judges else name, judges)
 
 
 def _curve(values: Sequence[float | None]) -> str:
@@ -93,7 +85,7 @@ def _curve(values: Sequence[float | None]) -> str:
 def _metrics(seen: Seen) -> Iterator[tuple[str, str]]:
     """Metrics on the test set, and else the clients' own loss."""
     tested = [line["test"] for line in seen.lines if "test" in line]
-    judge = _judge(seen.lines)
+    judge = first_judge(seen.lines)
     for each in dict.fromkeys((judge.name, "loss")):
         values = [test.get(each) for test in tested]
         if any(value is not None for value in values):
@@ -223,7 +215,7 @@ def _planned(seen: Seen, foreseen: Foreseen) -> str:
     if row["cost_low"] is not None and row["cost_high"] is not None:
         cost += f" [{human_amount(row['cost_low'])}, {human_amount(row['cost_high'])}]"
     method = printable(row["method"], limit=60)
-    goal = _judge(seen.lines).text(foreseen.goal)
+    goal = first_judge(seen.lines).text(foreseen.goal)
     return f"{cost} to {goal} with {method}, n = {row['n']}"
 
 
@@ -274,7 +266,7 @@ def _of_plan(seen: Seen) -> Iterator[str]:
     foreseen = seen.foreseen
     if foreseen is None:
         return
-    judge = _judge(seen.lines)
+    judge = first_judge(seen.lines)
     goal = judge.text(foreseen.goal)
     for at, line in enumerate(seen.lines, 1):
         value = line.get("test", {}).get(judge.name)
@@ -309,7 +301,8 @@ def _remarks(seen: Seen) -> list[str]:
     return [text for remark in _REMARKS for text in remark(seen)]
 
 
-def _alone(seen: Seen) -> Picture:
+def _alone(seen: Seen, foreseen: Foreseen | None) -> Picture:
+    seen = seen._replace(foreseen=foreseen)
     return Picture(seen.name, ("", ""), [*_facts(seen).items()], _remarks(seen), _is_over(seen))
 
 

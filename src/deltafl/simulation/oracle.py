@@ -174,7 +174,7 @@ def _joined(parts: list[Reports]) -> Reports:
     return Reports(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def mapped_table(m: int, d: int, folder: Path | None = None) -> Params:
+def mapped_table(m: int, d: int, folder: Path | None) -> Params:
     """Zeros, float32 (m, d), in a file that has no name; an error if the disk is too full."""
     where = folder or Path(tempfile.gettempdir())
     with writing(where), tempfile.TemporaryFile(dir=where) as file:  # the mapping keeps it

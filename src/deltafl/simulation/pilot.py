@@ -210,8 +210,8 @@ def play_pilot(
     settings: PlanSettings,
     out: Path,
     on_progress: OnProgress,
-    processes: int = 1,
-    trust_code: bool = False,
+    processes: int,
+    trust_code: bool,
 ) -> Advice:
     """Play the pilot, as far as it is not recorded in ``out``, and say what it says.
 

@@ -146,8 +146,8 @@ def note_clients(
     metric: str,
     value_m: FloatArray | None,
     since: int,
-    names: Sequence[str] = (),
-    strata: Sequence[str] = (),
+    names: Sequence[str],
+    strata: Sequence[str],
 ) -> None:
     """Write each client's size, perhaps its name and stratum, and perhaps its metric after this
     round beside those noted from ``since`` on.
@@ -166,6 +166,15 @@ def note_clients(
         rows[round] = plain_json(np.round(value_m, 4).tolist())
         known |= {"rounds": [*rows], metric: [*rows.values()]}
     write_atomically(folder / CLIENTS, json.dumps(known) + "\n")
+
+
+def first_judge(lines: Sequence[Mapping[str, Any]]) -> Judge:
+    """The metric that counts, as the first line says."""
+    first = lines[0] if lines else {}
+    judges = first.get("metrics", [])
+    # Where it is one of these alone nothing is written down: their values say which.
+    name = "loss" if first.get("test", {}).get("accuracy") is None else "accuracy"
+    return judge_of(judges[0].name if judges else name, judges)
 
 
 def judges_of(directory: RunDirectory) -> list[Judge]:
@@ -232,13 +241,9 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     def tested(name: str) -> FloatArray:
         return _floats([line["test"].get(name) for line in evaluated])
 
-    judges = lines[0].get("metrics", [])
-    # Where it is one of these alone nothing is written down: their values say which.
-    metric = "loss" if lines[0].get("test", {}).get("accuracy") is None else "accuracy"
-    if judges:
-        metric = judges[0].name
+    judge = first_judge(lines)
     # These two have columns of their own.
-    judges = [judge for judge in judges if judge.name not in ("accuracy", "loss")]
+    judges = [one for one in lines[0].get("metrics", ()) if one.name not in ("accuracy", "loss")]
     clock_r = _floats([line.get("clock") for line in evaluated])
     client_accuracy_r = tested("client_accuracy")
 
@@ -261,27 +266,23 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     if len(drawn_n) != len(count_n) or not drawn_n.max(initial=-1) < m or len(sizes) > 1:
         raise DeltaflError(f"{directory.path} has other clients than its checkpoint: {CURE}")
     value_km = np.array([_floats(row) for row in noted.rows.values()]) if noted.rows else None
-    higher = judge_of(metric, judges).higher
     diverged = lines[-1].get("diverged")
     return Run(
         sampler=settings.sampler,
         seed=settings.seed,
-        metric=metric,
+        metric=judge.name,
         judges=judges,
-        others_r={judge.name: tested(judge.name) for judge in judges},
+        others_r={one.name: tested(one.name) for one in judges},
         settings=what_is_run(settings),
         round_r=at_r,
         accuracy_r=tested("accuracy"),
         loss_r=tested("loss"),
-        seconds_r=summed([timing["seconds"] for timing in timings]),
-        cpu_seconds_r=summed([timing["cpu_seconds"] for timing in timings]),
         bytes_r=summed([line.get("bytes_down", 0) + line.get("bytes_up", 0) for line in lines]),
         trainings_r=summed(asked),
         cost_r=cost_r,
         client_names=noted.names,
         client_strata=noted.strata,
         bytes_up_r=summed([line.get("bytes_up", 0) for line in lines]),
-        client_seconds_r=summed([timing["client_seconds"] for timing in timings]),
         server_bytes=max(timing.get("server_bytes", 0) for timing in timings) or None,
         client_accuracy_r=None if np.isnan(client_accuracy_r).all() else client_accuracy_r,
         clock_r=None if np.isnan(clock_r).all() else clock_r,
@@ -291,7 +292,11 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         stopped_why=_stopped_why(lines[-1]),
         num_examples_m=num_examples_m,
         value_km=value_km,
-        fairness=None if value_km is None else fairness_of(value_km, higher),
+        fairness=None if value_km is None else fairness_of(value_km, judge.higher),
+        **{
+            f"{name}_r": summed([timing[name] for timing in timings])
+            for name in ("seconds", "cpu_seconds", "client_seconds")
+        },
     )
 
 

@@ -22,9 +22,9 @@ _SEPARATORS = {"tab": "\t", r"\t": "\t", "space": r"\s+"}
 
 def read_frame(
     table: Any,
-    sep: str | None = None,
-    encoding: str | None = None,
-    texts: Collection[str] = (),
+    sep: str | None,
+    encoding: str | None,
+    texts: Collection[str],
 ) -> tuple[str, Frame]:
     """A table and its name, which is also in its index, and is that of the file; columns have
     texts as names.

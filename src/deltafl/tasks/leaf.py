@@ -171,7 +171,7 @@ def _labels(share: Share, num_classes: int) -> IntArray:
     return label_n.astype(np.int64)
 
 
-def load_femnist(data_dir: Path | None = None) -> Dataset:
+def load_femnist(data_dir: Path | None) -> Dataset:
     """FEMNIST, 62 classes (0-9, A-Z, a-z), dark ink on white paper; the column of owners is
     ``writer``.
     """
@@ -224,7 +224,7 @@ def _handwriting(share: Share) -> tuple[Bytes, IntArray]:
     return image_n, _labels(share, FEMNIST_CLASSES)
 
 
-def load_celeba(data_dir: Path | None = None) -> Dataset:
+def load_celeba(data_dir: Path | None) -> Dataset:
     """CelebA (Liu et al., ICCV 2015): smiling or not, in colour; the column of owners is
     ``celebrity``.
 
@@ -284,7 +284,7 @@ def _face(path: Path) -> Bytes:
     return np.asarray(face).transpose(2, 0, 1)
 
 
-def load_shakespeare(data_dir: Path | None = None) -> Dataset:
+def load_shakespeare(data_dir: Path | None) -> Dataset:
     """Shakespeare from LEAF's folder, tokens uint8 (N, 80) and the next one; the column of owners
     is ``role``.
 
