@@ -68,7 +68,7 @@ class RoundState(NamedTuple):
     responded_m: _Rounds  #: how often it responded
     missed_m: _Rounds  #: the rounds in which it was not available
     #: the round each client joined; (0,) if all were there from the start
-    joined_m: Counts = np.zeros(0, np.int64)
+    joined_m: Counts = NOBODY
     #: what the simulator's models have beside the vector (``simulation/rest.py``); other hosts keep
     #: that themselves
     rest: Any = NO_REST

@@ -36,6 +36,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 Params = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.floating]  #: of any precision
 #: What a host may give as a column of ``Reports``; None is an entry that is not known.
 Column = npt.ArrayLike | Sequence[float | None] | None
 #: Auxiliary variables are squared and summed.
@@ -44,6 +45,7 @@ LARGEST_AUX = 1e100
 DEAREST = 100
 #: Entries of a model, and of what moves it, in a saved state: sums of them stay in float32.
 LARGEST_STEP = 1e30
+TINY = np.finfo(np.float64).tiny  #: the least number by which to divide
 NOBODY = np.zeros(0, np.int64)
 ALWAYS = np.zeros(0)
 #: ``Cohort.kind`` of a round without a draw, in which all clients that are there are selected.

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import printable, require
 from ..samplers.label import base_name, bias_of
 from ..samplers.table import SAMPLERS, SHORT_NEEDS
 from ..store import write_atomically
-from ..types import Judge, judge_of
+from ..types import Array, Judge, judge_of
 from .bands import (
     Band,
     band_of,
@@ -58,7 +57,7 @@ from .text import (
 from .verdict import headline, remarks
 
 #: The columns of one line of a figure; those that are drawn are x, y, low and high.
-Columns = dict[str, npt.NDArray[Any]]
+Columns = dict[str, Array]
 _SIZES = "examples of a client"
 #: Of the clients with a name a page has room for.
 _MOST_NAMED = 100
@@ -223,10 +222,9 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 #: Numbers of clients or strata, by name.
-_Named = dict[str, npt.NDArray[Any]]
 
 
-def _of_each(part: Part, look: Callable[[Sequence[Run]], _Named]) -> dict[str, _Named]:
+def _of_each(part: Part, look: Callable[[Sequence[Run]], Columns]) -> dict[str, Columns]:
     """What there is to say of each sampler's runs, in the order of the table."""
     groups = by_sampler(part.runs)
     return {entry.sampler: look(groups[entry.sampler]) for entry in ranked(part.summary)}
@@ -287,7 +285,7 @@ def _strata(part: Part) -> dict[str, Any] | None:
     return {"rows": rows, "note": note}
 
 
-def _client_cell(number_3: npt.NDArray[Any], judge: Judge) -> str:
+def _client_cell(number_3: Array, judge: Judge) -> str:
     _, draws, value = number_3
     return f"{metric_text(value, judge)} ({draws:,.1f})"
 

@@ -4,7 +4,7 @@ group is the cohort.
 
 import numpy as np
 
-from ..types import FloatArray, IntArray
+from ..types import TINY, FloatArray, IntArray
 from .balanced import LEAST_WINDOW, RandomSource, cube, places, undecided
 
 #: About m / n groups are made, at least and at most so many.
@@ -81,7 +81,7 @@ def _with_squares(place_kq: FloatArray) -> FloatArray:
         centred_kq
         / np.maximum(
             np.abs(centred_kq).max(axis=0),
-            np.finfo(np.float64).tiny,
+            TINY,
         )
     ) ** 2
     square_kq -= square_kq.mean(axis=0)

@@ -164,7 +164,7 @@ def every_cohort(
         DeltaflError: If there are too many clients to enumerate.
     """
     # A ``Chooser`` stands where samplers expect a generator; ``draw_by`` tells the two apart.
-    return _follow(_Visit, lambda visit: open_with(cast(np.random.Generator, visit)))
+    return _follow(_Visit, lambda visit: open_with(cast(Rng, visit)))
 
 
 def _counts(chosen: tuple[int, ...], m: int) -> tuple[int, ...]:

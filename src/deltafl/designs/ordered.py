@@ -17,13 +17,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ..scale.tree import Mass, SumTree
-from ..types import FloatArray, IntArray, Rng
+from ..types import NOBODY, FloatArray, IntArray, Rng
 
 _LIFT = 2.0**900  # what the sums of very small scores are multiplied by
 _SHORT = (
     1 - 1e-12
 )  # keeps a place inside an interval off the client on its border, whatever the rounding
-_NOBODY = np.zeros(0, np.int64)
 
 
 class Expectations(NamedTuple):
@@ -68,7 +67,7 @@ def expectations(tree: SumTree, n: int, floor: float = 0.0) -> Expectations:
         even = floor / m
     almost = 1 - max(1e-12, 64 * n * float(np.finfo(np.float64).eps))
     rest = tree
-    certain_c = _NOBODY
+    certain_c = NOBODY
     while True:
         size = n - len(certain_c)
         others = m - len(certain_c)
@@ -85,7 +84,7 @@ def expectations(tree: SumTree, n: int, floor: float = 0.0) -> Expectations:
             even = 1.0
             total = float(others)
         mass = Mass(size * share / total, size * even / total, certain_c)
-        newly = _NOBODY
+        newly = NOBODY
         if mass.slope > 0:
             newly = rest.at_least((almost - mass.base) / mass.slope)
         if len(newly) == 0:

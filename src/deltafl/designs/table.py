@@ -34,7 +34,7 @@ from .balanced import RandomSource, cube, local_pivotal
 from .inclusion import check_anyone, draw_probabilities, inclusion_probabilities, with_floor
 from .ordered import draw, expectations, ordered_pivotal
 
-Draw = Callable[[FloatArray, np.random.Generator], IntArray]
+Draw = Callable[[FloatArray, Rng], IntArray]
 BalancedDraw = Callable[[FloatArray, FloatArray, RandomSource], IntArray]
 
 

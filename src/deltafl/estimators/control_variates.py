@@ -45,7 +45,6 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import DeltaflError, WithRanges
 from ..moves import Moves
@@ -65,6 +64,7 @@ from ..types import (
     LARGEST_STEP,
     BoolArray,
     FloatArray,
+    Floats,
     IntArray,
     Params,
     Population,
@@ -80,7 +80,7 @@ class Learner(NamedTuple):
     """``update`` in stretches."""
 
     #: ``(stretch, updates there, value there)``: learns there, and says what ``state`` asks for
-    learn: Callable[[slice, npt.NDArray[np.floating], Any], Any]
+    learn: Callable[[slice, Floats, Any], Any]
     #: the next state, given what ``learn`` has returned for each stretch, in their order
     state: Callable[[list[Any]], Any]
 

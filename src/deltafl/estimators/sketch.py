@@ -9,18 +9,17 @@ most sqrt(2 / q) norm(u) norm(v), and s is linear (Charikar, Chen and Farach-Col
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import DeltaflError
 from ..streams import stream
-from ..types import FloatArray, IntArray
+from ..types import FloatArray, Floats, IntArray
 
 _BLOCK = 2**16  # coordinates whose buckets are in memory at once
 _LARGEST = 128  # buckets and signs together fit a byte
 
 
 def count_sketch(
-    vector_nd: npt.NDArray[np.floating],
+    vector_nd: Floats,
     size: int,
     seed: int,
     start: int = 0,

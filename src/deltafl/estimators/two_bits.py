@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..scale.numerics import inner, product
 from ..scale.stretches import STRETCH, over_stretches
 from ..streams import stream
-from ..types import FloatArray, Params
+from ..types import FloatArray, Floats, Params
 
 BLOCK = 256
 _SIDE = 16
@@ -46,6 +46,8 @@ _LENGTH = 1 + _NUMBERS
 
 #: Codes of clients, a tuple of rows or an array.
 Codes = Any
+Levels = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint64]
 
 
 def code_length(num_params: int) -> int:
@@ -53,7 +55,7 @@ def code_length(num_params: int) -> int:
     return _LENGTH * -(-num_params // BLOCK)
 
 
-def encode(vector_nd: npt.NDArray[np.floating]) -> FloatArray:
+def encode(vector_nd: Floats) -> FloatArray:
     """The code of a vector, float64 (code_length(d),), or of each row; not finite in part if the
     vector is not finite.
     """
@@ -74,7 +76,7 @@ class Encoded(NamedTuple):
     """
 
     scale_nb: FloatArray
-    level_nbk: npt.NDArray[np.uint8]
+    level_nbk: Levels
 
     @property
     def code_nc(self) -> FloatArray:
@@ -102,7 +104,7 @@ class Encoded(NamedTuple):
         return np.asarray(sum_bk.reshape(-1)[:num_params])
 
 
-def encode_part(vector_nd: npt.NDArray[np.floating]) -> Encoded:
+def encode_part(vector_nd: Floats) -> Encoded:
     """The codes of a stretch of vectors that begins with a block."""
     *rows, d = vector_nd.shape
     blocks = -(-d // BLOCK)
@@ -210,7 +212,7 @@ def levels(code_nc: FloatArray) -> tuple[Params, FloatArray]:
     return level_xk4.reshape(n, blocks, BLOCK), scale_x.reshape(n, blocks, 1)
 
 
-def _packed(level_nbk: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+def _packed(level_nbk: Levels) -> Words:
     """52-bit numbers of the levels of blocks, (..., 10): the first level in the lowest bits."""
     # Four levels in the lowest bits of four bytes meet in the highest byte.
     gather = np.uint32(2**24 + 2**18 + 2**12 + 2**6)
@@ -225,7 +227,7 @@ def _packed(level_nbk: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     return number_kx.T.reshape(*level_nbk.shape[:-1], _NUMBERS)
 
 
-def _unpacked(number_kx: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
+def _unpacked(number_kx: Words) -> Levels:
     """The bytes (x, 64) of the numbers (10, x) of blocks, four levels each."""
     byte_xk = np.zeros((number_kx.shape[1], _ROW), np.uint8)
     for pair in range(0, _NUMBERS, 2):
@@ -237,7 +239,7 @@ def _unpacked(number_kx: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
     return byte_xk[:, : BLOCK // 4]
 
 
-def _both(byte_xk: npt.NDArray[np.uint8], pair: int) -> list[npt.NDArray[np.uint64]]:
+def _both(byte_xk: Levels, pair: int) -> list[Words]:
     """The first and the last eight of the 13 bytes that two numbers of each block share, as
     numbers in place.
     """
@@ -297,7 +299,7 @@ def _hadamard() -> FloatArray:
     return np.asarray(hadamard)
 
 
-def _rotated(block_nbk: npt.NDArray[np.floating]) -> Any:
+def _rotated(block_nbk: Floats) -> Any:
     """The Hadamard transform of every block, which is its own inverse but for a factor of 256, as
     two of length 16.
     """

@@ -13,6 +13,7 @@ from ..scale.numerics import inner, largest, product, weighted_sum
 from ..scale.rows import Following, Rows, RunningSum, put_rows
 from ..types import (
     NOBODY,
+    TINY,
     BoolArray,
     FloatArray,
     IntArray,
@@ -227,7 +228,7 @@ def _explained(state: LastResidualsState, weight_m: FloatArray) -> FloatArray:
     )
     # Of what is decoded, as B_0 is of that too.
     square = KEPT * float(inner(weight_m, norms(state.code_mc) ** 2))
-    return np.array(min(explained / max(square, np.finfo(np.float64).tiny), 1.0))
+    return np.array(min(explained / max(square, TINY), 1.0))
 
 
 class TwoPhaseState(NamedTuple):

@@ -31,11 +31,10 @@ selected. The second draw adds sum (1 - q_i) norm(z_i)^2 over those who replied.
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..scale.numerics import inner, product, weighted_sum
 from ..scale.stretches import over_stretches
-from ..types import ALWAYS, NOBODY, BoolArray, FloatArray, IntArray, Replies
+from ..types import ALWAYS, NOBODY, BoolArray, FloatArray, Floats, IntArray, Replies
 
 
 class Between(NamedTuple):
@@ -129,7 +128,7 @@ class VarianceForm(NamedTuple):
 
 def estimate_variance(
     replies: Replies,
-    residual_nd: npt.NDArray[np.floating],
+    residual_nd: Floats,
 ) -> float:
     """Estimate E norm(D - E D)^2 over draws and replies, in squared update units, from the l_i, (n,
     d).

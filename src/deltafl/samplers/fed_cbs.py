@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..types import Cohort, Counts, FloatArray, IntArray, Population, Reports, Rng
+from ..types import TINY, Cohort, Counts, FloatArray, IntArray, Population, Reports, Rng
 from .base import ZERO, Unweighted, label_counts, with_rows
 
 _LEAST = 1e-12  # an imbalance below it counts as it, lest probabilities be infinite
@@ -66,7 +66,7 @@ class FedCBS(Unweighted):
                 rare_k = np.sqrt(1.5 * np.log(float(state.rounds) + 1) / selected_k)
                 bonus_k = self.exploration * rare_k
                 # ln t is 0 in the first round, and so are all bonuses.
-                log_bonus_k = np.log(np.maximum(bonus_k, np.finfo(np.float64).tiny))
+                log_bonus_k = np.log(np.maximum(bonus_k, TINY))
                 log_weight_k = np.logaddexp(log_weight_k, log_bonus_k)
             # The largest of log weight plus Gumbel noise is a draw by weight.
             pick = int(np.argmax(log_weight_k + rng.gumbel(size=len(left_k))))

@@ -10,12 +10,12 @@ from ..errors import OWN_ERRORS, DeltaflError
 from ..model_parts import LARGEST_ENTRY, as_array
 from ..samplers.base import Sampler
 from ..scale.numerics import largest_entry
-from ..types import NO_REPLY, Array, BoolArray, Cohort, Params, RejectedReply, Reports
+from ..types import NO_REPLY, Array, BoolArray, Cohort, Floats, Params, RejectedReply, Reports
 
 #: How to write the update of a model.
 FLAT_UPDATE = "deltafl.flatten(local_model) - state.params_d"
 
-Updates = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
+Updates = Sequence[npt.ArrayLike | None] | Floats
 
 
 class ScreenedReplies(NamedTuple):

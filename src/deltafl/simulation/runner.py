@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from ..arrays import copied
 from ..model_parts import Arrays, as_array
@@ -203,10 +202,10 @@ class ClientRunner:
         """The outputs of a copy: the next evaluation finds the model as it was."""
         return torch.as_tensor(copy.deepcopy(self._model)(x))
 
-    def _rows(self, client: int) -> npt.NDArray[np.int64]:
+    def _rows(self, client: int) -> IntArray:
         return np.asarray(self._task.client_rows[client], np.int64)
 
-    def _examples(self, rows: npt.NDArray[np.int64] | Tensor) -> tuple[Tensor, Tensor]:
+    def _examples(self, rows: IntArray | Tensor) -> tuple[Tensor, Tensor]:
         places = torch.as_tensor(rows).to(self._device)
         x, y = (part.index_select(0, places) for part in self._data[:2])
         return self._inputs(x), y

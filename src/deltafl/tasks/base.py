@@ -12,12 +12,12 @@ import numpy.typing as npt
 from ..errors import DeltaflError
 from ..model_parts import ModelParts, Patterns
 from ..streams import stream
-from ..types import Array, FloatArray, IntArray, Judge, Population
+from ..types import Array, FloatArray, IntArray, Judge, Population, Rng
 from .losses import Loss, MakeModel, Module, Tensor
 from .metrics import AnyMetric, Metric, metrics_of
 
 #: ``augment(x, rng)``: a random variation of a minibatch's inputs.
-Augment = Callable[[Tensor, np.random.Generator], Tensor]
+Augment = Callable[[Tensor, Rng], Tensor]
 
 
 @dataclass(frozen=True)

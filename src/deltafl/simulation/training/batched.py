@@ -20,13 +20,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ...tasks.losses import Loss
-from ...types import Params
+from ...types import IntArray, Params
 from .convolution import ConvolutionsAsProducts
 from .dense import ALIGNMENT, DenseChain, Stretch
 from .fast import CPU, Descent
@@ -69,7 +68,7 @@ class Schedule(NamedTuple):
 
     jobs: list[LocalJob]
     order: list[int]  # their places in the given order
-    steps_n: npt.NDArray[np.int64]
+    steps_n: IntArray
     #: of the task's examples, int64 (K, n, B), padded with a client's first row
     rows_knb: Tensor
     #: in a step's mean, float32: 1 / size of the minibatch, 0 for padding
