@@ -31,6 +31,7 @@ from .errors import OWN_ERRORS, DeltaflError, is_in, printable
 
 Rng = np.random.Generator
 AnyPath = str | os.PathLike[str]
+Json = dict[str, Any]  #: an object of a JSON or TOML file
 Array = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

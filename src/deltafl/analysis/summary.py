@@ -8,12 +8,12 @@ infinity are never written.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ..errors import DeltaflError
 from ..store import checked, read_json, write_atomically
+from ..types import Json
 from .methods import find_label, rounds_until
 from .numbers import (
     Costs,
@@ -46,8 +46,8 @@ def summarise(
     threshold: float | None,
     baseline: str | None = None,
     *,
-    settings: Mapping[str, Any] | None = None,
-    environment: Mapping[str, Any] | None = None,
+    settings: Json | None = None,
+    environment: Json | None = None,
 ) -> Summary:
     """Compare samplers over seeds.
 

@@ -5,11 +5,12 @@ The terminal, the report and ``deltafl run`` say it in these words. Verdicts com
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import printable
 from ..samplers.label import base_name, bias_of
 from ..server.clipping import RADIUS
+from ..types import Json
 from .methods import begins_with_census, find_label, method_of, only_asks_first
 from .numbers import Difference, Gain, GapClosed, SeedSummary, SpeedUp, Summary, value_of
 from .statistics import WINDOW, late_after
@@ -77,7 +78,7 @@ def headline(summary: Summary) -> list[str]:
 _EVERYBODY = "Every method asks all clients in each round, so no sampler can differ from another"
 
 
-def asks_everybody(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+def asks_everybody(settings: Json, facts: Json) -> bool:
     """Whether several methods are compared and each of them asks all clients; ``facts`` has their
     number, where it is recorded.
     """
@@ -88,7 +89,7 @@ def asks_everybody(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> boo
     return len(labels) > 1 and not own and str(settings.get("sample")) == facts.get("clients")
 
 
-def says_little(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[str]:
+def says_little(settings: Json, facts: Json) -> Iterator[str]:
     """What makes a comparison worth little, before it is played; each entry is one sentence."""
     if asks_everybody(settings, facts):
         yield f"{_EVERYBODY}: ask fewer (--sample)"
@@ -374,7 +375,7 @@ def _shares(summary: Summary, number_of: Mapping[str, int]) -> str:
     return ", ".join(texts)
 
 
-def bias_remark(labels: Sequence[str], settings: Mapping[str, Any]) -> list[str]:
+def bias_remark(labels: Sequence[str], settings: Json) -> list[str]:
     """One sentence if methods are biased: all by a setting, else those whose own parts are, with
     the part.
     """

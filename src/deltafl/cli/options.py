@@ -3,7 +3,7 @@ settings.
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -28,6 +28,7 @@ from ..simulation.settings import (
 )
 from ..store.own_python import files_named, only, working_in
 from ..store.values import read_toml
+from ..types import Json
 from .common import Out, say
 
 SetOption = Annotated[
@@ -55,7 +56,7 @@ TrustCode = Annotated[
 class Given(NamedTuple):
     """What a command that writes a folder is given: settings, and where they are kept."""
 
-    settings: Mapping[str, Any]
+    settings: Json
     # The others are options of each such command, in this order.
     sets: SetOption = None
     config: Config = None
@@ -64,7 +65,7 @@ class Given(NamedTuple):
     trust_code: TrustCode = False
 
     @property
-    def recorded(self) -> dict[str, Any] | None:
+    def recorded(self) -> Json | None:
         """The settings that the folder holds."""
         if self.out is None:
             return None
@@ -213,7 +214,7 @@ def settings_command(
     return SettingsCommand
 
 
-def _parameter(name: str, kind: type[BaseModel], schema: dict[str, Any]) -> Parameter:
+def _parameter(name: str, kind: type[BaseModel], schema: Json) -> Parameter:
     field = kind.model_fields[name]
     flag = f"--{name.replace('_', '-')}"
     meaning = field.description or ""
@@ -238,7 +239,7 @@ def text_of(default: Any) -> str:
     return "-" if default is None else str(default)
 
 
-def allowed(schema: dict[str, Any]) -> str:
+def allowed(schema: Json) -> str:
     """The values that a field's JSON schema allows, for a person."""
     schema = schema.get("anyOf", [schema])[0]
     if words := schema.get("enum", [schema["const"]] if "const" in schema else []):
@@ -351,7 +352,7 @@ def _note_beginning(out: Path | None, says_what: bool) -> None:
     log.info(f"there is nothing to continue in {out}: it begins anew")
 
 
-def _joined(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+def _joined(given: Json, assignments: Sequence[str]) -> Json:
     """Options and what ``--set`` adds to them; nothing is set twice."""
     joined = dict(given)
     for key, value in map(assignment, assignments):

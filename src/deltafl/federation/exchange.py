@@ -14,7 +14,7 @@ from ..arrays import update_of
 from ..estimators.two_bits import encode
 from ..model_parts import Arrays
 from ..samplers.census import Census, output_layer
-from ..types import Array
+from ..types import Array, Json
 
 RECORD = "deltafl"
 #: Asked and reported when a client registers: how many auxiliary variables; they, and its size.
@@ -36,7 +36,7 @@ class Question(NamedTuple):
     """What some clients are asked, and the drift that moves them during their local steps."""
 
     keys: list[str]
-    asked: dict[str, Any]
+    asked: Json
     drift: Arrays
 
 
@@ -59,9 +59,9 @@ def census_question(
     census: Census,
     trained: list[str],
     step_factor: float,
-) -> dict[str, Any]:
+) -> Json:
     """What clients are asked for a census; with ``mime`` they take shorter steps in it as well."""
-    asked: dict[str, Any] = {
+    asked: Json = {
         CENSUS: [float(census.size), census.noise, float(census.first_update)],
         TRAINED: trained,
     }
@@ -71,11 +71,11 @@ def census_question(
 
 
 def report_of(
-    asked: Mapping[str, Any],
+    asked: Json,
     corrected: bool,
     sent: Arrays,
     received: Arrays,
-) -> dict[str, Any]:
+) -> Json:
     """What a client reports that was asked this, of the arrays that it was sent and has trained.
 
     Both are needed for a census or a code alone, which are empty where they are not the same model.

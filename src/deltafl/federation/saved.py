@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import zip_longest
@@ -37,7 +37,7 @@ from ..store.lines import append_line, cut_back, lines_in
 from ..store.machine import made_with, warn_of_other
 from ..store.sealed import read_sealed, write_sealed
 from ..store.values import checked, parsed
-from ..types import LARGEST_AUX, NOBODY, Array, FloatArray, RoundInfo
+from ..types import LARGEST_AUX, NOBODY, Array, FloatArray, Json, RoundInfo
 from .clients import ClientInfo
 from .facts import FACTS
 from .federation import KEPT, Federation, Kept
@@ -61,7 +61,7 @@ class Header(NamedTuple):
     version: int
     owner: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
     round: int
-    settings: dict[str, Any]
+    settings: Json
     layout: list[Any]
     frozen: str
     clients: Annotated[dict[str, Annotated[int, Field(ge=1, le=2**53)]], Field(min_length=1)]
@@ -320,7 +320,7 @@ def _take(
 def _clients_of(
     header: Header,
     aux_mk: FloatArray,
-    wanted: Mapping[str, Any],
+    wanted: Json,
 ) -> dict[str, ClientInfo]:
     """What clients reported."""
     clients = {
@@ -374,7 +374,7 @@ def _seed_of(header: Header) -> int:
     return int(seed)
 
 
-def _settings(federation: Federation) -> dict[str, Any]:
+def _settings(federation: Federation) -> Json:
     """The settings that a saved state depends on, as JSON; the cohort size may change between
     starts, without dp.
     """

@@ -25,10 +25,10 @@ from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled
 from ..model_parts import LARGEST_ENTRY
 from ..scale.numerics import RANK_TOLERANCE, inner, largest_entry, lower_median
 from ..scale.stretches import over_stretches
-from ..types import TINY, Array, FloatArray, Floats, IntArray, Population, Rng
+from ..types import TINY, Array, FloatArray, IntArray, Population, Rng
 
 #: One answer a client; None, or what is no answer, where there is none.
-Answers = Sequence[npt.ArrayLike | None] | Floats
+Answers = Sequence[npt.ArrayLike | None] | npt.NDArray[np.floating]
 #: Norms are squared and summed.
 LARGEST_NORM = 1e100
 #: Longest first update, in medians of all: a few of a CNN are 20 long and would drown the others,
@@ -192,7 +192,7 @@ class Census(WithRanges):
 
     def auxiliary(
         self,
-        answer_mk: Floats,
+        answer_mk: npt.NDArray[np.floating],
         weight_m: FloatArray,
     ) -> FloatArray:
         """The auxiliary variables, float64 (m, components), from the directions of updates.
@@ -242,7 +242,7 @@ class Census(WithRanges):
         size = sqrt(inner(weight_m, (aux_mq**2).sum(axis=1)))
         return aux_mq / max(size, TINY)
 
-    def _read(self, answers: Answers, num_clients: int) -> Floats:
+    def _read(self, answers: Answers, num_clients: int) -> npt.NDArray[np.floating]:
         """The answers as numbers, (m, length), an array of them as it is; NaN where there is none.
 
         The length is the one that most of them have.

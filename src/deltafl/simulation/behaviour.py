@@ -4,19 +4,19 @@ weights that it reads, or another version of a package, shows in them.
 
 import math
 import re
-from typing import Any
 
 from ..store.values import plain_json
 from ..streams import stream
 from ..tasks.base import Task
 from ..tasks.draws import seeded
 from ..tasks.own import first_examples
+from ..types import Json
 from .describe import describe
 from .runner import new_model
 from .training import torch
 
 
-def behaviour_of(task: Task, seed: int) -> dict[str, Any]:
+def behaviour_of(task: Task, seed: int) -> Json:
     """A digest of the structure of the model that the seed makes, and on the first two examples its
     loss and the norms of output, gradient and parameters; None for a number that is not finite.
     """

@@ -26,7 +26,7 @@ from ..errors import OWN_ERRORS, DeltaflError, in_one_line
 from ..plan import Plan, RoundState
 from ..server.watch import Watch
 from ..store import plain_json
-from ..types import Cohort, RoundInfo
+from ..types import Cohort, Json, RoundInfo
 from .directory import RunDirectory, StopRun
 from .distributed import ProcessGroup
 from .settings import RunSettings
@@ -92,7 +92,7 @@ class PlayedRound:
     opened: RoundState  #: the state before it
     cohort: Cohort
     info: RoundInfo
-    line: dict[str, Any]  #: of ``rounds.jsonl``
+    line: Json  #: of ``rounds.jsonl``
     timing: dict[str, float]  #: of ``timings.jsonl``
     #: the cohort's ``Training``, of which several processes have a part each
     training: Any = None
@@ -131,7 +131,7 @@ class RoundDone(NamedTuple):
     loss: float | None  #: test loss; None likewise
     seconds: float  #: wall clock of this round, evaluation excluded
     bytes: float  #: bytes down + up of this round
-    line: dict[str, Any]  #: the line of ``rounds.jsonl``
+    line: Json  #: the line of ``rounds.jsonl``
 
     @property
     def test(self) -> Mapping[str, float | None]:
@@ -144,7 +144,7 @@ OnRound = Callable[[RoundDone], None]
 
 def round_done(
     settings: RunSettings,
-    line: dict[str, Any],
+    line: Json,
     seconds: float,
 ) -> RoundDone:
     """The round of a line of ``rounds.jsonl``."""

@@ -6,7 +6,6 @@ census is the run's first round. Other answers belong to round 0, that of the in
 
 from dataclasses import dataclass
 from math import nan
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from ..estimators.variance import effective_sample_size
 from ..plan import Plan, RoundState
 from ..samplers.census import output_layer
 from ..streams import stream
-from ..types import Cohort, FloatArray, Params, RoundInfo
+from ..types import Cohort, FloatArray, Json, Params, RoundInfo
 from .callback import LiveRun, PlayedRound, Stopwatch
 from .directory import RunDirectory
 from .distributed import ProcessGroup
@@ -27,7 +26,7 @@ class Asked:
     """A census that has been taken: its plan, and what the lines of its round hold of it."""
 
     plan: Plan  #: with the answers
-    line: dict[str, Any]
+    line: Json
     timing: dict[str, float]
 
     def round(self, run: LiveRun, following: RoundState) -> PlayedRound:

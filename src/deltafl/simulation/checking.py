@@ -1,7 +1,6 @@
 """What is checked before a run or a comparison is played; nothing is written before that."""
 
 from pathlib import Path
-from typing import Any
 
 from ..errors import DeltaflError, log
 from ..estimators.table import find_estimator
@@ -11,6 +10,7 @@ from ..scale.rows import RowFormat
 from ..server.first_round import FirstRound
 from ..store.room import free_ram, human
 from ..tasks.base import Task
+from ..types import Json
 from .directory import RunDirectory
 from .engine import BYTES_PER_PARAMETER, Engine
 from .schedules import factors_of
@@ -28,7 +28,7 @@ def check_comparison(
     settings: CompareSettings,
     out: Path,
     before: CompareSettings | None,
-) -> dict[str, Any]:
+) -> Json:
     """Refuse what cannot be played before anything is written; returns the names of the data."""
     first, *others = settings.seeds
     run = settings.run(settings.samplers[0], first)

@@ -15,7 +15,7 @@ from ..store.folder import Note
 from ..store.lines import Seal, seal_of
 from ..store.sealed import read_header, read_sealed, write_sealed
 from ..store.values import checked
-from ..types import Array
+from ..types import Array, Json
 
 FILE = "checkpoint.safetensors"
 #: What to do about a damaged file.
@@ -27,7 +27,7 @@ class Checkpoint(NamedTuple):
 
     round: Annotated[int, Field(ge=0, le=10**9)]
     run: str  #: the random name
-    settings: dict[str, Any]
+    settings: Json
     files: dict[str, Seal]  #: of the files beside it, without which none is whole
     #: of all lines, if the run has ended without another checkpoint
     ended: dict[str, Seal]

@@ -16,6 +16,7 @@ from .. import simulation
 from ..analysis.plots import PICTURES
 from ..analysis.verdict import says_little
 from ..errors import DeltaflError, log
+from ..types import Json
 from .callback import OnRound, guarded
 from .comparison import Comparison, jobs_of, places_of, together
 from .continuing import continued, note_settings
@@ -111,6 +112,6 @@ def check(
     settings: CompareSettings,
     out: Path,
     before: CompareSettings | None,
-) -> dict[str, Any]:
+) -> Json:
     """``check_comparison``; in a process of its own it is that process which loads torch."""
     return simulation.check_comparison(settings, out, before)

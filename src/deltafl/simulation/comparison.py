@@ -26,7 +26,7 @@ from ..store import checked, write_atomically
 from ..store.files import below, make_folder
 from ..store.own_python import OwnCodeError, only
 from ..tasks.own import is_table, short_name
-from ..types import AnyPath
+from ..types import AnyPath, Json
 from .directory import RunDirectory, recorded_settings
 from .own_code import require_one_code, require_same_model
 from .provenance import environment
@@ -337,7 +337,7 @@ def together(folders: Sequence[Path], opened: Sequence[_Runs]) -> Comparison:
         settings = grown(settings, other)
     require_one_code(folders)
     found = dict[tuple[str, int], RunDirectory]()
-    first_of = dict[int, tuple[Path, dict[str, Any]]]()
+    first_of = dict[int, tuple[Path, Json]]()
     for directory, run in (place for _, places in opened for place in places):
         known = directory.environment()
         place, first_known = first_of.setdefault(run.seed, (directory.path, known))
@@ -361,7 +361,7 @@ def together(folders: Sequence[Path], opened: Sequence[_Runs]) -> Comparison:
     given = settings.model_dump(mode="json", exclude_none=True)
     recorded = found[keys[0]].environment()
     of_task = ("clients", "majority")
-    facts: dict[str, Any] = {**environment(), "data": "; ".join(names)}
+    facts: Json = {**environment(), "data": "; ".join(names)}
     facts |= {key: recorded[key] for key in of_task if key in recorded}
     checksums = {known["data_crc32"] for _, known in first_of.values()}
     # Told by the data, for it is not only a ``Task``: a function of the user's may ignore its seed.

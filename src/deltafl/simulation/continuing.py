@@ -3,9 +3,9 @@ rounds.
 """
 
 from pathlib import Path
-from typing import Any
 
 from ..store.own_python import files_named, only
+from ..types import Json
 from .directory import recorded_settings, write_header, write_settings
 from .own_code import note_code, require_objects, require_same_code, with_objects
 from .settings import AnySettings, Settings, grown, make_settings
@@ -41,7 +41,7 @@ def note_settings(
     out: Path,
     settings: Settings,
     before: Settings | None,
-    data: dict[str, Any],
+    data: Json,
 ) -> None:
     """Write what a folder begins with, or goes on with."""
     if before is None:

@@ -25,12 +25,11 @@ run, is refused. Checkpoints and memories are for their owner alone (0600).
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tomli_w
@@ -48,7 +47,7 @@ from ..store.lines import NOTHING, append_line, cut_back, last_line, read_lines,
 from ..store.sealed import read_array, write_sealed
 from ..store.values import checked, read_toml
 from ..tasks.own import short_name
-from ..types import Array, FloatArray
+from ..types import Array, FloatArray, Json
 from .checkpoint import (
     CURE,
     FILE,
@@ -92,7 +91,7 @@ def new_folder(command: str, task: str) -> Path:
 def write_header(
     path: Path,
     settings: Settings,
-    data: Mapping[str, Any] | None = None,
+    data: Json | None = None,
 ) -> None:
     """Write environment, with ``Task.data``, and then the settings, which say that something was
     started here.
@@ -128,7 +127,7 @@ class Names(TypedDict, total=False):
     metric: list[str]
 
 
-def recorded_settings(path: Path) -> dict[str, Any] | None:
+def recorded_settings(path: Path) -> Json | None:
     """The settings recorded in a folder; None if nothing was started there."""
     config = path / "config.toml"
     if not config.exists():
@@ -145,7 +144,7 @@ class StopRun(Exception):
     ``rounds.jsonl``, the record and the report say why.
     """
 
-    def line(self) -> dict[str, Any]:
+    def line(self) -> Json:
         """What the run's last line has."""
         return {"stopped": printable(self, limit=300) or "a callback ended it"}
 
@@ -165,7 +164,7 @@ class DivergedError(DeltaflError, StopRun):
         self.kept = kept
         self.why = why
 
-    def line(self) -> dict[str, Any]:
+    def line(self) -> Json:
         """What the run's last line has."""
         return {"diverged": {"why": self.why, "kept": self.kept}}
 
@@ -179,7 +178,7 @@ class RunDirectory:
         self.path = path
         self._memory: Path | None = None  #: see ``memory_folder``
 
-    def start(self, settings: Settings, data: Mapping[str, Any] | None = None) -> None:
+    def start(self, settings: Settings, data: Json | None = None) -> None:
         """Write what is known before the first round, unless the folder holds rounds: nothing is
         erased.
         """
@@ -194,15 +193,15 @@ class RunDirectory:
             cut_back(self.path / name, 0)
         write_header(self.path, settings, data)
 
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> Json:
         """Versions, hardware and data, as they were when the run was started."""
         missing = {"data": "unknown", "data_crc32": ""}
         return missing | noted(self._whole("environment.json"))
 
     def append(
         self,
-        round_line: Mapping[str, Any],
-        timing_line: Mapping[str, Any],
+        round_line: Json,
+        timing_line: Json,
     ) -> None:
         """Add one round."""
         for name, line in zip(LINE_FILES, (round_line, timing_line), strict=True):
@@ -211,7 +210,7 @@ class RunDirectory:
         if ends and (self.path / FILE).exists():  # no other checkpoint will hold these lines
             change_checkpoint(self.path, ended=self._seals(LINE_FILES))
 
-    def lines(self, name: str) -> Iterator[dict[str, Any]]:
+    def lines(self, name: str) -> Iterator[Json]:
         """The lines of ``rounds.jsonl`` or ``timings.jsonl``, one by one; an error if they are
         not as written.
         """
@@ -224,7 +223,7 @@ class RunDirectory:
             mark.require(self.path / name)
         return self.path / name
 
-    def last_line(self) -> dict[str, Any]:
+    def last_line(self) -> Json:
         """The last line of ``rounds.jsonl``; empty if there is none, or it was cut off as it was
         written: then the run goes on from its checkpoint.
         """
@@ -272,7 +271,7 @@ class RunDirectory:
             return 0
         return read_array(self.path / FILE, CURE, "state.selected_m").size
 
-    def require_same_data(self, now: Mapping[str, Any]) -> None:
+    def require_same_data(self, now: Json) -> None:
         """Refuse other data, or another model, than those that the folder records."""
         after = now["data_crc32"]
         # A record without a checksum cannot be compared.
@@ -318,7 +317,7 @@ class RunDirectory:
         self,
         names: Iterable[str],
         before: Checkpoint | None = None,
-    ) -> dict[str, Any]:
+    ) -> Json:
         """Bring files to the disk; their seals, reading only what was added to those ``before``."""
         known = before.files if before else {}
         for name in names:

@@ -2,13 +2,12 @@
 or no progress.
 """
 
-from collections.abc import Mapping
 from math import inf, nan
-from typing import Any
 
 import numpy as np
 
 from ..analysis.statistics import first_reach
+from ..types import Json
 from .callback import Callback, LiveRun, PlayedRound
 from .directory import StopRun
 
@@ -46,7 +45,7 @@ class Patience(Callback):
         if self._since >= patience:
             raise StopRun(f"no better {run.engine.task.metrics[0].name} in {patience} evaluations")
 
-    def _see(self, run: LiveRun, test: Mapping[str, Any]) -> None:
+    def _see(self, run: LiveRun, test: Json) -> None:
         metric = run.engine.task.metrics[0]
         value = test[metric.name]
         height = nan if value is None else metric.sign * value  # a record has null for NaN
@@ -56,7 +55,7 @@ class Patience(Callback):
             self._since = 0
 
 
-def _tests(run: LiveRun) -> list[Mapping[str, Any]]:
+def _tests(run: LiveRun) -> list[Json]:
     """The evaluations of the rounds that were played before, and of the initial model."""
     return [line["test"] for line in run.directory.lines("rounds.jsonl") if "test" in line]
 

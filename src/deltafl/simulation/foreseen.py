@@ -1,9 +1,9 @@
 """What a run has used so far, and what a plan foresaw: ``deltafl watch --plan``."""
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from typing_extensions import TypedDict
@@ -13,6 +13,7 @@ from ..analysis.text import human_amount, human_bytes
 from ..errors import DeltaflError
 from ..store.files import below, read_text
 from ..store.values import checked
+from ..types import Json
 from .directory import recorded_settings
 from .lines import Count, Size
 
@@ -32,7 +33,7 @@ class Use(NamedTuple):
     rounds: int = 0
 
     @classmethod
-    def of(cls, lines: Iterable[Mapping[str, Any]]) -> Self:
+    def of(cls, lines: Iterable[Json]) -> Self:
         """The sum over lines of ``rounds.jsonl``."""
         use = cls()
         for line in lines:

@@ -1,11 +1,11 @@
 """The lines of a run's files, as the types that they must have: anybody may have written them."""
 
-from typing import Annotated, Any, Required
+from typing import Annotated, Required
 
 from pydantic import Field
 from typing_extensions import TypedDict  # that of Python 3.11 knows no validation
 
-from ..types import Judge
+from ..types import Json, Judge
 
 Round = Annotated[int, Field(ge=0, le=10**9)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
@@ -54,4 +54,4 @@ class TimingLine(TypedDict, total=False):
 
 
 #: The files.
-KINDS: dict[str, Any] = {"rounds.jsonl": RoundLine, "timings.jsonl": TimingLine}
+KINDS: Json = {"rounds.jsonl": RoundLine, "timings.jsonl": TimingLine}

@@ -5,7 +5,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from ..errors import DeltaflError, printable
 from ..federation.saved import FILES
 from ..store.files import below
 from ..store.values import checked
-from ..types import NO_REPLY, Array, judge_of
+from ..types import NO_REPLY, Array, Json, judge_of
 from .directory import recorded_settings
 from .foreseen import Foreseen, Row, Use
 from .record import first_judge
@@ -131,7 +131,7 @@ def _facts(seen: Seen) -> dict[str, str]:
     return facts
 
 
-def _error(line: Mapping[str, Any]) -> str:
+def _error(line: Json) -> str:
     """The standard deviation of the estimate over draws, in lengths of the estimate."""
     variance, length = line.get("variance"), line.get("estimate_norm")
     if variance is None or not length:

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from itertools import combinations
 from pathlib import Path
@@ -21,6 +21,7 @@ from ..store.own_python import load_named, split_name
 from ..tasks.base import Task
 from ..tasks.metrics import Metric, metric_of
 from ..tasks.registry import added_tasks
+from ..types import Json
 from .describe import UnknownError, describe
 from .provenance import noted
 
@@ -40,7 +41,7 @@ _UNKNOWN = "unknown: "
 TOLERANCE = 1e-3
 
 
-def objects_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+def objects_of(settings: Json) -> Json:
     """The objects that settings carry, by their names: only this process can go on with them."""
     return {
         base_name(text) if key in _PLAIN else f"{key}={text}": text.of
@@ -49,7 +50,7 @@ def objects_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def require_objects(folder: Path, recorded: Mapping[str, Any], now: BaseModel) -> None:
+def require_objects(folder: Path, recorded: Json, now: BaseModel) -> None:
     """Refuse names where a folder was begun with objects: nobody can make these of their names."""
     began = _environment(folder).get("objects", [])
     given = now.model_dump()
@@ -62,7 +63,7 @@ def require_objects(folder: Path, recorded: Mapping[str, Any], now: BaseModel) -
             )
 
 
-def with_objects(recorded: Mapping[str, Any], now: BaseModel) -> dict[str, Any]:
+def with_objects(recorded: Json, now: BaseModel) -> Json:
     """Recorded settings, which are text alone, with the objects that the settings ``now`` carry."""
     given = now.model_dump()
     classes = {name: part for name, part in objects_of(given).items() if isinstance(part, type)}
@@ -96,13 +97,13 @@ def _recorded_metric(name: str) -> str:
         return Named(name, Metric(name, lambda *_: 0.0))
 
 
-def with_object(label: str, classes: Mapping[str, Any]) -> str:
+def with_object(label: str, classes: Json) -> str:
     """The label with its class, if that is one of ``classes``."""
     kind = classes.get(base_name(label))
     return label if kind is None else Named(label, kind)
 
 
-def code_of(settings: Mapping[str, Any]) -> dict[str, str]:
+def code_of(settings: Json) -> dict[str, str]:
     """A description of each class, function and task of the user's own that settings name or
     carry, such as ``{"mine.py:ByLoss": "3.12:1f2e3d4c5b6a7988"}``.
 
@@ -111,7 +112,7 @@ def code_of(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: _described(part) for name, part in _own(settings)}
 
 
-def _own(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _own(settings: Json) -> Iterator[tuple[str, Any]]:
     for name, part in objects_of(settings).items():
         if isinstance(part, Task):
             yield name, {f.name: vars(part)[f.name] for f in fields(part) if f.name not in _DATA}
@@ -125,7 +126,7 @@ def _own(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield registered.name, registered
 
 
-def _texts(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _texts(settings: Json) -> Iterator[tuple[str, str]]:
     for key, value in settings.items():
         if key not in _FOLDERS:
             texts = value if isinstance(value, list | tuple) else [value]
@@ -199,8 +200,8 @@ def require_one_code(folders: Sequence[Path]) -> None:
 
 def require_same_model(
     folder: Path,
-    before: Mapping[str, Any],
-    now: Mapping[str, Any],
+    before: Json,
+    now: Json,
     other: Path | None = None,
 ) -> None:
     """Refuse a model, or a loss, that is not the one that a folder was played with; it is that of
@@ -257,6 +258,6 @@ def _code(folder: Path) -> dict[str, str]:
     return dict(_environment(folder).get("code", {}))
 
 
-def _environment(folder: Path) -> dict[str, Any]:
+def _environment(folder: Path) -> Json:
     place = folder / "environment.json"
     return noted(place) if place.exists() else {}

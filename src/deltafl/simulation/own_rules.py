@@ -14,15 +14,15 @@ run itself, and may ``raise StopRun("why")``.
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from ..errors import OWN_ERRORS, DeltaflError, printable
 from ..store import plain_json
+from ..types import Json
 from .callback import Callback, LiveRun, PlayedRound, callback_error, name_of
 from .directory import StopRun
 
 #: From the lines of a run so far: why it ends; nothing if it goes on.
-Rule = Callable[[Sequence[dict[str, Any]]], str | bool | None]
+Rule = Callable[[Sequence[Json]], str | bool | None]
 OwnCallback = Callback | Rule
 
 

@@ -36,6 +36,7 @@ from ..store import write_atomically
 from ..tasks.metrics import metric_of
 from ..tasks.own import is_own
 from ..tasks.registry import TaskSpec
+from ..types import Json
 from .callback import Callback, LiveRun, PlayedRound
 from .comparing import check
 from .continuing import continued, note_settings
@@ -98,7 +99,7 @@ class PlanSettings(CompareSettings):
         """The methods under consideration."""
         return tuple(dict.fromkeys((*self.samplers, PLAIN)))
 
-    def _missing(self, spec: TaskSpec) -> dict[str, Any]:
+    def _missing(self, spec: TaskSpec) -> Json:
         missing = super()._missing(spec)
         if self.goal is None:
             # A goal is what other commands call a threshold.
@@ -147,7 +148,7 @@ class PlanSettings(CompareSettings):
                 f"{least:g}"
             )
 
-    def deciding(self, beside: Self) -> dict[str, Any]:
+    def deciding(self, beside: Self) -> Json:
         """What decides the results of the pilot, which another goal or price does not."""
         free = {"goal", "cost", "budget"}
         return {key: value for key, value in super().deciding(beside).items() if key not in free}

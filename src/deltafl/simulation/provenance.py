@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
@@ -21,6 +21,7 @@ from ..store import checked, read_json
 from ..store.machine import made_with, version_of
 from ..tasks.files import DATA_VARIABLE, cache_folder
 from ..tasks.registry import MODULES_VARIABLE
+from ..types import Json
 
 #: Variables that change what runs do or how fast they are, by whether their value is shown: it is
 #: not where it may name a person, a machine or a password.
@@ -61,10 +62,10 @@ class Noted(BaseModel):
     clients: str = ""  #: how many
     majority: Annotated[str, AfterValidator(_as_number)] = "0"
     data_crc32: str = ""
-    model: dict[str, Any] = {}
+    model: Json = {}
 
 
-def noted(file: Path) -> dict[str, Any]:
+def noted(file: Path) -> Json:
     """What an ``environment.json`` says."""
     cure = "put the file back, or choose another folder"
     return checked(Noted, read_json(file), str(file), cure).model_dump(exclude_unset=True)
@@ -81,7 +82,7 @@ def environment() -> dict[str, str | int]:
     }
 
 
-def report() -> dict[str, Any]:
+def report() -> Json:
     """What one needs to know to repeat a fault, for ``deltafl info``; loads torch if it is there.
 
     The keys of ``environment``, without the command, then ``cores allowed``, ``threads``, ``gpu``,
@@ -140,7 +141,7 @@ def _system() -> str:
     return f"{platform.system()} {platform.mac_ver()[0] or platform.release()}"
 
 
-def _torch() -> dict[str, Any]:
+def _torch() -> Json:
     """Threads and accelerators, as torch sees them."""
     try:
         import torch

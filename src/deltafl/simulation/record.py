@@ -10,7 +10,7 @@ A run's own folder takes megabytes and is deleted when the run is finished; its 
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
@@ -25,7 +25,7 @@ from ..samplers.label import file_name
 from ..store import checked, plain_json, read_json, write_atomically
 from ..store.files import below, make_folder
 from ..tasks.base import Task
-from ..types import FloatArray, IntArray, Judge, judge_of
+from ..types import FloatArray, IntArray, Json, Judge, judge_of
 from .checkpoint import CURE
 from .directory import CLIENTS, LINE_FILES, RunDirectory, locked, recorded_settings
 from .lines import Count, Round, Size
@@ -69,13 +69,11 @@ class RunRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     part: str
-    settings: dict[
-        str, Any
-    ]  #: those that decide the result (``what_is_run``), sampler and seed included
+    settings: Json  #: those that decide the result (``what_is_run``), sampler and seed included
     data: str
     metric: str
     judges: list[Judge] = []  #: how metrics beside accuracy and loss are read
-    environment: dict[str, Any]
+    environment: Json
     round: list[Round]
     accuracy: Column
     client_accuracy: Column = []
@@ -124,9 +122,7 @@ class RunRecord(BaseModel):
 
     def run(self) -> Run:
         """The run as a row of the run table."""
-        same: dict[str, Any] = {
-            name: getattr(self, name) for name in Run._fields if hasattr(self, name)
-        }
+        same: Json = {name: getattr(self, name) for name in Run._fields if hasattr(self, name)}
         for name in _CURVES:
             column = getattr(self, name)
             same[f"{name}_r"] = _floats(column) if column else None
@@ -155,7 +151,7 @@ def note_clients(
     It is written before the round becomes a checkpoint, so that a round which is played again is
     noted again.
     """
-    known: dict[str, Any] = {"num_examples": num_examples_m.tolist()}
+    known: Json = {"num_examples": num_examples_m.tolist()}
     if names:
         known["names"] = [*names]
     if strata:
@@ -168,9 +164,9 @@ def note_clients(
     write_atomically(folder / CLIENTS, json.dumps(known) + "\n")
 
 
-def first_judge(lines: Sequence[Mapping[str, Any]]) -> Judge:
+def first_judge(lines: Sequence[Json]) -> Judge:
     """The metric that counts, as the first line says."""
-    first = lines[0] if lines else {}
+    first: Json = lines[0] if lines else {}
     judges = first.get("metrics", [])
     # Where it is one of these alone nothing is written down: their values say which.
     name = "loss" if first.get("test", {}).get("accuracy") is None else "accuracy"
@@ -216,7 +212,7 @@ def noted_clients(folder: Path) -> NotedClients:
     return checked(NotedClients, read_json(file) if file.exists() else {}, str(file), CURE)
 
 
-def what_is_run(settings: RunSettings) -> dict[str, Any]:
+def what_is_run(settings: RunSettings) -> Json:
     """The settings that decide the result, as they are recorded."""
     return settings.model_dump(mode="json", exclude_none=True, exclude=_HOW)
 
@@ -266,6 +262,10 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     if len(drawn_n) != len(count_n) or not drawn_n.max(initial=-1) < m or len(sizes) > 1:
         raise DeltaflError(f"{directory.path} has other clients than its checkpoint: {CURE}")
     value_km = np.array([_floats(row) for row in noted.rows.values()]) if noted.rows else None
+    spent: Any = {
+        f"{name}_r": summed([timing[name] for timing in timings])
+        for name in ("seconds", "cpu_seconds", "client_seconds")
+    }
     diverged = lines[-1].get("diverged")
     return Run(
         sampler=settings.sampler,
@@ -293,14 +293,11 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         num_examples_m=num_examples_m,
         value_km=value_km,
         fairness=None if value_km is None else fairness_of(value_km, judge.higher),
-        **{
-            f"{name}_r": summed([timing[name] for timing in timings])
-            for name in ("seconds", "cpu_seconds", "client_seconds")
-        },
+        **spent,
     )
 
 
-def _stopped_why(last: Mapping[str, Any]) -> str:
+def _stopped_why(last: Json) -> str:
     why = last.get("stopped", "")
     # Lines of earlier versions have the threshold, which the settings have, too.
     return why if isinstance(why, str) else ""
@@ -339,7 +336,7 @@ def record_of(job: Job, directory: RunDirectory, task: Task) -> RunRecord:
     )
 
 
-def measured_columns(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+def measured_columns(lines: Iterable[Json]) -> dict[str, list[float | None]]:
     """What a callback put under ``probe`` into the lines of ``rounds.jsonl``, as columns.
 
     The rounds that have all of its numbers are kept; an entry is the mean over the rounds since the
@@ -348,7 +345,7 @@ def measured_columns(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[float
     measured = [(line["round"], line["probe"]) for line in lines if "probe" in line]
     names = dict.fromkeys(name for _, probe in measured for name in probe)
     columns: dict[str, list[float | None]] = {name: [] for name in ("round", *names) if names}
-    window: list[Mapping[str, Any]] = []
+    window: list[Json] = []
     for round, probe in measured:
         window.append(probe)
         if probe.keys() != names.keys():
@@ -413,7 +410,7 @@ def run_key(part: str, sampler: str, seed: int) -> str:
     return f"{part}/{name}" if part else name
 
 
-def require_same(recorded: dict[str, Any], job: Job, place: Path) -> None:
+def require_same(recorded: Json, job: Job, place: Path) -> None:
     """Refuse recorded settings that differ from the job's; a setting that is not recorded had
     its default.
     """

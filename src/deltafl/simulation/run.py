@@ -11,7 +11,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from itertools import compress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from ..plan import RoundState
 from ..round import close_round, init_round, open_round
 from ..store.machine import made_with, warn_of_other
 from ..tasks.base import Task
-from ..types import BoolArray, Cohort, RejectedReply, RoundInfo
+from ..types import BoolArray, Cohort, Json, RejectedReply, RoundInfo
 from .callback import Callback, LiveRun, OnRound, PlayedRound, Report, Stopwatch, guarded
 from .census import Asked, ask_everyone
 from .checking import check_memory, require_same_sampler
@@ -117,7 +116,7 @@ def play_round(run: LiveRun) -> PlayedRound:
 
     timing = timer.read() | {"client_seconds": oracle.client_seconds}
     down, up = oracle.traffic(cohort, info.num_responded)
-    line: dict[str, Any] = {"bytes_down": down, "bytes_up": up}
+    line: Json = {"bytes_down": down, "bytes_up": up}
     if available_m is not None:
         line["available"] = int(available_m.sum())
     if run.world.seconds_m is not None:
@@ -270,7 +269,7 @@ def run_single(
     on_round: OnRound,
     group: ProcessGroup = ALONE,
     callbacks: Sequence[OwnCallback] = (),
-) -> dict[str, Any]:
+) -> Json:
     """``deltafl run``: one run in its own folder, started or continued; returns the last line of
     ``rounds.jsonl``.
 

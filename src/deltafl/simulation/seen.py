@@ -16,7 +16,7 @@ from ..federation.saved import FILES, LOG
 from ..store.lines import line_of
 from ..store.sealed import read_sealed
 from ..store.values import checked
-from ..types import Array
+from ..types import Array, Json
 from .checkpoint import FILE
 from .directory import recorded_settings
 from .foreseen import Foreseen
@@ -54,7 +54,7 @@ class _Header(TypedDict, total=False):
     """What is looked at in the header of a saved state."""
 
     sampler: str
-    settings: dict[str, Any]
+    settings: Json
     strata: dict[str, str] | None
 
 
@@ -62,7 +62,7 @@ class Seen(NamedTuple):
     """What is known of one run or federation."""
 
     name: str
-    lines: Sequence[Mapping[str, Any]]  #: one a round, in their order
+    lines: Sequence[Json]  #: one a round, in their order
     total: int | None  #: rounds in all, where that is known
     counts: Mapping[str, Array]  #: the last state's, by name; empty if there is none
     age: float | None  #: seconds since something was written
@@ -71,7 +71,7 @@ class Seen(NamedTuple):
     foreseen: Foreseen | None = None  #: what a plan said
 
     @property
-    def last(self) -> Mapping[str, Any]:
+    def last(self) -> Json:
         """The last line."""
         return self.lines[-1] if self.lines else {"round": 0}
 
@@ -115,7 +115,7 @@ def state_at(file: Path) -> Seen:
     return Seen(name, lines, None, arrays, _age(file), strata, sampler)
 
 
-def _state(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+def _state(file: Path) -> tuple[dict[str, Array], Json]:
     """The counts of a saved state, and its header."""
     arrays, header = read_sealed(file, CURE, mapped=True)
     counts = {name: arrays[name] for name in (*COUNTS, "state.round") if name in arrays}
@@ -129,7 +129,7 @@ def _state(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     return counts, header
 
 
-def _lines(folder: Path) -> list[Mapping[str, Any]]:
+def _lines(folder: Path) -> list[Json]:
     """The whole lines, one a round; of one that was written again the last."""
     file = folder / LOG
     found = [line_of(text, _Line, str(file), CURE) for text in whole_lines(file)]

@@ -5,7 +5,7 @@ What is left out is filled from the task's own defaults by ``resolve``, so that 
 value used. All mistakes end in one sentence (``DeltaflError``) before anything is written.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import replace
 from math import ceil
@@ -42,7 +42,7 @@ from ..tasks.metrics import AnyMetric, metric_of, metrics_of
 from ..tasks.own import check_picklable, is_own, is_table, load_own, own_spec, registered_spec
 from ..tasks.partitions import find_partition, partition_name
 from ..tasks.registry import TaskSpec, known_tasks
-from ..types import Population
+from ..types import Json, Population
 from .conditions import Trace, find_availability, find_speeds
 from .schedules import as_text, factors_of
 
@@ -192,7 +192,7 @@ Kind = TypeVar("Kind", bound=BaseModel)
 
 def with_parts(kind: type[Kind]) -> type[Kind]:
     """The class with a field for every setting of the server's parts."""
-    fields: dict[str, Any] = {name: _field(name) for name in IN_TEXT}
+    fields: Json = {name: _field(name) for name in IN_TEXT}
     made = create_model(kind.__name__, __base__=kind, __doc__=kind.__doc__, **fields)
     made.__module__ = kind.__module__
     return made
@@ -305,7 +305,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _sized(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def _sized(cls, given: Json) -> Json:
         """``sample = "auto"`` in other words."""
         if given.get("sample") != AUTO:
             return given
@@ -323,7 +323,7 @@ class Settings(BaseModel):
         resolved._check(spec)
         return resolved
 
-    def _missing(self, spec: TaskSpec) -> dict[str, Any]:
+    def _missing(self, spec: TaskSpec) -> Json:
         """The values that the task has for what is not set."""
         partition = find_partition(self.partition or spec.partition or "natural")
         not_its = set[str]()
@@ -342,14 +342,14 @@ class Settings(BaseModel):
             if getattr(self, key) is None and key not in not_its
         }
 
-    def _missing_momentum(self) -> dict[str, Any]:
+    def _missing_momentum(self) -> Json:
         """Momentum's own beta where it is used and not set: a record has every value."""
         given = self.part_settings()
         if given["server_optimizer"] == "momentum" and given["server_momentum"] is None:
             return {"server_momentum": Momentum.beta}
         return {}
 
-    def part_settings(self) -> dict[str, Any]:
+    def part_settings(self) -> Json:
         """The settings of the server's parts."""
         return {name: self.__dict__[name] for name in IN_TEXT}
 
@@ -446,7 +446,7 @@ class Settings(BaseModel):
             m=population.num_clients,
         )
 
-    def deciding(self, beside: Self) -> dict[str, Any]:
+    def deciding(self, beside: Self) -> Json:
         """What decides the results, and so has to be the same in ``beside``."""
         free = FREE_ON_RESUME | UNION
         if not (self.stop_at_threshold or beside.stop_at_threshold):
@@ -530,7 +530,7 @@ class CompareSettings(Settings):
         """The samplers that are compared."""
         return self.samplers
 
-    def _missing(self, spec: TaskSpec) -> dict[str, Any]:
+    def _missing(self, spec: TaskSpec) -> Json:
         missing = super()._missing(spec)
         if not spec.has_classes and "samplers" not in self.model_fields_set:
             # ``balanced`` needs labels.
@@ -547,7 +547,7 @@ class CompareSettings(Settings):
             if own_settings(label):
                 self.run(label, self.seeds[0])._check(spec)
 
-    def deciding(self, beside: Self) -> dict[str, Any]:
+    def deciding(self, beside: Self) -> Json:
         """What decides the results, and so has to be the same in ``beside``."""
         return super().deciding(beside) | {"rates": self.rates_of(beside.samplers)}
 
@@ -597,7 +597,7 @@ AnySettings = TypeVar("AnySettings", bound=Settings)
 
 def make_settings(
     kind: type[AnySettings],
-    given: Mapping[str, Any],
+    given: Json,
     config: Path | None = None,
 ) -> AnySettings:
     """Settings from a TOML file and options; options win. Resolved and checked; every mistake is
@@ -635,7 +635,7 @@ def make_settings(
         raise DeltaflError(sentence(error.errors()[0])) from None
 
 
-def own_settings(label: str, allowed: tuple[str, ...] = OF_LABELS) -> dict[str, Any]:
+def own_settings(label: str, allowed: tuple[str, ...] = OF_LABELS) -> Json:
     """The settings in a label; a ``DeltaflError`` for those that belong to the whole comparison."""
     own = split_settings(label)[1]  # of a class that this process does not know, too
     for name, value in own.items():
@@ -654,7 +654,7 @@ def _made_of(label: str) -> tuple[Sampler, ControlVariate]:
     return make_sampler(label), _control_of(label)
 
 
-def refuse_ignored(settings: Settings, given: Mapping[str, Any]) -> None:
+def refuse_ignored(settings: Settings, given: Json) -> None:
     """Refuse settings that task, partition and method do not look at; a file of settings may
     serve several of them.
     """

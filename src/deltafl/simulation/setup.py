@@ -18,7 +18,7 @@ from ..store.files import read_bytes
 from ..tasks.base import Task, with_fewer_tests, with_public, with_validation
 from ..tasks.own import check_task, is_own
 from ..tasks.registry import make_task
-from ..types import Population
+from ..types import Json, Population
 from .behaviour import behaviour_of
 from .conditions import Measured, Trace, costs_of, find_availability, find_speeds
 from .engine import Engine
@@ -39,7 +39,7 @@ def task_of(settings: RunSettings) -> Task:
         task = settings.own_task()
     else:
         # What is not named here has the task's own default.
-        own: dict[str, Any] = {}
+        own: Json = {}
         if settings.partition is not None:
             own["alpha"] = settings.alpha
         if settings.data_dir:
@@ -115,7 +115,7 @@ def work_of(settings: RunSettings) -> LocalWork:
     )
 
 
-def data_of(settings: RunSettings, task: Task) -> dict[str, Any]:
+def data_of(settings: RunSettings, task: Task) -> Json:
     """Data and model in a run's record: the task's data, in their checksum also the tables of its
     world, which are checked, and the behaviour of its model.
     """

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from ..errors import OWN_ERRORS, explained, printable, require, unknown_name
 from ..store.files import below, make_folder
 from ..store.lines import append_line, last_line
-from ..types import AnyPath
+from ..types import AnyPath, Json
 from .callback import RoundDone
 from .checkpoint import CURE
 from .directory import recorded_settings
@@ -43,7 +43,7 @@ class Tracker(AbstractContextManager["Tracker"]):
     def __init__(self, folder: AnyPath) -> None:
         require(self.package, self.package)
         self.folder = Path(folder)
-        self._open: dict[str, Any] = {}
+        self._open: Json = {}
 
     def __call__(self, done: RoundDone) -> None:
         key = run_key("", done.sampler, done.seed)
@@ -62,7 +62,7 @@ class Tracker(AbstractContextManager["Tracker"]):
         # A path could hold any sign.
         return hashlib.sha256(str(self.folder.resolve() / key).encode()).hexdigest()
 
-    def about(self, done: RoundDone) -> dict[str, Any]:
+    def about(self, done: RoundDone) -> Json:
         """The settings of a run."""
         settings = recorded_settings(self.folder) or {}
         settings |= {"sampler": done.sampler, "seed": done.seed}

@@ -9,14 +9,14 @@ import numpy as np
 from ..server.watch import Watch
 from ..store import checked
 from ..tasks.base import Task
-from ..types import RoundInfo
+from ..types import Json, RoundInfo
 from .callback import Callback, LiveRun, PlayedRound
 from .checkpoint import CURE
 from .directory import DivergedError
 from .divergence import likely_cause
 
 
-def watch_over(task: Task, lines: Iterable[dict[str, Any]]) -> Watch:
+def watch_over(task: Task, lines: Iterable[Json]) -> Watch:
     """The watch over a run that has these lines of ``rounds.jsonl``, the first of round 0."""
     first, *others = lines
     loss, accuracy = _measured(first)
@@ -30,7 +30,7 @@ def watch_over(task: Task, lines: Iterable[dict[str, Any]]) -> Watch:
     return watch
 
 
-def _measured(line: dict[str, Any]) -> tuple[float | None, float]:
+def _measured(line: Json) -> tuple[float | None, float]:
     """The loss of a line, None if the model was not evaluated, and the accuracy, NaN if unknown."""
     test = line.get("test", {})
     return test.get("loss"), _number(test.get("accuracy"))

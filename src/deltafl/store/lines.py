@@ -9,7 +9,7 @@ import json
 import os
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import takewhile
 from math import inf
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from ..errors import DeltaflError
+from ..types import Json
 from .files import opened
 from .values import checked, parsed, plain_json
 
@@ -33,7 +34,7 @@ NOTHING = Seal(0, 0)
 LARGEST_LINE = 2**26
 
 
-def append_line(path: Path, line: Mapping[str, Any], private: bool = False) -> None:
+def append_line(path: Path, line: Json, private: bool = False) -> None:
     """Add a line, of which numbers that are not finite become null."""
     # NaN is no JSON: ``plain_json`` makes it null, and what it overlooks raises an error here.
     text = json.dumps(plain_json(line), allow_nan=False) + "\n"
@@ -49,21 +50,21 @@ def lines_in(file: IO[bytes], path: Path) -> Iterator[bytes]:
         yield line
 
 
-def line_of(text: bytes, kind: Any, where: str, cure: str) -> dict[str, Any]:
+def line_of(text: bytes, kind: Any, where: str, cure: str) -> Json:
     """What a line says; the entries that ``kind`` knows have the types that they must have."""
     found = parsed(text, f"{where},")
     known = checked(kind, found, where, cure)
     return {**found, **known}
 
 
-def read_lines(path: Path, kind: Any, cure: str) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path, kind: Any, cure: str) -> Iterator[Json]:
     """The lines, one by one; an error, which ends in ``cure``, if one is damaged."""
     with opened(path) as file:
         for number, text in enumerate(lines_in(file, path), start=1):
             yield line_of(text, kind, f"{path}, line {number}", cure)
 
 
-def last_line(path: Path, kind: Any, cure: str, end: float = inf) -> dict[str, Any]:
+def last_line(path: Path, kind: Any, cure: str, end: float = inf) -> Json:
     """The last line, up to ``end``; empty if there is none, or it was cut off as it was written,
     which nobody can tell from another damage.
     """

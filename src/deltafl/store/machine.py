@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import log
+from ..types import Json
 
 
 @cache  # looking for versions takes 75 ms, a tenth of a short run
@@ -27,7 +28,7 @@ def made_with(*packages: str) -> dict[str, str]:
     }
 
 
-def warn_of_other(before: Any, now: Mapping[str, Any], where: str) -> None:
+def warn_of_other(before: Any, now: Json, where: str) -> None:
     """Log that what follows a state of other versions, or of another machine, may differ."""
     if not isinstance(before, Mapping):  # an older file does not say
         return

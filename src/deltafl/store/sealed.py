@@ -9,12 +9,12 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import Array
+from ..types import Array, Json
 from .files import opened, write_atomically
 from .room import require_ram
 
@@ -36,13 +36,13 @@ _DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, 
 def write_sealed(
     path: Path,
     arrays: Mapping[str, Array],
-    header: Mapping[str, Any] | None = None,
+    header: Json | None = None,
     private: bool = True,
 ) -> None:
     """Write arrays, and a header that JSON can hold; for the owner alone if it is ``private``."""
     # Wide types first: every array begins at a multiple of its width.
     ordered = dict(sorted(arrays.items(), key=lambda part: -part[1].itemsize))
-    entries: dict[str, Any] = {}
+    entries: Json = {}
     checksum = 0
     end = 0
     for name, array in ordered.items():
@@ -78,7 +78,7 @@ def read_sealed(
     path: Path,
     cure: str,
     mapped: bool = False,
-) -> tuple[dict[str, Array], dict[str, Any]]:
+) -> tuple[dict[str, Array], Json]:
     """The arrays and the header; an error of a file that is not as it was written ends in
     ``cure``.
 
@@ -110,27 +110,27 @@ def read_array(path: Path, cure: str, name: str) -> Array:
         return read_sealed(path, cure)[0][name]
 
 
-def read_header(path: Path, cure: str) -> dict[str, Any]:
+def read_header(path: Path, cure: str) -> Json:
     """The header alone, however long the arrays are."""
     with opened(path) as file, _damage_refused(path, cure):
-        header: dict[str, Any] = json.loads(_read_entries(file)[_TEXTS]["header"])
+        header: Json = json.loads(_read_entries(file)[_TEXTS]["header"])
         return header
 
 
-def _read_entries(file: IO[bytes]) -> dict[str, Any]:
+def _read_entries(file: IO[bytes]) -> Json:
     length = int.from_bytes(file.read(8), "little")
     # A damaged length may be larger than any memory.
     if length > file.seek(0, 2):
         raise ValueError("it is cut off")
     require_ram(20 * length)
     file.seek(8)
-    entries: dict[str, Any] = json.loads(file.read(length))
+    entries: Json = json.loads(file.read(length))
     if entries[_TEXTS].pop(_SEAL) != _seal_of(entries):
         raise ValueError("the header has another checksum")
     return entries
 
 
-def _seal_of(entries: Mapping[str, Any]) -> str:
+def _seal_of(entries: Json) -> str:
     return f"{zlib.crc32(json.dumps(entries).encode()):08x}"
 
 

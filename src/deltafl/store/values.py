@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from ..errors import DeltaflError
+from ..types import Json
 from .files import read_text
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ def plain_json(value: Any) -> Any:
     return value
 
 
-def read_toml(path: Path, *, users: bool = False) -> dict[str, Any]:
+def read_toml(path: Path, *, users: bool = False) -> Json:
     """A TOML file as a dict; a ``DeltaflError`` if it is none."""
     text = read_text(path, users=users, largest=LARGEST_TOML)
     try:
