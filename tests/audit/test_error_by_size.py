@@ -87,7 +87,7 @@ def test_pairs_of_many_strata_are_as_frequent_as_they_are_drawn() -> None:
 def test_two_stages_of_many_unequal_strata_have_an_exact_error() -> None:
     """Beside drawn cohorts."""
     rng = np.random.default_rng(2)
-    population = Population.from_sizes(rng.integers(1, 30, 22), strata=np.arange(22) % 11)
+    population = Population.from_sizes(rng.integers(1, 30, 22), strata=[*range(11)] * 2)
     updates = rng.normal(1.0, 2.0, (22, 3)).astype(np.float32)
     known = KnownUpdates(updates, population.weight_m)
     plan = make_plan("md-fixed@systematic+stages=2", population, n=4)
