@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from .errors import DeltaflError
-from .model_parts import MEANS, Arrays, ModelParts, NamedArrays, Patterns, as_array
+from .model_parts import MEANS, Arrays, ModelParts, NamedArrays, Patterns, as_array, copied
 from .types import Array, FloatArray, Params
-
-#: What hosts called the description of a model.
 
 
 def flatten(model: Any, local: Sequence[str] = (), trainable: Patterns = ()) -> Params:
@@ -88,26 +86,6 @@ def unflatten(
     state: Any = copy.copy(like)
     state.update(new)
     return state
-
-
-def copied(module: Any, shared: Mapping[int, Any] | None = None) -> Any:
-    """A copy of a torch module into whose parameters and buffers one can write; what is ``shared``,
-    by its id, is not copied.
-    """
-    # Pruning and weight_norm keep a weight that they compute anew in each pass: a part of a graph,
-    # which PyTorch does not copy. What the memo holds deepcopy takes for copied.
-    computed = {
-        id(value): value.detach().clone()
-        for part in module.modules()
-        for value in vars(part).values()
-        if getattr(value, "grad_fn", None) is not None
-    }
-    model = copy.deepcopy(module, {**(shared or {}), **computed})
-    for tensor in [*model.parameters(), *model.buffers()]:
-        # Nothing can be written where entries share memory, as after ``expand``.
-        if str(tensor.layout) == "torch.strided" and 0 in tensor.stride():
-            tensor.data = tensor.detach().clone()
-    return model
 
 
 def initial_model(params: Any) -> Params:

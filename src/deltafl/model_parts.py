@@ -17,6 +17,7 @@ Buffers and counters become sent + sum_i h_i (received_i - sent) with h_i >= 0 a
 biased: running variances must stay >= 0, which no unbiased weighting guarantees.
 """
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import prod
@@ -467,3 +468,23 @@ def _narrowed(array: Array, dtype: str) -> Array:
     bound = min(float(np.finfo(dtype).max), float(np.finfo(array.dtype).max))
     # Of an array without axes the bounded one is a scalar.
     return np.asarray(array.clip(-bound, bound), dtype)
+
+
+def copied(module: Any, shared: Mapping[int, Any] | None = None) -> Any:
+    """A copy of a torch module into whose parameters and buffers one can write; what is ``shared``,
+    by its id, is not copied.
+    """
+    # Pruning and weight_norm keep a weight that they compute anew in each pass: a part of a graph,
+    # which PyTorch does not copy. What the memo holds deepcopy takes for copied.
+    computed = {
+        id(value): value.detach().clone()
+        for part in module.modules()
+        for value in vars(part).values()
+        if getattr(value, "grad_fn", None) is not None
+    }
+    model = copy.deepcopy(module, {**(shared or {}), **computed})
+    for tensor in [*model.parameters(), *model.buffers()]:
+        # Nothing can be written where entries share memory, as after ``expand``.
+        if str(tensor.layout) == "torch.strided" and 0 in tensor.stride():
+            tensor.data = tensor.detach().clone()
+    return model

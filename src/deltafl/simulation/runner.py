@@ -9,8 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from ..arrays import copied
-from ..model_parts import Arrays, as_array
+from ..model_parts import Arrays, as_array, copied
 from ..streams import stream
 from ..tasks.base import Task
 from ..tasks.draws import seeded

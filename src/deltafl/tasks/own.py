@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import copied
 from ..calls import Named
 from ..errors import OWN_ERRORS, DeltaflError, explained, in_one_line
-from ..model_parts import as_array
+from ..model_parts import as_array, copied
 from ..store.own_python import load_function, split_name
 from ..streams import stream
 from .base import Dataset, Task

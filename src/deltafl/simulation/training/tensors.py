@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...arrays import copied
-from ...model_parts import MEANS, Arrays, ModelParts, as_array
+from ...model_parts import MEANS, Arrays, ModelParts, as_array, copied
 from ...tasks.modules import spare_single_values
 from ..describe import UnknownError, describe
 
