@@ -366,3 +366,11 @@ def test_bytes_of_a_state_count_what_clients_share_once() -> None:
         cohort = open_round(plan, state)
         state, _ = close_round(plan, state, cohort, np.ones((n, d), dtype=np.float32))
     assert n * d * 4 <= bytes_in_ram(state) - before <= 2 * n * d * 4
+
+
+@pytest.mark.parametrize(
+    "held", [[np.ones(2), 0], np.random.default_rng(0), "text", object(), None, {"a": {1, 2}}]
+)
+def test_what_no_file_can_hold_is_named(held: Any) -> None:
+    with pytest.raises(DeltaflError, match=r"state.* is a \w+, which is not saved .* NamedTuple"):
+        dict(named_arrays(held))

@@ -6,6 +6,7 @@ in the safetensors format.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,19 @@ def named_arrays(
     elif shared and isinstance(state, PersistentArray):
         yield prefix, state.current().array_m
     else:
-        yield prefix, np.asarray(state)
+        yield prefix, _array(state, prefix)
+
+
+def _array(held: Any, name: str) -> Array:
+    """What a sampler of the user's own keeps may be anything."""
+    with suppress(TypeError, ValueError):
+        array = np.asarray(held)
+        if array.dtype.kind in "biuf":
+            return array
+    raise DeltaflError(
+        f"{name} is a {type(held).__name__}, which is not saved with a state: keep arrays and "
+        "numbers, in a NamedTuple or a dict"
+    )
 
 
 def from_named_arrays(template: Any, arrays: Mapping[str, Array], prefix: str = "state") -> Any:
