@@ -163,6 +163,7 @@ def play_commands(page: Path) -> None:
 #: Pages that play for long; ``make thorough`` plays them.
 LONG = {
     "how-to/cluster.md",
+    "how-to/local-parts.md",
     "how-to/metrics.md",
     "docs/how-to/distributed.md",
     "docs/how-to/plan.md",

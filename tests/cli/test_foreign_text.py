@@ -102,6 +102,7 @@ def test_folders_of_own_code(tmp_path: Path) -> None:
     assert played > 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "before",
     [

@@ -123,6 +123,7 @@ def test_queues_side_by_side_are_exact(
     check_exact(whole_draws("cube", pi_m, np.array(places)[:, None] * pi_m[:, None]), pi_m)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "size"),
     [

@@ -76,6 +76,7 @@ def deviations(design: str, wrong: float = 0.0, draws: int = 20000) -> tuple[flo
     return float(np.abs(z_m).max()), float(np.sqrt(np.mean(z_m**2)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("design", EXACT)
 def test_exact_designs_keep_their_promise(design: str) -> None:
     largest, typical = deviations(design, draws=6000)

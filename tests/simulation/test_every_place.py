@@ -111,7 +111,7 @@ def result(root: Path) -> dict[str, object]:
     return found
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dies", [False, True], ids=["disk", "kill"])
 @pytest.mark.parametrize("name", PLAYS)
 def test_every_place_fails_in_a_sentence_and_goes_on(
