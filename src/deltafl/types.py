@@ -233,13 +233,16 @@ class Population(NamedTuple):
         population.check()
         return population
 
-    def costs(self, cohort: "Cohort") -> FloatArray:
-        """What a round of each client of a cohort cost, float64 (n,); 1 if nobody said."""
-        if len(cohort.cost_n):
+    def costs(self, cohort: "Cohort | None" = None) -> FloatArray:
+        """What a round of each client costs, float64 (m,), or cost those of a cohort, (n,); 1 if
+        nobody said.
+        """
+        if cohort is not None and len(cohort.cost_n):
             return cohort.cost_n
-        cost_m = np.ones(1) if self.cost_m is None else self.cost_m
-        # One number may stand for all.
-        return np.broadcast_to(cost_m, self.weight_m.shape)[cohort.client_n]
+        cost_m = np.ones(self.num_clients)
+        if self.cost_m is not None:
+            cost_m = cost_m * self.cost_m  # one number may stand for all
+        return cost_m if cohort is None else cost_m[cohort.client_n]
 
     @classmethod
     def from_sizes(

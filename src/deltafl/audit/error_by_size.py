@@ -6,8 +6,8 @@ e_i its mean, the error is sum_i (w_i / e_i) (K_i - e_i) r_i, and so
     MSE(n) = sum_ij (w_i w_j / e_i e_j) Cov(K_i, K_j) <r_i, r_j>.
 
 ``designs/covariance.py`` has Cov(K) where a formula is known. Of few clients it is enumerated. In
-strata each has a draw of its own, and Cov(K) is made of theirs: with C_h that
-of stratum h, and strata drawn first with Cov(I_h, I_k) = D_hk and means pi_h,
+strata each has a draw of its own, and Cov(K) is made of theirs: with C_h that of stratum h, and
+strata drawn first with Cov(I_h, I_k) = D_hk and means pi_h,
 
     Cov(K_i, K_j) = [h = k] pi_h C_h,ij + D_hk e_i e_j / (pi_h pi_k),  i in h, j in k.
 

@@ -227,6 +227,10 @@ class Service(Federation):
             keys[share_m.argmax()],
             share_m.max(),
         )
+        self._log_claims()
+
+    def _log_claims(self) -> None:
+        """Name those who claim far more than what counts, or cost far more or less."""
         # Only ``max_ratio`` makes a client count for something else than it has reported; half of
         # all do where it is 1.
         population = self.plan.population

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from ..errors import DeltaflError
-from ..types import FloatArray, Population, Sizes
+from ..types import Sizes
 from .first_round import FirstRound
 from .part import PlanOfParts, ServerPart, Step
 from .relative_error import RelativeError, require_own_size
@@ -57,7 +57,7 @@ class Budget(ServerPart):
 
     def check_clients(self, plan: PlanOfParts) -> None:
         assert self.budget_rounds is not None  # ``check`` has seen to it
-        cost_m = costs(plan.population)
+        cost_m = plan.population.costs()
         least = self._begin(plan).spent + self.budget_rounds * cost_m.min()
         if any(part.name == FirstRound.name for part in plan.parts):
             least += cost_m.sum() - cost_m.min()
@@ -72,14 +72,14 @@ class Budget(ServerPart):
 
     def _begin(self, plan: PlanOfParts) -> BudgetState:
         """What a census costs: everyone trains for it."""
-        cost_m = costs(plan.population)
+        cost_m = plan.population.costs()
         if plan.sampler.census is None:
             cost_m = cost_m[:0]
         return BudgetState(np.asarray(cost_m.sum()), np.asarray(float(len(cost_m))))
 
     def size(self, plan: PlanOfParts, own: BudgetState, round: int, n: int) -> int:
         assert self.budget_rounds is not None  # ``check`` has seen to it
-        cost_m = costs(plan.population)
+        cost_m = plan.population.costs()
         if own.asked >= 1:
             # A saved state may hold anything.
             mean = max(float(own.spent / own.asked), cost_m.min())
@@ -98,11 +98,3 @@ class Budget(ServerPart):
         asked = len(step.cohort.client_n)
         cost = plan.population.costs(step.cohort).sum()
         return step, BudgetState(own.spent + cost, own.asked + asked)
-
-
-def costs(population: Population) -> FloatArray:
-    """What a training of each client costs, (m,)."""
-    ones_m = np.ones(population.num_clients)
-    if population.cost_m is None:
-        return ones_m
-    return ones_m * population.cost_m  # one number may stand for all
