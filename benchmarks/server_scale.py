@@ -194,6 +194,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     from deltafl.analysis import GREY, looks, small_png, styled
+    from timing import plain_ticks  # here, as it imports PyTorch
 
     look_of = looks(["pracdelta@ordered-pivotal", "pracdelta", "uniform", "innovation"])
     with styled():
@@ -221,6 +222,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             elif "@" not in label:
                 axes.loglog(x, y, color=GREY, alpha=0.35, linewidth=0.8, zorder=1)
         axes.plot([], [], color=GREY, alpha=0.35, linewidth=0.8, label="other samplers")
+        plain_ticks(axes)
         axes.set(
             xlabel="clients",
             ylabel="milliseconds a round",

@@ -133,6 +133,17 @@ def versions() -> dict[str, str]:
     return {name: str(environment()[name]) for name in ("torch", "numpy", "python")}
 
 
+def plain_ticks(axes: Any) -> None:
+    """Numbers at the ticks of logarithmic axes: the usual powers of ten are formulas, which our
+    style writes as they are, because a dollar in a name is a dollar.
+    """
+    from matplotlib.ticker import NullFormatter, StrMethodFormatter
+
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
 def machine() -> dict[str, Any]:
     """Hardware, the instruction set that torch uses, and how busy it is."""
     instructions = torch.backends.cpu.get_cpu_capability()

@@ -46,10 +46,12 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"deltafl.scale.stretches.{name}", value)
 
 
-@given(st.integers(0, 30_000), st.floats(0.1, 300))
-def test_stretches_are_the_parameters_in_their_order(num_params: int, rows: float) -> None:
+@given(st.integers(0, 200_000), st.floats(0.1, 300), st.booleans())
+def test_stretches_are_the_parameters_in_their_order(
+    num_params: int, rows: float, alone: bool
+) -> None:
     place_d = np.arange(num_params)
-    parts = stretches(num_params, rows)
+    parts = stretches(num_params, rows, alone)
     np.testing.assert_array_equal(np.concatenate([place_d[part] for part in parts]), place_d)
     assert all(part.start % 256 == 0 for part in parts)
 
@@ -124,6 +126,15 @@ def test_a_sum_of_codes_is_that_of_what_is_read_of_each(d: int, m: int, seed: in
     np.testing.assert_array_equal(
         sum_decoded(weight_2m, tuple(code_mc), d), sum_decoded(weight_2m, code_mc, d)
     )
+
+
+def test_no_bit_of_a_code_depends_on_its_stretches(request: pytest.FixtureRequest) -> None:
+    vector_nd = np.random.default_rng(0).normal(size=(3, 2600))
+    whole_nc = encode(vector_nd)
+    read_nd = decode(whole_nc, 2600)
+    request.getfixturevalue("short")
+    np.testing.assert_array_equal(encode(vector_nd), whole_nc)
+    np.testing.assert_array_equal(decode(whole_nc, 2600), read_nd)
 
 
 @given(st.integers(1, 1200), st.integers(1, 5), st.integers(0, 9))

@@ -66,7 +66,7 @@ def encode(vector_nd: Floats) -> FloatArray:
         cut = code_part(part, d)
         code_nc[..., cut] = encode_part(vector_nd[..., part]).code_nc
 
-    over_stretches(look, d, prod(rows))
+    over_stretches(look, d, prod(rows), alone=True)
     return code_nc
 
 
@@ -145,7 +145,7 @@ def decode(code_nc: FloatArray, num_params: int) -> FloatArray:
         cut = code_part(part, num_params)
         vector_nd[:, part] = decode_part(code_nc[:, cut], part, num_params)
 
-    over_stretches(look, num_params, len(code_nc))
+    over_stretches(look, num_params, len(code_nc), alone=True)
     return vector_nd
 
 

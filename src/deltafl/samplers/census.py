@@ -345,7 +345,7 @@ def _make_unit(vector_d: FloatArray) -> None:
         return float(inner(part_b, part_b))
 
     norm = sqrt(sum(over_stretches(square, d)))
-    over_stretches(lambda part: np.divide(vector_d[part], norm, out=vector_d[part]), d)
+    over_stretches(lambda part: np.divide(vector_d[part], norm, out=vector_d[part]), d, alone=True)
 
 
 def _units(part_kd: FloatArray) -> FloatArray:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .persistent_array import Array
-from .stretches import TURN, over_stretches
+from .stretches import over_stretches
 
 #: As in ``types.py``, which is above this file.
 FloatArray = npt.NDArray[np.float64]
@@ -67,8 +67,7 @@ def largest_entry(vector_d: np.ndarray[Any, Any]) -> float:
     def look(part: slice) -> Array:
         return largest(vector_d[None, part])
 
-    # Longer pieces than stretches, as one array is all that they read.
-    return float(np.max(over_stretches(look, len(vector_d), 1, TURN)))
+    return float(np.max(over_stretches(look, len(vector_d), alone=True)))
 
 
 def inner(left_d: Floats, right_d: Floats) -> Any:

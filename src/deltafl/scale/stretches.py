@@ -15,7 +15,8 @@ import numpy as np
 
 Seen = TypeVar("Seen")
 
-#: Parameters in the longest stretch; what a thread takes at a time, a multiple of every stretch.
+#: Parameters in the longest stretch where last bits hang on where it ends, as those of sums do;
+#: in others, and what a thread takes at a time, a multiple of every stretch.
 STRETCH = 2**13
 TURN = 2**16
 #: Numbers in all rows of a stretch: fewer, and Python takes longer than what the cache saves.
@@ -43,11 +44,11 @@ def cores_allowed() -> int:
     return os.cpu_count() or 1
 
 
-def stretches(num_params: int, rows: float, longest: int | None = None) -> list[slice]:
+def stretches(num_params: int, rows: float, alone: bool = False) -> list[slice]:
     """The parameters in turn, for work on so many rows, or less than one; starts are multiples of
-    256.
+    256. Where each number stands ``alone``, fewer and longer ones: Python's calls take as long.
     """
-    length = longest or STRETCH
+    length = TURN if alone else STRETCH
     while length * rows > _IN_CACHE and length > _SHORTEST:
         length //= 2
     parts = [slice(first, first + length) for first in range(0, max(num_params, 1), length)]
@@ -59,12 +60,12 @@ def over_stretches(
     look: Callable[[slice], Seen],
     num_params: int,
     rows: int = 1,
-    longest: int | None = None,
+    alone: bool = False,
 ) -> list[Seen]:
     """What a function gives for each stretch, in their order. It is called in several threads,
     and may write into its own stretch of arrays.
     """
-    parts = stretches(num_params, rows, longest)
+    parts = stretches(num_params, rows, alone)
     # glibc keeps blocks for the next stretch that are shorter than one it was given back. Else
     # each would come from the system, page by page: that takes several times as long.
     np.empty(min(_KEPT, 64 * num_params), np.uint8)

@@ -50,7 +50,7 @@ class Average(ServerPart):
             model_d[part] *= share
             model_d[part] += own.model_d[part]
 
-        over_stretches(look, len(model_d))
+        over_stretches(look, len(model_d), alone=True)
         return AverageState(model_d)
 
     def model(self, own: AverageState, params_d: Params) -> Params:

@@ -35,7 +35,7 @@ class ServerOptimizer(ServerPart):
             # Added in float64: small steps would be lost beside large parameters otherwise.
             params_d[part] = step.params_d[part].astype(float) + change_d[part]
 
-        over_stretches(look, len(params_d))
+        over_stretches(look, len(params_d), alone=True)
         return params_d, own
 
     def change(self, delta_d: FloatArray, own: Any) -> tuple[FloatArray, Any]:
