@@ -157,6 +157,20 @@ def test_unflatten_is_the_inverse_and_keeps_names_order_types_and_what_is_no_par
     assert np.array_equal(deltafl.flatten(model), before)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_copy_of_a_scripted_model_has_gradients_of_its_own() -> None:
+    torch: Any = pytest.importorskip("torch")
+    chain = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    chain[0].weight.requires_grad_(False)
+    model = torch.jit.script(chain)
+    copied = deltafl.unflatten(np.ones(7), model)
+    copied(torch.ones(1, 2)).sum().backward()
+    found = dict(copied.named_parameters())
+    assert [one.requires_grad for one in found.values()] == [False, True, True, True]
+    assert found["1.bias"].grad.tolist() == [1]
+    assert all(one.grad is None for one in model.parameters())
+
+
 def test_dicts_and_lists_of_arrays_come_back_as_they_were() -> None:
     vector_d = np.array([9, 8, 7, 6, 5], np.float32)
     back = deltafl.unflatten(vector_d, MODEL)

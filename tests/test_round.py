@@ -378,6 +378,9 @@ def test_somebody_must_be_available(name: str) -> None:
             "different clients from 0 to 5",
         ),
         (Cohort(*cast(Any, ([0], [1], [0.5]))), "give NumPy arrays of the same length"),
+        (cohort_of([0, 1], [1, 0], [0.5, 0.5]), "count_n is .* was drawn once or more"),
+        (cohort_of([0, 1], [1, 1], [0.5, 0.0]), "its expectation is above 0"),
+        (cohort_of([0, 1], [1, 1], [np.nan, -0.5]), "its expectation is above 0"),
     ],
 )
 def test_a_sampler_that_returns_clients_twice_or_unknown_ones_is_refused(

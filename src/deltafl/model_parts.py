@@ -484,6 +484,9 @@ def copied(module: Any, shared: Mapping[int, Any] | None = None) -> Any:
     }
     model = copy.deepcopy(module, {**(shared or {}), **computed})
     for tensor in [*model.parameters(), *model.buffers()]:
+        # TorchScript copies by a step of the graph, which would take the gradient back to the old.
+        if not tensor.is_leaf:
+            tensor.detach_().requires_grad_()
         # Nothing can be written where entries share memory, as after ``expand``.
         if str(tensor.layout) == "torch.strided" and 0 in tensor.stride():
             tensor.data = tensor.detach().clone()

@@ -374,3 +374,13 @@ def test_bytes_of_a_state_count_what_clients_share_once() -> None:
 def test_what_no_file_can_hold_is_named(held: Any) -> None:
     with pytest.raises(DeltaflError, match=r"state.* is a \w+, which is not saved .* NamedTuple"):
         dict(named_arrays(held))
+
+
+def test_lists_of_a_state_come_back_as_lists_and_a_dict_keeps_its_keys() -> None:
+    held = {"a": [0.0, 1.0], "b": {"a.c": np.ones(2)}}
+    back = from_named_arrays(held, dict(named_arrays(held)))
+    assert back["a"] == [0, 1] and type(back["a"]) is list
+    np.testing.assert_array_equal(back["b"]["a.c"], [1, 1])
+    grown = dict(named_arrays({**held, "c": 1.0}))
+    with pytest.raises(DeltaflError, match=r"the saved state has state\.c, .* the same keys"):
+        from_named_arrays(held, grown)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -229,7 +230,9 @@ BROKEN: dict[str, dict[str, Any]] = {
         **data(train_y=Y * 2),
     },
     "the range of train_y is (-1, 0)": {"metric": "loss", **data(train_y=Y - 1)},
-    "num_classes is 0": data(num_classes=0),
+    "num_classes is 0: write Task(..., metric='loss')": data(num_classes=0),
+    "train_y is of type list": data(train_y=Y.tolist()),
+    "train_x is of type MaskedArray": data(train_x=np.ma.masked_equal(X, 7)),
     "accuracy needs (2, 3)": data(num_classes=3),
     "test_y is int64": {"metric": "loss", **data(train_y=Y.astype(np.float32))},
     "unknown metric 'acuracy': did you mean 'accuracy'": {"metric": "acuracy"},
@@ -259,6 +262,7 @@ BROKEN: dict[str, dict[str, Any]] = {
         "make_model": lambda: torch.nn.Sequential(*SINGLE)
     },
     "the loss failed on output (2, 2) and y (2,)": {"loss": torch.nn.functional.mse_loss},
+    "the loss is a sum over the minibatch": {"loss": torch.nn.CrossEntropyLoss(reduction="sum")},
     "it must be the minibatch's mean": {"loss": lambda output, y: output},
     "has no gradient by the model's": {"loss": lambda output, y: output.detach().mean()},
     "leave a parameter of the model trainable": {
@@ -276,6 +280,21 @@ def test_tasks_that_do_not_fit_together(sentence: str) -> None:
     assert torch.equal(before, torch.get_rng_state())
     with pytest.raises(DeltaflError, match=f"^mine.py: .*{re.escape(sentence)}"):
         check_task(replace(task, **BROKEN[sentence]), "mine.py", 0)
+
+
+def test_arrays_may_be_mirror_images_and_names_any_column() -> None:
+    whole = good()
+    turned_x = X[::-1].copy()[::-1]
+    turned_y = Y[::-1].copy()[::-1]
+    turned = replace(whole, dataset=replace(whole.dataset, train_x=turned_x, train_y=turned_y))
+    check_task(turned, "mine.py", 0)
+    assert turned.data == whole.data
+    names: Any = np.array(["x", "y"])
+    strata: Any = pd.Series(["b", "a"], index=[7, 3])
+    named = replace(whole, client_names=names, client_strata=strata)
+    check_task(named, "mine.py", 0)
+    found = named.population("data").strata
+    assert found is not None and found.names == ("a", "b")
 
 
 FAILING = """
@@ -342,6 +361,50 @@ def test_a_number_of_clients_that_depends_on_the_seed_is_refused_before_anything
     ):
         run_comparison(settings, tmp_path / "out", lambda *_: None)
     assert not (tmp_path / "out").exists()
+
+
+DRAWING = """
+from dataclasses import dataclass
+from random import sample
+import numpy as np
+from deltafl import Cohort, Sampler
+
+@dataclass(frozen=True)
+class Drawing(Sampler):
+    def init(self, population):
+        return {"drawn": list(np.random.random(population.num_clients))}
+
+    def open(self, state, available_m, n, rng, oracle=None):
+        client_n = np.array(sorted(sample(range(len(state["drawn"])), n)))
+        return Cohort(client_n, np.ones(n, int), np.full(n, n / len(state["drawn"])))
+
+    def update(self, state, cohort, reports):
+        return {"drawn": state["drawn"][1:] + [float(np.random.random())]}
+
+@dataclass(frozen=True)
+class Named(Drawing):
+    def init(self, population):
+        return {"name": "text"}
+"""
+
+
+def test_a_sampler_may_draw_from_any_generator_and_its_state_is_tried_first(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path, DRAWING)
+    before = torch.get_rng_state()
+    lines = []
+    for name, parts in (("whole", [4]), ("halves", [2, 4])):
+        for rounds in parts:
+            given = {"task": "toy", "sampler": f"{path}:Drawing", "sample": 1, "rounds": rounds}
+            run_single(make_settings(RunSettings, given), tmp_path / name, lambda *_: None)
+        lines.append((tmp_path / name / "rounds.jsonl").read_text())
+    assert lines[0] == lines[1]
+    assert torch.equal(before, torch.get_rng_state())
+    settings = make_settings(RunSettings, given | {"sampler": f"{path}:Named"})
+    with pytest.raises(DeltaflError, match=r"sampler\.name is a str, which is not saved"):
+        run_single(settings, tmp_path / "named", lambda *_: None)
+    assert not (tmp_path / "named").exists()
 
 
 @pytest.mark.parametrize("kind", ["int64", "int32", "uint16"])

@@ -342,6 +342,7 @@ def test_every_client_has_k_classes(num_classes: int, k: int, num_clients: int, 
         ("dirichlet(", "cannot read 'dirichlet"),
         (7, "partition is of type int; it must be a name"),
         (object(), "partition is of type object; it must be a name"),
+        (np.arange(6), "partition is of type ndarray; it must be a name"),
     ],
 )
 def test_mistakes_in_options(text: object, words: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -740,6 +741,22 @@ def test_a_partition_deals_a_hugging_face_data_set() -> None:
     assert target.metric == "loss"
 
 
+def test_the_axis_of_channels_is_found_and_cells_may_be_tensors() -> None:
+    first = np.arange(3 * 6 * 5, dtype=np.uint8).reshape(3, 6, 5)
+    expected = np.stack([first] * 4)
+    for picture in (first, torch.tensor(first), first.transpose(1, 2, 0)):
+        data = Columns(**COLUMNS | {"x": [picture] * 4, "kind": [*torch.tensor([2, 0, 2, 0])]})
+        found = from_huggingface({"train": data, "test": data}, **HF).dataset
+        np.testing.assert_array_equal(found.train_x, expected)
+        assert (str(found.train_x.dtype), found.train_y.tolist()) == ("uint8", [1, 0, 1, 0])
+    # Pixels that come as lists are known by their column, which pixels from 0 to 1 are not.
+    for kind in ("uint8", "float32"):
+        data = Columns(**COLUMNS | {"x": [first.tolist()] * 4})
+        data.features = {"x": SimpleNamespace(dtype=kind)}
+        found = from_huggingface({"train": data, "test": data}, **HF).dataset
+        assert (str(found.train_x.dtype), found.train_x.shape) == (kind, (4, 3, 6, 5))
+
+
 def pictures(*modes: str) -> list[Any]:
     return [Image.new(modes[k % len(modes)], (4, 4)) for k in range(4)]
 
@@ -748,9 +765,13 @@ CLASS_LABEL = Columns(**COLUMNS | {"kind": [0, 1, -1, 1]})
 CLASS_LABEL.features = {"kind": SimpleNamespace(names=["cat", "dog"])}
 SPARE = Columns(**COLUMNS, z=[1, 2, 3, 4])
 BAD_DATA: list[tuple[Any, dict[str, Any], str]] = [
-    ({"x": [[1, 2], [3], [4, 5], [6, 7]]}, {}, "tiny: column 'x' needs pictures of one"),
-    ({"x": [[1, 2], [1, -1e300], [4, 5], [6, 7]]}, {}, "column 'x' needs"),
-    ({"x": [np.zeros((2, 2, 2, 2))] * 4}, {}, "column 'x' needs"),
+    ({"x": [[1, 2], [3], [4, 5], [6, 7]]}, {}, r"row 2, column 'x' holds numbers of shape \(1,\)"),
+    ({"x": [[1, 2], [1, -1e300], [4, 5], [6, 7]]}, {}, "part: row 2, column 'x' holds"),
+    ({"x": [[1, 2], [3, 4], [4, np.nan], [6, 7]]}, {}, "row 3, column 'x' holds .*nan"),
+    ({"x": [[1, 2], [[3], [4, 5]], [6, 7], [6, 7]]}, {}, "row 2, column 'x' holds"),
+    ({"x": [np.zeros((2, 2, 2, 2))] * 4}, {}, "row 1, column 'x' holds"),
+    ({"kind": [[0, 1]] * 4}, {}, "of one-hot labels take the place of the 1"),
+    ({"kind": [[0.5, 1]] * 4}, {"task_type": "regression"}, "make a column of each"),
     ({"x": pictures("RGB", "L")}, {}, r"data.cast_column\('x', datasets.Image\(mode='RGB'\)\)"),
     ({"x": pictures("P")}, {}, r"data.cast_column\('x', datasets.Image\(mode='RGB'\)\)"),
     ({"kind": ["a", None, "b", "a"]}, {}, "tiny's train part: row 2, column 'kind' holds"),

@@ -73,6 +73,13 @@ def check_cohort(cohort: Any, m: int) -> None:
             f"{m - 1}, "
             "and count_n how often each was drawn"
         )
+    # Not ``all(> 0)``, which NaN is not: then nobody knows the expectation.
+    if (cohort.count_n < 1).any() or (cohort.expected_n <= 0).any():
+        raise DeltaflError(
+            f"the sampler's count_n is {cohort.count_n!r:.60} and its expected_n "
+            f"{cohort.expected_n!r:.60}; a client in the cohort was drawn once or more, and its "
+            "expectation is above 0, or NaN where it is not known"
+        )
 
 
 def check_scores(score_m: FloatArray) -> FloatArray:

@@ -65,6 +65,15 @@ def from_named_arrays(template: Any, arrays: Mapping[str, Array], prefix: str = 
         parts = from_named_arrays(template._asdict(), arrays, prefix)
         return type(template)(**parts)
     if isinstance(template, Mapping):
+        known = {f"{prefix}.{name}" for name in template}
+        for name in arrays:
+            if name.startswith(f"{prefix}.") and not any(
+                name == one or name.startswith(f"{one}.") for one in known
+            ):
+                raise DeltaflError(
+                    f"the saved state has {name}, and a state begins without it; let a dict have "
+                    "the same keys from the first round to the last"
+                )
         return {
             name: from_named_arrays(part, arrays, f"{prefix}.{name}")
             for name, part in template.items()
@@ -84,6 +93,8 @@ def from_named_arrays(template: Any, arrays: Mapping[str, Array], prefix: str = 
     # Such as ``RoundState.round``, which is no array.
     if isinstance(template, int):
         return int(array)
+    if isinstance(template, list):
+        return array.tolist()
     return array
 
 

@@ -152,10 +152,10 @@ def note_clients(
     noted again.
     """
     known: Json = {"num_examples": num_examples_m.tolist()}
-    if names:
+    if len(names):
         known["names"] = [*names]
-    if strata:
-        known["strata"] = [*strata]
+    if len(strata):
+        known["strata"] = [*map(str, strata)]
     if value_m is not None:
         # Later rounds than this one are those that are played again.
         rows = {at: row for at, row in noted_clients(folder).rows.items() if since <= at < round}

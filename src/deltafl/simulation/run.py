@@ -18,7 +18,9 @@ from ..errors import DeltaflError
 from ..plan import RoundState
 from ..round import close_round, init_round, open_round
 from ..store.machine import made_with, warn_of_other
+from ..streams import stream
 from ..tasks.base import Task
+from ..tasks.draws import seeded
 from ..types import BoolArray, Cohort, Json, RejectedReply, RoundInfo
 from .callback import Callback, LiveRun, OnRound, PlayedRound, Report, Stopwatch, guarded
 from .census import Asked, ask_everyone
@@ -69,7 +71,8 @@ def run_experiment(
     last = group.from_first(directory.last_line)
     if "diverged" in last:
         raise DivergedError(last["round"], **last["diverged"])
-    run, start, census = _open_run(settings, engine, directory, group)
+    with seeded(stream(settings.seed, "draw", client=2)):
+        run, start, census = _open_run(settings, engine, directory, group)
     followers = (
         Evaluation(),
         Threshold(),
@@ -86,7 +89,9 @@ def run_experiment(
     if census is not None and run.state.round < start.round:
         _follow(run, census.round(run, start), followers)
     while not run.is_over:
-        _follow(run, play_round(run), followers)
+        # For samplers and callbacks of the user's own, also after a resume.
+        with seeded(stream(settings.seed, "draw", run.state.round, client=1)):
+            _follow(run, play_round(run), followers)
     last = group.from_first(directory.last_line)
     if "diverged" in last:
         raise DivergedError(last["round"], **last["diverged"])

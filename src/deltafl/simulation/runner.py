@@ -3,7 +3,6 @@
 The jobs are pure functions, so it does not matter which process does which.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -199,10 +198,11 @@ class ClientRunner:
 
     def _forgetful(self, x: Tensor) -> Tensor:
         """The outputs of a copy: the next evaluation finds the model as it was."""
-        return torch.as_tensor(copy.deepcopy(self._model)(x))
+        return torch.as_tensor(copied(self._model)(x))
 
     def _rows(self, client: int) -> IntArray:
-        return np.asarray(self._task.client_rows[client], np.int64)
+        # A copy: torch warns of an array that nobody may write to, as pandas has them.
+        return np.array(self._task.client_rows[client], np.int64)
 
     def _examples(self, rows: IntArray | Tensor) -> tuple[Tensor, Tensor]:
         places = torch.as_tensor(rows).to(self._device)

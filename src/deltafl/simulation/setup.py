@@ -13,6 +13,7 @@ from ..errors import DeltaflError
 from ..estimators.table import find_estimator
 from ..plan import Plan, make_plan
 from ..samplers.label import parse_label, uses_aux
+from ..scale.named_arrays import named_arrays
 from ..scale.rows import RowFormat
 from ..store.files import read_bytes
 from ..tasks.base import Task, with_fewer_tests, with_public, with_validation
@@ -184,6 +185,9 @@ def plan_of(
     # Before anything is written. The seconds themselves are known once there is a world.
     clock = None if settings.speeds is None else np.ones(1)
     plan.sampler.check(population._replace(seconds_m=clock))
+    if not type(plan.sampler).__module__.startswith("deltafl."):
+        # A checkpoint needs it.
+        [*named_arrays(plan.sampler.init(population), "sampler")]
     size = plan.sampler.output_bias_size
     if task is not None and size > 0:
         # Modules list their parameters by layer, the bias after the weight.

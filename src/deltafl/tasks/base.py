@@ -146,7 +146,9 @@ class Task:
         """
         sizes = [len(rows) for rows in self.client_rows]
         shares = self.shares if self.dataset.num_classes > 0 else None
-        return Population.from_sizes(sizes, weights, shares, strata=self.client_strata or None)
+        # Names may be an array, or a column of pandas, which is neither true nor false.
+        strata = self.client_strata if len(self.client_strata) else None
+        return Population.from_sizes(sizes, weights, shares, strata=strata)
 
     @cached_property
     def data(self) -> dict[str, str]:

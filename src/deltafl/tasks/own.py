@@ -230,9 +230,15 @@ _TRIED_EXAMPLES = 64
 def _check_data(data: Dataset, task: Task) -> None:
     _require(isinstance(data, Dataset), "dataset", data, "a deltafl.tasks.Dataset")
     classes: Any = data.num_classes
-    has_labels = data.train_y.ndim == 2 and data.train_y.dtype == np.float32
-    is_count = isinstance(classes, int | np.integer) and classes >= 0
     metrics = {metric.name for metric in task.metrics}
+    if "accuracy" in metrics and type(classes) is int and classes == 0:
+        raise DeltaflError(
+            "the metric is accuracy, as it is where none is named, and num_classes is 0: write "
+            "Task(..., metric='loss') to predict numbers, or how many classes there are"
+        )
+    target: Any = data.train_y
+    has_labels = isinstance(target, np.ndarray) and target.ndim == 2 and target.dtype == "f4"
+    is_count = isinstance(classes, int | np.integer) and classes >= 0
     # Of one class every answer is right; of one label, yes or no may be wrong.
     if "accuracy" in metrics:
         is_count = is_count and classes >= (1 if has_labels else 2)
@@ -276,7 +282,9 @@ def _check_data(data: Dataset, task: Task) -> None:
 
 def _check_array(name: str, array: Any, dtypes: tuple[str, ...], train: Any) -> None:
     needed = f"a NumPy array of {' or '.join(dtypes)} with one row or more"
-    _require(isinstance(array, np.ndarray), name, array, needed)
+    # What a mask hides would be taken for data.
+    if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+        raise DeltaflError(f"{name} is of type {type(array).__name__}; it must be {needed}")
     held = f"{name} is {array.dtype} of shape {array.shape}"
     # Pixels come as bytes; other whole numbers are most often tokens.
     if dtypes is _INPUTS and array.dtype.kind in "iu" and array.dtype not in dtypes:
@@ -326,8 +334,9 @@ def first_examples(task: Task) -> tuple[Tensor, Tensor]:
     """Two training examples, as the model gets them."""
     from .modules import torch
 
-    x = _inputs(task, torch.tensor(task.dataset.train_x[:2]))
-    return x, torch.tensor(task.dataset.train_y[:2])
+    # Copies here and elsewhere, for torch refuses the negative strides of a picture's mirror image.
+    x = _inputs(task, torch.tensor(task.dataset.train_x[:2].copy()))
+    return x, torch.tensor(task.dataset.train_y[:2].copy())
 
 
 def _inputs(task: Task, stored: Tensor) -> Tensor:
@@ -387,13 +396,23 @@ def _smoke_test(task: Task, seed: int) -> None:
     losses = []
     for _ in range(2):
         with seeded(stream(seed, "model")), torch.no_grad():
-            model = copied(task.make_model()).eval()
-            losses.append(task.loss(model(x.clone()), y.clone()).item())
+            output = copied(task.make_model()).eval()(x.clone())
+            losses.append(task.loss(output.clone(), y.clone()).item())
     if not np.isclose(losses[0], losses[1], rtol=1e-6, equal_nan=True):
         raise DeltaflError(
             f"one seed gives the losses {losses[0]:g} and {losses[1]:g} on the same two examples; "
             "let make_model, the model and the loss draw from torch, numpy.random or random, which "
             "are seeded, and remember nothing outside of the model"
+        )
+    # Of one example, and of the same example twice.
+    sums = []
+    for rows in ([0], [0, 0]):
+        with seeded(stream(seed, "model")), torch.no_grad():
+            sums.append(task.loss(output[rows], y[rows]).item())
+    if sums[0] != 0 and np.isclose(sums[1], 2 * sums[0], rtol=1e-5):
+        raise DeltaflError(
+            "the loss is a sum over the minibatch, so that steps and test losses would grow with "
+            "it; let it be the mean, as reduction='mean' does, and local_lr so much larger"
         )
 
 
@@ -479,8 +498,8 @@ def _check_metrics(task: Task, model: Module) -> None:
     if {metric.name for metric in task.metrics} == {"loss"}:
         return
     data = task.dataset
-    y = data.test_y[:_TRIED_EXAMPLES]
-    x = _inputs(task, torch.tensor(data.test_x[:_TRIED_EXAMPLES]))
+    y = data.test_y[:_TRIED_EXAMPLES].copy()
+    x = _inputs(task, torch.tensor(data.test_x[:_TRIED_EXAMPLES].copy()))
     with torch.no_grad():
         output = as_array(model.eval()(x))
     targets = targets_of(y, output.shape[1:], data.num_classes)

@@ -375,7 +375,7 @@ def find_partition(text: AnyPartition) -> Partition:
     if not isinstance(named, str):
         raise DeltaflError(
             f"partition is of type {type(named).__name__}; it must be a name such as 'iid', or a "
-            "partitioner of flwr_datasets"
+            "partitioner of flwr_datasets; who holds a row of a table may stand in a column of it"
         )
     name, options = parse_call(named)
     if name not in PARTITIONS:

@@ -212,7 +212,9 @@ def make_task(
         return replace(spec.make(seed=seed, **given), local=local, trainable=trainable)
     assert spec.load is not None, "register checks it"
     dataset = spec.load(data_dir)
-    how = partition or spec.partition or "iid"
+    how: AnyPartition = spec.partition or "iid"
+    if partition is not None:
+        how = partition
     # Partitions by a column take all owners that there are.
     if num_clients is None and not find_partition(how).knows_clients:
         num_clients = spec.num_clients

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, get_a
 
 import numpy as np
 
-from ..errors import DeltaflError, is_in, printable, require, unknown_name
+from ..errors import DeltaflError, explained, is_in, printable, require, unknown_name
 from ..model_parts import Patterns
 from ..streams import stream
 from ..types import Array, BoolArray, FloatArray, IntArray
@@ -51,6 +51,9 @@ TaskType = Literal["classification", "regression"]
 #: A label of more different numbers than this may be a class or a target: ``task_type`` has to say
 #: which.
 MOST_CLASSES = 20
+
+#: Of pictures: red, green, blue and how opaque they are.
+_MOST_CHANNELS = 4
 
 #: The column that says who holds a row, unless another one is named.
 OWNER = "client"
@@ -257,13 +260,14 @@ def from_huggingface(
                 raise _no_column(where, key, part.column_names)
     # Together, so that both parts number classes and owners alike.
     frame = pd.concat(
-        [pd.DataFrame({key: list(part[key]) for key in keys}) for part in used.values()], keys=used
+        [
+            pd.DataFrame({key: [*map(_plain, _cells(where, part, key))] for key in keys})
+            for where, part in used.items()
+        ],
+        keys=used,
     )
-    x = _stacked(
-        name,
-        inputs,
-        [value for part in used.values() for value in part[inputs]],
-    )
+    values = [value for where, part in used.items() for value in _cells(where, part, inputs)]
+    x = _stacked(frame, inputs, values, (train.features or {}).get(inputs))
     for key in keys:
         feature: Any = (train.features or {}).get(key)
         if hasattr(feature, "names"):  # a ClassLabel
@@ -278,7 +282,7 @@ def from_huggingface(
     owners = _owners(frame, owner)
     if "test" in parts:
         # The frame has the training part first.
-        test_e = np.arange(len(frame)) >= len(train[label])
+        test_e = frame.index.get_level_values(0) != next(iter(used))
     elif owner is None and test_share is None:
         test_e = every_tenth(rows_by_key(owners.code), len(frame))
     else:
@@ -325,7 +329,7 @@ def _task(
             f"model is {shown(model)}; it must be a function or a class, which "
             "model(in_features, outputs) makes the model with"
         )
-    how = dealing.partition or "natural"
+    how = "natural" if dealing.partition is None else dealing.partition
     column = dealing.column
     # Round 0 of the stream has dealt the test rows.
     rng = stream(dealing.seed, "partition", round=1)
@@ -443,7 +447,7 @@ def _owner_column(
     partition: AnyPartition | None,
 ) -> str | None:
     """The column that says who holds a row; None where a partition deals the rows."""
-    dealt = find_partition(partition or "natural")
+    dealt = find_partition("natural" if partition is None else partition)
     if not dealt.uses_column:
         return None
     # Some partitions name their column.
@@ -582,7 +586,8 @@ def codes(values: Column) -> Coded:
         values,
         good_e,
         "a whole number or a word",
-        "correct it (astype(str) makes words of dates), or drop the row",
+        "correct it (astype(str) makes words of dates; of one-hot labels take the place of the 1), "
+        "or drop the row",
     )
     if values.dtype.kind == "f":
         largest = 2 / np.finfo(f"f{values.dtype.itemsize}").eps
@@ -679,6 +684,8 @@ _CURES = {
     "that pandas.read_csv(file, decimal=',', thousands='.') reads",
     r"\W+|n\.?/?a\.?|unknown|missing": "if it stands for a missing value, fill that in or drop the "
     "row",
+    r"\[.*\]|\(.*,.*\)": "an example has one number there: make a column of each, and of one-hot "
+    "labels one of the places of the 1",
     r"[$€£]\s*[\d.,]+|[\d.,]+\s*[%€$£°]\w*": "leave out the unit, as "
     "table[{name!r}].str.strip('$€£%°C ').astype(float) does",
     r".*": "encode words first, as pandas.get_dummies(table, columns=[{name!r}]) does, or drop the "
@@ -731,26 +738,54 @@ def _require_all(values: Column, good_e: BoolArray, needed: str, cure: str) -> N
     )
 
 
-def _stacked(name: str, column: str, values: list[Any]) -> Array:
+def _cells(where: str, part: Any, column: str) -> Sequence[Any]:
+    """A column of a data set, whose cells are decoded, and transformed, as they are read."""
+    with explained(f"{where}: the column {column!r} cannot be read"):
+        return [*part[column]]
+
+
+def _plain(cell: Any) -> Any:
+    """A label or an owner, which in a format of PyTorch or NumPy is an array of its own."""
+    return cell.tolist() if hasattr(cell, "tolist") else cell
+
+
+def _stacked(frame: Frame, column: str, values: Sequence[Any], feature: Any) -> Array:
     """Pictures as uint8 (N, channels, height, width), or lists of numbers as float32 (N, k)."""
-    # Numbers of a palette's colours are no brightness.
-    good = not any(hasattr(value, "mode") and value.mode == "P" for value in values)
-    try:
-        x = np.stack(values)
-        good = good and x.dtype.kind in "iufb" and x.ndim <= 4 and (np.abs(x) <= LARGEST).all()
-    except ValueError:  # shapes differ
-        good = False
-    if not good:
-        raise DeltaflError(
-            f"{name}: column {column!r} needs pictures of one size and mode, or lists of numbers "
-            f"of one length; data.cast_column({column!r}, datasets.Image(mode='RGB')) gives "
-            "pictures one mode"
-        )
+    parts: list[Array] = []
+    for (source, row), value in zip(frame.index, values, strict=True):
+        try:
+            part = np.asarray(value)
+        except ValueError:  # lists of different lengths
+            part = np.array(None)
+        held = shown(value)
+        good = part.dtype.kind in "iufb" and part.ndim <= 3 and (np.abs(part) <= LARGEST).all()
+        if hasattr(value, "mode"):
+            held = f"a picture of mode {value.mode}"
+            # Numbers of a palette's colours are no brightness.
+            good = good and value.mode != "P"
+        if good and parts and part.shape != parts[0].shape:
+            held = f"numbers of shape {part.shape}, and the first row has shape {parts[0].shape}"
+            good = False
+        if not good:
+            raise DeltaflError(
+                f"{source}: row {row + 1}, column {column!r} holds {held}; it must be pictures of "
+                f"one size and mode, as data.cast_column({column!r}, datasets.Image(mode='RGB')) "
+                f"gives them, or numbers up to {LARGEST:g}, as many in each row"
+            )
+        parts.append(part)
+    if not parts:
+        raise DeltaflError(f"column {column!r} has no rows; give it one for each example")
+    x = np.stack(parts)
     if x.ndim < 3:
         return x.reshape(len(x), -1).astype(np.float32)
     if x.ndim == 3:
         # Grey pictures come without an axis of channels.
         x = x[..., np.newaxis]
-    if x.dtype != np.uint8:
-        x = x.astype(np.float32)
-    return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    # Pixels of an Array2D or Array3D come as lists, and only their column knows that they are.
+    is_pixel = x.dtype == np.uint8 or (hasattr(feature, "dtype") and feature.dtype == "uint8")
+    x = x.astype(np.uint8 if is_pixel else np.float32)
+    _, first, _, last = x.shape
+    # Pictures have their channels last, tensors first: the shorter axis, if that is clear.
+    if last <= _MOST_CHANNELS or last <= first:
+        x = x.transpose(0, 3, 1, 2)
+    return np.ascontiguousarray(x)

@@ -11,7 +11,6 @@ What makes it faster on one core (``benchmarks/local_training.py`` measures it):
    requesting them again.
 """
 
-import copy
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...model_parts import copied
 from ...tasks.losses import Loss
 from ...types import IntArray, Params, Rng
 from .serial import (
@@ -102,7 +102,7 @@ class FastTrainer:
         loss: Loss,
         device: torch.device = CPU,
     ) -> None:
-        self._model = copy.deepcopy(model).to(device)
+        self._model = copied(model).to(device)
         self._loss = loss
         self._device = device
         self._params = list(trained_parameters(self._model).values())

@@ -4,7 +4,6 @@ A pure function of model, task, local work and settings; a run keeps it in its f
 (``engine.json``), for a resume.
 """
 
-import copy
 import json
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from ...errors import DeltaflError, log
-from ...model_parts import ModelParts
+from ...model_parts import ModelParts, copied
 from ...store import checked, read_json, write_atomically
 from ...tasks.base import Task
 from ...tasks.draws import places, seeded
@@ -114,10 +113,10 @@ def captures_steps(
     if device.type == "cpu" or task.gradient_noise_m is not None:
         return False
     x = example_of(task).to(device)
-    y = torch.tensor(task.dataset.train_y[:1], device=device)
+    y = torch.tensor(task.dataset.train_y[:1].copy(), device=device)
     params_d = np.zeros(sum(map(torch.numel, trained_parameters(model).values())), np.float32)
     trainer = BatchedTrainer(
-        copy.deepcopy(model).to(device), task.loss, 1, lambda _: (x, y), device, precision, True
+        copied(model).to(device), task.loss, 1, lambda _: (x, y), device, precision, True
     )
     job = LocalJob(np.zeros(1, np.int64), np.random.default_rng(0))
     with product_precision(device, precision):
@@ -283,7 +282,7 @@ def _cohort_incompatibility(model: nn.Module, task: Task) -> str | None:
     reason = incompatibility(model, example_of(task), task.parts_of(model))
     if reason is not None:
         return reason
-    if losses_of(task.loss, torch.tensor(task.dataset.train_y)) is None:
+    if losses_of(task.loss, torch.tensor(task.dataset.train_y.copy())) is None:
         return (
             "the loss of a single example is known for cross_entropy of labels 0, 1, ... and "
             "squared_error only"
@@ -372,7 +371,7 @@ def numbers_per_example(model: nn.Module, task: Task) -> int:
 
     with register_module_forward_hook(count), torch.no_grad():
         # Batch normalization refuses to train with one example.
-        copy.deepcopy(model).eval()(example_of(task))
+        copied(model).eval()(example_of(task))
     return sum(counted)
 
 

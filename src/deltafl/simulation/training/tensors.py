@@ -1,6 +1,5 @@
 """The tensors of a module by what becomes of them in local training, see ``model_parts.py``."""
 
-import copy
 from contextlib import suppress
 
 import numpy as np
@@ -25,7 +24,7 @@ def remembers(model: nn.Module, examples: torch.Tensor, training: bool) -> bool:
     """Whether a forward pass leaves something in the model, such as a count or a last state in an
     attribute, which the next client or evaluation would find there.
     """
-    trial = copy.deepcopy(model).train(training)
+    trial = copied(model).train(training)
     before = _held(trial)
     with torch.no_grad():
         trial(examples.clone())
