@@ -88,9 +88,12 @@ def run_experiment(
     # Unless a checkpoint has it already.
     if census is not None and run.state.round < start.round:
         _follow(run, census.round(run, start), followers)
+    # Of the library's own nothing draws from the global generators.
+    may_draw = bool(callbacks) or not type(run.plan.sampler).__module__.startswith("deltafl.")
     while not run.is_over:
-        # For samplers and callbacks of the user's own, also after a resume.
-        with seeded(stream(settings.seed, "draw", run.state.round, client=1)):
+        # By the round, so that it draws the same after a resume.
+        rng = stream(settings.seed, "draw", run.state.round, client=1)
+        with seeded(rng, every=may_draw):
             _follow(run, play_round(run), followers)
     last = group.from_first(directory.last_line)
     if "diverged" in last:
