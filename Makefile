@@ -1,5 +1,6 @@
 # make demo: the main job on the embedded data set.   make test: lint, spelling, types, tests.
-# make thorough: all tests but the engines', half an hour on two slow cores; make test leaves out what takes long beside what it finds.
+# make thorough: all tests but the engines', more than half an hour on two slow cores. make test leaves out what takes long beside what
+# it finds: some cases and pages, the pictures of most comparisons, and three of five examples of a property.
 # make results: every committed page and table from the committed records, without data sets; git diff shows changes.
 # make docs: the site, in build/site; a warning is an error.
 # make links: asks every address on the site's pages whether it is still there; needs the internet.
@@ -50,7 +51,7 @@ results: $(VENV)/.installed
 
 docs: $(VENV)/.installed
 	$(VENV)/bin/python docs/pages.py build/pages
-	$(VENV)/bin/sphinx-build -q -W --keep-going -c docs build/pages build/site
+	$(VENV)/bin/sphinx-build -q -W --keep-going -j $(JOBS) -c docs build/pages build/site
 	@echo "Look at build/site/index.html"
 
 links: $(VENV)/.installed
@@ -93,7 +94,7 @@ dist-check:
 	.ci/dist-check $(PYTHONS)
 
 # A new pip takes half the time of Python's own. Compiled on all cores, without tests and what is rarely imported.
-RARE = tests|_inductor|databricks|debugpy|jedi|mlflow|mypy|networkx|nvflare|opentelemetry|pip|ray|selenium|sqlalchemy|sympy|tensorboard|torchgen
+RARE = tests|_inductor|Crypto|dask/(array|dataframe)|databricks|debugpy|jedi|mlflow|mypy|mypyc|networkx|nvflare|opentelemetry|pip|ray|selenium|setuptools|sqlalchemy|sympy|tensorboard|torch/testing|torchgen|transformers/models
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "deltafl needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)

@@ -52,9 +52,14 @@ if importlib.util.find_spec("absl"):
 # The same examples in every run: a failure is a change of the code, never luck, nor a machine that
 # is busy.
 settings.register_profile(
-    "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "thorough", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("repeatable")
+settings.register_profile("repeatable", settings.get_profile("thorough"), max_examples=40)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Play fewer examples of a property in make test than the hundred that are usual."""
+    settings.load_profile("thorough" if config.getoption("--thorough") else "repeatable")
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +77,17 @@ def _own_files_are_forgotten() -> Iterator[None]:
     sys.path[:] = path
 
 
+@pytest.fixture(autouse=True)
+def _pictures_are_for_those_who_look(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leave out pictures and report of a comparison: they take a second, most of a short one."""
+    thorough = request.config.getoption("--thorough")
+    if not thorough and request.node.get_closest_marker("drawn") is None:
+        monkeypatch.setattr("deltafl.simulation.comparison.draw_plots", lambda *_: [])
+        monkeypatch.setattr("deltafl.simulation.comparison.write_report", lambda *_: None)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--thorough", action="store_true", help="every case, also those that make test leaves out"
@@ -80,6 +96,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is ``thorough``, and of a ``sampled(n)`` test all but every n-th case."""
+    # The longest file first: as one of the last it would keep one process busy, and the other wait.
+    items.sort(key=lambda item: item.path.name != "test_docs.py")
     if config.getoption("--thorough"):
         return
     cases = Counter[str]()

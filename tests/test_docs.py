@@ -163,20 +163,33 @@ def play_commands(page: Path) -> None:
 #: Pages that play for long; ``make thorough`` plays them.
 LONG = {
     "how-to/cluster.md",
+    "how-to/cohort-size.md",
     "how-to/local-parts.md",
     "how-to/metrics.md",
     "docs/how-to/distributed.md",
     "docs/how-to/plan.md",
     "docs/how-to/rates.md",
+    "docs/why/theory/auxiliary.md",
     "docs/why/theory/census.md",
+    "docs/why/theory/feddelta.md",
     "docs/why/theory/table-1.md",
 }
+
+
+#: Pages that readers begin with: their comparisons draw pictures.
+DRAWN = {"README.md", "tutorial/own-data.md"}
 
 
 def cases(documents: Iterable[str]) -> list[Any]:
     """Documents as parameters of a test."""
     return [
-        pytest.param(document, marks=[pytest.mark.thorough] * (document in LONG))
+        pytest.param(
+            document,
+            marks=[
+                *[pytest.mark.thorough] * (document in LONG),
+                *[pytest.mark.drawn] * (document in DRAWN),
+            ],
+        )
         for document in documents
     ]
 

@@ -42,6 +42,7 @@ def summary_of(runs: list[Run]) -> Summary:
     return summarise(runs, 0.5, settings={"samplers": names}, environment=environment)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", [40, 80, 200])
 @pytest.mark.parametrize("terminal", [True, False])
 def test_tables_show_every_name_as_text(width: int, terminal: bool) -> None:

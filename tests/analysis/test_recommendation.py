@@ -58,6 +58,7 @@ def test_the_known_answers() -> None:
         recommend(clients=0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("unequal", "labels", "census", "memory", "reachable"),
     [*itertools.product((None, True, False), *[(True, False)] * 4)],

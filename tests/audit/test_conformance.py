@@ -43,7 +43,7 @@ def oracle_for(num_clients: int) -> KnownUpdates:
     return make_problem(np.arange(10, 10 + num_clients), seed=5).oracle
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("label", TABLE)
 def test_every_sampler_conforms(label: str) -> None:
     """Few draws with another design than a sampler's own, whose probabilities tests/estimators

@@ -37,6 +37,7 @@ TINY = [
 ]
 
 
+@pytest.mark.drawn
 def test_compare_writes_summary_pictures_and_a_table(tmp_path: Path) -> None:
     options = [
         "--samplers",

@@ -101,6 +101,7 @@ def command(*words: str) -> int:
     return int(end.value.code or 0)
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("others")
 def test_a_comparison_of_own_code_is_read_without_it(tmp_path: Path) -> None:
     found = deltafl.load("results")

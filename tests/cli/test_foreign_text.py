@@ -155,7 +155,8 @@ def in_terminal(*arguments: str, cwd: Path, columns: int) -> str:
 def test_a_terminal_gets_text(tmp_path: Path) -> None:
     out = f"{'long[/x] name ' * 6}[v2]"
     table = write_table(tmp_path / "table.csv", "temp[/C]\x1b]0;pwned\x07\x1b[31m\u202e")
-    shown = in_terminal("compare", *table, *SHORT, "--out", out, cwd=tmp_path, columns=40)
+    options = [*SHORT, "--no-report", "--out", out]
+    shown = in_terminal("compare", *table, *options, cwd=tmp_path, columns=40)
     assert RAW.search(shown) is None
     # Whole, in one line.
     assert f"\nResults: {out}/summary.json" in shown

@@ -58,6 +58,7 @@ def test_within_a_factor_of_two_for_six_clients(name: str, design: str, n: int) 
     assert true / 2 < mean < 2 * true
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("design", "least", "largest"),
     [("systematic", (0.1, 0.6), (1, 1.5)), ("pivotal", (0.1, 0.6), (1, 1.5))]

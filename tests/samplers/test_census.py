@@ -252,6 +252,7 @@ def test_how_much_an_answer_tells_of_the_labels(noise: float, least: float, most
 # Estimates
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("liar", [None, 1e30, np.nan])
 @pytest.mark.parametrize(
     "label", [SMALL, "census(components=2,size=8,by_norm=False)@local-pivotal"]

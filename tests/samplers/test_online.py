@@ -80,6 +80,7 @@ def test_the_bound_of_the_bandits_is_that_of_the_first_answer() -> None:
     assert state.total_m[2] == pytest.approx(100 / 0.5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("label", ["k-vib", "k-vib@systematic", "vrb", "osmd", "osmd@pivotal"])
 def test_learning_samplers_approach_the_optimum(label: str) -> None:
     """On updates that stay the same, most of what probabilities can change of sum a^2 / pi is

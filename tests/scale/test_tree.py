@@ -142,6 +142,7 @@ def test_cohorts_are_distinct_and_of_the_exact_size(shape: str, floor: float) ->
         np.testing.assert_allclose(cohort.expected_n, pi_m[cohort.client_n], rtol=0, atol=1e-10)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scores", [[1.0, 2, 3, 4, 5, 1], [9.0, 1, 2, 2, 0, 1], [1.0] * 6], ids=str)
 def test_pairs_and_clients_at_the_enumerated_rates(scores: list[float]) -> None:
     """First and second order of the tree's own draw, floor included, within 4.5 standard errors."""

@@ -39,7 +39,7 @@ def few(seed):
     return make_task("digits", seed=seed, num_clients=12)
 
 seen = []
-options = dict(seeds=2, rounds=3, sample=4, local_epochs=1, out="out", processes=2, on_round=seen.append)
+options = dict(seeds=2, rounds=3, sample=4, local_epochs=1, out="out", processes=2, report=False, on_round=seen.append)
 result = deltafl.compare(few, ["uniform", Even(power=0.5), Even], **options)
 print(result)
 result.plot("curves.svg")
@@ -81,6 +81,7 @@ def test_objects_of_a_script_are_played_in_other_processes(script: tuple[Path, s
     assert (folder / "curves.svg").read_text().startswith("<?xml")
 
 
+@pytest.mark.drawn
 def test_another_process_loads_what_it_does_not_know(script: tuple[Path, str]) -> None:
     result = deltafl.load(script[0] / "out")
     table = result.summary()

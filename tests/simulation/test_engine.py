@@ -74,6 +74,7 @@ def two() -> Iterator[Workers]:
         yield workers
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make_model", [cnn, dropout_net, batch_norm_net, softmax_net])
 def test_one_and_two_workers_agree_to_the_last_bit(make_model: object, two: Workers) -> None:
     task = make_task(make_model)

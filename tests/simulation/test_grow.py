@@ -219,6 +219,7 @@ def test_runs_stop_at_the_threshold_and_have_no_gap(tmp_path: Path) -> None:
         compare(tmp_path, **{**given, "rounds": 9, "threshold": 0.4})
 
 
+@pytest.mark.drawn
 def test_a_report_and_a_comparison_with_a_run_that_diverged_end_with_3(
     out: Path, tmp_path: Path
 ) -> None:

@@ -168,6 +168,7 @@ def constant_of(offset: float, slope: float) -> Any:
     return np.array([slope, offset], np.float32)
 
 
+@pytest.mark.drawn
 def test_the_best_by_auc_is_not_the_best_by_accuracy(tmp_path: Path) -> None:
     task = replace(imbalanced(), metric=["accuracy", "auc"])
     engine = engine_for(task)

@@ -324,6 +324,8 @@ def dealt(seed: int) -> Task:
     return replace(small_task(linear), client_rows=np.array_split(row_e, 5))
 
 
+@pytest.mark.drawn
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("task", "seeds", "is_one"),
     [

@@ -218,6 +218,7 @@ def test_no_link_below_a_folder_is_followed(name: str, tmp_path: Path, outside: 
         deltafl.compare(samplers="uniform", out=tmp_path / "out", progress=False, **given)  # type: ignore[arg-type]
 
 
+@pytest.mark.drawn
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_pictures_and_tables_are_written_to_files_of_their_own(

@@ -254,6 +254,7 @@ def test_evaluation_can_be_rare(tmp_path: Path) -> None:
     assert [line["round"] for line in lines_of(tmp_path) if "test" in line] == [0, 4, 6]
 
 
+@pytest.mark.drawn
 def test_a_comparison_writes_its_summary_and_pictures_and_can_be_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

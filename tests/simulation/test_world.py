@@ -246,6 +246,7 @@ def test_a_world_where_everybody_is_there_has_the_bits_of_none(tmp_path: Path) -
     assert timed == lines_of(tmp_path / "plain")
 
 
+@pytest.mark.drawn
 def test_the_clock_is_in_frames_table_picture_and_report(tmp_path: Path) -> None:
     given: dict[str, Any] = {"clients": 12, "sample": 4, "rounds": 4, "threshold": 0.12}
     given |= {"local_epochs": 1, "speeds": "lognormal", "progress": False}

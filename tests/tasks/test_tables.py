@@ -121,6 +121,7 @@ def test_small_clients_give_test_rows_as_often_as_large_ones(share: float) -> No
         assert mean[sizes == size].mean() == pytest.approx(share * size, abs=4 * 0.5 / 600**0.5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.05])
 def test_of_small_tables_one_row_is_tested_whatever_the_seed(share: float) -> None:
     # Sums of a hundredth are rounded, some of them down.
@@ -944,6 +945,7 @@ def test_bad_strata_are_one_sentence(regions: list[str], more: Any, said: str) -
             with_regions(regions, test_share=0.3)
 
 
+@pytest.mark.drawn
 def test_what_strata_got_is_in_the_report_and_among_the_clients(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"x": rng.normal(size=240), "client": np.arange(240) % 12})

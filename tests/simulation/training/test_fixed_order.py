@@ -28,6 +28,7 @@ EVERYONE = np.arange(len(SIZES))
 STEPS = LocalWork(lr=0.05, steps=7, batch_size=8)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("work", [*WORKS.values(), STEPS], ids=[*WORKS, "steps"])
 @pytest.mark.parametrize("route", ROUTES)
 def test_every_round_has_the_bits_of_round_0(route: str, work: LocalWork) -> None:
