@@ -42,7 +42,7 @@ RECOMMENDED = [
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stretches of 256 parameters, and two of them at a time for a thread."""
-    for name, value in {"STRETCH": 256, "TURN": 512, "_SHORTEST": 256}.items():
+    for name, value in {"STRETCH": 256, "TURN": 512, "_SHORTEST": 256, "_FOR_THREADS": 0}.items():
         monkeypatch.setattr(f"deltafl.scale.stretches.{name}", value)
 
 

@@ -354,7 +354,7 @@ def test_functions_in_python_with_several_processes(tmp_path: Path) -> None:
         ({"metric": "auc,roc_auc"}, "named twice"),
         ({"metric": "top_10"}, "of 10 classes is always 1"),
         ({"metric": "roc_auc", "threshold": 80}, "roc_auc is a share between 0 and 1"),
-        ({"metric": "accuracy", "task": "toy"}, "2 or more for accuracy"),
+        ({"metric": "accuracy", "task": "toy"}, "num_classes is 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(given: dict[str, Any], words: str) -> None:

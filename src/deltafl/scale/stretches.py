@@ -19,6 +19,8 @@ Seen = TypeVar("Seen")
 #: in others, and what a thread takes at a time, a multiple of every stretch.
 STRETCH = 2**13
 TURN = 2**16
+#: Parameters from which threads gain more than they lose by waiting for each other.
+_FOR_THREADS = 2**22
 #: Numbers in all rows of a stretch: fewer, and Python takes longer than what the cache saves.
 _IN_CACHE = 2**17
 #: Shorter stretches take Python longer than NumPy.
@@ -72,7 +74,7 @@ def over_stretches(
     turn = TURN // (parts[0].stop or TURN)
     turns = [parts[first : first + turn] for first in range(0, len(parts), turn)]
     count = min(threads(), len(turns))
-    if count < 2:
+    if count < 2 or num_params < _FOR_THREADS:
         return [look(part) for part in parts]
     with ThreadPoolExecutor(count) as pool:
         # In this thread's context, such as that of ``np.errstate``.
