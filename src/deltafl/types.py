@@ -577,3 +577,8 @@ def as_number(entry: Any, bad: float = nan) -> float:
             return float(entry) if np.shape(entry) == () else bad
     except OWN_ERRORS:
         return bad
+
+
+def is_ours(value: object) -> bool:
+    """Whether it is of a class of this package, and not of a user's."""
+    return type(value).__module__.startswith("deltafl.")

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import numpy as np
 
 from ..errors import DeltaflError, bounds_of
-from ..types import LARGEST_AUX, LARGEST_STEP, Array, Within
+from ..types import LARGEST_AUX, LARGEST_STEP, Array, Within, is_ours
 from .named_arrays import from_named_arrays
 from .persistent_array import PersistentArray
 from .rows import MappedRows, row_values
@@ -73,7 +73,7 @@ def _faults(
         kind = type(before)
         hints = get_annotations(kind)
         # What other numbers of a user's class mean, nobody here knows.
-        if not kind.__module__.startswith("deltafl."):
+        if not is_ours(before):
             hints = {field: hint for field, hint in hints.items() if _limit(hint)}
         inner = value._asdict()
         for field, part in before._asdict().items():

@@ -21,7 +21,7 @@ from ..store.machine import made_with, warn_of_other
 from ..streams import stream
 from ..tasks.base import Task
 from ..tasks.draws import seeded
-from ..types import BoolArray, Cohort, Json, RejectedReply, RoundInfo
+from ..types import BoolArray, Cohort, Json, RejectedReply, RoundInfo, is_ours
 from .callback import Callback, LiveRun, OnRound, PlayedRound, Report, Stopwatch, guarded
 from .census import Asked, ask_everyone
 from .checking import check_memory, require_same_sampler
@@ -89,7 +89,7 @@ def run_experiment(
     if census is not None and run.state.round < start.round:
         _follow(run, census.round(run, start), followers)
     # Of the library's own nothing draws from the global generators.
-    may_draw = bool(callbacks) or not type(run.plan.sampler).__module__.startswith("deltafl.")
+    may_draw = bool(callbacks) or not is_ours(run.plan.sampler)
     while not run.is_over:
         # By the round, so that it draws the same after a resume.
         rng = stream(settings.seed, "draw", run.state.round, client=1)

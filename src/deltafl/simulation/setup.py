@@ -19,7 +19,7 @@ from ..store.files import read_bytes
 from ..tasks.base import Task, with_fewer_tests, with_public, with_validation
 from ..tasks.own import check_task, is_own
 from ..tasks.registry import make_task
-from ..types import Json, Population
+from ..types import Json, Population, is_ours
 from .behaviour import behaviour_of
 from .conditions import Measured, Trace, costs_of, find_availability, find_speeds
 from .engine import Engine
@@ -185,7 +185,7 @@ def plan_of(
     # Before anything is written. The seconds themselves are known once there is a world.
     clock = None if settings.speeds is None else np.ones(1)
     plan.sampler.check(population._replace(seconds_m=clock))
-    if not type(plan.sampler).__module__.startswith("deltafl."):
+    if not is_ours(plan.sampler):
         # A checkpoint needs it.
         [*named_arrays(plan.sampler.init(population), "sampler")]
     size = plan.sampler.output_bias_size
