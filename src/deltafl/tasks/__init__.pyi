@@ -9,6 +9,7 @@ from .files import check as check
 from .files import data_folders as data_folders
 from .files import fetch as fetch
 from .files import read_arrays as read_arrays
+from .huggingface import from_huggingface as from_huggingface
 from .images import idx_dataset as idx_dataset
 from .leaf import encode_text as encode_text
 from .losses import binary_cross_entropy as binary_cross_entropy
@@ -36,5 +37,4 @@ from .registry import import_tasks as import_tasks
 from .registry import known_tasks as known_tasks
 from .registry import make_task as make_task
 from .registry import register as register
-from .tables import from_huggingface as from_huggingface
 from .tables import table_task as table_task

@@ -24,10 +24,11 @@ from ..store.own_python import load_function, split_name
 from ..streams import stream
 from .base import Dataset, Task
 from .frames import TABLE_SUFFIXES, is_table_file, table_stem
+from .huggingface import from_huggingface
 from .losses import Module, Tensor, squared_error
 from .metrics import METRICS, AnyMetric, targets_of
 from .registry import TaskSpec, find_task
-from .tables import from_huggingface, table_task
+from .tables import table_task
 
 #: Clients selected per round, of those of a task without a setting for it: a tenth, at least so
 #: many, but no more than half of them, for all methods are one where everybody is asked.
