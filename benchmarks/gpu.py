@@ -52,7 +52,8 @@ from deltafl.simulation.training.serial import LocalWork, minibatches, train_ser
 from deltafl.simulation.workers import Workers
 from deltafl.streams import stream
 from deltafl.tasks import find_task, make_task
-from deltafl.tasks.base import Dataset, Task
+from deltafl.tasks.base import Task
+from deltafl.tasks.dataset import Dataset
 from deltafl.tasks.losses import cross_entropy
 from deltafl.types import IntArray, Params
 

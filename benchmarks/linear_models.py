@@ -14,7 +14,8 @@ from torch import nn
 
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.streams import stream
-from deltafl.tasks.base import Dataset, Task
+from deltafl.tasks.base import Task
+from deltafl.tasks.dataset import Dataset
 from deltafl.tasks.losses import cross_entropy
 from deltafl.tasks.models import softmax_regression
 from timing import beside_plain_loops

@@ -25,7 +25,8 @@ from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.serial import LocalWork, train_serial
 from deltafl.streams import stream
 from deltafl.tasks import make_task
-from deltafl.tasks.base import Dataset, Task
+from deltafl.tasks.base import Task
+from deltafl.tasks.dataset import Dataset
 from deltafl.tasks.losses import cross_entropy
 from deltafl.tasks.models import two_layer_cnn
 from jobs.work import TextbookNet

@@ -20,7 +20,8 @@ from deltafl.simulation.training.serial import (
     train_serial,
 )
 from deltafl.streams import stream
-from deltafl.tasks.base import Dataset, Task
+from deltafl.tasks.base import Task
+from deltafl.tasks.dataset import Dataset
 from deltafl.tasks.losses import cross_entropy
 from deltafl.tasks.models import mlp, next_token_lstm, two_layer_cnn
 from deltafl.tasks.modules import ResidualBlock

@@ -14,7 +14,8 @@ from deltafl.simulation.engine import Engine
 from deltafl.simulation.training.route import Computation
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.simulation.workers import Workers
-from deltafl.tasks.base import Dataset, Task
+from deltafl.tasks.base import Task
+from deltafl.tasks.dataset import Dataset
 from deltafl.tasks.losses import cross_entropy
 from deltafl.tasks.models import next_token_lstm, two_layer_cnn
 

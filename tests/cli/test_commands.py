@@ -372,7 +372,8 @@ DROPOUT_TASK = """
 import numpy as np
 from torch import nn
 from torch.nn.functional import cross_entropy
-from deltafl.tasks.base import Dataset, Task
+from deltafl.tasks.base import Task
+from deltafl.tasks.dataset import Dataset
 
 def net():
     return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 2))

@@ -25,7 +25,8 @@ from deltafl.simulation.engine import Engine
 from deltafl.simulation.processes import Processes
 from deltafl.simulation.training.serial import LocalWork
 from deltafl.simulation.workers import Recipe, Workers
-from deltafl.tasks.base import Dataset, Task
+from deltafl.tasks.base import Task
+from deltafl.tasks.dataset import Dataset
 from deltafl.types import IntArray, Params
 
 SIZES = (5, 40, 12, 25, 8, 17)

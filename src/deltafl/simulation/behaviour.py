@@ -8,8 +8,8 @@ import re
 from ..store.values import plain_json
 from ..streams import stream
 from ..tasks.base import Task
+from ..tasks.checks import first_examples
 from ..tasks.draws import seeded
-from ..tasks.own import first_examples
 from ..types import Json
 from .describe import describe
 from .runner import new_model

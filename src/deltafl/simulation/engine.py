@@ -16,7 +16,8 @@ import numpy as np
 from ..errors import DeltaflError
 from ..model_parts import Arrays, NamedArrays
 from ..plan import NO_REST
-from ..tasks.base import Dataset, Task
+from ..tasks.base import Task
+from ..tasks.dataset import Dataset
 from ..tasks.metrics import Look, outputs, right
 from ..types import FloatArray, IntArray, Params, Reports
 from .judged import Evaluation, Judged

@@ -17,7 +17,8 @@ from ..scale.named_arrays import named_arrays
 from ..scale.rows import RowFormat
 from ..store.files import read_bytes
 from ..tasks.base import Task, with_fewer_tests, with_public, with_validation
-from ..tasks.own import check_task, is_own
+from ..tasks.checks import check_task
+from ..tasks.own import is_own
 from ..tasks.registry import make_task
 from ..types import Json, Population, is_ours
 from .behaviour import behaviour_of

@@ -1,7 +1,8 @@
 # The names of the package: see ``deltafl/_lazy.py``.
 
-from .base import Dataset as Dataset
 from .base import Task as Task
+from .checks import check_task as check_task
+from .dataset import Dataset as Dataset
 from .files import FileStatus as FileStatus
 from .files import cache_folder as cache_folder
 from .files import cached_images as cached_images
@@ -26,7 +27,6 @@ from .models import next_token_lstm as next_token_lstm
 from .models import resnet as resnet
 from .models import softmax_regression as softmax_regression
 from .models import two_layer_cnn as two_layer_cnn
-from .own import check_task as check_task
 from .own import load_own as load_own
 from .partitions import PARTITIONS as PARTITIONS
 from .partitions import hold_out_by_owner as hold_out_by_owner

@@ -1,10 +1,9 @@
 """What a task is: examples, the clients who hold them, a model, a loss and a metric."""
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,68 +11,13 @@ import numpy.typing as npt
 from ..errors import DeltaflError
 from ..model_parts import ModelParts, Patterns
 from ..streams import stream
-from ..types import Array, FloatArray, IntArray, Judge, Population, Rng
+from ..types import FloatArray, IntArray, Judge, Population, Rng
+from .dataset import Dataset
 from .losses import Loss, MakeModel, Module, Tensor
 from .metrics import AnyMetric, Metric, metrics_of
 
 #: ``augment(x, rng)``: a random variation of a minibatch's inputs.
 Augment = Callable[[Tensor, Rng], Tensor]
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Examples as they are stored, before they are split over clients.
-
-    Attributes:
-        name: The name of the data that were read, which says so where their content is not the
-            published one.
-        train_x: uint8 or float32, (N, ...); images are (N, channels, height, width). Tokens are
-            uint8 or int64.
-        train_y: (N,) int64 class labels, (N, ..., L) of sequences; float32 targets; or (N, labels)
-            float32, 1 where an example has the label.
-        test_x: The pooled test set.
-        test_y: Its labels.
-        num_classes: Number of classes, or of labels; 0 for regression.
-        columns: Natural owners of the training examples by column name, each int64 (N,).
-        test_columns: The same for the test examples, where they have the same owners; else empty.
-        class_names: The names of the classes, or labels, where they are known.
-    """
-
-    name: str
-    train_x: Array
-    train_y: Array
-    test_x: Array
-    test_y: Array
-    num_classes: int
-    columns: Mapping[str, IntArray] = field(default_factory=dict)
-    test_columns: Mapping[str, IntArray] = field(default_factory=dict)
-    class_names: Sequence[str] = ()
-
-    @classmethod
-    def whole(
-        cls,
-        name: str,
-        x: Array,
-        y: Array,
-        num_classes: int,
-        columns: Mapping[str, IntArray] | None = None,
-    ) -> "Dataset":
-        """Examples of which none is for the test, to be ``split``."""
-        return cls(name, x, y, x[:0], y[:0], num_classes, columns or {})
-
-    def split(self, train: Any, test: Any) -> "Dataset":
-        """Of the training examples those that stay, and those that are the test set from now on;
-        rows, masks or slices.
-        """
-        return replace(
-            self,
-            train_x=self.train_x[train],
-            train_y=self.train_y[train],
-            test_x=self.train_x[test],
-            test_y=self.train_y[test],
-            columns={name: column_e[train] for name, column_e in self.columns.items()},
-            test_columns={name: column_e[test] for name, column_e in self.columns.items()},
-        )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import DeltaflError, MissingExtraError
 from ..types import IntArray
-from .base import Dataset
+from .dataset import Dataset
 from .files import (
     BROKEN,
     CIFAR_ARCHIVE,

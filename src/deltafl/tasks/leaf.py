@@ -31,7 +31,7 @@ from ..store import checked, read_json
 from ..store.files import opened
 from ..store.room import require_ram
 from ..types import Array, IntArray
-from .base import Dataset
+from .dataset import Dataset
 from .files import Bytes, cache_folder, cached_images, data_folders, find
 
 PARTS = ("train", "test")

@@ -22,7 +22,7 @@ import numpy as np
 from ..calls import Named, parse_call
 from ..errors import DeltaflError, explained, is_in, require, unknown_name
 from ..types import BoolArray, FloatArray, IntArray, Rng
-from .base import Dataset
+from .dataset import Dataset
 
 #: A partition's text, or an object with ``dataset``, ``num_partitions`` and
 #: ``load_partition(k)``.

@@ -18,7 +18,8 @@ from typing import Any
 from ..errors import DeltaflError, unknown_name
 from ..model_parts import Patterns
 from ..streams import stream
-from .base import Augment, Dataset, Task
+from .base import Augment, Task
+from .dataset import Dataset
 from .images import load_cifar10, load_digits, load_idx
 from .leaf import load_celeba, load_femnist, load_shakespeare
 from .losses import MakeModel, cross_entropy

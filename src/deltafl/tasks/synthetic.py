@@ -20,7 +20,8 @@ from ..errors import DeltaflError
 from ..store.room import free_ram, human
 from ..streams import stream
 from ..types import FloatArray
-from .base import Dataset, Task
+from .base import Task
+from .dataset import Dataset
 from .losses import Module, Tensor, squared_error
 
 #: One client a row: a, p, b, q of F_i(x, y) = a (x - p)^2 + b (y - q)^2.

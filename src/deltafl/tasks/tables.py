@@ -22,8 +22,9 @@ from ..errors import DeltaflError, is_in, printable
 from ..model_parts import Patterns
 from ..streams import stream
 from ..types import Array, BoolArray, IntArray
-from .base import Dataset, Task
+from .base import Task
 from .columns import Coded, Target, TaskType, codes, features_of, target_of, targets_of
+from .dataset import Dataset
 from .frames import Frame, read_frame, table_stem
 from .losses import MakeModel, Module, binary_cross_entropy, cross_entropy, squared_error
 from .models import one_output, softmax_regression

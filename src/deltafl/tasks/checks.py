@@ -1,0 +1,354 @@
+"""What a task must have: arrays, clients, a model and a loss that take a step, metrics that judge.
+
+Every mistake is one sentence, before an experiment starts.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import isnan
+from reprlib import repr as shown
+from typing import Any
+
+import numpy as np
+
+from ..errors import OWN_ERRORS, DeltaflError, in_one_line
+from ..model_parts import as_array, copied
+from ..streams import stream
+from .base import Task
+from .dataset import Dataset
+from .losses import Module, Tensor
+from .metrics import METRICS, targets_of
+
+
+def check_task(task: Task, name: str, seed: int) -> None:
+    """Check arrays, clients, model and loss of a task; the last two by one step on two examples and
+    one on one.
+
+    Torch's generator is seeded by the experiment's seed for the smoke test, and restored.
+
+    Raises:
+        DeltaflError: For the first mistake; it starts with ``name``.
+    """
+    try:
+        _check_data(task.dataset, task)
+        _check_clients(task)
+        _smoke_test(task, seed)
+    except DeltaflError as error:
+        raise DeltaflError(f"{name}: {error}") from error
+
+
+def _require(good: object, what: str, value: object, needed: str) -> None:
+    if not good:
+        raise DeltaflError(f"{what} is {shown(value)}; it must be {needed}")
+
+
+#: The types of inputs, of tokens and of labels; the first one is named as the cure.
+_INPUTS = ("float32", "uint8")
+_TOKENS = ("int64", "uint8")
+_LABELS: tuple[str, ...] = ("int64",)
+_TARGETS: tuple[str, ...] = ("float32", "int64")
+#: Test examples whose outputs are judged before an experiment.
+_TRIED_EXAMPLES = 64
+
+
+def _check_data(data: Dataset, task: Task) -> None:
+    _require(isinstance(data, Dataset), "dataset", data, "a deltafl.tasks.Dataset")
+    classes: Any = data.num_classes
+    metrics = {metric.name for metric in task.metrics}
+    if "accuracy" in metrics and type(classes) is int and classes == 0:
+        raise DeltaflError(
+            "the metric is accuracy, as it is where none is named, and num_classes is 0: write "
+            "Task(..., metric='loss') to predict numbers, or how many classes there are"
+        )
+    target: Any = data.train_y
+    has_labels = isinstance(target, np.ndarray) and target.ndim == 2 and target.dtype == "f4"
+    is_count = isinstance(classes, int | np.integer) and classes >= 0
+    # Of one class every answer is right; of one label, yes or no may be wrong.
+    if "accuracy" in metrics:
+        is_count = is_count and classes >= (1 if has_labels else 2)
+    needed = "a whole number: 2 or more for accuracy, 0 for regression"
+    _require(is_count, "num_classes", classes, needed)
+    inputs = _TOKENS if task.tokens else _INPUTS
+    labels = _TARGETS
+    if classes > 2 and not has_labels:
+        labels = _LABELS
+    for part, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
+        _check_array(f"{part}_x", x, inputs, data.train_x)
+        _check_array(f"{part}_y", y, labels, data.train_y)
+        if len(x) != len(y):
+            raise DeltaflError(f"{part}_x has {len(x)} rows and {part}_y {len(y)}; make them equal")
+        if metrics != {"loss"} and classes > 0:
+            shape = (len(y), classes) if has_labels else (len(y),)
+            _require(
+                y.shape == shape,
+                f"the shape of {part}_y",
+                y.shape,
+                f"{shape} for {task.metrics[0].name}",
+            )
+        # Whatever the metric, for the clients' shares of labels are counted.
+        if classes > 0 and y.dtype.kind == "f":
+            _require(
+                np.isin(y, (0, 1)).all(),
+                f"{part}_y",
+                y,
+                "0 or 1 where it is float32, or int64",
+            )
+        elif classes > 0:
+            ends = (int(y.min()), int(y.max()))
+            needed = f"from 0 to num_classes - 1 = {classes - 1}"
+            _require(
+                ends[0] >= 0 and ends[1] < classes,
+                f"the range of {part}_y",
+                ends,
+                needed,
+            )
+
+
+def _check_array(name: str, array: Any, dtypes: tuple[str, ...], train: Any) -> None:
+    needed = f"a NumPy array of {' or '.join(dtypes)} with one row or more"
+    # What a mask hides would be taken for data.
+    if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+        raise DeltaflError(f"{name} is of type {type(array).__name__}; it must be {needed}")
+    held = f"{name} is {array.dtype} of shape {array.shape}"
+    # Pixels come as bytes; other whole numbers are most often tokens.
+    if dtypes is _INPUTS and array.dtype.kind in "iu" and array.dtype not in dtypes:
+        raise DeltaflError(
+            f"{held}; if these are tokens, for a model that begins with an Embedding, write "
+            f"Task(..., tokens=True) and make them int64; else make them {name}.astype(np.float32)"
+        )
+    if array.dtype not in dtypes or array.ndim == 0 or len(array) == 0:
+        raise DeltaflError(f"{held}; make it {needed}, such as {name}.astype(np.{dtypes[0]})")
+    if (array.shape[1:], array.dtype) != (train.shape[1:], train.dtype):
+        raise DeltaflError(
+            f"{held}; give it rows of shape {train.shape[1:]} and {train.dtype}, as those of the "
+            "training set"
+        )
+    if not np.isfinite(array).all():
+        row = int(np.argwhere(~np.isfinite(array))[0][0])
+        raise DeltaflError(f"{name}[{row}] holds a value that is not a finite number")
+
+
+def _check_clients(task: Task) -> None:
+    clients: Any = task.client_rows
+    some = isinstance(clients, Sequence | np.ndarray) and len(clients) > 0
+    _require(some, "client_rows", clients, "a list with the rows of each client")
+    needed = f"a list of row numbers from 0 to {len(task.dataset.train_x) - 1}, one at least"
+    for client, rows in enumerate(clients):
+        try:
+            row_n = np.asarray(rows)
+        except ValueError:  # lists of different lengths
+            row_n = np.array(None)
+        good = row_n.ndim == 1 and row_n.size > 0 and row_n.dtype.kind in "iu"
+        good = good and row_n.min() >= 0 and row_n.max() < len(task.dataset.train_x)
+        _require(good, f"client_rows[{client}]", rows, needed)
+    names = [*task.client_names]
+    good = len({*names}) == len(names) == len(clients) and all(isinstance(x, str) for x in names)
+    _require(good or not names, "client_names", names, f"{len(clients)} different texts, or empty")
+    owner_e: Any = task.test_clients
+    if owner_e is not None:
+        num_tests = len(task.dataset.test_x)
+        good = isinstance(owner_e, np.ndarray) and owner_e.dtype.kind in "iu"
+        good = good and owner_e.shape == (num_tests,)
+        good = good and owner_e.min() >= -1 and owner_e.max() < len(clients)
+        needed = f"({num_tests},) of clients from 0 to {len(clients) - 1}, or -1 for nobody"
+        _require(good, "test_clients", owner_e, f"a NumPy array {needed}")
+
+
+def first_examples(task: Task) -> tuple[Tensor, Tensor]:
+    """Two training examples, as the model gets them."""
+    from .modules import torch
+
+    # Copies here and elsewhere, for torch refuses the negative strides of a picture's mirror image.
+    x = _inputs(task, torch.tensor(task.dataset.train_x[:2].copy()))
+    return x, torch.tensor(task.dataset.train_y[:2].copy())
+
+
+def _inputs(task: Task, stored: Tensor) -> Tensor:
+    """Stored inputs as a task's model takes them."""
+    from .modules import torch
+
+    if task.tokens:
+        return stored.long()
+    if stored.dtype == torch.uint8:
+        return stored * task.input_scale
+    return stored
+
+
+def _smoke_test(task: Task, seed: int) -> None:
+    """Make the model as the engine will, and take the gradient of a step on two examples, then on
+    one.
+
+    Minibatches of one example occur: the last of a pass, or of a client that has no more.
+    """
+    from .draws import seeded
+    from .modules import nn, spare_single_values, torch
+
+    loss: Any = task.loss
+    good = callable(loss) and not isinstance(loss, type)
+    _require(good, "the loss", loss, "a function of (output, y), such as nn.CrossEntropyLoss()")
+    if isinstance(loss, nn.Module) and any(one.requires_grad for one in loss.parameters()):
+        raise DeltaflError(
+            "the loss has parameters of its own, which nobody would train; make them part of the "
+            "model"
+        )
+    x, y = first_examples(task)
+    augment = task.augment
+    if augment is not None:
+        with seeded(stream(seed, "augment")):
+            varied: Any = _tried("augment failed", lambda: augment(x, stream(seed, "augment")))
+        same = isinstance(varied, torch.Tensor) and varied.shape == x.shape
+        _require(
+            same and varied.dtype == x.dtype,
+            "the result of augment",
+            varied,
+            f"of shape {tuple(x.shape)} and type {x.dtype}, as its inputs",
+        )
+    # The seed that the run will use: what fails with it fails now.
+    with seeded(stream(seed, "model")):
+        model = _made_model(task, x)
+        for entry in task.parts_of(model).entries:
+            tensor = model.state_dict()[entry.name]
+            if entry.kind == "trained" and tensor.dtype != torch.float32:
+                raise DeltaflError(
+                    f"the array {entry.name!r} of the model is {tensor.dtype}, and the simulator "
+                    "trains float32: write model.float(), or leave the array out of trainable"
+                )
+        spare_single_values(model)
+        _check_step(task, model, x, y)
+        _check_step(task, model, x[:1], y[:1])
+        _check_metrics(task, model)
+    losses = []
+    for _ in range(2):
+        with seeded(stream(seed, "model")), torch.no_grad():
+            output = copied(task.make_model()).eval()(x.clone())
+            losses.append(task.loss(output.clone(), y.clone()).item())
+    if not np.isclose(losses[0], losses[1], rtol=1e-6, equal_nan=True):
+        raise DeltaflError(
+            f"one seed gives the losses {losses[0]:g} and {losses[1]:g} on the same two examples; "
+            "let make_model, the model and the loss draw from torch, numpy.random or random, which "
+            "are seeded, and remember nothing outside of the model"
+        )
+    # Of one example, and of the same example twice.
+    sums = []
+    for rows in ([0], [0, 0]):
+        with seeded(stream(seed, "model")), torch.no_grad():
+            sums.append(task.loss(output[rows], y[rows]).item())
+    if sums[0] != 0 and np.isclose(sums[1], 2 * sums[0], rtol=1e-5):
+        raise DeltaflError(
+            "the loss is a sum over the minibatch, so that steps and test losses would grow with "
+            "it; let it be the mean, as reduction='mean' does, and local_lr so much larger"
+        )
+
+
+def _made_model(task: Task, x: Tensor) -> Module:
+    """A copy of a new model, of which there must be copies."""
+    from .modules import nn
+
+    make: Any = task.make_model
+    if isinstance(make, nn.Module):
+        raise DeltaflError(
+            f"make_model is a {type(make).__name__}; it must be a function that makes one"
+        )
+    model: Any = _tried("make_model failed", make)
+    params = list(model.parameters()) if isinstance(model, nn.Module) else []
+    if not params:
+        raise DeltaflError(
+            f"make_model made {type(model).__name__}; it must make a torch.nn.Module with "
+            "parameters"
+        )
+    if any(nn.parameter.is_lazy(param) for param in params):
+        shape = ", ".join(map(str, (2, *x.shape[1:])))
+        raise DeltaflError(
+            f"the model is lazy; run it once in make_model, such as model(torch.zeros({shape}))"
+        )
+    for name, param in model.named_parameters():
+        # PyTorch keeps hooks of modules where it copies them, those of parameters not.
+        if param._backward_hooks or param._post_accumulate_grad_hooks:
+            raise DeltaflError(
+                f"the parameter {name!r} has a hook, which copies of the model lack; change "
+                "gradients in the loss or in forward"
+            )
+    return _tried("the model cannot be copied, as local training does", lambda: copied(model))
+
+
+def _check_step(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
+    """Evaluate the model, then train it, for some models differ there."""
+    from .modules import torch
+
+    for mode, training in (("in evaluation", False), ("in training", True)):
+        model.train(training)
+        output: Any = _tried(
+            f"the model does not take inputs of shape {tuple(x.shape)}", lambda: model(x)
+        )
+        if not isinstance(output, torch.Tensor):
+            raise DeltaflError(
+                f"the model returned {type(output).__name__} {mode}; it must return one tensor"
+            )
+        shape = tuple(output.shape)
+        needed: list[tuple[int, ...]] = [(len(x), task.dataset.num_classes)]
+        if task.dataset.num_classes == 2 and y.ndim == 1:
+            needed += [(len(x), 1), (len(x),)]
+        if task.knows_accuracy and shape not in needed:
+            raise DeltaflError(
+                f"the model's output for {len(x)} examples has shape {shape} {mode}; "
+                f"{task.metrics[0].name} needs {' or '.join(map(str, needed))}"
+            )
+        with warnings.catch_warnings():  # (B, 1) against (B,) becomes (B, B), and nothing is learnt
+            warnings.filterwarnings("error", message="Using a target size")
+            what = f"the loss failed on output {shape} and y {tuple(y.shape)}"
+            loss: Any = _tried(what, partial(task.loss, output, y))
+        is_scalar = isinstance(loss, torch.Tensor) and loss.ndim == 0
+        _require(
+            is_scalar,
+            "the loss",
+            loss,
+            "the minibatch's mean, a tensor of shape ()",
+        )
+    # Without it ``backward`` would raise; what follows says better what is wrong.
+    if loss.requires_grad:
+        _tried("the gradient of the loss failed", loss.backward)
+    if all(param.grad is None for param in model.parameters()):
+        raise DeltaflError(
+            "the loss has no gradient by the model's parameters; compute it from the model's "
+            "output by torch alone, without detach, item or no_grad, and leave a parameter of the "
+            "model trainable"
+        )
+
+
+def _check_metrics(task: Task, model: Module) -> None:
+    """Judge the outputs on the first test examples."""
+    from .modules import torch
+
+    if {metric.name for metric in task.metrics} == {"loss"}:
+        return
+    data = task.dataset
+    y = data.test_y[:_TRIED_EXAMPLES].copy()
+    x = _inputs(task, torch.tensor(data.test_x[:_TRIED_EXAMPLES].copy()))
+    with torch.no_grad():
+        output = as_array(model.eval()(x))
+    targets = targets_of(y, output.shape[1:], data.num_classes)
+    for metric in task.metrics:
+        if targets not in metric.targets:
+            known = [other.name for other in METRICS.values() if targets in other.targets]
+            raise DeltaflError(
+                f"metric is {metric.name}, which is not for {targets}; choose one of "
+                f"{', '.join(known)}"
+            )
+        if metric.name == "loss" or not np.isfinite(output).all():
+            continue
+        # The first examples may be of one class; all of them must not.
+        enough = np.resize(output, (len(data.test_y), *output.shape[1:]))
+        if isnan(metric(output, y)) and isnan(metric(enough, data.test_y)):
+            raise DeltaflError(
+                f"{metric.heading} has no value on these {len(data.test_y)} test examples, such as "
+                "of a single class; choose another metric, or other test examples"
+            )
+
+
+def _tried(what: str, call: Callable[[], Any]) -> Any:
+    """The result of a user's function; its errors become ``what`` and the error in one line."""
+    try:
+        return call()
+    except OWN_ERRORS as error:
+        raise DeltaflError(f"{what}: {in_one_line(error)}") from error
