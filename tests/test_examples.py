@@ -145,6 +145,7 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     assert any("gap closed" in str(output) for output in now)
 
 
+@pytest.mark.thorough
 def test_hospitals_are_judged_by_the_auc(tmp_path: Path) -> None:
     """As it stands but for rounds and seeds."""
     source = (EXAMPLES / "hospitals.py").read_text()

@@ -81,6 +81,7 @@ def test_a_method_has_a_page_with_the_numbers_of_the_benchmark(pages: Path) -> N
     assert "| worse |" in (pages / "methods" / "power-of-choice.md").read_text()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("text", "words"), [("[x](nowhere.md) [x](#nothing)", {"nowhere.md", "nothing"}), ("ok", set())]
 )

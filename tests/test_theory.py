@@ -126,6 +126,7 @@ def test_the_practical_rule_does_not_compare_strangers() -> None:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("label", ["delta@multinomial", "delta", "uniform"])
 def test_theorem_2_fails(label: str) -> None:
     local_lr, least, bound = counter_example(label, 1000)
@@ -320,6 +321,7 @@ def drawn_error(
     return total / 300
 
 
+@pytest.mark.thorough
 def test_what_balance_leaves() -> None:
     """Deville and Tille's formula against the cube; Neyman's gain; what a landing costs while B
     is not known.
@@ -426,6 +428,7 @@ def kept(part: float, sigma: float, k: int, m: float) -> float:
     return max(0.0, (part**2 - k / m * sigma**4) / (part * (part + sigma**2)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("part", "sigma", "k", "m"), [(0.5, 0.5, 32, 400), (0.5, 0.3, 128, 200), (0.3, 0.5, 32, 600)]
 )

@@ -154,6 +154,7 @@ def test_a_broken_weight_is_found_exactly(wrong: float, monkeypatch: pytest.Monk
     assert "CLAIM FAILS" in result.stdout
 
 
+@pytest.mark.thorough
 def test_a_weight_broken_for_all_clients_is_found_by_drawing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -52,7 +52,7 @@ def test_every_sampler_conforms(label: str) -> None:
     check_sampler(make_sampler(label), oracle=oracle_for(12), draws=100 if "@" in label else 500)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("num_clients", "n"), [(1, 1), (3, 1), (4, 4), (30, 5)])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_every_sampler_conforms_for_other_sizes(name: str, num_clients: int, n: int) -> None:

@@ -227,6 +227,7 @@ def test_what_the_user_names_or_trusts_goes_on(
     assert command("export", run, "--to", "m.pt", "--trust-code") == 0
 
 
+@pytest.mark.thorough
 def test_a_module_beside_a_folder_is_not_found(others: Path) -> None:
     """Not by the processes that play either, which Python would let look where they are."""
     for name in ("numpy", "torch", "pandas", "pydantic", "sitecustomize", "filelock"):

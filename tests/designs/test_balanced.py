@@ -55,6 +55,7 @@ def fly_side_by_side_above(patch: pytest.MonkeyPatch, count: int) -> None:
         patch.setattr(balanced, name, value)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("m", "n", "q"), [(2, 1, 1), (3, 2, 1), (5, 1, 2), (5, 2, 1), (5, 3, 8), (6, 2, 1), (6, 3, 2)]
@@ -124,7 +125,7 @@ def test_queues_side_by_side_are_exact(
     check_exact(whole_draws("cube", pi_m, np.array(places)[:, None] * pi_m[:, None]), pi_m)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "size"),
     [
@@ -225,6 +226,7 @@ def total_errors(
     return error_tq, guess_t
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("side_by_side", [100, 512])
 @pytest.mark.parametrize(("window", "q"), [(16, 1), (16, 3), (0, 2)])
 def test_cube_errs_by_its_landing_alone(

@@ -32,7 +32,7 @@ def scores_for(design: str, score_m: FloatArray) -> FloatArray:
     return np.ones(len(score_m)) if design == "simple-random" else score_m
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize(
     "scores", [[1.0, 1, 1, 1, 1], [1.0, 2, 3, 4, 5], [9.0, 1, 2, 2, 0]], ids=str

@@ -134,7 +134,7 @@ def relative_bias(plan: Plan, state: RoundState, problem: Problem, failures: boo
     return float(np.abs(mean_d - problem.ubar_d).max() / np.abs(problem.ubar_d).max())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "design", "estimator"), TABLE)
 def test_claim_and_verdict(name: str, design: str | None, estimator: str) -> None:
     """Unbiased to 1e-12 where it is claimed, in a state reached by four real rounds; biased

@@ -191,7 +191,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("label", "estimator", "rate", "tolerance", "draws"), CASES)
 def test_the_variance_is_that_of_the_estimate_whatever_makes_it(
     label: str, estimator: str, rate: float, tolerance: float, draws: int

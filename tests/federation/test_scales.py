@@ -49,6 +49,7 @@ def lie(fed: Federation, size: float, label: str = "uniform") -> int:
     return refused + len(play_once(fed, lambda client: honest(fed, client)).rejected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("before", [0, 8])
 @pytest.mark.parametrize("n", [1, 2, 3, 6])
 @pytest.mark.parametrize("label", ["uniform", "pracdelta", "innovation"])

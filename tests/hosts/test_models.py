@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:transformers")
 LABELS = ["census+mime=0.5", "fedvarp+scaffold"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("label", LABELS)
 def test_rounds_are_those_of_the_core(play: Any, label: str, name: str) -> None:

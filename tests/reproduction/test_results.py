@@ -34,7 +34,7 @@ def test_the_index_is_that_of_the_pages(tmp_path: Path) -> None:
     assert max(len(re.sub(r"\]\(.*?\)", "", cell).strip("| ").split()) for cell in cells) <= 25
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name", ["toy", "table-1", "limits", "figure-2", "figure-9", "table-5", "costs"]
 )

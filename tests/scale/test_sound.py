@@ -180,7 +180,7 @@ def test_every_part_is_tried() -> None:
     assert {row.kind.name for row in ROWS} <= tried
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("label", METHODS)
 def test_a_forged_state_is_refused_or_stays_finite(label: str) -> None:

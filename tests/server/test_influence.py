@@ -89,7 +89,7 @@ def asked(label: str, liars: list[int], lie: Lie, clip: str | None) -> float:
     return float(count_m[liars].mean() / (ROUNDS * N / M))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "label",
     [

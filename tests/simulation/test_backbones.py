@@ -151,7 +151,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("backbone", "sampler", "estimator"), CASES)
 def test_every_backbone_with_every_sampler(
     tmp_path: Path, backbone: str, sampler: str, estimator: str

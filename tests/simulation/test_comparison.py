@@ -258,6 +258,7 @@ def test_what_is_no_folder_is_refused(folder: Any) -> None:
         deltafl.load(folder)
 
 
+@pytest.mark.thorough
 def test_pictures_over_what_is_asked_for(tmp_path: Path) -> None:
     """Trainings by hand: ``full`` has 12 a round, ``uniform`` 4, a census 12 before the first."""
     found = deltafl.compare(

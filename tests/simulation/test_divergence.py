@@ -151,6 +151,7 @@ def judged(content: dict[str, Any]) -> int | None:
     )
 
 
+@pytest.mark.thorough
 def test_the_runs_of_the_repository_are_judged_as_they_were() -> None:
     """Every tenth curve below results, noisy methods included; one that diverged ends where it
     did.

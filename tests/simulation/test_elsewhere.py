@@ -152,6 +152,7 @@ def test_files_of_the_users_go_with_the_job(
     assert lines(folders[0]) == lines(folders[1])
 
 
+@pytest.mark.thorough
 def test_tasks_that_a_job_does_not_name_stay_here(
     here: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -367,7 +367,7 @@ def settings_of(task: Any, **more: Any) -> dict[str, Any]:
     return {"task": task, "local_epochs": 1, **own, **more}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.filterwarnings("ignore:.*:FutureWarning")  # of transformers
 @pytest.mark.parametrize(
     ("name", "label", "sample"),

@@ -219,7 +219,7 @@ def test_no_link_below_a_folder_is_followed(name: str, tmp_path: Path, outside: 
 
 
 @pytest.mark.drawn
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_pictures_and_tables_are_written_to_files_of_their_own(
     kind: Callable[[Path, Path], None], tmp_path: Path, outside: Path

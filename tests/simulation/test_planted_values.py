@@ -210,7 +210,7 @@ def tried(
 TRIED = [(("load", "export", "sweep"), 80), (("report",), 4), (("compare",), 4)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("readers", "examples"), TRIED)
 def test_what_is_planted_is_a_sentence_or_is_shown(
     played: Path, tmp_path: Path, readers: tuple[str, ...], examples: int

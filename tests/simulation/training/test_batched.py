@@ -56,6 +56,7 @@ def assert_equal_to_twins(engine: Engine, work: LocalWork) -> Training:
     return own
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
 @pytest.mark.parametrize("name", MODELS)

@@ -125,6 +125,7 @@ def rounds_of(engine: Engine, work: LocalWork) -> list[Training]:
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS.keys())
 @pytest.mark.parametrize("name", ["two-layer cnn", "lstm"])
 def test_captured_steps_have_the_bits_of_eager_ones(
