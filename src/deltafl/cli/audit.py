@@ -18,7 +18,8 @@ from ..errors import DeltaflError, in_one_line
 from ..samplers.base import RunFacts
 from ..samplers.label import base_name, make_sampler, split_labels
 from ..samplers.table import SAMPLERS
-from ..simulation.settings import Name, RunSettings, make_settings
+from ..simulation.setting_types import Name
+from ..simulation.settings import RunSettings, make_settings
 from . import options as o
 from .common import say
 from .own_code import own_code_explained

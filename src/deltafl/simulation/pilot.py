@@ -45,7 +45,8 @@ from .processes import result
 from .progress import OnProgress
 from .record import Job, read_run
 from .schedules import factors_of
-from .settings import CommaSeparated, CompareSettings, Count, Labels, Positive, Share
+from .setting_types import CommaSeparated, Count, Positive, Share
+from .settings import CompareSettings, Labels
 from .sweep import Player, play_jobs, require_simulator, side_by_side
 
 #: After the first runs: so many of each method, the cheapest, play this share of their forecast.

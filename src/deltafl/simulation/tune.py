@@ -32,7 +32,8 @@ from .comparing import check
 from .continuing import continued, note_settings
 from .progress import OnProgress
 from .record import UNFINISHED, Job, RunStore
-from .settings import CommaSeparated, CompareSettings, Positive, Seed, Share, listed
+from .setting_types import CommaSeparated, Positive, Seed, Share, listed
+from .settings import CompareSettings
 from .sweep import require_simulator, run_jobs
 
 NEVER = 2  # a tuning run that never reaches the threshold counts as so many times its rounds
