@@ -283,7 +283,8 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
         )
         if not isinstance(output, torch.Tensor):
             raise DeltaflError(
-                f"the model returned {type(output).__name__} {mode}; it must return one tensor"
+                f"the model returned {type(output).__name__} {mode}; it must return one tensor: "
+                "wrap it in a module whose forward picks that, such as self.model(x).logits"
             )
         shape = tuple(output.shape)
         needed: list[tuple[int, ...]] = [(len(x), task.dataset.num_classes)]
