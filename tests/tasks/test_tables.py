@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow
 import pytest
 import torch
 from hypothesis import given
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from deltafl import DeltaflError, compare
+from deltafl.calls import Named
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.tasks import Task, check_task, from_huggingface, load_own, make_task, table_task
 from tools.cli import deltafl_here
@@ -550,9 +552,7 @@ def test_what_a_table_without_clients_is_refused_for(options: dict[str, Any], wo
 
 @pytest.mark.parametrize("table", [{"a": [1]}, np.zeros((3, 3)), None])
 def test_what_is_no_table_is_refused(table: Any) -> None:
-    with pytest.raises(
-        DeltaflError, match=r"the table is of type .*; give a file or a pandas data"
-    ):
+    with pytest.raises(DeltaflError, match=r"the table is of type .*; give a file, a pandas data"):
         table_task(table)
 
 
@@ -578,6 +578,25 @@ def test_a_partition_deals_the_rows_of_a_data_frame_or_a_file(tmp_path: Path) ->
     assert [*map(len, even.client_rows)] != [*map(len, task.client_rows)]
     equal = table_task(frame, partition="iid", **options)
     assert {*map(len, equal.client_rows)} == {6, 7}
+
+
+def test_frames_of_other_libraries_are_read_by_their_own_conversion() -> None:
+    """Arrow's has columns and their names, as a Hugging Face data set has; a polars frame needs
+    Arrow for it.
+    """
+    options: dict[str, Any] = {"label": "kind", "partition": "iid", "clients": 20}
+    same = load_own(Named("frame", pyarrow.Table.from_pandas(flowers())), 3, **options)
+    of_pandas = load_own(Named("frame", flowers()), 3, **options)
+    assert same.data == of_pandas.data
+
+    class WithoutArrow:
+        columns = ("kind",)
+
+        def to_pandas(self) -> Any:
+            raise ModuleNotFoundError("pyarrow is required")
+
+    with pytest.raises(DeltaflError, match="ModuleNotFoundError: pyarrow is required"):
+        load_own(Named("frame", WithoutArrow()), 3, **options)
 
 
 def test_the_column_of_clients_is_no_feature_and_of_many_owners_some_are_drawn() -> None:

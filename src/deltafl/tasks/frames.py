@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..errors import DeltaflError, in_one_line, require
+from ..errors import DeltaflError, explained, in_one_line, require
 from ..store.files import opened
 from ..store.room import require_ram
 from .files import read_arrays, unpacked
@@ -36,10 +36,14 @@ def read_frame(
     import pandas as pd
 
     is_file = isinstance(table, str | os.PathLike)
+    # Those of polars and Arrow, among others.
+    if hasattr(table, "to_pandas"):
+        with explained("the table cannot be made a pandas data frame"):
+            table = table.to_pandas()
     if not (is_file or isinstance(table, pd.DataFrame)):
         raise DeltaflError(
-            f"the table is of type {type(table).__name__}; give a file or a pandas data frame, as "
-            "pandas.DataFrame makes"
+            f"the table is of type {type(table).__name__}; give a file, a pandas data frame, "
+            "or what has to_pandas()"
         )
     name = Path(table).name if is_file else "data frame"
     if (sep or encoding) and separator_of(name) is None:

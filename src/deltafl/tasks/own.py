@@ -87,9 +87,10 @@ def load_own(
         named = name.of
     if is_table(name):
         make: Callable[..., Task] = table_task
-        # A Hugging Face data set, told by what it has: the package is not imported.
         given = {key: value for key, value in of_table.items() if value is not None}
-        if hasattr(named, "column_names"):
+        # A Hugging Face data set, told by what it has: the package is not imported. Arrow's tables
+        # have both.
+        if hasattr(named, "column_names") and not hasattr(named, "columns"):
             make = from_huggingface
             for setting in ("sep", "encoding"):
                 if setting in given:

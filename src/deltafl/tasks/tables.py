@@ -81,7 +81,7 @@ def table_task(
 
     Args:
         table: A file (``.csv``, ``.tsv`` or ``.txt``, also with ``.gz``; ``.npz``; ``.parquet``),
-            or a data frame.
+            or a data frame of pandas, or what ``to_pandas()`` makes one of, as of polars and Arrow.
         label: Column of the class, which becomes 0, 1, ...: whole numbers and words in sorted
             order, a ``pandas.Categorical`` in its own; or of the target. Several columns of 0 and
             1, as a list or ``"y1,y2"``, are a task of several labels, by binary cross-entropy; of
