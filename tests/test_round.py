@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from conftest import Recorder, all_cohorts, estimate, make_problem, play, reports_of, same_tree
@@ -115,6 +116,26 @@ def test_a_bad_update_counts_as_no_reply(fault: str, label: str) -> None:
 def test_a_masked_table_is_refused_row_by_row() -> None:
     rejected = closed(np.ma.array(np.ones((3, 2)), mask=[[False, True]] * 3)).rejected
     assert ["masked numbers" in reply.reason for reply in rejected] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        list,
+        iter,
+        lambda rows: dict(enumerate(rows)).values(),
+        lambda rows: pd.Series([*rows], index=[2, 1, 0]),
+        # Of as many clients as parameters: its columns would fit, too.
+        pd.DataFrame,
+    ],
+)
+def test_updates_count_in_their_order_whatever_holds_them(held: Callable[[Any], Any]) -> None:
+    plan = make_plan("uniform", [1, 2, 3], n=3)
+    state = init_round(plan, np.zeros(3))
+    cohort = open_round(plan, state)
+    rows = np.arange(9.0).reshape(3, 3)
+    following, _ = close_round(plan, state, cohort, held(rows))
+    np.testing.assert_allclose(following.params_d, [1, 2, 3] @ rows / 6, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +446,7 @@ def weighted(weights: list[float]) -> Plan:
             r"params of shape \(2, 2\), 0 not finite; give a flat",
         ),
         (lambda: init_round(plan_of(), [1.0, np.nan]), "finite numbers"),
-        (lambda: init_round(plan_of(), ["a"]), "array of numbers"),
+        (lambda: init_round(plan_of(), ["a"]), "list of numbers: write deltafl.flatten"),
         (lambda: sizes([]), "at least one size"),
         (lambda: sizes([1.5, 2.0]), "whole numbers, 1 to"),
         (lambda: sizes([2**62] * 3), r"whole numbers, 1 to 2\^53"),
@@ -515,7 +536,12 @@ def weighted(weights: list[float]) -> Plan:
             lambda: closed({0: np.ones(2)}),
             "updates are a dict; give a list or an array, in the order of cohort",
         ),
-        (lambda: closed(np.ones(2) for _ in range(3)), "updates are a generator; give a list"),
+        (lambda: init_round(plan_of(), np.array([1j])), "the model has complex or masked"),
+        (lambda: init_round(plan_of(), np.ma.array([1.0], mask=[True])), "the model has complex"),
+        (lambda: init_round(plan_of(), []), "numbers, one at least"),
+        (lambda: sizes([1.0, 2.0]), "is of type float64: leave"),
+        (lambda: sizes([1], strata={"a": "north"}), "strata is {'a': 'north'}; give a list"),
+        (lambda: sizes([1], aux=[Tensor()]), "aux must hold one row of numbers"),
         (lambda: closed(None), "updates are a NoneType; give a list"),
         (
             lambda: closed(np.ones((3, 2)), reports=[0.5, 1.0, 2.0]),

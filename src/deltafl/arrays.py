@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from .errors import DeltaflError
-from .model_parts import MEANS, Arrays, ModelParts, NamedArrays, Patterns, as_array, copied
+from .model_parts import (
+    MEANS,
+    Arrays,
+    ModelParts,
+    NamedArrays,
+    Patterns,
+    as_array,
+    as_reals,
+    copied,
+)
 from .types import Array, FloatArray, Params
 
 
@@ -92,23 +101,17 @@ def initial_model(params: Any) -> Params:
     """A model that rounds begin with, float32 (d,): a flat array of finite numbers as it is, or
     a flattened model.
     """
-    try:
-        if is_model(params):
-            params_d = flatten(params)
-        else:
-            params_d = np.array(as_array(params), np.float32)
-    # Which is a ValueError, too, and says more than the sentence below.
-    except DeltaflError:
-        raise
-    except (TypeError, ValueError):
-        raise DeltaflError(
-            "params must be one flat array of numbers; write deltafl.flatten(model)"
-        ) from None
+    if is_model(params):
+        params_d = flatten(params)
+    else:
+        given_d = as_reals("the model", params, "deltafl.flatten(model)")
+        with np.errstate(over="ignore"):
+            params_d = np.array(given_d, np.float32)
     bad = np.count_nonzero(~np.isfinite(params_d))
-    if bad > 0 or params_d.ndim != 1:
+    if bad > 0 or params_d.ndim != 1 or not len(params_d):
         raise DeltaflError(
             f"params of shape {params_d.shape}, {bad} not finite; give a flat array of finite "
-            "numbers"
+            "numbers, one at least"
         )
     return params_d
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import DeltaflError, printable
+from .errors import OWN_ERRORS, DeltaflError, printable
 from .types import Array, Params
 
 Arrays = dict[str, Array]
@@ -312,6 +312,34 @@ def as_array(numbers: Any) -> Array:
         except TypeError:  # bfloat16, which NumPy does not know
             numbers = numbers.float().numpy()
     return np.asarray(numbers)
+
+
+def as_reals(
+    name: str,
+    numbers: Any,
+    cure: str,
+    shape: tuple[int, ...] | None = None,
+) -> Array:
+    """Real numbers as a NumPy array, from any device; what is none, or has another shape, is a
+    ``DeltaflError``.
+    """
+    no_numbers = f"{name} is not one list of numbers: write {cure}"
+    try:
+        # Before it is read: a sparse tensor, or a view of one number, may have any size.
+        found = tuple(np.shape(numbers))
+        if shape is not None and found != shape:
+            of_model = "" if len(found) == 1 else f": write {cure}"
+            raise DeltaflError(f"{name} has shape {found}, expected {shape}{of_model}")
+        array = as_array(numbers)
+    except DeltaflError:
+        raise
+    except OWN_ERRORS:  # whatever the things that somebody has sent may raise
+        raise DeltaflError(no_numbers) from None
+    if array.dtype.kind == "c" or np.ma.isMaskedArray(numbers):
+        raise DeltaflError(f"{name} has complex or masked numbers, of which a part would be lost")
+    if array.dtype.kind not in "biuf":  # texts, dates and objects become numbers, too
+        raise DeltaflError(no_numbers)
+    return array
 
 
 def patterns_of(names: Any) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ score.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
 from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
@@ -141,16 +141,23 @@ class Strata(NamedTuple):
     @classmethod
     def of(cls, name_m: Sequence[Any], m: int) -> "Strata":
         """Strata by the names of m clients; a ``DeltaflError`` for another number, or no names."""
-        if isinstance(name_m, str) or len(name_m) != m:
+        # Of a dict the names would be its keys.
+        if isinstance(name_m, str | Mapping) or not np.iterable(name_m):
             raise DeltaflError(
-                f"strata has {len(name_m)} names for {m} clients; give one for each, such as "
+                f"strata is {name_m!r:.60}; give a list with a name for each client, such as "
                 "['north', 'south', 'north']"
             )
-        texts = [str(name) if isinstance(name, str | int | np.integer) else "" for name in name_m]
+        given = list(name_m)
+        if len(given) != m:
+            raise DeltaflError(
+                f"strata has {len(given)} names for {m} clients; give one for each, such as "
+                "['north', 'south', 'north']"
+            )
+        texts = [str(name) if isinstance(name, str | int | np.integer) else "" for name in given]
         for client, text in enumerate(texts):
             if not text.strip():
                 raise DeltaflError(
-                    f"the stratum of client {client} is {name_m[client]!r:.60}; write a name, or a "
+                    f"the stratum of client {client} is {given[client]!r:.60}; write a name, or a "
                     "whole number"
                 )
         names, code_m = np.unique(texts, return_inverse=True)
@@ -270,7 +277,7 @@ class Population(NamedTuple):
         """
         try:
             size_m = np.asarray(num_examples_m)
-        except ValueError:
+        except OWN_ERRORS:  # whatever somebody's arrays raise
             size_m = np.zeros(())
         if size_m.ndim != 1 or len(size_m) == 0:
             raise DeltaflError(
@@ -279,8 +286,8 @@ class Population(NamedTuple):
         # float64 holds no more than 2^53.
         if size_m.dtype.kind not in "iu" or size_m.min() < 1 or size_m.max() > 2**53:
             raise DeltaflError(
-                "num_examples_m must hold whole numbers, 1 to 2^53; leave out clients without "
-                "examples"
+                "num_examples_m must hold whole numbers, 1 to 2^53, and is of type "
+                f"{size_m.dtype}: leave out clients without examples, and write sizes.astype(int)"
             )
         if str(weights) not in {"data", "uniform"}:
             raise DeltaflError(
@@ -513,7 +520,7 @@ def _checked_aux(aux: npt.ArrayLike, num_clients: int) -> FloatArray:
     """Auxiliary variables, (m, q) numbers of size 1e100 at most; always a copy."""
     try:
         aux_mq = np.array(aux, float)
-    except (TypeError, ValueError, OverflowError):
+    except OWN_ERRORS:
         aux_mq = np.zeros(0)
     if aux_mq.ndim != 2 or len(aux_mq) != num_clients:
         raise DeltaflError(

@@ -185,6 +185,17 @@ def test_watch_shows_the_cost_beside_the_one_foreseen(planned: Path) -> None:
     assert done.returncode == 0 and "cost planned" in done.stdout
 
 
+def test_watch_judges_by_the_metric_and_the_task_of_the_plan(planned: Path) -> None:
+    run = planned / "first" / "runs" / "uniform+sample=4-seed0"
+    foreseen = read_plan(planned / "first")
+    assert foreseen.judge == library.types.ACCURACY
+    other = foreseen._replace(judge=library.types.Judge("f1", share=True, written="macro F1"))
+    said = " ".join(picture(run, other._replace(goal=1e-9)).remarks)
+    assert "of macro F1, which is not measured here" in said and "was reached" not in said
+    with pytest.raises(library.DeltaflError, match="plan is for the task 'synthetic'"):
+        picture(run, foreseen._replace(task="synthetic"))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -197,7 +208,8 @@ def test_watch_shows_the_cost_beside_the_one_foreseen(planned: Path) -> None:
     ],
 )
 def test_what_is_no_plan_is_a_sentence(tmp_path: Path, text: str | None, said: str) -> None:
-    (tmp_path / "config.toml").write_text('goal = 0.5\ncost = "training=1"\n')
+    config = 'task = "digits"\ngoal = 0.5\ncost = "training=1"\n'
+    (tmp_path / "config.toml").write_text(config)
     if text is not None:
         (tmp_path / "forecasts.csv").write_text(text)
     with pytest.raises(library.DeltaflError, match=said):

@@ -372,7 +372,7 @@ def test_names_are_sorted_and_may_be_numbers() -> None:
     ("names", "said"),
     [
         (["a", "b"], "2 names for 3 clients"),
-        ("abc", "3 names for 3 clients; give one for each"),
+        ("abc", "strata is 'abc'; give a list"),
         ([], "0 names"),
         (["a", "", "b"], "stratum of client 1 is ''"),
         (["a", " ", "b"], "client 1"),

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deltafl import DeltaflError, Population, PracDelta
+from deltafl.simulation.pilot import PlanSettings
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.tasks.own import registered_spec
 
@@ -143,3 +145,22 @@ def test_theory_constants_follow_local_steps_and_design() -> None:
     assert (a1, a2) == pytest.approx((20 / 4 / 10, 5 / 10 + (4 / 10) ** 0.5))
     a1, a2 = PracDelta(alpha="theory").for_run(facts).constants
     assert (a1, a2) == pytest.approx((10 * 20 / 4 / 10, 10 * 5 / 10 + (4 / 10) ** 0.5))
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (RunSettings, {"sample": "auto"}),
+        (RunSettings, {"sampler": "uniform+relative_error=0.3"}),
+        (PlanSettings, {}),
+    ],
+)
+def test_where_n_is_to_be_found_few_clients_need_no_n(kind: Any, given: Any) -> None:
+    """The digits' own n is 10."""
+    assert make_settings(kind, {"clients": 6, **given}).sample == 6
+    assert make_settings(kind, {"clients": 60, **given}).sample == 10
+
+
+def test_a_file_may_be_a_path(tmp_path: Path) -> None:
+    speeds = tmp_path / "speeds.csv"
+    assert make_settings(RunSettings, {"speeds": speeds}).speeds == str(speeds)

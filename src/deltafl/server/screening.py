@@ -1,13 +1,13 @@
 """Replies are untrusted: what is rejected here never reaches the model or a sampler's state."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import OWN_ERRORS, DeltaflError
-from ..model_parts import LARGEST_ENTRY, as_array
+from ..errors import DeltaflError
+from ..model_parts import LARGEST_ENTRY, as_reals
 from ..samplers.base import Sampler
 from ..scale.numerics import largest_entry
 from ..types import NO_REPLY, Array, BoolArray, Cohort, Floats, Params, RejectedReply, Reports
@@ -50,18 +50,14 @@ def screen_replies(
     the host's fault.
     """
     n = len(cohort.client_n)
-    if isinstance(updates, dict) or not hasattr(updates, "__len__"):
-        raise DeltaflError(
-            f"updates are a {type(updates).__name__}; give a list or an array, in the order of "
-            "cohort.client_n"
-        )
+    rows = _rows(updates)
     if reports is None:
         reports = Reports.make(n)
     if not isinstance(reports, Reports):
         raise DeltaflError(
             f"reports are a {type(reports).__name__}; write Reports.make({n}, loss=losses)"
         )
-    if len(updates) != n or any(len(column) != n for column in reports):
+    if len(rows) != n or any(len(column) != n for column in reports):
         raise DeltaflError(
             f"the cohort has {n} clients; updates and reports must have {n} rows in the same order"
         )
@@ -72,7 +68,7 @@ def screen_replies(
     for i in np.flatnonzero(responded_n).tolist():
         reason = faults.get(i)
         try:
-            update_d = _read(updates[i], num_params)
+            update_d = _read(rows[i], num_params)
         except DeltaflError as fault:
             reason = str(fault)
         if reason is None:
@@ -83,26 +79,24 @@ def screen_replies(
     return ScreenedReplies(usable, _neutral(reports, responded_n), rejected, num_params)
 
 
+def _rows(updates: Any) -> list[Any]:
+    """The updates in their order; of those in a dict nobody knows which is whose."""
+    # A table of pandas is a list of its columns, and looks up what it is asked for by name.
+    if hasattr(updates, "to_numpy"):
+        updates = updates.to_numpy()
+    if isinstance(updates, Mapping) or not np.iterable(updates):
+        raise DeltaflError(
+            f"updates are a {type(updates).__name__}; give a list or an array, in the order of "
+            "cohort.client_n"
+        )
+    return list(updates)
+
+
 def _read(update: npt.ArrayLike | None, num_params: int) -> Array:
     """An update as numbers; a ``DeltaflError`` says what is wrong with it."""
     if update is None:
         raise DeltaflError(NO_REPLY)
-    no_numbers = f"update is not one list of numbers: write {FLAT_UPDATE}"
-    try:
-        # Before it is read: a sparse tensor, or a view of one number, may have any size.
-        shape = tuple(np.shape(update))
-        if shape != (num_params,):
-            cure = "" if len(shape) == 1 else f": write {FLAT_UPDATE}"
-            raise DeltaflError(f"update has shape {shape}, expected ({num_params},){cure}")
-        given_d = as_array(update)
-    except DeltaflError:
-        raise
-    except OWN_ERRORS:  # whatever the things that a client has sent may raise
-        raise DeltaflError(no_numbers) from None
-    if given_d.dtype.kind == "c" or np.ma.isMaskedArray(update):
-        raise DeltaflError("update has complex or masked numbers, of which a part would be lost")
-    if given_d.dtype.kind not in "biuf":  # texts, dates and objects become numbers, too
-        raise DeltaflError(no_numbers)
+    given_d = as_reals("update", update, FLAT_UPDATE, (num_params,))
     with np.errstate(over="ignore", invalid="ignore"):
         update_d = given_d.astype(np.float32, copy=False)
     size = largest_entry(update_d)

@@ -11,11 +11,15 @@ from typing_extensions import TypedDict
 from ..analysis.prices import Prices
 from ..analysis.text import human_amount, human_bytes
 from ..errors import DeltaflError
+from ..federation.saved import LOG
 from ..store.files import below, read_text
+from ..store.lines import line_of
 from ..store.values import checked
-from ..types import Json
+from ..types import Json, Judge
 from .directory import recorded_settings
-from .lines import Count, Size
+from .lines import Count, RoundLine, Size
+from .record import first_judge
+from .sweep import whole_lines
 
 _CURE = "it was not written by deltafl plan, or it is damaged: plan again"
 #: Characters of a table of forecasts; it has a line for every n that was tried.
@@ -89,6 +93,7 @@ class Row(TypedDict):
 class _Settings(TypedDict):
     """What is read of ``config.toml``."""
 
+    task: str
     goal: Size
     cost: str
 
@@ -99,6 +104,8 @@ class Foreseen(NamedTuple):
     goal: float
     prices: Prices
     rows: Sequence[Row]  #: of each method the best n first, and the cheapest method first
+    task: str
+    judge: Judge | None  #: the metric of the goal; None if the plan's runs are not there
 
     def row(self, method: str, n: int) -> Row:
         """The row of a method and an n; else of its best n, and else of what the plan advises."""
@@ -127,4 +134,18 @@ def read_plan(folder: Path) -> Foreseen:
     rows = [checked(Row, row, f"{file}, line {at}", _CURE) for at, row in enumerate(cells, 2)]
     if not rows:
         raise DeltaflError(f"in the plan of {folder} no method comes to the goal: plan anew")
-    return Foreseen(settings["goal"], Prices.read(settings["cost"]), rows)
+    return Foreseen(
+        settings["goal"],
+        Prices.read(settings["cost"]),
+        rows,
+        settings["task"],
+        _judge(folder),
+    )
+
+
+def _judge(folder: Path) -> Judge | None:
+    """By what the plan's runs were judged, as they say."""
+    for file in sorted(below(folder, "runs").glob(f"*/{LOG}")):
+        for text in whole_lines(file)[:1]:
+            return first_judge([line_of(text, RoundLine, str(file), _CURE)])
+    return None

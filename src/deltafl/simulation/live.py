@@ -17,11 +17,11 @@ from ..errors import DeltaflError, printable
 from ..federation.saved import FILES
 from ..store.files import below
 from ..store.values import checked
-from ..types import NO_REPLY, Array, Json, judge_of
+from ..types import NO_REPLY, Array, Json, Judge, judge_of
 from .directory import recorded_settings
 from .foreseen import Foreseen, Row, Use
 from .record import first_judge
-from .seen import COUNTS, CURE, Seen, Settings, method_of, run_at, state_at
+from .seen import COUNTS, CURE, Seen, Settings, run_at, settings_at, state_at
 
 #: Rounds after which it means something that a client was never there or never selected.
 _ENOUGH = 5
@@ -57,17 +57,28 @@ def picture(place: Path, foreseen: Foreseen | None = None) -> Picture:
         )
     settings: Any = checked(Settings, found, str(place / "config.toml"), CURE)
     total = settings.get("rounds")
+    task = settings.get("task")
+    # The same file may be named from another folder.
+    if foreseen is not None and task and Path(task).name != Path(foreseen.task).name:
+        raise DeltaflError(
+            f"the plan is for the task {foreseen.task!r}, and {place} is of {task!r}: name a plan "
+            "for that task"
+        )
     if "samplers" not in settings:
         method = settings.get("sampler", place.name)
         return _alone(run_at(place, method, method, total), foreseen)
-    runs = [
-        run_at(folder, folder.name, method_of(folder), total)._replace(foreseen=foreseen)
-        for folder in sorted(below(place, "runs").glob("*"))
-        if folder.is_dir()
-    ]
+    runs = []
+    for folder in sorted(below(place, "runs").glob("*")):
+        if not folder.is_dir():
+            continue
+        own = settings_at(folder)
+        # Those of a pilot go on beyond what it began with, and it has more of them.
+        rounds = max(total or 0, own.get("rounds", 0))
+        seen = run_at(folder, folder.name, own.get("sampler", ""), rounds or None)
+        runs.append(seen._replace(foreseen=foreseen))
     # Runs that have not begun have no folder.
     planned = len(settings["samplers"]) * len(settings.get("seeds", [0]))
-    return _side_by_side(printable(place), runs, planned)
+    return _side_by_side(printable(place), runs, max(planned, len(runs)))
 
 
 def _curve(values: Sequence[float | None]) -> str:
@@ -215,8 +226,13 @@ def _planned(seen: Seen, foreseen: Foreseen) -> str:
     if row["cost_low"] is not None and row["cost_high"] is not None:
         cost += f" [{human_amount(row['cost_low'])}, {human_amount(row['cost_high'])}]"
     method = printable(row["method"], limit=60)
-    goal = first_judge(seen.lines).text(foreseen.goal)
+    goal = _judge(seen, foreseen).text(foreseen.goal)
     return f"{cost} to {goal} with {method}, n = {row['n']}"
+
+
+def _judge(seen: Seen, foreseen: Foreseen) -> Judge:
+    """The metric of the plan's goal, which need not be the first one of what is watched."""
+    return foreseen.judge or first_judge(seen.lines)
 
 
 def _is_over(seen: Seen) -> bool:
@@ -266,8 +282,11 @@ def _of_plan(seen: Seen) -> Iterator[str]:
     foreseen = seen.foreseen
     if foreseen is None:
         return
-    judge = first_judge(seen.lines)
+    judge = _judge(seen, foreseen)
     goal = judge.text(foreseen.goal)
+    tested = [line["test"] for line in seen.lines if "test" in line]
+    if tested and not any(judge.name in test for test in tested):
+        yield f"The goal of the plan, {goal}, is of {judge.heading}, which is not measured here."
     for at, line in enumerate(seen.lines, 1):
         value = line.get("test", {}).get(judge.name)
         if value is not None and judge.sign * value >= judge.sign * foreseen.goal:

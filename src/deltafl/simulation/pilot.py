@@ -107,6 +107,9 @@ class PlanSettings(CompareSettings):
             missing["goal"] = self.threshold or spec.threshold
         return missing
 
+    def _finds_n(self) -> bool:
+        return True
+
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
         metric = metric_of(spec.metric)

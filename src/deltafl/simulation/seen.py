@@ -76,10 +76,9 @@ class Seen(NamedTuple):
         return self.lines[-1] if self.lines else {"round": 0}
 
 
-def method_of(folder: Path) -> str:
-    """The sampler of a run of a comparison; nothing if it has not written it down yet."""
-    found: Any = checked(Settings, recorded_settings(folder) or {}, str(folder), CURE)
-    return str(found.get("sampler", ""))
+def settings_at(folder: Path) -> Any:
+    """What is looked at in the settings of a run; nothing if it has not written them down yet."""
+    return checked(Settings, recorded_settings(folder) or {}, str(folder), CURE)
 
 
 def run_at(folder: Path, name: str, method: str, total: int | None) -> Seen:

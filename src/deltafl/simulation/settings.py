@@ -5,6 +5,7 @@ What is left out is filled from the task's own defaults by ``resolve``, so that 
 value used. All mistakes end in one sentence (``DeltaflError``) before anything is written.
 """
 
+import os
 from collections.abc import Container
 from contextlib import suppress
 from dataclasses import replace
@@ -245,8 +246,12 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _sized(cls, given: Json) -> Json:
-        """``sample = "auto"`` in other words."""
+    def _in_other_words(cls, given: Json) -> Json:
+        """``sample = "auto"``, and files as records name them."""
+        given = {
+            name: os.fspath(value) if isinstance(value, os.PathLike) else value
+            for name, value in given.items()
+        }
         if given.get("sample") != AUTO:
             return given
         given = {**given, "sample": None}
@@ -276,11 +281,20 @@ class Settings(BaseModel):
             not_its.add("clients")
             if not partition.uses_alpha:
                 not_its.add("alpha")
-        return self._missing_momentum() | {
+        missing = {
             key: getattr(spec, name)
             for key, name in TASK_DEFAULTS.items()
             if getattr(self, key) is None and key not in not_its
         }
+        clients = self.clients or spec.num_clients
+        # The task's own n is then only what cohorts begin with, and nobody has chosen it.
+        if self._finds_n() and "sample" in missing and clients is not None:
+            missing["sample"] = min(missing["sample"], clients)
+        return self._missing_momentum() | missing
+
+    def _finds_n(self) -> bool:
+        """Whether n is not fixed, but to be found."""
+        return sized_by(self.part_settings()) is not None
 
     def _missing_momentum(self) -> Json:
         """Momentum's own beta where it is used and not set: a record has every value."""
