@@ -41,7 +41,8 @@ PACKAGES = {
     ),
     "tasks": (
         "Tasks",
-        "Task Dataset make_task table_task from_huggingface register check_task make_partition",
+        "Task Dataset make_task table_task from_huggingface from_torch register check_task "
+        "make_partition",
     ),
     "audit": (
         "Audit: is a sampler unbiased?",

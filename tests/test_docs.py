@@ -59,6 +59,7 @@ PLAYED = (
             "own-metric",
             "pretrained",
             "python",
+            "pytorch-data",
             "strata",
             "tables",
             "tokens",

@@ -153,8 +153,8 @@ def label_of(sampler: "str | Label | Sampler | type[Sampler]") -> str:
         kind = sampler
     if not issubclass(kind, Sampler):
         raise DeltaflError(
-            "a sampler is a label, or a class or an instance of deltafl.Sampler; this is "
-            f"{sampler!r}"
+            "a sampler is a label such as 'census', or a class or an instance of deltafl.Sampler; "
+            f"this is {sampler!r}"
         )
     rows = [row for row in SAMPLERS.values() if row.kind is kind]
     own = None

@@ -275,7 +275,8 @@ def _task_name(task: AnyTask) -> str:
     else:
         raise DeltaflError(
             f"task is {type(task).__name__}; it must be a name, a file, a deltafl.tasks.Task, a "
-            "function that makes one, a data frame, or a Hugging Face data set"
+            "function that makes one, a data frame, or a Hugging Face data set; "
+            "deltafl.tasks.from_torch makes a task of PyTorch data sets"
         )
     # It becomes a part of folders' names.
     name = re.sub(r"[^\w.+-]", "", name)

@@ -38,3 +38,4 @@ from .registry import known_tasks as known_tasks
 from .registry import make_task as make_task
 from .registry import register as register
 from .tables import table_task as table_task
+from .torch_data import from_torch as from_torch

@@ -174,8 +174,9 @@ def _stacked(frame: Frame, column: str, values: Sequence[Any], feature: Any) -> 
         if not good:
             raise DeltaflError(
                 f"{source}: row {row + 1}, column {column!r} holds {held}; it must be pictures of "
-                f"one size and mode, as data.cast_column({column!r}, datasets.Image(mode='RGB')) "
-                f"gives them, or numbers up to {LARGEST:g}, as many in each row"
+                f"one size and mode, or numbers up to {LARGEST:g}, as many in each row; in a "
+                f"Hugging Face data set data.cast_column({column!r}, datasets.Image(mode='RGB')) "
+                "makes pictures of one mode"
             )
         parts.append(part)
     if not parts:

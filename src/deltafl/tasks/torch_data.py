@@ -1,0 +1,131 @@
+"""PyTorch data sets as a task, such as those of torchvision: one for all clients, or one for each.
+
+The items are read once and kept as the columns of one table, which then goes the way of a Hugging
+Face data set.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Unpack
+
+from ..errors import DeltaflError, explained
+from ..streams import stream
+from .base import Task
+from .columns import TaskType
+from .huggingface import from_huggingface
+from .losses import MakeModel
+from .partitions import AnyPartition
+from .tables import OWNER, Sent
+
+
+def from_torch(
+    train: Any,
+    test: Any = None,
+    *,
+    name: str = "dataset",
+    make_model: MakeModel | None = None,
+    seed: int = 0,
+    task_type: TaskType | None = None,
+    partition: AnyPartition | None = None,
+    clients: int | None = None,
+    alpha: float = 0.5,
+    test_share: float | None = None,
+    **sent: Unpack[Sent],
+) -> Task:
+    """Make a task of PyTorch data sets whose items are (input, label).
+
+    Every item is read once, so that a random transform is drawn once, by ``seed``: give those of
+    training to ``Task.augment``.
+
+    Args:
+        train: A data set whose rows a partition deals, or a list or dict with one for each client,
+            by name. Inputs are tensors, arrays or pictures of one size, or as many numbers each.
+        test: A data set, or one for each of these clients, too. Without it the test set is drawn as
+            in ``from_huggingface``.
+        name: The name of the data in reports.
+        make_model: Makes the model; softmax or linear regression if None.
+        seed: Fixes the partition, and what transforms draw.
+        task_type: As in ``table_task``.
+        partition: As in ``table_task``; not for one data set a client.
+        clients: As in ``table_task``.
+        alpha: As in ``table_task``.
+        test_share: As in ``table_task``; for data without a test set.
+        sent: As in ``table_task``.
+
+    Raises:
+        DeltaflError: If an item cannot be read or used.
+
+    Example: ``from_torch(train, test, partition="dirichlet", clients=100, make_model=Net)``
+    """
+    from .draws import seeded
+
+    if partition is None and not _is_one_each(train):
+        raise DeltaflError(
+            "nobody says who holds a row: write partition='iid' and clients=20, or give a list or "
+            "dict of data sets, one for each client"
+        )
+    with seeded(stream(seed, "data")):
+        parts = {"train": _Columns(f"{name}'s train part", train)}
+        if test is not None:
+            parts["test"] = _Columns(f"{name}'s test part", test)
+    return from_huggingface(
+        parts,
+        inputs="input",
+        name=name,
+        make_model=make_model,
+        seed=seed,
+        task_type=task_type,
+        partition=partition,
+        clients=clients,
+        alpha=alpha,
+        test_share=test_share,
+        **sent,
+    )
+
+
+def _is_one_each(data: Any) -> bool:
+    return isinstance(data, Mapping | list | tuple)
+
+
+class _Columns:
+    """All items as columns, as a Hugging Face data set gives them."""
+
+    def __init__(self, where: str, data: Any) -> None:
+        owned: Any = [(None, data)]
+        if _is_one_each(data):
+            owned = data.items() if isinstance(data, Mapping) else enumerate(data)
+        self.columns: dict[str, list[Any]] = {"input": [], "label": [], OWNER: []}
+        for owner, part in owned:
+            held = where if owner is None else f"{where}, client {owner!r}"
+            for value, label in _items(held, part):
+                self.columns["input"].append(value)
+                self.columns["label"].append(label)
+                self.columns[OWNER].append(str(owner))
+        self.column_names = list(self.columns)
+        self.features = {}
+        classes = getattr(data, "classes", None)
+        labels = self.columns["label"]
+        # A transform may have made other labels than those that the classes are of.
+        if isinstance(classes, Sequence) and all(label in range(len(classes)) for label in labels):
+            self.features = {"label": SimpleNamespace(names=list(map(str, classes)))}
+
+    def __getitem__(self, column: str) -> list[Any]:
+        return self.columns[column]
+
+
+def _items(where: str, data: Any) -> Iterator[tuple[Any, Any]]:
+    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise DeltaflError(
+            f"{where} is of type {type(data).__name__}; it must be a data set with a length and "
+            "numbered items, such as loader.dataset or list(iterable)"
+        )
+    if len(data) == 0:
+        raise DeltaflError(f"{where} has no items; give it one at least, or leave it out")
+    for row in range(len(data)):
+        with explained(f"{where}: item {row} cannot be read"):
+            item = data[row]
+        if not (isinstance(item, tuple | list) and len(item) == 2):
+            raise DeltaflError(
+                f"{where}: item {row} is of type {type(item).__name__}; it must be (input, label)"
+            )
+        yield item[0], item[1]
