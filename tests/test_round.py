@@ -33,7 +33,8 @@ from deltafl import (
     make_server_optimizer,
     open_round,
 )
-from deltafl.estimators.control_variates import CommonControlState, ControlVariate
+from deltafl.estimators.common import CommonControlState
+from deltafl.estimators.control_variates import ControlVariate
 from deltafl.scale.numerics import inner
 from deltafl.server.norms import measure
 from deltafl.server.optimizers import SERVER_OPTIMIZERS

@@ -9,11 +9,8 @@ from hypothesis import strategies as st
 
 from conftest import Recorder, replies_of
 from deltafl import Plan, Population, close_round, init_round, make_sampler, open_round
-from deltafl.estimators.control_variates import (
-    CommonControl,
-    RegressionControl,
-    RegressionControlState,
-)
+from deltafl.estimators.common import CommonControl
+from deltafl.estimators.regression import RegressionControl, RegressionControlState
 from deltafl.moves import Moves
 from deltafl.types import FloatArray
 

@@ -14,7 +14,7 @@ from deltafl import (
     make_sampler,
     open_round,
 )
-from deltafl.estimators.control_variates import OwnControl, OwnControlState
+from deltafl.estimators.own import OwnControl, OwnControlState
 from deltafl.scale.numerics import weighted_sum
 from deltafl.scale.rows import LOST, Following, RowFormat, RunningSum, row_values
 from deltafl.server.table import make_parts
@@ -86,7 +86,7 @@ def test_ordinary_rounds_never_form_the_sum_anew(monkeypatch: pytest.MonkeyPatch
     def anew(*_: object) -> OwnControlState:
         raise AssertionError("the sum was formed anew")
 
-    monkeypatch.setattr("deltafl.estimators.control_variates.summed_anew", anew)
+    monkeypatch.setattr("deltafl.estimators.own.summed_anew", anew)
     rng = np.random.default_rng(1)
     control = OwnControl()
     state = control.init(POPULATION, 3)

@@ -7,7 +7,7 @@ import pytest
 
 from deltafl.errors import DeltaflError
 from deltafl.estimators import sketch
-from deltafl.estimators.control_variates import CommonControlState
+from deltafl.estimators.common import CommonControlState
 from deltafl.estimators.sketch import count_sketch
 from deltafl.plan import Plan
 from deltafl.round import close_round, init_round, open_round

@@ -25,8 +25,8 @@ from deltafl import (
     open_round,
     save_state,
 )
-from deltafl.estimators.control_variates import OwnControl
 from deltafl.estimators.learned_coefficient import FixedCoefficient
+from deltafl.estimators.own import OwnControl
 from deltafl.types import FloatArray, Params
 
 SIZES = [10, 15, 20, 25, 30]

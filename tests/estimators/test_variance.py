@@ -17,7 +17,7 @@ from deltafl import (
 )
 from deltafl.designs.exact import support
 from deltafl.designs.inclusion import inclusion_probabilities
-from deltafl.estimators.control_variates import OwnControlState
+from deltafl.estimators.own import OwnControlState
 from deltafl.estimators.variance import estimate_variance
 from deltafl.scale.persistent_array import PersistentArray
 

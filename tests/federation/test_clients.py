@@ -20,7 +20,7 @@ from deltafl import (
     draw_cohort,
     init_round,
 )
-from deltafl.estimators.control_variates import OwnControl
+from deltafl.estimators.own import OwnControl
 from deltafl.estimators.table import find_estimator
 from deltafl.federation.federation import Federation
 from deltafl.federation.replies import ClientReply

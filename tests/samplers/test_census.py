@@ -20,7 +20,7 @@ from deltafl import (
     make_sampler,
     open_round,
 )
-from deltafl.estimators.control_variates import pseudoinverse
+from deltafl.estimators.regression import pseudoinverse
 from deltafl.estimators.sketch import count_sketch
 from deltafl.estimators.two_bits import norms
 from deltafl.samplers.census import output_layer

@@ -32,7 +32,7 @@ from deltafl import (
 )
 from deltafl.designs.inclusion import inclusion_probabilities, with_floor
 from deltafl.designs.strata import allocate
-from deltafl.estimators.control_variates import OwnControlState
+from deltafl.estimators.own import OwnControlState
 from deltafl.estimators.table import find_estimator
 from deltafl.samplers.cluster import ClusterState, cluster_by_value
 from deltafl.samplers.delta import PracticalState

@@ -26,7 +26,7 @@ from deltafl import (
     make_sampler,
     open_round,
 )
-from deltafl.estimators.control_variates import OwnControl
+from deltafl.estimators.own import OwnControl
 from deltafl.scale.named_arrays import bytes_in_ram, from_named_arrays, named_arrays
 from deltafl.scale.persistent_array import Buffer, PersistentArray
 from deltafl.scale.rows import RowFormat

@@ -17,14 +17,8 @@ from ..errors import DeltaflError, log
 from ..moves import Moves
 from ..scale.rows import RowFormat
 from ..types import IntArray, Params, Population, Replies
-from .control_variates import (
-    ControlVariate,
-    InStretches,
-    Learner,
-    NoControl,
-    OwnControlState,
-    summed_anew,
-)
+from .control_variates import ControlVariate, InStretches, Learner, NoControl
+from .own import OwnControlState, summed_anew
 from .value import ComposedValue, ControlValue, Reader
 
 #: Longest twin, in medians of all. Where local work is near divergence, a single one would be most

@@ -24,15 +24,9 @@ from ..types import (
     Sizes,
     Within,
 )
-from .control_variates import (
-    InStretches,
-    Learner,
-    RegressionControl,
-    fits_steps,
-    learns_nothing,
-    pseudoinverse,
-)
+from .control_variates import InStretches, Learner, learns_nothing
 from .learned_coefficient import LearnedCoefficient, ScaledState
+from .regression import RegressionControl, fits_steps, pseudoinverse
 from .two_bits import (
     KEPT,
     code_length,

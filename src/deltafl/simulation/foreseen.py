@@ -11,15 +11,13 @@ from typing_extensions import TypedDict
 from ..analysis.prices import Prices
 from ..analysis.text import human_amount, human_bytes
 from ..errors import DeltaflError
-from ..federation.saved import LOG
 from ..store.files import below, read_text
-from ..store.lines import line_of
+from ..store.lines import line_of, whole_lines
 from ..store.values import checked
 from ..types import Json, Judge
-from .directory import recorded_settings
+from .directory import LINE_FILES, recorded_settings
 from .lines import Count, RoundLine, Size
 from .record import first_judge
-from .sweep import whole_lines
 
 _CURE = "it was not written by deltafl plan, or it is damaged: plan again"
 #: Characters of a table of forecasts; it has a line for every n that was tried.
@@ -145,7 +143,7 @@ def read_plan(folder: Path) -> Foreseen:
 
 def _judge(folder: Path) -> Judge | None:
     """By what the plan's runs were judged, as they say."""
-    for file in sorted(below(folder, "runs").glob(f"*/{LOG}")):
+    for file in sorted(below(folder, "runs").glob(f"*/{LINE_FILES[0]}")):
         for text in whole_lines(file)[:1]:
             return first_judge([line_of(text, RoundLine, str(file), _CURE)])
     return None

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from ..errors import DeltaflError, printable
 from ..federation.saved import FILES, LOG
-from ..store.lines import line_of
+from ..store.lines import line_of, whole_lines
 from ..store.sealed import read_sealed
 from ..store.values import checked
 from ..types import Array, Json
@@ -22,7 +22,6 @@ from .directory import recorded_settings
 from .foreseen import Foreseen
 from .lines import Count, Number, RoundLine
 from .record import noted_clients
-from .sweep import whole_lines
 
 #: Of a saved state: how often each client was selected, replied and was not there.
 COUNTS = tuple(f"state.{name}_m" for name in ("selected", "responded", "missed", "joined"))

@@ -15,9 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import DeltaflError, require
-from ..store.files import below, opened
-from ..store.lines import line_of, lines_in
+from ..errors import require
+from ..store.files import below
+from ..store.lines import line_of, whole_lines
 from .callback import OnRound, RoundDone, round_done
 from .checkpoint import CURE
 from .directory import RunDirectory, locked
@@ -270,16 +270,6 @@ class _RoundReader:
 def rounds_played(path: Path) -> int:
     """The rounds in an unfinished run's ``timings.jsonl``, whose first line is that of round 0."""
     return max(0, len(whole_lines(path / "timings.jsonl")) - 1)
-
-
-def whole_lines(path: Path, start: int = 0) -> list[bytes]:
-    """The lines of a file that another process may be writing; none if it is not there."""
-    try:
-        with opened(path) as file:
-            file.seek(start)
-            return [line for line in lines_in(file, path) if line.endswith(b"\n")]
-    except DeltaflError:
-        return []
 
 
 def require_devices(names: Iterable[str]) -> None:

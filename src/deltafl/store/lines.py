@@ -100,3 +100,13 @@ def cut_back(path: Path, length: int) -> None:
     """Cut off what follows; a file that is not there is made."""
     with opened(path, "ab") as file:
         file.truncate(length)
+
+
+def whole_lines(path: Path, start: int = 0) -> list[bytes]:
+    """The lines of a file that another process may be writing; none if it is not there."""
+    try:
+        with opened(path) as file:
+            file.seek(start)
+            return [line for line in lines_in(file, path) if line.endswith(b"\n")]
+    except DeltaflError:
+        return []

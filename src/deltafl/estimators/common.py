@@ -1,0 +1,59 @@
+"""One prediction for all clients, the mean of past rounds."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from ..moves import Moves
+from ..scale.numerics import weighted_sum
+from ..types import FloatArray, IntArray, Params, Population, Replies
+from .control_variates import InStretches, Learner, learns_nothing
+from .value import ControlValue, Reader
+
+
+class CommonControlState(NamedTuple):
+    """One model: the average c of past rounds."""
+
+    control_d: FloatArray
+
+
+@dataclass(frozen=True)
+class CommonControl(InStretches):
+    """One c for all clients: c <- memory c + (1 - memory) (Hajek mean of the round), memory in
+    [0, 1).
+    """
+
+    memory: float = 0.7
+    ranges: ClassVar = {"memory": "[0, 1)"}
+    learns_from_sums = True
+
+    def init(self, population: Population, num_params: int) -> CommonControlState:
+        return CommonControlState(np.zeros(num_params))
+
+    def reader(self, state: CommonControlState, client_n: IntArray) -> Reader:
+        # The weights sum to 1, so that the weighted sum of equal c is c.
+        return ControlValue(state.control_d, state.control_d[None]).part
+
+    def learner(
+        self,
+        state: CommonControlState,
+        population: Population,
+        replies: Replies,
+    ) -> Learner:
+        total = replies.coef_n.sum()
+        # No reply counts, so there is no mean to move to.
+        if total <= 0:
+            return learns_nothing(state)
+        control_d = np.empty_like(state.control_d)
+
+        def learn(part: slice, update_nb: Params, value: ControlValue) -> None:
+            before_b = state.control_d[part]
+            # The ratio mean, which an extreme sum of coefficients cannot inflate.
+            mean_b = weighted_sum(replies.coef_n / total, update_nb, len(before_b))
+            control_d[part] = self.memory * before_b + (1 - self.memory) * mean_b
+
+        return Learner(learn, lambda _: CommonControlState(control_d))
+
+    def resized(self, state: CommonControlState, moves: Moves) -> CommonControlState:
+        return state
