@@ -12,7 +12,7 @@ from deltafl.simulation.conditions import costs_of, find_availability
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.setup import engine_of, plan_of, population_of
-from deltafl.simulation.traces import read_trace
+from deltafl.simulation.traces import Columns, read_trace
 
 ROOT = Path(__file__).parents[2]
 POPULATION = Population.from_sizes([1] * 4, strata=["north", "south", "north", "south"])
@@ -26,7 +26,7 @@ def written(folder: Path, text: str) -> str:
 
 
 def test_values_hold_until_the_next_one_and_the_file_begins_anew(tmp_path: Path) -> None:
-    trace = read_trace(written(tmp_path, BY_REGION), POPULATION)
+    trace = read_trace(Columns(written(tmp_path, BY_REGION)), POPULATION)
     assert trace.second_t.tolist() == [0, 7200, 21600]
     assert trace.length == 21600 + 7200  # one step, the least of 2 and 4 hours, after the last
     for hour, north in [(0, 120), (1.9, 120), (2, 120), (6, 310), (7.9, 310), (8, 120), (14, 310)]:
@@ -43,11 +43,16 @@ def test_costs_are_means_over_time(tmp_path: Path) -> None:
     rows = [
         f"{second},{client},{rng.integers(1, 99)}" for second in (5, 9, 30) for client in range(4)
     ]
-    trace = read_trace(written(tmp_path, "second,client,value\n" + "\n".join(rows)), POPULATION)
+    text = written(tmp_path, "second,client,value\n" + "\n".join(rows))
+    trace = read_trace(Columns(text), POPULATION)
     # By brute force, one second after the other.
     every = [trace.value_tm[trace.row(float(second))] for second in range(int(trace.length))]
     np.testing.assert_allclose(trace.mean_m(), np.mean(every, axis=0))
     assert costs_of(None, POPULATION) is None
+    # A name as others, not one that is missing.
+    america = Population.from_sizes([1], strata=["NA"])
+    timeline = costs_of(written(tmp_path, '"hour";"region";"value"\n0;NA;7\n'), america)
+    assert timeline is not None and timeline.mean_m() == [7]
 
 
 def test_availability_by_values(tmp_path: Path) -> None:
@@ -72,14 +77,14 @@ def test_availability_by_values(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("hour,region\n0,north\n", "columns hour or second"),
-        ("hour,second,region,value\n0,0,north,1\n", "other columns"),
-        ("hour,region,client,value\n0,north,1,1\n", "other columns"),
-        ("hour,region,value\n", "no rows"),
-        ("hour,region,value\n0,north,x\n", "could not convert"),
-        ("hour,region,value\n0,north,\n", "missing or below 0"),
-        ("hour,region,value\n-1,north,1\n", "missing or below 0"),
-        ("hour,region,value\n0,north,-1\n", "missing or below 0"),
-        ("hour,region,value\n0,north,inf\n", "missing or below 0"),
+        ("hour,second,region,value\n0,0,north,1\n", "has the columns hour, "),
+        ("hour,region,client,value\n0,north,1,1\n", "has the columns hour, "),
+        ("hour,region,value\n", "and a row at least"),
+        ("hour,region,value\n0,north,x\n", "row 1 has 'x' as value"),
+        ("hour,region,value\n0,north,\n", "row 1 has '' as value"),
+        ("hour,region,value\n-1,north,1\n", "'-1' as hour"),
+        ("hour,region,value\n0,north,-1\n", "a number >= 0"),
+        ("hour,region,value\n0,north,inf\n", "a number >= 0"),
         ("hour,region,value\n0,north,1\n", "no value for region 'south'"),
         ("hour,region,value\n0,north,1\n0,north,2\n0,south,1\n", "row 2 has a second value"),
         ("hour,client,value\n0,0,1\n0,4,1\n", "row 2 is of client '4'"),

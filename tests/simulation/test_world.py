@@ -8,7 +8,7 @@ import pytest
 
 from deltafl import DeltaflError, Population, compare, stream
 from deltafl.analysis import human_amount
-from deltafl.simulation.conditions import LogNormal
+from deltafl.simulation.conditions import LogNormal, Measured
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
 from deltafl.simulation.training.serial import LocalWork, minibatches
@@ -289,15 +289,15 @@ def test_impossible_worlds_are_refused(given: dict[str, Any], fragment: str) -> 
 @pytest.mark.parametrize(
     ("rows", "fragment"),
     [
-        ("client,start\n1,2\n", "columns client, start, end, all numbers: .*'end'"),
-        ("client,start,end\n1,a,3\n", "all numbers: .*'a'"),
-        ("client,start,end\n", "no rows"),
+        ("client,start\n1,2\n", "it has the columns client, start$"),
+        ("client,start,end\n1,a,3\n", "row 1 has 'a' as start"),
+        ("client,start,end\n", "and a row at least"),
         ("client,start,end\n99,0,3\n", "0 to 39"),
         ("client,start,end\n1e30,0,3\n", "0 to 39"),
         ("client,start,end\n1.5,0,3\n", "0 to 39"),
         ("client,start,end\n1,4,3\n", "end after it begins"),
-        ("client,start,end\n1,,3\n", "not finite"),
-        ("", "columns client, start, end"),
+        ("client,start,end\n1,,3\n", "row 1 has '' as start"),
+        ("", "No columns"),
         (None, "No such file"),
     ],
 )
@@ -307,3 +307,38 @@ def test_bad_traces_are_refused(rows: str | None, fragment: str, tmp_path: Path)
         path.write_text(rows)
     with pytest.raises(DeltaflError, match=fragment):
         world_of(str(path), "lognormal")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "seconds,megabits\n0.5,1\n2,3\n",
+        "\ufeffseconds;megabits\r\n0.5;1\r\n2;3\r\n",
+        '\n"seconds", "megabits"\n\n"0.5", "1"\n"2", "3"\n',
+        "megabits\tseconds\n1\t0.5\n3\t2\n",
+        ",seconds,megabits\n0,0.5,1\n1,2,3\n",
+        # By its column, not by its place.
+        "client,seconds,megabits\n1,2,3\n0,0.5,1\n",
+    ],
+)
+def test_a_file_is_read_as_spreadsheets_write_it(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "speeds.csv"
+    path.write_bytes(text.encode())
+    step_m, megabits_m = Measured(str(path)).begin(Population.from_sizes([1, 1]), 0)
+    assert (step_m.tolist(), megabits_m.tolist()) == ([0.5, 2], [1, 3])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("seconds,megabits\n0,5,1\n2,3,4\n", "rows of as many cells"),
+        ("seconds;megabits\n0,5;1\n2;3\n", "row 1 has '0,5' as seconds"),
+        ("client,seconds,megabits\n1,2,3\n1,1,1\n", "a row .* for each of the 2 clients"),
+        ("client,seconds,megabits\na,2,3\nb,1,1\n", "row 1 has 'a' as client"),
+    ],
+)
+def test_speeds_that_could_be_anybodys_are_refused(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "speeds.csv"
+    path.write_text(text)
+    with pytest.raises(DeltaflError, match=said):
+        Measured(str(path)).begin(Population.from_sizes([1, 1]), 0)

@@ -7,18 +7,15 @@ meet the same conditions.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from io import BytesIO
-from pathlib import Path
 from typing import ClassVar, TypeVar
 
 import numpy as np
 
 from ..calls import check_options, parse_call
-from ..errors import DeltaflError, WithRanges, in_one_line, require, unknown_name
-from ..store.files import read_bytes
+from ..errors import DeltaflError, WithRanges, unknown_name
 from ..streams import stream
 from ..types import BoolArray, FloatArray, IntArray, Population, Rng
-from .traces import FORM, Timeline, has_values, read_trace
+from .traces import FORM, VALUE, Columns, Timeline, read_trace
 
 #: The ``client`` of the world's streams: what a round's numbers are for. Round 0 has what holds for
 #: the whole run.
@@ -199,19 +196,19 @@ class Trace(Availability):
     path: str
 
     def begin(self, population: Population, seed: int) -> Presence:
-        if has_values(self.path):
-            return self._by_values(population)
-        client_k, start_k, end_k = _columns(self.path, "client", "start", "end")
+        columns = Columns(self.path)
+        if VALUE in columns.texts:
+            return self._by_values(columns, population)
+        columns.require(
+            {"client", "start", "end"} <= columns.texts.keys(),
+            f"the columns client, start and end, or {FORM}",
+        )
         m = population.num_clients
-        if not np.isin(client_k, np.arange(m)).all():
-            raise DeltaflError(
-                f"{self.path}: the column client must have whole numbers from 0 to {m - 1}"
-            )
-        if (start_k < 0).any() or (end_k <= start_k).any():
-            raise DeltaflError(
-                f"{self.path}: an interval must begin at 0 or later, and end after it begins"
-            )
-        client_k = client_k.astype(np.int64)
+        client_k = _clients(columns, m)
+        start_k = columns.numbers("start")
+        end_k = columns.numbers("end")
+        if (end_k <= start_k).any():
+            raise DeltaflError(f"{self.path}: an interval must end after it begins")
         length = end_k.max()
 
         def at(round: int, clock: float) -> tuple[BoolArray, float]:
@@ -228,8 +225,8 @@ class Trace(Availability):
 
         return at
 
-    def _by_values(self, population: Population) -> Presence:
-        trace = read_trace(self.path, population)
+    def _by_values(self, columns: Columns, population: Population) -> Presence:
+        trace = read_trace(columns, population)
         if not np.isin(trace.value_tm, (0, 1)).all() or not trace.value_tm.any():
             raise DeltaflError(
                 f"{self.path}: a value must be 1 for who is there and 0 for who is not, and "
@@ -305,7 +302,7 @@ class LogNormal(Speeds):
 class Measured(Speeds):
     """A table with the columns seconds (of a local step) and megabits (per second).
 
-    It has one row per client, in order.
+    It has one row per client, in order, or in any order with the column client.
     """
 
     path: str
@@ -315,13 +312,23 @@ class Measured(Speeds):
         population: Population,
         seed: int,
     ) -> tuple[FloatArray, FloatArray]:
-        step_m, megabits_m = _columns(self.path, "seconds", "megabits")
+        columns = Columns(self.path)
+        columns.require(
+            {"seconds", "megabits"} <= columns.texts.keys(), "the columns seconds and megabits"
+        )
+        step_m = columns.numbers("seconds")
+        megabits_m = columns.numbers("megabits")
         m = population.num_clients
-        if len(step_m) != m or min(step_m.min(), megabits_m.min()) <= 0:
+        client_k = np.arange(len(step_m))
+        if "client" in columns.texts:
+            client_k = _clients(columns, m)
+        row_m = np.argsort(client_k)
+        fits = np.array_equal(client_k[row_m], np.arange(m))
+        if not fits or min(step_m.min(), megabits_m.min()) <= 0:
             raise DeltaflError(
                 f"{self.path} must have a row with numbers above 0 for each of the {m} clients"
             )
-        return step_m, megabits_m
+        return step_m[row_m], megabits_m[row_m]
 
 
 AVAILABILITIES: dict[str, type[Availability]] = {
@@ -341,7 +348,7 @@ def costs_of(path: str | None, population: Population) -> Timeline | None:
         return None
     if not path.endswith(".csv"):
         raise DeltaflError(f"client_costs is {path!r:.60}; write a file, FILE.csv, with {FORM}")
-    timeline = read_trace(path, population)
+    timeline = read_trace(Columns(path), population)
     least_m = timeline.value_tm.min(axis=0)
     if not (least_m > 0).all():
         raise DeltaflError(
@@ -388,20 +395,11 @@ def _ranks(size_m: IntArray) -> FloatArray:
     return np.asarray((first_m + last_m) / 2 / (m - 1))
 
 
-def _columns(path: str, *names: str) -> list[FloatArray]:
-    """Columns of a CSV file, which have at least one row, of finite numbers."""
-    require("pandas", "sim")
-    import pandas as pd
-
-    content = read_bytes(Path(path), users=True)
-    try:
-        table = pd.read_csv(BytesIO(content), usecols=names)
-        found = [table[name].to_numpy(dtype=np.float64) for name in names]
-        if table.empty or not np.isfinite(found).all():
-            raise ValueError("it has no rows, or a number is missing or not finite")
-    except ValueError as error:
+def _clients(columns: Columns, m: int) -> IntArray:
+    """The clients' numbers in a column."""
+    client_k = columns.numbers("client")
+    if not np.isin(client_k, np.arange(m)).all():
         raise DeltaflError(
-            f"{path} must be a CSV file with the columns {', '.join(names)}, all numbers: "
-            f"{in_one_line(error)}"
-        ) from None
-    return found
+            f"{columns.path}: the column client must have whole numbers from 0 to {m - 1}"
+        )
+    return client_k.astype(np.int64)

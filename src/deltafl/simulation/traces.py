@@ -12,7 +12,10 @@ its last time; a step is the least distance between two of its times, 1 if there
 Before its first time a client has its last value.
 """
 
+import warnings
+from contextlib import suppress
 from io import BytesIO
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,38 +53,73 @@ class Timeline(NamedTuple):
         return np.asarray(total_m / self.length)
 
 
-def has_values(path: str) -> bool:
-    """Whether a file is of this form, by its header."""
-    header = read_bytes(Path(path), users=True).partition(b"\n")[0]
-    return VALUE in header.decode("utf-8-sig", errors="replace").strip().split(",")
+class Columns:
+    """The columns of a file of text, by the names in its first line."""
+
+    def __init__(self, path: str) -> None:
+        require("pandas", "sim")
+        import pandas as pd
+
+        content = read_bytes(Path(path), users=True)
+        # Where a comma is in numbers, spreadsheets put something else between them.
+        header = content.lstrip().partition(b"\n")[0]
+        sep = max(",;\t", key=lambda mark: header.count(mark.encode()))
+        self.path = path
+        try:
+            with warnings.catch_warnings():
+                # Else the last cells of longer rows would be left out, as of 0,5 for a half.
+                warnings.simplefilter("error", pd.errors.ParserWarning)
+                # As they are written: "007" is no 7, and the region "NA" is not missing.
+                table = pd.read_csv(
+                    BytesIO(content),
+                    sep=sep,
+                    dtype=str,
+                    keep_default_na=False,
+                    index_col=False,
+                )
+        except (ValueError, pd.errors.ParserWarning) as error:
+            raise DeltaflError(
+                f"{path} must be text in UTF-8, with a line of names and rows of as many cells: "
+                f"{in_one_line(error)}"
+            ) from None
+        self.texts = {str(name).strip(): table[name].str.strip().tolist() for name in table}
+        self._has_rows = not table.empty
+
+    def require(self, has_columns: bool, form: str) -> None:
+        """Refuse a file that has not the columns of its form, or no rows."""
+        if not has_columns or not self._has_rows:
+            found = printable(", ".join(self.texts), limit=100)
+            raise DeltaflError(
+                f"{self.path} must have {form}, and a row at least; it has the columns {found}"
+            )
+
+    def numbers(self, name: str) -> FloatArray:
+        """A column of finite numbers >= 0."""
+        number_k = np.empty(len(self.texts[name]))
+        for row, text in enumerate(self.texts[name]):
+            with suppress(ValueError):
+                number_k[row] = float(text)
+                if 0 <= number_k[row] < inf:
+                    continue
+            raise DeltaflError(
+                f"{self.path}: row {row + 1} has {printable(repr(text), limit=60)} as {name}; "
+                "write a number >= 0, such as 0.5"
+            )
+        return number_k
 
 
-def read_trace(path: str, population: Population) -> Timeline:
+def read_trace(columns: Columns, population: Population) -> Timeline:
     """The values of a file for each client; a ``DeltaflError`` if one has none, or a row is bad."""
-    require("pandas", "sim")
-    import pandas as pd
-
-    content = read_bytes(Path(path), users=True)
-    try:
-        # Names as they are written: of numbers "007" would be 7.
-        table = pd.read_csv(BytesIO(content), dtype=dict.fromkeys(OWNERS, str))
-        units = [name for name in UNITS if name in table]
-        owners = [name for name in OWNERS if name in table]
-        if len(units) != 1 or len(owners) != 1 or VALUE not in table or table.empty:
-            raise ValueError("it has other columns, or no rows")
-        unit = units[0]
-        owner = owners[0]
-        second_k = table[unit].to_numpy(np.float64) * UNITS[unit]
-        value_k = table[VALUE].to_numpy(np.float64)
-        numbers = np.concatenate([second_k, value_k])
-        if not np.isfinite(numbers).all() or numbers.min() < 0:
-            raise ValueError("a time or a value is missing or below 0")
-    except ValueError as error:
-        raise DeltaflError(
-            f"{path} must be a CSV file with {FORM}, times and values >= 0: {in_one_line(error)}"
-        ) from None
+    path = columns.path
+    units = [name for name in UNITS if name in columns.texts]
+    owners = [name for name in OWNERS if name in columns.texts]
+    columns.require(len(units) == len(owners) == 1 and VALUE in columns.texts, FORM)
+    unit = units[0]
+    owner = owners[0]
+    second_k = columns.numbers(unit) * UNITS[unit]
+    value_k = columns.numbers(VALUE)
     names, code_m = _owners(path, owner, population)
-    of_k = table[owner].fillna("").str.strip().to_numpy()
+    of_k = columns.texts[owner]
     second_t, time_k = np.unique(second_k, return_inverse=True)
     value_th = np.full((len(second_t), len(names)), np.nan)
     place = {name: index for index, name in enumerate(names)}
