@@ -200,7 +200,6 @@ SAFE = {
     "deltafl.tasks.files save": "into a new folder that nobody else can name",
     "deltafl.tasks.files TemporaryDirectory": "a new folder that nobody else can name",
     "deltafl.tasks.files replace": "a name is replaced, no link followed",
-    "deltafl.simulation.conditions read_csv": "what was opened",
     "deltafl.simulation.traces read_csv": "what was opened",
     "deltafl.scale.rows memmap": "what was opened",
     "deltafl.scale.rows truncate": "what was opened",

@@ -9,7 +9,7 @@ import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ClassVar
@@ -121,9 +121,16 @@ class WithRanges:
     #: By name, such as ``{"floor": "[0, 1]"}``; None is allowed where no number is the default.
     ranges: ClassVar[Mapping[str, str]] = {}
 
+    @classmethod
+    def whole_numbers(cls) -> set[str]:
+        """The fields that hold no other numbers, if any."""
+        declared: Any = cls
+        if not is_dataclass(declared):  # the base class of several kinds
+            return set()
+        return {one.name for one in fields(declared) if one.type in (int, int | None)}
+
     def __post_init__(self) -> None:
-        declared: Any = self
-        whole = {one.name for one in fields(declared) if one.type in (int, int | None)}
+        whole = self.whole_numbers()
         for name, interval in self.ranges.items():
             value = getattr(self, name)
             # A dataclass keeps its defaults as class attributes.

@@ -161,6 +161,14 @@ def test_where_n_is_to_be_found_few_clients_need_no_n(kind: Any, given: Any) -> 
     assert make_settings(kind, {"clients": 60, **given}).sample == 10
 
 
+def test_a_label_may_have_cohorts_that_size_themselves() -> None:
+    labels = ["uniform", "uniform+sample=auto", "uniform+budget=40+budget_rounds=4"]
+    settings = make_settings(CompareSettings, {"samplers": labels, "sample": 7})
+    fixed, auto, budget = (settings.run(label, 0) for label in labels)
+    assert (fixed.sample, auto.sample, budget.sample) == (7, 7, 7)
+    assert [len(fixed.parts()) + 1] * 2 == [len(auto.parts()), len(budget.parts())]
+
+
 def test_a_file_may_be_a_path(tmp_path: Path) -> None:
     speeds = tmp_path / "speeds.csv"
     assert make_settings(RunSettings, {"speeds": speeds}).speeds == str(speeds)

@@ -24,6 +24,8 @@ SECONDS = 1
 DROPOUT = 2
 #: So many times in a row nobody is available before a run gives up.
 _PATIENCE = 10_000
+#: The least seconds and megabits of a file.
+_LEAST = 1e-15
 T = TypeVar("T")
 
 #: (round, clock) -> who is available, bool (m,), at least one, or None for everybody; and the
@@ -324,9 +326,11 @@ class Measured(Speeds):
             client_k = _clients(columns, m)
         row_m = np.argsort(client_k)
         fits = np.array_equal(client_k[row_m], np.arange(m))
-        if not fits or min(step_m.min(), megabits_m.min()) <= 0:
+        # Seconds are bytes over megabits, and must stay a number.
+        if not fits or min(step_m.min(), megabits_m.min()) < _LEAST:
             raise DeltaflError(
-                f"{self.path} must have a row with numbers above 0 for each of the {m} clients"
+                f"{self.path} must have a row with numbers from {_LEAST:g} on for each of the {m} "
+                "clients"
             )
         return step_m[row_m], megabits_m[row_m]
 

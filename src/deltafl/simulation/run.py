@@ -89,7 +89,8 @@ def run_experiment(
     if census is not None and run.state.round < start.round:
         _follow(run, census.round(run, start), followers)
     # Of the library's own nothing draws from the global generators.
-    may_draw = bool(callbacks) or not is_ours(run.plan.sampler)
+    of_plan = (run.plan.sampler, run.plan.rule.control, *run.plan.parts)
+    may_draw = bool(callbacks) or not all(map(is_ours, of_plan))
     while not run.is_over:
         # By the round, so that it draws the same after a resume.
         rng = stream(settings.seed, "draw", run.state.round, client=1)

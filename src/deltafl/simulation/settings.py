@@ -122,7 +122,8 @@ def _field(name: str) -> tuple[Any, Any]:
         least = {"[": "ge", "(": "gt"}[values[0]]
         most = {"]": "le", ")": "lt"}[values[-1]]
         limits: Any = {least: low, most: min(high, LARGEST)}
-        kind = Annotated[int if type(default) is int else Finite, Field(**limits)]
+        is_whole = type(default) is int or name in ROW_OF[name].kind.whole_numbers()
+        kind = Annotated[int if is_whole else Finite, Field(**limits)]
     if default is None:
         kind = kind | None
     return kind, Field(default, description=meaning)
@@ -543,7 +544,11 @@ class CompareSettings(Settings):
             seed=seed,
         )
         # A label may choose the momentum where the comparison has none.
-        return run.model_copy(update=run._missing_momentum())
+        missing = run._missing_momentum()
+        # And cohorts that size themselves, which begin with the comparison's n.
+        if run.sample is None:
+            missing["sample"] = self.sample
+        return run.model_copy(update=missing)
 
 
 AnySettings = TypeVar("AnySettings", bound=Settings)

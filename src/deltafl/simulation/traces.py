@@ -15,7 +15,6 @@ Before its first time a client has its last value.
 import warnings
 from contextlib import suppress
 from io import BytesIO
-from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +28,8 @@ from ..types import FloatArray, IntArray, Population
 UNITS = {"second": 1.0, "hour": 3600.0}
 OWNERS = ("client", "region")
 VALUE = "value"
+#: The largest number in a file: clocks and costs are sums of them.
+_MOST = 1e15
 #: What an error says that a file must have.
 FORM = "the columns hour or second, client or region, and value"
 
@@ -76,6 +77,7 @@ class Columns:
                     dtype=str,
                     keep_default_na=False,
                     index_col=False,
+                    skipinitialspace=True,
                 )
         except (ValueError, pd.errors.ParserWarning) as error:
             raise DeltaflError(
@@ -94,16 +96,16 @@ class Columns:
             )
 
     def numbers(self, name: str) -> FloatArray:
-        """A column of finite numbers >= 0."""
+        """A column of numbers, 0 to ``_MOST``."""
         number_k = np.empty(len(self.texts[name]))
         for row, text in enumerate(self.texts[name]):
             with suppress(ValueError):
                 number_k[row] = float(text)
-                if 0 <= number_k[row] < inf:
+                if 0 <= number_k[row] <= _MOST:
                     continue
             raise DeltaflError(
                 f"{self.path}: row {row + 1} has {printable(repr(text), limit=60)} as {name}; "
-                "write a number >= 0, such as 0.5"
+                f"write a number from 0 to {_MOST:g}, such as 0.5"
             )
         return number_k
 
