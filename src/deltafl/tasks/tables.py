@@ -220,7 +220,8 @@ def task_of(
             f"model is {shown(model)}; it must be a function or a class, which "
             "model(in_features, outputs) makes the model with"
         )
-    how, column = dealing.how, dealing.column
+    how = dealing.how
+    column = dealing.column
     dataset = _dataset(examples, dealing)
     # Round 0 of the stream has dealt the test rows.
     rng = stream(dealing.seed, "partition", round=1)
