@@ -189,6 +189,19 @@ def features_of(frame: Frame) -> FloatArray:
     return np.column_stack([_numbers(frame[name]) for name in frame])
 
 
+def standardized(x: FloatArray, test_e: BoolArray) -> FloatArray:
+    """Features with mean 0 and deviation 1 over the training rows; test rows say nothing about the
+    scale, for a model is judged on rows that it has not seen.
+    """
+    train = x[~test_e]
+    deviation = train.std(axis=0)
+    # Of equal numbers the deviation is not always 0, for their mean is rounded; of the smallest
+    # that there are it may be, for squares are rounded, too.
+    varies = (train.min(axis=0) < train.max(axis=0)) & (deviation > 0)
+    scaled: FloatArray = (x - train.mean(axis=0)) / np.where(varies, deviation, 1.0)
+    return scaled
+
+
 _DATE = r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?"
 _MONTH = "(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 _DATE_IN_WORDS = rf"\d{{4}}-\d{{2}}|(\d{{1,4}}\W*)?{_MONTH}\W*\d{{1,4}}(\W.*)?"

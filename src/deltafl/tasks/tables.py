@@ -23,7 +23,16 @@ from ..model_parts import Patterns
 from ..streams import stream
 from ..types import Array, BoolArray, IntArray
 from .base import Task
-from .columns import Coded, Target, TaskType, codes, features_of, target_of, targets_of
+from .columns import (
+    Coded,
+    Target,
+    TaskType,
+    codes,
+    features_of,
+    standardized,
+    target_of,
+    targets_of,
+)
 from .dataset import Dataset
 from .frames import Frame, read_frame, table_stem
 from .losses import MakeModel, Module, binary_cross_entropy, cross_entropy, squared_error
@@ -150,13 +159,7 @@ def table_task(
     x = features_of(features)
     test_e = random_share(owners.code, test_share, seed)
     if standardize:
-        # Test rows say nothing about the scale: a model is judged on rows that it has not seen.
-        train = x[~test_e]
-        deviation = train.std(axis=0)
-        # Of equal numbers the deviation is not always 0, for their mean is rounded; of the smallest
-        # that there are it may be, for squares are rounded, too.
-        varies = (train.min(axis=0) < train.max(axis=0)) & (deviation > 0)
-        x = (x - train.mean(axis=0)) / np.where(varies, deviation, 1.0)
+        x = standardized(x, test_e)
     examples = Examples(name, frame, x.astype(np.float32), target, labels[0], owners, test_e)
     return replace(task_of(table_stem(name), examples, dealing, model), **sent)
 
