@@ -134,6 +134,8 @@ def test_files_of_the_users_go_with_the_job(
     Path("mine.py").write_text(OWN)
     rows = "\n".join(f"{x},{x % 3},{'ab'[x % 2]}" for x in range(120))
     Path("table.csv").write_text(f"size,who,kind\n{rows}\n")
+    Path("speeds.csv").write_text("seconds,megabits\n1,1\n2,1\n3,1\n")
+    Path("costs.csv").write_text("hour,client,value\n0,0,1\n0,1,2\n0,2,3\n")
     folders: list[Path] = []
     for executor in (None, Threads()):
         out = Path(f"out{len(folders)}")
@@ -143,6 +145,8 @@ def test_files_of_the_users_go_with_the_job(
             label="kind",
             column="who",
             sample=1,
+            speeds="speeds.csv",
+            client_costs="costs.csv",
             out=out,
             processes=1,
             executor=executor,
@@ -182,6 +186,12 @@ def test_workers_of_different_data_are_refused(tmp_path: Path) -> None:
 def test_what_is_no_executor_or_names_none_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DeltaflError, match=r"executor is str; it must be a concurrent.futures"):
         played(tmp_path / "out", "dask")
+    with pytest.raises(DeltaflError, match="executor is type"):
+        played(tmp_path / "class", Threads)
+    closed = Threads()
+    closed.shutdown()
+    with pytest.raises(DeltaflError, match=r"takes no runs: .*after shutdown"):
+        played(tmp_path / "closed", closed)
     for text, why in {
         "dusk:1": "executor.*dask",
         "dask": "needs its scheduler's address",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import deltafl as dl
@@ -20,6 +21,7 @@ from deltafl.simulation import (
     make_settings,
     run_single,
 )
+from deltafl.simulation.record import note_clients, noted_clients
 from tools.simulation import TINY, StopError, lines_of, quiet, stop_after
 
 Lines = Sequence[dict[str, Any]]
@@ -144,3 +146,44 @@ def test_on_round_hears_and_cannot_end_a_run(tmp_path: Path) -> None:
         dl.DeltaflError, match=r"cannot end a run \(enough\): give the rule as call"
     ):
         run_single(settings_of(), tmp_path / "run", on_round)
+
+
+DRAWS = """
+from typing import NamedTuple
+
+import numpy as np
+
+from deltafl import ControlValue, ControlVariate
+
+
+class State(NamedTuple):
+    c_md: np.ndarray
+    weight_m: np.ndarray
+
+
+class Draws(ControlVariate):
+    def init(self, population, num_params):
+        return State(np.zeros((population.num_clients, num_params)), population.weight_m)
+
+    def value(self, state, client_n):
+        return ControlValue(state.weight_m @ state.c_md, state.c_md[client_n])
+
+    def update(self, state, population, replies, update_nd):
+        return state._replace(c_md=np.random.normal(size=state.c_md.shape))
+"""
+
+
+def test_what_an_estimator_of_yours_draws_is_repeated(tmp_path: Path) -> None:
+    (tmp_path / "draws.py").write_text(DRAWS)
+    settings = settings_of(sampler=f"uniform@@{tmp_path}/draws.py:Draws")
+    for name in ("once", "again"):
+        np.random.seed(len(name))  # noqa: NPY002
+        run_single(settings, tmp_path / name, quiet)
+    assert lines_of(tmp_path / "once") == lines_of(tmp_path / "again")
+
+
+def test_clients_with_names_that_are_no_text_are_in_the_table(tmp_path: Path) -> None:
+    """As os.listdir gives those of files that are not in UTF-8."""
+    note_clients(tmp_path, np.array([3]), 1, "loss", np.array([0.5]), 1, ["caf\udce9"], ["\udcff"])
+    noted = noted_clients(tmp_path)
+    assert (noted.names, noted.strata) == ([r"caf\udce9"], [r"\udcff"])

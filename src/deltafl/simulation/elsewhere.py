@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from .. import __version__
-from ..errors import DeltaflError, in_one_line
+from ..errors import DeltaflError, explained, in_one_line
 from ..store.files import below, make_folder, read_bytes, write_atomically
 from ..store.own_python import allow, allowed, files_named
 from ..tasks.registry import added_tasks, register
@@ -27,6 +27,7 @@ from .directory import RunDirectory, locked
 from .processes import LostRun, as_sent, one_thread, packed
 from .record import Job
 from .sweep import ORPHAN_SECONDS, Player
+from .world import tables_of
 
 _POLL_SECONDS = 0.1
 _PARCEL = "parcel"
@@ -52,7 +53,8 @@ class Elsewhere(Executor):
     """
 
     def __init__(self, executor: Any) -> None:
-        if not callable(getattr(executor, "submit", None)):
+        is_class = isinstance(executor, type)
+        if is_class or not callable(getattr(executor, "submit", None)):
             raise DeltaflError(
                 f"executor is {type(executor).__name__}; it must be a concurrent.futures.Executor, "
                 "such as client.get_executor() of Dask, or an executor of submitit"
@@ -83,7 +85,8 @@ class Elsewhere(Executor):
             )
         parcel = packed(_parcel(player, job))
         # Dask takes two calls with the same arguments for one; a lost run is to be played again.
-        theirs = self._executor.submit(played, parcel, __version__, secrets.token_hex(8))
+        with explained("the executor takes no runs"):
+            theirs = self._executor.submit(played, parcel, __version__, secrets.token_hex(8))
         ours = Future[None]()
         with self._changing:
             self._playing[ours] = theirs, player, job
@@ -144,6 +147,7 @@ def _parcel(player: Player, job: Job) -> Parcel:
     table = here / str(job.settings.task)
     if table.suffix and table.is_file():
         named.add(table)
+    named.update(here / file for file in tables_of(job.settings))
     return Parcel(
         Player(player.folder.absolute(), keep_folders=True),
         job,
@@ -183,7 +187,9 @@ def played(parcel: bytes, version: str, attempt: str) -> Any:
 
 
 def _play(folder: Path) -> Any:
-    parcel: Parcel = pickle.loads(read_bytes(folder / _PARCEL))  # noqa: S301 - of the executor
+    cure = "; install there what it is of, or name it as FILE.py:NAME, whose file is sent along"
+    with explained("a worker does not know the task or the sampler", cure=cure):
+        parcel: Parcel = pickle.loads(read_bytes(folder / _PARCEL))  # noqa: S301 - of the executor
     there = partial(_within, folder)
     for file, content in parcel.files.items():
         make_folder(there(file).parent)

@@ -178,6 +178,15 @@ def judges_of(directory: RunDirectory) -> list[Judge]:
     return list(next(directory.lines("rounds.jsonl"), {}).get("metrics", ()))
 
 
+def _writable(name: Any) -> Any:
+    # Names of files that are no text reach Python with surrogates, which no table holds.
+    return name.encode(errors="backslashreplace").decode() if isinstance(name, str) else name
+
+
+#: A name that any file can hold.
+Text = Annotated[str, BeforeValidator(_writable)]
+
+
 class NotedClients(BaseModel):
     """What ``note_clients`` writes; the metric's values have its name."""
 
@@ -185,8 +194,8 @@ class NotedClients(BaseModel):
     __pydantic_extra__: dict[str, list[Column]]
 
     num_examples: list[Size] = []
-    names: list[str] = []  #: none where clients are numbers
-    strata: list[str] = []  #: none where there are none
+    names: list[Text] = []  #: none where clients are numbers
+    strata: list[Text] = []  #: none where there are none
     rounds: list[Round] = []
 
     @property

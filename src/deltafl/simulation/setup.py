@@ -22,7 +22,7 @@ from ..tasks.own import is_own
 from ..tasks.registry import make_task
 from ..types import Json, Population, is_ours
 from .behaviour import behaviour_of
-from .conditions import Measured, Trace, costs_of, find_availability, find_speeds
+from .conditions import costs_of
 from .engine import Engine
 from .schedules import factors_of
 from .settings import OF_SERVER, RunSettings
@@ -30,7 +30,7 @@ from .training.route import Computation, Route, kept_route
 from .training.serial import LocalWork
 from .twins import with_twins
 from .workers import Workers
-from .world import World
+from .world import World, tables_of
 
 T = TypeVar("T")
 
@@ -129,12 +129,8 @@ def data_of(settings: RunSettings, task: Task) -> Json:
         num_bytes=0,
     )
     checksum = int(task.data["data_crc32"], 16)
-    parts = (find_availability(settings.availability), find_speeds(settings.speeds))
-    paths = [part.path for part in parts if isinstance(part, Trace | Measured)]
-    if settings.client_costs is not None:
-        paths.append(settings.client_costs)
-    for path in paths:
-        checksum = zlib.crc32(read_bytes(Path(path), users=True), checksum)
+    for path in tables_of(settings):
+        checksum = zlib.crc32(read_bytes(path, users=True), checksum)
     return {
         **task.data,
         "data_crc32": f"{checksum:08x}",

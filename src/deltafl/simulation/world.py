@@ -8,13 +8,14 @@ that are late count as missing. A virtual clock adds up the rounds' seconds.
 
 from collections.abc import Callable
 from math import ceil, inf
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from ..streams import stream
 from ..types import BoolArray, FloatArray, IntArray, Population
-from .conditions import DROPOUT, SECONDS, costs_of, find_availability, find_speeds
+from .conditions import DROPOUT, SECONDS, Measured, Trace, costs_of, find_availability, find_speeds
 from .settings import RunSettings
 
 _MEGABITS_A_BYTE = 8e-6
@@ -25,6 +26,15 @@ class Waited(NamedTuple):
 
     responded_n: BoolArray
     seconds: float
+
+
+def tables_of(settings: RunSettings) -> list[Path]:
+    """The files that the world of a run is read from."""
+    parts = (find_availability(settings.availability), find_speeds(settings.speeds))
+    names = [part.path for part in parts if isinstance(part, Trace | Measured)]
+    if settings.client_costs is not None:
+        names.append(settings.client_costs)
+    return [Path(name) for name in names]
 
 
 class World:
