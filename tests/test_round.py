@@ -32,6 +32,7 @@ from deltafl import (
     make_sampler,
     make_server_optimizer,
     open_round,
+    unflatten,
 )
 from deltafl.estimators.common import CommonControlState
 from deltafl.estimators.control_variates import ControlVariate
@@ -531,6 +532,9 @@ def weighted(weights: list[float]) -> Plan:
             lambda: Reports.make(3, loss=[1.0, 2.0]),
             "loss must have one number for each of 3 clients",
         ),
+        (lambda: Reports.make(1, loss=0.5), "loss must have one number for each of 1 clients"),
+        (lambda: unflatten([1j], like=[np.zeros(1)]), "the vector has complex or masked"),
+        (lambda: unflatten(["a"], like=[np.zeros(1)]), "the vector is not one list of numbers"),
         (lambda: closed(np.ones((2, 2))), "3 clients"),
         (lambda: closed(np.ones((3, 2)), reports=Reports.make(4)), "3 clients"),
         (

@@ -15,7 +15,6 @@ from .model_parts import (
     ModelParts,
     NamedArrays,
     Patterns,
-    as_array,
     as_reals,
     copied,
 )
@@ -77,7 +76,7 @@ def unflatten(
     """
     named = NamedArrays.of(like)
     parts = ModelParts.of(named, local=local, trainable=trainable)
-    rebuilt = parts.rebuild(as_array(vector), parts.rest(named.arrays))
+    rebuilt = parts.rebuild(vector, parts.rest(named.arrays))
     new: dict[Any, Any] = {}
     for name, tensor in named.tensors.items():
         # Copies, as what is no parameter would be shared with ``like``.

@@ -175,7 +175,7 @@ class ModelParts(NamedTuple):
 
     def named(self, vector: Any) -> Arrays:
         """A flat vector (d,) as named arrays; a ``DeltaflError`` if it has another length."""
-        vector_d = as_array(vector)
+        vector_d = as_reals("the vector", vector, "what deltafl.flatten made")
         if vector_d.shape != (self.num_params,):
             raise DeltaflError(
                 f"the vector has shape {vector_d.shape}, the model has {self.num_params} "

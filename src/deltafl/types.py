@@ -419,13 +419,14 @@ class Reports(NamedTuple):
             DeltaflError: If a column does not have n entries.
         """
         steps_n = _column("num_steps", num_steps, n, 1, bad=0)
+        loss_n = _column("loss", loss, n, nan)
         has_loss_n = np.zeros(n, bool)
         if loss is not None:
             entries: Any = loss
             has_loss_n = np.array([entry is not None for entry in entries], bool)
         return cls(
             responded_n=_column("responded", responded, n, 1, bad=0).astype(bool),
-            loss_n=_column("loss", loss, n, nan),
+            loss_n=loss_n,
             has_loss_n=has_loss_n,
             # NaN means that none was reported; what is no number at all has to be refused.
             square_loss_n=_column("square_loss", square_loss, n, nan, bad=-1),
