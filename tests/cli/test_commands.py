@@ -3,6 +3,7 @@ mistake.
 """
 
 import json
+import logging
 import re
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from deltafl.cli.main import show_log
+from deltafl.errors import log
 from deltafl.samplers import SAMPLERS
 from deltafl.samplers.table import NEEDS
 from deltafl.simulation import CompareSettings, RunSettings, make_settings, run_comparison
@@ -512,3 +515,17 @@ def test_the_command_alone_says_where_to_begin(tmp_path: Path) -> None:
     done = deltafl_here(cwd=tmp_path)
     assert done.returncode == 0 and len(done.stdout.splitlines()) <= 12
     assert "deltafl compare" in done.stdout and "deltafl --help" in done.stdout
+
+
+def test_commands_of_one_process_say_each_text_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a notebook that calls them."""
+    before = [*log.handlers]
+    try:
+        for _ in range(3):
+            show_log()
+        log.info("a note")
+        assert capsys.readouterr().err.count("a note") == 1
+    finally:
+        log.handlers[:] = before
+        log.propagate = True
+        log.setLevel(logging.NOTSET)

@@ -64,7 +64,7 @@ now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + 5 * 10**8,) * 2)
 failed = 0
 for name, read in {
-    **{name: lambda path: read_frame(path) for name in
+    **{name: lambda path: read_frame(path, None, None, ()) for name in
        ("t.csv.gz", "line.csv.gz", "t.parquet", "t.npz", "t.csv")},
     "idx.gz": read_idx, "cifar-10-binary.tar.gz": lambda _: load_cifar10(here),
     "t.toml": read_toml, "deep.toml": read_toml, "t.json": read_json, "deep.json": read_json,

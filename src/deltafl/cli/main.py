@@ -157,5 +157,8 @@ class _OnceHandler(logging.Handler):
 def show_log() -> None:
     """Show what the library logs, from notes such as the choice of a slower path upwards."""
     log.setLevel(logging.INFO)
+    # That of an earlier command of this process would say each text twice.
+    for handler in [each for each in log.handlers if isinstance(each, _OnceHandler)]:
+        log.removeHandler(handler)
     log.addHandler(_OnceHandler())
     log.propagate = False
