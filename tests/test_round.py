@@ -533,6 +533,12 @@ def weighted(weights: list[float]) -> Plan:
             "loss must have one number for each of 3 clients",
         ),
         (lambda: Reports.make(1, loss=0.5), "loss must have one number for each of 1 clients"),
+        (lambda: Reports.make(2, responded=[4, 1]), r"responded is \[4, 1\]; it must hold True"),
+        (
+            lambda: Reports.make(2, responded=["True", "False"]),
+            "responded is .*; it must hold True",
+        ),
+        (lambda: Reports.make(2, responded=[True, None]), "responded is .*; it must hold True"),
         (lambda: unflatten([1j], like=[np.zeros(1)]), "the vector has complex or masked"),
         (lambda: unflatten(["a"], like=[np.zeros(1)]), "the vector is not one list of numbers"),
         (lambda: closed(np.ones((2, 2))), "3 clients"),

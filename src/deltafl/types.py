@@ -424,8 +424,15 @@ class Reports(NamedTuple):
         if loss is not None:
             entries: Any = loss
             has_loss_n = np.array([entry is not None for entry in entries], bool)
+        # Who replied is the host's to know; a list of clients, for instance, is no mask.
+        replied_n = _column("responded", responded, n, 1)
+        if not np.isin(replied_n, (0, 1)).all():
+            raise DeltaflError(
+                f"reports: responded is {responded!r:.60}; it must hold True or False for each of "
+                f"{n} clients"
+            )
         return cls(
-            responded_n=_column("responded", responded, n, 1, bad=0).astype(bool),
+            responded_n=replied_n.astype(bool),
             loss_n=loss_n,
             has_loss_n=has_loss_n,
             # NaN means that none was reported; what is no number at all has to be refused.

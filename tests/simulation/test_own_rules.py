@@ -184,6 +184,6 @@ def test_what_an_estimator_of_yours_draws_is_repeated(tmp_path: Path) -> None:
 
 def test_clients_with_names_that_are_no_text_are_in_the_table(tmp_path: Path) -> None:
     """As os.listdir gives those of files that are not in UTF-8."""
-    note_clients(tmp_path, np.array([3]), 1, "loss", np.array([0.5]), 1, ["caf\udce9"], ["\udcff"])
+    note_clients(tmp_path, np.array([3]), 1, "loss", np.array([0.5]), 1, ["cafe\udce9"], ["\udcff"])
     noted = noted_clients(tmp_path)
-    assert (noted.names, noted.strata) == ([r"caf\udce9"], [r"\udcff"])
+    assert (noted.names, noted.strata) == ([r"cafe\udce9"], [r"\udcff"])
