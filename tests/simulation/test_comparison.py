@@ -155,7 +155,8 @@ def test_labels_of_instances_and_classes() -> None:
     with pytest.raises(deltafl.DeltaflError, match="has no label"):
         label_of(Listed(options={"a": object()}))
     with pytest.raises(
-        deltafl.DeltaflError, match=r"a sampler is a label, or a class or an instance"
+        deltafl.DeltaflError,
+        match=r"a sampler is a label such as 'census', or a class or an instance",
     ):
         label_of(3)  # type: ignore[arg-type]
 
@@ -198,7 +199,7 @@ def test_data_frames_and_tasks_are_given_as_they_are(tmp_path: Path) -> None:
         ({"task": 3}, "task is int; it must be a name"),
         ({"seeds": 0}, "it must be a number of seeds"),
         ({"seeds": 1.5}, "it must be a number of seeds"),
-        ({"samplers": 3}, "a sampler is a label, .*; this is 3"),
+        ({"samplers": 3}, "a sampler is a label .*; this is 3"),
         ({"samplers": Abstract}, "Abstract does not define open"),
         ({"out": 5}, "is no folder; write its name"),
         ({"out": ""}, "is no folder; write its name"),
