@@ -222,9 +222,9 @@ def _status(found: Judgement) -> Status:
     return "open"
 
 
-def headline(judgements: Sequence[Judgement]) -> str:
+def headline(judgements: Sequence[Judgement], tasks: int = 0) -> str:
     """The verdict on the target in a few words; where seeds are missing it is that of the
-    others.
+    others. Of more ``tasks`` than are judged it says on how many it is.
     """
     found = Counter(judgement.status for judgement in judgements)
     judged = found["reached"] + found["missed"] + found["open"]
@@ -232,6 +232,9 @@ def headline(judgements: Sequence[Judgement]) -> str:
         return "is not decided"
     decided: tuple[Status, ...] = ("reached", "missed", "open")
     words = [word for word in decided if found[word]]
+    if tasks > len(judgements):
+        so_far = " and ".join(f"{word} on {found[word]}" for word in words)
+        return f"is {so_far} of {tasks} tasks so far"
     if len(words) == 1:
         return f"is {words[0]}"
     *first, last = (f"{word} on {found[word]}" for word in words)

@@ -81,10 +81,17 @@ def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: O
             [_report_part(result, command) for result in results], folder / REPORT, experiment.title
         )
         blocks = _blocks(parts, judgements, reasons, counts, experiment.view)
-        first = judgements[0]
+        verdict = _headline(parts, judgements)
+        # One that can be judged, if there is any.
+        first = max(judgements, key=lambda judgement: judgement.gap.value is not None)
         number = f"{first.result.part.title}: `{first.label}` closes {first.gap} of the gap."
-        shown = OwnPage(number, headline(judgements), blocks, table_cells(results))
+        shown = OwnPage(number, verdict, blocks, table_cells(results))
         return write(experiment, shown, request.scale, counts, command, folder)
+
+
+def _headline(parts: Sequence[Part], judgements: Sequence[Judgement]) -> str:
+    """The verdict, which says so where a task has still to be played; one that is owed has not."""
+    return headline(judgements, sum(not part.needs for part in parts))
 
 
 def _blocks(
@@ -105,7 +112,8 @@ def _blocks(
     )
     blocks = [
         "## Verdict",
-        f"**The target {headline(judgements)}.** The recommended method is {method}. {done}",
+        f"**The target {_headline(parts, judgements)}.** The recommended method is {method}. "
+        f"{done}",
         view.remark,
         "\n".join(f"- {sentence(judgement)}" for judgement in judgements),
         "![Gap closed by task and method](gap.png)",

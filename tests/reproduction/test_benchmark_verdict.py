@@ -198,6 +198,13 @@ def test_the_headline_claims_no_more_than_the_parts(
     assert headline([Judgement(result, "innovation", status) for status in statuses]) == verdict
 
 
+def test_the_headline_says_how_many_tasks_are_judged(tmp_path: Path) -> None:
+    result = result_of(tmp_path, MADE_UP)
+    found = [Judgement(result, "innovation", status) for status in ("no task", "reached")]
+    assert headline(found, 5) == "is reached on 1 of 5 tasks so far"
+    assert headline(found, 2) == "is reached"
+
+
 def test_gaps_are_paired(tmp_path: Path) -> None:
     """The seeds of a method that has fewer runs are compared with the same seeds of the others."""
     result = result_of(tmp_path, MADE_UP)
