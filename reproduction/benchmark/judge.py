@@ -232,13 +232,12 @@ def headline(judgements: Sequence[Judgement], tasks: int = 0) -> str:
         return "is not decided"
     decided: tuple[Status, ...] = ("reached", "missed", "open")
     words = [word for word in decided if found[word]]
-    if tasks > len(judgements):
-        so_far = " and ".join(f"{word} on {found[word]}" for word in words)
-        return f"is {so_far} of {tasks} tasks so far"
-    if len(words) == 1:
+    is_over = tasks <= len(judgements)
+    if is_over and len(words) == 1:
         return f"is {words[0]}"
     *first, last = (f"{word} on {found[word]}" for word in words)
-    return f"is {', '.join(first)} and {last} of {judged} tasks"
+    text = " and ".join([", ".join(first), last] if first else [last])
+    return f"is {text} of {judged} tasks" if is_over else f"is {text} of {tasks} tasks so far"
 
 
 def sentence(judgement: Judgement) -> str:

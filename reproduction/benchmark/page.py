@@ -80,8 +80,9 @@ def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: O
         analysis.write_report(
             [_report_part(result, command) for result in results], folder / REPORT, experiment.title
         )
-        blocks = _blocks(parts, judgements, reasons, counts, experiment.view)
-        verdict = _headline(parts, judgements)
+        # A task that is owed has not to be played.
+        verdict = headline(judgements, sum(not part.needs for part in parts))
+        blocks = _blocks(parts, judgements, verdict, reasons, counts, experiment.view)
         # One that can be judged, if there is any.
         first = max(judgements, key=lambda judgement: judgement.gap.value is not None)
         number = f"{first.result.part.title}: `{first.label}` closes {first.gap} of the gap."
@@ -89,14 +90,10 @@ def reproduce_benchmark(experiment: Experiment, request: Request, on_progress: O
         return write(experiment, shown, request.scale, counts, command, folder)
 
 
-def _headline(parts: Sequence[Part], judgements: Sequence[Judgement]) -> str:
-    """The verdict, which says so where a task has still to be played; one that is owed has not."""
-    return headline(judgements, sum(not part.needs for part in parts))
-
-
 def _blocks(
     parts: Sequence[Part],
     judgements: Sequence[Judgement],
+    verdict: str,
     reasons: Reasons,
     counts: tuple[int, int],
     view: View,
@@ -112,8 +109,7 @@ def _blocks(
     )
     blocks = [
         "## Verdict",
-        f"**The target {_headline(parts, judgements)}.** The recommended method is {method}. "
-        f"{done}",
+        f"**The target {verdict}.** The recommended method is {method}. {done}",
         view.remark,
         "\n".join(f"- {sentence(judgement)}" for judgement in judgements),
         "![Gap closed by task and method](gap.png)",

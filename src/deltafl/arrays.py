@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 
 from .errors import DeltaflError
-from .model_parts import (
-    MEANS,
-    Arrays,
-    ModelParts,
-    NamedArrays,
-    Patterns,
-    as_reals,
-    copied,
-)
+from .model_parts import MEANS, Arrays, ModelParts, NamedArrays, Patterns, as_reals, copied
 from .types import Array, FloatArray, Params
 
 

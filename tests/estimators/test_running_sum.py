@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 
 from conftest import replies_of
-from deltafl import (
-    Plan,
-    Population,
-    close_round,
-    init_round,
-    make_sampler,
-    open_round,
-)
+from deltafl import Plan, Population, close_round, init_round, make_sampler, open_round
 from deltafl.estimators.own import OwnControl, OwnControlState
 from deltafl.scale.numerics import weighted_sum
 from deltafl.scale.rows import LOST, Following, RowFormat, RunningSum, row_values

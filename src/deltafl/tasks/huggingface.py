@@ -138,7 +138,7 @@ def from_huggingface(
         test_e = every_tenth(rows_by_key(owners.code), len(frame))
     else:
         test_e = random_share(owners.code, test_share or TEST_SHARE, seed)
-    examples = Examples(name, frame, x, target, label, owners, test_e)
+    examples = Examples(name, frame, x, target, label, owner, owners, test_e)
     task = task_of(name, examples, dealing, softmax_regression)
     return replace(task, make_model=make_model or task.make_model, **sent)
 

@@ -37,13 +37,7 @@ from .dataset import Dataset
 from .frames import Frame, read_frame, table_stem
 from .losses import MakeModel, Module, binary_cross_entropy, cross_entropy, squared_error
 from .models import one_output, softmax_regression
-from .partitions import (
-    AnyPartition,
-    clients_of_tests,
-    find_partition,
-    make_partition,
-    rows_by_key,
-)
+from .partitions import AnyPartition, clients_of_tests, find_partition, make_partition, rows_by_key
 
 #: The column that says who holds a row, unless another one is named.
 OWNER = "client"
@@ -160,7 +154,8 @@ def table_task(
     test_e = random_share(owners.code, test_share, seed)
     if standardize:
         x = standardized(x, test_e)
-    examples = Examples(name, frame, x.astype(np.float32), target, labels[0], owners, test_e)
+    x = x.astype(np.float32)
+    examples = Examples(name, frame, x, target, labels[0], owner, owners, test_e)
     return replace(task_of(table_stem(name), examples, dealing, model), **sent)
 
 
@@ -174,6 +169,7 @@ class Examples(NamedTuple):
     x: Array
     target: Target
     label: str
+    owner: str | None  #: the column of the owners; None where a partition deals the rows
     owners: Coded
     test_e: BoolArray
 
@@ -225,7 +221,7 @@ def task_of(
         )
     how = dealing.how
     column = dealing.column
-    dataset = _dataset(examples, dealing)
+    dataset = _dataset(examples)
     # Round 0 of the stream has dealt the test rows.
     rng = stream(dealing.seed, "partition", round=1)
     client_rows = make_partition(
@@ -270,14 +266,13 @@ def task_of(
     return replace(task, client_strata=_strata(examples, dealing.strata, task))
 
 
-def _dataset(examples: Examples, dealing: Dealing) -> Dataset:
-    name, frame, x, target, _, owners, test_e = examples
+def _dataset(examples: Examples) -> Dataset:
+    name, _, x, target, _, owner, owners, test_e = examples
     if not test_e.any():
         raise DeltaflError(
             f"{name}: no client has enough rows for a test set; raise test_share (--test-share), "
             "or name a column of clients with more rows"
         )
-    owner = dealing.owner(name, frame)
     columns = {owner: owners.code} if owner is not None else {}
     whole = Dataset.whole(name + target.unit, x, target.y, target.num_classes, columns)
     return replace(whole.split(~test_e, test_e), class_names=target.names)
