@@ -11,7 +11,7 @@ them), ``lstm`` the next character of Shakespeare. Where a data set is not at ha
 its shape take its place, and the record says so.
 
 "batched" launches each kernel of a step, "graph" replays it as a CUDA graph (on a CPU they are the
-same); "groups" and "products" say what a cohort's convolutions are where it is not the usual.
+same); "branches", "groups" and "products" say how a cohort's models run where it is not as usual.
 
 Passes are interleaved. Each variant is made anew in each pass and then trains the cohorts of rounds
 1 and on; the first call, in which libraries choose, is timed apart. The CPU has one pass, and of
@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from branches import in_branches
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.settings import RunSettings, make_settings
@@ -83,10 +84,9 @@ JOBS = {
     "resnet18": Job("cifar10", (3, 32, 32), 10, 0.05, alike=True),
     "lstm": Job("shakespeare", (80,), 80),
 }
-#: Variant: path, steps and precision of ``Route``, and whether convolutions are products (None: as
-#: usual). None is the plain loop, as PyTorch runs it by default (convolutions in TF32) or with
-#: float32 enforced.
-VARIANTS: dict[str, tuple[str, str, str, bool | None] | None] = {
+#: Variant: path, steps and precision of ``Route``, and how models run (None: as usual). None is the
+#: plain loop, as PyTorch runs it by default (convolutions in TF32) or with float32 enforced.
+VARIANTS: dict[str, tuple[str, str, str, str | None] | None] = {
     "plain loop": None,
     "plain loop, float32": None,
     "batched, float32": ("batched", "eager", "float32", None),
@@ -94,8 +94,11 @@ VARIANTS: dict[str, tuple[str, str, str, bool | None] | None] = {
     "graph, tf32": ("batched", "graph", "tf32", None),
     "graph, bfloat16": ("batched", "graph", "bfloat16", None),
     "batched, bfloat16": ("batched", "eager", "bfloat16", None),
-    "graph, tf32, groups": ("batched", "graph", "tf32", False),
-    "graph, bfloat16, products": ("batched", "graph", "bfloat16", True),
+    "graph, tf32, groups": ("batched", "graph", "tf32", "groups"),
+    "graph, bfloat16, products": ("batched", "graph", "bfloat16", "products"),
+    "graph, float32, branches": ("batched", "graph", "float32", "branches"),
+    "graph, tf32, branches": ("batched", "graph", "tf32", "branches"),
+    "graph, bfloat16, branches": ("batched", "graph", "bfloat16", "branches"),
     "loop, float32": ("loop", "eager", "float32", None),
 }
 Round = Callable[[int], object]
@@ -315,8 +318,8 @@ def measure_variant(
         elif how is None:
             one_round = plain_loop(task, work, n, device, exact="float32" in name)
         else:
-            path, launches, precision, products = how
-            stack.enter_context(convolutions(precision, products))
+            path, launches, precision, way = how
+            stack.enter_context(models_run(precision, way))
             model = task.make_model().train()
             captured = launches == "graph" and captures_steps(model, task, device, precision)
             row["captured"] = captured
@@ -336,13 +339,14 @@ def measure_variant(
 
 
 @contextmanager
-def convolutions(precision: str, products: bool | None) -> Iterator[None]:
-    """Within it a cohort's convolutions are products or groups, whatever is usual."""
+def models_run(precision: str, way: str | None) -> Iterator[None]:
+    """Within it a cohort's models run in this way, whatever is usual."""
     usual = batched.PASSES[precision]
-    if products is not None:
-        batched.PASSES[precision] = (usual[0], products)
+    if way in ("groups", "products"):
+        batched.PASSES[precision] = (usual[0], way == "products")
     try:
-        yield
+        with in_branches() if way == "branches" else nullcontext():
+            yield
     finally:
         batched.PASSES[precision] = usual
 

@@ -183,7 +183,9 @@ def write_job(path: Path) -> None:
 def measure(variant: Variant, job: Path, rounds: int, device: str = "cpu") -> Taken | None:
     """Run one variant in processes of its own; None, with the reason printed, if it fails."""
     began = time.perf_counter()
-    own = {"OMP_NUM_THREADS": "1", "DEVICE": device, **(TUNED if variant.tuned else {})}
+    own = {"DEVICE": device, **(TUNED if variant.tuned else {})}
+    if device == "cpu":
+        own["OMP_NUM_THREADS"] = "1"
     if variant.path is not None:
         above = os.environ.get("PYTHONPATH", "")
         own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(variant.path), above)))

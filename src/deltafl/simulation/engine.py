@@ -47,6 +47,19 @@ class Training(NamedTuple):
         return Training(self.update_nd[which_k], self.reports.part(which_k), rest_k)
 
 
+def as_rows(update_n: Sequence[Params], num_params: int) -> Params:
+    """One float32 array (n, d), also of no updates; that of which they are the rows in order, if
+    there is one: to copy large models would take as long as a round of small ones.
+    """
+    if update_n:
+        whole = update_n[0].base
+        if whole is not None and whole.shape == (len(update_n), num_params):
+            places = [row_d.ctypes.data - whole.ctypes.data for row_d in update_n]
+            if places == [whole.strides[0] * row for row in range(len(update_n))]:
+                return whole
+    return np.array(update_n, np.float32).reshape(-1, num_params)
+
+
 class Engine:
     """Trains and evaluates one task.
 
@@ -127,7 +140,7 @@ class Engine:
         size = max(1, min(self._form.group_size, share))
         # Clients of similar costs are trained at once.
         order = sorted(range(len(clients)), key=lambda place: -cost_n[place])
-        groups = [order[first : first + size] for first in range(0, len(order), size)]
+        groups = [sorted(order[first : first + size]) for first in range(0, len(order), size)]
         own_g: list[Params | None] = [None] * len(groups)
         if drifts is not None:
             # Nothing is copied: with ``mime`` alone all clients have the same one.
@@ -145,11 +158,9 @@ class Engine:
         trained = self.workers.map(self._recipe, "train", params_d, jobs, costs)
         in_order: list[LocalResult] = [*chain(*trained)]
         # The inverse of the order in which they were trained.
-        results = [in_order[place] for place in np.argsort(order)]
-        update_nd = np.array([r.update_d for r in results], np.float32)
+        results = [in_order[place] for place in np.argsort([*chain(*groups)])]
         return Training(
-            # A cohort without clients has rows, too: none of d numbers.
-            update_nd.reshape(-1, self.num_params),
+            as_rows([r.update_d for r in results], self.num_params),
             Reports.make(
                 len(results),
                 loss=[r.loss for r in results],

@@ -16,6 +16,7 @@ from ..tasks.metrics import Look
 from ..types import Array, IntArray, Params
 from .training import Tensor, torch
 from .training.batched import BatchedTrainer
+from .training.dropout import with_masks
 from .training.fast import FastTrainer, choose_forward, keep_freed_memory
 from .training.route import Form, Route, product_precision
 from .training.serial import LocalJob, LocalResult, LocalWork, losses_of, train_serial
@@ -64,7 +65,7 @@ class ClientRunner:
             self._train_one = FastTrainer(model, task.loss, device).train
         elif form.path == "batched":
             self._batched = BatchedTrainer(
-                model,
+                with_masks(model, self._inputs(self._data[0][:1])),
                 task.loss,
                 form.width,
                 self._examples,
@@ -116,8 +117,8 @@ class ClientRunner:
                 if rests[place]:  # of models that only the serial path trains
                     train_one = partial(train_one, rest=rests[place])
                 # What draws does so whatever client was trained before.
-                rng = stream(self._seed, "dropout", round, clients[place])
-                with seeded(rng, self._device, self._may_draw):
+                assert job.dropout is not None
+                with seeded(job.dropout, self._device, self._may_draw):
                     results.append(train_one(x, y, params_d, work, *how))
             return results
 
@@ -129,7 +130,11 @@ class ClientRunner:
             batches = stream(self._seed, "batches", round, client)
             # Noise goes on where the minibatches ended: recorded runs have these bits.
             noise_rng = batches
-        job = LocalJob(self._rows(client), batches)
+        job = LocalJob(
+            self._rows(client),
+            batches,
+            dropout=stream(self._seed, "dropout", round, client),
+        )
         noise_m = self._task.gradient_noise_m
         if noise_m is not None and noise_m[client] > 0:
             deviation = np.float32(noise_m[client])

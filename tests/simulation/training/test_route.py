@@ -49,6 +49,7 @@ class Looks(nn.Module):
 
 BATCH_NORM = nn.Sequential(nn.Flatten(), nn.Linear(17, 5), nn.BatchNorm1d(5))
 DROPOUT = nn.Sequential(nn.Flatten(), nn.Linear(17, 5), nn.Dropout(0.5))
+RANDOM = nn.Sequential(nn.Flatten(), nn.Linear(17, 5), nn.RReLU())
 MLP = MODELS["mlp"][0]()
 
 
@@ -56,7 +57,7 @@ MLP = MODELS["mlp"][0]()
     ("model", "changes", "word"),
     [
         (BATCH_NORM, {}, "running_mean"),
-        (DROPOUT, {}, "random"),
+        (RANDOM, {}, "random"),
         (MLP, {"loss": own_loss}, "loss"),
         (Looks(), {}, "vmap"),
     ],

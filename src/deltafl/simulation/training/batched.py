@@ -28,6 +28,7 @@ from ...tasks.losses import Loss
 from ...types import IntArray, Params
 from .convolution import ConvolutionsAsProducts
 from .dense import ALIGNMENT, DenseChain, Stretch
+from .dropout import Masks, masked_layers, wearing
 from .fast import CPU, Descent
 from .graphs import CapturedStep, CudaCapture
 from .serial import (
@@ -46,8 +47,8 @@ from .tensors import has_hooks, trained_parameters
 Fetch = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 #: The forward pass of n models: parameters with a leading axis of n, inputs (n, B, ...), outputs
-#: (n, C, B) or (n, B).
-Forward = Callable[[Sequence[Tensor], Tensor], Tensor]
+#: (n, C, B) or (n, B). Models with dropout take its masks, too.
+Forward = Callable[..., Tensor]
 
 #: Takes the steps of a stretch and returns what ``BatchedTrainer._take`` does.
 Take = Callable[[Stretch], Tensor]
@@ -140,6 +141,7 @@ class BatchedTrainer:
             products=products and not on_cpu,
             dtype=self._dtype,
         )
+        self._layers = masked_layers(model)
         self._losses = losses
         self._width = width
         self._fetch = fetch
@@ -187,16 +189,15 @@ class BatchedTrainer:
                 value_3kn[:, first : first + num_taken, :active] = take(some)
             # Added one after the other, however many steps were taken at once.
             sums_3n = np.add.accumulate(value_3kn.cpu().numpy(), axis=1)[:, -1]
-            update_nd = (cohort.current - start_nd)[:, : self._num_params].cpu().numpy()
             norm_n = squared_norm(cohort.gradient_sum).tolist()
-            sums = zip(*sums_3n.tolist(), norm_n, strict=True)
-            results = [
-                result_of(update_d, own_sums, num_steps, work.rate)
-                for update_d, own_sums, num_steps in zip(
-                    update_nd, sums, schedule.steps_n.tolist(), strict=True
-                )
+            sums = [*zip(*sums_3n.tolist(), norm_n, strict=True)]
+            places = np.argsort(schedule.order)
+            # In the order of the jobs, so that the rows are those of one array.
+            update_nd = fetched((cohort.current - start_nd)[:, : self._num_params][places])
+            return [
+                result_of(update_d, sums[place], int(schedule.steps_n[place]), work.rate)
+                for update_d, place in zip(update_nd, places.tolist(), strict=True)
             ]
-            return [results[place] for place in np.argsort(schedule.order)]
 
     def _begin(
         self,
@@ -231,12 +232,14 @@ class BatchedTrainer:
             rate = self._rate_of(work)
 
             def step(*some: Tensor) -> Tensor:
-                stretch = Stretch(*(part[None] for part in some))
+                x, y, weight_knb, *masks = (part[None] for part in some)
+                stretch = Stretch(x, y, weight_knb, tuple(masks))
                 return self._take(cohort, rate, (), work, squares, stretch)
 
             x, y = self._fetch(schedule.rows_knb[0].reshape(-1))
             weight_nb = schedule.weight_knb[0].to(self._device)
-            inputs = (x.view(n, -1, *x.shape[1:]), y.view(n, -1, *y.shape[1:]), weight_nb)
+            masks = self._masks(schedule.jobs).draw(n)
+            inputs = (x.view(n, -1, *x.shape[1:]), y.view(n, -1, *y.shape[1:]), weight_nb, *masks)
             captured = CapturedStep(step, inputs, CudaCapture(self._device))
             known = _Captured(fits, cohort, rate, captured)
             self._captured = known
@@ -247,7 +250,7 @@ class BatchedTrainer:
         cohort.restart(start_nd, step_nd)
         replayed = known.step
         # Stretches are of one step, but for chains on a CPU.
-        return cohort, lambda some: replayed(*(part[0] for part in some))
+        return cohort, lambda some: replayed(*(part[0] for part in (*some[:3], *some.masks)))
 
     def _take(
         self,
@@ -283,6 +286,11 @@ class BatchedTrainer:
     def _rate_of(self, work: LocalWork) -> Tensor:
         return torch.tensor(work.rate, dtype=torch.float32, device=self._device)
 
+    def _masks(self, jobs: Sequence[LocalJob]) -> Masks:
+        """What draws for the dropout layers of some clients, from their first step on."""
+        rngs = [job.dropout or np.random.default_rng(0) for job in jobs]
+        return Masks(self._layers, rngs, self._width, self._device, self._dtype)
+
     def _padded(self, vector_nd: Tensor) -> Tensor:
         """A copy on the device, with zeros up to a multiple of 64 bytes."""
         padding = -self._num_params % ALIGNMENT
@@ -311,6 +319,7 @@ class BatchedTrainer:
         # How many clients have more than k steps. Both are negated because ``steps_n`` falls.
         active_k = np.searchsorted(-schedule.steps_n, -np.arange(len(all_rows_knb)))
         first = 0
+        masks = self._masks(schedule.jobs)
         # Others are slow enough for one gather a step, and their inputs may be large.
         most = 1
         if self._chain is not None:
@@ -329,7 +338,9 @@ class BatchedTrainer:
                     # Without the padding, for which the client's generator has drawn nothing.
                     for step, size in enumerate((weight_knb[:, i] > 0).sum(dim=1).tolist()):
                         x[step, i, :size] = job.augment(x[step, i, :size])
-            yield first, Stretch(x, y, weight_knb)
+            # A chain, which takes several steps at once, has no such layers.
+            drawn = tuple(mask[None] for mask in masks.draw(active))
+            yield first, Stretch(x, y, weight_knb, drawn)
             first = last
 
     def _differentiation(
@@ -344,12 +355,13 @@ class BatchedTrainer:
             return self._chain.differentiation(params, gradients, some)
 
         def differentiate(step: int) -> Tensor:
-            x, y, weight_nb = (part[step] for part in some)
+            x, y, weight_nb = (part[step] for part in some[:3])
+            masks = [mask[step] for mask in some.masks]
             # The parameters are cast here, not by autocast, which does not reach into torch.vmap.
             cast = [part.detach().to(self._dtype).requires_grad_() for part in params]
             if x.is_floating_point():
                 x = x.to(self._dtype)
-            output = self._forward(cast, x)
+            output = self._forward(cast, x, *masks)
             loss_nb = self._losses(output.float(), y)
             found = torch.autograd.grad(
                 (loss_nb * weight_nb).sum(),
@@ -361,6 +373,17 @@ class BatchedTrainer:
             return loss_nb.detach()
 
         return differentiate
+
+
+def fetched(row_nd: Tensor) -> Params:
+    """A copy in the memory of the CPU, float32 (n, d)."""
+    if row_nd.device.type == "cpu":
+        return row_nd.numpy()
+    # Pages that the GPU may write to itself, which torch uses again once the last round's are free:
+    # others are copied twice, and given by the system one by one.
+    host_nd = torch.empty(row_nd.shape, dtype=row_nd.dtype, pin_memory=True)
+    host_nd.copy_(row_nd)
+    return host_nd.numpy()
 
 
 def _sums(wide_knb: Tensor) -> Tensor:
@@ -404,14 +427,17 @@ def vectorized_forward(
         if not param.requires_grad:
             frozen[name] = param.to(dtype)
 
-    def one(params: tuple[Tensor, ...], x: Tensor) -> Tensor:
+    layers = masked_layers(model)
+
+    def one(params: Sequence[Tensor], x: Tensor, masks: Sequence[Tensor]) -> Tensor:
         all_params = frozen | dict(zip(names, params, strict=True))
-        output: Tensor = torch.func.functional_call(model, all_params, (x,))
+        with wearing(layers, masks):
+            output: Tensor = torch.func.functional_call(model, all_params, (x,))
         return output
 
-    def forward(params: Sequence[Tensor], x: Tensor) -> Tensor:
+    def forward(params: Sequence[Tensor], x: Tensor, *masks: Tensor) -> Tensor:
         with ConvolutionsAsProducts() if products else nullcontext():
-            output: Tensor = torch.vmap(one)(tuple(params), x)
+            output: Tensor = torch.vmap(one)(tuple(params), x, masks)
         # Classes before examples, which is the order of torch's losses.
         return output.movedim(1, -1)
 

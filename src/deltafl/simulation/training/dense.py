@@ -22,6 +22,8 @@ class Stretch(NamedTuple):
     x: Tensor  # (k, n, B, ...)
     y: Tensor  # (k, n, B)
     weight_knb: Tensor
+    #: of each layer that drops, (k, n, B, ...)
+    masks: tuple[Tensor, ...] = ()
 
 
 class _Dense(NamedTuple):

@@ -4,8 +4,10 @@ Python needs longer to launch the kernels of a small model's step than the GPU t
 launches the same kernels in one call.
 """
 
+import gc
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -92,12 +94,31 @@ class CudaCapture:
     def __call__(self, call: Callable[[], Tensor]) -> Replay:
         """The graph's replay and the tensor that it fills; a RuntimeError if CUDA refuses."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device):
+        generator = torch.cuda.default_generators[self._device.index or 0]
+        state = generator.clone_state()
+        with torch.cuda.device(self._device), _without_collector():
             before = torch.cuda.current_stream()
             try:
                 with torch.cuda.graph(graph, self._pool, self._stream):
                     result = call()
+            except RuntimeError:
+                # Torch leaves it as in a capture: nothing could be drawn from it any more.
+                generator.graphsafe_set_state(state)
+                raise
             finally:
                 # After a failed capture torch stays on the stream of the capture.
                 torch.cuda.set_stream(before)
         return graph.replay, result
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Within it nothing is collected as garbage: an older graph would end the capture."""
+    gc.collect()
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

@@ -24,6 +24,7 @@ from ...tasks.base import Task
 from ...tasks.draws import places, seeded
 from ...types import IntArray
 from .batched import BatchedTrainer, own_form, vectorized_forward
+from .dropout import with_masks
 from .graphs import WARM_UPS
 from .serial import LocalJob, LocalWork, is_cross_entropy, losses_of
 from .tensors import remembers, trained_parameters
@@ -115,8 +116,9 @@ def captures_steps(
     x = example_of(task).to(device)
     y = torch.tensor(task.dataset.train_y[:1].copy(), device=device)
     params_d = np.zeros(sum(map(torch.numel, trained_parameters(model).values())), np.float32)
+    masked = with_masks(model, example_of(task))
     trainer = BatchedTrainer(
-        copied(model).to(device), task.loss, 1, lambda _: (x, y), device, precision, True
+        copied(masked).to(device), task.loss, 1, lambda _: (x, y), device, precision, True
     )
     job = LocalJob(np.zeros(1, np.int64), np.random.default_rng(0))
     with product_precision(device, precision):
@@ -295,6 +297,8 @@ def _cohort_incompatibility(model: nn.Module, task: Task) -> str | None:
 
 def vectorized_incompatibility(model: nn.Module, task: Task) -> str | None:
     """Why a cohort of a task cannot be trained as a batch, or None; tried on two clients."""
+    if own_form(model) is None:
+        model = with_masks(model, example_of(task))
     reason = _cohort_incompatibility(model, task)
     if reason is not None:
         return reason

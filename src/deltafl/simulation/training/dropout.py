@@ -1,0 +1,142 @@
+"""Dropout in a cohort: masks that each client's own generator draws.
+
+``nn.Dropout`` draws from one generator for whoever comes next. In a batch of clients the numbers of
+one would then hang on the others. Here the layers multiply by masks that are drawn before the step:
+a client has the same ones in any cohort, and steps can be replayed as graphs.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from ...model_parts import copied
+from ...types import Rng
+from .tensors import has_hooks
+
+#: Layers that drop, and how many axes after that of the examples a draw is for; None for all.
+#: The others are the same over an image, or over time.
+_DROPS: dict[type[nn.Module], int | None] = {
+    nn.Dropout: None,
+    nn.Dropout1d: 1,
+    nn.Dropout2d: 1,
+    nn.Dropout3d: 1,
+}
+
+
+class Masked(nn.Module):
+    """In place of a layer that drops each number with probability p: multiplies by a mask of
+    0 and 1 / (1 - p).
+
+    Args:
+        p: In [0, 1].
+        shape: Of the mask of one example.
+    """
+
+    def __init__(self, p: float, shape: torch.Size) -> None:
+        super().__init__()
+        self.p = p
+        self.shape = shape
+        self.mask: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The numbers that are kept; all of them as long as there is no mask."""
+        if self.mask is None:
+            return x
+        return x * self.mask
+
+
+def with_masks(model: nn.Module, example: Tensor) -> nn.Module:
+    """A copy in which dropout layers take masks, or the model itself where there is none, or one
+    that a pass does not call exactly once: then they draw as they do.
+    """
+    layers = {
+        name: layer
+        for name, layer in model.named_modules()
+        if type(layer) in _DROPS and layer.training and not has_hooks(layer)
+    }
+    if not layers:
+        return model
+    calls = Counter[str]()
+    shapes = {}
+
+    def watch(name: str) -> None:
+        def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            calls[name] += 1
+            shapes[name] = inputs[0].shape[1:]
+
+        trial.get_submodule(name).register_forward_pre_hook(note)
+
+    trial = copied(model)
+    for name in layers:
+        watch(name)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        trial(torch.cat([example, example]))
+    if any(calls[name] != 1 for name in layers):
+        return model
+    masked: nn.Module = copied(model)
+    for name, layer in layers.items():
+        axes = _DROPS[type(layer)]
+        shape = shapes[name]
+        if axes is not None:
+            shape = torch.Size([*shape[:axes], *[1] * len(shape[axes:])])
+        masked.set_submodule(name, Masked(float(layer.p), shape))
+    return masked
+
+
+def masked_layers(model: nn.Module) -> list[Masked]:
+    """The layers that take masks, in the model's order."""
+    return [layer for layer in model.modules() if isinstance(layer, Masked)]
+
+
+@contextmanager
+def wearing(layers: Sequence[Masked], masks: Sequence[Tensor]) -> Iterator[None]:
+    """Within it the layers have these masks."""
+    for layer, mask in zip(layers, masks, strict=False):
+        layer.mask = mask
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.mask = None
+
+
+class Masks:
+    """Draws the masks of a cohort, step by step: each client's from a generator of its own.
+
+    Args:
+        layers: For which they are.
+        rngs: One a client; each gives a seed.
+        width: Examples in a minibatch, padding included, so that nothing hangs on the cohort.
+        device: On which they are drawn: GPUs have other numbers than CPUs.
+        dtype: Of the masks.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Masked],
+        rngs: Sequence[Rng],
+        width: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self._layers = layers
+        self._width = width
+        self._like = torch.empty(0, device=device, dtype=dtype)
+        self._generators = []
+        for rng in rngs if layers else ():
+            generator = torch.Generator(device)
+            self._generators.append(generator.manual_seed(int(rng.integers(2**63))))
+
+    def draw(self, active: int) -> tuple[Tensor, ...]:
+        """Those of the next step of the first clients: (active, width, ...) for each layer."""
+        drawn = []
+        for layer in self._layers:
+            mask = self._like.new_empty((active, self._width, *layer.shape))
+            for own, generator in zip(mask, self._generators, strict=False):
+                own.bernoulli_(1 - layer.p, generator=generator)
+            # All are dropped at p = 1.
+            drawn.append(mask.mul_(1 / max(1 - layer.p, 1e-9)))
+        return tuple(drawn)
