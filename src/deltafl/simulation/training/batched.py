@@ -289,7 +289,7 @@ class BatchedTrainer:
     def _masks(self, jobs: Sequence[LocalJob]) -> Masks:
         """What draws for the dropout layers of some clients, from their first step on."""
         rngs = [job.dropout or np.random.default_rng(0) for job in jobs]
-        return Masks(self._layers, rngs, self._width, self._device, self._dtype)
+        return Masks(self._layers, rngs, self._width, self._device)
 
     def _padded(self, vector_nd: Tensor) -> Tensor:
         """A copy on the device, with zeros up to a multiple of 64 bytes."""

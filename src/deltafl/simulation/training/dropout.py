@@ -27,11 +27,11 @@ _DROPS: dict[type[nn.Module], int | None] = {
 
 
 class Masked(nn.Module):
-    """In place of a layer that drops each number with probability p: multiplies by a mask of
-    0 and 1 / (1 - p).
+    """In place of a layer that drops each number with probability p: keeps what a mask says, times
+    1 / (1 - p).
 
     Args:
-        p: In [0, 1].
+        p: In (0, 1].
         shape: Of the mask of one example.
     """
 
@@ -45,7 +45,10 @@ class Masked(nn.Module):
         """The numbers that are kept; all of them as long as there is no mask."""
         if self.mask is None:
             return x
-        return x * self.mask
+        # All are dropped at p = 1.
+        scale = 1 / (1 - self.p) if self.p < 1 else 0.0
+        # Not a mask of such numbers, which bfloat16 would round.
+        return x * scale * self.mask
 
 
 def with_masks(model: nn.Module, example: Tensor) -> nn.Module:
@@ -55,7 +58,7 @@ def with_masks(model: nn.Module, example: Tensor) -> nn.Module:
     layers = {
         name: layer
         for name, layer in model.named_modules()
-        if type(layer) in _DROPS and layer.training and not has_hooks(layer)
+        if type(layer) in _DROPS and layer.p > 0 and layer.training and not has_hooks(layer)
     }
     if not layers:
         return model
@@ -111,7 +114,6 @@ class Masks:
         rngs: One a client; each gives a seed.
         width: Examples in a minibatch, padding included, so that nothing hangs on the cohort.
         device: On which they are drawn: GPUs have other numbers than CPUs.
-        dtype: Of the masks.
     """
 
     def __init__(
@@ -120,23 +122,22 @@ class Masks:
         rngs: Sequence[Rng],
         width: int,
         device: torch.device,
-        dtype: torch.dtype,
     ) -> None:
         self._layers = layers
         self._width = width
-        self._like = torch.empty(0, device=device, dtype=dtype)
+        self._device = device
         self._generators = []
         for rng in rngs if layers else ():
             generator = torch.Generator(device)
             self._generators.append(generator.manual_seed(int(rng.integers(2**63))))
 
     def draw(self, active: int) -> tuple[Tensor, ...]:
-        """Those of the next step of the first clients: (active, width, ...) for each layer."""
+        """Those of the next step of the first clients: bool (active, width, ...) for each layer."""
         drawn = []
         for layer in self._layers:
-            mask = self._like.new_empty((active, self._width, *layer.shape))
+            shape = (active, self._width, *layer.shape)
+            mask = torch.empty(shape, dtype=torch.bool, device=self._device)
             for own, generator in zip(mask, self._generators, strict=False):
                 own.bernoulli_(1 - layer.p, generator=generator)
-            # All are dropped at p = 1.
-            drawn.append(mask.mul_(1 / max(1 - layer.p, 1e-9)))
+            drawn.append(mask)
         return tuple(drawn)
