@@ -5,6 +5,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -26,12 +27,15 @@ from deltafl import (
     RoundInfo,
     RoundState,
     Sgd,
+    broadcast,
     close_round,
     init_round,
+    load_state,
     make_plan,
     make_sampler,
     make_server_optimizer,
     open_round,
+    save_state,
     unflatten,
 )
 from deltafl.estimators.common import CommonControlState
@@ -719,3 +723,25 @@ def test_a_round_of_which_all_replies_are_refused_is_a_warning(
     ):  # nobody replied; one reply was used
         assert closed(updates).warning is None
     assert caplog.records == []
+
+
+def test_arguments_that_changed_places_are_named(tmp_path: Path) -> None:
+    plan = Plan(POPULATION, make_sampler("uniform"), 2)
+    state = init_round(plan, np.zeros(3))
+    cohort = open_round(plan, state)
+    update_nd = np.zeros((2, 3), np.float32)
+    wrong: list[tuple[Callable[[], object], str]] = [
+        (lambda: init_round(np.zeros(3), plan), "plan is of type ndarray, not Plan"),  # type: ignore[arg-type]
+        (lambda: open_round(state, plan), "plan is of type RoundState, not Plan"),  # type: ignore[arg-type]
+        (lambda: broadcast(state, plan), "plan is of type RoundState, not Plan"),  # type: ignore[arg-type]
+        (lambda: close_round(plan, cohort, state, update_nd), "state is of type Cohort"),  # type: ignore[arg-type]
+        (lambda: close_round(plan, state, update_nd, cohort), "cohort is of type ndarray"),  # type: ignore[arg-type]
+        (lambda: save_state(tmp_path / "x", plan, state), "state is of type Plan"),  # type: ignore[arg-type]
+        (lambda: save_state(None, state, plan), "path is of type NoneType, not str or PathLike"),  # type: ignore[arg-type]
+        (lambda: load_state(None, plan), "path is of type NoneType"),  # type: ignore[arg-type]
+        (lambda: load_state(tmp_path / "x", state), "plan is of type RoundState"),  # type: ignore[arg-type]
+    ]
+    for call, sentence in wrong:
+        with pytest.raises(DeltaflError, match=sentence):
+            call()
+    assert not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import DeltaflError
+from .errors import DeltaflError, check_types
 from .estimators.control_variates import wrong_value
 from .estimators.sketch import count_sketch
 from .estimators.value import ControlValue, Reader
@@ -31,7 +31,10 @@ from .types import Array, Cohort, FloatArray, Params, Replies, Reports, RoundInf
 
 
 def clients_of(plan: Plan, state: RoundState) -> int:
-    """The number of clients; a ``DeltaflError`` if plan and state have different ones."""
+    """The number of clients; a ``DeltaflError`` if plan and state have different ones, or are no
+    plan and state.
+    """
+    check_types("the plan first, then the state", plan=(plan, Plan), state=(state, RoundState))
     m = plan.population.num_clients
     known = len(state.selected_m)
     if known != m:
@@ -62,7 +65,9 @@ class Accumulator:
     """
 
     def __init__(self, plan: Plan, state: RoundState, cohort: Cohort) -> None:
-        if cohort.client_n.max(initial=0) >= clients_of(plan, state):
+        m = clients_of(plan, state)
+        check_types("close_round(plan, state, cohort, updates)", cohort=(cohort, Cohort))
+        if cohort.client_n.max(initial=0) >= m:
             raise DeltaflError(
                 "the cohort has clients that the plan does not know; give what open_round returned"
             )

@@ -96,6 +96,18 @@ def require(package: str, extra: str) -> None:
         raise MissingExtraError(package, extra)
 
 
+def check_types(call: str, **given: tuple[Any, *tuple[type, ...]]) -> None:
+    """Raise a ``DeltaflError`` unless each argument, a value and the types that it may have, is of
+    one of them: arguments change places.
+    """
+    for name, (value, *kinds) in given.items():
+        if not isinstance(value, tuple(kinds)):
+            allowed = " or ".join(kind.__name__ for kind in kinds)
+            raise DeltaflError(
+                f"{name} is of type {type(value).__name__}, not {allowed}; write {call}"
+            )
+
+
 def bounds_of(interval: str) -> tuple[float, float]:
     """The ends of an interval, such as ``"[0, 1)"``; its brackets say which belong to it."""
     low, high = interval[1:-1].split(",")

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from .accumulate import Accumulator, clients_of
 from .arrays import initial_model
 from .designs.inclusion import check_anyone, check_cohort, mask_of
-from .errors import DeltaflError, log
+from .errors import DeltaflError, check_types, log
 from .plan import Plan, RoundState
 from .scale.persistent_array import PersistentArray
 from .server.part import Step
@@ -40,6 +40,7 @@ def init_round(plan: Plan, params: Any) -> RoundState:
     A census with first updates is round 0: the model moves by their mean, and the next round is
     round 1.
     """
+    check_types("init_round(plan, params)", plan=(plan, Plan))
     state = blank_state(plan, initial_model(params))
     control = plan.rule.control
     mean_d = control.first_mean(state.control)
@@ -82,6 +83,7 @@ def broadcast(plan: Plan, state: RoundState) -> Broadcast:
     """What the clients of this round are sent; without ``mime`` and ``scaffold`` that is
     ``state.params_d`` alone.
     """
+    clients_of(plan, state)
     return Broadcast(state.params_d, plan.drifts(state, None))
 
 
@@ -101,9 +103,9 @@ def open_round(
     in the mean. The ``oracle`` is for simulators alone. A ``DeltaflError`` if it is missing, if the
     mask is wrong or empty, or a cost is no number above 0.
     """
+    m = clients_of(plan, state)
     if plan.sampler.needs_oracle:
         plan.sampler.require_oracle(oracle)
-    m = clients_of(plan, state)
     mask_m: Any = None
     absent = NOBODY
     if available_m is not None:
@@ -182,6 +184,7 @@ def close_round_from_sum(
         DeltaflError: If the sampler, the estimator or a part needs single updates, with the reason,
             or if ``responded_n`` or ``sum_d`` is no such array.
     """
+    clients_of(plan, state)
     reason = plan.needs_single_updates
     if reason:
         raise DeltaflError(

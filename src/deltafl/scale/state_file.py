@@ -6,13 +6,14 @@ What rounds write stays in memory. A file is read once when it is loaded, to com
 import re
 import zlib
 from dataclasses import fields, is_dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..accumulate import clients_of
-from ..errors import DeltaflError
+from ..errors import DeltaflError, check_types
 from ..plan import Plan, RoundState
 from ..round import blank_state
 from ..samplers.base import ADDED
@@ -32,10 +33,8 @@ def save_state(path: AnyPath, state: RoundState, plan: Plan) -> None:
     without a sign. Plans of other clients, or with updates in a file of their own
     (``Plan.memory``), are refused by a ``DeltaflError``.
     """
-    if not isinstance(state, RoundState):
-        raise DeltaflError(
-            f"state is of type {type(state).__name__}; write save_state(path, state, plan)"
-        )
+    call = "save_state(path, state, plan)"
+    check_types(call, path=(path, str, PathLike), state=(state, RoundState), plan=(plan, Plan))
     clients_of(plan, state)
     if plan.memory.folder is not None:
         raise DeltaflError(
@@ -54,6 +53,7 @@ def load_state(path: AnyPath, plan: Plan) -> RoundState:
     new. Files of other clients or another plan, or that are no such files, are refused by a
     ``DeltaflError``.
     """
+    check_types("load_state(path, plan)", path=(path, str, PathLike), plan=(plan, Plan))
     cure = "put a copy back, or write it anew with save_state"
     arrays, saved = read_sealed(Path(path), cure, mapped=True)
     for name, value in owner(plan).items():

@@ -53,7 +53,8 @@ def as_rows(update_n: Sequence[Params], num_params: int) -> Params:
     """
     if update_n:
         whole = update_n[0].base
-        if whole is not None and whole.shape == (len(update_n), num_params):
+        # That of an array from another process is a text of bytes.
+        if isinstance(whole, np.ndarray) and whole.shape == (len(update_n), num_params):
             places = [row_d.ctypes.data - whole.ctypes.data for row_d in update_n]
             if places == [whole.strides[0] * row for row in range(len(update_n))]:
                 return whole
