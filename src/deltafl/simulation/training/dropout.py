@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...model_parts import copied
+from ...tasks.draws import seeded
 from ...types import Rng
 from .tensors import has_hooks
 
@@ -75,7 +77,8 @@ def with_masks(model: nn.Module, example: Tensor) -> nn.Module:
     trial = copied(model)
     for name in layers:
         watch(name)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    # The generators, that of a GPU as well, are afterwards where they were.
+    with torch.no_grad(), seeded(np.random.default_rng(0), example.device):
         trial(torch.cat([example, example]))
     if any(calls[name] != 1 for name in layers):
         return model
