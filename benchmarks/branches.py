@@ -6,13 +6,12 @@ step. In a prototype on an H100, ResNet-18 took 430 steps a second in TF32 so, a
 it is not the library's way because it has not been measured inside it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from deltafl.simulation.training import batched
 from deltafl.simulation.training.dropout import masked_layers, wearing
 from deltafl.simulation.training.tensors import trained_parameters
 
@@ -24,7 +23,7 @@ def branched_forward(
     products: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Callable[..., Tensor]:
-    """``batched.vectorized_forward``, in branches; frozen parameters are not known here.
+    """``vectorized.vectorized_forward``, in branches; frozen parameters are not known here.
 
     In bfloat16 images and the weights of convolutions have their channels last, as kernels want
     them. On a CPU one model follows the other.
@@ -59,14 +58,3 @@ def branched_forward(
         return torch.stack(outputs).movedim(1, -1)
 
     return forward
-
-
-@contextmanager
-def in_branches() -> Iterator[None]:
-    """Within it cohorts on a GPU train so."""
-    usual = batched.vectorized_forward
-    batched.vectorized_forward = branched_forward
-    try:
-        yield
-    finally:
-        batched.vectorized_forward = usual

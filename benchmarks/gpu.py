@@ -33,11 +33,12 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
-from branches import in_branches
+from branches import branched_forward
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.settings import RunSettings, make_settings
@@ -345,7 +346,10 @@ def models_run(precision: str, way: str | None) -> Iterator[None]:
     if way in ("groups", "products"):
         batched.PASSES[precision] = (usual[0], way == "products")
     try:
-        with in_branches() if way == "branches" else nullcontext():
+        if way == "branches":
+            with patch.object(batched, "vectorized_forward", branched_forward):
+                yield
+        else:
             yield
     finally:
         batched.PASSES[precision] = usual

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 from batch_tools import MODELS
-from deltafl.simulation.training.batched import vectorized_forward
 from deltafl.simulation.training.convolution import conv2d
+from deltafl.simulation.training.vectorized import vectorized_forward
 
 
 def gradients_of(forward: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:

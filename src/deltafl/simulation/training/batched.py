@@ -14,10 +14,9 @@ One small model is too little work for torch's calls. Here parameters are (n, D)
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,30 +24,26 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...tasks.losses import Loss
-from ...types import IntArray, Params
-from .convolution import ConvolutionsAsProducts
+from ...types import Params
 from .dense import ALIGNMENT, DenseChain, Stretch
-from .dropout import Masks, masked_layers, wearing
+from .dropout import Masks, masked_layers
 from .fast import CPU, Descent
 from .graphs import CapturedStep, CudaCapture
+from .schedule import Schedule, schedule_of
 from .serial import (
     LocalJob,
     LocalResult,
     LocalWork,
     is_cross_entropy,
     losses_of,
-    passes,
     result_of,
     squared_norm,
 )
-from .tensors import has_hooks, trained_parameters
+from .tensors import trained_parameters
+from .vectorized import vectorized_forward
 
 #: The examples of the given rows: inputs and targets.
 Fetch = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-#: The forward pass of n models: parameters with a leading axis of n, inputs (n, B, ...), outputs
-#: (n, C, B) or (n, B). Models with dropout take its masks, too.
-Forward = Callable[..., Tensor]
 
 #: Takes the steps of a stretch and returns what ``BatchedTrainer._take`` does.
 Take = Callable[[Stretch], Tensor]
@@ -62,48 +57,6 @@ PASSES = {
     "tf32": (torch.float32, True),
     "bfloat16": (torch.bfloat16, False),
 }
-
-
-class Schedule(NamedTuple):
-    """The minibatches of a cohort, clients with many steps first: the active ones are a prefix."""
-
-    jobs: list[LocalJob]
-    order: list[int]  # their places in the given order
-    steps_n: IntArray
-    #: of the task's examples, int64 (K, n, B), padded with a client's first row
-    rows_knb: Tensor
-    #: in a step's mean, float32: 1 / size of the minibatch, 0 for padding
-    weight_knb: Tensor
-
-
-def schedule_of(jobs: Sequence[LocalJob], work: LocalWork, width: int) -> Schedule:
-    """Draw the minibatches of at least one client, and pad each to ``width`` examples."""
-    steps = [work.num_steps(len(job.rows)) for job in jobs]
-    order = sorted(range(len(jobs)), key=lambda i: -steps[i])
-    jobs = [jobs[i] for i in order]
-    steps_n = np.array([steps[i] for i in order])
-    shape = (len(jobs), int(steps_n[0]), width)
-    rows_nkb = np.empty(shape, np.int64)
-    weight_nkb = np.zeros(shape, np.float32)
-    for job, rows_kb, weight_kb, num_steps in zip(
-        jobs, rows_nkb, weight_nkb, steps_n.tolist(), strict=True
-    ):
-        num_examples = len(job.rows)
-        orders, size = passes(num_examples, work, job.rng)
-        batches = work.batches_a_pass(num_examples)
-        # Places of examples among the client's; 0 for padding.
-        place_pe = np.zeros((len(orders), batches * size), np.int64)
-        place_pe[:, :num_examples] = orders
-        # Padding has the weight 0, and has to be some example.
-        rows_kb[:] = job.rows[0]
-        rows_kb[:num_steps, :size] = job.rows[place_pe.reshape(-1, size)[:num_steps]]
-        # Of the pass, before each step: its last minibatch may be smaller.
-        left_k = num_examples - size * (np.arange(num_steps) % batches)
-        size_k1 = np.minimum(size, left_k)[:, None]
-        weight_kb[:num_steps] = np.where(np.arange(width) < size_k1, 1 / size_k1, 0)
-    rows_knb = torch.from_numpy(rows_nkb.swapaxes(0, 1).copy())
-    weight_knb = torch.from_numpy(weight_nkb.swapaxes(0, 1).copy())
-    return Schedule(jobs, order, steps_n, rows_knb, weight_knb)
 
 
 class _Captured(NamedTuple):
@@ -391,54 +344,3 @@ def _sums(wide_knb: Tensor) -> Tensor:
     if wide_knb.device.type == "cpu":
         return torch.from_numpy(wide_knb.numpy().sum(axis=2))
     return wide_knb.sum(dim=2)
-
-
-def own_form(model: nn.Module) -> Forward | None:
-    """A dense chain's vectorized form, or a module's own (``forward_vectorized``); else None, as
-    for models with frozen parameters.
-    """
-    known: Any = model
-    if not all(param.requires_grad for param in model.parameters()):
-        return None
-    if not hasattr(known, "forward_vectorized"):
-        return DenseChain.of(model)
-    if any(map(has_hooks, model.modules())):
-        return None
-    own: Forward = known.forward_vectorized
-    return own
-
-
-def vectorized_forward(
-    model: nn.Module,
-    products: bool = False,
-    dtype: torch.dtype = torch.float32,
-) -> Forward:
-    """The vectorized form of a model, of its trained parameters; with ``products``, convolutions
-    are matrix products.
-
-    Frozen parameters are the same for all clients, in the given type.
-    """
-    own = own_form(model)
-    if own is not None:
-        return own
-    names = list(trained_parameters(model))
-    frozen = {}
-    for name, param in model.named_parameters():
-        if not param.requires_grad:
-            frozen[name] = param.to(dtype)
-
-    layers = masked_layers(model)
-
-    def one(params: Sequence[Tensor], x: Tensor, masks: Sequence[Tensor]) -> Tensor:
-        all_params = frozen | dict(zip(names, params, strict=True))
-        with wearing(layers, masks):
-            output: Tensor = torch.func.functional_call(model, all_params, (x,))
-        return output
-
-    def forward(params: Sequence[Tensor], x: Tensor, *masks: Tensor) -> Tensor:
-        with ConvolutionsAsProducts() if products else nullcontext():
-            output: Tensor = torch.vmap(one)(tuple(params), x, masks)
-        # Classes before examples, which is the order of torch's losses.
-        return output.movedim(1, -1)
-
-    return forward

@@ -23,11 +23,12 @@ from ...store import checked, read_json, write_atomically
 from ...tasks.base import Task
 from ...tasks.draws import places, seeded
 from ...types import IntArray
-from .batched import BatchedTrainer, own_form, vectorized_forward
+from .batched import BatchedTrainer
 from .dropout import with_masks
 from .graphs import WARM_UPS
 from .serial import LocalJob, LocalWork, is_cross_entropy, losses_of
 from .tensors import remembers, trained_parameters
+from .vectorized import own_form, vectorized_forward
 
 _NOTE = "engine.json"
 #: Examples: two vectors of 16 floats, the longest stretch that torch's loops process at once.
