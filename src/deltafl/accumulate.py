@@ -22,7 +22,7 @@ from .estimators.value import ControlValue, Reader
 from .estimators.variance import effective_sample_size, variance_form
 from .plan import Plan, RoundState
 from .scale.numerics import inner, weighted_sum
-from .scale.rows import read_rows
+from .scale.rows import read_rows, together
 from .scale.stretches import over_stretches
 from .server.norms import about_mean
 from .server.part import Step
@@ -94,7 +94,7 @@ class Accumulator:
         round is closed.
         """
         screened = screen_replies(self.cohort, updates, reports, self._d, self.plan.sampler)
-        self._updates = screened.updates
+        self._updates: Any = together(screened.updates)
         self._rejected = screened.rejected
         self.reports = screened.reports
 
@@ -189,7 +189,7 @@ class Accumulator:
                 update_kd,
                 value.control_nd,
             )
-        self._updates = list(update_kd)
+        self._updates = update_kd
         self._sends_drifts = False
         return value.part
 

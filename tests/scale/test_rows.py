@@ -3,6 +3,7 @@ not fit.
 """
 
 import logging
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,15 @@ from deltafl.estimators.table import ESTIMATORS
 from deltafl.scale import memory_budget
 from deltafl.scale.memory_budget import memory_size, require_room
 from deltafl.scale.named_arrays import named_arrays
-from deltafl.scale.rows import MappedRows, RowFormat, from_bfloat16, replace_rows, to_bfloat16
+from deltafl.scale.rows import (
+    MappedRows,
+    RowFormat,
+    from_bfloat16,
+    read_rows,
+    replace_rows,
+    to_bfloat16,
+    together,
+)
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.run import run_single
 from deltafl.simulation.settings import RunSettings, make_settings
@@ -393,3 +402,29 @@ def test_a_run_logs_what_its_memory_takes(tmp_path: Path, caplog: pytest.LogCapt
         record.getMessage() for record in caplog.records if record.getMessage().startswith(start)
     )
     assert logged.endswith(f" and 72.8 kB in {tmp_path / 'rows'}")
+
+
+def test_rows_of_one_array_are_read_at_once_and_others_one_by_one() -> None:
+    whole = np.arange(12, dtype=np.float32).reshape(3, 4).copy()
+    reversed_columns = np.asfortranarray(whole)
+    assert together(list(whole)) is whole
+    assert together(list(reversed_columns)) is reversed_columns
+    apart: list[list[Any]] = [
+        [],
+        list(whole[:2]),  # of an array with more rows
+        [whole[1], whole[0], whole[2]],
+        [whole[0], whole[0], whole[0]],
+        list(whole[:, ::2]),  # of a view with half of the columns
+        list(whole[:, :3]),
+        [row.copy() for row in whole],
+        [row[::-1] for row in whole],
+        pickle.loads(pickle.dumps(list(whole))),  # noqa: S301
+        list(whole.astype(np.float64)),
+    ]
+    for rows in apart:
+        assert together(rows) is rows
+    for held in (list(whole), reversed_columns, together(list(whole)), apart[2]):
+        for part in (slice(0, 2), slice(1, None)):
+            found = read_rows(held, part, whole[0, part].size)
+            assert found.flags.c_contiguous
+            np.testing.assert_array_equal(found, [row[part] for row in held])

@@ -259,8 +259,26 @@ def row_files(folder: Path) -> list[Path]:
 Rows = tuple[Row, ...] | Row | MappedRows
 
 
-def read_rows(rows: Sequence[Row], part: slice, num_params: int) -> FloatArray:
+def together(rows: Sequence[Params]) -> Sequence[Params] | Params:
+    """The float32 array (n, d) whose rows these are, in order, or else the rows: what is one array
+    is read, and handed on, at once.
+    """
+    whole: Any = rows[0].base if rows else None
+    # That of an array from another process is a text of bytes.
+    if not isinstance(whole, np.ndarray) or whole.dtype != np.float32:
+        return rows
+    places = [row_d.ctypes.data - whole.ctypes.data for row_d in rows]
+    if whole.shape != (len(rows), len(rows[0])) or whole.strides[1] != rows[0].strides[0]:
+        return rows
+    if places != [whole.strides[0] * place for place in range(len(rows))]:
+        return rows
+    return whole
+
+
+def read_rows(rows: Sequence[Row] | Row, part: slice, num_params: int) -> FloatArray:
     """A stretch of some rows that has so many parameters, float64 (n, b)."""
+    if isinstance(rows, np.ndarray) and rows.dtype == np.float32:
+        return rows[:, part].astype(np.float64, order="C")
     row_nb = np.empty((len(rows), num_params))
     for wide_b, row_d in zip(row_nb, rows, strict=True):
         wide_b[:] = row_values(row_d[part])

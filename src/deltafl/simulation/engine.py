@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import DeltaflError
 from ..model_parts import Arrays, NamedArrays
 from ..plan import NO_REST
+from ..scale.rows import together
 from ..tasks.base import Task
 from ..tasks.dataset import Dataset
 from ..tasks.metrics import Look, outputs, right
@@ -45,20 +46,6 @@ class Training(NamedTuple):
         """The rows of some of the clients."""
         rest_k = [self.rest_n[place] for place in which_k] if self.rest_n else ()
         return Training(self.update_nd[which_k], self.reports.part(which_k), rest_k)
-
-
-def as_rows(update_n: Sequence[Params], num_params: int) -> Params:
-    """One float32 array (n, d), also of no updates; that of which they are the rows in order, if
-    there is one: to copy large models would take as long as a round of small ones.
-    """
-    if update_n:
-        whole = update_n[0].base
-        # That of an array from another process is a text of bytes.
-        if isinstance(whole, np.ndarray) and whole.shape == (len(update_n), num_params):
-            places = [row_d.ctypes.data - whole.ctypes.data for row_d in update_n]
-            if places == [whole.strides[0] * row for row in range(len(update_n))]:
-                return whole
-    return np.array(update_n, np.float32).reshape(-1, num_params)
 
 
 class Engine:
@@ -161,7 +148,10 @@ class Engine:
         # The inverse of the order in which they were trained.
         results = [in_order[place] for place in np.argsort([*chain(*groups)])]
         return Training(
-            as_rows([r.update_d for r in results], self.num_params),
+            # Large models are not copied. A cohort without clients has rows of d numbers, too.
+            np.asarray(together([r.update_d for r in results]), np.float32).reshape(
+                -1, self.num_params
+            ),
             Reports.make(
                 len(results),
                 loss=[r.loss for r in results],
