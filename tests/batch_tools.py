@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from deltafl.simulation.engine import Engine, Training
+from deltafl.simulation.training.graphs import Replay
 from deltafl.simulation.training.route import Route
 from deltafl.simulation.training.serial import (
     LocalResult,
@@ -35,6 +36,26 @@ DEVICES = [
         "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
     ),
 ]
+
+
+class PlayedCapture:
+    """In place of ``CudaCapture``; remembers how many models each capture was for."""
+
+    def __init__(self, device: object = None) -> None:
+        self.numbers: list[int] = []
+        self.replays = 0
+
+    def __call__(self, call: Callable[[], torch.Tensor]) -> Replay:
+        assert isinstance(call, partial)
+        number = len(call.args[0])
+        self.numbers.append(number)
+        result = torch.full((3, 1, number), 77.0, dtype=torch.float64)
+
+        def replay() -> None:
+            self.replays += 1
+            result.copy_(call())
+
+        return replay, result
 
 
 def results_of(training: Training) -> list[LocalResult]:

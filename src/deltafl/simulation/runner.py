@@ -117,8 +117,8 @@ class ClientRunner:
                 if rests[place]:  # of models that only the serial path trains
                     train_one = partial(train_one, rest=rests[place])
                 # What draws does so whatever client was trained before.
-                assert job.dropout is not None
-                with seeded(job.dropout, self._device, self._may_draw):
+                rng = stream(self._seed, "dropout", round, clients[place])
+                with seeded(rng, self._device, self._may_draw):
                     results.append(train_one(x, y, params_d, work, *how))
             return results
 
@@ -130,11 +130,10 @@ class ClientRunner:
             batches = stream(self._seed, "batches", round, client)
             # Noise goes on where the minibatches ended: recorded runs have these bits.
             noise_rng = batches
-        job = LocalJob(
-            self._rows(client),
-            batches,
-            dropout=stream(self._seed, "dropout", round, client),
-        )
+        job = LocalJob(self._rows(client), batches)
+        if self._batched is not None and self._batched.draws:
+            rng = stream(self._seed, "dropout", round, client)
+            job = job._replace(dropout=int(rng.integers(2**63)))
         noise_m = self._task.gradient_noise_m
         if noise_m is not None and noise_m[client] > 0:
             deviation = np.float32(noise_m[client])

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from batch_tools import CLASSES, DEVICES, SIZES, results_of, task_of
+from batch_tools import CLASSES, DEVICES, SIZES, PlayedCapture, results_of, task_of
 from deltafl.simulation.engine import Engine
+from deltafl.simulation.training import batched
 from deltafl.simulation.training.dropout import Masks, masked_layers, with_masks
 from deltafl.simulation.training.route import (
     Computation,
@@ -103,6 +104,21 @@ def test_a_clients_masks_hang_on_seed_round_and_client_alone(device: str) -> Non
         assert np.linalg.norm(other - whole) > 0.1 * np.linalg.norm(whole)
 
 
+def test_masks_reach_steps_that_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batched, "CudaCapture", PlayedCapture)
+    replayed = Engine(net_task(), WORK, 0, kept=Route("batched", steps="graph"))
+    params_d = replayed.initial_params()
+    own = [replayed.train(params_d, round, np.arange(6)).update_nd for round in (1, 2, 1)]
+    np.testing.assert_array_equal(own[0], own[2])  # the first round has captured the step
+    again = Engine(net_task(), WORK, 0, kept=Route("batched", steps="graph"))
+    np.testing.assert_array_equal(again.train(params_d, 2, np.arange(6)).update_nd, own[1])
+    # The CPU's own step has its rate as a number, which may round otherwise.
+    plain = Engine(net_task(), WORK, 0, kept=BATCHED)
+    for round, update_nd in zip((1, 2), own, strict=False):
+        twin = plain.train(params_d, round, np.arange(6)).update_nd
+        np.testing.assert_allclose(update_nd, twin, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("device", [DEVICES[1]])
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
 def test_on_a_gpu_masks_reach_the_graphs(precision: str, device: str) -> None:
@@ -153,8 +169,7 @@ def test_a_layer_in_evaluation_drops_nothing() -> None:
 def test_masks_keep_the_mean(p: float) -> None:
     model = Net(late=nn.Dropout(p), early=nn.Dropout2d(p))
     layers = masked_layers(with_masks(model, torch.zeros(1, 1, 16, 16)))
-    rngs = [np.random.default_rng(client) for client in range(3)]
-    masks = Masks(layers, rngs, 40, torch.device("cpu"))
+    masks = Masks(layers, [3, 4, 5], 40, torch.device("cpu"))
     late, early = masks.draw(3)
     assert late.shape == (3, 40, 196)
     assert early.shape == (3, 40, 4, 1, 1)  # a channel is kept or dropped as a whole

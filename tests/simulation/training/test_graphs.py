@@ -4,13 +4,22 @@ by an object that runs nothing when it captures, as CUDA does, and the call itse
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from batch_tools import DEVICES, MODELS, SIZES, WORKS, assert_near, drift_of, results_of, task_of
+from batch_tools import (
+    DEVICES,
+    MODELS,
+    SIZES,
+    WORKS,
+    PlayedCapture,
+    assert_near,
+    drift_of,
+    results_of,
+    task_of,
+)
 from deltafl.errors import DeltaflError
 from deltafl.simulation.engine import Engine, Training
 from deltafl.simulation.training import batched
@@ -27,26 +36,6 @@ from deltafl.types import Params
 
 CUDA = DEVICES[1]
 GRAPH = Route("batched", steps="graph")
-
-
-class PlayedCapture:
-    """In place of ``CudaCapture``; remembers how many models each capture was for."""
-
-    def __init__(self, device: object = None) -> None:
-        self.numbers: list[int] = []
-        self.replays = 0
-
-    def __call__(self, call: Callable[[], torch.Tensor]) -> Replay:
-        assert isinstance(call, partial)
-        number = len(call.args[0])
-        self.numbers.append(number)
-        result = torch.full((3, 1, number), 77.0, dtype=torch.float64)
-
-        def replay() -> None:
-            self.replays += 1
-            result.copy_(call())
-
-        return replay, result
 
 
 def refuse(call: Callable[[], torch.Tensor]) -> Replay:

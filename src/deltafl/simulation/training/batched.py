@@ -110,6 +110,11 @@ class BatchedTrainer:
         self._num_params = sum(shape.numel() for shape in self._shapes)
 
     @property
+    def draws(self) -> bool:
+        """Whether clients need a seed for their dropout layers."""
+        return len(self._layers) > 0
+
+    @property
     def captured(self) -> bool:
         """Whether steps are replayed so far."""
         return self._captured is not None and self._captured.step.captured
@@ -241,8 +246,8 @@ class BatchedTrainer:
 
     def _masks(self, jobs: Sequence[LocalJob]) -> Masks:
         """What draws for the dropout layers of some clients, from their first step on."""
-        rngs = [job.dropout or np.random.default_rng(0) for job in jobs]
-        return Masks(self._layers, rngs, self._width, self._device)
+        seeds = [job.dropout for job in jobs]
+        return Masks(self._layers, seeds, self._width, self._device)
 
     def _padded(self, vector_nd: Tensor) -> Tensor:
         """A copy on the device, with zeros up to a multiple of 64 bytes."""

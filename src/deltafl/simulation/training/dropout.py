@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from ...model_parts import copied
 from ...tasks.draws import seeded
-from ...types import Rng
 from .tensors import has_hooks
 
 #: Layers that drop, and how many axes after that of the examples a draw is for; None for all.
@@ -114,7 +113,7 @@ class Masks:
 
     Args:
         layers: For which they are.
-        rngs: One a client; each gives a seed.
+        seeds: One a client.
         width: Examples in a minibatch, padding included, so that nothing hangs on the cohort.
         device: On which they are drawn: GPUs have other numbers than CPUs.
     """
@@ -122,7 +121,7 @@ class Masks:
     def __init__(
         self,
         layers: Sequence[Masked],
-        rngs: Sequence[Rng],
+        seeds: Sequence[int],
         width: int,
         device: torch.device,
     ) -> None:
@@ -130,9 +129,8 @@ class Masks:
         self._width = width
         self._device = device
         self._generators = []
-        for rng in rngs if layers else ():
-            generator = torch.Generator(device)
-            self._generators.append(generator.manual_seed(int(rng.integers(2**63))))
+        for seed in seeds if layers else ():
+            self._generators.append(torch.Generator(device).manual_seed(seed))
 
     def draw(self, active: int) -> tuple[Tensor, ...]:
         """Those of the next step of the first clients: bool (active, width, ...) for each layer."""

@@ -83,7 +83,7 @@ class LocalJob(NamedTuple):
     rng: Rng
     noise: Noise | None = None
     augment: Augmented | None = None
-    dropout: Rng | None = None  #: of its dropout layers, where a cohort is trained at once
+    dropout: int = 0  #: seed of its dropout layers, where a cohort is trained at once
 
 
 NOTHING: Arrays = {}
