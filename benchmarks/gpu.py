@@ -28,8 +28,8 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -339,20 +339,14 @@ def measure_variant(
         row["peak_gib"] = torch.cuda.max_memory_allocated(device) / 1024**3
 
 
-@contextmanager
-def models_run(precision: str, way: str | None) -> Iterator[None]:
+def models_run(precision: str, way: str | None) -> AbstractContextManager[Any]:
     """Within it a cohort's models run in this way, whatever is usual."""
-    usual = batched.PASSES[precision]
-    if way in ("groups", "products"):
-        batched.PASSES[precision] = (usual[0], way == "products")
-    try:
-        if way == "branches":
-            with patch.object(batched, "vectorized_forward", branched_forward):
-                yield
-        else:
-            yield
-    finally:
-        batched.PASSES[precision] = usual
+    if way is None:
+        return nullcontext()
+    if way == "branches":
+        return patch.object(batched, "vectorized_forward", branched_forward)
+    dtype, _ = batched.PASSES[precision]
+    return patch.dict(batched.PASSES, {precision: (dtype, way == "products")})
 
 
 def show(job: str, result: dict[str, Any]) -> None:

@@ -94,7 +94,7 @@ class Accumulator:
         round is closed.
         """
         screened = screen_replies(self.cohort, updates, reports, self._d, self.plan.sampler)
-        self._updates: Any = together(screened.updates)
+        self._updates: Sequence[Params] | Params = together(screened.updates)
         self._rejected = screened.rejected
         self.reports = screened.reports
 

@@ -5,7 +5,6 @@ one would then hang on the others. Here the layers multiply by masks that are dr
 a client has the same ones in any cohort, and steps can be replayed as graphs.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -17,14 +16,8 @@ from ...model_parts import copied
 from ...tasks.draws import seeded
 from .tensors import has_hooks
 
-#: Layers that drop, and how many axes after that of the examples a draw is for; None for all.
-#: The others are the same over an image, or over time.
-_DROPS: dict[type[nn.Module], int | None] = {
-    nn.Dropout: None,
-    nn.Dropout1d: 1,
-    nn.Dropout2d: 1,
-    nn.Dropout3d: 1,
-}
+#: Layers that keep or drop a whole channel of an example, over an image or over time.
+_BY_CHANNEL = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class Masked(nn.Module):
@@ -56,37 +49,31 @@ def with_masks(model: nn.Module, example: Tensor) -> nn.Module:
     """A copy in which dropout layers take masks, or the model itself where there is none, or one
     that a pass does not call exactly once: then they draw as they do.
     """
+    kinds = (nn.Dropout, *_BY_CHANNEL)
     layers = {
         name: layer
         for name, layer in model.named_modules()
-        if type(layer) in _DROPS and layer.p > 0 and layer.training and not has_hooks(layer)
+        if type(layer) in kinds and layer.p > 0 and layer.training and not has_hooks(layer)
     }
     if not layers:
         return model
-    calls = Counter[str]()
-    shapes = {}
-
-    def watch(name: str) -> None:
-        def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            calls[name] += 1
-            shapes[name] = inputs[0].shape[1:]
-
-        trial.get_submodule(name).register_forward_pre_hook(note)
-
     trial = copied(model)
-    for name in layers:
-        watch(name)
+    #: of what each layer is given, in each of its calls
+    shapes: dict[str, list[torch.Size]] = {name: [] for name in layers}
+    for name, found in shapes.items():
+        trial.get_submodule(name).register_forward_pre_hook(
+            lambda _, inputs, found=found: found.append(inputs[0].shape[1:])
+        )
     # The generators, that of a GPU as well, are afterwards where they were.
     with torch.no_grad(), seeded(np.random.default_rng(0), example.device):
         trial(torch.cat([example, example]))
-    if any(calls[name] != 1 for name in layers):
+    if any(len(found) != 1 for found in shapes.values()):
         return model
     masked: nn.Module = copied(model)
     for name, layer in layers.items():
-        axes = _DROPS[type(layer)]
-        shape = shapes[name]
-        if axes is not None:
-            shape = torch.Size([*shape[:axes], *[1] * len(shape[axes:])])
+        shape = shapes[name][0]
+        if isinstance(layer, _BY_CHANNEL):
+            shape = torch.Size([*shape[:1], *[1] * len(shape[1:])])
         masked.set_submodule(name, Masked(float(layer.p), shape))
     return masked
 

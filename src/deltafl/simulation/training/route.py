@@ -114,10 +114,11 @@ def captures_steps(
     # Noise is drawn on the CPU.
     if device.type == "cpu" or task.gradient_noise_m is not None:
         return False
-    x = example_of(task).to(device)
+    example = example_of(task)
+    x = example.to(device)
     y = torch.tensor(task.dataset.train_y[:1].copy(), device=device)
     params_d = np.zeros(sum(map(torch.numel, trained_parameters(model).values())), np.float32)
-    masked = with_masks(model, example_of(task))
+    masked = with_masks(model, example)
     trainer = BatchedTrainer(
         copied(masked).to(device), task.loss, 1, lambda _: (x, y), device, precision, True
     )
