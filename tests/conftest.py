@@ -2,6 +2,7 @@
 server that only records.
 """
 
+import gc
 import importlib.util
 import platform
 import re
@@ -82,7 +83,9 @@ def _own_files_are_forgotten() -> Iterator[None]:
 def _pictures_are_for_those_who_look(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Leave pictures and report of a comparison empty: they take a second, most of a short one."""
+    """Leave pictures, and the report of a comparison, empty: they take a second, most of a short
+    one.
+    """
     thorough = request.config.getoption("--thorough")
     if not thorough and request.node.get_closest_marker("drawn") is None:
         monkeypatch.setattr(
@@ -93,6 +96,7 @@ def _pictures_are_for_those_who_look(
             "deltafl.simulation.comparison.write_report",
             lambda parts, path, title: write_atomically(Path(path), b""),
         )
+        monkeypatch.setattr("deltafl.analysis.plots.small_png", lambda figure: b"")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -120,6 +124,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (left_out if is_left_out else kept).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what stays until the end anyway, as modules and tests do: to look
+    through it over and over takes it several seconds of each minute.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def pytest_report_header() -> str:

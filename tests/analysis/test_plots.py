@@ -26,6 +26,7 @@ def draw(runs: list[Run], directory: Path, threshold: float | None = 0.7) -> lis
     return draw_plots(runs, summarise(runs, threshold), directory)
 
 
+@pytest.mark.drawn
 def test_files_sizes_and_the_same_bytes_twice(tmp_path: Path) -> None:
     runs = runs_of(fedavg=[3, 4], full=[1, 2], fedis=[2, None])
     first = draw(runs, tmp_path / "deep" / "a")

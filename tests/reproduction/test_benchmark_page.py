@@ -73,6 +73,7 @@ def mean_of_curve(reached: int) -> float:
     )
 
 
+@pytest.mark.drawn
 def test_the_page_judges_the_target_by_area(tmp_path: Path) -> None:
     write_runs(tmp_path, made_up(), MADE_UP)
     page = shown(tmp_path, made_up())

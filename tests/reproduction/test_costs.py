@@ -126,6 +126,7 @@ def test_who_is_ahead_at_equal_cost(played: Path) -> None:
     assert verdict([]) == "is not decided"
 
 
+@pytest.mark.drawn
 def test_the_page_has_every_cost_of_every_method(played: Path) -> None:
     request = Request("costs", "smoke", played, only_page=True)
     page = reproduce_costs(experiment_of(), request, lambda _: None)

@@ -210,6 +210,7 @@ def test_curves_that_lie_on_one_another_are_drawn_as_differences(tmp_path: Path)
     written(sweep, tmp_path, runs)
 
 
+@pytest.mark.drawn
 def test_pictures_of_long_runs_stay_small_and_keep_the_colours(tmp_path: Path) -> None:
     settings = {"task": "digits", "samplers": list(REACHES), "seeds": 2, "rounds": 2000}
     sweep = sweep_of("curves", view={"y": ["log10-loss"]}, settings=settings)
