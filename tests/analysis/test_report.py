@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from deltafl.analysis import Run, summarise
@@ -259,6 +260,27 @@ def test_the_command_holds_what_is_not_usual_and_makes_the_same_settings() -> No
     assert command_of(usual) == "deltafl compare --task digits --samplers full --seeds 2"
     rated = make_settings(CompareSettings, {"seeds": 2, "samplers": "full", "rates": {"full": 0.2}})
     assert command_of(rated).startswith("deltafl compare --config config.toml --task digits")
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"rounds": 9, "local_steps": 2}, {"local_lr": 0.3, "metric": "roc_auc"}]
+)
+def test_the_command_of_a_table_is_known_where_the_table_is_not(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    table = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "who": np.arange(60) % 6, "y": x[:, 0] > 0})
+    table.to_csv("own.csv", index=False)
+    own = {"task": "own.csv", "label": "y", "column": "who", "seeds": 2, "samplers": "full,uniform"}
+    settings = make_settings(CompareSettings, {**own, **given})
+    (tmp_path / "own.csv").unlink()
+    program, command, *words = command_of(settings).split()
+    assert (program, command) == ("deltafl", "compare")
+    said = dict(zip(words[::2], words[1::2], strict=True))
+    # The table alone says how many are asked.
+    expected = {f"--{key.replace('_', '-')}": str(value) for key, value in (own | given).items()}
+    assert said == expected | {"--sample": "3"}
 
 
 def test_methods_that_are_often_together_have_colours_of_their_own_in_light_and_dark() -> None:

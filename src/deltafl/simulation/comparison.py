@@ -22,10 +22,11 @@ from ..analysis.runs import Run
 from ..analysis.summary import summarise, write_summary
 from ..analysis.table import comparison_table
 from ..errors import DeltaflError, MissingExtraError, log, printable, require, unknown_name
+from ..samplers.label import parse_label
 from ..store import checked, write_atomically
 from ..store.files import below, make_folder
 from ..store.own_python import OwnCodeError, only
-from ..tasks.own import is_table, short_name
+from ..tasks.own import OWN_DEFAULTS, is_own, is_table, short_name
 from ..types import AnyPath, Json
 from .directory import RunDirectory, recorded_settings
 from .own_code import require_one_code, require_same_model
@@ -39,7 +40,6 @@ from .settings import (
     RunSettings,
     differing,
     grown,
-    make_settings,
 )
 
 #: The columns of ``Comparison.summary``, and where a ``SamplerSummary`` has them.
@@ -278,9 +278,16 @@ def command_of(settings: CompareSettings) -> str:
     if is_table(settings.task):
         named |= {*OF_TABLES}
     try:
-        usual = make_settings(CompareSettings, {key: given.get(key) for key in named})
+        usual = CompareSettings.model_validate({key: given.get(key) for key in named})
+        if is_own(settings.task):
+            # Its data are not read again: they may be large, or elsewhere by now.
+            for label in usual.samplers:
+                parse_label(label)
+            usual = usual.model_copy(update=OWN_DEFAULTS)
+        else:
+            usual = usual.resolve()
         defaults = usual.model_dump(mode="json")
-    except OwnCodeError:  # of a task that nobody has imported here
+    except OwnCodeError:  # of a sampler that nobody has imported here
         defaults = {}
     except DeltaflError:  # no command can name objects of a Python process
         return ""

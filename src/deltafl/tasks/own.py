@@ -15,6 +15,7 @@ from ..calls import Named
 from ..errors import DeltaflError, explained, in_one_line
 from ..store.own_python import load_function, split_name
 from ..streams import stream
+from ..types import Json
 from .base import Task
 from .checks import check_task
 from .frames import TABLE_SUFFIXES, is_table_file, table_stem
@@ -27,6 +28,15 @@ from .tables import table_task
 #: Clients selected per round, of those of a task without a setting for it: a tenth, at least so
 #: many, but no more than half of them, for all methods are one where everybody is asked.
 LEAST_SAMPLE = 3
+#: Settings of an experiment with a task of the user's own, whatever is in it.
+OWN_DEFAULTS: Json = {
+    "rounds": 100,
+    "local_epochs": 1,
+    "batch_size": 32,
+    "local_lr": 0.1,
+    "alpha": 0.5,
+    "threshold": 0.8,
+}
 
 
 def is_own(name: str) -> bool:
@@ -157,26 +167,22 @@ def own_code_error(
 
 def own_spec(name: str, task: Task) -> TaskSpec:
     """The settings that an experiment with a task of the user's own has unless they are set."""
-    threshold: float | None = 0.8
+    usual = dict(OWN_DEFAULTS)
     metric = task.metrics[0]
     if metric.name != "accuracy":
-        threshold = None  # nothing else is good for every task
-    local_lr = 0.1
+        usual["threshold"] = None  # nothing else is good for every task
     if task.loss is squared_error:
         # The gradient of the squared error grows with the number of features.
-        local_lr = float(f"{0.1 / task.dataset.train_x[0].size:.0e}")
+        usual["local_lr"] = float(f"{0.1 / task.dataset.train_x[0].size:.0e}")
     return TaskSpec(
         name,
         summary="a task of your own",
         num_clients=task.num_clients,
         sample_size=min(max(LEAST_SAMPLE, task.num_clients // 10), max(1, task.num_clients // 2)),
-        rounds=100,
-        local_epochs=1,
-        local_lr=local_lr,
         make_model=task.make_model,
         metric=metric,
         has_classes=task.dataset.num_classes > 0,
-        threshold=threshold,
+        **usual,
     )
 
 
