@@ -57,6 +57,7 @@ PLAYED = (
             "metrics",
             "models",
             "own-metric",
+            "own-partition",
             "pretrained",
             "python",
             "pytorch-data",
@@ -332,6 +333,7 @@ def test_the_blocks_of_a_page_run(
     page = (ROOT / "docs" / document).read_text()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.syspath_prepend(tmp_path)  # as for a script there
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     names: dict[str, Any] = {}
     blocks = r"```python(?: title=([^\n]*))?\n(.*?)```\n(?:\n```text\n(.*?)```)?"

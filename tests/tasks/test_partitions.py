@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltafl.errors import DeltaflError
+from deltafl.simulation.comparing import run_comparison
+from deltafl.simulation.settings import CompareSettings, make_settings
+from deltafl.store.own_python import forget_edited
 from deltafl.streams import stream
 from deltafl.tasks import PARTITIONS, Dataset, hold_out_by_owner, make_partition
 from deltafl.tasks.partitions import hsu2019, natural, quantity, shards, split, yurochkin2019
@@ -407,3 +412,90 @@ def test_the_partitioners_of_flower() -> None:
         clients = make_partition(partitioner, data, None, 0.5, stream(0, "partition"))
         rows = np.concatenate(clients)
         assert (len(clients), len(np.unique(rows)), len(rows)) == (num_clients, 400, 400)
+
+
+def turned(y: Any, num_clients: int, rng: np.random.Generator, by: int = 0) -> Any:
+    """A function of the user's."""
+    return np.array_split(np.roll(rng.permutation(len(y)), by), num_clients)
+
+
+@pytest.mark.parametrize("kind", [list, dict, set])
+def test_a_function_deals_the_rows(kind: type) -> None:
+    def deal(y: Any, num_clients: int, rng: np.random.Generator) -> Any:
+        y.sort()  # a copy
+        parts = turned(y, num_clients, rng)
+        if kind is list:
+            return parts
+        return {client: kind(rows) if kind is set else rows for client, rows in enumerate(parts)}
+
+    clients = make_partition(deal, PLAIN, 4, 0.5, stream(0, "partition"))
+    again = make_partition(deal, PLAIN, 4, 0.5, stream(0, "partition"))
+    other = make_partition(deal, PLAIN, 4, 0.5, stream(1, "partition"))
+    same = [np.array_equal(one, two) for one, two in zip(clients, again, strict=True)]
+    assert same == [True] * 4
+    assert any(not np.array_equal(one, two) for one, two in zip(clients, other, strict=True))
+    assert np.array_equal(np.sort(np.concatenate(clients)), np.arange(len(LABEL_E)))
+    assert all((np.diff(rows) > 0).all() and rows.dtype == np.int64 for rows in clients)
+    assert len(set(LABEL_E.tolist())) == 10
+
+
+def test_what_a_function_draws_from_numpy_follows_the_seed() -> None:
+    def deal(y: Any, num_clients: int, rng: object) -> Any:
+        return np.array_split(np.random.permutation(len(y)), num_clients)  # noqa: NPY002
+
+    one, two = (make_partition(deal, PLAIN, 2, 0.5, stream(5, "partition")) for _ in range(2))
+    assert np.array_equal(one[0], two[0])
+
+
+@pytest.mark.parametrize(
+    ("deal", "words"),
+    [
+        (lambda y, m, rng: [[0]] * (m - 1), "deals to 3 clients, and clients is 4"),
+        (lambda y, m, rng: [[k, 7] for k in range(m)], "deals row 7 4 times"),
+        (lambda y, m, rng: [[k] for k in range(m - 1)] + [[]], r"gives client 3 \[\]"),
+        (
+            lambda y, m, rng: [[k / 2] for k in range(m)],
+            r"client 0 \[0.0\]; it must be row numbers",
+        ),
+        (lambda y, m, rng: [[k] for k in range(-1, 3)], r"client 0 \[-1\]"),
+        (lambda y, m, rng: [[k + 17] for k in range(m)], r"client 3 \[20\].* from 0 to 19"),
+        (lambda y, m, rng: [[True]] * m, r"client 0 \[True\]"),
+        (lambda y, m, rng: [["a"]] * m, "client 0 .*'a'"),
+        (lambda y, m, rng: {k + 1: [k] for k in range(m)}, "failed: KeyError: 0"),
+        (lambda y, m, rng: None, "failed: TypeError"),
+        (lambda y, m: [[0]], "failed: TypeError: .* 2 positional arguments"),
+    ],
+)
+def test_what_a_function_must_return(deal: Any, words: str) -> None:
+    with pytest.raises(DeltaflError, match=f"the partition <lambda> .*{words}"):
+        make_partition(deal, PLAIN, 4, 0.5, stream(0, "partition"))
+
+
+def test_a_function_of_a_file_has_options_and_is_the_same_code_on_resume(tmp_path: Path) -> None:
+    file = tmp_path / "dealing.py"
+    file.write_text(
+        "import numpy as np\n"
+        "def deal(y, m, rng, by=0):\n"
+        "    return np.array_split(np.roll(rng.permutation(len(y)), by), m)\n"
+    )
+    for text, same in ((f"{file}:deal", turned), (f"{file}:deal(by=3)", partial(turned, by=3))):
+        got, want = (
+            make_partition(deal, PLAIN, 5, 0.5, stream(2, "partition")) for deal in (text, same)
+        )
+        assert [rows.tolist() for rows in got] == [rows.tolist() for rows in want]
+    for text, words in (
+        (f"{file}:nix", r"write there: def nix\(y, num_clients, rng\)"),
+        (f"{file}:deal(to=3)", "unexpected keyword argument 'to'"),
+        (f"{file}", "choose one of FILE.py:FUNCTION, dirichlet"),
+        (str(tmp_path / "none.py:deal"), "there is no file .*write --partition FILE.py:FUNCTION"),
+    ):
+        with pytest.raises(DeltaflError, match=words):
+            make_partition(text, PLAIN, 5, 0.5, stream(0, "partition"))
+    given = {"task": "digits", "samplers": "uniform", "seeds": 1, "rounds": 1, "clients": 20}
+    given["partition"] = f"{file}:deal"
+    settings = make_settings(CompareSettings, given)
+    run_comparison(settings, tmp_path / "out", lambda _: None, report=False)
+    file.write_text(file.read_text().replace("by=0", "by=1"))
+    forget_edited()
+    with pytest.raises(DeltaflError, match=r"deal is not the one that .* was played with"):
+        run_comparison(make_settings(CompareSettings, given), tmp_path / "out", lambda _: None)

@@ -297,7 +297,8 @@ def tasks() -> None:
     say(
         "Your own: --task my_task.py:make_task, or --task table.csv --label L with --column CLIENT "
         "or",
-        "--partition dirichlet --clients 20. The page docs/tutorial/own-data.md shows all ways.",
+        "--partition dirichlet --clients 20, or --partition my_split.py:split. The page "
+        "docs/tutorial/own-data.md shows all ways.",
     )
 
 

@@ -30,7 +30,7 @@ _FOLDERS = {"data_dir", "memory_path"}
 #: Settings whose objects are called by their own names.
 _PLAIN = {"task", "sampler", "samplers"}
 #: Settings that may name files of the user's own.
-_NAMING = {*_PLAIN, "lr_schedule", "metric"}
+_NAMING = {*_PLAIN, "lr_schedule", "metric", "partition"}
 _FILE = re.compile(r"[^@(]*\.py(?::\w+)?(?=$|[@(+])")
 #: Fields of a task that its data's checksum covers, or that say nothing of what is played.
 _DATA = {"name", "dataset", "client_rows"}

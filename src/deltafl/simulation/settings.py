@@ -178,7 +178,7 @@ class Settings(BaseModel):
     fixed_order: bool = False
     """same minibatches in every round; needs a whole pass"""
     partition: Annotated[Name, BeforeValidator(partition_name)] | None = None
-    """how clients share examples; `deltafl tasks`"""
+    """how clients share examples; `deltafl tasks`, FILE.py:NAME"""
     alpha: Positive | None = None
     """of Dirichlet partitions"""
     column: str | None = None

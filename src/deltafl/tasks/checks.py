@@ -19,6 +19,7 @@ from .base import Task
 from .dataset import Dataset
 from .losses import Module, Tensor
 from .metrics import METRICS, targets_of
+from .partitions import are_rows
 
 
 def check_task(task: Task, name: str, seed: int) -> None:
@@ -135,12 +136,7 @@ def _check_clients(task: Task) -> None:
     _require(some, "client_rows", clients, "a list with the rows of each client")
     needed = f"a list of row numbers from 0 to {len(task.dataset.train_x) - 1}, one at least"
     for client, rows in enumerate(clients):
-        try:
-            row_n = np.asarray(rows)
-        except ValueError:  # lists of different lengths
-            row_n = np.array(None)
-        good = row_n.ndim == 1 and row_n.size > 0 and row_n.dtype.kind in "iu"
-        good = good and row_n.min() >= 0 and row_n.max() < len(task.dataset.train_x)
+        good = are_rows(rows, len(task.dataset.train_x))
         _require(good, f"client_rows[{client}]", rows, needed)
     names = [*task.client_names]
     good = len({*names}) == len(names) == len(clients) and all(isinstance(x, str) for x in names)

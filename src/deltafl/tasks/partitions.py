@@ -5,8 +5,9 @@ No example belongs to two clients, no client is empty, and the rows of a client 
 example belongs to a client, except for N mod m of them with ``hsu2019``, whose clients are equal,
 and for owners that are not drawn. The suffix ``_e`` stands for examples, ``_c`` for classes.
 
-A partition is said as text, ``name`` or ``name(option=value)``, or is an object that deals a
-``datasets.Dataset``, as the partitioners of ``flwr_datasets`` do.
+A partition is said as text, ``name`` or ``name(option=value)``. Users bring two other kinds: a
+function, also as ``FILE.py:FUNCTION``, and an object that deals a ``datasets.Dataset``, as the
+partitioners of ``flwr_datasets`` do.
 """
 
 import copy
@@ -14,6 +15,7 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from reprlib import repr as shown
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -21,11 +23,12 @@ import numpy as np
 
 from ..calls import Named, parse_call
 from ..errors import DeltaflError, explained, is_in, require, unknown_name
+from ..store.own_python import load_function, split_name
 from ..types import BoolArray, FloatArray, IntArray, Rng
 from .dataset import Dataset
 
-#: A partition's text, or an object with ``dataset``, ``num_partitions`` and
-#: ``load_partition(k)``.
+#: A partition's text, a function ``(y, num_clients, rng)`` that returns each client's rows, or an
+#: object with ``dataset``, ``num_partitions`` and ``load_partition(k)``.
 AnyPartition: TypeAlias = str | Any
 
 #: ``quantity``: 10 % of the clients own 90 % of the data.
@@ -360,26 +363,30 @@ PARTITIONS: dict[str, Partition] = {
 
 
 def partition_name(given: AnyPartition) -> AnyPartition:
-    """A partitioner as text that carries it; what is none stays as it is."""
-    if isinstance(given, str) or not hasattr(given, "load_partition"):
+    """A partitioner or a function as text that carries it; what is none stays as it is."""
+    if isinstance(given, str) or not (hasattr(given, "load_partition") or callable(given)):
         return given
-    return Named(type(given).__name__, given)
+    return Named(getattr(given, "__name__", type(given).__name__), given)
 
 
 def find_partition(text: AnyPartition) -> Partition:
     """The partition that a text, or an object, stands for, with its options."""
     named = partition_name(text)
-    if isinstance(named, Named):
-        make = partial(_dealt, named.of)
-        return Partition(f"dealt by {named}", make, options={}, deals_dataset=True)
     if not isinstance(named, str):
         raise DeltaflError(
-            f"partition is of type {type(named).__name__}; it must be a name such as 'iid', or a "
-            "partitioner of flwr_datasets; who holds a row of a table may stand in a column of it"
+            f"partition is of type {type(named).__name__}; it must be a name such as 'iid', a "
+            "function (y, num_clients, rng) or a partitioner of flwr_datasets; who holds a row of "
+            "a table may stand in a column of it"
         )
+    if isinstance(named, Named) and hasattr(named.of, "load_partition"):
+        make = partial(_dealt, named.of)
+        return Partition(f"dealt by {named}", make, options={}, deals_dataset=True)
+    own = _own_function(named)
+    if own is not None:
+        return Partition(f"dealt by {named}", partial(_by_function, own, named), options={})
     name, options = parse_call(named)
     if name not in PARTITIONS:
-        raise unknown_name("partition", name, PARTITIONS)
+        raise unknown_name("partition", name, [*PARTITIONS, "FILE.py:FUNCTION"])
     partition = PARTITIONS[name]
     for option, value in options.items():
         if option not in partition.options:
@@ -391,6 +398,24 @@ def find_partition(text: AnyPartition) -> Partition:
                 f"{option} of {name!r} is {value!r}; it must be a whole number of 1 or more"
             )
     return replace(partition, options={**partition.options, **options})
+
+
+def _own_function(named: str) -> Callable[..., Any] | None:
+    """The function of the user's that a name carries or points to, with its options; None for a row
+    of ``PARTITIONS``.
+    """
+    if isinstance(named, Named):
+        function: Callable[..., Any] = named.of
+        return function
+    name, options = parse_call(named)
+    if ".py:" not in name:
+        return None
+    function = load_function(
+        name,
+        "--partition FILE.py:FUNCTION",
+        "(y, num_clients, rng)",
+    )
+    return partial(function, **options)
 
 
 def make_partition(
@@ -405,8 +430,8 @@ def make_partition(
     """Split a data set's training examples over clients: m arrays of rows, int64, sorted, disjoint,
     none empty.
 
-    ``name`` is one of ``PARTITIONS``, perhaps with options, ``dirichlet(min_size=5)``, or a
-    partitioner. ``num_clients`` None takes all owners, with ``natural`` and ``writer`` alone, or
+    ``name`` is one of ``PARTITIONS``, perhaps with options, ``dirichlet(min_size=5)``, a function
+    ``(y, num_clients, rng)``, ``FILE.py:FUNCTION`` or a partitioner. ``num_clients`` None takes all owners, with ``natural`` and ``writer`` alone, or
     as many as a partitioner deals to. ``alpha``, from 1e-6 (one label a client) to 1e6 (iid), is
     the concentration of the Dirichlet partitions. ``column`` is that of the owners, needed if the
     data set has several. A partitioner finds the labels as the column ``label``, and owners by
@@ -455,6 +480,51 @@ def make_partition(
     else:
         clients = partition.make(key_e, num_clients, rng, **options)
     return with_least(clients, least, rng)
+
+
+def _by_function(
+    function: Callable[..., Any],
+    name: str,
+    label_e: IntArray,
+    num_clients: int,
+    rng: Rng,
+) -> list[IntArray]:
+    """The rows that a user's function gives to each client."""
+    from .draws import seeded
+
+    who = f"the partition {name}"
+    # What it draws from NumPy's own generator follows the seed, too.
+    with explained(f"{who} failed"), seeded(rng):
+        found = function(label_e.copy(), num_clients, rng)
+        if isinstance(found, Mapping):  # as much code for research does it, often with sets
+            found = [found[client] for client in range(len(found))]
+        given = [[*rows] for rows in found]
+    if len(given) != num_clients:
+        raise DeltaflError(
+            f"{who} deals to {len(given)} clients, and clients is {num_clients}: let it return the "
+            "rows of so many, or set clients"
+        )
+    needed = f"row numbers from 0 to {len(label_e) - 1}, one at least"
+    for client, rows in enumerate(given):
+        if not are_rows(rows, len(label_e)):
+            raise DeltaflError(f"{who} gives client {client} {shown(rows)}; it must be {needed}")
+    parts = [np.sort(np.asarray(rows)).astype(np.int64) for rows in given]
+    row, count = np.unique(np.concatenate(parts), return_counts=True)
+    if count.max() > 1:
+        raise DeltaflError(
+            f"{who} deals row {row[count.argmax()]} {count.max()} times; let one client have it"
+        )
+    return parts
+
+
+def are_rows(rows: Any, total: int) -> bool:
+    """Whether these are numbers of so many rows, one at least."""
+    try:
+        row_n = np.asarray(rows)
+    except ValueError:  # lists of different lengths
+        return False
+    good = row_n.ndim == 1 and row_n.size > 0 and row_n.dtype.kind in "iu"
+    return bool(good and row_n.min() >= 0 and row_n.max() < total)
 
 
 def _dealt(

@@ -95,8 +95,8 @@ def table_task(
         task_type: Whether the label is a class or a number to predict. If None, words and up to 20
             different whole numbers are classes, and any other label is an error that asks for it.
         partition: One of ``PARTITIONS``, which deals the rows, such as ``"iid"`` or
-            ``"dirichlet(min_size=5)"``, or a partitioner of ``flwr_datasets``; a column
-            ``"client"`` is then left out.
+            ``"dirichlet(min_size=5)"``, a function (docs/how-to/own-partition.md) or a partitioner
+            of ``flwr_datasets``; a column ``"client"`` is then left out.
         clients: The number of clients of a partition. Of more owners in a column, so many are
             drawn.
         alpha: Concentration of a Dirichlet partition.
