@@ -322,7 +322,9 @@ class Settings(BaseModel):
                     "holds what: leave it out"
                 )
         if is_own(self.task):
-            return own_spec(self.task, self.own_task())
+            # A table's model is ours, and is tried out before anything is written, where it is
+            # trained: this process may do without torch.
+            return own_spec(self.task, self.own_task(try_out=not is_table(self.task)))
         spec = registered_spec(self.task)
         if self.metric is None:
             return spec
@@ -334,12 +336,13 @@ class Settings(BaseModel):
         """The metrics that take the place of the task's: names and objects."""
         return tuple(part.of if isinstance(part, Named) else part for part in self.metric or ())
 
-    def own_task(self, seed: int = 0) -> Task:
+    def own_task(self, seed: int = 0, try_out: bool = True) -> Task:
         """The task of a user's file or table."""
         return load_own(
             self.task,
             seed,
             self.own_metrics(),
+            try_out,
             **{name: getattr(self, name) for name in OF_TABLES},
         )
 
@@ -431,9 +434,9 @@ class RunSettings(Settings):
         """The sampler."""
         return (self.sampler,)
 
-    def own_task(self, seed: int = 0) -> Task:
+    def own_task(self, seed: int = 0, try_out: bool = True) -> Task:
         """The task of a user's file or table with the run's seed; it can be sent to workers."""
-        task = super().own_task(self.seed)
+        task = super().own_task(self.seed, try_out)
         if self.workers > 1:
             check_picklable(task, self.task)
         return task

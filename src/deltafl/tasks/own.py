@@ -78,9 +78,10 @@ def load_own(
     name: str,
     seed: int,
     metric: Sequence[AnyMetric] = (),
+    try_out: bool = True,
     **of_table: Any,
 ) -> Task:
-    """Make the task of a user's file, and try it out on two examples.
+    """Make the task of a user's file, and try it out on two examples, which loads torch.
 
     Load it before ``Workers`` are started, which inherit ``sys.path`` then. A file is imported once
     a process.
@@ -119,7 +120,7 @@ def load_own(
     made: Task = task
     if metric:
         made = replace(made, metric=metric)
-    check_task(made, name, seed)
+    check_task(made, name, seed, try_out)
     return made
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from ..calls import Named, parse_call
 from ..errors import DeltaflError, explained, is_in, require, unknown_name
-from ..store.own_python import load_function, split_name
+from ..store.own_python import load_function
 from ..types import BoolArray, FloatArray, IntArray, Rng
 from .dataset import Dataset
 
@@ -431,11 +431,11 @@ def make_partition(
     none empty.
 
     ``name`` is one of ``PARTITIONS``, perhaps with options, ``dirichlet(min_size=5)``, a function
-    ``(y, num_clients, rng)``, ``FILE.py:FUNCTION`` or a partitioner. ``num_clients`` None takes all owners, with ``natural`` and ``writer`` alone, or
-    as many as a partitioner deals to. ``alpha``, from 1e-6 (one label a client) to 1e6 (iid), is
-    the concentration of the Dirichlet partitions. ``column`` is that of the owners, needed if the
-    data set has several. A partitioner finds the labels as the column ``label``, and owners by
-    their columns' names.
+    ``(y, num_clients, rng)``, ``FILE.py:FUNCTION`` or a partitioner. ``num_clients`` None takes all
+    owners, with ``natural`` and ``writer`` alone, or as many as a partitioner deals to. ``alpha``,
+    from 1e-6 (one label a client) to 1e6 (iid), is the concentration of the Dirichlet partitions.
+    ``column`` is that of the owners, needed if the data set has several. A partitioner finds the
+    labels as the column ``label``, and owners by their columns' names.
 
     Raises:
         DeltaflError: If the name is unknown, the data set lacks labels or the column, or the
