@@ -8,6 +8,8 @@ import gzip
 import json
 import lzma
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -985,3 +987,16 @@ def test_what_strata_got_is_in_the_report_and_among_the_clients(tmp_path: Path) 
     for name in ("north", "south"):
         assert f"{100 * group['accuracy'].mean()[name]:.1f}" in table
         assert f"({group['draws'].mean()[name]:,.1f})" in table
+
+
+def test_the_settings_of_a_table_need_no_torch(tmp_path: Path) -> None:
+    """Importing it takes seconds, and the processes that train do so themselves."""
+    program = (
+        "import sys; from deltafl.simulation.settings import CompareSettings, make_settings; "
+        "given = {'task': 'own.csv', 'label': 'y', 'partition': 'iid', 'clients': 4}; "
+        "print(make_settings(CompareSettings, given).sample, 'torch' in sys.modules)"
+    )
+    rows = "".join(f"{k},{k % 2}\n" for k in range(20))
+    (tmp_path / "own.csv").write_text(f"a,y\n{rows}")
+    said = subprocess.check_output([sys.executable, "-c", program], cwd=tmp_path, text=True)
+    assert said == "2 False\n"
