@@ -21,7 +21,14 @@ from deltafl.calls import Named
 from deltafl.simulation import RunSettings, engine_of, make_settings
 from deltafl.simulation.engine import Engine
 from deltafl.simulation.tune import TuneSettings
-from deltafl.tasks import Dataset, Task, binary_cross_entropy, check_task, squared_error
+from deltafl.tasks import (
+    Dataset,
+    Task,
+    binary_cross_entropy,
+    check_task,
+    cross_entropy,
+    squared_error,
+)
 from deltafl.types import Judge
 from tools.cli import deltafl_here
 from tools.simulation import lines_of
@@ -116,6 +123,55 @@ def test_several_labels_have_honest_shares_and_a_chance() -> None:
     assert found.accuracy == sk.accuracy_score(test_y, output > 0)
     f1 = sk.f1_score(test_y, output > 0, average="macro", zero_division=0)
     assert found.others["f1_macro"] == pytest.approx(f1)
+
+
+class Tagger(nn.Module):
+    """A class for each place of a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embedding(x)).movedim(-1, 1)  # type: ignore[no-any-return]
+
+
+def test_sequences_of_classes_are_judged_place_by_place() -> None:
+    token = np.random.default_rng(0).integers(0, 7, (360, 5))
+    data = Dataset("tags", token[:240], token[:240] % 3, token[240:], token[240:] % 3, 3)
+    names = ["accuracy", "balanced_accuracy", "f1", "roc_auc", "log_loss", "top_2", "loss"]
+    task = Task(
+        "tags",
+        data,
+        ROWS,
+        Tagger,
+        cross_entropy,
+        metric=names,
+        tokens=True,
+        test_clients=OWNERS,
+    )
+    check_task(task, "it", 0)
+    engine = engine_for(task)
+    params_d = engine.initial_params()
+    logits = outputs_of(engine, params_d).transpose(0, 2, 1)
+    y = data.test_y
+    odds = np.exp(logits.reshape(-1, 3))
+    p = odds / odds.sum(axis=1, keepdims=True)
+    flat = y.reshape(-1)
+    judged = engine.judge(params_d)
+    found = judged.evaluation().line()
+    hit = logits.argmax(axis=2) == y
+    assert found["accuracy"] == pytest.approx(hit.mean())
+    assert found["balanced_accuracy"] == sk.balanced_accuracy_score(flat, p.argmax(axis=1))
+    assert found["f1_macro"] == sk.f1_score(flat, p.argmax(axis=1), average="macro")
+    assert found["roc_auc"] == pytest.approx(sk.roc_auc_score(flat, p, multi_class="ovr"))
+    assert found["top_2_accuracy"] == pytest.approx(sk.top_k_accuracy_score(flat, p, k=2))
+    assert found["log_loss"] == pytest.approx(sk.log_loss(flat, p), rel=1e-5)
+    assert found["loss"] == pytest.approx(found["log_loss"], rel=1e-5)
+    own = [hit[client == OWNERS].mean() for client in range(12)]
+    np.testing.assert_allclose(judged.by_client(), own)  # type: ignore[arg-type]
+    assert task.chance == np.bincount(flat).max() / len(flat)
 
 
 def test_direction_follows_the_metric(tmp_path: Path) -> None:

@@ -234,6 +234,12 @@ BROKEN: dict[str, dict[str, Any]] = {
     "train_y is of type list": data(train_y=Y.tolist()),
     "train_x is of type MaskedArray": data(train_x=np.ma.masked_equal(X, 7)),
     "accuracy needs (2, 3)": data(num_classes=3),
+    "(10, 2), a column for each label, or (10,) for one logit": data(
+        train_y=np.float32(Y[:, None]), test_y=np.float32(Y[:4, None])
+    ),
+    "accuracy needs (2, 2, 1), as y of int64 has a class": data(
+        train_y=Y[:, None], test_y=Y[:4, None]
+    ),
     "test_y is int64": {"metric": "loss", **data(train_y=Y.astype(np.float32))},
     "unknown metric 'acuracy': did you mean 'accuracy'": {"metric": "acuracy"},
     "client_rows is 5; it must be a list": {"client_rows": 5},

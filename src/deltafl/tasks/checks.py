@@ -80,13 +80,13 @@ def _check_data(data: Dataset, task: Task) -> None:
         _check_array(f"{part}_y", y, labels, data.train_y)
         if len(x) != len(y):
             raise DeltaflError(f"{part}_x has {len(x)} rows and {part}_y {len(y)}; make them equal")
-        if metrics != {"loss"} and classes > 0:
-            shape = (len(y), classes) if has_labels else (len(y),)
+        # Of whole numbers any shape is right: in two dimensions they are sequences of classes.
+        if metrics != {"loss"} and classes > 0 and y.dtype.kind == "f" and y.ndim > 1:
             _require(
-                y.shape == shape,
+                y.shape == (len(y), classes),
                 f"the shape of {part}_y",
                 y.shape,
-                f"{shape} for {task.metrics[0].name}",
+                f"({len(y)}, {classes}), a column for each label, or ({len(y)},) for one logit",
             )
         # Whatever the metric, for the clients' shares of labels are counted.
         if classes > 0 and y.dtype.kind == "f":
@@ -284,13 +284,21 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
                 "wrap it in a module whose forward picks that, such as self.model(x).logits"
             )
         shape = tuple(output.shape)
-        needed: list[tuple[int, ...]] = [(len(x), task.dataset.num_classes)]
-        if task.dataset.num_classes == 2 and y.ndim == 1:
+        classes = task.dataset.num_classes
+        needed: list[tuple[int, ...]] = [(len(x), classes)]
+        cure = ""
+        if y.ndim > 1 and y.dtype == torch.int64:
+            needed = [(len(x), classes, *y.shape[1:])]
+            cure = (
+                ", as y of int64 has a class at each place of a sequence; write y.reshape(-1) for "
+                "one class an example, y.astype(np.float32) for several labels"
+            )
+        elif classes == 2 and y.ndim == 1:
             needed += [(len(x), 1), (len(x),)]
         if task.knows_accuracy and shape not in needed:
             raise DeltaflError(
                 f"the model's output for {len(x)} examples has shape {shape} {mode}; "
-                f"{task.metrics[0].name} needs {' or '.join(map(str, needed))}"
+                f"{task.metrics[0].name} needs {' or '.join(map(str, needed))}{cure}"
             )
         with warnings.catch_warnings():  # (B, 1) against (B,) becomes (B, B), and nothing is learnt
             warnings.filterwarnings("error", message="Using a target size")
