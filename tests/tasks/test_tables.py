@@ -481,12 +481,31 @@ def test_ten_thousand_columns_and_columns_without_a_difference() -> None:
         (pd.date_range("2020-01-01", periods=40), "numbers of days"),
         (pd.to_timedelta(np.arange(40), "D"), r"dt.total_seconds\(\)"),
         (pd.Series(np.arange(40)).map("{} kg".format), "get_dummies"),
+        (np.arange(40) + 1j, r"numpy.imag\(table\['a'\]\)"),
     ],
 )
 def test_columns_of_a_frame_that_are_no_numbers(column: Any, words: str) -> None:
     frame = pd.DataFrame({"a": column, "label": np.arange(40) % 2})
     with pytest.raises(DeltaflError, match=words):
         table_task(frame, partition="iid", clients=4)
+
+
+@pytest.mark.parametrize(
+    "dates",
+    [
+        pd.date_range("2020-01-01", periods=40),
+        pd.date_range("2020-01-01", periods=40, tz="Africa/Nairobi"),
+        pd.period_range("2020-01-01", periods=40, freq="D"),
+    ],
+)
+def test_the_cure_for_dates_makes_days_of_them(dates: Any) -> None:
+    table = pd.DataFrame({"when": dates, "label": np.arange(40) % 2})
+    with pytest.raises(DeltaflError) as refused:
+        table_task(table, partition="iid", clients=4)
+    found = re.search(r"as (\(.*\.dt\.days) does", str(refused.value))
+    assert found is not None
+    days = eval(found[1], {"pandas": pd, "table": table})
+    np.testing.assert_array_equal(days.diff()[1:], 1)
 
 
 @pytest.mark.parametrize(("file", "content", "words"), BAD_TEXTS)
@@ -793,14 +812,19 @@ BAD_DATA: list[tuple[Any, dict[str, Any], str]] = [
     ({"x": [[1, 2], [[3], [4, 5]], [6, 7], [6, 7]]}, {}, "row 2, column 'x' holds"),
     ({"x": [np.zeros((2, 2, 2, 2))] * 4}, {}, "row 1, column 'x' holds"),
     ({"kind": [[0, 1]] * 4}, {}, "of one-hot labels take the place of the 1"),
-    ({"kind": [[0.5, 1]] * 4}, {"task_type": "regression"}, "make a column of each"),
+    (
+        {"kind": [[5, 1], [4, 5], [3, 4, 6], [1, 2]]},
+        {"task_type": "regression"},
+        "row 3, .* must be 2 numbers",
+    ),
+    ({"kind": [4, [5, 1], [3, 4], [1, 2]]}, {"task_type": "regression"}, "make a column of each"),
     ({"x": pictures("RGB", "L")}, {}, r"data.cast_column\('x', datasets.Image\(mode='RGB'\)\)"),
     ({"x": pictures("P")}, {}, r"data.cast_column\('x', datasets.Image\(mode='RGB'\)\)"),
     ({"kind": ["a", None, "b", "a"]}, {}, "tiny's train part: row 2, column 'kind' holds"),
     (
-        {"kind": ["a", ["b"], "b", "a"]},
+        {"kind": ["a", ["b", 1], "b", "a"]},
         {},
-        r"row 2, column 'kind' holds \['b'\]; it must be a whole",
+        r"row 2, column 'kind' holds \['b', 1\]; it must be a whole",
     ),
     (CLASS_LABEL, {}, "row 3, column 'kind' holds -1; .* an example without one: drop the row"),
     (SPARE, {"inputs": None}, r"tiny has x, z beside label and client: .*to_pandas\(\)"),
@@ -811,6 +835,12 @@ BAD_DATA: list[tuple[Any, dict[str, Any], str]] = [
         {"train": Columns(**COLUMNS), "test": Columns(**COLUMNS | {"who": ["a", "b", None, "c"]})},
         {},
         "^tiny's test part: row 3, column 'who' holds",
+    ),
+    ({key: [] for key in COLUMNS}, {}, "tiny's train part has no rows"),
+    (
+        {"train": Columns(**{key: [] for key in COLUMNS}), "test": Columns(**COLUMNS)},
+        {},
+        "tiny's train part has no rows",
     ),
     ({"test": Columns(**COLUMNS)}, {}, "unknown part of the data set 'train'"),
 ]

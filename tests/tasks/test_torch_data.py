@@ -17,6 +17,9 @@ X = torch.arange(120.0).reshape(60, 2)
 ROWS = TensorDataset(X, torch.arange(60) % 3)
 
 
+IID: dict[str, Any] = {"partition": "iid", "clients": 3}
+
+
 class Pictures(TorchDataset[Any]):
     """As in torchvision: a transform, and the names of the classes, of which one has no picture."""
 
@@ -56,6 +59,12 @@ def test_each_client_may_have_a_data_set() -> None:
     assert [*numbered.client_names] == [str(k) for k in range(12)]
 
 
+def test_a_list_of_items_is_one_data_set_where_a_partition_deals() -> None:
+    listed = from_torch([*Stream()], [*Stream()], **IID)
+    np.testing.assert_array_equal(listed.dataset.train_x, X)
+    assert listed.num_clients == 3
+
+
 def test_pictures_keep_their_classes_and_a_random_transform_follows_the_seed() -> None:
     task = from_torch(Pictures(), partition="iid", clients=3)
     assert task.dataset.train_x.shape[1:] == (3, 5, 4) and task.dataset.train_x.dtype == np.uint8
@@ -69,14 +78,60 @@ def test_pictures_keep_their_classes_and_a_random_transform_follows_the_seed() -
     assert not np.isin(drawn(1), drawn(2)).any()
 
 
+@pytest.mark.parametrize(
+    "shape", [(4, 3, 4), (3, 5, 4), (1, 5, 3), (4, 4, 4), (5, 3), (2, 3, 4, 4)]
+)
+def test_tensors_keep_their_axes(shape: tuple[int, ...]) -> None:
+    x = torch.arange(20 * int(np.prod(shape))).reshape(20, *shape).float()
+    rows = TensorDataset(x, torch.arange(20) % 2)
+    found = from_torch(rows, rows, partition="iid", clients=2).dataset
+    np.testing.assert_array_equal(found.train_x, x)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.bfloat16(),
+        lambda x: x.half(),
+        lambda x: x.requires_grad_(),
+        torch.nn.Parameter,
+        lambda x: x.to_sparse(),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_tensors_may_be_of_any_kind(change: Callable[[Any], Any]) -> None:
+    items = [(change(torch.tensor([k, 2.0])), k % 2) for k in range(20)]
+    found = from_torch(items, items, partition="iid", clients=2).dataset
+    np.testing.assert_array_equal(found.train_x, [[k, 2] for k in range(20)])
+
+
+def test_labels_may_be_arrays_of_one_and_targets_several() -> None:
+    y = torch.arange(60)[:, None] % 3
+    task = from_torch(TensorDataset(X, y), ROWS, partition="iid", clients=6)
+    np.testing.assert_array_equal(task.dataset.train_y, y[:, 0])
+    named = [(row, np.array([k % 2])) for k, row in enumerate(X)]
+    held = Listed(named)
+    assert [*from_torch(held, **IID).dataset.class_names] == ["no", "yes", "perhaps"]
+    given: dict[str, Any] = {**IID, "task_type": "regression"}
+    wide = from_torch(TensorDataset(X, X), TensorDataset(X, X), **given)
+    check_task(wide, "wide", 0)
+    scaled = (X - X.mean(0)) / X.std(0, correction=0)
+    np.testing.assert_allclose(wide.dataset.train_y, scaled, rtol=1e-5)
+    one = from_torch(TensorDataset(X, X[:, :1]), TensorDataset(X, X[:, 0]), **given)
+    np.testing.assert_allclose(one.dataset.train_y, scaled[:, 0], rtol=1e-5)
+
+
+class Listed(list[Any]):
+    """Items, and the names of their classes."""
+
+    classes = ("no", "yes", "perhaps")
+
+
 class Stream(IterableDataset[Any]):
     """Items without numbers."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(ROWS)
-
-
-IID: dict[str, Any] = {"partition": "iid", "clients": 3}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +141,14 @@ IID: dict[str, Any] = {"partition": "iid", "clients": 3}
         (Stream(), IID, r"part is of type Stream; .* list\(iterable\)"),
         (DataLoader(ROWS), IID, "loader.dataset"),
         ([Subset(ROWS, range(9)), Subset(ROWS, [])], {}, "client 1 has no items"),
-        ([[(1.0, 2.0, 3.0)]], {}, "client 0: item 0 is of type tuple"),
+        ([[(1.0, 2.0, 3.0)]], {}, "client 0: item 0 has 3 parts"),
+        ([ROWS, ROWS], IID, "item 0 is of type TensorDataset; .* goes without a partition"),
+        ([*zip(X, np.eye(60), strict=True)], IID, "of one-hot labels take the place of the 1"),
+        (Listed(zip(X, np.eye(60), strict=True)), IID, "of one-hot labels take the place"),
+        (TensorDataset(X + np.nan, X), IID, "row 1, column 'input' holds the number nan"),
+        (TensorDataset(X + 1j, X), IID, "row 1, column 'input' holds a tensor of torch.complex64"),
+        ([(torch.zeros(2, device="meta"), 0)], IID, "'input' holds a tensor .* on meta"),
+        ([(X[0], torch.zeros((), device="meta"))], IID, "the label of item 0 cannot be read"),
         (Pictures(lambda picture: 1 / 0), IID, "item 0 cannot be read.*ZeroDivisionError"),
         (Pictures(lambda picture: picture.convert("P")), IID, "row 1, column 'input' .* mode P"),
     ],

@@ -214,8 +214,8 @@ _CURES = {
     r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?": "divide the column or take its logarithm; if the "
     "number stands for a missing value, fill that in or drop the row",
     rf"{_DATE}|{_DATE_IN_WORDS}": "make dates numbers of days, as "
-    "(pandas.to_datetime(table[{name!r}]) - pandas.Timestamp('2000-01-01')).dt.days does, or drop "
-    "the column",
+    "(pandas.to_datetime(table[{name!r}].astype(str), utc=True) - pandas.Timestamp('2000-01-01', "
+    "tz='UTC')).dt.days does, or drop the column",
     r"-?\d+ days?.*|\d{1,3}:\d\d(:\d\d(\.\d+)?)?": "make times numbers of seconds, as "
     "pandas.to_timedelta(table[{name!r}].astype(str)).dt.total_seconds() does for hh:mm:ss, or "
     "drop the column",
@@ -229,6 +229,8 @@ _CURES = {
     "labels one of the places of the 1",
     r"[$€£]\s*[\d.,]+|[\d.,]+\s*[%€$£°]\w*": "leave out the unit, as "
     "table[{name!r}].str.strip('$€£%°C ').astype(float) does",
+    r"(?-i:\([^,]*j\)|[\d.]+j)": "make columns of the real and of the imaginary part, as "
+    "numpy.real(table[{name!r}]) and numpy.imag(table[{name!r}]) do",
     r".*": "encode words first, as pandas.get_dummies(table, columns=[{name!r}]) does, or drop the "
     "column",
 }

@@ -12,9 +12,9 @@ from ..errors import DeltaflError, explained
 from ..streams import stream
 from .base import Task
 from .columns import TaskType
-from .huggingface import from_huggingface
+from .huggingface import from_huggingface, plain
 from .losses import MakeModel
-from .partitions import AnyPartition
+from .partitions import AnyPartition, find_partition
 from .tables import OWNER, Sent
 
 
@@ -39,7 +39,9 @@ def from_torch(
 
     Args:
         train: A data set whose rows a partition deals, or a list or dict with one for each client,
-            by name. Inputs are tensors, arrays or pictures of one size, or as many numbers each.
+            by name; with a partition a list is one data set, of items. Inputs are tensors of one
+            shape, which keep their axes, arrays or pictures of one size, or as many numbers each;
+            labels are classes or targets, also several targets as a tensor.
         test: A data set, or one for each of these clients, too. Without it the test set is drawn as
             in ``from_huggingface``.
         name: The name of the data in reports.
@@ -59,15 +61,17 @@ def from_torch(
     """
     from .draws import seeded
 
-    if partition is None and not _is_one_each(train):
+    # A list of items, which a partition deals, is one data set.
+    by_client = find_partition("natural" if partition is None else partition).uses_column
+    if partition is None and not _is_one_each(train, by_client):
         raise DeltaflError(
             "nobody says who holds a row: write partition='iid' and clients=20, or give a list or "
             "dict of data sets, one for each client"
         )
     with seeded(stream(seed, "data")):
-        parts = {"train": _Columns(f"{name}'s train part", train)}
+        parts = {"train": _Columns(f"{name}'s train part", train, by_client)}
         if test is not None:
-            parts["test"] = _Columns(f"{name}'s test part", test)
+            parts["test"] = _Columns(f"{name}'s test part", test, by_client)
     return from_huggingface(
         parts,
         inputs="input",
@@ -83,16 +87,16 @@ def from_torch(
     )
 
 
-def _is_one_each(data: Any) -> bool:
-    return isinstance(data, Mapping | list | tuple)
+def _is_one_each(data: Any, by_client: bool) -> bool:
+    return isinstance(data, Mapping) or (by_client and isinstance(data, list | tuple))
 
 
 class _Columns:
     """All items as columns, as a Hugging Face data set gives them."""
 
-    def __init__(self, where: str, data: Any) -> None:
+    def __init__(self, where: str, data: Any, by_client: bool) -> None:
         owned: Any = [(None, data)]
-        if _is_one_each(data):
+        if _is_one_each(data, by_client):
             owned = data.items() if isinstance(data, Mapping) else enumerate(data)
         self.columns: dict[str, list[Any]] = {"input": [], "label": [], OWNER: []}
         for owner, part in owned:
@@ -124,8 +128,16 @@ def _items(where: str, data: Any) -> Iterator[tuple[Any, Any]]:
     for row in range(len(data)):
         with explained(f"{where}: item {row} cannot be read"):
             item = data[row]
-        if not (isinstance(item, tuple | list) and len(item) == 2):
-            raise DeltaflError(
-                f"{where}: item {row} is of type {type(item).__name__}; it must be (input, label)"
-            )
-        yield item[0], item[1]
+        is_list = isinstance(item, tuple | list)
+        if not is_list or len(item) != 2:
+            held = f"has {len(item)} parts" if is_list else f"is of type {type(item).__name__}"
+            cure = ""
+            if isinstance(data, list | tuple):
+                cure = (
+                    "; TensorDataset(x, y) makes a data set of two tensors, and a list of data "
+                    "sets, one for each client, goes without a partition"
+                )
+            raise DeltaflError(f"{where}: item {row} {held}; it must be (input, label){cure}")
+        with explained(f"{where}: the label of item {row} cannot be read"):
+            label = plain(item[1])
+        yield item[0], label
