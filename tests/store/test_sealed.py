@@ -1,5 +1,6 @@
 """A sealed file: what is written is read, others can read it too, and no damage goes unnoticed."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from deltafl import DeltaflError
+from deltafl.store import sealed
 from deltafl.store.sealed import read_header, read_sealed, write_sealed
 from deltafl.types import Array
 
@@ -23,7 +25,12 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_what_is_written_is_read(file: Path, mapped: bool) -> None:
+def test_what_is_written_is_read(
+    file: Path,
+    mapped: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sealed, "LARGEST_COPY", 0)
     content = file.read_bytes()
     arrays, header = read_sealed(file, "", mapped)
     assert header == read_header(file, "") == HEADER
@@ -65,3 +72,13 @@ def test_files_of_others_are_refused(file: Path, head: bytes) -> None:
     for read in (read_sealed, read_header):
         with pytest.raises(DeltaflError, match="or another version wrote it: put it back"):
             read(file, "put it back")
+
+
+def test_what_was_read_stays_when_the_file_is_written_over(file: Path) -> None:
+    """By ``cp``, which writes in place, or cut off: that would end a process that maps it."""
+    arrays, _ = read_sealed(file, "", mapped=True)
+    content = file.read_bytes()
+    file.write_bytes(bytes(len(content)))
+    assert arrays["float64"].tolist() == [0, 1, 2, 3, 4]
+    os.truncate(file, 0)
+    assert arrays["float64"].tolist() == [0, 1, 2, 3, 4]

@@ -1,7 +1,4 @@
-"""States in files: ``save_state`` writes one, ``load_state`` maps it into memory.
-
-What rounds write stays in memory. A file is read once when it is loaded, to compare its checksum.
-"""
+"""States in files: ``save_state`` writes one, ``load_state`` reads it."""
 
 import re
 import zlib
@@ -45,8 +42,12 @@ def save_state(path: AnyPath, state: RoundState, plan: Plan) -> None:
 
 
 def load_state(path: AnyPath, plan: Plan) -> RoundState:
-    """Map a saved state into memory; rounds that follow are bit for bit those that would have
-    followed the saved one.
+    """Read a saved state; rounds that follow are bit for bit those that would have followed the
+    saved one.
+
+    It is a snapshot: what happens to the file later changes nothing. One above 1 GiB is mapped
+    into memory instead; do not write over its file in place (``cp``), but put a new file in its
+    place (``mv``, ``save_state``), for as long as the state is used.
 
     ``plan`` is the one it was saved with, but for the cohort's size and ``response_floor``, on
     which no state depends. To go on with another plan, load with the old one and go on with the

@@ -29,6 +29,8 @@ _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 #: Where safetensors keeps texts.
 _TEXTS = "__metadata__"
 _SEAL = "seal"
+#: So many bytes at most are copied rather than mapped.
+LARGEST_COPY = 2**30
 #: What reading a file raises that has other content than it should.
 _DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
@@ -82,16 +84,19 @@ def read_sealed(
     """The arrays and the header; an error of a file that is not as it was written ends in
     ``cure``.
 
-    ``mapped``: the arrays are mapped into memory, and what changes in them stays there.
+    ``mapped``: those of a file of more than ``LARGEST_COPY`` are mapped into memory, and what
+    changes in them stays there.
     """
     with opened(path) as file, _damage_refused(path, cure):
         entries = _read_entries(file)
         texts = entries.pop(_TEXTS)
         first = file.tell()
-        if mapped:
+        size = file.seek(0, 2) - first
+        # Who writes over a mapped file changes the arrays, and who cuts it off ends the process.
+        if mapped and size > LARGEST_COPY:
             data = np.asarray(np.memmap(file, np.uint8, mode="c"))[first:]
         else:
-            require_ram(file.seek(0, 2) - first)
+            require_ram(size)
             file.seek(first)
             data = np.fromfile(file, np.uint8)
         if f"{zlib.crc32(data.data):08x}" != texts["crc32"]:
