@@ -291,6 +291,16 @@ def test_one_stratum_of_several_does_not_tell_the_variance() -> None:
     assert np.isnan(info_of(plan, state, cohort, problem.update_md).variance)
 
 
+@pytest.mark.parametrize(("stages", "strata"), [(2, "abbbbbb"), (3, "abccccc"), (2, "aaabbbb")])
+def test_a_stratum_that_alone_is_left_to_chance_has_a_variance(stages: int, strata: str) -> None:
+    """One client of each: too large, and never 0, by which cohorts would stay small."""
+    plan, state, problem = two_stages(f"uniform+stages={stages}", stages, strata)
+    true = mean_square(plan, state, problem)
+    assert true < mean_variance(plan, state, problem) < 10 * true
+    for _, cohort in all_cohorts(plan, state, None):
+        assert info_of(plan, state, cohort, problem.update_md).variance > 0
+
+
 def test_large_strata_in_two_stages_by_monte_carlo() -> None:
     """Strata of unequal size: the mean estimate is the truth."""
     rng = np.random.default_rng(1)

@@ -20,8 +20,10 @@ z_i is the contribution of a reply if all replied:
 - two stages: with y_h = sum of the z_i that stratum h brought, R strata drawn, and V_h the variance
                     within h by the formula of its draw, z_i over pi_h (Sarndal, Swensson and
                     Wretman 1992, 4.3): V = R/(R-1) sum_h (1 - pi_h) norm(y_h - B)^2 + sum_h pi_h
-                    V_h, unbiased if the pi_h are equal and the V_h are. A single reply of h has no
-                    V_h: then 1 is in place of 1 - pi_h, too large. With R = 1 nobody knows V.
+                    V_h, unbiased if the pi_h are equal and the V_h are. R counts the strata that
+                    were not certain. A single reply of h has no V_h: then 1 is in place of
+                    1 - pi_h, too large. If one stratum alone was left to chance, all that were
+                    drawn count, with 1, too large as well. With one drawn nobody knows V.
 
 The first two are unbiased for independent draws; ``Design.variance`` says which of a design's is.
 Sums over selected clients are estimated from those that replied by weights 1 / q_i; n is the number
@@ -48,14 +50,10 @@ class Between(NamedTuple):
 
     def square(self, part_nb: FloatArray, common_b: FloatArray) -> float:
         """The sum over a stretch of the l_i = part_i + common."""
-        total = self.mass_h.sum()
-        # Every stratum was certain: nothing varies between them.
-        if total == 0:
-            return 0.0
         y_hb = product(self.coef_hn, part_nb)
         if common_b.any():
             y_hb = y_hb + self.coef_hn.sum(axis=1)[:, None] * common_b
-        off_hb = y_hb - weighted_sum(self.mass_h / total, y_hb, y_hb.shape[1])
+        off_hb = y_hb - weighted_sum(self.mass_h / self.mass_h.sum(), y_hb, y_hb.shape[1])
         return float(self.mass_h @ inner(off_hb, off_hb))
 
 
@@ -182,14 +180,18 @@ def _two_stages(replies: Replies) -> VarianceForm | None:
         scale_n[rows] = within.scale_n
         alone_n[rows] = pi_h[h] * within.alone_n
         groups += [rows[group] for group in within.groups]
-    if count < 2:
-        # One stratum has no distance from others, unless it was certain to be the one.
-        if mass_h.any():
-            return None
+    undecided = np.count_nonzero(mass_h)
+    if undecided == 0:
         return VarianceForm(mass_n, scale_n, alone_n, tuple(groups))
+    if count < 2:
+        return None
+    if undecided == 1:
+        # Alone it is its own mean B: only from strata that were certain has it a distance.
+        mass_h[:] = 1.0
+        undecided = count
     is_of_hn = replies.cohort.stratum_n == drawn[:, None]
     between = Between(
-        mass_h=count / (count - 1) * mass_h,
+        mass_h=undecided / (undecided - 1) * mass_h,
         coef_hn=is_of_hn * replies.coef_n,
     )
     return VarianceForm(mass_n, scale_n, alone_n, tuple(groups), between)
