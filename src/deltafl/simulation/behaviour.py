@@ -28,11 +28,11 @@ def behaviour_of(task: Task, seed: int) -> Json:
     with seeded(stream(seed, "model")):
         output = model(x)
         loss = task.loss(output, y)
-    gradient: tuple[torch.Tensor | None, ...] = ()
     if loss.requires_grad:
-        gradient = torch.autograd.grad(loss, trained, allow_unused=True)
+        # Some models compute gradients here alone, not for ``autograd.grad``.
+        loss.backward()
     # A parameter that the loss does not depend on has none.
-    known_gradient = [part for part in gradient if part is not None]
+    gradient = [param.grad.to_dense() for param in trained if param.grad is not None]
     # Objects show their addresses.
     shown = re.sub(r"0x[0-9a-f]+", "", repr(model))
     # A run begins with the task's own parameters where it has them.
@@ -42,7 +42,7 @@ def behaviour_of(task: Task, seed: int) -> Json:
         "structure": describe([shown, parts]),
         "loss": loss.item(),
         "output": _norm(output),
-        "gradient": _norm(*known_gradient),
+        "gradient": _norm(*gradient),
         "parameters": _norm(*trained),
     }
     return dict(plain_json(known))

@@ -58,14 +58,20 @@ class ClientRunner:
         self._batched: BatchedTrainer | None = None
         parts = task.parts_of(model)
         self._tensors = ModelTensors(model, parts)
-        self._train_one: Callable[..., LocalResult] = partial(
-            train_serial, model, task.loss, parts=parts
-        )
+        train_one: Callable[..., LocalResult] = partial(train_serial, model, task.loss, parts=parts)
+        # A teacher beside its student is frozen, and yet it moves.
+        if form.path == "serial" and parts.names("frozen"):
+            some = self._inputs(self._data[0][:2])
+            with seeded(stream(seed, "dropout"), device):
+                share = not remembers(model, some, training=True)
+            train_one = partial(train_one, share=share)
+        self._train_one = train_one
         if form.path == "fast":
             self._train_one = FastTrainer(model, task.loss, device).train
         elif form.path == "batched":
             self._batched = BatchedTrainer(
-                with_masks(model, self._inputs(self._data[0][:1])),
+                # A copy that stays in training mode: the model itself evaluates.
+                with_masks(copied(model), self._inputs(self._data[0][:1])),
                 task.loss,
                 form.width,
                 self._examples,

@@ -152,13 +152,23 @@ def _check_clients(task: Task) -> None:
         _require(good, "test_clients", owner_e, f"a NumPy array {needed}")
 
 
-def first_examples(task: Task) -> tuple[Tensor, Tensor]:
-    """Two training examples, as the model gets them."""
+def first_examples(task: Task, count: int = 2) -> tuple[Tensor, Tensor]:
+    """Training examples, as the model gets them."""
     from .modules import torch
 
     # Copies here and elsewhere, for torch refuses the negative strides of a picture's mirror image.
-    x = _inputs(task, torch.tensor(task.dataset.train_x[:2].copy()))
-    return x, torch.tensor(task.dataset.train_y[:2].copy())
+    x = _inputs(task, torch.tensor(task.dataset.train_x[:count].copy()))
+    return x, torch.tensor(task.dataset.train_y[:count].copy())
+
+
+def spread_examples(task: Task, count: int) -> tuple[Tensor, Tensor]:
+    """Test examples from all over the test set, which may be sorted, as the model gets them."""
+    from .modules import torch
+
+    data = task.dataset
+    row_n = np.linspace(0, len(data.test_x) - 1, min(count, len(data.test_x))).astype(np.int64)
+    x = _inputs(task, torch.tensor(data.test_x[row_n]))
+    return x, torch.tensor(data.test_y[row_n])
 
 
 def _inputs(task: Task, stored: Tensor) -> Tensor:

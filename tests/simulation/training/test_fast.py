@@ -269,6 +269,14 @@ def frozen() -> nn.Module:
     return model
 
 
+class Recurrent(nn.LSTM):
+    """Of an LSTM's outputs the first."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        output: torch.Tensor = super().forward(x)[0]
+        return output
+
+
 class FunctionalDropout(nn.Linear):
     """Draws by a function."""
 
@@ -284,7 +292,7 @@ class FunctionalDropout(nn.Linear):
             (1, 1, 4, 4),
             "running_mean",
         ),
-        (lambda: nn.LSTM(3, 3, num_layers=2, dropout=0.1), (1, 2, 3), "random"),
+        (lambda: Recurrent(3, 3, num_layers=2, dropout=0.1), (1, 2, 3), "random"),
         (lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1)), (1, 3), "random"),
         (lambda: nn.Sequential(nn.Linear(3, 3, bias=False), nn.RReLU()), (1, 3), "random"),
         (lambda: FunctionalDropout(3, 3), (1, 3), "random"),
@@ -292,7 +300,7 @@ class FunctionalDropout(nn.Linear):
         (frozen, (1, 144), "None"),
         (lambda: softmax_net().double(), (1, 144), "float32"),
         (ViewNet, (1, 1, 12, 12), "None"),
-        (lambda: nn.LSTM(3, 3), (1, 2, 3), "None"),
+        (lambda: Recurrent(3, 3), (1, 2, 3), "None"),
     ],
 )
 def test_what_the_fast_path_cannot_train(

@@ -258,7 +258,8 @@ class BatchedTrainer:
         """Its parts in the shapes of the model's parameters."""
         sizes = [shape.numel() for shape in self._shapes]
         pieces = torch.split(vector_nd[:, : self._num_params], sizes, dim=1)
-        return [piece.view(-1, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
+        n = len(vector_nd)
+        return [piece.view(n, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
     def _add_noise(self, gradient_nd: Tensor, jobs: Sequence[LocalJob]) -> None:
         """Draw the gradient noise of one step of the first clients."""

@@ -74,11 +74,21 @@ class DenseChain:
             return None
         if not all(type(layer) in (nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid) for layer in layers):
             return None
-        linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-        if any(map(has_hooks, (model, *model))):
+        # ``differentiation`` ends at a linear layer, the first one.
+        if len(layers) == 0 or type(layers[0]) is not nn.Linear:
             return None
-        # Layers with a parametrization have parameters of other names.
-        if any(set(part._parameters) != {"weight", "bias"} for part in linear):
+        if any(map(has_hooks, (model, *model))) or any(part._modules for part in model):
+            return None
+        # Layers with a parametrization have parameters of other names, and any module may have more
+        # than its class.
+        names = ("weight", "bias")
+        known = [
+            f"{place}.{name}"
+            for place, layer in enumerate(model)
+            for name in names
+            if type(layer) is nn.Linear and getattr(layer, name) is not None
+        ]
+        if [name for name, _ in model.named_parameters()] != known:
             return None
         return cls(layers)
 

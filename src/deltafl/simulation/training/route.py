@@ -17,17 +17,19 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from ...errors import DeltaflError, log
+from ...errors import OWN_ERRORS, DeltaflError, log
 from ...model_parts import ModelParts, copied
 from ...store import checked, read_json, write_atomically
 from ...tasks.base import Task
+from ...tasks.checks import first_examples, spread_examples
 from ...tasks.draws import places, seeded
 from ...types import IntArray
 from .batched import BatchedTrainer
-from .dropout import with_masks
+from .dropout import masked_layers, with_masks
+from .fast import FastTrainer
 from .graphs import WARM_UPS
 from .serial import LocalJob, LocalWork, is_cross_entropy, losses_of
-from .tensors import remembers, trained_parameters
+from .tensors import is_close, needs_backward, remembers, trained_parameters
 from .vectorized import own_form, vectorized_forward
 
 _NOTE = "engine.json"
@@ -45,6 +47,8 @@ _CALLS_WORTH = 600_000
 #: that sums do not depend on the number of workers.
 _EVALUATION_BATCH = 500
 _EVALUATION_NUMBERS = 2**18
+#: Test examples on which a loss is tried.
+_TRIED = 64
 #: Numbers of all layers in one pass on a GPU: 2 GiB.
 _DEVICE_NUMBERS = 2**29
 
@@ -156,8 +160,10 @@ def form_of(model: nn.Module, task: Task, work: LocalWork, route: Route) -> Form
     # A GPU idles between small passes.
     if device.type != "cpu":
         tested = max(tested, _DEVICE_NUMBERS // numbers_per_example(model, task))
+    if not _is_mean(model, task):
+        tested = max(len(task.dataset.test_x), *map(len, task.client_rows))
     if route.path == "loop":
-        reason = incompatibility(model, example_of(task), task.parts_of(model))
+        reason = incompatibility(model, first_examples(task)[0], task.parts_of(model))
         if reason is None:
             return Form("fast", 1, width, tested)
         log.info("local training uses the serial path, which is slower: %s", reason)
@@ -169,6 +175,28 @@ def form_of(model: nn.Module, task: Task, work: LocalWork, route: Route) -> Form
             width = padded_width(task.client_rows, work.batch_size)
             return Form("batched", dense_size, width, tested)
     return Form("batched", cohort_size(model, task, width, device), width, tested)
+
+
+def _is_mean(model: nn.Module, task: Task) -> bool:
+    """Whether the loss of many examples is the mean of theirs, so that parts of a test set may be
+    judged apart: not with weights of classes, for instance.
+    """
+    if losses_of(task.loss, torch.tensor(task.dataset.train_y[:1].copy())) is not None:
+        return True
+    x, y = spread_examples(task, _TRIED)
+    first = len(x) // 3
+    try:
+        with torch.no_grad(), seeded(np.random.default_rng(0)):
+            output = copied(model).eval()(x)
+            whole = task.loss(output, y).item()
+            parts = [
+                task.loss(output[part], y[part]).item() * len(y[part])
+                for part in (slice(first), slice(first, None))
+                if len(y[part]) > 0
+            ]
+    except OWN_ERRORS:  # a client's training will say what is wrong
+        return True
+    return bool(np.isclose(sum(parts), whole * len(y), rtol=1e-4, atol=0))
 
 
 def noted_route(folder: Path) -> Route | None:
@@ -255,10 +283,12 @@ def product_precision(device: torch.device, precision: str = "float32") -> Itera
 
 def incompatibility(
     model: nn.Module,
-    example: Tensor,
+    examples: Tensor,
     parts: ModelParts | None = None,
 ) -> str | None:
-    """Why only ``serial`` can train a model; None if ``fast`` and ``batched`` can."""
+    """Why only ``serial`` can train a model; None if ``fast`` and ``batched`` can. It is tried on
+    examples: on zeros some models stay as they are.
+    """
     params = list(model.parameters())
     for entry in (parts or ModelParts.of(model)).entries:
         if entry.kind not in ("trained", "frozen"):
@@ -269,21 +299,25 @@ def incompatibility(
         return "the model has shared parameters"
     if any(param.dtype != torch.float32 for param in params):
         return "the model has parameters that are not float32"
+    # Of two examples, for some models mix them.
+    some = examples if len(examples) > 1 else torch.cat([examples, examples])
     # A trial, after which the generators are where they were.
     with seeded(np.random.default_rng(0)):
         before = places()
-        # Of two examples, for some models mix them.
-        is_changed = remembers(model, torch.cat([example, example]), training=True)
+        with torch.no_grad():
+            copied(model).train()(some.clone())
         if places() != before:  # other paths would draw other numbers
             return "the model draws random numbers in training, as random layers (Dropout) do"
-    if is_changed:
-        return "a forward pass changes the model, beside its parameters"
+        if needs_backward(model, some):
+            return "layers of the model compute gradients in backward() alone"
+        if remembers(model, some, training=True):
+            return "a forward pass changes the model, beside its parameters"
     return None
 
 
 def _cohort_incompatibility(model: nn.Module, task: Task) -> str | None:
     """Why no form of the model trains a cohort of the task, or None."""
-    reason = incompatibility(model, example_of(task), task.parts_of(model))
+    reason = incompatibility(model, first_examples(task)[0], task.parts_of(model))
     if reason is not None:
         return reason
     if losses_of(task.loss, torch.tensor(task.dataset.train_y.copy())) is None:
@@ -318,7 +352,41 @@ def vectorized_incompatibility(model: nn.Module, task: Task) -> str | None:
             )
     except (RuntimeError, UserWarning) as error:
         return f"torch.vmap does not run the model ({' '.join(str(error).split())[:100]})"
+    if not _learns_the_same(model, task):
+        return (
+            "a batch of clients learns something else than one after the other, as where a model "
+            "mixes the examples of a minibatch or has hooks on gradients"
+        )
     return None
+
+
+def _learns_the_same(model: nn.Module, task: Task) -> bool:
+    """Whether two clients with minibatches of three and two examples have the same updates in a
+    batch as one after the other.
+    """
+    model = copied(model).train()
+    for layer in masked_layers(model):
+        layer.p = 0.0  # else they would draw other numbers
+    x, y = first_examples(task, 5)
+    place_n = np.arange(5) % len(x)
+    rows = place_n[:3], place_n[3:]
+    work = LocalWork(lr=0.1, steps=2, batch_size=3)
+    params_d = torch.cat(
+        [param.detach().reshape(-1) for param in trained_parameters(model).values()]
+    ).numpy()
+    jobs = [LocalJob(row_n, np.random.default_rng(0)) for row_n in rows]
+    batched = BatchedTrainer(model, task.loss, 3, lambda row_n: (x[row_n], y[row_n]))
+    fast = FastTrainer(model, task.loss)
+    with seeded(np.random.default_rng(0)):
+        together = batched.train(jobs, params_d, work)
+        alone = [
+            fast.train(x[row_n], y[row_n], params_d, work, np.random.default_rng(0))
+            for row_n in rows
+        ]
+    return all(
+        is_close(torch.from_numpy(one.update_d), torch.from_numpy(other.update_d))
+        for one, other in zip(together, alone, strict=True)
+    )
 
 
 def dense_cohort_size(model: nn.Module, task: Task, work: LocalWork) -> int:

@@ -160,6 +160,7 @@ def train_serial(
     losses: Losses | None = None,
     parts: ModelParts | None = None,
     rest: Arrays | None = None,
+    share: bool = True,
 ) -> LocalResult:
     """Train one client step by step, with any model.
 
@@ -182,8 +183,9 @@ def train_serial(
         losses: Of single examples, to measure their mean squares; None not to.
         parts: What the model is made of; all of its parameters are trained if it is left out.
         rest: Buffers, counters and the client's local arrays; as the model has them if left out.
+        share: Whether the copy shares frozen parameters with the model: no pass may change them.
     """
-    tensors = ModelTensors(model, parts or ModelParts.of(model)).copied()
+    tensors = ModelTensors(model, parts or ModelParts.of(model)).copied(share)
     model = tensors.model
     tensors.load_rest(rest or {})
     own_velocities = [torch.zeros_like(tensor) for tensor in tensors.own]

@@ -12,6 +12,8 @@ from ..describe import UnknownError, describe
 
 #: What clients bring back beside the flat vector.
 BROUGHT_BACK = (*MEANS, "local")
+#: Of the largest number: what is further apart has not been rounded, but computed in another way.
+_ROUNDING = 1e-3
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -21,21 +23,74 @@ def has_hooks(part: nn.Module) -> bool:
 
 
 def remembers(model: nn.Module, examples: torch.Tensor, training: bool) -> bool:
-    """Whether a forward pass leaves something in the model, such as a count or a last state in an
-    attribute, which the next client or evaluation would find there.
+    """Whether passes leave something in the model, such as a count or a last state in an attribute,
+    which the next client or evaluation would find there.
     """
     trial = copied(model).train(training)
+    trained = list(trained_parameters(trial).values())
+    start = [param.detach().clone() for param in trained]
     before = _held(trial)
-    with torch.no_grad():
-        trial(examples.clone())
+    # Some states show after a step alone: a teacher's, or what a pass with gradients leaves.
+    for _ in range(2):
+        with torch.set_grad_enabled(training):
+            output = trial(examples.clone())
+        if output.requires_grad:
+            torch.autograd.backward(_mean_square(output))
+            for param in trained:
+                if param.grad is not None:
+                    param.data.sub_(param.grad.to_dense(), alpha=0.1)
+                    param.grad = None
+    for param, first in zip(trained, start, strict=True):
+        param.data.copy_(first)
     return _held(trial) != before
 
 
+def _mean_square(output: Tensor) -> Tensor:
+    """The loss of a trial, in which no output cancels another's."""
+    return output.float().square().mean()
+
+
+def needs_backward(model: nn.Module, examples: Tensor) -> bool:
+    """Whether ``autograd.grad`` does not give a model the gradients that ``backward`` does: some
+    layers, such as reentrant checkpoints, compute theirs as a side effect of the latter.
+    """
+    trial = copied(model).train()
+    trained = list(trained_parameters(trial).values())
+    torch.autograd.backward(_mean_square(trial(examples.clone())))
+    expected = [param.grad for param in trained]
+    try:
+        loss = _mean_square(trial(examples.clone()))
+        found = torch.autograd.grad(loss, trained, materialize_grads=True)
+    except RuntimeError:
+        return True
+    return not all(
+        is_close(one.to_dense(), torch.zeros_like(one) if other is None else other.to_dense())
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+def is_close(one: Tensor, other: Tensor) -> bool:
+    """Whether two results are the same but for rounding."""
+    if one.shape != other.shape:
+        return False
+    size = 0.0
+    if other.numel() > 0:
+        size = float(other.detach().abs().nan_to_num().max())
+    return torch.allclose(one, other, rtol=0, atol=_ROUNDING * size, equal_nan=True)
+
+
 def _held(model: nn.Module) -> list[tuple[str, str]]:
-    """What a module and its parts hold."""
+    """What a module and its parts hold, and their classes, if a user wrote these."""
     found = []
     for part in model.modules():
-        for name, value in vars(part).items():
+        values = dict(vars(part))
+        if not type(part).__module__.startswith("torch."):
+            values |= {
+                name: value
+                for name, value in vars(type(part)).items()
+                if not name.startswith("__") and not callable(value)
+            }
+        for name, value in values.items():
             # Such as weak references to weights, which an LSTM has.
             with suppress(UnknownError):
                 if name != "_modules":
@@ -85,13 +140,15 @@ class ModelTensors:
         self._frozen = {id(tensors[name]): tensors[name] for name in parts.names("frozen")}
         freeze(model, parts)
 
-    def copied(self) -> "ModelTensors":
-        """A copy to train: frozen parameters, which never change, are shared."""
+    def copied(self, share: bool = True) -> "ModelTensors":
+        """A copy to train; to ``share`` frozen parameters is for models whose passes leave them
+        alone.
+        """
         shared = {
             key: tensor
             for key, tensor in self._frozen.items()
             # A forward pass may write into a buffer, whoever calls it frozen.
-            if isinstance(tensor, nn.Parameter)
+            if share and isinstance(tensor, nn.Parameter)
         }
         model = copied(self.model, shared).train()
         for old, new in zip(self.model.modules(), model.modules(), strict=True):

@@ -1,0 +1,224 @@
+"""What a model does beside its arithmetic is found before it is trained, on examples of the task: a
+memory, gradients that only ``backward`` has, minibatches that are mixed.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from deltafl.simulation.engine import Engine
+from deltafl.simulation.training.dense import DenseChain
+from deltafl.simulation.training.fast import choose_forward
+from deltafl.simulation.training.route import Route, vectorized_incompatibility
+from deltafl.simulation.training.serial import LocalWork
+from deltafl.tasks import Dataset, Task, cross_entropy
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(80, 6)).astype(np.float32)
+Y = np.argmax(X[:, :3], axis=1)
+DATA = Dataset("made up", X[:60], Y[:60], X[60:], Y[60:], 3)
+ROWS = np.split(np.arange(60), [9, 23, 29, 40])
+WORK = LocalWork(lr=0.1, epochs=1, batch_size=4)
+
+
+def task_of(make: Callable[[], nn.Module], loss: Any = cross_entropy, data: Dataset = DATA) -> Task:
+    return Task("made up", data, ROWS, make, loss)
+
+
+class Base(nn.Module):
+    """A linear model, of which others do something more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(x)
+        return output
+
+
+class RunningMean(Base):
+    """Its mean stays where it is on examples of zeros."""
+
+    mean = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean().item()
+        return super().forward(x - self.mean)
+
+
+class Teacher(Base):
+    """Beside a frozen teacher, which follows once the student has moved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = copy.deepcopy(self.head).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            for mine, its in zip(self.teacher.parameters(), self.head.parameters(), strict=True):
+                mine.data.lerp_(its.data, 0.5)
+        output: Tensor = super().forward(x) + self.teacher(x)
+        return output
+
+
+class Counting(Base):
+    """Counts passes with gradients."""
+
+    count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            self.count += 1
+        return super().forward(x) * (1 + self.count)
+
+
+@pytest.mark.parametrize("make", [RunningMean, Teacher, Counting])
+def test_no_client_finds_what_another_left_in_the_model(make: Callable[[], nn.Module]) -> None:
+    task = task_of(make)
+    client = np.array([0])
+    engine = Engine(task, WORK, 0)
+    first = engine.train(engine.initial_params(), 0, client).update_nd
+    engine = Engine(task, WORK, 0)
+    engine.train(engine.initial_params(), 0, np.array([1]))
+    then = engine.train(engine.initial_params(), 0, client).update_nd
+    assert np.array_equal(first, then)
+
+
+class Checkpointed(nn.Module):
+    """A reentrant checkpoint has gradients in ``backward`` alone."""
+
+    def __init__(self, kind: bool) -> None:
+        super().__init__()
+        self.below = nn.Linear(6, 6)
+        self.body = nn.Linear(6, 8)
+        self.head = nn.Linear(8, 3)
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        def run(z: Tensor) -> Tensor:
+            return torch.tanh(self.body(z))
+
+        h = self.below(x)
+        hidden = checkpoint(run, h, use_reentrant=True) if self.kind else run(h)
+        output: Tensor = self.head(hidden)
+        return output
+
+
+def test_reentrant_checkpoints_are_trained() -> None:
+    updates = []
+    for kind in (True, False):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            engine = Engine(task_of(partial(Checkpointed, kind)), WORK, 0)
+            updates.append(engine.train(engine.initial_params(), 0, np.arange(2)).update_nd)
+    np.testing.assert_allclose(updates[0], updates[1], rtol=1e-4, atol=1e-6)
+
+
+class Centred(Base):
+    """Mixes the examples of a minibatch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+class Damped(Base):
+    """A hook on gradients, of which no other form knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x)
+        if output.requires_grad:
+            hooked: Any = output
+            hooked.register_hook(lambda gradient: 0.5 * gradient)
+        return output
+
+
+class Judging(Base):
+    """Another function in evaluation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x)
+        return output if self.training else (10 * output).softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("make", "fits"), [(Centred, False), (Damped, False), (Judging, True), (Base, True)]
+)
+def test_a_batch_is_for_models_that_learn_the_same_in_it(
+    make: Callable[[], nn.Module], fits: bool
+) -> None:
+    task = task_of(make)
+    assert (vectorized_incompatibility(make(), task) is None) == fits
+    if not fits:
+        return
+    updates = []
+    for path in ("loop", "batched"):
+        engine = Engine(task, WORK, 0, kept=Route(path))
+        updates.append(engine.train(engine.initial_params(), 0, np.arange(5)).update_nd)
+    np.testing.assert_allclose(updates[0], updates[1], rtol=1e-4, atol=1e-6)
+
+
+def test_a_weighted_loss_does_not_hang_on_the_order_of_the_test_set() -> None:
+    x = RNG.normal(size=(1260, 6)).astype(np.float32)
+    y = (x[:, 0] > 0.8).astype(np.int64)
+    weight = torch.tensor([1.0, 20.0])
+    loss = nn.CrossEntropyLoss(weight=weight)
+    order = 60 + np.argsort(y[60:], kind="stable")
+    data = Dataset("sorted", x[:60], y[:60], x[order], y[order], 2)
+    engine = Engine(task_of(lambda: nn.Linear(6, 2), loss, data), WORK, 0)
+    params_d = engine.initial_params()
+    matrix, shift = params_d[:12].reshape(2, 6), params_d[12:]
+    output = torch.from_numpy(x[order] @ matrix.T + shift)
+    expected = nn.functional.cross_entropy(output, torch.from_numpy(y[order]), weight).item()
+    assert engine.evaluate(params_d).loss == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
+def test_a_chain_may_begin_with_an_activation(activation: type[nn.Module]) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), activation(), nn.Linear(6, 3))
+
+    assert DenseChain.of(make()) is None
+    engine = Engine(task_of(make), WORK, 0)
+    assert np.abs(engine.train(engine.initial_params(), 0, np.arange(5)).update_nd).max() > 0
+
+
+def test_a_chain_has_the_parameters_of_its_linear_layers_alone() -> None:
+    def chain() -> nn.Sequential:
+        return nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+
+    assert DenseChain.of(chain()) is not None
+    for place in ("", "0", "1", "2"):
+        model = chain()
+        model.get_submodule(place).register_parameter("more", nn.Parameter(torch.zeros(2)))
+        assert DenseChain.of(model) is None
+    model = chain()
+    model[0].add_module("inside", nn.Identity())
+    assert DenseChain.of(model) is None
+
+
+class Strided(nn.Module):
+    """Reads the memory of its inputs, whatever their layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(x.as_strided((len(x), 4), (x.stride(0), 1)))
+        return output
+
+
+def test_a_layout_that_changes_the_result_is_not_chosen() -> None:
+    model = Strided()
+    x = torch.from_numpy(RNG.normal(size=(3, 2, 4, 4)).astype(np.float32))
+    assert torch.equal(choose_forward(model, x)(x), model(x))
