@@ -23,7 +23,8 @@ import deltafl
 from deltafl.calls import Named
 from deltafl.errors import DeltaflError
 from deltafl.simulation.describe import UnknownError, describe
-from deltafl.simulation.own_code import code_of
+from deltafl.simulation.own_code import Code, code_of
+from deltafl.store.own_python import forget_edited, imported, load_named
 from deltafl.tasks import Dataset, Task
 from tools.cli import deltafl_here
 
@@ -601,3 +602,54 @@ def test_a_run_finds_its_files_from_anywhere(file: Path) -> None:
     assert (done.returncode, "after 4 rounds" in done.stdout) == (0, True), done.stderr
     assert deltafl_here("export", "../out", "--to", "model.pt", cwd=elsewhere).returncode == 0
     assert (elsewhere / "model.pt").exists()
+
+
+LOGGING = """
+import numpy as np
+from torch import Generator, nn, rand
+from deltafl.tasks import Dataset, Task
+seen = []
+generator = Generator().manual_seed(0)
+x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+y = (x[:, 0] > 0).astype(np.int64)
+class Net(nn.Linear):
+    made = 0
+    def __init__(self):
+        super().__init__(4, 2)
+        Net.made += 1
+def loss(output, y):
+    seen.append(len(y))
+    return nn.functional.cross_entropy(output + 0 * rand(1, generator=generator), y)
+def rows_right(output, y):
+    seen.append(output)
+    return float((output.argmax(1) == y).float().mean())
+def make_task(seed):
+    data = Dataset("data", x[:40], y[:40], x[40:], y[40:], 2)
+    rows = [np.arange(i, 40, 5) for i in range(5)]
+    return Task("t", data, rows, Net, loss, metric=rows_right)
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_code_that_writes_down_what_it_does_stays_the_same_within_a_call(
+    processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / f"logging_task_{processes}.py"
+    file.write_text(LOGGING)
+    given = {"rounds": 2, "sample": 2, "progress": False, "report": False}
+    samplers = ["full", "uniform"]
+    deltafl.compare(file, samplers, 2, out="out", processes=processes, **given)  # type: ignore[arg-type]
+
+
+def test_a_file_that_changes_while_runs_are_played_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "changing_task.py"
+    file.write_text("def make_task(seed):\n    return 1\n")
+    load_named(f"{file}:make_task", "it")
+    code = Code({}, imported())
+    code.require_same_files(tmp_path)
+    file.write_text("def make_task(seed):\n    return 2\n")
+    forget_edited()
+    load_named(f"{file}:make_task", "it")
+    with pytest.raises(DeltaflError, match=r"changing_task.py has changed since .* was begun"):
+        code.require_same_files(tmp_path)

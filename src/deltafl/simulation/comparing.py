@@ -75,7 +75,7 @@ def run_comparison(
                     f"{out / name} would be replaced and is of no comparison there; choose another "
                     "--out"
                 )
-        settings, before = continued(settings, out, trust_code)
+        settings, before, code = continued(settings, out, trust_code)
         others = [label for label in settings.samplers if label not in (settings.rates or {})]
         if settings.rates and others:
             log.warning("rates has none for %s: the settings' rates are used", ", ".join(others))
@@ -93,12 +93,12 @@ def run_comparison(
                     for name in _FOR_THE_END:
                         import_module(name)
                 data = result(checking)
-            note_settings(out, settings, before, data)
+            note_settings(out, settings, before, data, code)
             for warning in says_little(settings.model_dump(), data):
                 log.warning(warning)
             play_jobs(
                 jobs,
-                Player(out, keep_folders=True),
+                Player(out, keep_folders=True, code=code),
                 pool,
                 on_progress,
                 guarded(on_round),

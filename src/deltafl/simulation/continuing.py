@@ -7,7 +7,7 @@ from pathlib import Path
 from ..store.own_python import files_named, only
 from ..types import Json
 from .directory import recorded_settings, write_header, write_settings
-from .own_code import note_code, require_objects, require_same_code, with_objects
+from .own_code import Code, note_code, require_objects, require_same_code, with_objects
 from .settings import AnySettings, Settings, grown, make_settings
 
 
@@ -15,10 +15,12 @@ def continued(
     settings: AnySettings,
     out: Path,
     trust_code: bool = False,
-) -> tuple[AnySettings, AnySettings | None]:
-    """The settings of what is played in a folder now, and those that it began with; None if nothing
-    was begun.
+    known: Code | None = None,
+) -> tuple[AnySettings, AnySettings | None, Code]:
+    """The settings of what is played in a folder now, those that it began with, None if nothing was
+    begun, and the user's own code.
 
+    It is the code ``known`` where a call plays several runs: what they do to it does not count.
     Unless ``trust_code``, the folder's own names of Python files count where ``settings`` name the
     same files.
 
@@ -26,15 +28,19 @@ def continued(
         DeltaflError: If the folder was played with other settings, or other code of one name, or
             names code that may not run.
     """
+    # First of all: to make settings is to try own code out.
+    code = known or Code.of(settings)
     recorded = recorded_settings(out)
     if recorded is None:
-        return settings, None
+        return settings, None, code
     with only(None if trust_code else files_named(settings.model_dump())):
         require_objects(out, recorded, settings)
         before = make_settings(type(settings), with_objects(recorded, settings))
         settings = grown(before, settings)
-        require_same_code(out, settings, before)
-    return settings, before
+        if known is None:
+            code = code.and_of(settings)
+        require_same_code(out, code, before, is_one_call=known is not None)
+    return settings, before, code
 
 
 def note_settings(
@@ -42,10 +48,11 @@ def note_settings(
     settings: Settings,
     before: Settings | None,
     data: Json,
+    code: Code,
 ) -> None:
     """Write what a folder begins with, or goes on with."""
     if before is None:
-        write_header(out, settings, data)
+        write_header(out, settings, data, code)
     elif before != settings:
         write_settings(out, settings)
-        note_code(out, settings)
+        note_code(out, code)

@@ -58,7 +58,7 @@ from .checkpoint import (
 )
 from .distributed import ALONE, ProcessGroup
 from .lines import KINDS, RoundLine
-from .own_code import code_of, objects_of, require_same_model
+from .own_code import Code, objects_of, require_same_model
 from .provenance import environment, noted
 from .rest import LOCAL
 from .settings import RunSettings, Settings, differing
@@ -92,13 +92,15 @@ def write_header(
     path: Path,
     settings: Settings,
     data: Json | None = None,
+    code: Code | None = None,
 ) -> None:
     """Write environment, with ``Task.data``, and then the settings, which say that something was
     started here.
     """
     make_folder(path)
     given = settings.model_dump()
-    own = {"objects": [*objects_of(given)], "code": code_of(given)}
+    own_code = code or Code.of(settings)
+    own = {"objects": [*objects_of(given)], "code": own_code.part(settings)}
     known = {
         **environment(),
         **{key: names for key, names in own.items() if names},
@@ -178,7 +180,12 @@ class RunDirectory:
         self.path = path
         self._memory: Path | None = None  #: see ``memory_folder``
 
-    def start(self, settings: Settings, data: Json | None = None) -> None:
+    def start(
+        self,
+        settings: Settings,
+        data: Json | None = None,
+        code: Code | None = None,
+    ) -> None:
         """Write what is known before the first round, unless the folder holds rounds: nothing is
         erased.
         """
@@ -191,7 +198,7 @@ class RunDirectory:
         make_folder(self.path)
         for name in LINE_FILES:
             cut_back(self.path / name, 0)
-        write_header(self.path, settings, data)
+        write_header(self.path, settings, data, code)
 
     def environment(self) -> Json:
         """Versions, hardware and data, as they were when the run was started."""

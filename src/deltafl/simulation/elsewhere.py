@@ -149,7 +149,7 @@ def _parcel(player: Player, job: Job) -> Parcel:
         named.add(table)
     named.update(here / file for file in tables_of(job.settings))
     return Parcel(
-        Player(player.folder.absolute(), keep_folders=True),
+        player._replace(folder=player.folder.absolute()),
         job,
         here,
         # Not the others: they may be of modules that no worker has.

@@ -4,11 +4,11 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
@@ -17,7 +17,7 @@ from ..errors import DeltaflError
 from ..samplers.label import base_name, split_settings
 from ..store import read_toml, write_atomically
 from ..store.files import reading
-from ..store.own_python import load_named, split_name
+from ..store.own_python import imported, load_named, split_name
 from ..tasks.base import Task
 from ..tasks.metrics import Metric, metric_of
 from ..tasks.registry import added_tasks
@@ -112,6 +112,41 @@ def code_of(settings: Json) -> dict[str, str]:
     return {name: _described(part) for name, part in _own(settings)}
 
 
+class Code(NamedTuple):
+    """The user's own code as a call finds it, before it plays anything.
+
+    Played code may change what it uses, a list of its own for instance: its digest is taken once.
+    """
+
+    digests: Mapping[str, str]  #: of ``code_of``
+    files: Mapping[Path, str]  #: of ``imported``
+
+    @classmethod
+    def of(cls, settings: BaseModel) -> "Code":
+        """The code that settings name or carry."""
+        digests = code_of(settings.model_dump())
+        return cls(digests, imported())
+
+    def and_of(self, settings: BaseModel) -> "Code":
+        """With what more settings name; what is known stays."""
+        more = Code.of(settings)
+        return Code({**more.digests, **self.digests}, {**more.files, **self.files})
+
+    def part(self, settings: BaseModel) -> dict[str, str]:
+        """The digests of what these settings name or carry."""
+        names = (name for name, _ in _own(settings.model_dump()))
+        return {name: self.digests[name] for name in names if name in self.digests}
+
+    def require_same_files(self, folder: Path) -> None:
+        """Refuse a file that another process, this one, has imported in another version."""
+        for file, digest in imported().items():
+            if self.files.get(file, digest) != digest:
+                raise DeltaflError(
+                    f"{file.name} has changed since {folder} was begun: undo the change, or choose "
+                    "another --out"
+                )
+
+
 def _own(settings: Json) -> Iterator[tuple[str, Any]]:
     for name, part in objects_of(settings).items():
         if isinstance(part, Task):
@@ -150,19 +185,21 @@ def _described(part: Any) -> str:
         return f"{_UNKNOWN}{error}"
 
 
-def require_same_code(folder: Path, settings: BaseModel, before: BaseModel | None = None) -> None:
-    """Refuse to go on in a folder with other code of the user's own than it began with.
-
-    With the settings ``before``, of runs that were played earlier, code that cannot be compared is
-    refused, too.
+def require_same_code(
+    folder: Path,
+    code: Code,
+    before: BaseModel,
+    is_one_call: bool = False,
+) -> None:
+    """Refuse to go on in a folder with other code of the user's own than it began with, with the
+    settings ``before``; also with code that cannot be compared, unless ``is_one_call``.
     """
     known = _code(folder)
-    began = {name for name, _ in _own((before or settings).model_dump())}
     cure = "or choose another --out"
-    for name, now in code_of(settings.model_dump()).items():
+    for name, now in code.part(before).items():
         then = known.get(name)
         is_unknown = now.startswith(_UNKNOWN)
-        if name not in began or (then == now and (before is None or not is_unknown)):
+        if then == now and (is_one_call or not is_unknown):
             continue
         if is_unknown:
             raise DeltaflError(
@@ -243,14 +280,14 @@ def where_it_began(folder: Path) -> Path:
     return Path.cwd()
 
 
-def note_code(folder: Path, settings: BaseModel) -> None:
+def note_code(folder: Path, code: Code) -> None:
     """Add the code of samplers that are new in a folder to its ``environment.json``."""
     known = _environment(folder)
     before = known.get("code", {})
     # What was noted first stays: with it the runs were played.
-    code = {**code_of(settings.model_dump()), **before}
-    if code != before:
-        text = json.dumps({**known, "code": code}, indent=1)
+    digests = {**code.digests, **before}
+    if digests != before:
+        text = json.dumps({**known, "code": digests}, indent=1)
         write_atomically(folder / "environment.json", text + "\n")
 
 

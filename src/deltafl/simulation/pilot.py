@@ -233,15 +233,17 @@ def play_pilot(
     """
     require_simulator()
     with locked(out):
-        settings, before = continued(settings, out, trust_code)
+        settings, before, code = continued(settings, out, trust_code)
         workers: AbstractContextManager[Any] = side_by_side(processes)
         with workers as pool:
             if pool is None:
                 data = check(settings, out, before)
             else:
                 data = result(pool.submit(check, settings, out, before))
-            note_settings(out, settings, before, data)
-            advice = _Pilot(settings, out, on_progress, pool).play()
+            note_settings(out, settings, before, data, code)
+            advice = _Pilot(
+                settings, Player(out, keep_folders=True, code=code), on_progress, pool
+            ).play()
     write_atomically(out / "errors.csv", advice.errors_csv())
     write_atomically(out / "forecasts.csv", advice.forecasts_csv())
     write_atomically(out / "plan.txt", f"{advice}\n")
@@ -254,7 +256,7 @@ class _Pilot:
     def __init__(
         self,
         settings: PlanSettings,
-        out: Path,
+        player: Player,
         on_progress: OnProgress,
         pool: Any,
     ) -> None:
@@ -263,7 +265,7 @@ class _Pilot:
         self._settings = settings
         self._goal = settings.goal
         self._rounds = settings.rounds
-        self._player = Player(out, keep_folders=True)
+        self._player = player
         self._on_progress = on_progress
         self._pool = pool
         self._sizes: tuple[int, ...] = ()

@@ -26,12 +26,12 @@ from .callback import Callback, LiveRun, OnRound, PlayedRound, Report, Stopwatch
 from .census import Asked, ask_everyone
 from .checking import check_memory, require_same_sampler
 from .continuing import continued
-from .directory import DivergedError, RunDirectory, StopRun, locked, recorded_settings
+from .directory import DivergedError, RunDirectory, StopRun, locked
 from .distributed import ALONE, ProcessGroup
 from .engine import BYTES_PER_PARAMETER, Engine, Training
 from .evaluation import Evaluation, Patience, Threshold
 from .oracle import SimulatedOracle
-from .own_code import require_same_code
+from .own_code import Code
 from .own_rules import OwnCallback, Yours, copies, own_callbacks
 from .provenance import PACKAGES
 from .record import Job, RunStore, record_of, write_record
@@ -341,15 +341,21 @@ def _require_same_data_everywhere(
         )
 
 
-def begin(directory: RunDirectory, settings: RunSettings, task: Task) -> None:
-    """Start a run's folder, or check that settings and data are those that the run began with.
+def begin(
+    directory: RunDirectory,
+    settings: RunSettings,
+    task: Task,
+    code: Code | None = None,
+) -> None:
+    """Start a run's folder, or check that settings and data are those that the run began with, and
+    the user's own code, which may be known from the call that plays the run.
 
     More rounds than before, and another threshold, are written down: the run goes on.
     """
-    settings, before = continued(settings, directory.path)
+    settings, before, code = continued(settings, directory.path, known=code)
     data = data_of(settings, task)
     if before is None:
-        directory.start(settings, data)
+        directory.start(settings, data, code)
         return
     # Both before anything is written.
     directory.require_same_data(data)
@@ -366,11 +372,10 @@ def play_job(player: Player, job: Job, on_round: OnRound) -> None:
     directory = RunDirectory(player.place(job))
     engine = engine_for(job.settings, directory.path)
     check_memory(job.settings, engine, player.folder)
-    if recorded_settings(player.folder) is not None:
-        # Another process may have imported another version of the user's files.
-        require_same_code(player.folder, job.settings)
+    if player.code is not None:
+        player.code.require_same_files(player.folder)
     with locked(directory.path, ORPHAN_SECONDS):
-        begin(directory, job.settings, engine.task)
+        begin(directory, job.settings, engine.task, player.code)
         with suppress(DivergedError):  # the last line has the reason
             run_experiment(
                 job.settings,

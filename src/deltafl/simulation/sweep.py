@@ -22,6 +22,7 @@ from .callback import OnRound, RoundDone, round_done
 from .checkpoint import CURE
 from .directory import RunDirectory, locked
 from .lines import RoundLine, TimingLine
+from .own_code import Code
 from .processes import Processes, result
 from .progress import OnProgress, Progress
 from .record import UNFINISHED, Job, RunStore
@@ -40,6 +41,7 @@ class Player(NamedTuple):
 
     folder: Path
     keep_folders: bool = False
+    code: Code | None = None  #: the user's own, where the call began the folder or compared it
 
     def place(self, job: Job) -> Path:
         """The folder of a job's run."""
@@ -81,6 +83,7 @@ def run_jobs(
     folder: Path,
     processes: int,
     on_progress: OnProgress,
+    code: Code | None = None,
 ) -> None:
     """Play the jobs that are not finished yet, in their order.
 
@@ -92,6 +95,7 @@ def run_jobs(
         processes: Runs side by side, >= 1; as many as there are cores is best. With 1 they are
             played in this process.
         on_progress: Called about once a second.
+        code: The user's own; each run finds out for itself if it is left out.
 
     Raises:
         DeltaflError: If what is in the folder has other settings, a run fails, or another process
@@ -99,7 +103,7 @@ def run_jobs(
     """
     require_simulator()
     with locked(folder), side_by_side(min(processes, len(jobs))) as pool:
-        play_jobs(jobs, Player(folder), pool, on_progress)
+        play_jobs(jobs, Player(folder, code=code), pool, on_progress)
         unfinished = folder / UNFINISHED
         for place in (*unfinished.glob("*"), unfinished):
             with suppress(OSError):  # there is none, or it is not empty

@@ -319,13 +319,13 @@ def tune_rates(
         DeltaflError: If another process is playing in the folder, or a run is impossible.
     """
     require_simulator()
-    settings, before = continued(settings, out, trust_code)
+    settings, before, code = continued(settings, out, trust_code)
     if before is not None and before.rounds != settings.rounds:
         raise DeltaflError(
             f"the tuning runs in {out} have rounds = {before.rounds}, not {settings.rounds}: "
             "choose another --out"
         )
-    note_settings(out, settings, before, check(settings, out, before))
+    note_settings(out, settings, before, check(settings, out, before), code)
     tuned = Tuned({label: {} for label in settings.samplers}, {})
     store = RunStore(out)
     jobs = dict[str, Job]()
@@ -343,7 +343,7 @@ def tune_rates(
             # With the finished ones, which are skipped: progress is shown of all.
             is_left = (out / UNFINISHED).exists()
             if is_left or any(store.get(trials[trial]) is None for trial in new):
-                run_jobs([*jobs.values()], out, processes, on_progress)
+                run_jobs([*jobs.values()], out, processes, on_progress, code)
             records = {trial: store.get(trials[trial]) for trial in new}
             for trial, record in records.items():
                 if record is not None:

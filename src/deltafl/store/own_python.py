@@ -5,6 +5,7 @@ folder, which may come from anybody, are text, and are imported where the user h
 file too (``only``).
 """
 
+import hashlib
 import importlib
 import importlib.util
 import re
@@ -185,6 +186,17 @@ def forget_edited() -> None:
             continue
         if read_bytes(path, users=True) != module.__spec__.loader_state:  # type: ignore[union-attr]
             del sys.modules[name]
+
+
+def imported() -> dict[Path, str]:
+    """The files that ``import_file`` has imported here, with a digest of what they were then."""
+    found = {}
+    for module in [*sys.modules.values()]:
+        path = _place_of(module)
+        if path is not None:
+            content: Any = vars(module)["__spec__"].loader_state
+            found[path] = hashlib.blake2b(content, digest_size=8).hexdigest()
+    return found
 
 
 def _place_of(module: Any) -> Path | None:
