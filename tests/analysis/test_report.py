@@ -23,6 +23,7 @@ from deltafl.analysis.verdict import headline
 from deltafl.errors import MissingExtraError
 from deltafl.simulation.comparison import command_of
 from deltafl.simulation.settings import CompareSettings, make_settings
+from deltafl.types import Judge
 from tools.runs import make_run, runs_of
 
 REACHES: dict[str, Any] = {
@@ -300,6 +301,16 @@ def test_methods_that_are_often_together_have_colours_of_their_own_in_light_and_
         ]
         assert len(set(colours)) == min(len(colours), 6) and set(colours) <= set(ON_DARK)
     assert looks(["fedis"])["fedis"].colour == looks(["fedpracis"])["fedpracis"].colour
+
+
+@pytest.mark.filterwarnings("error:overflow")
+def test_values_that_no_float32_holds_are_drawn(tmp_path: Path) -> None:
+    judge = Judge("cost", higher=False)
+    runs = [
+        run._replace(metric="cost", judges=[judge], others_r={"cost": run.loss_r * 1e60})
+        for run in runs_of(uniform=[2, 3], md=[2, 2])
+    ]
+    assert cells(written(tmp_path / "report.html", runs)).keys() == {"uniform", "md"}
 
 
 def test_selections_by_size_and_accuracy_by_client_are_shown_where_they_are_recorded(

@@ -11,7 +11,7 @@ from rich.console import Console
 from deltafl.analysis import Run, Summary, comparison_table, remarks, summarise
 from deltafl.analysis.runs import Fairness
 from deltafl.analysis.text import cells_of, human_amount, human_bytes
-from deltafl.analysis.verdict import bias_remark
+from deltafl.analysis.verdict import bias_remark, says_little
 from deltafl.samplers.label import parse_label
 from tools.runs import make_run, runs_of
 
@@ -323,3 +323,11 @@ def test_remarks_name_who_closes_part_of_the_gap() -> None:
         "Better than uniform over all rounds (interval of the gap excludes 0): fedis.",
         "Worse than uniform over all rounds (interval of the gap excludes 0): fedavg.",
     ]
+
+
+@pytest.mark.parametrize("threshold", [-1.0, 0.0, 0.5, 0.7])
+def test_a_majority_is_of_accuracy_alone(threshold: float) -> None:
+    settings = {"samplers": ["uniform", "full"], "threshold": threshold}
+    assert [*says_little(settings, {"clients": "9"})] == []
+    found = [*says_little(settings, {"clients": "9", "majority": "0.6"})]
+    assert len(found) == (threshold <= 0.6)

@@ -187,3 +187,13 @@ def test_clients_with_names_that_are_no_text_are_in_the_table(tmp_path: Path) ->
     note_clients(tmp_path, np.array([3]), 1, "loss", np.array([0.5]), 1, ["cafe\udce9"], ["\udcff"])
     noted = noted_clients(tmp_path)
     assert (noted.names, noted.strata) == ([r"cafe\udce9"], [r"\udcff"])
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "mean_absolute_error"])
+def test_values_per_client_have_four_decimals_and_small_errors_four_digits(
+    metric: str, tmp_path: Path
+) -> None:
+    value_m = np.array([1.23456e-5, 0.0123456, 0.5, 12.345678, np.nan])
+    note_clients(tmp_path, np.arange(5), 1, metric, value_m, 1, (), ())
+    small = [0.0, 0.0123] if metric == "accuracy" else [1.235e-5, 0.01235]
+    assert noted_clients(tmp_path).rows == {1: [*small, 0.5, 12.3457, None]}

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as sk
@@ -147,6 +148,23 @@ def test_functions_of_scikit_learn_get_the_targets_first() -> None:
     for wrong in (metrics.explained_variance_score, Metric("r", metrics.r2_score)):
         with pytest.raises(DeltaflError, match=r"takes \(y, output\), and a metric \(output, y\)"):
             metric_of(wrong)
+
+
+@pytest.mark.parametrize("name", ["r2", "mae", "rmse"])
+@pytest.mark.parametrize("shape", [(3, 2), (3, 1, 2), (1, 3, 3)])
+def test_an_error_of_other_outputs_than_targets_is_one_sentence(
+    name: str, shape: tuple[int, ...]
+) -> None:
+    with pytest.raises(DeltaflError, match="compares as many outputs as targets"):
+        metric_of(name)(np.ones(shape), np.arange(3.0))
+    with pytest.raises(DeltaflError, match=r"the metric f1_macro failed on output \(2, 2\)"):
+        metric_of("f1")(np.ones((2, 2)), np.array([0, 1, 1]))
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64, torch.int8])
+def test_a_number_may_be_of_any_type_of_torch(kind: torch.dtype) -> None:
+    metric = Metric("one", lambda output, y: torch.tensor(1, dtype=kind))
+    assert metric(np.ones(2), np.ones(2)) == 1
 
 
 @pytest.mark.parametrize("value", [np.inf, -1e101, 1e300])

@@ -384,6 +384,13 @@ def _curve_columns(runs: Sequence[Run]) -> Columns:
     return columns
 
 
+def _narrowed(column: Array) -> Array:
+    """Half of the bytes in the page, and no picture shows more digits; what does not fit stays."""
+    if (np.abs(column) > np.finfo(np.float32).max).any():
+        return column
+    return column.astype(np.float32)
+
+
 def _figure(
     lines: Mapping[str, Columns],
     look_of: Mapping[str, Look],
@@ -410,9 +417,8 @@ def _figure(
     drawn: list[Any] = []
     for label in reversed([*lines]):
         look = look_of[label]
-        # Half of the bytes in the page, and no picture shows more digits.
         source = ColumnDataSource(
-            {name: column.astype(np.float32) for name, column in lines[label].items()}
+            {name: _narrowed(column) for name, column in lines[label].items()}
         )
         plot.varea(
             "x",

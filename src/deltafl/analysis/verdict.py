@@ -93,9 +93,12 @@ def says_little(settings: Json, facts: Json) -> Iterator[str]:
     """What makes a comparison worth little, before it is played; each entry is one sentence."""
     if asks_everybody(settings, facts):
         yield f"{_EVERYBODY}: ask fewer (--sample)"
-    majority = float(facts.get("majority", 0))
     threshold = settings.get("threshold")
-    if threshold is not None and threshold <= majority:
+    # Of other metrics than accuracy nobody knows what such a model reaches.
+    if threshold is None or "majority" not in facts:
+        return
+    majority = float(facts["majority"])
+    if threshold <= majority:
         yield (
             f"{100 * majority:.1f} % of the test examples have one class, so a model that always "
             f"answers it reaches the threshold of {threshold:g}: raise --threshold"

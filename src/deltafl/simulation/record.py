@@ -159,7 +159,8 @@ def note_clients(
     if value_m is not None:
         # Later rounds than this one are those that are played again.
         rows = {at: row for at, row in noted_clients(folder).rows.items() if since <= at < round}
-        rows[round] = plain_json(np.round(value_m, 4).tolist())
+        pairs = zip(value_m.tolist(), np.round(value_m, 4).tolist(), strict=True)
+        rows[round] = plain_json([_finer(metric, *pair) for pair in pairs])
         known |= {"rounds": [*rows], metric: [*rows.values()]}
     write_atomically(folder / CLIENTS, json.dumps(known) + "\n")
 
@@ -447,7 +448,7 @@ def record_line(record: RunRecord) -> str:
     ):
         fields[name] = _rounded(fields[name], 6)
     fields["fairness"] = record.fairness and {
-        name: round(number, 4) for name, number in record.fairness
+        name: _finer(record.metric, number, round(number, 4)) for name, number in record.fairness
     }
     fields["probes"] = {name: _rounded(column, 5) for name, column in fields["probes"].items()}
     fields["others"] = {name: _rounded(column, 6) for name, column in fields["others"].items()}
@@ -456,6 +457,16 @@ def record_line(record: RunRecord) -> str:
     if not record.cost:
         del fields["cost"]
     return json.dumps(fields, separators=(",", ":")) + "\n"
+
+
+def _finer(metric: str, value: float, rounded: float) -> float:
+    """A value per client as it is written: rounded to four decimals, or to four digits where those
+    are finer.
+    """
+    # An accuracy has four decimals, as in all records so far; an error may be of any size.
+    if metric == "accuracy" or not abs(value) < 1:
+        return rounded
+    return float(f"{value:.4g}")
 
 
 def _rounded(column: list[float | None], digits: int) -> list[float | None]:

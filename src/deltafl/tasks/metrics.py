@@ -28,7 +28,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import OWN_ERRORS, DeltaflError, in_one_line, printable, unknown_name
+from ..errors import OWN_ERRORS, DeltaflError, explained, in_one_line, printable, unknown_name
+from ..model_parts import as_array
 from ..store.own_python import load_named, split_name
 from ..streams import stream
 from ..types import FloatArray, Judge
@@ -112,9 +113,7 @@ class Metric(Judge):
             ) from error
 
     def _number(self, value: Any) -> float:
-        if hasattr(value, "detach"):
-            value = value.detach().cpu()
-        found = np.asarray(value)
+        found = as_array(value)
         if found.size != 1 or found.dtype.kind not in "biuf":
             raise DeltaflError(
                 f"the metric {self.name} returned {value!r:.60}; it must return one number"
@@ -134,7 +133,8 @@ class _OfArrays(Metric):
     """A metric whose function takes arrays and returns floats."""
 
     def _value(self, output: Numbers, y: Numbers) -> float:
-        return float(self.function(*_places(output, y)))
+        with explained(f"the metric {self.name} failed on output {output.shape} and y {y.shape}"):
+            return float(self.function(*_places(output, y)))
 
 
 #: A metric as people give it.
@@ -301,7 +301,17 @@ def _top(count: int) -> Function:
 
 def _of_numbers(name: str) -> Function:
     score = _scikit_learn(name)
-    return lambda output, y: score(y.reshape(len(y), -1), output.reshape(len(y), -1))
+
+    def of_numbers(output: Numbers, y: Numbers) -> float:
+        if output.size != y.size:
+            raise DeltaflError(
+                f"{name} compares as many outputs as targets, and the output has shape "
+                f"{output.shape}, y {y.shape}; name loss as the metric, or a function of (output, "
+                "y) that knows which outputs are predictions"
+            )
+        return float(score(y.reshape(len(y), -1), output.reshape(len(y), -1)))
+
+    return of_numbers
 
 
 _SORTS = (CLASSES, BINARY)
