@@ -210,6 +210,85 @@ def data(**changed: Any) -> dict[str, Dataset]:
     return {"dataset": replace(good().dataset, **changed)}
 
 
+class Bank(torch.nn.Linear):
+    """Keeps the inputs of each step."""
+
+    bank: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("bank", torch.zeros(0, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.bank = torch.cat([self.bank, x])
+        return super().forward(x)
+
+
+def adapted() -> torch.nn.Module:
+    """A hook that knows the module from outside."""
+    whole: Any = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    adapter = torch.nn.Linear(3, 2)
+    whole[0].register_module("adapter", adapter)
+    whole[0].register_forward_hook(lambda part, inputs, output: output + adapter(*inputs))
+    return whole  # type: ignore[no-any-return]
+
+
+def enclosed() -> torch.nn.Module:
+    """All of it is in a closure."""
+    whole: Any = torch.nn.Linear(3, 2)
+    whole.forward = lambda x: torch.nn.functional.linear(x, whole.weight, whole.bias)
+    return whole  # type: ignore[no-any-return]
+
+
+def tied_by_memory() -> torch.nn.Module:
+    layers = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 3), torch.nn.Linear(3, 2)]
+    layers[1].weight.data = layers[0].weight.data.T
+    return torch.nn.Sequential(*layers)
+
+
+class OneBuffer(torch.nn.Module):
+    """Two parameters that are columns of one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = torch.randn(3, 4)
+        self.one = torch.nn.Parameter(whole[:, :2])
+        self.other = torch.nn.Parameter(whole[:, 2:])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.one + x @ self.other
+
+
+def at_zero() -> torch.nn.Module:
+    layer = torch.nn.Linear(3, 2)
+    torch.nn.utils.vector_to_parameters(torch.zeros(8), layer.parameters())
+    return layer
+
+
+def correlation(output: Any, y: Any) -> float:
+    """Not known where all outputs are equal."""
+    return float(np.corrcoef(output[:, 0], y)[0, 1])
+
+
+def tiny(output: Any, y: Any) -> Any:
+    return 1e-10 * torch.nn.functional.cross_entropy(output, y)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"loss": tiny},
+        {"metric": correlation, "make_model": at_zero},
+        {"make_model": OneBuffer},
+        {"gradient_noise_m": np.array([0.0, 0.1])},
+        {"initial_params": np.zeros(8, np.float32)},
+    ],
+)
+def test_unusual_tasks_that_are_right(given: dict[str, Any]) -> None:
+    check_task(replace(good(), **given), "mine.py", 0)
+
+
 # A model that cannot take a single example.
 SINGLE = [
     torch.nn.Unflatten(1, (3, 1)),
@@ -275,6 +354,16 @@ BROKEN: dict[str, dict[str, Any]] = {
         "make_model": lambda: torch.nn.Linear(3, 2).requires_grad_(False)
     },
     "the result of augment is": {"augment": lambda x, rng: x[:1]},
+    "the array 'bank' of the model has shape (0, 3) before a step and (2, 3)": {"make_model": Bank},
+    "forward reaches '0.adapter.weight' past the model": {"make_model": adapted},
+    "forward reaches 'weight' past the model": {"make_model": enclosed},
+    "'0.weight' and '1.weight' share memory": {"make_model": tied_by_memory},
+    "gradient_noise_m is 0.1; it must be a NumPy array (2,)": {"gradient_noise_m": 0.1},
+    "gradient_noise_m is array([0.]); it must be": {"gradient_noise_m": np.zeros(1)},
+    "it must be a flat NumPy array, such as parameters_to_vector": {
+        "initial_params": torch.zeros(8)
+    },
+    "initial_params is [0.0, 0.0]; it must be": {"initial_params": [0.0, 0.0]},
 }
 
 

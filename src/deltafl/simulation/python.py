@@ -278,6 +278,8 @@ def _task_name(task: AnyTask) -> str:
             "function that makes one, a data frame, or a Hugging Face data set; "
             "deltafl.tasks.from_torch makes a task of PyTorch data sets"
         )
+    if not isinstance(name, str):
+        raise DeltaflError(f"the name of the task is {name!r}; it must be a text, such as 'mine'")
     # It becomes a part of folders' names.
     name = re.sub(r"[^\w.+-]", "", name)
     # No record may take it for the library's task.

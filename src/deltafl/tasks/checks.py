@@ -6,6 +6,7 @@ Every mistake is one sentence, before an experiment starts.
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import combinations
 from math import isnan
 from reprlib import repr as shown
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import OWN_ERRORS, DeltaflError, in_one_line
-from ..model_parts import as_array, copied
+from ..model_parts import NamedArrays, as_array, copied
 from ..streams import stream
+from ..types import Rng
 from .base import Task
 from .dataset import Dataset
 from .losses import Module, Tensor
@@ -142,6 +144,18 @@ def _check_clients(task: Task) -> None:
     names = [*task.client_names]
     good = len({*names}) == len(names) == len(clients) and all(isinstance(x, str) for x in names)
     _require(good or not names, "client_names", names, f"{len(clients)} different texts, or empty")
+    noise_m: Any = task.gradient_noise_m
+    if noise_m is not None:
+        good = isinstance(noise_m, np.ndarray) and noise_m.dtype.kind in "iuf"
+        good = good and noise_m.shape == (len(clients),)
+        good = good and bool(np.isfinite(noise_m).all()) and noise_m.min() >= 0
+        needed = f"a NumPy array ({len(clients)},) of numbers >= 0, one for each client"
+        _require(good, "gradient_noise_m", noise_m, needed)
+    start_d: Any = task.initial_params
+    good = isinstance(start_d, np.ndarray) and start_d.dtype.kind in "iuf" and start_d.ndim == 1
+    good = start_d is None or (good and np.isfinite(start_d).all())
+    needed = "a flat NumPy array, such as parameters_to_vector(model.parameters()).detach().numpy()"
+    _require(good, "initial_params", start_d, needed)
     owner_e: Any = task.test_clients
     if owner_e is not None:
         num_tests = len(task.dataset.test_x)
@@ -213,7 +227,10 @@ def _smoke_test(task: Task, seed: int) -> None:
         )
     # The seed that the run will use: what fails with it fails now.
     with seeded(stream(seed, "model")):
-        model = _made_model(task, x)
+        original = _made_model(task, x)
+        model: Module = _tried(
+            "the model cannot be copied, as local training does", lambda: copied(original)
+        )
         for entry in task.parts_of(model).entries:
             tensor = model.state_dict()[entry.name]
             if entry.kind == "trained" and tensor.dtype != torch.float32:
@@ -222,15 +239,15 @@ def _smoke_test(task: Task, seed: int) -> None:
                     "trains float32: write model.float(), or leave the array out of trainable"
                 )
         spare_single_values(model)
-        _check_step(task, model, x, y)
-        _check_step(task, model, x[:1], y[:1])
-        _check_metrics(task, model)
+        _check_step(task, model, x, y, original)
+        _check_step(task, model, x[:1], y[:1], original)
+        _check_metrics(task, model, stream(seed, "model"))
     losses = []
     for _ in range(2):
         with seeded(stream(seed, "model")), torch.no_grad():
             output = copied(task.make_model()).eval()(x.clone())
             losses.append(task.loss(output.clone(), y.clone()).item())
-    if not np.isclose(losses[0], losses[1], rtol=1e-6, equal_nan=True):
+    if not np.isclose(losses[0], losses[1], rtol=1e-6, atol=0, equal_nan=True):
         raise DeltaflError(
             f"one seed gives the losses {losses[0]:g} and {losses[1]:g} on the same two examples; "
             "let make_model, the model and the loss draw from torch, numpy.random or random, which "
@@ -241,7 +258,7 @@ def _smoke_test(task: Task, seed: int) -> None:
     for rows in ([0], [0, 0]):
         with seeded(stream(seed, "model")), torch.no_grad():
             sums.append(task.loss(output[rows], y[rows]).item())
-    if sums[0] != 0 and np.isclose(sums[1], 2 * sums[0], rtol=1e-5):
+    if sums[0] != 0 and np.isclose(sums[1], 2 * sums[0], rtol=1e-5, atol=0):
         raise DeltaflError(
             "the loss is a sum over the minibatch, so that steps and test losses would grow with "
             "it; let it be the mean, as reduction='mean' does, and local_lr so much larger"
@@ -249,8 +266,8 @@ def _smoke_test(task: Task, seed: int) -> None:
 
 
 def _made_model(task: Task, x: Tensor) -> Module:
-    """A copy of a new model, of which there must be copies."""
-    from .modules import nn
+    """A new model, whose copies can be trained in its place."""
+    from .modules import nn, torch
 
     make: Any = task.make_model
     if isinstance(make, nn.Module):
@@ -276,13 +293,29 @@ def _made_model(task: Task, x: Tensor) -> Module:
                 f"the parameter {name!r} has a hook, which copies of the model lack; change "
                 "gradients in the loss or in forward"
             )
-    return _tried("the model cannot be copied, as local training does", lambda: copied(model))
+    held: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, param in model.named_parameters():
+        if param.layout == torch.strided and not param.is_meta:
+            held.setdefault(param.untyped_storage().data_ptr(), []).append((name, param))
+    for parts in held.values():
+        for (one, first), (other, second) in combinations(parts, 2):
+            # Parameters may well be parts of one buffer that do not overlap.
+            if np.shares_memory(as_array(first), as_array(second)):
+                raise DeltaflError(
+                    f"the parameters {one!r} and {other!r} share memory, which copies of them "
+                    f"would not; assign the parameter itself, model.{other} = model.{one}, to tie "
+                    "them, or a .clone() to keep them apart"
+                )
+    return model
 
 
-def _check_step(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
-    """Evaluate the model, then train it, for some models differ there."""
+def _check_step(task: Task, model: Module, x: Tensor, y: Tensor, original: Module) -> None:
+    """Evaluate the model, then train it, for some models differ there; it is a copy of the
+    ``original``.
+    """
     from .modules import torch
 
+    shapes = _shapes(model)
     for mode, training in (("in evaluation", False), ("in training", True)):
         model.train(training)
         output: Any = _tried(
@@ -324,6 +357,21 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
     # Without it ``backward`` would raise; what follows says better what is wrong.
     if loss.requires_grad:
         _tried("the gradient of the loss failed", loss.backward)
+    lost = [name for name, param in original.named_parameters() if param.grad is not None]
+    if lost:
+        raise DeltaflError(
+            f"forward reaches {lost[0]!r} past the model, by a lambda or a function that knows "
+            "the module from outside, and a copy of the model would not train it; use it in a "
+            "method of the model, or of a submodule that has it"
+        )
+    after = _shapes(model)
+    for name in shapes:
+        if after.get(name) != shapes[name]:
+            raise DeltaflError(
+                f"the array {name!r} of the model has shape {shapes[name]} before a step and "
+                f"{after.get(name)} after it, and no mean of clients' models has both; give it its "
+                "largest shape, or register it with persistent=False"
+            )
     if all(param.grad is None for param in model.parameters()):
         raise DeltaflError(
             "the loss has no gradient by the model's parameters; compute it from the model's "
@@ -332,8 +380,13 @@ def _check_step(task: Task, model: Module, x: Tensor, y: Tensor) -> None:
         )
 
 
-def _check_metrics(task: Task, model: Module) -> None:
-    """Judge the outputs on the first test examples."""
+def _shapes(model: Module) -> dict[str, tuple[int, ...]]:
+    named = NamedArrays.of(model)
+    return {name: array.shape for name, array in named.arrays.items()}
+
+
+def _check_metrics(task: Task, model: Module, rng: Rng) -> None:
+    """Judge the outputs on the first test examples, and random ones where these have no value."""
     from .modules import torch
 
     if {metric.name for metric in task.metrics} == {"loss"}:
@@ -355,7 +408,11 @@ def _check_metrics(task: Task, model: Module) -> None:
             continue
         # The first examples may be of one class; all of them must not.
         enough = np.resize(output, (len(data.test_y), *output.shape[1:]))
-        if isnan(metric(output, y)) and isnan(metric(enough, data.test_y)):
+        if not isnan(metric(output, y)) or not isnan(metric(enough, data.test_y)):
+            continue
+        # A new model may answer the same to all, as one whose head begins at 0.
+        other = np.asarray(rng.normal(size=enough.shape), np.float32)
+        if isnan(metric(other, data.test_y)):
             raise DeltaflError(
                 f"{metric.heading} has no value on these {len(data.test_y)} test examples, such as "
                 "of a single class; choose another metric, or other test examples"
