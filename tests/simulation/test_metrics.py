@@ -376,6 +376,23 @@ def test_a_function_that_fails_is_one_sentence_before_anything_is_written(
     assert code == 2 and words in output and not Path("run").exists()
 
 
+def test_a_metric_is_not_called_as_a_column_or_an_entry_of_a_file(tmp_path: Path) -> None:
+    def far(output: Any, y: Any) -> Any:
+        return abs(output - y).max()
+
+    task = replace(numbers(test_clients=OWNERS), client_strata=["a", "b"] * 6)
+    given: dict[str, Any] = {**FEW, "rounds": 2, "out": tmp_path / "out"}
+    found = deltafl.compare(replace(task, metric=far), "full,uniform", 1, **given)
+    frames = (found.runs(), found.clients(), found.summary().reset_index())
+    taken = {str(name) for frame in frames for name in frame}
+    taken |= {*json.loads((tmp_path / "out" / "runs" / "full-seed0" / "clients.json").read_text())}
+    taken -= {"far", "far_sd"}
+    assert {"client", "stratum", "draws", "gap_closed", "strata", "rounds", "round"} <= taken
+    for name in sorted(taken | {"names", "trainings", "cost", "clock", "selections"}):
+        with pytest.raises(DeltaflError, match="means something else"):
+            engine_for(replace(task, metric=Metric(name, far)))
+
+
 @pytest.mark.thorough
 def test_functions_in_python_with_several_processes(tmp_path: Path) -> None:
     def far(output: Any, y: Any) -> Any:

@@ -31,7 +31,7 @@ from ..types import AnyPath, Json
 from .directory import RunDirectory, recorded_settings
 from .own_code import require_one_code, require_same_model
 from .provenance import environment
-from .record import Job, read_run
+from .record import OF_CLIENTS, OF_RUNS, OF_SUMMARY, Job, read_run
 from .settings import (
     FREE_ON_RESUME,
     OF_TABLES,
@@ -42,26 +42,6 @@ from .settings import (
     grown,
 )
 
-#: The columns of ``Comparison.summary``, and where a ``SamplerSummary`` has them.
-_COLUMNS = {
-    "gap_closed": "gap_closed.value",
-    "gap_low": "gap_closed.low",
-    "gap_high": "gap_closed.high",
-    "client_mean": "fairness.mean.mean",
-    "client_sd": "fairness.sd.mean",
-    "worst_tenth": "fairness.worst_tenth.mean",
-    "worst_tenth_sd": "fairness.worst_tenth.sd",
-    "rounds_to_threshold": "to_threshold.rounds.mean",
-    "reached": "to_threshold.num_reached",
-    "speedup": "to_threshold.speedup.ratio",
-    "speedup_low": "to_threshold.speedup.low",
-    "speedup_high": "to_threshold.speedup.high",
-    "clock_to_threshold": "to_threshold.clock",
-    "clock": "total_clock",
-    "seconds": "total_seconds",
-    "bytes": "total_bytes",
-    "diverged": "num_diverged",
-}
 #: Columns that are left out together where no run has the last of them.
 _WHERE_MEASURED = (
     ["client_sd", "worst_tenth", "worst_tenth_sd", "client_mean"],
@@ -104,7 +84,7 @@ class Comparison:
         columns = {
             metric: f"{shown}.mean",
             f"{metric}_sd": f"{shown}.sd",
-            **_COLUMNS,
+            **OF_SUMMARY,
         }
         entries = pd.json_normalize([entry.model_dump() for entry in self.numbers.samplers])
         table = entries.reindex(columns=[*columns.values()]).set_axis(
@@ -126,9 +106,9 @@ class Comparison:
         """
         import pandas as pd
 
-        columns = ["round", "accuracy", "loss", "seconds", "bytes"]
-        if self.curves[0].clock_r is not None:
-            columns.append("clock")
+        columns = list(OF_RUNS)
+        if self.curves[0].clock_r is None:
+            columns.remove("clock")
         parts = [
             pd.DataFrame(
                 {"sampler": run.sampler, "seed": run.seed}
@@ -149,16 +129,17 @@ class Comparison:
 
         parts = []
         for run in self.curves:
-            columns = {
-                "sampler": run.sampler,
-                "seed": run.seed,
-                "client": [*run.client_names] or range(len(run.draws_m)),
-                **({"stratum": [*run.client_strata]} if run.client_strata else {}),
-                "examples": np.nan if run.num_examples_m is None else run.num_examples_m,
-                "draws": run.draws_m,
-                run.metric: run.client_value_m,
-            }
-            parts.append(pd.DataFrame(columns))
+            values: tuple[Any, ...] = (
+                [*run.client_names] or range(len(run.draws_m)),
+                [*run.client_strata] or None,
+                np.nan if run.num_examples_m is None else run.num_examples_m,
+                run.draws_m,
+            )
+            columns = {"sampler": run.sampler, "seed": run.seed}
+            columns |= dict(zip(OF_CLIENTS, values, strict=True))
+            if not run.client_strata:
+                del columns["stratum"]
+            parts.append(pd.DataFrame({**columns, run.metric: run.client_value_m}))
         return pd.concat(parts, ignore_index=True)
 
     def to_csv(self, path: AnyPath | None = None) -> str:

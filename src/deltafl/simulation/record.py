@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple, Self
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
+from ..analysis.plots import PICTURES
 from ..analysis.runs import Fairness, Run
 from ..analysis.statistics import fairness_of
 from ..errors import DeltaflError
@@ -25,6 +26,7 @@ from ..samplers.label import file_name
 from ..store import checked, plain_json, read_json, write_atomically
 from ..store.files import below, make_folder
 from ..tasks.base import Task
+from ..tasks.metrics import METRICS, Metric
 from ..types import FloatArray, IntArray, Json, Judge, judge_of
 from .checkpoint import CURE
 from .directory import CLIENTS, LINE_FILES, RunDirectory, locked, recorded_settings
@@ -43,6 +45,30 @@ _HOW = FREE_ON_RESUME | {"memory_path", "device"}
 
 #: Settings that records of earlier versions have and that change no result.
 _GONE = {"engine", "probe_every"}
+
+#: The columns of ``Comparison.summary``, and where a ``SamplerSummary`` has them.
+OF_SUMMARY = {
+    "gap_closed": "gap_closed.value",
+    "gap_low": "gap_closed.low",
+    "gap_high": "gap_closed.high",
+    "client_mean": "fairness.mean.mean",
+    "client_sd": "fairness.sd.mean",
+    "worst_tenth": "fairness.worst_tenth.mean",
+    "worst_tenth_sd": "fairness.worst_tenth.sd",
+    "rounds_to_threshold": "to_threshold.rounds.mean",
+    "reached": "to_threshold.num_reached",
+    "speedup": "to_threshold.speedup.ratio",
+    "speedup_low": "to_threshold.speedup.low",
+    "speedup_high": "to_threshold.speedup.high",
+    "clock_to_threshold": "to_threshold.clock",
+    "clock": "total_clock",
+    "seconds": "total_seconds",
+    "bytes": "total_bytes",
+    "diverged": "num_diverged",
+}
+#: Those of ``Comparison.runs`` and ``Comparison.clients``, after the sampler and the seed.
+OF_RUNS = ("round", "accuracy", "loss", "seconds", "bytes", "clock")
+OF_CLIENTS = ("client", "stratum", "examples", "draws")
 
 #: A column of numbers; null where one does not exist.
 Column = Annotated[list[float | None], BeforeValidator(plain_json)]
@@ -220,6 +246,20 @@ def noted_clients(folder: Path) -> NotedClients:
     """What is noted of the clients; nothing of a run that has not come so far."""
     file = folder / CLIENTS
     return checked(NotedClients, read_json(file) if file.exists() else {}, str(file), CURE)
+
+
+def require_own_columns(metrics: Iterable[Metric]) -> None:
+    """Refuse a metric of the user's that is called as something else in tables and records."""
+    taken = {"seeds", *OF_SUMMARY, *OF_CLIENTS, *NotedClients.model_fields}
+    taken |= {Path(picture).stem for picture in PICTURES}
+    # Curves are columns without the name of their axis.
+    taken |= {name.removesuffix("_r") for name in Run._fields}
+    for metric in metrics:
+        if metric.name in taken and metric.name not in METRICS:
+            raise DeltaflError(
+                f"your metric is called {metric.name!r}, which means something else in tables and "
+                "records; give it another name"
+            )
 
 
 def what_is_run(settings: RunSettings) -> Json:

@@ -357,9 +357,6 @@ METRICS: dict[str, Metric] = {
         _OfArrays("r2", _of_numbers("r2_score"), targets=(NUMBERS,), written="R2"),
     )
 }
-#: What stands beside metrics in records and tables.
-_TAKEN = {*METRICS, "client_accuracy", "num_examples", "rounds"}
-_TAKEN |= {"round", "bytes", "seconds", "clock", "selections"}
 #: Other names that people type.
 _SAME = {
     "auc": "roc_auc",
@@ -474,7 +471,7 @@ def _with_own_name(metric: Metric) -> Metric:
             raise DeltaflError(
                 f"{option} of your metric {metric.name} is {given!r}; write True or False"
             )
-    if not isinstance(metric, _OfArrays) and metric.name in _TAKEN:
+    if not isinstance(metric, _OfArrays) and metric.name in METRICS:
         raise DeltaflError(
             f"your metric is called {metric.name!r}, which means something else in records; give "
             "it another name"
