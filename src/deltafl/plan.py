@@ -72,6 +72,13 @@ class RoundState(NamedTuple):
     #: what the simulator's models have beside the vector (``simulation/rest.py``); other hosts keep
     #: that themselves
     rest: Any = NO_REST
+    #: how many rounds were left out, as those of an outage: the model is as if they had not been
+    left_out: Annotated[int, Within("[0, round]")] = 0
+
+    @property
+    def counted(self) -> int:
+        """How many rounds have moved the model: what the server's parts count by."""
+        return self.round - self.left_out
 
     def is_consistent(self) -> bool:
         """Whether the counts of a saved state fit each other."""
@@ -386,7 +393,7 @@ class Plan(WithRanges):
     ) -> tuple[RoundState, Step]:
         """The next state, from an estimate of what clients did without a drift; also the step."""
         own = dict(state.parts)
-        step = Step(state.round, state.params_d, delta_d, cohort=cohort, variance=variance)
+        step = Step(state.counted, state.params_d, delta_d, cohort=cohort, variance=variance)
         # Each part takes the step that the one before it leaves.
         for part in self.parts:
             step, own[part.name] = part.direction(self, own[part.name], step)

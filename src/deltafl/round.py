@@ -120,7 +120,7 @@ def open_round(
     # A stream of its own for each round: one that is opened again, or after a restart, has the same
     # draws.
     rng = stream(plan.seed, "draw", state.round)
-    cohort = plan.select(state.round, mask_m)
+    cohort = plan.select(state.counted, mask_m)
     if cohort is None:
         cohort = plan.draw(state, mask_m, rng, oracle)
     check_cohort(cohort, m)

@@ -139,6 +139,33 @@ def test_an_outage_changes_no_weight_afterwards(label: str, n: int) -> None:
         assert [info.sum_of_weights for info in play(fed, 5)] == pytest.approx([1.0] * 5)
 
 
+@pytest.mark.parametrize("out", [{0}, {1}, {0, 3, 4}])
+def test_parts_count_the_rounds_that_were_not_left_out(out: set[int]) -> None:
+    """The mean of the last steps, and the weights of an average, are those of a run without."""
+    label = "full+ghbm=0.5+ghbm_tau=2+average=0.9"
+    models = []
+    for left_out in (out, set[int]()):
+        fed = federation(label, weights="uniform", m=10)
+        for number in range(5 + len(left_out)):
+            play(fed, 1, alive=number not in left_out)
+        models.append(fed.model()["x"].tolist())
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("m", [4, 12])
+@pytest.mark.parametrize("kind", ["exact", "code"])
+def test_a_full_first_round_that_nobody_answered_is_played_again(kind: str, m: int) -> None:
+    fed = federation("innovation", first_round=kind, m=m)
+    infos = play(fed, 2, alive=False) + play(fed, 2)
+    assert [info.num_selected for info in infos] == [m, m, m, 3]
+
+
+def test_what_an_outage_has_cost_is_spent() -> None:
+    fed = federation("uniform+budget=72+budget_rounds=6", m=40)
+    infos = play(fed, 1) + play(fed, 2, alive=False) + play(fed, 3)
+    assert [info.num_selected for info in infos] == [12] * 6
+
+
 def test_clients_that_are_away_in_an_outage_do_not_count_as_connected() -> None:
     """Else their rates would rise towards 1 with every such round, and they would count too
     little ever after.
@@ -181,6 +208,12 @@ def test_silence_of_clients_that_often_fail_is_non_response() -> None:
         play_once(fed, lambda i: ClientReply(fed.arrays()) if rng.random() < 0.5 else None)
     assert fed.current.selected_m.sum() >= 116
     assert all(0.3 < rate < 0.7 for rate in rates_of(fed).values())
+
+
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="no wider type here")
+def test_a_model_that_no_reply_may_have_is_refused() -> None:
+    with pytest.raises(DeltaflError, match="'x' of the model has type .*; give it as float64"):
+        federation(model={"x": np.zeros(3, np.longdouble)})
 
 
 def test_buffers_without_noise_are_refused() -> None:

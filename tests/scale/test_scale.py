@@ -309,7 +309,7 @@ def test_a_state_may_be_older_than_what_its_plan_does_not_use(tmp_path: Path, sa
     save_state(path, init_round(plan, np.zeros(D)), plan)
     arrays, header = read_sealed(path, "")
     assert "per_cost" not in header["sampler"]
-    del header["budget"], header["average"]
+    del header["budget"], header["average"], arrays["state.left_out"]
     write_sealed(path, dict(arrays), header)
     assert load_state(path, plan).round == 0
     other = plan.with_part(Average(0.5))
@@ -365,7 +365,8 @@ def test_bytes_of_a_state_count_what_clients_share_once() -> None:
     for _ in range(2):
         cohort = open_round(plan, state)
         state, _ = close_round(plan, state, cohort, np.ones((n, d), dtype=np.float32))
-    assert n * d * 4 <= bytes_in_ram(state) - before <= 2 * n * d * 4
+    # A number more: two that are 0 at the beginning are one object.
+    assert n * d * 4 <= bytes_in_ram(state) - before <= 2 * n * d * 4 + 8
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from ..plan import Plan, RoundState
 from ..round import init_round, open_round
 from ..scale.memory_budget import memory_size, require_room
 from ..scale.rows import DTYPES
-from ..types import Cohort, IntArray, Params, RejectedReply, RoundInfo
+from ..types import EVERYONE, Cohort, Params, RejectedReply, RoundInfo
 from .clients import ClientInfo, resize_state
 from .exchange import CODE, STEP_FACTOR, TRAINED, Question
 from .replies import NOT_CORRECTED, ClientReply, read_numbers, reports_of
@@ -293,12 +293,10 @@ class Federation:
             # A mean of buffers is moved by one client alone, a median is not.
             robust = plan.part("clip") is not None
             self.rest = mean_rest(self.layout, sent, received, round.coef_n, median=robust)
-        if not private and not used_n.any() and looks_like_outage(state, cohort.client_n):
+        if not private and not used_n.any() and looks_like_outage(state, cohort):
             # The round did not happen, but who was away, was away.
-            self.state = state._replace(
-                round=self.state.round,
-                missed_m=self.state.missed_m,
-            )
+            missed_m = self.state.missed_m
+            self.state = self._going_on_from(state)._replace(missed_m=missed_m)
             self.warnings.append(
                 "no reply could be used, which looks like an outage: the round changes nothing"
             )
@@ -341,11 +339,24 @@ class Federation:
         self.warnings.append(f"{symptom}: the model of round {state.round} is put back")
         if plan.memory.folder is not None:  # its rows are gone from the file
             state = state._replace(control=init_round(plan, state.params_d).control)
-        self.state = state._replace(round=self.current.round)
+        self.state = self._going_on_from(state)
         self.clients = clients
         self.plan = plan
         self.rest = rest
         self.kept.clear()
+
+    def _going_on_from(self, before: RoundState) -> RoundState:
+        """An earlier state in the place of the present one: the rounds since then are left out."""
+        now = self.current
+        parts = {
+            part.name: part.left_out(before.parts[part.name], now.parts[part.name])
+            for part in self.plan.parts
+        }
+        return before._replace(
+            round=now.round,
+            left_out=before.left_out + now.round - before.round,
+            parts=parts,
+        )
 
     def _set_clients(
         self,
@@ -416,7 +427,7 @@ class Federation:
         return reply._replace(fault=self.layout.fault(reply.arrays))
 
 
-def looks_like_outage(state: RoundState, client_n: IntArray) -> bool:
+def looks_like_outage(state: RoundState, cohort: Cohort) -> bool:
     """Whether these clients are unlikely to have failed independently: prod_i (1 - r_i) < 0.001.
 
     An outage of the server's network, counted as a failure of each client, would inflate their
@@ -424,6 +435,9 @@ def looks_like_outage(state: RoundState, client_n: IntArray) -> bool:
     (selected + 2) over all clients: the mean of a beta distribution, so that rarely selected
     clients count like the others. One silent client proves nothing.
     """
+    client_n = cohort.client_n
+    if cohort.kind == EVERYONE:  # a full first round, which no later one makes up for
+        return True
     if len(client_n) < 2:
         return False
     responded_m = np.asarray(state.responded_m, float)

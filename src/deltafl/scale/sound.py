@@ -30,7 +30,8 @@ def restored_state(sampler: Any, template: Any, arrays: Mapping[str, Array]) -> 
 
     ``template`` is that of the same plan before the first round.
     """
-    state = from_named_arrays(template, arrays)
+    # States are older than this count.
+    state = from_named_arrays(template, {"state.left_out": np.zeros((), int), **arrays})
     state = state._replace(sampler=sampler.restored(state.sampler, template.sampler))
     for name, fault in _faults(state, template, "state", state.round):
         raise not_sound(f"{name} {fault}")

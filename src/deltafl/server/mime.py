@@ -68,7 +68,7 @@ class ClientMomentum(ServerPart):
         part: slice,
         read: Reader,
     ) -> Params:
-        return self.sent(state.parts[self.name], state.round, state.params_d, part)
+        return self.sent(state.parts[self.name], state.counted, state.params_d, part)
 
     def direction(
         self,

@@ -98,7 +98,7 @@ class Drawing(NamedTuple):
 class Step(NamedTuple):
     """The model's step in one round, as it passes from part to part."""
 
-    round: int  #: index of the round, from 0
+    round: int  #: index of the round among those that count (``RoundState.left_out``), from 0
     params_d: Params  #: the model before it
     delta_d: FloatArray  #: D, the estimate of the full-participation update
     #: sum_S coef_i norm(u_i)^2, if a part ``needs_whole_updates``
@@ -184,7 +184,9 @@ class ServerPart(WithRanges):
         return self
 
     def size(self, plan: PlanOfParts, own: Any, round: int, n: int) -> int:
-        """How many clients the sampler draws, where the parts before it would have ``n``."""
+        """How many clients the sampler draws, where the parts before it would have ``n``.
+        ``round`` is that of the run.
+        """
         return n
 
     def select(
@@ -194,7 +196,7 @@ class ServerPart(WithRanges):
         mask_m: BoolArray | None,
     ) -> Cohort | None:
         """The cohort of a round in which the sampler does not draw; None if it does. ``mask_m``,
-        bool (m,), says who is available, None that all are.
+        bool (m,), says who is available, None that all are. ``round`` counts as ``Step.round`` does.
         """
         return None
 
@@ -249,6 +251,12 @@ class ServerPart(WithRanges):
     def model(self, own: Any, params_d: Params) -> Params:
         """The model to use where the parts before it would use ``params_d``."""
         return params_d
+
+    def left_out(self, own: Any, now: Any) -> Any:
+        """Its state where rounds are left out, as those of an outage: ``own`` is from before them,
+        ``now`` from after.
+        """
+        return own
 
     def resized(self, own: Any, moves: Moves) -> Any:
         """Its state when clients join, change or leave; ``Moves`` says which."""
