@@ -725,6 +725,11 @@ def test_a_round_of_which_all_replies_are_refused_is_a_warning(
     assert caplog.records == []
 
 
+def test_what_a_mask_hides_is_not_counted() -> None:
+    with pytest.raises(DeltaflError, match="loss is masked.*; give a list with None"):
+        Reports.make(2, loss=np.ma.masked_array([1.0, 50.0], [False, True]))
+
+
 def test_arguments_that_changed_places_are_named(tmp_path: Path) -> None:
     plan = Plan(POPULATION, make_sampler("uniform"), 2)
     state = init_round(plan, np.zeros(3))

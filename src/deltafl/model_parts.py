@@ -389,6 +389,12 @@ def parts_of_copies(arrays: Mapping[str, Array], tied: bool | None, **options: A
     """
     named = NamedArrays.of(arrays)
     apart = ModelParts.of(named, **options)
+    for entry in apart.entries:
+        if entry.kind in SENT and named.arrays[entry.name].itemsize > _WIDEST:
+            raise DeltaflError(
+                f"array {entry.name!r} of the model has type {entry.dtype}, which not every client "
+                "can send; give it as float64, or float32"
+            )
     same_as = dict(named.same_as)
     first: dict[tuple[object, ...], str] = {}
     for entry in apart.entries:

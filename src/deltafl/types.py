@@ -567,6 +567,11 @@ def _column(
     if given is None:
         return np.full(n, default)
     rows: Any = given
+    if np.ma.isMaskedArray(rows):
+        raise DeltaflError(
+            f"reports: {name} is masked, and what a mask hides would count; give a list with None "
+            "in its place"
+        )
     try:
         values = np.asarray(rows)
     except OWN_ERRORS:  # entries of several shapes

@@ -101,6 +101,11 @@ def test_a_metric_of_the_clients_may_be_their_weight() -> None:
     assert claimed == {"loss": pytest.approx(11 / 3), "positives": pytest.approx(7 / 3)}
 
 
+def test_claims_whose_sum_overflows_are_weights_all_the_same() -> None:
+    replies: Any = [(1.0, {"auc": auc, "claim": 1.5e308}) for auc in (0.25, 0.5, 0.75)]
+    assert mean_metrics([*replies, (1.0, {"auc": 9.0, "claim": 1.0})], "claim") == {"auc": 0.5}
+
+
 @given(
     st.lists(
         st.tuples(

@@ -46,6 +46,7 @@ DP = DifferentialPrivacy(clip=1.0, noise_multiplier=1.0, delta=1e-5)
         ({"registration_timeout": float("nan")}, "registration_timeout is nan"),
         ({"registration_timeout": "10"}, r"is '10'; it must be a number of seconds in \(0, inf\)"),
         ({"state_path": ""}, "state_path is ''; write the name of a folder, or None"),
+        ({"state_path": "a\0b"}, "state_path is .*; write the name of a folder, or None"),
         ({"memory_path": 3}, "memory_path is 3; write the name of a folder, or None"),
         ({"avrage": 0.5}, "did you mean 'average'"),
         ({"max_rato": 2}, "did you mean 'max_ratio'"),

@@ -124,6 +124,16 @@ def test_a_function_may_have_no_metrics() -> None:
     assert result.evaluate_metrics_clientapp == {}
 
 
+def test_functions_that_make_no_metrics_are_refused() -> None:
+    number: Any = 5
+    with pytest.raises(DeltaflError, match="a function for metrics is 5; write one that takes"):
+        DeltaStrategy("uniform", n=2, train_metrics_aggr_fn=number)
+    five: Any = lambda contents, by: 5  # noqa: E731
+    strategy = DeltaStrategy("uniform", n=2, train_metrics_aggr_fn=five)
+    with pytest.raises(DeltaflError, match="returned 5; return a MetricRecord, or None"):
+        start(strategy, measuring(), rounds=1)
+
+
 def test_train_metrics_are_weighted_as_the_estimate() -> None:
     """Half of the clients, drawn with unequal probabilities; the loss is one of the metrics."""
     strategy = DeltaStrategy("fedavg", n=3, seed=3)

@@ -265,7 +265,10 @@ def mean_metrics(
         if not counted:
             continue
         value_lk = np.stack([numbers for _, numbers in counted], axis=-1)
-        weight_lk = np.isfinite(value_lk) * np.array([weight for weight, _ in counted])
+        weight_k = np.array([weight for weight, _ in counted])
+        # Over a power of two, which rounds nothing: the sum of what clients claim may overflow.
+        weight_k = np.ldexp(weight_k, -np.frexp(weight_k.max())[1])
+        weight_lk = np.isfinite(value_lk) * weight_k
         with np.errstate(invalid="ignore", over="ignore"):  # of an entry that nobody has, NaN
             share_lk = weight_lk / weight_lk.sum(axis=-1)[..., None]
             means[name] = (share_lk * np.nan_to_num(value_lk)).sum(axis=-1).tolist()

@@ -125,6 +125,12 @@ class DeltaStrategy(Strategy):
                 f"fraction_evaluate is {fraction_evaluate!r}; it must be a number in [0, 1]"
             )
         self.fraction_evaluate = fraction_evaluate
+        for aggregate in (train_metrics_aggr_fn, evaluate_metrics_aggr_fn):
+            if aggregate is not None and not callable(aggregate):
+                raise DeltaflError(
+                    f"a function for metrics is {aggregate!r:.60}; write one that takes the "
+                    "contents of the replies and the key of their weights, or None"
+                )
         self.train_metrics_aggr_fn = train_metrics_aggr_fn
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
         for name in settings.keys() & _ELSEWHERE:
@@ -341,7 +347,13 @@ class DeltaStrategy(Strategy):
         if function is not None and weights:
             contents = [received[key].content for key in weights]
             # FedAvg takes None for no metrics.
-            return function(contents, by or NUM_EXAMPLES) or MetricRecord()
+            metrics = function(contents, by or NUM_EXAMPLES) or MetricRecord()
+            if not isinstance(metrics, MetricRecord):
+                raise DeltaflError(
+                    f"the function for metrics returned {metrics!r:.60}; return a MetricRecord, or "
+                    "None for no metrics"
+                )
+            return metrics
         weighted = [(weight, metrics_in(received[key])) for key, weight in weights.items()]
         return MetricRecord(mean_metrics(weighted, by, partial(log, WARNING)))
 
