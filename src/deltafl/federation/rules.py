@@ -243,7 +243,7 @@ def make_rules(
         1,
     )
     for name, path in (("state_path", state_path), ("memory_path", memory_path)):
-        if not isinstance(path, str | Path | None) or path == "" or "\0" in str(path):
+        if str(path) == "" or "\0" in str(path) or not isinstance(path, str | Path | None):
             raise DeltaflError(f"{name} is {path!r}; write the name of a folder, or None for none")
     memory = RowFormat(memory_dtype)
     if memory_path is not None:
