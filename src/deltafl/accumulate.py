@@ -41,6 +41,12 @@ def clients_of(plan: Plan, state: RoundState) -> int:
         raise DeltaflError(
             f"the state is of {known} clients and the plan of {m}; give its own plan"
         )
+    new = [part.name for part in plan.parts if part.name not in state.parts]
+    if new:
+        raise DeltaflError(
+            f"the plan has {', '.join(new)}, of which the state knows nothing: give the state's "
+            "own plan, or begin with init_round(plan, state.params_d)"
+        )
     return m
 
 

@@ -38,6 +38,14 @@ def save_state(path: AnyPath, state: RoundState, plan: Plan) -> None:
             "this plan keeps rows in a file of their own, which a state file cannot hold"
         )
     arrays = dict(named_arrays(state, shared=True))
+    # Neither plan could load a file of both; samplers that compare all pairs take long to begin.
+    if plan.sampler.most_clients is None:
+        begun = blank_state(plan, np.zeros(1, np.float32))
+        if arrays.keys() != dict(named_arrays(begun, shared=True)).keys():
+            raise DeltaflError(
+                "the state was made for another plan, whose sampler, estimator or parts remember "
+                "something else; give the plan that its rounds were played with"
+            )
     write_sealed(Path(path), arrays, {**owner(plan), "made_with": made_with()})
 
 
@@ -50,8 +58,9 @@ def load_state(path: AnyPath, plan: Plan) -> RoundState:
     place (``mv``, ``save_state``), for as long as the state is used.
 
     ``plan`` is the one it was saved with, but for the cohort's size and ``response_floor``, on
-    which no state depends. To go on with another plan, load with the old one and go on with the
-    new. Files of other clients or another plan, or that are no such files, are refused by a
+    which no state depends. To go on with other clients, weights or another method, load with the
+    old plan and begin with ``init_round(new, state.params_d)``: what the state remembers of
+    clients belongs to their weights. Files of other clients or another plan, or that are no such files, are refused by a
     ``DeltaflError``.
     """
     check_types("load_state(path, plan)", path=(path, str, PathLike), plan=(plan, Plan))
