@@ -726,7 +726,7 @@ def test_a_round_of_which_all_replies_are_refused_is_a_warning(
 
 
 def test_what_a_mask_hides_is_not_counted() -> None:
-    with pytest.raises(DeltaflError, match="loss is masked.*; give a list with None"):
+    with pytest.raises(DeltaflError, match=r"loss is masked.*; give a list with None"):
         Reports.make(2, loss=np.ma.masked_array([1.0, 50.0], [False, True]))
 
 

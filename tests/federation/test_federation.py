@@ -212,7 +212,7 @@ def test_silence_of_clients_that_often_fail_is_non_response() -> None:
 
 @pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="no wider type here")
 def test_a_model_that_no_reply_may_have_is_refused() -> None:
-    with pytest.raises(DeltaflError, match="'x' of the model has type .*; give it as float64"):
+    with pytest.raises(DeltaflError, match=r"'x' of the model has type .*; give it as float64"):
         federation(model={"x": np.zeros(3, np.longdouble)})
 
 

@@ -60,8 +60,8 @@ def load_state(path: AnyPath, plan: Plan) -> RoundState:
     ``plan`` is the one it was saved with, but for the cohort's size and ``response_floor``, on
     which no state depends. To go on with other clients, weights or another method, load with the
     old plan and begin with ``init_round(new, state.params_d)``: what the state remembers of
-    clients belongs to their weights. Files of other clients or another plan, or that are no such files, are refused by a
-    ``DeltaflError``.
+    clients belongs to their weights. Files of other clients or another plan, or that are no such
+    files, are refused by a ``DeltaflError``.
     """
     check_types("load_state(path, plan)", path=(path, str, PathLike), plan=(plan, Plan))
     cure = "put a copy back, or write it anew with save_state"

@@ -196,7 +196,7 @@ class ServerPart(WithRanges):
         mask_m: BoolArray | None,
     ) -> Cohort | None:
         """The cohort of a round in which the sampler does not draw; None if it does. ``mask_m``,
-        bool (m,), says who is available, None that all are. ``round`` counts as ``Step.round`` does.
+        bool (m,), says who is available, None that all are. ``round`` is ``Step.round``.
         """
         return None
 
