@@ -9,7 +9,8 @@
 ``close_round`` is these lines; a host that wants to see ``round.reports`` writes them itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import nan, sqrt
 from typing import Any, NamedTuple
 
@@ -48,6 +49,26 @@ def clients_of(plan: Plan, state: RoundState) -> int:
             "own plan, or begin with init_round(plan, state.params_d)"
         )
     return m
+
+
+@contextmanager
+def own_state(plan: Plan, state: RoundState) -> Iterator[None]:
+    """Where something raises because the state was made for another plan, say that."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError):
+        # Only now: some samplers take long to begin.
+        kinds = {
+            "sampler": (state.sampler, plan.sampler.init(plan.population)),
+            "estimator": (state.control, plan.rule.control.init(plan.population, 1)),
+        }
+        for name, (given, begun) in kinds.items():
+            if type(given) is not type(begun):
+                raise DeltaflError(
+                    f"the state was made for a plan with another {name}; give its own plan, or "
+                    "begin with init_round(plan, state.params_d)"
+                ) from None
+        raise
 
 
 class _Measured(NamedTuple):

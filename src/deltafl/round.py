@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .accumulate import Accumulator, clients_of
+from .accumulate import Accumulator, clients_of, own_state
 from .arrays import initial_model
 from .designs.inclusion import check_anyone, check_cohort, mask_of
 from .errors import DeltaflError, check_types, log
@@ -122,7 +122,8 @@ def open_round(
     rng = stream(plan.seed, "draw", state.round)
     cohort = plan.select(state.counted, mask_m)
     if cohort is None:
-        cohort = plan.draw(state, mask_m, rng, oracle)
+        with own_state(plan, state):
+            cohort = plan.draw(state, mask_m, rng, oracle)
     check_cohort(cohort, m)
     # An estimator that needs what the sampler does not know fails here, before anybody trains.
     plan.collect_replies(state, cohort)
@@ -153,7 +154,8 @@ def close_round(
     """
     accumulator = Accumulator(plan, state, cohort)
     accumulator.add_rows(updates, reports)
-    following, info = accumulator.close()
+    with own_state(plan, state):
+        following, info = accumulator.close()
     if info.warning is not None:
         log.warning("%s", info.warning)
     return following, info
