@@ -4,6 +4,7 @@ import tracemalloc
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +21,7 @@ from deltafl import (
     DeltaflError,
     Fixed,
     Full,
+    Momentum,
     Plan,
     Population,
     PracDelta,
@@ -29,6 +31,7 @@ from deltafl import (
     Sgd,
     broadcast,
     close_round,
+    close_round_from_sum,
     init_round,
     load_state,
     make_plan,
@@ -38,11 +41,15 @@ from deltafl import (
     save_state,
     unflatten,
 )
+from deltafl.accumulate import Accumulator
 from deltafl.estimators.common import CommonControlState
 from deltafl.estimators.control_variates import ControlVariate
 from deltafl.scale.numerics import inner
+from deltafl.server.budget import Budget
+from deltafl.server.ghbm import Ghbm
 from deltafl.server.norms import measure
 from deltafl.server.optimizers import SERVER_OPTIMIZERS
+from deltafl.server.relative_error import RelativeError
 from deltafl.server.screening import screen_replies
 from tools.samplers import cohort_of
 
@@ -386,7 +393,7 @@ def test_somebody_must_be_available(name: str) -> None:
     for wrong in (np.ones(5, dtype=bool), np.arange(6), [np.nan] * 6, ["a"] * 6):
         with pytest.raises(
             DeltaflError,
-            match=r"available_m is array\(.*; it must hold True or False for each of 6",
+            match=r"available_m is .*; it must hold True or False for each of 6",
         ):
             open_round(plan, state, wrong, PROBLEM.oracle)  # type: ignore[arg-type]
 
@@ -512,7 +519,7 @@ def weighted(weights: list[float]) -> Plan:
         ),
         (
             lambda: close_round(plan_of(), init_round(plan_of(), [0.0]), STRANGER, [[1.0]]),
-            "the cohort has clients that the plan does not know",
+            "the cohort's client_n is",
         ),
         (
             lambda: open_round(plan_of(THREE), init_round(plan_of(), [0.0])),
@@ -750,3 +757,98 @@ def test_arguments_that_changed_places_are_named(tmp_path: Path) -> None:
         with pytest.raises(DeltaflError, match=sentence):
             call()
     assert not list(tmp_path.iterdir())
+
+
+TWO = np.array([0, 1])
+ONES = np.array([1, 1])
+HALVES = np.array([0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    "cohort",
+    [
+        Cohort(np.array([0, 0]), ONES, HALVES),
+        Cohort(np.array([-1, 0]), ONES, HALVES),
+        Cohort(np.array([0.0, 1.0]), ONES, HALVES),
+        Cohort(np.array(0), np.array(1), np.array(0.5)),
+        Cohort(TWO, np.array([0, 1]), HALVES),
+        Cohort(TWO, ONES[:1], HALVES),
+        Cohort(TWO, ONES, np.array([0, 0.5])),
+        Cohort(TWO, ONES, HALVES, absent=np.array([9])),
+        Cohort(TWO, ONES, HALVES, stage_n=HALVES[:1]),
+        Cohort([0, 1], [1, 1], [0.5, 0.5]),  # type: ignore[arg-type]
+    ],
+)
+def test_cohorts_that_a_host_has_made_are_checked(cohort: Cohort) -> None:
+    plan = plan_of()
+    with pytest.raises(DeltaflError, match="the cohort's"):
+        close_round(plan, init_round(plan, np.zeros(2)), cohort, np.ones((2, 2)))
+
+
+def test_replies_that_would_make_the_model_infinite_are_left_out() -> None:
+    """Each of them is finite, and so is their mean: the server's rate is too large."""
+    plan = make_plan("full", [1, 1], 2, server_lr=1e30, mime=0.5)
+    state = init_round(plan, np.zeros(2))
+    following, info = close_round(plan, state, open_round(plan, state), np.full((2, 2), 1e18))
+    assert following.params_d.tolist() == [0, 0]
+    assert following.parts["mime"].momentum_d.tolist() == [0, 0]
+    assert following.round == 1
+    assert info.num_responded == 0
+    assert info.warning is not None
+    assert "the model would have an entry that is not finite" in info.warning
+
+
+@pytest.mark.parametrize(
+    ("label", "more"),
+    [
+        ("uniform", {"server_optimizer": Momentum(1.0, 0.5), "server_lr": 0.1}),
+        ("uniform+server_lr=0.1", {"parts": [Sgd(2.0)]}),
+        ("uniform", {"ghbm": Ghbm(0.9, 2), "ghbm_tau": 7}),
+        ("uniform", {"budget": Budget(100, 5), "budget_rounds": 3}),
+        ("uniform@@hajek", {"estimator": ESTIMATORS["difference-own"]}),
+        ("uniform", {"parts": Sgd()}),
+        ("uniform", {"parts": None}),
+        ("uniform", {"n": np.array([2, 2])}),
+    ],
+)
+def test_nothing_that_is_set_twice_is_ignored(label: str, more: dict[str, Any]) -> None:
+    with pytest.raises(DeltaflError):
+        make_plan(label, [1] * 8, **{"n": 4, **more})
+
+
+def test_cohorts_size_themselves_by_a_part_that_is_given() -> None:
+    plan = make_plan("uniform", [1] * 8, "auto", parts=[RelativeError(0.1)])
+    assert plan.part("relative_error") == RelativeError(0.1)
+
+
+def test_calls_with_what_they_cannot_take_are_sentences() -> None:
+    plan = make_plan("fedvarp+scaffold", [1] * 8, 4)
+    state = init_round(plan, np.zeros(2))
+    cohort = open_round(plan, state)
+    by_sum = make_plan("uniform", [1] * 8, 4)
+    larger = make_plan("uniform", [1] * 99, 9)
+    others = open_round(larger, init_round(larger, np.zeros(2)))
+    census = make_plan("census", [1] * 8, 4)
+    closed = Accumulator(plan, state, cohort)
+    closed.add_rows(np.ones((4, 2)))
+    closed.close()
+    first = init_round(by_sum, np.zeros(2))
+    here_n = np.ones(4, bool)
+    unlike: Any = [None, 5, iter([1]), np.ones((8, 150)) * 1j]
+    sums: Any = [["a", "b"], [[1], [1, 2]], np.ones(2) * 1j]
+    calls: list[Callable[[], object]] = [
+        closed.close,
+        Accumulator(plan, state, cohort).close,
+        lambda: open_round(plan, state, [[True], [True, False], True]),  # type: ignore[arg-type]
+        lambda: close_round_from_sum(by_sum, first, others, here_n, np.ones(2)),
+        lambda: Reports.make(-1),
+        lambda: Reports.make(2.0),  # type: ignore[arg-type]
+        *(partial(census.with_census, answers) for answers in unlike),
+        *(partial(close_round_from_sum, by_sum, first, cohort, here_n, given) for given in sums),
+        *(partial(plan.drifts, state, np.array(given)) for given in ([99], [-1], [0.5])),
+    ]
+    for call in calls:
+        with pytest.raises(DeltaflError):
+            call()
+    drifts: Any = plan.drifts(state, [0, 1])  # type: ignore[arg-type]
+    assert drifts.shape == (2, 2)

@@ -9,26 +9,36 @@
 ``close_round`` is these lines; a host that wants to see ``round.reports`` writes them itself.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from math import nan, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .designs.inclusion import check_cohort
 from .errors import DeltaflError, check_types
 from .estimators.control_variates import wrong_value
 from .estimators.sketch import count_sketch
 from .estimators.value import ControlValue, Reader
 from .estimators.variance import effective_sample_size, variance_form
 from .plan import Plan, RoundState
-from .scale.numerics import inner, weighted_sum
+from .scale.numerics import inner, largest_entry, weighted_sum
 from .scale.rows import read_rows, together
 from .scale.stretches import over_stretches
 from .server.norms import about_mean
 from .server.part import Step
 from .server.screening import Updates, screen_replies
-from .types import Array, Cohort, FloatArray, Params, Replies, Reports, RoundInfo
+from .types import (
+    Array,
+    BoolArray,
+    Cohort,
+    FloatArray,
+    Params,
+    RejectedReply,
+    Replies,
+    Reports,
+    RoundInfo,
+)
 
 
 def clients_of(plan: Plan, state: RoundState) -> int:
@@ -51,24 +61,18 @@ def clients_of(plan: Plan, state: RoundState) -> int:
     return m
 
 
-@contextmanager
-def own_state(plan: Plan, state: RoundState) -> Iterator[None]:
-    """Where something raises because the state was made for another plan, say that."""
-    try:
-        yield
-    except (AttributeError, LookupError, TypeError, ValueError):
-        # Only now: some samplers take long to begin.
-        kinds = {
-            "sampler": (state.sampler, plan.sampler.init(plan.population)),
-            "estimator": (state.control, plan.rule.control.init(plan.population, 1)),
-        }
-        for name, (given, begun) in kinds.items():
-            if type(given) is not type(begun):
-                raise DeltaflError(
-                    f"the state was made for a plan with another {name}; give its own plan, or "
-                    "begin with init_round(plan, state.params_d)"
-                ) from None
-        raise
+def check_round(plan: Plan, state: RoundState, cohort: Cohort) -> None:
+    """Raise a ``DeltaflError`` unless a cohort can be one of this plan and state."""
+    m = clients_of(plan, state)
+    check_types("close_round(plan, state, cohort, updates)", cohort=(cohort, Cohort))
+    check_cohort(cohort, m, "the cohort's")
+    # A cohort that a host has made itself has no round.
+    if cohort.round not in (None, state.round):
+        raise DeltaflError(
+            f"the cohort was drawn in round {cohort.round} and the state is that of round "
+            f"{state.round}; open the round again, and close it with the state that open_round "
+            "was given"
+        )
 
 
 class _Measured(NamedTuple):
@@ -92,19 +96,7 @@ class Accumulator:
     """
 
     def __init__(self, plan: Plan, state: RoundState, cohort: Cohort) -> None:
-        m = clients_of(plan, state)
-        check_types("close_round(plan, state, cohort, updates)", cohort=(cohort, Cohort))
-        if cohort.client_n.max(initial=0) >= m:
-            raise DeltaflError(
-                "the cohort has clients that the plan does not know; give what open_round returned"
-            )
-        # A cohort that a host has made itself has no round.
-        if cohort.round not in (None, state.round):
-            raise DeltaflError(
-                f"the cohort was drawn in round {cohort.round} and the state is that of round "
-                f"{state.round}; open the round again, and close it with the state that open_round "
-                "was given"
-            )
+        check_round(plan, state, cohort)
         self.plan = plan
         self.state = state
         self.cohort = cohort
@@ -129,7 +121,7 @@ class Accumulator:
         """The next state, and diagnostics of the round."""
         plan = self.plan
         state = self.state
-        here_n = self.reports.responded_n
+        here_n = self._replied()
         replies = plan.collect_replies(state, self.cohort, here_n)
         self.coef_n = replies.coef_n
 
@@ -199,10 +191,35 @@ class Accumulator:
         for intake in self._intakes.values():
             scored = intake.scored(scored)
         following, step = plan.advance(state, self.cohort, scored, estimate_d, variance, known)
+        # Without a reply only what the state remembers moves the model.
+        if len(replies.client_n) and not _all_finite(following.params_d, step.delta_d):
+            return self._left_out(replies)
+        return self._with_intakes(following, replies), self._info(replies, variance, step)
+
+    def _with_intakes(self, following: RoundState, replies: Replies) -> RoundState:
         own = dict(following.parts)
+        here_n = self.reports.responded_n
         for name, intake in self._intakes.items():
             own[name] = intake.closed(own[name], replies.client_n, here_n)
-        return following._replace(parts=own), self._info(replies, variance, step)
+        return following._replace(parts=own)
+
+    def _replied(self) -> BoolArray:
+        # Once the round is closed they are forgotten.
+        if not hasattr(self, "_updates"):
+            raise DeltaflError("there are no replies to close the round with; call add_rows before")
+        return self.reports.responded_n
+
+    def _left_out(self, replies: Replies) -> tuple[RoundState, RoundInfo]:
+        """The round as if nobody had replied, for no single reply is to blame."""
+        reason = "with these replies the model would have an entry that is not finite"
+        refused = [RejectedReply(int(client), reason) for client in replies.client_n]
+        again = Accumulator(self.plan, self.state, self.cohort)
+        again.add_rows([None] * len(self.cohort.client_n))
+        again._rejected = self._rejected + refused
+        following, info = again.close()
+        self.reports = again.reports
+        self.coef_n = again.coef_n
+        return following, info
 
     def _taken_in(self, read: Reader) -> Reader:
         """What parts do to replies, before anything is measured: samplers see updates as they
@@ -302,6 +319,12 @@ class Accumulator:
             control_coefficient=self.plan.rule.control.coefficient(self.state.control),
             clip_factor=min([step.factor, *factors]),
         )
+
+
+def _all_finite(*vectors: FloatArray | Params) -> bool:
+    """Whether float32, which models and memories are kept in, holds these vectors."""
+    most = float(np.finfo(np.float32).max)
+    return all(largest_entry(vector_d) <= most for vector_d in vectors)
 
 
 def _ratio(above: float, below: float) -> float:

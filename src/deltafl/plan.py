@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .designs.inclusion import check_cohort_size
+from .designs.inclusion import are_clients, check_cohort_size
 from .errors import DeltaflError, WithRanges, unknown_name
 from .estimators.control_variates import ControlVariate
 from .estimators.table import Estimator, find_estimator, weighted_mean
@@ -24,7 +24,7 @@ from .scale.stretches import over_stretches
 from .server.optimizers import ServerOptimizer
 from .server.part import Drawing, Intake, ServerPart, Step
 from .server.relative_error import AUTO, USUAL_ERROR, RelativeError
-from .server.table import IN_TEXT, ROWS, SETTINGS, UNUSED, in_order, make_parts, sized_by
+from .server.table import IN_TEXT, ROW_OF, ROWS, SETTINGS, UNUSED, in_order, make_parts, sized_by
 from .types import (
     EVERYONE,
     NOBODY,
@@ -128,9 +128,7 @@ class Plan(WithRanges):
             if not isinstance(given, kind):
                 raise DeltaflError(f"{name} is {given!r:.60}; write {cure}")
         super().__post_init__()
-        for part in self.parts:
-            if not isinstance(part, ServerPart):
-                raise DeltaflError(f"parts has {part!r:.60}; write instances such as Average(0.5)")
+        _check_parts(self.parts)
         names = [part.name for part in self.parts]
         if len(set(names)) < len(names):
             raise DeltaflError(f"parts has {', '.join(names)}; write each once")
@@ -220,6 +218,12 @@ class Plan(WithRanges):
             raise DeltaflError(
                 f"{type(self.sampler).__name__} asks for no census; write the sampler 'census'"
             )
+        # A generator, for one, has no length.
+        if not hasattr(answers, "__len__"):
+            raise DeltaflError(
+                f"answers are a {type(answers).__name__}; give a list with that of each client, "
+                "or None"
+            )
         # A part may allow less, as ``clip`` does: the first model moves by the answers, too.
         longest = min(LONGEST, *(part.longest_answer for part in self.parts))
         return replace(
@@ -279,7 +283,12 @@ class Plan(WithRanges):
         with ``ghbm`` beta S is not, and (c - c_i) whole.
         With neither None.
         """
-        clients = NOBODY if client_n is None else client_n
+        clients = NOBODY if client_n is None else np.asarray(client_n)
+        m = self.population.num_clients
+        if clients.ndim != 1 or not are_clients(clients, m):
+            raise DeltaflError(
+                f"client_n is {client_n!r:.60}; give an array of clients, from 0 to {m - 1}"
+            )
         control = self.rule.control
         # Only where a part asks for it: rows may have to be read from a file.
         reader = cache(lambda: control.reader(state.control, clients))
@@ -426,6 +435,14 @@ class Plan(WithRanges):
         return state._replace(round=state.round + 1, params_d=params_d, parts=own)
 
 
+def _check_parts(given: Any) -> None:
+    if not isinstance(given, list | tuple):
+        raise DeltaflError(f"parts is {given!r:.60}; write a list, such as [Average(0.5)]")
+    for part in given:
+        if not isinstance(part, ServerPart):
+            raise DeltaflError(f"parts has {part!r:.60}; write instances such as Average(0.5)")
+
+
 def saved_model(arrays: Mapping[str, Params]) -> str:
     """The name of ``Plan.model`` among the arrays of a saved state."""
     names = [
@@ -468,12 +485,14 @@ def make_plan(
     if not isinstance(population, Population):
         population = Population.from_sizes(population)
     settings = {name: more.pop(name) for name in [*more] if name in SETTINGS}
+    parts = more.setdefault("parts", ())
+    _check_parts(parts)
     if isinstance(sampler, Sampler):
-        first = _first_size(n, population, settings)
+        first = _first_size(n, population, settings, parts)
         return _planned(sampler, population, first, settings, facts, more)
     label = parse_label(sampler)
     settings |= label.settings
-    first = _first_size(n, population, settings)
+    first = _first_size(n, population, settings, parts)
     if facts is not None:
         facts = facts._replace(n=first, m=population.num_clients)
     for name, value in label.settings.items():
@@ -484,19 +503,26 @@ def make_plan(
     given = more.setdefault("estimator", label.estimator)
     # A label always has an estimator: only one that is not its sampler's usual one was written.
     usual = label.entry.estimator
-    if isinstance(given, str) and label.estimator not in (given, usual):
+    if label.estimator != usual and find_estimator(given).name != label.estimator:
         raise DeltaflError(
-            f"{str(sampler)!r} has an estimator, and estimator is {given!r}; leave out one of them"
+            f"{str(sampler)!r} has an estimator, and estimator is {given!r:.60}; leave out one of "
+            "them"
         )
     made = make_sampler(label, facts)
     return _planned(made, population, first, settings, facts, more)
 
 
-def _first_size(n: Any, population: Population, settings: dict[str, Any]) -> Any:
+def _first_size(
+    n: Any,
+    population: Population,
+    settings: dict[str, Any],
+    parts: Sequence[ServerPart],
+) -> Any:
     """The plan's own n, which cohorts that size themselves begin with."""
-    if n != AUTO:
+    # An array would be compared entry by entry.
+    if not (isinstance(n, str) and n == AUTO):
         return n
-    if sized_by(settings) is None:
+    if sized_by(settings) is None and not any(part.sizes_cohorts() for part in parts):
         settings[RelativeError.name] = USUAL_ERROR
     return ceil(population.num_clients / 10)
 
@@ -513,11 +539,16 @@ def _planned(
     for name in more:
         if name not in known:
             raise unknown_name("setting", name, [*known, *SETTINGS])
-    own = more.pop("parts", ())
+    own = more.pop("parts")
     made = make_parts(settings)
-    # An object takes the place of the default of its kind. Where that was set, too, both stay, and
-    # ``Plan`` refuses them.
-    replaced = {part.name for part in own if isinstance(part, ServerPart)} - set(settings)
+    # An object takes the place of the default of its kind. Where that was set, too, or another
+    # setting of its kind, both stay, and ``Plan`` refuses them.
+    written = {
+        ROW_OF[name].kind.name
+        for name, value in settings.items()
+        if name == ROW_OF[name].kind.name or value != SETTINGS[name].default
+    }
+    replaced = {part.name for part in own} - written
     parts = [*(part for part in made if part.name not in replaced), *own]
     if facts is not None:
         parts = [part.for_run(facts.rounds) for part in parts]

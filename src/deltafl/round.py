@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .accumulate import Accumulator, clients_of, own_state
+from .accumulate import Accumulator, check_round, clients_of
 from .arrays import initial_model
 from .designs.inclusion import check_anyone, check_cohort, mask_of
 from .errors import DeltaflError, check_types, log
+from .model_parts import as_reals
 from .plan import Plan, RoundState
 from .scale.persistent_array import PersistentArray
 from .server.part import Step
@@ -122,8 +123,7 @@ def open_round(
     rng = stream(plan.seed, "draw", state.round)
     cohort = plan.select(state.counted, mask_m)
     if cohort is None:
-        with own_state(plan, state):
-            cohort = plan.draw(state, mask_m, rng, oracle)
+        cohort = plan.draw(state, mask_m, rng, oracle)
     check_cohort(cohort, m)
     # An estimator that needs what the sampler does not know fails here, before anybody trains.
     plan.collect_replies(state, cohort)
@@ -154,8 +154,7 @@ def close_round(
     """
     accumulator = Accumulator(plan, state, cohort)
     accumulator.add_rows(updates, reports)
-    with own_state(plan, state):
-        following, info = accumulator.close()
+    following, info = accumulator.close()
     if info.warning is not None:
         log.warning("%s", info.warning)
     return following, info
@@ -186,21 +185,17 @@ def close_round_from_sum(
         DeltaflError: If the sampler, the estimator or a part needs single updates, with the reason,
             or if ``responded_n`` or ``sum_d`` is no such array.
     """
-    clients_of(plan, state)
+    check_round(plan, state, cohort)
     reason = plan.needs_single_updates
     if reason:
         raise DeltaflError(
             f"a sum of updates is not enough: {reason}; write 'uniform', or use close_round"
         )
-    if np.shape(sum_d) != state.params_d.shape:
-        raise DeltaflError(
-            f"sum_d has shape {np.shape(sum_d)}; it must have that of the model, "
-            f"{state.params_d.shape}"
-        )
+    whole_d = as_reals("sum_d", sum_d, "the sum of coef_i u_i", state.params_d.shape)
     here_n = mask_of("responded_n", responded_n, len(cohort.client_n))
     total = plan.collect_replies(state, cohort).coef_n[here_n].sum()
     # As if all of them had sent their mean: the same sum.
-    mean_d = np.asarray(sum_d) / (total or 1.0)
+    mean_d = whole_d / (total or 1.0)
     updates: list[Any] = [None] * len(here_n)
     for place in np.flatnonzero(here_n):
         updates[place] = mean_d

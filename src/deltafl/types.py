@@ -418,6 +418,9 @@ class Reports(NamedTuple):
         Raises:
             DeltaflError: If a column does not have n entries.
         """
+        given: Any = n  # whatever a host gives
+        if not isinstance(given, int | np.integer) or isinstance(given, bool) or given < 0:
+            raise DeltaflError(f"n is {n!r:.60}; write the number of clients, len(cohort.client_n)")
         steps_n = _column("num_steps", num_steps, n, 1, bad=0)
         loss_n = _column("loss", loss, n, nan)
         has_loss_n = np.zeros(n, bool)

@@ -296,14 +296,6 @@ def test_what_no_state_file_can_be_is_refused(tmp_path: Path) -> None:
         save_state(path, state, plan_of(299))
     with pytest.raises(DeltaflError, match="the state was made for another plan"):
         save_state(path, state, plan_of(300, "innovation"))
-    other = plan_of(300, "uniform")
-    cohort = open_round(plan, state)
-    with pytest.raises(DeltaflError, match="made for a plan with another sampler"):
-        open_round(other, state)
-    with pytest.raises(DeltaflError, match="made for a plan with another estimator"):
-        close_round(
-            replace(plan, estimator="innovation"), state, cohort, np.ones((len(cohort.client_n), D))
-        )
     averaged = plan.with_part(Average(0.5))
     for call in (lambda: open_round(averaged, state), lambda: save_state(path, state, averaged)):
         with pytest.raises(DeltaflError, match="the plan has average, of which the state knows"):

@@ -175,3 +175,18 @@ def test_it_is_refused_where_the_server_does_not_see_whole_updates() -> None:
         close_round_from_sum(plan, state, open_round(plan, state), [True, True], np.ones(3))
     plain = replace(plan, parts=make_parts({"server_optimizer": Sgd()}))
     close_round_from_sum(plain, state, open_round(plain, state), [True, True], np.ones(3))
+
+
+def test_huge_updates_that_cancel_leave_the_model_finite() -> None:
+    update_nd = np.zeros((4, 9), np.float32)
+    update_nd[:, 0] = 0.1
+    update_nd[0, 1:] = 1e18
+    update_nd[1, 1:] = -1e18
+    plan = make_plan("full", [1] * 4, 4, server_optimizer="fedexp")
+    # By the paper's formula, and by the longest step.
+    for scale, wanted in ((1e-18, 0.1 * 4.01 / 2 / 0.011), (1.0, 1e17)):
+        state = init_round(plan, np.zeros(9))
+        scaled_nd = update_nd * np.append(1, np.full(8, scale)).astype(np.float32)
+        state, info = close_round(plan, state, open_round(plan, state), scaled_nd)
+        assert info.num_responded == 4
+        assert state.params_d[0] == pytest.approx(wanted, rel=1e-4)

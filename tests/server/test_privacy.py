@@ -209,3 +209,12 @@ def test_who_is_in_a_sum_is_a_mask(responded: Any) -> None:
         DeltaflError, match=r"responded_n is .*; it must hold True or False for each of 2 clients"
     ):
         deltafl.close_round_from_sum(plan, state, open_round(plan, state), responded, np.ones(5))
+
+
+def test_epsilon_of_no_round_of_no_noise_and_of_no_number() -> None:
+    dp = DifferentialPrivacy(1.0, 1.0, 1e-5)
+    assert dp.epsilon(0, 0.1) == 0
+    assert DifferentialPrivacy(1.0, 1e-9, 1e-5).epsilon(10, 0.1) == np.inf
+    for rounds, rate in ((-1, 0.1), (1.5, 0.1), (10, np.nan), (10, 0.0)):
+        with pytest.raises(DeltaflError, match="; write "):
+            dp.epsilon(rounds, rate)  # type: ignore[arg-type]

@@ -1,6 +1,5 @@
 """A folder is not continued with another version of the user's own code, however it is given."""
 
-import functools
 import json
 import pickle
 import re
@@ -25,7 +24,6 @@ from deltafl.calls import Named
 from deltafl.errors import DeltaflError
 from deltafl.simulation.describe import UnknownError, describe
 from deltafl.simulation.own_code import Code, code_of
-from deltafl.simulation.processes import packed
 from deltafl.store.own_python import forget_edited, imported, load_named
 from deltafl.tasks import Dataset, Task
 from tools.cli import deltafl_here
@@ -655,13 +653,3 @@ def test_a_file_that_changes_while_runs_are_played_is_refused(tmp_path: Path) ->
     load_named(f"{file}:make_task", "it")
     with pytest.raises(DeltaflError, match=r"changing_task.py has changed since .* was begun"):
         code.require_same_files(tmp_path)
-
-
-def test_a_function_with_a_cache_is_sent_with_the_script_that_defines_it() -> None:
-    @functools.cache
-    def doubled(x: int) -> int:
-        return 2 * x
-
-    again = pickle.loads(packed(partial(doubled, 3)))  # noqa: S301 - packed here
-    assert again() == 6
-    assert again.func.cache_parameters() == {"maxsize": None, "typed": False}

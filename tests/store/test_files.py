@@ -97,3 +97,19 @@ def test_a_write_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monk
     assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {"file": "new, in bytes"}
     private_folder(tmp_path / "own")
     assert [each.stat().st_mode & 0o777 for each in (path, tmp_path / "own")] == [0o600, 0o700]
+
+
+def test_a_file_that_the_user_names_may_be_a_link_and_must_be_a_file(tmp_path: Path) -> None:
+    make_link(link := tmp_path / "link")
+    write_atomically(link, "new", users=True)
+    assert link.is_symlink()
+    assert read_text(link, users=True) == "new"
+    os.mkfifo(pipe := tmp_path / "pipe")
+    # Such as /dev/stdout, and a folder.
+    for path in (pipe, tmp_path, Path()):
+        with pytest.raises(DeltaflError, match="is no file but a folder, a pipe or a device"):
+            write_atomically(path, "new", users=True)
+    assert pipe.is_fifo()
+    for name in ("a\0b", "\ud800"):
+        with pytest.raises(DeltaflError, match="no name of a file can have"):
+            write_atomically(tmp_path / name, "new", users=True)

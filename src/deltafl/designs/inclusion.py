@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeltaflError
-from ..types import BoolArray, Cohort, FloatArray
+from ..errors import OWN_ERRORS, DeltaflError
+from ..types import BoolArray, Cohort, FloatArray, IntArray
 
 
 def check_anyone(num_present: int) -> None:
@@ -37,49 +37,73 @@ def mask_of(name: str, given: Any, count: int) -> BoolArray:
     """What a host gives as True or False of each of some clients, bool (count,); a
     ``DeltaflError`` if it is not.
     """
-    mask_k = np.asarray(given)
+    try:
+        mask_k = np.asarray(given)
+    except OWN_ERRORS:  # rows of several lengths, for one
+        mask_k = np.zeros(())
     if mask_k.shape != (count,) or mask_k.dtype != np.bool_:
         raise DeltaflError(
-            f"{name} is {mask_k!r:.60}; it must hold True or False for each of {count} clients"
+            f"{name} is {given!r:.60}; it must hold True or False for each of {count} clients"
         )
     return mask_k
 
 
-def check_cohort(cohort: Any, m: int) -> None:
-    """Raise a ``DeltaflError`` unless a sampler has returned a ``Cohort`` of different clients,
-    of m.
+def check_cohort(cohort: Any, m: int, whose: str = "the sampler's") -> None:
+    """Raise a ``DeltaflError`` unless a sampler, or a host, has made a ``Cohort`` of different
+    clients, of m.
     """
     if not isinstance(cohort, Cohort):
         raise DeltaflError(
             f"the sampler returned a {type(cohort).__name__}; return Cohort(client_n, count_n, "
             "expected_n)"
         )
-    shapes = [np.shape(column) for column in cohort[:3]]
-    if len(set(shapes)) > 1 or not all(isinstance(column, np.ndarray) for column in cohort[:3]):
+    columns = cohort[:3]
+    if not all(isinstance(column, np.ndarray) for column in (*columns, cohort.absent)):
+        kinds = ", ".join(type(column).__name__ for column in (*columns, cohort.absent))
         raise DeltaflError(
-            f"the sampler's client_n, count_n and expected_n have shapes {shapes}; give NumPy "
+            f"{whose} client_n, count_n, expected_n and absent are of the types {kinds}; give "
+            "NumPy arrays of the same length"
+        )
+    shapes = [column.shape for column in columns]
+    n = len(cohort.client_n) if cohort.client_n.ndim else -1
+    if shapes != [(n,)] * 3:
+        raise DeltaflError(
+            f"{whose} client_n, count_n and expected_n have shapes {shapes}; give NumPy "
             "arrays of the same length"
         )
+    # Empty where there is nothing to say.
+    for name in ("stratum_n", "stage_n", "cost_n"):
+        shape = np.shape(getattr(cohort, name))
+        if shape not in ((n,), (0,)):
+            raise DeltaflError(
+                f"{whose} {name} has shape {shape}; give one entry for each of {n} clients"
+            )
     client_n = cohort.client_n
-    good = (
-        client_n.dtype.kind in "iu" and client_n.min(initial=0) >= 0 and client_n.max(initial=0) < m
-    )
+    good = are_clients(client_n, m) and are_clients(cohort.absent, m)
     # Nearly all cohorts are in increasing order; only others pay for a sort.
     if not (
         good and ((client_n[1:] > client_n[:-1]).all() or len(np.unique(client_n)) == len(client_n))
     ):
         raise DeltaflError(
-            f"the sampler's client_n is {client_n!r:.60}; it must hold different clients from 0 to "
+            f"{whose} client_n is {client_n!r:.60}; it must hold different clients from 0 to "
             f"{m - 1}, "
             "and count_n how often each was drawn"
         )
     # Not ``all(> 0)``, which NaN is not: then nobody knows the expectation.
-    if (cohort.count_n < 1).any() or (cohort.expected_n <= 0).any():
+    good = cohort.count_n.dtype.kind in "iu" and cohort.expected_n.dtype.kind in "iuf"
+    if not good or (cohort.count_n < 1).any() or (cohort.expected_n <= 0).any():
         raise DeltaflError(
-            f"the sampler's count_n is {cohort.count_n!r:.60} and its expected_n "
+            f"{whose} count_n is {cohort.count_n!r:.60} and its expected_n "
             f"{cohort.expected_n!r:.60}; a client in the cohort was drawn once or more, and its "
             "expectation is above 0, or NaN where it is not known"
         )
+
+
+def are_clients(client_k: IntArray, m: int) -> bool:
+    """Whether an array holds indices of m clients."""
+    return bool(
+        client_k.dtype.kind in "iu" and client_k.min(initial=0) >= 0 and client_k.max(initial=0) < m
+    )
 
 
 def check_scores(score_m: FloatArray) -> FloatArray:

@@ -180,7 +180,7 @@ def _two_stages(replies: Replies) -> VarianceForm | None:
         scale_n[rows] = within.scale_n
         alone_n[rows] = pi_h[h] * within.alone_n
         groups += [rows[group] for group in within.groups]
-    undecided = np.count_nonzero(mass_h)
+    undecided = int(np.count_nonzero(mass_h))
     if undecided == 0:
         return VarianceForm(mass_n, scale_n, alone_n, tuple(groups))
     if count < 2:

@@ -19,10 +19,10 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DeltaflError, WithRanges
+from ..errors import OWN_ERRORS, DeltaflError, WithRanges
 from ..estimators.sketch import count_sketch
 from ..estimators.two_bits import BLOCK, code_length, encode, norms, scaled
-from ..model_parts import LARGEST_ENTRY
+from ..model_parts import LARGEST_ENTRY, as_array
 from ..scale.numerics import RANK_TOLERANCE, inner, largest_entry, lower_median
 from ..scale.stretches import over_stretches
 from ..types import TINY, Array, FloatArray, IntArray, Population, Rng
@@ -252,10 +252,10 @@ class Census(WithRanges):
                 f"the census has {len(answers)} answers, not one for each of {num_clients} clients"
             )
         if isinstance(answers, np.ndarray):
-            if answers.ndim != 2:
+            if answers.ndim != 2 or answers.dtype.kind == "c":
                 raise DeltaflError(
-                    "answers to a census are rows of numbers, not an array of shape "
-                    f"{answers.shape}"
+                    "answers to a census are rows of real numbers, not an array of shape "
+                    f"{answers.shape} and type {answers.dtype}"
                 )
             if answers.dtype.kind == "f" and self._can_have(answers.shape[1]):
                 self._check_precise(answers[0])
@@ -362,11 +362,14 @@ def _units(part_kd: FloatArray) -> FloatArray:
 def _numbers(answer: npt.ArrayLike | None) -> Array:
     """An answer as numbers, empty if it is none."""
     try:
-        answer_k = np.asarray(answer)
+        answer_k = as_array(answer)
         # Texts and objects may still be numbers.
-        if answer_k.dtype.kind not in "biuf":
+        if answer_k.dtype.kind not in "biufc":
             answer_k = answer_k.astype(float)
-    except (TypeError, ValueError, OverflowError):
+    except OWN_ERRORS:
+        return np.zeros(0)
+    # Of complex ones a part would be lost.
+    if answer_k.dtype.kind == "c":
         return np.zeros(0)
     if answer_k.ndim != 1 or not np.isfinite(answer_k).all():
         return np.zeros(0)

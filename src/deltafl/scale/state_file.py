@@ -46,7 +46,8 @@ def save_state(path: AnyPath, state: RoundState, plan: Plan) -> None:
                 "the state was made for another plan, whose sampler, estimator or parts remember "
                 "something else; give the plan that its rounds were played with"
             )
-    write_sealed(Path(path), arrays, {**owner(plan), "made_with": made_with()})
+    header = {**owner(plan), "made_with": made_with()}
+    write_sealed(Path(path), arrays, header, users=True)
 
 
 def load_state(path: AnyPath, plan: Plan) -> RoundState:
@@ -65,7 +66,7 @@ def load_state(path: AnyPath, plan: Plan) -> RoundState:
     """
     check_types("load_state(path, plan)", path=(path, str, PathLike), plan=(plan, Plan))
     cure = "put a copy back, or write it anew with save_state"
-    arrays, saved = read_sealed(Path(path), cure, mapped=True)
+    arrays, saved = read_sealed(Path(path), cure, mapped=True, users=True)
     for name, value in owner(plan).items():
         # A state may be older than a part that it does not use.
         before = saved.get(name, UNUSED.get(name))

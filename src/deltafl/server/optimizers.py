@@ -12,7 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ..errors import DeltaflError, unknown_name
-from ..scale.numerics import inner
+from ..model_parts import LARGEST_ENTRY
+from ..scale.numerics import inner, largest_entry
 from ..scale.stretches import over_stretches
 from ..types import FloatArray, Nothing, Params, Sizes
 from .average import AverageState
@@ -33,7 +34,9 @@ class ServerOptimizer(ServerPart):
 
         def look(part: slice) -> None:
             # Added in float64: small steps would be lost beside large parameters otherwise.
-            params_d[part] = step.params_d[part].astype(float) + change_d[part]
+            # A round that overflows is left out (``accumulate.py``).
+            with np.errstate(over="ignore"):
+                params_d[part] = step.params_d[part].astype(float) + change_d[part]
 
         over_stretches(look, len(params_d), alone=True)
         return params_d, own
@@ -95,7 +98,10 @@ class FedExP(ServerOptimizer):
 
     def move(self, own: AverageState, step: Step) -> tuple[Params, AverageState]:
         square = float(inner(step.delta_d, step.delta_d))
-        eta = max(1.0, step.mean_square / (2 * (square + self.epsilon)))
+        eta = step.mean_square / (2 * (square + self.epsilon))
+        # Huge updates that cancel would make the model infinite; no reply may move it further.
+        most = LARGEST_ENTRY / max(largest_entry(step.delta_d), 1.0)
+        eta = max(1.0, min(eta, most))
         return super().move(own, step._replace(delta_d=eta * step.delta_d))
 
     def change(

@@ -13,11 +13,12 @@ other samplers are refused.
 
 import secrets
 from dataclasses import dataclass
+from math import inf
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import DeltaflError, require
+from ..errors import DeltaflError, is_in, require
 from ..streams import stream
 from ..types import FloatArray, IntArray, Params
 from .norms import squared_norms
@@ -25,6 +26,8 @@ from .part import Intake, PlanOfParts, ServerPart, Step
 
 #: A smaller seed could be found by trying them all.
 _LEAST_SEED = 2**32
+#: With less noise epsilon is in the hundreds after ten rounds: nothing is protected.
+_LEAST_NOISE = 0.1
 
 
 @dataclass(frozen=True)
@@ -122,8 +125,19 @@ class DifferentialPrivacy(ServerPart):
             rate: The largest pi of any round: n over the fewest clients that were connected in one.
 
         Raises:
+            DeltaflError: If ``rounds`` or ``rate`` is no such number.
             MissingExtraError: Without the extra ``deltafl[dp]``.
         """
+        given: Any = rounds  # whatever a host gives
+        if not isinstance(given, int | np.integer) or given < 0:
+            raise DeltaflError(f"rounds is {rounds!r:.60}; write a whole number >= 0")
+        if not is_in(rate, "(0, inf)"):
+            raise DeltaflError(f"rate is {rate!r:.60}; write n over the number of clients")
+        if rounds == 0:
+            return 0.0
+        # The package would count for minutes, or need more memory than there is.
+        if self.noise_multiplier < _LEAST_NOISE:
+            return inf
         require("dp_accounting", "dp")
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
         from dp_accounting.pld import PLDAccountant

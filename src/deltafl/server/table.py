@@ -50,8 +50,14 @@ class Row(NamedTuple):
         name = kind.name
         values = {key: given.get(key, s.default) for key, s in self.settings.items()}
         first = values[name]
-        # In Python a part may be given itself.
+        # In Python a part may be given itself, with all that its settings would say.
         if isinstance(first, kind):
+            for key, value in values.items():
+                if key != name and value != self.settings[key].default:
+                    raise DeltaflError(
+                        f"{key} is {value!r:.60}, and {name} is {first!r:.60}; set it there, and "
+                        f"leave out {key}"
+                    )
             return first
         if self.make is not None:
             return self.make(*values.values())

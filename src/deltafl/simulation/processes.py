@@ -3,8 +3,6 @@
 They use one thread each, show their log here, and end with this one.
 """
 
-import functools
-import io
 import logging.handlers
 import multiprocessing
 import os
@@ -14,10 +12,10 @@ import sys
 import threading
 import traceback
 import types
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,9 +23,6 @@ from typing import Any, NamedTuple
 from ..errors import DeltaflError, in_one_line, log, require
 from ..store.own_python import allow, allowed
 from ..tasks.registry import added_tasks, import_tasks, register, task_modules
-
-#: The type of what ``functools.cache`` makes, which cloudpickle would only name.
-_CACHED = type(functools.cache(len))
 
 
 class Failure(NamedTuple):
@@ -98,7 +93,7 @@ class Processes(Executor):
         self._listener.start()
         tasks = packed([*added_tasks().values()])
         begin = messages, tasks, task_modules(), allowed(), start, arguments
-        self._new_pool = functools.partial(ProcessPoolExecutor, count, context, _begin, begin)
+        self._new_pool = partial(ProcessPoolExecutor, count, context, _begin, begin)
         self._pool = self._new_pool()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -118,7 +113,7 @@ class Processes(Executor):
     ) -> Future[Any]:
         """Call a function in a process; its errors become ``DeltaflError``s and ``JobError``s."""
         # By value where a script defines it: the processes do not import the script.
-        call = packed(functools.partial(function, *arguments, **named))
+        call = packed(partial(function, *arguments, **named))
         with _interrupts_wait(), _without_main():
             try:
                 return self._pool.submit(_attempt, call)
@@ -165,30 +160,15 @@ def packed(value: object) -> bytes:
     require("cloudpickle", "sim")
     import cloudpickle
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it is loaded here alone
-        # As cloudpickle declares it.
-        dispatch_table = ChainMap(  # noqa: RUF012
-            {_CACHED: _again}, cloudpickle.Pickler.dispatch_table
-        )
-
     try:
-        content = io.BytesIO()
-        Pickler(content).dump(value)
+        content: bytes = cloudpickle.dumps(value)
     # Whatever the object's own code raises as it is packed.
     except Exception as error:
         raise DeltaflError(
             "a task or a sampler of yours cannot be sent to other processes "
             f"({in_one_line(error)}); use one process"
         ) from error
-    return content.getvalue()
-
-
-def _again(function: Any) -> Any:
-    """How a function with ``functools.cache`` is sent: made again where a script defines it."""
-    if function.__module__ != "__main__" and "<locals>" not in function.__qualname__:
-        return function.__qualname__
-    again = functools.lru_cache(**function.cache_parameters())
-    return again, (function.__wrapped__,)
+    return content
 
 
 @contextmanager

@@ -47,6 +47,7 @@ def opened(
         private: If it is made, its owner alone can read it.
         largest: A longer file is refused.
     """
+    _require_name(path)
     opener = partial(_open, users=users, private=private, largest=largest)
     named = reading if mode == "rb" else writing
     with named(path), open(path, mode, opener=opener) as file:
@@ -70,6 +71,17 @@ def _open(name: str, flags: int, users: bool, private: bool, largest: int) -> in
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _require_name(path: Path) -> None:
+    """Refuse text that no system takes as a name."""
+    try:
+        with suppress(OSError):
+            path.lstat()
+    except ValueError:
+        raise DeltaflError(
+            f"{path} has a character that no name of a file can have; write another name"
+        ) from None
 
 
 def _require_plain(
@@ -135,12 +147,29 @@ def read_text(path: Path, *, users: bool = False, largest: int = sys.maxsize) ->
         ) from None
 
 
-def write_atomically(path: Path, *parts: Any, private: bool = False) -> None:
+def write_atomically(
+    path: Path,
+    *parts: Any,
+    private: bool = False,
+    users: bool = False,
+) -> None:
     """Write texts or bytes so that a reader (or a restart) sees the old file or the new one, never
     a part.
 
-    A ``private`` file, with what is known of single clients, can be read by its owner alone.
+    Args:
+        path: The file. Another name of it keeps what it had.
+        parts: What is written.
+        private: Its owner alone can read it, as what is known of single clients.
+        users: The user names it: a link is followed, and what is no file is refused. Else it is in
+            a folder that may come from others, and whatever they put there is replaced.
     """
+    if users:
+        _require_name(path)
+        # What is renamed below would take the place of the link.
+        path = Path(os.path.realpath(path))
+        with writing(path):
+            if os.path.lexists(path):
+                _require_plain(str(path), path.lstat(), users, sys.maxsize)
     beside = path.with_name(path.name + ".part")
     try:
         with writing(path):

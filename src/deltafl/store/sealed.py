@@ -40,8 +40,9 @@ def write_sealed(
     arrays: Mapping[str, Array],
     header: Json | None = None,
     private: bool = True,
+    users: bool = False,
 ) -> None:
-    """Write arrays, and a header that JSON can hold; for the owner alone if it is ``private``."""
+    """Write arrays, and a header that JSON can hold, by ``write_atomically``."""
     # Wide types first: every array begins at a multiple of its width.
     ordered = dict(sorted(arrays.items(), key=lambda part: -part[1].itemsize))
     entries: Json = {}
@@ -73,21 +74,22 @@ def write_sealed(
     # Filled up with spaces: the arrays after it begin at a multiple of 8 bytes.
     text += b" " * (-len(text) % 8)
     length = len(text).to_bytes(8, "little")
-    write_atomically(path, length, text, *ordered.values(), private=private)
+    write_atomically(path, length, text, *ordered.values(), private=private, users=users)
 
 
 def read_sealed(
     path: Path,
     cure: str,
     mapped: bool = False,
+    users: bool = False,
 ) -> tuple[dict[str, Array], Json]:
     """The arrays and the header; an error of a file that is not as it was written ends in
     ``cure``.
 
-    ``mapped``: those of a file of more than ``LARGEST_COPY`` are mapped into memory, and what
-    changes in them stays there.
+    ``users``: as for ``opened``. ``mapped``: those of a file of more than ``LARGEST_COPY`` are
+    mapped into memory, and what changes in them stays there.
     """
-    with opened(path) as file, _damage_refused(path, cure):
+    with opened(path, users=users) as file, _damage_refused(path, cure):
         entries = _read_entries(file)
         texts = entries.pop(_TEXTS)
         first = file.tell()
