@@ -23,7 +23,7 @@ from ..types import judge_of
 from .bands import Band, curve_band, mean_curve, selections
 from .look import GREY, INK, MOST_STRONG, PALE, WEAK, Look, looks
 from .numbers import Summary
-from .runs import Run, by_sampler
+from .runs import PICTURES, Run, by_sampler
 from .summary import ranked, references
 from .text import threshold_text
 
@@ -83,8 +83,6 @@ ABSCISSAE = {
 }
 #: The axis of clients in ``selections``.
 SELECTED_FIRST = "clients, the most often selected first"
-#: What ``draw_plots`` writes, beside the pictures of other metrics.
-PICTURES = ("accuracy.png", "loss.png", "selections.png")
 #: What lines and bands are.
 CAPTION = "Line: mean over seeds. Band: from the lowest to the highest seed."
 

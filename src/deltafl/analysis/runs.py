@@ -15,6 +15,8 @@ from ..errors import DeltaflError
 from ..types import FloatArray, IntArray, Judge, judge_of
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+#: What is drawn of runs, beside the pictures of other metrics.
+PICTURES = ("accuracy.png", "loss.png", "selections.png")
 
 
 class Fairness(BaseModel):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import simulation
-from ..analysis.plots import PICTURES
+from ..analysis.runs import PICTURES
 from ..analysis.verdict import says_little
 from ..errors import DeltaflError, log
 from ..types import Json

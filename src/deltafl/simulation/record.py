@@ -18,8 +18,7 @@ from typing import Annotated, Any, NamedTuple, Self
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
-from ..analysis.plots import PICTURES
-from ..analysis.runs import Fairness, Run
+from ..analysis.runs import PICTURES, Fairness, Run
 from ..analysis.statistics import fairness_of
 from ..errors import DeltaflError
 from ..samplers.label import file_name
