@@ -495,7 +495,7 @@ def test_a_function_of_a_file_has_options_and_is_the_same_code_on_resume(tmp_pat
     given["partition"] = f"{file}:deal"
     settings = make_settings(CompareSettings, given)
     run_comparison(settings, tmp_path / "out", lambda _: None, report=False)
-    file.write_text(file.read_text().replace("by=0", "by=1"))
+    file.write_text(file.read_text().replace("by=0", "by=10"))
     forget_edited()
     with pytest.raises(DeltaflError, match=r"deal is not the one that .* was played with"):
         run_comparison(make_settings(CompareSettings, given), tmp_path / "out", lambda _: None)

@@ -77,7 +77,7 @@ def _require_name(path: Path) -> None:
     """Refuse text that no system takes as a name."""
     try:
         with suppress(OSError):
-            path.lstat()
+            Path(path).lstat()  # also of the text that a command gives
     except ValueError:
         raise DeltaflError(
             f"{path} has a character that no name of a file can have; write another name"
