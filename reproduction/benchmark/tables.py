@@ -229,13 +229,12 @@ def server_memory(settings: RunSettings, num_clients: int) -> tuple[int, float, 
         kept = replace(control.control, simulate=_no_updates)
         plan = replace(plan, estimator=LearnedCoefficient(kept))
     states = [init_round(plan, np.zeros(size)) for size in (5, 8)]
-    # One number whatever m, which is not of a method.
-    states = [state._replace(left_out=()) for state in states]
     if plan.rule.control == ESTIMATORS["horvitz-thompson"].control:  # it remembers nothing
         states = [state._replace(control=()) for state in states]
     few, more = (sum(_sizes(state)) for state in states)
     models = (more - few) // 3
-    rest = few - 5 * models
+    # Without the count of rounds that were left out, which is of no method.
+    rest = few - 5 * models - 1
     num_params = num_params_of(settings.task)
     # The codes of first updates are not there without answers.
     if plan.census is not None:

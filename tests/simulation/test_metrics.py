@@ -20,6 +20,7 @@ from deltafl.analysis.summary import ranked
 from deltafl.calls import Named
 from deltafl.simulation import RunSettings, engine_of, make_settings
 from deltafl.simulation.engine import Engine
+from deltafl.simulation.record import require_own_columns
 from deltafl.simulation.tune import TuneSettings
 from deltafl.tasks import (
     Dataset,
@@ -390,7 +391,11 @@ def test_a_metric_is_not_called_as_a_column_or_an_entry_of_a_file(tmp_path: Path
     assert {"client", "stratum", "draws", "gap_closed", "strata", "rounds", "round"} <= taken
     for name in sorted(taken | {"names", "trainings", "cost", "clock", "selections"}):
         with pytest.raises(DeltaflError, match="means something else"):
-            engine_for(replace(task, metric=Metric(name, far)))
+            require_own_columns([Metric(name, far)])
+    wrong = replace(task, metric=Metric("seed", far))
+    with pytest.raises(DeltaflError, match="means something else"):
+        deltafl.compare(wrong, "full,uniform", 1, **{**given, "out": tmp_path / "other"})
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.thorough

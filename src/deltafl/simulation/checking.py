@@ -13,6 +13,7 @@ from ..tasks.base import Task
 from ..types import Json
 from .directory import RunDirectory
 from .engine import BYTES_PER_PARAMETER, Engine
+from .record import require_own_columns
 from .schedules import factors_of
 from .settings import CompareSettings, RunSettings
 from .setup import data_of, engine_for, filled_in, plan_of, population_of, task_of
@@ -34,6 +35,7 @@ def check_comparison(
     run = settings.run(settings.samplers[0], first)
     engine = engine_for(run, out)
     task = engine.task
+    require_own_columns(task.metrics)
     data = data_of(run, task)
     if before is not None:
         RunDirectory(out).require_same_data(data)

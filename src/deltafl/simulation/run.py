@@ -34,7 +34,7 @@ from .oracle import SimulatedOracle
 from .own_code import Code
 from .own_rules import OwnCallback, Yours, copies, own_callbacks
 from .provenance import PACKAGES
-from .record import Job, RunStore, record_of, write_record
+from .record import Job, RunStore, record_of, require_own_columns, write_record
 from .recording import Checkpoints, Recording
 from .rest import bytes_sent, local_rows
 from .settings import RunSettings
@@ -306,6 +306,7 @@ def run_single(
         workers = stack.enter_context(Workers(settings.workers, group))
         engine = engine_of(settings, workers, kept_route(folder))
         # What cannot be played is refused before anything is written.
+        require_own_columns(engine.task.metrics)
         plan_of(settings, population_of(settings, engine.task), engine.task)
         check_memory(
             settings,

@@ -24,7 +24,6 @@ from ..types import Json, Population, is_ours
 from .behaviour import behaviour_of
 from .conditions import costs_of
 from .engine import Engine
-from .record import require_own_columns
 from .schedules import factors_of
 from .settings import OF_SERVER, RunSettings
 from .training.route import Computation, Route, kept_route
@@ -60,7 +59,6 @@ def task_of(settings: RunSettings) -> Task:
         if settings.metric is not None:
             task = replace(task, metric=settings.own_metrics())
             check_task(task, settings.task, settings.seed)
-    require_own_columns(task.metrics)
     # Public examples first: what is held out for validation is held by clients.
     if settings.public is not None:
         task = with_public(task, settings.public, settings.seed)
