@@ -30,6 +30,7 @@ from deltafl.tasks import (
     cross_entropy,
     squared_error,
 )
+from deltafl.tasks.metrics import METRICS
 from deltafl.types import Judge
 from tools.cli import deltafl_here
 from tools.simulation import lines_of
@@ -389,6 +390,8 @@ def test_a_metric_is_not_called_as_a_column_or_an_entry_of_a_file(tmp_path: Path
     taken |= {*json.loads((tmp_path / "out" / "runs" / "full-seed0" / "clients.json").read_text())}
     taken -= {"far", "far_sd"}
     assert {"client", "stratum", "draws", "gap_closed", "strata", "rounds", "round"} <= taken
+    # Those of built-in metrics are refused before.
+    taken -= {*METRICS}
     for name in sorted(taken | {"names", "trainings", "cost", "clock", "selections"}):
         with pytest.raises(DeltaflError, match="means something else"):
             require_own_columns([Metric(name, far)])
