@@ -62,7 +62,7 @@ class DenseChain:
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._layers = layers
         linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-        self.num_inputs = linear[0].in_features if linear else 1
+        self.num_inputs = linear[0].in_features
 
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
