@@ -109,6 +109,17 @@ def _formula(translator: Any, node: nodes.Element) -> None:
     raise nodes.SkipNode
 
 
+def _one_branch(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], tree: nodes.document | None
+) -> None:
+    """Open the branch of the sidebar that the reader is in, and no other: the methods and the API
+    are more than a hundred pages, and to list them beside each page was most of the build.
+    """
+    whole = context.get("toctree")
+    if whole is not None:
+        context["toctree"] = lambda **options: whole(**{**options, "collapse": True})
+
+
 def setup(app: Sphinx) -> None:
     """Connect them."""
     app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
@@ -116,3 +127,4 @@ def setup(app: Sphinx) -> None:
     app.connect("object-description-transform", _attribute)
     app.connect("autodoc-process-docstring", _literal_formulas, priority=400)  # before napoleon's
     app.connect("autodoc-process-docstring", _without_aliases)
+    app.connect("html-page-context", _one_branch, priority=400)  # before the theme's

@@ -177,9 +177,9 @@ def test_the_command_names_what_it_could_not_audit() -> None:
 
 def test_enumerated_and_drawn_errors_agree_with_the_textbook() -> None:
     """The MSE of simple random sampling: (1/n - 1/m) S^2 with y_i = m w_i u_i."""
-    for m, exact, tolerance in ((6, True, 1e-6), (12, False, 0.03)):
+    for m, exact, tolerance in ((6, True, 1e-6), (12, False, 0.05)):
         subject = random_subject(m, 3, 4, seed=2)
-        row = one_row(subject, "uniform", "simple-random", 20000)
+        row = one_row(subject, "uniform", "simple-random", 8000)
         weight_m = subject.population.weight_m
         update_md = subject.known.update_md.astype(np.float64)
         y_md = m * weight_m[:, None] * update_md

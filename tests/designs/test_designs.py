@@ -84,6 +84,7 @@ def test_exact_designs_keep_their_promise(design: str) -> None:
     assert typical < 1.5
 
 
+@pytest.mark.thorough  # it tests the test
 def test_the_same_statistics_find_successive_draws_and_an_error_of_two_and_a_half_per_cent() -> (
     None
 ):

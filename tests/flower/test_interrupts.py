@@ -112,8 +112,8 @@ def test_a_restart_after_an_interrupt_changes_nothing(
     every = Places()
     expected = state_after(tmp_path / "whole", label, every)
     assert every.count > 50
-    # Every third place is one before and one after something in turn.
-    step = 1 if pytestconfig.getoption("--thorough") else 3
+    # Every seventh place is one before and one after something in turn.
+    step = 1 if pytestconfig.getoption("--thorough") else 7
     for stop in range(0, every.count, step):
         folder = tmp_path / str(stop)
         with pytest.raises(KeyboardInterrupt):

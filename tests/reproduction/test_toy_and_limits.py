@@ -35,8 +35,8 @@ SMALL: dict[str, Any] = {
     "groups": 3,
     "clients": 20,
     "far": {"methods": ["uniform"], "sample": 1, "ratio": 2, "drifts": []},
-    "rounds": 60,
-    "seeds": 3,
+    "rounds": 40,
+    "seeds": 2,
 }
 
 

@@ -53,7 +53,7 @@ def test_the_partition_is_uniform_and_new_in_each_pass() -> None:
     """Four clients in pairs: three partitions in two orders, each in a sixth of the passes, and
     two passes after one another have the same one in a sixth.
     """
-    draws = 900
+    draws = 400
     passes = [tuple(map(tuple, cohorts(4, 2, 4, seed))) for seed in range(draws)]
     for count in (*Counter(one[:2] for one in passes).values(),):
         assert abs(count / draws - 1 / 6) < 4 * sqrt(5 / 36 / draws)

@@ -207,7 +207,7 @@ def tried(
 
 
 #: Readers, and how many planted values are tried; those that draw or play take a second each.
-TRIED = [(("load", "export", "sweep"), 80), (("report",), 4), (("compare",), 4)]
+TRIED = [(("load", "export", "sweep"), 40), (("report",), 4), (("compare",), 4)]
 
 
 @pytest.mark.sampled(4)
