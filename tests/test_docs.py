@@ -284,7 +284,9 @@ def test_the_torch_loop_of_the_page_learns_what_its_clients_know(
     assert isinstance(names["model"], torch.nn.Linear)
     printed = capsys.readouterr().out
     assert names["hits"].float().mean() > 0.8 and f"```text\n{printed}```" in text
-    _, auxiliary, losses, _ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    _, auxiliary, losses, joined, _ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(joined, "docs/how-to/your-loop.md", "exec"), names)
+    assert open_round(names["plan"], names["state"]).round == 30
     exec(compile(auxiliary, "docs/how-to/your-loop.md", "exec"), names)
     names["state"] = init_round(names["plan"], names["model"])
     assert open_round(names["plan"], names["state"]).client_n.shape == (5,)

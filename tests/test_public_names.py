@@ -17,7 +17,7 @@ ControlValue ControlVariate Delta DeltaflError Design DifferentialPrivacy Estima
 KnownUpdates LearnedCoefficient Metric MissingExtraError Momentum Moves Oracle Plan Population PowerOfChoice PracDelta RejectedReply
 Replies Reports RoundInfo RoundState RunFacts Sampler ServerOptimizer ServerPart Sgd Step Twin broadcast close_round
 close_round_from_sum compare corrected_steps draw_cohort flatten inclusion_probabilities init_round load load_state
-make_plan make_sampler make_server_optimizer open_round plan_for recommend save_state probabilities_for_budget stream tune unflatten with_floor
+make_plan make_sampler make_server_optimizer open_round plan_for recommend resize_state save_state probabilities_for_budget stream tune unflatten with_floor
 """
 HEAVY = {"torch", "scipy", "sklearn", "matplotlib", "typer", "rich", "pydantic", "flwr", "pandas"}
 

@@ -20,6 +20,7 @@ from .estimators.table import ESTIMATORS as ESTIMATORS
 from .estimators.table import Estimator as Estimator
 from .estimators.twin import Twin as Twin
 from .estimators.value import ControlValue as ControlValue
+from .federation.clients import resize_state as resize_state
 from .federation.local_work import corrected_steps as corrected_steps
 from .moves import Moves as Moves
 from .plan import Plan as Plan

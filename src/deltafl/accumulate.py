@@ -21,7 +21,7 @@ from .estimators.control_variates import wrong_value
 from .estimators.sketch import count_sketch
 from .estimators.value import ControlValue, Reader
 from .estimators.variance import effective_sample_size, variance_form
-from .plan import Plan, RoundState
+from .plan import Plan, RoundState, check_state
 from .scale.numerics import inner, largest_entry, weighted_sum
 from .scale.rows import read_rows, together
 from .scale.stretches import over_stretches
@@ -41,31 +41,11 @@ from .types import (
 )
 
 
-def clients_of(plan: Plan, state: RoundState) -> int:
-    """The number of clients; a ``DeltaflError`` if plan and state have different ones, or are no
-    plan and state.
-    """
-    check_types("the plan first, then the state", plan=(plan, Plan), state=(state, RoundState))
-    m = plan.population.num_clients
-    known = len(state.selected_m)
-    if known != m:
-        raise DeltaflError(
-            f"the state is of {known} clients and the plan of {m}; give its own plan"
-        )
-    new = [part.name for part in plan.parts if part.name not in state.parts]
-    if new:
-        raise DeltaflError(
-            f"the plan has {', '.join(new)}, of which the state knows nothing: give the state's "
-            "own plan, or begin with init_round(plan, state.params_d)"
-        )
-    return m
-
-
 def check_round(plan: Plan, state: RoundState, cohort: Cohort) -> None:
     """Raise a ``DeltaflError`` unless a cohort can be one of this plan and state."""
-    m = clients_of(plan, state)
+    check_state(plan, state)
     check_types("close_round(plan, state, cohort, updates)", cohort=(cohort, Cohort))
-    check_cohort(cohort, m, "the cohort's")
+    check_cohort(cohort, plan.population.num_clients, "the cohort's")
     # A cohort that a host has made itself has no round.
     if cohort.round not in (None, state.round):
         raise DeltaflError(

@@ -1,8 +1,9 @@
 """What never changes during the rounds, ``Plan``, and what does, ``RoundState``."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, reduce
+from functools import cache, cached_property, reduce
 from math import ceil, prod
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .designs.inclusion import are_clients, check_cohort_size
-from .errors import DeltaflError, WithRanges, unknown_name
+from .errors import DeltaflError, WithRanges, check_types, unknown_name
 from .estimators.control_variates import ControlVariate
 from .estimators.table import Estimator, find_estimator, weighted_mean
 from .estimators.two_bits import coded
@@ -74,6 +75,8 @@ class RoundState(NamedTuple):
     rest: Any = NO_REST
     #: how many rounds were left out, as those of an outage: the model is as if they had not been
     left_out: Annotated[int, Within("[0, round]")] = 0
+    #: a checksum of the clients' weights (``Plan.checksum``): its sums over clients are of these
+    weights: Annotated[int, Within("[0, 4294967295]")] = 0
 
     @property
     def counted(self) -> int:
@@ -146,6 +149,11 @@ class Plan(WithRanges):
         find_estimator(self.estimator)
         for part in self.parts:
             part.check(self)
+
+    @cached_property
+    def checksum(self) -> int:
+        """CRC-32 of the clients' weights: against mistakes, not against forgers."""
+        return zlib.crc32(np.ascontiguousarray(self.population.weight_m, np.float64).data)
 
     def part(self, name: str) -> ServerPart | None:
         """The part of a name in ``server/table.py``, such as ``"clip"``; None if it is not used."""
@@ -269,6 +277,7 @@ class Plan(WithRanges):
 
     def model(self, state: RoundState) -> Params:
         """The model to use and to judge: an average of the last with ``average``, else the last."""
+        check_state(self, state)
         params_d = state.params_d
         for part in self.parts:
             params_d = part.model(state.parts[part.name], params_d)
@@ -283,6 +292,7 @@ class Plan(WithRanges):
         with ``ghbm`` beta S is not, and (c - c_i) whole.
         With neither None.
         """
+        check_state(self, state)
         clients = NOBODY if client_n is None else np.asarray(client_n)
         m = self.population.num_clients
         if clients.ndim != 1 or not are_clients(clients, m):
@@ -433,6 +443,29 @@ class Plan(WithRanges):
         for part in self.parts:
             own[part.name] = part.moved(own[part.name], step, params_d)
         return state._replace(round=state.round + 1, params_d=params_d, parts=own)
+
+
+def check_state(plan: Plan, state: RoundState) -> None:
+    """Raise a ``DeltaflError`` unless they are a plan and a state that belongs to it."""
+    check_types("the plan first, then the state", plan=(plan, Plan), state=(state, RoundState))
+    m = plan.population.num_clients
+    known = len(state.selected_m)
+    if known != m:
+        raise DeltaflError(
+            f"the state is of {known} clients and the plan of {m}; give its own plan, or go on "
+            "with resize_state(plan, state, kept), kept the old indices of the clients that stay"
+        )
+    new = [part.name for part in plan.parts if part.name not in state.parts]
+    if new:
+        raise DeltaflError(
+            f"the plan has {', '.join(new)}, of which the state knows nothing: give the state's "
+            "own plan, or begin with init_round(plan, state.params_d)"
+        )
+    if state.weights != plan.checksum:
+        raise DeltaflError(
+            "the plan's clients have other weights than the state's, to which all belongs that it "
+            "remembers of them: give its own plan, or go on with resize_state(plan, state)"
+        )
 
 
 def _check_parts(given: Any) -> None:

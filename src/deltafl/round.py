@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .accumulate import Accumulator, check_round, clients_of
+from .accumulate import Accumulator, check_round
 from .arrays import initial_model
 from .designs.inclusion import check_anyone, check_cohort, mask_of
 from .errors import DeltaflError, check_types, log
 from .model_parts import as_reals
-from .plan import Plan, RoundState
+from .plan import Plan, RoundState, check_state
 from .scale.persistent_array import PersistentArray
 from .server.part import Step
 from .server.screening import Updates
@@ -77,6 +77,7 @@ def blank_state(plan: Plan, params_d: Params) -> RoundState:
         selected_m=never(),
         responded_m=never(),
         missed_m=never(),
+        weights=plan.checksum,
     )
 
 
@@ -84,7 +85,7 @@ def broadcast(plan: Plan, state: RoundState) -> Broadcast:
     """What the clients of this round are sent; without ``mime`` and ``scaffold`` that is
     ``state.params_d`` alone.
     """
-    clients_of(plan, state)
+    check_state(plan, state)
     return Broadcast(state.params_d, plan.drifts(state, None))
 
 
@@ -104,7 +105,8 @@ def open_round(
     in the mean. The ``oracle`` is for simulators alone. A ``DeltaflError`` if it is missing, if the
     mask is wrong or empty, or a cost is no number above 0.
     """
-    m = clients_of(plan, state)
+    check_state(plan, state)
+    m = plan.population.num_clients
     if plan.sampler.needs_oracle:
         plan.sampler.require_oracle(oracle)
     mask_m: Any = None

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..designs.inclusion import are_clients
+from ..errors import DeltaflError
 from ..moves import Moves
 from ..plan import Plan, RoundState
 
@@ -29,16 +31,40 @@ class ClientInfo(NamedTuple):
 def resize_state(
     plan: Plan,
     state: RoundState,
-    kept_k: Sequence[int] | None = None,
+    kept: Sequence[int] | None = None,
 ) -> RoundState:
-    """The state for ``plan.population``: the clients kept from ``state`` in their order, then
-    newcomers.
+    """The state with which the rounds go on when clients join, leave, or change their weights.
+
+    What is remembered of clients who stay is kept, and all sums over clients are made anew for
+    their present weights, so that the next estimate is unbiased for the present population. The
+    model stays as it is.
+
+    Args:
+        plan: The plan with the clients who are here now: those who stay, in their order, then
+            newcomers. Sampler, estimator and parts are those of before.
+        state: The state of before; it is not changed.
+        kept: Which of its clients stay, as indices, in the order of the plan; all by default.
 
     Raises:
+        DeltaflError: If ``kept`` are no clients of before, or more than the plan has.
         CannotResizeError: If the sampler or the control variate describes all clients jointly.
     """
     num_before = len(state.selected_m)
-    stay_k = np.arange(num_before) if kept_k is None else np.array(kept_k, np.int64)
+    num_now = plan.population.num_clients
+    stay_k = np.arange(num_before) if kept is None else np.asarray(kept)
+    # Nobody is an empty array of float64.
+    if stay_k.size == 0:
+        stay_k = stay_k.astype(np.int64)
+    are_known = stay_k.ndim == 1 and are_clients(stay_k, num_before)
+    if not are_known or len(np.unique(stay_k)) < len(stay_k):
+        raise DeltaflError(
+            f"kept is {kept!r:.60}; give each client that stays once, from 0 to {num_before - 1}"
+        )
+    if len(stay_k) > num_now:
+        raise DeltaflError(
+            f"{len(stay_k)} clients stay, and the plan has {num_now}; name in kept those who stay, "
+            "in the plan's order"
+        )
     moves = Moves(plan.population, stay_k, num_before)
     rule = plan.rule.control
     control = rule.resized(state.control, moves)
@@ -50,6 +76,7 @@ def resize_state(
         control=rule.at_model(control, plan.population, state.params_d, state.round),
         selected_m=moves.rows(state.selected_m, 0),
         responded_m=moves.rows(state.responded_m, 0),
+        weights=plan.checksum,
     )
 
 

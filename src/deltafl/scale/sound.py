@@ -30,9 +30,12 @@ def restored_state(sampler: Any, template: Any, arrays: Mapping[str, Array]) -> 
 
     ``template`` is that of the same plan before the first round.
     """
-    # States are older than this count.
-    state = from_named_arrays(template, {"state.left_out": np.zeros((), int), **arrays})
+    # States are older than these.
+    added = {"state.left_out": np.zeros((), int), "state.weights": np.array(template.weights)}
+    state = from_named_arrays(template, {**added, **arrays})
     state = state._replace(sampler=sampler.restored(state.sampler, template.sampler))
+    if state.weights != template.weights:
+        raise not_sound("state.weights is of clients with other weights")
     for name, fault in _faults(state, template, "state", state.round):
         raise not_sound(f"{name} {fault}")
     return state

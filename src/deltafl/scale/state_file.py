@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..accumulate import clients_of
 from ..errors import DeltaflError, check_types
-from ..plan import Plan, RoundState
+from ..plan import Plan, RoundState, check_state
 from ..round import blank_state
 from ..samplers.base import ADDED
 from ..server.table import UNUSED
@@ -32,7 +31,7 @@ def save_state(path: AnyPath, state: RoundState, plan: Plan) -> None:
     """
     call = "save_state(path, state, plan)"
     check_types(call, path=(path, str, PathLike), state=(state, RoundState), plan=(plan, Plan))
-    clients_of(plan, state)
+    check_state(plan, state)
     if plan.memory.folder is not None:
         raise DeltaflError(
             "this plan keeps rows in a file of their own, which a state file cannot hold"
@@ -59,9 +58,9 @@ def load_state(path: AnyPath, plan: Plan) -> RoundState:
     place (``mv``, ``save_state``), for as long as the state is used.
 
     ``plan`` is the one it was saved with, but for the cohort's size and ``response_floor``, on
-    which no state depends. To go on with other clients, weights or another method, load with the
-    old plan and begin with ``init_round(new, state.params_d)``: what the state remembers of
-    clients belongs to their weights. Files of other clients or another plan, or that are no such
+    which no state depends. To go on with other clients or weights, load with the old plan and write
+    ``resize_state(new, state, kept)``; with another method, begin with
+    ``init_round(new, state.params_d)``. Files of other clients or another plan, or that are no such
     files, are refused by a ``DeltaflError``.
     """
     check_types("load_state(path, plan)", path=(path, str, PathLike), plan=(plan, Plan))

@@ -1,0 +1,83 @@
+"""Own loops in which clients join, leave or change: the next estimate is that of who is here now."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import Problem, Recorder, make_problem, mean_estimate, play
+from deltafl import DeltaflError, Plan, init_round, make_plan, open_round, resize_state
+
+LABELS = [
+    *("uniform", "pracdelta", "fedvarp", "innovation@local-pivotal", "balanced"),
+    *("uniform@@regression", "uniform@@difference-own", "uniform@@two-phase", "fedstale"),
+]
+BEFORE = make_problem([10, 15, 20, 25, 30, 35])
+#: One with other weights, and one of which 1 and 4 have left and two have joined.
+CHANGED = make_problem([90, 15, 2, 25, 60, 35], seed=1)
+OTHERS = make_problem([10, 20, 25, 35, 70, 5], seed=2)
+
+
+def plan_of(label: str, problem: Problem, n: int = 2) -> Plan:
+    """As ``make_plan``, with an optimizer that remembers the estimate."""
+    planned = make_plan(label, problem.population, n=n)
+    return planned.with_part(Recorder())
+
+
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize(("problem", "kept"), [(CHANGED, None), (OTHERS, [0, 2, 3, 5])])
+def test_the_next_estimate_is_unbiased(label: str, problem: Problem, kept: Any) -> None:
+    before = plan_of(label, BEFORE)
+    state = play(before, init_round(before, np.zeros(3)), [BEFORE] * 4)
+    now = plan_of(label, problem)
+    with pytest.raises(DeltaflError, match=r"other weights than the state's.*resize_state"):
+        open_round(now, state)
+    following = resize_state(now, state, kept)
+    mean_d = mean_estimate(now, following, problem)
+    np.testing.assert_allclose(mean_d, problem.ubar_d, atol=1e-6)
+    assert following.round == state.round
+    # The state of before is as it was.
+    np.testing.assert_allclose(mean_estimate(before, state, BEFORE), BEFORE.ubar_d, atol=1e-6)
+
+
+def test_without_a_memory_sums_of_other_weights_would_be_wrong() -> None:
+    """What the guard is for: with the checksum alone put right, the estimate is biased."""
+    before = plan_of("innovation@local-pivotal", BEFORE)
+    state = play(before, init_round(before, np.zeros(3)), [BEFORE] * 4)
+    now = plan_of("innovation@local-pivotal", CHANGED)
+    forged = state._replace(weights=now.checksum)
+    error_d = mean_estimate(now, forged, CHANGED) - CHANGED.ubar_d
+    assert np.abs(error_d).max() > 0.05
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ([0, 0, 1], r"kept is \[0, 0, 1\]; give each client that stays once, from 0 to 5"),
+        ([6], r"kept is \[6\]"),
+        ([0.5], r"kept is \[0.5\]"),
+        ([[0, 1]], r"kept is \[\[0, 1\]\]"),
+        ("all", "kept is 'all'"),
+        (None, "6 clients stay, and the plan has 4"),
+    ],
+)
+def test_who_stays_is_looked_at(kept: Any, words: str) -> None:
+    state = init_round(make_plan("uniform", [1] * 6, n=2), np.zeros(3))
+    with pytest.raises(DeltaflError, match=words):
+        resize_state(make_plan("uniform", [1] * 4, n=2), state, kept)
+
+
+def test_a_state_of_others_is_one_sentence_wherever_it_is_given() -> None:
+    state = init_round(make_plan("uniform", [1] * 6, n=2), np.zeros(3))
+    more = make_plan("uniform", [1] * 7, n=2)
+    average = make_plan("uniform", [1] * 6, n=2, average=0.5)
+    asks: list[Callable[[Plan], object]] = [
+        lambda plan: plan.model(state),
+        lambda plan: plan.drifts(state, None),
+    ]
+    for ask in asks:
+        with pytest.raises(DeltaflError, match=r"of 6 clients and the plan of 7.*resize_state"):
+            ask(more)
+        with pytest.raises(DeltaflError, match="average, of which the state knows nothing"):
+            ask(average)
