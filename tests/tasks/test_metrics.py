@@ -75,6 +75,16 @@ def test_auc_is_the_share_of_pairs_in_the_right_order_and_unknown_without_any() 
     assert np.isnan(metric_of("auc")(output[:0], y[:0]))
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=2, max_size=40).filter(
+        lambda pairs: len({is_one for _, is_one in pairs}) == 2
+    )
+)
+def test_auc_is_that_of_scikit_learn_whatever_is_equal(pairs: list[tuple[int, bool]]) -> None:
+    output, y = (np.array(values, float) for values in zip(*pairs, strict=True))
+    assert metric_of("auc")(output, y) == pytest.approx(sk.roc_auc_score(y, output), abs=1e-12)
+
+
 @given(st.integers(0, 2**32 - 1), st.integers(2, 5))
 def test_a_missing_class_leaves_the_mean_over_the_others(seed: int, classes: int) -> None:
     rng = np.random.default_rng(seed)

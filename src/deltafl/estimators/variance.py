@@ -22,8 +22,9 @@ z_i is the contribution of a reply if all replied:
                     Wretman 1992, 4.3): V = R/(R-1) sum_h (1 - pi_h) norm(y_h - B)^2 + sum_h pi_h
                     V_h, unbiased if the pi_h are equal and the V_h are. R counts the strata that
                     were not certain. A single reply of h has no V_h: then 1 is in place of
-                    1 - pi_h, too large if the pi_h are equal, else no bound. If one stratum alone was left to chance, all that were
-                    drawn count, with 1, too large as well. With one drawn nobody knows V.
+                    1 - pi_h, too large if the pi_h are equal, else no bound. If one stratum
+                    alone was left to chance, all that were drawn count, with 1, too large as well.
+                    With one drawn nobody knows V.
 
 The first two are unbiased for independent draws; ``Design.variance`` says which of a design's is.
 Sums over selected clients are estimated from those that replied by weights 1 / q_i; n is the number

