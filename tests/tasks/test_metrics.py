@@ -1,5 +1,6 @@
 """Metrics are scikit-learn's where it has them, on the outputs that models give."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -83,6 +84,26 @@ def test_auc_is_the_share_of_pairs_in_the_right_order_and_unknown_without_any() 
 def test_auc_is_that_of_scikit_learn_whatever_is_equal(pairs: list[tuple[int, bool]]) -> None:
     output, y = (np.array(values, float) for values in zip(*pairs, strict=True))
     assert metric_of("auc")(output, y) == pytest.approx(sk.roc_auc_score(y, output), abs=1e-12)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 30))
+@pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
+def test_f1_is_that_of_scikit_learn_whatever_is_missing(
+    average: Any, seed: int, classes: int, count: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    output = rng.normal(size=(count, classes + 1))
+    y = rng.integers(0, classes + 1, count)
+    labels = (rng.random((count, classes + 1)) < rng.random()).astype(np.float32)
+    # Classes that the examples lack.
+    y = y // 2 * 2
+    f1 = metric_of(f"f1_{average}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for found, truth in ((output.argmax(axis=1), y), (output > 0, labels.astype(int))):
+            expected = sk.f1_score(truth, found, average=average, zero_division=0)
+            given = truth if truth.ndim == 1 else labels
+            assert f1(output, given) == pytest.approx(expected, abs=1e-12)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 5))
