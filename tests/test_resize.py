@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from conftest import Problem, Recorder, make_problem, mean_estimate, play
-from deltafl import DeltaflError, Plan, init_round, make_plan, open_round, resize_state
+from deltafl import (
+    DeltaflError,
+    Plan,
+    close_round,
+    init_round,
+    make_plan,
+    open_round,
+    resize_state,
+)
 
 LABELS = [
     *("uniform", "pracdelta", "fedvarp", "innovation@local-pivotal", "balanced"),
@@ -46,7 +54,7 @@ def test_without_a_memory_sums_of_other_weights_would_be_wrong() -> None:
     before = plan_of("innovation@local-pivotal", BEFORE)
     state = play(before, init_round(before, np.zeros(3)), [BEFORE] * 4)
     now = plan_of("innovation@local-pivotal", CHANGED)
-    forged = state._replace(weights=now.checksum)
+    forged = state._replace(weights=now.weights)
     error_d = mean_estimate(now, forged, CHANGED) - CHANGED.ubar_d
     assert np.abs(error_d).max() > 0.05
 
@@ -81,3 +89,30 @@ def test_a_state_of_others_is_one_sentence_wherever_it_is_given() -> None:
             ask(more)
         with pytest.raises(DeltaflError, match="average, of which the state knows nothing"):
             ask(average)
+
+
+@pytest.mark.parametrize(
+    "other", ["innovation", "pracdelta@ordered-pivotal", "uniform+average=0.5"]
+)
+@pytest.mark.parametrize("label", ["uniform", "pracdelta", "uniform@@regression", "fedvarp"])
+def test_a_state_of_another_method_is_one_sentence(label: str, other: str) -> None:
+    plan = plan_of(label, BEFORE)
+    state = init_round(plan, np.zeros(3))
+    another = plan_of(other, BEFORE)
+    cohort = open_round(plan, state)
+    words = "of which the state knows nothing: give the state's own plan"
+    with pytest.raises(DeltaflError, match=words):
+        open_round(another, state)
+    with pytest.raises(DeltaflError, match=words):
+        close_round(another, state, cohort, list(BEFORE.update_md[cohort.client_n]))
+    with pytest.raises(DeltaflError, match=words):
+        resize_state(another, state)
+
+
+def test_options_may_change_between_two_rounds() -> None:
+    """Such as the server's rate, of which a schedule makes a plan for each round."""
+    state = init_round(make_plan("innovation", BEFORE.population, n=2), np.zeros(3))
+    for lr, floor, size in ((1.0, 0.2, 2), (0.5, 0.1, 3), (0.25, 0.3, 1)):
+        plan = make_plan(f"innovation(floor={floor})", BEFORE.population, n=size, server_lr=lr)
+        state = play(plan, state, [BEFORE])
+    assert state.round == 3

@@ -233,8 +233,8 @@ def server_memory(settings: RunSettings, num_clients: int) -> tuple[int, float, 
         states = [state._replace(control=()) for state in states]
     few, more = (sum(_sizes(state)) for state in states)
     models = (more - few) // 3
-    # Without the count of rounds that were left out and the checksum, which are of no method.
-    rest = few - 5 * models - 2
+    # Without the count of rounds that were left out and two checksums, which are of no method.
+    rest = few - 5 * models - 3
     num_params = num_params_of(settings.task)
     # The codes of first updates are not there without answers.
     if plan.census is not None:

@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .designs.inclusion import are_clients, check_cohort_size
+from .designs.table import ORDERED
 from .errors import DeltaflError, WithRanges, check_types, unknown_name
 from .estimators.control_variates import ControlVariate
+from .estimators.learned_coefficient import LearnedCoefficient
 from .estimators.table import Estimator, find_estimator, weighted_mean
 from .estimators.two_bits import coded
 from .estimators.value import ControlValue, Reader
-from .samplers.base import RunFacts, Sampler
+from .samplers.base import RunFacts, Sampler, Scored
 from .samplers.census import LONGEST, Census
 from .samplers.label import Label, make_sampler, needs_value, parse_label
 from .scale.persistent_array import PersistentArray
@@ -75,8 +77,10 @@ class RoundState(NamedTuple):
     rest: Any = NO_REST
     #: how many rounds were left out, as those of an outage: the model is as if they had not been
     left_out: Annotated[int, Within("[0, round]")] = 0
-    #: a checksum of the clients' weights (``Plan.checksum``): its sums over clients are of these
+    #: a checksum of the clients' weights (``Plan.weights``): its sums over clients are of these
     weights: Annotated[int, Within("[0, 4294967295]")] = 0
+    #: a checksum of what kinds of memories it has (``Plan.method``)
+    method: Annotated[int, Within("[0, 4294967295]")] = 0
 
     @property
     def counted(self) -> int:
@@ -151,9 +155,24 @@ class Plan(WithRanges):
             part.check(self)
 
     @cached_property
-    def checksum(self) -> int:
+    def weights(self) -> int:
         """CRC-32 of the clients' weights: against mistakes, not against forgers."""
         return zlib.crc32(np.ascontiguousarray(self.population.weight_m, np.float64).data)
+
+    @cached_property
+    def method(self) -> int:
+        """CRC-32 of what kinds of sampler and control variate remember; their options may change
+        between two rounds.
+        """
+        control = self.rule.control
+        remember = [self.sampler, control]
+        if isinstance(control, LearnedCoefficient):
+            remember.append(control.control)
+        names = [type(part).__qualname__ for part in remember]
+        # One of the designs keeps scores in another form.
+        if isinstance(self.sampler, Scored):
+            names.append(str(self.sampler.design == ORDERED))
+        return zlib.crc32(" ".join(names).encode())
 
     def part(self, name: str) -> ServerPart | None:
         """The part of a name in ``server/table.py``, such as ``"clip"``; None if it is not used."""
@@ -447,7 +466,7 @@ class Plan(WithRanges):
 
 def check_state(plan: Plan, state: RoundState) -> None:
     """Raise a ``DeltaflError`` unless they are a plan and a state that belongs to it."""
-    check_types("the plan first, then the state", plan=(plan, Plan), state=(state, RoundState))
+    check_method(plan, state)
     m = plan.population.num_clients
     known = len(state.selected_m)
     if known != m:
@@ -455,16 +474,25 @@ def check_state(plan: Plan, state: RoundState) -> None:
             f"the state is of {known} clients and the plan of {m}; give its own plan, or go on "
             "with resize_state(plan, state, kept), kept the old indices of the clients that stay"
         )
-    new = [part.name for part in plan.parts if part.name not in state.parts]
-    if new:
-        raise DeltaflError(
-            f"the plan has {', '.join(new)}, of which the state knows nothing: give the state's "
-            "own plan, or begin with init_round(plan, state.params_d)"
-        )
-    if state.weights != plan.checksum:
+    if state.weights != plan.weights:
         raise DeltaflError(
             "the plan's clients have other weights than the state's, to which all belongs that it "
             "remembers of them: give its own plan, or go on with resize_state(plan, state)"
+        )
+
+
+def check_method(plan: Plan, state: RoundState) -> None:
+    """Raise a ``DeltaflError`` unless they are a plan and a state, of whatever clients, of one
+    method.
+    """
+    check_types("the plan first, then the state", plan=(plan, Plan), state=(state, RoundState))
+    others = [part.name for part in plan.parts if part.name not in state.parts]
+    if state.method != plan.method:
+        others.append("another sampler or estimator")
+    if others:
+        raise DeltaflError(
+            f"the plan has {', '.join(others)}, of which the state knows nothing: give the state's "
+            "own plan, or begin with init_round(plan, state.params_d)"
         )
 
 

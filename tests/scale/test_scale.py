@@ -294,12 +294,16 @@ def test_what_no_state_file_can_be_is_refused(tmp_path: Path) -> None:
         save_state(path, state, replace(plan, estimator="difference-own", memory=rows))
     with pytest.raises(DeltaflError, match="the state is of 300 clients and the plan of 299"):
         save_state(path, state, plan_of(299))
-    with pytest.raises(DeltaflError, match="the state was made for another plan"):
+    with pytest.raises(
+        DeltaflError, match="another sampler or estimator, of which the state knows"
+    ):
         save_state(path, state, plan_of(300, "innovation"))
     averaged = plan.with_part(Average(0.5))
     for call in (lambda: open_round(averaged, state), lambda: save_state(path, state, averaged)):
         with pytest.raises(DeltaflError, match="the plan has average, of which the state knows"):
             call()
+    with pytest.raises(DeltaflError, match="the state has average and the plan has not"):
+        save_state(path, init_round(averaged, np.zeros(D)), plan)
     assert not path.exists()
     write_sealed(path, {"state.params_d": np.zeros(D)})
     with pytest.raises(DeltaflError, match="belongs to a plan with clients = None"):

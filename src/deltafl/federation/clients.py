@@ -10,7 +10,7 @@ import numpy as np
 from ..designs.inclusion import are_clients
 from ..errors import DeltaflError
 from ..moves import Moves
-from ..plan import Plan, RoundState
+from ..plan import Plan, RoundState, check_method
 
 #: A newcomer begins as if it had been known for so many rounds, in which it was away as often as
 #: the others.
@@ -49,6 +49,7 @@ def resize_state(
         DeltaflError: If ``kept`` are no clients of before, or more than the plan has.
         CannotResizeError: If the sampler or the control variate describes all clients jointly.
     """
+    check_method(plan, state)
     num_before = len(state.selected_m)
     num_now = plan.population.num_clients
     stay_k = np.arange(num_before) if kept is None else np.asarray(kept)
@@ -76,7 +77,7 @@ def resize_state(
         control=rule.at_model(control, plan.population, state.params_d, state.round),
         selected_m=moves.rows(state.selected_m, 0),
         responded_m=moves.rows(state.responded_m, 0),
-        weights=plan.checksum,
+        weights=plan.weights,
     )
 
 

@@ -31,11 +31,13 @@ def restored_state(sampler: Any, template: Any, arrays: Mapping[str, Array]) -> 
     ``template`` is that of the same plan before the first round.
     """
     # States are older than these.
-    added = {"state.left_out": np.zeros((), int), "state.weights": np.array(template.weights)}
-    state = from_named_arrays(template, {**added, **arrays})
+    added = {"left_out": 0, "weights": template.weights, "method": template.method}
+    before = {f"state.{name}": np.array(value) for name, value in added.items()}
+    state = from_named_arrays(template, {**before, **arrays})
     state = state._replace(sampler=sampler.restored(state.sampler, template.sampler))
-    if state.weights != template.weights:
-        raise not_sound("state.weights is of clients with other weights")
+    for name in ("weights", "method"):
+        if state._asdict()[name] != template._asdict()[name]:
+            raise not_sound(f"state.{name} is that of another plan")
     for name, fault in _faults(state, template, "state", state.round):
         raise not_sound(f"{name} {fault}")
     return state
