@@ -77,10 +77,10 @@ class RoundState(NamedTuple):
     rest: Any = NO_REST
     #: how many rounds were left out, as those of an outage: the model is as if they had not been
     left_out: Annotated[int, Within("[0, round]")] = 0
-    #: a checksum of the clients' weights (``Plan.weights``): its sums over clients are of these
-    weights: Annotated[int, Within("[0, 4294967295]")] = 0
-    #: a checksum of what kinds of memories it has (``Plan.method``)
-    method: Annotated[int, Within("[0, 4294967295]")] = 0
+    #: a checksum of the clients' weights (``Plan.weights_crc``): its sums over clients are of these
+    weights_crc: Annotated[int, Within("[0, 4294967295]")] = 0
+    #: a checksum of what kinds of memories it has (``Plan.method_crc``)
+    method_crc: Annotated[int, Within("[0, 4294967295]")] = 0
 
     @property
     def counted(self) -> int:
@@ -155,12 +155,12 @@ class Plan(WithRanges):
             part.check(self)
 
     @cached_property
-    def weights(self) -> int:
+    def weights_crc(self) -> int:
         """CRC-32 of the clients' weights: against mistakes, not against forgers."""
         return zlib.crc32(np.ascontiguousarray(self.population.weight_m, np.float64).data)
 
     @cached_property
-    def method(self) -> int:
+    def method_crc(self) -> int:
         """CRC-32 of what kinds of sampler and control variate remember; their options may change
         between two rounds.
         """
@@ -474,7 +474,7 @@ def check_state(plan: Plan, state: RoundState) -> None:
             f"the state is of {known} clients and the plan of {m}; give its own plan, or go on "
             "with resize_state(plan, state, kept), kept the old indices of the clients that stay"
         )
-    if state.weights != plan.weights:
+    if state.weights_crc != plan.weights_crc:
         raise DeltaflError(
             "the plan's clients have other weights than the state's, to which all belongs that it "
             "remembers of them: give its own plan, or go on with resize_state(plan, state)"
@@ -487,7 +487,7 @@ def check_method(plan: Plan, state: RoundState) -> None:
     """
     check_types("the plan first, then the state", plan=(plan, Plan), state=(state, RoundState))
     others = [part.name for part in plan.parts if part.name not in state.parts]
-    if state.method != plan.method:
+    if state.method_crc != plan.method_crc:
         others.append("another sampler or estimator")
     if others:
         raise DeltaflError(

@@ -77,8 +77,8 @@ def blank_state(plan: Plan, params_d: Params) -> RoundState:
         selected_m=never(),
         responded_m=never(),
         missed_m=never(),
-        weights=plan.weights,
-        method=plan.method,
+        weights_crc=plan.weights_crc,
+        method_crc=plan.method_crc,
     )
 
 

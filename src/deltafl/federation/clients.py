@@ -77,7 +77,7 @@ def resize_state(
         control=rule.at_model(control, plan.population, state.params_d, state.round),
         selected_m=moves.rows(state.selected_m, 0),
         responded_m=moves.rows(state.responded_m, 0),
-        weights=plan.weights,
+        weights_crc=plan.weights_crc,
     )
 
 
