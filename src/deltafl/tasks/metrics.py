@@ -32,7 +32,7 @@ from ..errors import OWN_ERRORS, DeltaflError, explained, in_one_line, printable
 from ..model_parts import as_array
 from ..store.own_python import load_named, split_name
 from ..streams import stream
-from ..types import FloatArray, Judge
+from ..types import FloatArray, IntArray, Judge
 
 Numbers = npt.NDArray[Any]
 Function = Callable[[Any, Any], Any]
@@ -248,6 +248,25 @@ def _scikit_learn(name: str) -> Callable[..., Any]:
     return score
 
 
+def _counts(found: Numbers, y: Numbers) -> tuple[IntArray, IntArray, IntArray]:
+    """How often each class, or label, is there and predicted, there, and predicted."""
+    if y.ndim == 2:
+        is_there = y > 0
+        is_found = found > 0
+        marks = is_there & is_found, is_there, is_found
+        hit_k, there_k, found_k = (np.count_nonzero(mark, axis=0) for mark in marks)
+        return hit_k, there_k, found_k
+    # By their places among those there are: of words a model knows more than occur.
+    both = np.concatenate([y.astype(np.int64), found])
+    classes, place = np.unique(both, return_inverse=True)
+    there = place[: len(y)]
+    hit_k, there_k, found_k = (
+        np.bincount(places, minlength=len(classes))
+        for places in (there[both[: len(y)] == found], there, place[len(y) :])
+    )
+    return hit_k, there_k, found_k
+
+
 def _f1(average: str) -> Function:
     """F1 of each class or label, 2 hits / (predicted + there): of all together (``micro``), or the
     mean over those that are there or predicted, each as it is (``macro``) or by how often it is
@@ -255,16 +274,8 @@ def _f1(average: str) -> Function:
     """
 
     def f1(output: Numbers, y: Numbers) -> float:
-        found = predicted(output, y)
-        is_there = y > 0
-        is_found = found > 0
-        if y.ndim == 1:
-            classes = np.union1d(y.astype(np.int64), found)
-            is_there = y[:, None] == classes
-            is_found = found[:, None] == classes
-        hit_k = np.count_nonzero(is_there & is_found, axis=0)
-        there_k = np.count_nonzero(is_there, axis=0)
-        both_k = there_k + np.count_nonzero(is_found, axis=0)
+        hit_k, there_k, found_k = _counts(predicted(output, y), y)
+        both_k = there_k + found_k
         if average == "micro":
             return float(2 * hit_k.sum() / max(both_k.sum(), 1))
         # A label that is neither there nor predicted has 0.
