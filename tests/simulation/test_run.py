@@ -15,8 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
+from torch import nn
 
+from deltafl import compare
 from deltafl.analysis.statistics import fairness_of
 from deltafl.errors import DeltaflError
 from deltafl.simulation.callback import Callback, LiveRun, PlayedRound
@@ -28,6 +31,7 @@ from deltafl.simulation.record import read_run
 from deltafl.simulation.run import begin, run_experiment, run_single
 from deltafl.simulation.settings import CompareSettings, RunSettings, make_settings
 from deltafl.simulation.setup import engine_of
+from deltafl.tasks import Dataset, Task, cross_entropy
 from tools.simulation import TINY, StopError, lines_of, quiet, reseal, stop_after
 from tools.simulation import run as run_of
 
@@ -325,14 +329,41 @@ def test_tables_of_the_world_are_data_and_are_read_before_anything_is_written(
         run(tmp_path / "run", **given)
 
 
-def test_refusals_are_those_of_the_run_or_the_comparison_alone(tmp_path: Path) -> None:
-    line = json.dumps({"round": 1, "rejected": [[7, "no reply"]]}) + "\n"
-    places = {".": line, "runs/uniform-seed0": line}
-    places |= dict.fromkeys(("elsewhere", "runs/uniform-seed0/deeper"), "nonsense")
-    for place, content in places.items():
-        (tmp_path / place).mkdir(parents=True, exist_ok=True)
-        (tmp_path / place / "rounds.jsonl").write_text(content)
-    assert [run for run, *_ in refusals(tmp_path)] == [tmp_path.name, "uniform-seed0"]
+class Overflows(nn.Module):
+    """Of one client alone, whose first pixel says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.inner(x)
+        return output + torch.where(x[:, :1] > 5, torch.nan, 0.0)
+
+
+def test_refused_replies_of_a_comparison_stand_below_its_table(tmp_path: Path) -> None:
+    """One of ten clients sends what is no number, in each of four rounds."""
+
+    def task(seed: int) -> Task:
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(120, 4)).astype(np.float32)
+        y = (x[:, 1] > 0).astype(np.int64)
+        x[30:40, 0] = 9
+        data = Dataset("one", x[:100], y[:100], x[100:], y[100:], num_classes=2)
+        rows = np.split(np.arange(100), 10)
+        return Task("one", data, rows, Overflows, cross_entropy)
+
+    given: dict[str, Any] = {"rounds": 4, "sample": 3, "seeds": 2, "processes": 1}
+    found = compare(task, ["full", "uniform"], **given, progress=False, out=tmp_path / "out")
+    words = " ".join(str(found).split())
+    number = sum(
+        len(json.loads(line).get("rejected", ()))
+        for record in tmp_path.glob("out/runs/uniform-seed*/rounds.jsonl")
+        for line in record.read_text().splitlines()
+    )
+    also = f", uniform {number}" * (number > 0)
+    assert f"Replies were refused and count as missing: full 8{also}; most often because " in words
+    assert refusals(tmp_path / "out" / "runs" / "full-seed1")[0][:2] == (1, 3)
 
 
 def test_the_synthetic_task_learns_its_two_numbers(tmp_path: Path) -> None:

@@ -113,6 +113,10 @@ class SeedSummary(_Model):
     """whether the threshold, `patience` or a rule of yours ended it with rounds left"""
     stopped_why: str = ""
     """which of them, in words; empty if none did, or the run is of an earlier version"""
+    refused: int = 0
+    """replies that were refused and counted as missing"""
+    refused_why: str = ""
+    """the most frequent reason; empty if none was, or the run is of an earlier version"""
     diverged_in: int | None = None
     """the round in which it was ended so; null if it was not"""
     reach: Reach | None

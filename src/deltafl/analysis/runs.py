@@ -84,6 +84,8 @@ class Run(NamedTuple):
     judges: Sequence[Judge] = ()  #: how metrics beside accuracy and loss are read
     others_r: Mapping[str, FloatArray] = _NOTHING  #: the curves of these
     stopped_why: str = ""  #: why a callback ended it
+    refused: int = 0  #: replies that were refused and counted as missing
+    refused_why: str = ""  #: the most frequent reason
 
     @property
     def judge(self) -> Judge:

@@ -185,6 +185,8 @@ def _seed_summary(run: Run, threshold: float | None) -> SeedSummary:
         diverged=run.diverged is not None or not np.isfinite(run.loss_r[-1]),
         stopped=run.stopped,
         stopped_why=run.stopped_why,
+        refused=run.refused,
+        refused_why=run.refused_why,
         diverged_in=run.diverged,
         reach=_reach(run, threshold),
     )

@@ -352,6 +352,11 @@ def _how_runs_ended(summary: Summary) -> Iterator[str]:
         {e.sampler: e.num_diverged for e in summary.samplers},
     ):
         yield f"{DIVERGED} Diverged: {diverged}. A stopped run keeps its last {metric}."
+    refused = {e.sampler: sum(run.refused for run in e.seeds) for e in summary.samplers}
+    if named := ", ".join(f"{label} {number:,}" for label, number in refused.items() if number):
+        whys = Counter(run.refused_why for e in summary.samplers for run in e.seeds if run.refused)
+        why = printable(whys.most_common(1)[0][0], limit=120)
+        yield f"Replies were refused and count as missing: {named}; most often because {why}."
     reasons = Counter(run.stopped_why for e in summary.samplers for run in e.seeds if run.stopped)
     for why, _ in reasons.most_common(REASONS):
         number = {

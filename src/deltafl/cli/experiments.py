@@ -262,7 +262,6 @@ def _print_summary(
 def _print_table(summary: Summary, folders: list[Path], written: Path) -> None:
     show(comparison_table(summary))
     for folder in folders:
-        _print_refusals(folder)
         # The folder of one run, and those of a comparison's.
         for record in [
             *folder.glob("rounds.jsonl"),
@@ -407,9 +406,9 @@ def _print_refusals(folder: Path) -> None:
     """Print if replies were refused: a client that diverges should not go unnoticed."""
     refused = refusals(folder)
     if refused:
-        run, round, client, reason, _ = refused[0]
-        lost = len({(run, round) for run, round, *_, all_refused in refused if all_refused})
-        first = f"the first in {run}, round {round}, client {client}: {reason}"
+        round, client, reason, _ = refused[0]
+        lost = len({round for round, *_, all_refused in refused if all_refused})
+        first = f"the first in {folder.name}, round {round}, client {client}: {reason}"
         rounds = f"; in {lost} rounds all were, and the model learnt nothing" if lost else ""
         say(
             f"{len(refused)} replies were refused and count as missing, {first}{rounds}", error=True

@@ -492,16 +492,10 @@ def _delete(folder: Path, files: Iterable[Path]) -> None:
         folder.rmdir()
 
 
-def refusals(folder: Path) -> list[tuple[str, int, int, str, bool]]:
-    """Replies refused in a run, or a comparison's runs: its folder, round, client, reason, and
-    whether all were.
-    """
+def refusals(folder: Path) -> list[tuple[int, int, str, bool]]:
+    """Replies refused in a run: the round, the client, the reason, and whether all were."""
     return [
-        (record.parent.name, line["round"], client, reason, not line.get("num_responded"))
-        for record in [
-            *folder.glob("rounds.jsonl"),
-            *sorted(folder.glob("runs/*/rounds.jsonl")),
-        ]
-        for line in RunDirectory(record.parent).lines("rounds.jsonl")
+        (line["round"], client, reason, not line.get("num_responded"))
+        for line in RunDirectory(folder).lines("rounds.jsonl")
         for client, reason in line.get("rejected", [])
     ]

@@ -10,6 +10,7 @@ A run's own folder takes megabytes and is deleted when the run is finished; its 
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -115,6 +116,7 @@ class RunRecord(BaseModel):
     server_bytes: int | None = None
     draws: list[Count]
     refused: int = 0  #: replies that were refused and counted as missing
+    refused_why: str = ""
     diverged: int | None = None
     diverged_why: str = ""
     stopped_why: str = ""
@@ -316,6 +318,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         for name in ("seconds", "cpu_seconds", "client_seconds")
     }
     diverged = lines[-1].get("diverged")
+    reasons = Counter(reason for line in lines for _, reason in line.get("rejected", ()))
     return Run(
         sampler=settings.sampler,
         seed=settings.seed,
@@ -339,6 +342,8 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         diverged=rounds[-1] if diverged else None,
         diverged_why=diverged["why"] if diverged else "",
         stopped_why=_stopped_why(lines[-1]),
+        refused=reasons.total(),
+        refused_why=max(reasons, key=reasons.__getitem__, default=""),
         num_examples_m=num_examples_m,
         value_km=value_km,
         fairness=None if value_km is None else fairness_of(value_km, judge.higher),
@@ -376,7 +381,8 @@ def record_of(job: Job, directory: RunDirectory, task: Task) -> RunRecord:
         fairness=run.fairness,
         server_bytes=run.server_bytes,
         draws=run.draws_m.tolist(),
-        refused=sum(len(line.get("rejected", ())) for line in directory.lines("rounds.jsonl")),
+        refused=run.refused,
+        refused_why=run.refused_why,
         diverged=run.diverged,
         diverged_why=run.diverged_why,
         stopped_why=run.stopped_why,
