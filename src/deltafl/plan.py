@@ -314,7 +314,7 @@ class Plan(WithRanges):
         check_state(self, state)
         clients = NOBODY if client_n is None else np.asarray(client_n)
         m = self.population.num_clients
-        if clients.ndim != 1 or not are_clients(clients, m):
+        if not are_clients(clients, m):
             raise DeltaflError(
                 f"client_n is {client_n!r:.60}; give an array of clients, from 0 to {m - 1}"
             )

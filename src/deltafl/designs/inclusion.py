@@ -100,10 +100,10 @@ def check_cohort(cohort: Any, m: int, whose: str = "the sampler's") -> None:
 
 
 def are_clients(client_k: IntArray, m: int) -> bool:
-    """Whether an array holds indices of m clients."""
-    return bool(
-        client_k.dtype.kind in "iu" and client_k.min(initial=0) >= 0 and client_k.max(initial=0) < m
-    )
+    """Whether an array is a list of indices of m clients."""
+    if client_k.ndim != 1 or client_k.dtype.kind not in "iu":
+        return False
+    return bool(client_k.min(initial=0) >= 0 and client_k.max(initial=0) < m)
 
 
 def check_scores(score_m: FloatArray) -> FloatArray:

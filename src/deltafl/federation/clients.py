@@ -56,8 +56,7 @@ def resize_state(
     # Nobody is an empty array of float64.
     if stay_k.size == 0:
         stay_k = stay_k.astype(np.int64)
-    are_known = stay_k.ndim == 1 and are_clients(stay_k, num_before)
-    if not are_known or len(np.unique(stay_k)) < len(stay_k):
+    if not are_clients(stay_k, num_before) or len(np.unique(stay_k)) < len(stay_k):
         raise DeltaflError(
             f"kept is {kept!r:.60}; give each client that stays once, from 0 to {num_before - 1}"
         )

@@ -31,12 +31,13 @@ def restored_state(sampler: Any, template: Any, arrays: Mapping[str, Array]) -> 
     ``template`` is that of the same plan before the first round.
     """
     # States are older than these.
-    added = {"left_out": 0, "weights_crc": template.weights_crc, "method_crc": template.method_crc}
+    of_plan = {"weights_crc": template.weights_crc, "method_crc": template.method_crc}
+    added = {"left_out": 0, **of_plan}
     before = {f"state.{name}": np.array(value) for name, value in added.items()}
     state = from_named_arrays(template, {**before, **arrays})
     state = state._replace(sampler=sampler.restored(state.sampler, template.sampler))
-    for name in ("weights_crc", "method_crc"):
-        if state._asdict()[name] != template._asdict()[name]:
+    for name, value in of_plan.items():
+        if state._asdict()[name] != value:
             raise not_sound(f"state.{name} is that of another plan")
     for name, fault in _faults(state, template, "state", state.round):
         raise not_sound(f"{name} {fault}")

@@ -240,10 +240,10 @@ def log_loss(output: Numbers, y: Numbers) -> float:
 def _scikit_learn(name: str) -> Callable[..., Any]:
     """A function of ``sklearn.metrics``, which is optional and slow to import."""
 
-    def score(y: Numbers, output: Numbers, **options: Any) -> Any:
+    def score(y: Numbers, output: Numbers) -> Any:
         from sklearn import metrics
 
-        return getattr(metrics, name)(y, output, **options)
+        return getattr(metrics, name)(y, output)
 
     return score
 
