@@ -494,6 +494,14 @@ def check_method(plan: Plan, state: RoundState) -> None:
             f"the plan has {', '.join(others)}, of which the state knows nothing: give the state's "
             "own plan, or begin with init_round(plan, state.params_d)"
         )
+    mine = [part.name for part in plan.parts]
+    # What remembers nothing may come and go between two rounds.
+    lost = [name for name, memory in state.parts.items() if memory and name not in mine]
+    if lost:
+        raise DeltaflError(
+            f"the state has {', '.join(lost)}, which the plan lacks: give the state's own plan, or "
+            "drop what it remembers, state._replace(parts={}) with what the plan has"
+        )
 
 
 def _check_parts(given: Any) -> None:

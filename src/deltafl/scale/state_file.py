@@ -36,13 +36,6 @@ def save_state(path: AnyPath, state: RoundState, plan: Plan) -> None:
             "this plan keeps rows in a file of their own, which a state file cannot hold"
         )
     check_state(plan, state)
-    # A round may be played without a part, but this plan could not load the file.
-    more = [name for name in state.parts if plan.part(name) is None]
-    if more:
-        raise DeltaflError(
-            f"the state has {', '.join(more)} and the plan has not; give the plan that its rounds "
-            "were played with"
-        )
     arrays = dict(named_arrays(state, shared=True))
     header = {**owner(plan), "made_with": made_with()}
     write_sealed(Path(path), arrays, header, users=True)
