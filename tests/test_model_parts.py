@@ -115,6 +115,18 @@ def test_a_mask_of_minus_infinity_stays_as_it_is() -> None:
     deltafl.init_round(deltafl.make_plan("uniform", [5] * 6, n=3), with_mask())
 
 
+def test_named_buffers_come_beside_those_of_batch_normalisation() -> None:
+    """A pattern that is added, as for a mask, must not make running variances trained."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    arrays = {**model.state_dict(), "mask": torch.full((2,), float("-inf"))}
+    found = ModelParts.of(arrays, buffers=["mask"])
+    kinds = {entry.name: entry.kind for entry in found.entries}
+    assert (kinds["1.running_mean"], kinds["1.running_var"]) == ("buffer", "buffer")
+    assert kinds["mask"] == "constant"
+    with pytest.raises(DeltaflError, match=r"buffers has 'batchnorm\*', which no array"):
+        ModelParts.of(arrays, buffers=["batchnorm*"])
+
+
 @pytest.mark.parametrize(
     ("change", "fault"),
     [

@@ -1,21 +1,29 @@
 """Own loops in which clients join, leave or change: the next estimate is that of who is here now."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from conftest import Problem, Recorder, make_problem, mean_estimate, play
 from deltafl import (
+    ControlValue,
+    ControlVariate,
     DeltaflError,
     Plan,
+    Population,
     close_round,
     init_round,
     make_plan,
     open_round,
     resize_state,
 )
+from deltafl.moves import CannotResizeError
+from deltafl.scale.rows import RowFormat
+from deltafl.types import FloatArray, IntArray, Params, Replies
 
 LABELS = [
     *("uniform", "pracdelta", "fedvarp", "innovation@local-pivotal", "balanced"),
@@ -47,6 +55,92 @@ def test_the_next_estimate_is_unbiased(label: str, problem: Problem, kept: Any) 
     assert following.round == state.round
     # The state of before is as it was.
     np.testing.assert_allclose(mean_estimate(before, state, BEFORE), BEFORE.ubar_d, atol=1e-6)
+
+
+REVERSED = make_problem([35, 30, 25, 20, 15, 10], seed=3)
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+@pytest.mark.parametrize("label", ["innovation", "fedvarp", "pracdelta"])
+def test_clients_that_change_places_keep_what_is_known_of_them(
+    label: str, in_file: bool, tmp_path: Path
+) -> None:
+    memory = RowFormat(folder=str(tmp_path)) if in_file else RowFormat()
+    before = replace(plan_of(label, BEFORE), memory=memory)
+    state = play(before, init_round(before, np.zeros(3)), [BEFORE] * 4)
+    kept = [5, 4, 3, 2, 1, 0]
+    now = replace(plan_of(label, REVERSED), memory=memory)
+    following = resize_state(now, state, kept)
+    mean_d = mean_estimate(now, following, REVERSED)
+    np.testing.assert_allclose(mean_d, REVERSED.ubar_d, atol=1e-6)
+    assert following.responded_m[0] == state.responded_m[5]
+
+
+def test_who_is_described_jointly_keeps_its_place() -> None:
+    before = plan_of("clustered-sampling-2", BEFORE)
+    state = play(before, init_round(before, np.zeros(3)), [BEFORE] * 4)
+    with pytest.raises(CannotResizeError, match="or take another place"):
+        resize_state(plan_of("clustered-sampling-2", REVERSED), state, [5, 4, 3, 2, 1, 0])
+
+
+class LastState(NamedTuple):
+    control_md: FloatArray
+    weight_m: FloatArray
+
+
+@dataclass(frozen=True)
+class LastUpdates(ControlVariate):
+    """A user's control variate that does not say what becomes of its state."""
+
+    def init(self, population: Population, num_params: int) -> LastState:
+        return LastState(np.zeros((population.num_clients, num_params)), population.weight_m)
+
+    def value(self, state: LastState, client_n: IntArray) -> ControlValue:
+        return ControlValue(state.weight_m @ state.control_md, state.control_md[client_n])
+
+    def update(
+        self, state: LastState, population: Population, replies: Replies, update_nd: Params
+    ) -> LastState:
+        control_md = state.control_md.copy()
+        control_md[replies.client_n] = update_nd
+        return state._replace(control_md=control_md)
+
+
+def test_a_control_variate_that_says_nothing_of_other_weights_is_refused() -> None:
+    before = make_plan("uniform", BEFORE.population, n=2, estimator=LastUpdates())
+    state = play(before, init_round(before, np.zeros(3)), [BEFORE] * 2)
+    resize_state(before, state)
+    changed = make_plan("uniform", CHANGED.population, n=2, estimator=LastUpdates())
+    with pytest.raises(CannotResizeError, match=r"LastUpdates does not say .*define resized"):
+        resize_state(changed, state)
+
+
+@pytest.mark.parametrize("label", ["uniform", "innovation", "delta-centred"])
+def test_new_costs_of_a_plan_count_at_once(label: str) -> None:
+    """As in ``resize_state``, and as costs of a single round do."""
+
+    def priced(cost: list[float]) -> Plan:
+        population = Population.from_sizes([10, 20, 30, 40, 50, 60], cost=cost)
+        return make_plan(f"{label}(per_cost=True)", population, n=2)
+
+    plan = priced([1, 1, 1, 9, 9, 9])
+    state = init_round(plan, np.zeros(3))
+    now = priced([9, 9, 9, 1, 1, 1])
+    found = open_round(now, state)
+    expected = open_round(now, resize_state(now, state))
+    np.testing.assert_array_equal(found.client_n, expected.client_n)
+    np.testing.assert_array_equal(found.expected_n, expected.expected_n)
+    of_round = open_round(plan, state, cost_m=now.population.cost_m)
+    np.testing.assert_array_equal(found.expected_n, of_round.expected_n)
+
+
+def test_options_of_a_sampler_that_learns_nothing_count_at_once() -> None:
+    plan = make_plan("uniform", BEFORE.population, n=2)
+    state = init_round(plan, np.zeros(3))
+    other = make_plan("md-fixed", BEFORE.population, n=2)
+    found = open_round(other, state)
+    expected = open_round(other, init_round(other, np.zeros(3)))
+    np.testing.assert_array_equal(found.expected_n, expected.expected_n)
 
 
 def test_without_a_memory_sums_of_other_weights_would_be_wrong() -> None:

@@ -80,7 +80,7 @@ class ModelParts(NamedTuple):
     def of(
         cls,
         model: Any,
-        buffers: Sequence[str] = BUFFERS,
+        buffers: Sequence[str] = (),
         local: Patterns = (),
         trainable: Patterns = (),
     ) -> "ModelParts":
@@ -89,7 +89,8 @@ class ModelParts(NamedTuple):
         Args:
             model: A torch module, a state dict (or another dict of arrays by name), a list of
                 arrays or tensors, or ``NamedArrays``.
-            buffers: Name patterns of floating-point arrays that are averaged, not trained.
+            buffers: Name patterns of floating-point arrays that are averaged, not trained, beside
+                those of batch normalisation (``BUFFERS``).
             local: Name patterns of arrays that stay with each client: a personal head, or
                 ``["*.bn*"]`` for FedBN. Of tied weights one name stands for all.
             trainable: Name patterns of the only arrays that are trained, averaged and sent, or
@@ -102,10 +103,10 @@ class ModelParts(NamedTuple):
         named = model if isinstance(model, NamedArrays) else NamedArrays.of(model)
         wanted = patterns_of(trainable)
         own = patterns_of(local)
-        for option, patterns in (("local", own), ("trainable", wanted)):
+        for option, patterns in (("local", own), ("trainable", wanted), ("buffers", buffers)):
             for pattern in patterns:
-                # A model of peft need not have anything that matches the second of its patterns.
-                if pattern not in TRAINABLE["lora"] and not any(
+                # No model has to have anything that matches the library's own patterns.
+                if pattern not in (*TRAINABLE["lora"], *BUFFERS) and not any(
                     fnmatchcase(name, pattern) for name in named.arrays
                 ):
                     raise DeltaflError(
@@ -465,7 +466,7 @@ def _kind(names: Sequence[str], named: NamedArrays, buffers: Sequence[str]) -> s
     array = named.arrays[names[0]]
     if array.dtype.kind in "iub":
         return "counter"
-    if not named.statistics.issuperset(names) and not _match(names, buffers):
+    if not named.statistics.issuperset(names) and not _match(names, (*BUFFERS, *buffers)):
         return "trained"
     # No mean moves such an entry, and none would accept it: the mask of an attention, say.
     if not np.all(np.abs(array.astype(np.float64)) <= LARGEST_ENTRY):

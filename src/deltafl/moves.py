@@ -41,14 +41,20 @@ class RowsInFile(Protocol):
 class Moves(NamedTuple):
     """Which clients of before stay, and who there are now."""
 
-    population: Population  #: those who stay, in the order of before, then newcomers
+    population: Population  #: those who stay, in the order of ``stay_k``, then newcomers
     stay_k: IntArray  #: the indices of before of those who stay
     num_before: int
+    is_reweighted: bool = True  #: whether the clients' weights are other ones now
 
     @property
     def num_newcomers(self) -> int:
         """How many clients join."""
         return self.population.num_clients - len(self.stay_k)
+
+    @property
+    def all_stay(self) -> bool:
+        """Whether nobody left or has another place; others may have joined behind them."""
+        return np.array_equal(self.stay_k, np.arange(self.num_before))
 
     def stayed(self, old_m: Any) -> Array:
         """The rows of those who stay."""
@@ -60,7 +66,7 @@ class Moves(NamedTuple):
         ``old_m`` is an array, a ``PersistentArray``, or what ``RowFormat.zeros`` makes.
         """
         if isinstance(old_m, RowsInFile):
-            if len(self.stay_k) < self.num_before:
+            if not self.all_stay:
                 old_m = old_m.kept(self.stay_k)
             return old_m.lengthened(self.population.num_clients)
         if isinstance(old_m, tuple):
@@ -75,11 +81,13 @@ class Moves(NamedTuple):
         return row_m
 
     def require_none(self, owner: object) -> None:
-        """Raise a ``CannotResizeError`` if clients join or leave, not if they only change."""
-        if self.num_newcomers > 0 or len(self.stay_k) < self.num_before:
+        """Raise a ``CannotResizeError`` if clients join, leave or change places, not if they only
+        change.
+        """
+        if self.num_newcomers > 0 or not self.all_stay:
             raise CannotResizeError(
-                f"{type(owner).__name__} describes all clients jointly, so that nobody can join or "
-                "be forgotten: set min_nodes to the number of all clients, or choose a new "
-                "state_path (in a class of your own define resized, see "
+                f"{type(owner).__name__} describes all clients jointly, so that nobody can join, "
+                "be forgotten or take another place: set min_nodes to the number of all clients, "
+                "or choose a new state_path (in a class of your own define resized, see "
                 "docs/how-to/add-a-method.md)"
             )

@@ -155,6 +155,11 @@ class Plan(WithRanges):
             part.check(self)
 
     @cached_property
+    def first_sampler(self) -> Any:
+        """The memory of the sampler before the first round."""
+        return self.sampler.init(self.population)
+
+    @cached_property
     def weights_crc(self) -> int:
         """CRC-32 of the clients' weights: against mistakes, not against forgers."""
         return zlib.crc32(np.ascontiguousarray(self.population.weight_m, np.float64).data)
@@ -357,6 +362,12 @@ class Plan(WithRanges):
         """
         fresh = self.sampler.init(now)
         return state._replace(sampler=self.sampler.restored(state.sampler, fresh))
+
+    def up_to_date(self, state: RoundState) -> RoundState:
+        """The state with what its sampler knows of this plan's clients and options, such as costs:
+        the state may have begun with another plan.
+        """
+        return state._replace(sampler=self.sampler.restored(state.sampler, self.first_sampler))
 
     def select(self, round: int, mask_m: BoolArray | None) -> Cohort | None:
         """The cohort of a round in which a part selects in place of the sampler, or None."""

@@ -256,7 +256,7 @@ def test_samplers_that_cannot_be_resized_leave_newcomers_out_and_forget_nobody(l
     assert len(fed.warnings) == 1
     play(fed, 2)
     with pytest.raises(
-        DeltaflError, match=r"nobody can join or be forgotten: .* choose a new state_path"
+        DeltaflError, match=r"nobody can join, be forgotten or take another place: .* choose"
     ):
         fed.forget(["client:4", "client:2", "client:77"])
     fed.forget(["client:77"])

@@ -129,7 +129,10 @@ def test_a_client_whose_training_is_faulty_gives_away_no_array() -> None:
             RecordDict({"arrays": other, "metrics": MetricRecord({"loss": 1.0})}), reply_to=message
         )
 
-    assert answer_in(ask(app, Census())) == []
+    reply = ask(app, Census())
+    said: object = answer_in(reply)
+    assert said == "the client's model lacks 'hidden'"
+    assert not reply.content.array_records
     assert ask(app, Census(), {"raises": True}).error.reason == "no data"
 
 

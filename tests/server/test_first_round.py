@@ -2,6 +2,7 @@
 costs, whatever the sampler.
 """
 
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from deltafl import (
     open_round,
 )
 from deltafl.estimators.two_bits import KEPT, code_length, decode, encode
-from deltafl.federation.exchange import report_of
-from deltafl.federation.replies import ClientReply, read_reply
+from deltafl.federation.exchange import CENSUS, CODE, TRAINED, census_question, report_of
+from deltafl.federation.replies import ClientReply, read_numbers, read_reply
 from deltafl.samplers import SAMPLERS, make_sampler
 from deltafl.server.privacy import DifferentialPrivacy
 from deltafl.simulation.run import run_single
@@ -227,3 +228,36 @@ def test_in_a_comparison_a_census_goes_without() -> None:
     alone = settings.model_copy(update={"samplers": ("census",)})
     with pytest.raises(DeltaflError, match="methods without a census have it"):
         refuse_ignored(alone, given)
+
+
+@pytest.mark.parametrize("label", ["fedvarp+first_round=code", "census"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda array: (100 * array).astype(np.int8), "has type int8 .* expected float32"),
+        (lambda array: array > 0, "has type bool .* expected float32"),
+        (lambda array: array[:-1], r"shape \(2, 7\), expected float32 and \(3, 7\)"),
+        (lambda array: None, "lacks 'x'"),
+    ],
+)
+def test_who_has_other_arrays_sends_no_numbers_but_why(
+    label: str, change: Callable[[Any], Any], words: str
+) -> None:
+    """The server sees neither arrays nor types where a code or an answer is all that is sent."""
+    name, _, settings = label.partition("+")
+    sent = {"x": np.ones((3, 7), np.float32), "y": np.zeros(4, np.float32)}
+    changed = {"x": change(sent["x"]), "y": sent["y"]}
+    received = {key: array for key, array in changed.items() if array is not None}
+    if settings:
+        asked: dict[str, Any] = {CODE: True, TRAINED: ["x", "y"]}
+        read = ("the code", CODE)
+    else:
+        census = make_plan(name, [1] * 4, n=2).census
+        assert census is not None
+        asked = census_question(census, ["x", "y"], 1.0)
+        read = ("the answer", CENSUS)
+    report = report_of(asked, False, sent, received)
+    with pytest.raises(DeltaflError, match=words):
+        read_numbers(report[read[1]], 5, read[0])
+    wide = {key: array.astype(np.float64) for key, array in sent.items()}
+    assert isinstance(report_of(asked, False, sent, wide)[read[1]], list)

@@ -98,6 +98,35 @@ def test_who_loses_every_run_is_told_so(tmp_path: Path) -> None:
         played(tmp_path / "out", threads)
 
 
+class Unreachable(Executor):
+    """Whose futures cannot be asked: ``done`` or ``result`` raises, or is of another kind."""
+
+    def __init__(self, done: Callable[[], bool], result: Callable[[], Any]) -> None:
+        self.future = types.SimpleNamespace(done=done, result=result, cancel=lambda: True)
+
+    def submit(self, *_: Any, **__: Any) -> Any:
+        return self.future
+
+
+def raises(error: BaseException) -> Any:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("executor", "words"),
+    [
+        (Unreachable(lambda: raises(OSError("unreachable")), dict), "last time by OSError: unr"),
+        (Unreachable(lambda: True, lambda: raises(SystemExit(3))), "the last time by SystemExit"),
+        (Unreachable(lambda: True, lambda: "done"), "returned a str in place of a run's files"),
+    ],
+)
+def test_futures_that_raise_anything_anywhere_end_a_comparison(
+    tmp_path: Path, executor: Executor, words: str
+) -> None:
+    with pytest.raises(DeltaflError, match=words):
+        played(tmp_path / "out", executor)
+
+
 def test_errors_of_a_run_and_other_versions_are_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from ..errors import DeltaflError, WithRanges
-from ..moves import Moves
+from ..moves import CannotResizeError, Moves
 from ..scale.rows import RowFormat
 from ..types import FloatArray, Floats, IntArray, Params, Population, Replies, Within
 from .value import ControlValue, Reader
@@ -147,8 +147,14 @@ class ControlVariate(WithRanges, ABC):
         return Learner(lambda part, update_nb, value: np.array(update_nb), all_at_once)
 
     def resized(self, state: Any, moves: Moves) -> Any:
-        """The state when clients join, change or leave; by default nobody can join or leave."""
+        """The state when clients join, change or leave; by default nobody can."""
         moves.require_none(self)
+        # ``sum_j w_j c_j`` that it may keep would be of the weights of before.
+        if moves.is_reweighted:
+            raise CannotResizeError(
+                f"{type(self).__name__} does not say what becomes of its state when the clients' "
+                "weights change: define resized, see docs/how-to/add-a-control-variate.md"
+            )
         return state
 
 

@@ -65,7 +65,8 @@ def resize_state(
             f"{len(stay_k)} clients stay, and the plan has {num_now}; name in kept those who stay, "
             "in the plan's order"
         )
-    moves = Moves(plan.population, stay_k, num_before)
+    reweighted = plan.weights_crc != state.weights_crc
+    moves = Moves(plan.population, stay_k, num_before, reweighted)
     rule = plan.rule.control
     control = rule.resized(state.control, moves)
     parts = {part.name: part.resized(state.parts[part.name], moves) for part in plan.parts}

@@ -70,6 +70,21 @@ def census_question(
     return asked
 
 
+def _fault_of(sent: Arrays, received: Arrays) -> str:
+    """Why there is no update from one to the other, as a sentence; empty if there is one."""
+    for name, array in sent.items():
+        if name not in received:
+            return f"the client's model lacks {name!r}"
+        other = received[name]
+        # Of any width: a client may compute in another one.
+        if (other.shape, other.dtype.kind) != (array.shape, array.dtype.kind):
+            return (
+                f"array {name!r} has type {other.dtype} and shape {other.shape}, expected "
+                f"{array.dtype} and {array.shape}"
+            )
+    return ""
+
+
 def report_of(
     asked: Json,
     corrected: bool,
@@ -78,31 +93,26 @@ def report_of(
 ) -> Json:
     """What a client reports that was asked this, of the arrays that it was sent and has trained.
 
-    Both are needed for a census or a code alone, which are empty where they are not the same model.
+    Both are needed for a census or a code alone. Where they are not the same model, a sentence
+    stands in the place of the numbers: the server sees no arrays by which it could tell.
     """
     report = dict[str, Any]()
     if corrected:
         report[CORRECTED] = asked[STEP_FACTOR]
-    shapes = [array.shape for array in sent.values()]
-    # The same arrays in the order of the server's list: an update is one vector.
-    same = [received[name].shape for name in sent if name in received] == shapes
+    fault = _fault_of(sent, received)
     if CODE in asked:
-        report[CODE] = encode(update_of(sent, received)).tolist() if same else []
+        report[CODE] = fault or encode(update_of(sent, received)).tolist()
     if CENSUS in asked:
-        report[CENSUS] = []
-        if same:
-            size, noise, first_update = asked[CENSUS]
-            census = Census(
-                size=int(size),
-                noise=noise,
-                first_update=bool(first_update),
-            )
-            update_d = update_of(sent, received)
-            # Not a seeded generator: nobody shall be able to take the noise away.
-            answer_k = census.answer(
-                update_d,
-                output_layer(shapes),
-                rng=np.random.default_rng(),
-            )
-            report[CENSUS] = answer_k.tolist()
+        if fault:
+            report[CENSUS] = fault
+            return report
+        size, noise, first_update = asked[CENSUS]
+        census = Census(size=int(size), noise=noise, first_update=bool(first_update))
+        # Not a seeded generator: nobody shall be able to take the noise away.
+        answer_k = census.answer(
+            update_of(sent, received),
+            output_layer([array.shape for array in sent.values()]),
+            rng=np.random.default_rng(),
+        )
+        report[CENSUS] = answer_k.tolist()
     return report

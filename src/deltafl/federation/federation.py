@@ -159,7 +159,16 @@ class Federation:
             if left_out:  # said once: they ask again in every round
                 self.warnings.append(f"{', '.join(left_out)} cannot join: {error}")
             self._left_out = set(newcomers)
+            self._reweigh(known)
+
+    def _reweigh(self, known: dict[str, ClientInfo]) -> None:
+        """Let the clients that are there already change; where the state cannot follow, they count
+        as before.
+        """
+        try:
             self._set_clients(known)
+        except CannotResizeError as error:
+            self.warnings.append(f"clients that report other sizes count as before: {error}")
 
     def unanswered(self) -> list[str]:
         """Clients that have not answered the census; nobody where there is none."""

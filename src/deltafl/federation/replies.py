@@ -190,6 +190,8 @@ def read_numbers(sent: object, length: int, what: str) -> tuple[float, ...]:
         and all(abs(x) <= LARGEST_NORM for x in sent)
     ):
         return tuple(map(float, sent))
+    if isinstance(sent, str):  # the client has seen what is wrong
+        raise DeltaflError(printable(sent))
     raise DeltaflError(f"{what} is not {length} finite numbers of at most {LARGEST_NORM:.0e}")
 
 

@@ -10,7 +10,7 @@ from secrets import randbits
 from typing import Any, Literal
 
 from ..errors import DeltaflError, is_in, unknown_name
-from ..model_parts import BUFFERS, Patterns
+from ..model_parts import Patterns
 from ..plan import Plan, make_plan
 from ..samplers.base import Sampler
 from ..scale.rows import RowFormat
@@ -48,7 +48,8 @@ class Rules:
             must send when it registers; for ``at_least``, ``allocation`` and ``stages``.
         costs: Whether every client must send what its round costs when it registers; for
             ``per_cost`` and ``budget``.
-        buffers: Name patterns of floating-point arrays that are not trained.
+        buffers: Name patterns of floating-point arrays that are not trained, beside those of batch
+            normalisation.
         local: Name patterns of arrays that never leave a client: a personal head, FedBN.
         trainable: Name patterns of the only arrays that are sent and trained, or ``"lora"``; empty
             for all.
@@ -74,7 +75,7 @@ class Rules:
     aux: int = 0
     strata: Collection[str] = ()
     costs: bool = False
-    buffers: Collection[str] = BUFFERS
+    buffers: Collection[str] = ()
     local: Collection[str] = ()
     trainable: Patterns = ()
     tied: bool | None = None

@@ -85,7 +85,8 @@ class Elsewhere(Executor):
             )
         parcel = packed(_parcel(player, job))
         # Dask takes two calls with the same arguments for one; a lost run is to be played again.
-        with explained("the executor takes no runs"):
+        cure = "; the same call with another executor goes on from the finished runs"
+        with explained("the executor takes no runs", cure=cure):
             theirs = self._executor.submit(played, parcel, __version__, secrets.token_hex(8))
         ours = Future[None]()
         with self._changing:
@@ -98,26 +99,35 @@ class Elsewhere(Executor):
             with self._changing:
                 playing = dict(self._playing)
             for ours, (theirs, player, job) in playing.items():
-                if theirs.done():
-                    self._end(ours, theirs, player, job)
+                if self._has_ended(ours, theirs, player, job):
                     with self._changing:
                         del self._playing[ours]
 
-    def _end(self, ours: Future[None], theirs: Any, player: Player, job: Job) -> None:
+    def _has_ended(self, ours: Future[None], theirs: Any, player: Player, job: Job) -> bool:
+        """Whether a run is over; then its future here has its end."""
         try:
+            if not theirs.done():
+                return False
             files = theirs.result()
         # Errors of a run come as values: what is raised is the executor's, a worker that died.
-        except Exception as error:
+        # Whatever it is: this thread is the only one that looks.
+        except BaseException as error:
             ours.set_exception(LostRun(in_one_line(error)))
-            return
+            return True
         try:
             if isinstance(files, Exception):
                 raise files
+            if not isinstance(files, Mapping):
+                raise DeltaflError(
+                    f"the executor returned a {type(files).__name__} in place of a run's files; "
+                    "its futures must return what the function that it was given does"
+                )
             self._take(files, player.place(job), job.settings.seed)
         except Exception as error:
             ours.set_exception(error)
         else:
             ours.set_result(None)
+        return True
 
     def _take(self, files: Mapping[Path, bytes], place: Path, seed: int) -> None:
         """Put the files of a finished run in the place of its folder here."""

@@ -19,7 +19,7 @@ from ..store import read_toml, write_atomically
 from ..store.files import reading
 from ..store.own_python import imported, load_named, split_name
 from ..tasks.base import Task
-from ..tasks.metrics import Metric, metric_of
+from ..tasks.metrics import Metric, is_of_library
 from ..tasks.registry import added_tasks
 from ..types import Json
 from .describe import UnknownError, describe
@@ -91,10 +91,7 @@ def _recorded_metric(name: str) -> str:
     """
     if ".py:" in name:
         return name
-    try:
-        return metric_of(name).name
-    except DeltaflError:
-        return Named(name, Metric(name, lambda *_: 0.0))
+    return name if is_of_library(name) else Named(name, Metric(name, lambda *_: 0.0))
 
 
 def with_object(label: str, classes: Json) -> str:

@@ -27,23 +27,31 @@ Seed = Annotated[int, Field(ge=0)]
 
 
 def _metric_names(given: Any) -> Any:
-    """Metrics as records name them; objects go with their names. What is unknown stays, for a
-    record may name what another process has.
-    """
+    """A text as several names; objects go with their names."""
     parts = given if isinstance(given, list | tuple) else [given]
     if isinstance(given, str) and not isinstance(given, Named):
         parts = given.split(",")
     names = []
     for part in parts:
-        name = part.strip() if isinstance(part, str) and not isinstance(part, Named) else part
+        name = part
         if not isinstance(part, str):
             metric = metric_of(part)
             name = Named(metric.name, metric)
-        elif ".py:" not in part:
-            with suppress(DeltaflError):
-                name = metric_of(part).name
+        elif not isinstance(part, Named):
+            name = part.strip()
         names.append(name)
     return tuple(names)
+
+
+def as_recorded(metric: str) -> str:
+    """The name of a metric that a user has typed, as records have it: there, another spelling is
+    that of a user's own object. What is unknown stays.
+    """
+    if isinstance(metric, Named) or ".py:" in metric:
+        return metric
+    with suppress(DeltaflError):
+        return metric_of(metric).name
+    return metric
 
 
 def once(values: Any) -> Any:

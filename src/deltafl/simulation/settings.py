@@ -60,6 +60,7 @@ from .setting_types import (
     Seed,
     Seeds,
     Share,
+    as_recorded,
     once,
 )
 
@@ -592,7 +593,10 @@ def make_settings(
                 f"{key} is {value!r}, which is not text in UTF-8; rename what it names"
             )
     try:
-        return kind.model_validate(values).resolve()
+        made = kind.model_validate(values)
+        if made.metric is not None:
+            made = made.model_copy(update={"metric": tuple(map(as_recorded, made.metric))})
+        return made.resolve()
     except ValidationError as error:
         raise DeltaflError(sentence(error.errors()[0])) from None
 

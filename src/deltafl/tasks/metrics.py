@@ -479,6 +479,17 @@ def metric_of(given: AnyMetric) -> Metric:
     return METRICS[name]
 
 
+def is_of_library(name: str) -> bool:
+    """Whether records mean a metric of the library by this name; other spellings of it are a
+    user's.
+    """
+    if ".py:" in name:
+        return False
+    with suppress(DeltaflError):
+        return metric_of(name).name == name
+    return False
+
+
 def _is_of_scikit_learn(function: object) -> bool:
     return str(getattr(function, "__module__", "")).startswith("sklearn.metrics")
 
@@ -512,7 +523,7 @@ def _with_own_name(metric: Metric) -> Metric:
             raise DeltaflError(
                 f"{option} of your metric {metric.name} is {given!r}; write True or False"
             )
-    if not isinstance(metric, _OfArrays) and metric.name in METRICS:
+    if not isinstance(metric, _OfArrays) and is_of_library(metric.name):
         raise DeltaflError(
             f"your metric is called {metric.name!r}, which means something else in records; give "
             "it another name"
