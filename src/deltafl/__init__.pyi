@@ -1,6 +1,10 @@
 # The names of the package. Type checkers and editors read this file; ``_lazy.py`` loads a name from
 # the module that stands here when it is first used.
 
+from . import analysis as analysis
+from . import audit as audit
+from . import simulation as simulation
+from . import tasks as tasks
 from .accumulate import Accumulator as Accumulator
 from .analysis.recommendation import recommend as recommend
 from .arrays import flatten as flatten

@@ -5,6 +5,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+#: In a stub, whose ``from . import name as name`` is a package within this one.
+HERE = "."
+
 
 def names_of(file: str) -> dict[str, str]:
     """The public names of a package and their modules, from the stub beside its ``__init__.py``.
@@ -23,6 +26,8 @@ def loader(package: str, modules: dict[str, str]) -> Callable[[str], Any]:
     def load(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if modules[name] == HERE:
+            return import_module(f".{name}", package)
         return getattr(import_module(modules[name], package), name)
 
     return load

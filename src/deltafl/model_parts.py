@@ -278,8 +278,8 @@ class NamedArrays(NamedTuple):
         """
         statistics = frozenset[str]()
         without_gradient = frozenset[str]()
-        # A class has it, too, but no arrays.
-        if hasattr(model, "state_dict") and not isinstance(model, type):
+        # Optimizers have a state dict, too, and a class has no arrays.
+        if hasattr(model, "named_buffers") and not isinstance(model, type):
             # Detached tensors would neither be one where weights are tied, nor know their gradient.
             state = model.state_dict(keep_vars=True)
             # What get_extra_state adds is no array: it stays as the module has it.

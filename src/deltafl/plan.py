@@ -36,6 +36,7 @@ from .types import (
     Counts,
     FloatArray,
     IntArray,
+    Nothing,
     Oracle,
     Params,
     Population,
@@ -507,7 +508,11 @@ def check_method(plan: Plan, state: RoundState) -> None:
         )
     mine = [part.name for part in plan.parts]
     # What remembers nothing may come and go between two rounds.
-    lost = [name for name, memory in state.parts.items() if memory and name not in mine]
+    lost = [
+        name
+        for name, memory in state.parts.items()
+        if name not in mine and not isinstance(memory, Nothing)
+    ]
     if lost:
         raise DeltaflError(
             f"the state has {', '.join(lost)}, which the plan lacks: give the state's own plan, or "

@@ -188,7 +188,7 @@ def close_round_from_sum(
 
     Raises:
         DeltaflError: If the sampler, the estimator or a part needs single updates, with the reason,
-            or if ``responded_n`` or ``sum_d`` is no such array.
+            or if ``responded_n`` or ``sum_d`` is no such array, or they do not go together.
     """
     check_round(plan, state, cohort)
     reason = plan.needs_single_updates
@@ -198,6 +198,10 @@ def close_round_from_sum(
         )
     whole_d = as_reals("sum_d", sum_d, "the sum of coef_i u_i", state.params_d.shape)
     here_n = mask_of("responded_n", responded_n, len(cohort.client_n))
+    if not here_n.any() and whole_d.any():
+        raise DeltaflError(
+            "sum_d is not 0, and responded_n names nobody whose updates are in it; say who replied"
+        )
     total = plan.collect_replies(state, cohort).coef_n[here_n].sum()
     # As if all of them had sent their mean: the same sum.
     mean_d = whole_d / (total or 1.0)

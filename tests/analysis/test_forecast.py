@@ -131,9 +131,9 @@ def test_a_run_costs_what_it_used() -> None:
     dear = run._replace(cost_r=np.array([50.0, 70.0]))
     assert used(dear)[:, [0, 5]].tolist() == [[50, 10], [70, 20]]
     assert Prices(training=2.0).spent(used(dear)).tolist() == [100, 140]
-    # Of a loss, which falls, a missing value is no progress.
-    lost = run._replace(metric="loss", loss_r=np.array([2.0, np.nan]))
-    assert Course.of(lost, 2).best_r.tolist() == [-2, -2]
+    # Where lower is better, the rest to 1 is compared; a missing value is no progress.
+    lost = run._replace(metric="loss", loss_r=np.array([0.25, np.nan]))
+    assert Course.of(lost, 2).best_r.tolist() == [0.75, 0.75]
 
 
 def test_the_answers_to_a_census_tell_errors_alone() -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +48,23 @@ def test_the_best_is_the_lowest_loss_and_the_fewest_rounds() -> None:
     assert of["full"].count("mathbf") == of["md"].count("mathbf") == 3
     assert of["uniform"].count("mathbf") == 1  # all losses are the same in the end
     assert r"$\mathbf{2.3}$" in of["full"]
+
+
+def test_runs_that_ended_early_are_marked_and_no_best() -> None:
+    runs = runs_of(uniform=[3, 4], fedis=[2, 2], md=[1, 1], delta=[5, 6])
+    runs[2] = runs[2]._replace(diverged=7)
+    ended: dict[str, Any] = {"stopped_why": "at the threshold", "settings": {"rounds": 20}}
+    runs[4:6] = [run._replace(**ended) for run in runs[4:6]]
+    summary = summarise(runs, 0.7)
+    rows = {row["sampler"]: row for row in rows_of(to_csv(summary))}
+    assert [rows[label]["diverged"] for label in rows] == ["0", "1", "0", "0"]
+    assert [rows[label]["stopped"] for label in rows] == ["0", "0", "2", "0"]
+    text = to_latex(summary)
+    of = {line.split(" & ")[0]: line for line in text.splitlines() if " & " in line}
+    assert {r"fedis$^\dagger$", r"md$^\ddagger$", "delta", "uniform"} < of.keys()
+    # Those that look the same are all the best.
+    assert [label for label, line in of.items() if "mathbf" in line] == ["uniform", "delta"]
+    assert "some runs diverged" in text and "some runs were stopped early" in text
 
 
 def test_what_is_missing_is_empty() -> None:

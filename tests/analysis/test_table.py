@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from deltafl.analysis import Run, Summary, comparison_table, remarks, summarise
+from deltafl.analysis.paper import to_latex
 from deltafl.analysis.runs import Fairness
 from deltafl.analysis.text import cells_of, human_amount, human_bytes
 from deltafl.analysis.verdict import bias_remark, says_little
@@ -331,3 +333,74 @@ def test_a_majority_is_of_accuracy_alone(threshold: float) -> None:
     assert [*says_little(settings, {"clients": "9"})] == []
     found = [*says_little(settings, {"clients": "9", "majority": "0.6"})]
     assert len(found) == (threshold <= 0.6)
+
+
+def test_the_end_beside_full_has_three_verdicts_and_names_lost_seeds() -> None:
+    def level(label: str, values: list[float]) -> list[Run]:
+        return [
+            make_run(label, seed, 3, accuracy_r=np.full(10, value))
+            for seed, value in enumerate(values)
+        ]
+
+    runs = level("full", [0.70, 0.71, 0.72]) + level("uniform", [0.60, 0.62, 0.61])
+    runs += level("fedis", [0.80, 0.82, 0.81]) + level("md", [0.69, 0.72, 0.72])
+    ended: dict[str, Any] = {"stopped_why": "a rule", "settings": {"rounds": 20}}
+    stopped = [run._replace(**ended) for run in level("delta", [0.1, 0.1, 0.1])]
+    said = next(text for text in remarks(summarise(runs + stopped, None)) if "At the end" in text)
+    ahead, open_, behind = said.removesuffix(".").split("; ")
+    assert "full is ahead of uniform (10.0 [" in ahead
+    assert "is not clearly apart from md" in open_
+    assert behind.startswith("is behind fedis (-10.0 [")
+    assert "delta" not in said
+
+
+def test_what_is_no_gap_has_its_own_reason() -> None:
+    def said(runs: list[Run]) -> str:
+        return " ".join(remarks(summarise(runs, None)))
+
+    apart = [make_run("full", seed, 2) for seed in (0, 1)]
+    apart += [make_run("uniform", seed, 8) for seed in (2, 3)]
+    assert "No gap closed: full and uniform have no seed in common." in said(apart)
+    assert "Seeds differ: full lacks 2, 3; uniform lacks 0, 1." in said(apart)
+    missing = runs_of("loss", full=[2, 2], uniform=[8, 8])
+    missing[2].loss_r[4] = np.nan
+    assert "No gap closed: full or uniform has a round without loss." in said(missing)
+
+
+EVERYBODY = {"samplers": ["full", "uniform", "fedavg", "innovation"], "sample": 9}
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({}, True),
+        ({"sample": 8}, False),
+        ({"samplers": ["uniform"]}, False),
+        ({"samplers": ["full", "uniform+server_lr=0.1"]}, False),
+        ({"samplers": ["full", "delta@multinomial"]}, False),
+        ({"samplers": ["full", "power-of-choice"]}, False),
+        ({"dropout": 0.5}, False),
+        ({"availability": "bernoulli(0.5)"}, False),
+        ({"relative_error": 0.5}, False),
+    ],
+)
+def test_only_what_is_full_participation_is_called_so(change: dict[str, Any], same: bool) -> None:
+    found = [*says_little({**EVERYBODY, **change}, {"clients": "9"})]
+    assert len(found) == same
+
+
+@pytest.mark.parametrize("size", [1e-7, 0.3, 48_000.0])
+def test_differences_of_any_size_can_be_told_apart(size: float) -> None:
+    runs = [
+        make_run(label, seed, 1, "loss", loss_r=np.full(10, size * (factor + 0.01 * seed)))
+        for label, factor in (("full", 1.0), ("uniform", 1.3), ("md", 1.2))
+        for seed in range(3)
+    ]
+    summary = summarise(runs, None)
+    said = next(text for text in remarks(summary) if "At the end" in text)
+    found = re.findall(r"\((\S+) \[", said)
+    assert [float(number) / size for number in found] == pytest.approx([0.3, 0.2], rel=0.01)
+    latex = to_latex(summary)
+    assert latex.count("mathbf") == 2  # md, the only candidate: its loss and its gap
+    shown = re.findall(r"^(?:full|uniform|md) & \$(?:.mathbf\{)?([\d.]+)", latex, re.MULTILINE)
+    assert [float(number) / size for number in shown] == pytest.approx([1.01, 1.31, 1.21], rel=0.01)

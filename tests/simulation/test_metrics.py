@@ -401,6 +401,30 @@ def test_a_metric_is_not_called_as_a_column_or_an_entry_of_a_file(tmp_path: Path
     assert not (tmp_path / "other").exists()
 
 
+def mae(output: Any, y: Any) -> float:
+    """In another unit than the library's metric of this name."""
+    return 1000.0 + float((output - y).abs().mean())
+
+
+@pytest.mark.parametrize("metric", [mae, Metric("RMSE", mae, higher=False), Metric("Loss", mae)])
+def test_a_function_that_is_called_as_one_of_the_librarys_is_asked(
+    tmp_path: Path, metric: Any
+) -> None:
+    """Another spelling of a metric's name is a name of the user's own, whoever reads the folder."""
+    given: dict[str, Any] = {**FEW, "out": tmp_path / "out", "rounds": 2}
+    name = getattr(metric, "name", "mae")
+    for rounds in (2, 3):
+        given["rounds"] = rounds
+        both = deltafl.compare(numbers(), "full,uniform", 1, metric=[metric, "mae"], **given)
+        assert both.numbers.metric == name
+        assert both.curves[0].judge.higher == getattr(metric, "higher", True)
+        assert both.curves[0].value_r[-1] > 1000
+        assert both.curves[0].others_r["mean_absolute_error"][-1] < 1000
+    assert deltafl.load(tmp_path / "out").numbers.metric == name
+    with pytest.raises(DeltaflError, match="started with metric"):
+        deltafl.compare(numbers(), "full,uniform", 1, metric="rmse", **given)
+
+
 @pytest.mark.thorough
 def test_functions_in_python_with_several_processes(tmp_path: Path) -> None:
     def far(output: Any, y: Any) -> Any:

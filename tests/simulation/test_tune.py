@@ -228,6 +228,11 @@ def test_nothing_is_played_twice_and_what_is_missing_is(tuned: Path) -> None:
     [
         ({"seeds": 8, "tuning_seeds": [7]}, r"tuning_seeds \[7\] are seeds of the comparison too"),
         ({"rates": {"uniform": 0.1}, "samplers": "uniform"}, "rates are what tuning finds"),
+        ({"samplers": "full,uniform+local_lr=0.3"}, "has a local_lr of its own, which is what tun"),
+        (
+            {"samplers": "uniform+server_lr=0.3", "server_rates": "1,2"},
+            r"has a server_lr of its own, .*leave \+server_lr=0.3 out",
+        ),
         ({"local_rates": [0.3, 0.1, 0.1000000001]}, "rates hold 0.1 twice; write each once"),
         ({"local_rates": "0.1,0"}, "greater than 0"),
         ({"local_rates": []}, "at least 1"),
@@ -254,6 +259,14 @@ def test_tuning_goes_on_with_the_rounds_and_the_data_that_it_began_with(tmp_path
     table.write_text("\n".join(["a,label,client", *rows[1:]]))
     with pytest.raises(DeltaflError, match="are not those it began with"):
         tune_rates(make_settings(TuneSettings, {**given, "rounds": 2}), out, lambda _: None)
+
+
+def test_a_rate_stands_in_one_place() -> None:
+    label = "uniform+local_lr=0.3"
+    given = {"samplers": f"full,{label}", "rates": {label: 1.0}}
+    with pytest.raises(DeltaflError, match="of its own, which stands in rates, too"):
+        make_settings(CompareSettings, given)
+    make_settings(CompareSettings, {**given, "rates": {label: {"server_lr": 0.5}}})
 
 
 def test_rates_are_settings_of_a_comparison() -> None:

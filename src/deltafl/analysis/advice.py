@@ -13,10 +13,11 @@ from ..errors import DeltaflError
 from ..estimators.two_bits import BLOCK, code_length, decode
 from ..plan import make_plan
 from ..round import init_round
-from ..types import Population
-from .forecast import Curve, Forecast, cost_ratio
+from ..types import Judge, Population
+from .forecast import Curve, Forecast, cost_ratio, goodness
 from .prices import Prices
 from .statistics import Interval
+from .text import decimals_of
 
 _PLAIN = "uniform"
 
@@ -62,8 +63,9 @@ class Advice(NamedTuple):
         budget: float | None,
         curves: Sequence[Curve],
         errors: Mapping[str, Sequence[ErrorRow]],
+        judge: Judge,
     ) -> Self:
-        """The answer from what is known of each method."""
+        """The answer from what is known of each method; curves are of ``goodness``."""
         best = {curve.method: found for curve in curves if (found := curve.best()) is not None}
         ranked = sorted(best.values(), key=lambda found: found.cost.mean)
         by_name = {curve.method: curve for curve in curves}
@@ -80,7 +82,8 @@ class Advice(NamedTuple):
         round_r = sorted({max(1, round(part * first.rounds.mean / 4)) for part in range(1, 5)})
         # A course at four moments is enough to see where gains end.
         values = curve.accuracy(first.n, np.array(round_r))
-        course = [*zip(round_r, values, strict=True)]
+        shares = [_of_metric(judge, value) for value in values]
+        course = [*zip(round_r, shares, strict=True)]
         return cls(goal, prices, budget, rows, ranked, tried, ratio, course, failing)
 
     @classmethod
@@ -203,10 +206,17 @@ class Advice(NamedTuple):
         return _csv(Forecast.columns(), (row.values() for row in rows))
 
 
+def _of_metric(judge: Judge, found: Interval) -> Interval:
+    """A share of the metric, where it is one of ``goodness``."""
+    mean, *ends = (None if part is None else float(goodness(judge, part)) for part in found)
+    low, high = ends if judge.higher else reversed(ends)
+    return Interval(float(mean or 0.0), low, high)
+
+
 def _number(found: Interval, digits: int = 0) -> str:
     """A number with its interval."""
     if digits == 0 and found.mean < 10:
-        digits = 1
+        digits = 1 if found.mean >= 1 else decimals_of(found.mean)
     if found.low is None or found.high is None:
         return f"{found.mean:.{digits}f}"
     return f"{found.mean:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"

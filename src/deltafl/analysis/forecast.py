@@ -22,7 +22,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from ..types import FloatArray, IntArray
+from ..types import FloatArray, IntArray, Judge
+from .methods import only_asks_first
 from .prices import Prices, used
 from .runs import Run
 from .statistics import Interval, mean_interval, t_quantile
@@ -36,16 +37,23 @@ FARTHEST = 8.0
 _ENDS = ("", "_low", "_high")
 
 
+def goodness(judge: Judge, share: Any) -> Any:
+    """A share as one of which more is better, and back: what is compared at a part of it goes up
+    from 0.
+    """
+    return share if judge.higher else 1 - share
+
+
 class Course(NamedTuple):
     """What a run has reached and used, round by round from the first one."""
 
-    best_r: FloatArray  #: the best value of the metric so far; higher is better
+    best_r: FloatArray  #: the best ``goodness`` of the metric so far
     used_rk: FloatArray  #: up to there
 
     @classmethod
     def of(cls, run: Run, rounds: int) -> Self:
         """The first ``rounds`` of a run."""
-        value_r = run.judge.sign * run.value_r[:rounds]
+        value_r = goodness(run.judge, run.value_r[:rounds])
         # A value that is missing is no progress.
         known_r = np.where(np.isfinite(value_r), value_r, -np.inf)
         return cls(np.maximum.accumulate(known_r), used(run)[:rounds])
@@ -226,13 +234,15 @@ class Curve:
     def at(self, n: int) -> Forecast:
         """The forecast for n."""
         size_1 = np.array([n])
+        # The round of a census that moves no model comes before the first.
+        lost = only_asks_first(self.method)
 
         def numbers(rounds_js: FloatArray) -> FloatArray:
             round_1 = self.rounds(size_1, rounds_js.mean(axis=1))
             use_1k = self.use(size_1, round_1)
             _, up, down, *_, trainings = use_1k[0]
             cost_1 = self._prices.spent(use_1k)
-            return np.array([round_1[0], trainings, up + down, cost_1[0]])
+            return np.array([round_1[0] + lost, trainings, up + down, cost_1[0]])
 
         rounds, trainings, megabytes, cost = jackknife(numbers, self.rounds_js)
         is_tried = n in self._n_j

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 
+from ..designs.table import DESIGNS
 from ..errors import DeltaflError
 from ..estimators.table import find_estimator
 from ..samplers.label import Label, base_name, make_sampler, parse_label
@@ -50,6 +51,19 @@ def only_asks_first(label: str) -> bool:
     census = make_sampler(method).census
     control = find_estimator(method.estimator).control
     return census is None or not census.for_control(control).first_update
+
+
+@cache
+def asks_each_once(label: str) -> bool:
+    """Whether a sampler of all clients, n = m, is nothing but full participation: without settings
+    of its own, and with draws in which nobody is drawn twice or left to chance.
+    """
+    method = method_of(label)
+    if method is None or method.settings:
+        return False
+    if method.design is None:
+        return base_name(label) == "full"
+    return DESIGNS[method.design].kind == "fixed-size" and make_sampler(method).unbiased
 
 
 def rounds_until(run: Run, at: int) -> int:

@@ -14,7 +14,7 @@ from ..errors import printable
 from .numbers import SamplerSummary, Summary, value_of
 from .statistics import Interval, mean_interval
 from .summary import references
-from .text import rounds_text, threshold_text
+from .text import decimals_of, rounds_text, threshold_text
 
 #: Letters that mean something else in LaTeX; "[" and "*" do at the beginning of a row.
 _LATEX = {
@@ -49,12 +49,17 @@ class _Column(NamedTuple):
     symmetric: bool = True
     otherwise: Callable[[SamplerSummary], str] = lambda entry: ""
 
+    def all(self, summary: Summary) -> list[Interval | None]:
+        """Its values, sampler by sampler."""
+        return [self.value(entry) for entry in summary.samplers]
+
 
 def _columns(summary: Summary) -> list[_Column]:
     """The columns that the comparison has."""
     judge = summary.judge
     unit = r" (\%)" if judge.share else ""
-    decimals = 1 if judge.share else 3
+    means = [value_of(entry, summary).mean for entry in summary.samplers]
+    decimals = 1 if judge.share else decimals_of(*means)
     columns = [
         _Column(
             summary.metric,
@@ -86,7 +91,7 @@ def _columns(summary: Summary) -> list[_Column]:
             otherwise=_partly,
         ),
     ]
-    return [column for column in columns if any(map(column.value, summary.samplers))]
+    return [column for column in columns if any(column.all(summary))]
 
 
 def _of_seeds(values: Sequence[Any]) -> Interval | None:
@@ -104,7 +109,8 @@ def _gap(entry: SamplerSummary) -> Interval | None:
 
 
 def to_csv(summary: Summary) -> str:
-    """One row a sampler: for each column its mean, and ``_low`` and ``_high`` of its interval.
+    """One row a sampler: for each column its mean, and ``_low`` and ``_high`` of its interval; then
+    how many of its seeds diverged, and how many were stopped by a rule before their last round.
 
     Numbers are in the units of ``summary.json``, and cells without one are empty. Names that a
     spreadsheet would take for formulas, as a whole or after a separator, get an apostrophe there.
@@ -114,10 +120,11 @@ def to_csv(summary: Summary) -> str:
     writer = csv.writer(text, lineterminator="\n")
     ends = ("", "_low", "_high")
     names = [f"{column.name}{end}" for column in columns for end in ends]
-    writer.writerow(map(harmless, ["sampler", "seeds", *names]))
+    writer.writerow(map(harmless, ["sampler", "seeds", *names, "diverged", "stopped"]))
     for entry in summary.samplers:
         numbers = [x for column in columns for x in column.value(entry) or (None,) * 3]
-        writer.writerow([harmless(entry.sampler), len(entry.seeds), *numbers])
+        ended = [entry.num_diverged, _num_stopped(entry)]
+        writer.writerow([harmless(entry.sampler), len(entry.seeds), *numbers, *ended])
     return text.getvalue()
 
 
@@ -125,7 +132,8 @@ def to_latex(summary: Summary) -> str:
     """A ``tabular`` with one row a sampler, without packages: a mean with half the width of its
     interval, or with the interval in brackets.
 
-    Of each column the best mean is bold; ``full`` and ``uniform`` are no candidates beside others.
+    Of each column the best mean is bold; ``full`` and ``uniform`` are no candidates beside others,
+    nor is a sampler with a run that diverged or was stopped, which is marked.
     """
     columns = _columns(summary)
     best = [_best(column, summary) for column in columns]
@@ -137,10 +145,18 @@ def to_latex(summary: Summary) -> str:
     ]
     for entry in summary.samplers:
         cells = [_cell(column, entry, top) for column, top in zip(columns, best, strict=True)]
-        lines.append(" & ".join([latex(entry.sampler), *cells]) + r" \\")
-    note = rf"Means over seeds with {100 * summary.confidence:g}\% intervals (Student's t)."
+        lines.append(" & ".join([latex(entry.sampler) + _mark(entry), *cells]) + r" \\")
+    note = "Means over seeds"
+    if any(found and found.low is not None for column in columns for found in column.all(summary)):
+        kinds = "Student's t"
+        if any(column.name == "gap_closed" for column in columns):
+            kinds += "; gaps: Fieller's"
+        note += rf" with {100 * summary.confidence:g}\% intervals ({kinds})"
+    note += "."
     if any(map(_partly, summary.samplers)):
         note += " In parentheses: seeds that got there."
+    marks = {_mark(entry) for entry in summary.samplers}
+    note += "".join(f" {mark}: {why}." for mark, why in _ENDED.items() if mark in marks)
     lines += [
         r"\hline",
         rf"\multicolumn{{{len(columns) + 1}}}{{l}}{{\footnotesize {note}}} \\",
@@ -149,11 +165,27 @@ def to_latex(summary: Summary) -> str:
     return "\n".join(lines) + "\n"
 
 
+#: Marks of samplers whose means are not those of whole runs.
+_ENDED = {r"$^\dagger$": "some runs diverged", r"$^\ddagger$": "some runs were stopped early"}
+
+
+def _num_stopped(entry: SamplerSummary) -> int:
+    return sum(run.stopped for run in entry.seeds)
+
+
+def _mark(entry: SamplerSummary) -> str:
+    diverged, stopped = _ENDED
+    if entry.num_diverged:
+        return diverged
+    return stopped if _num_stopped(entry) else ""
+
+
 def _best(column: _Column, summary: Summary) -> float:
     """The best mean as it is shown; NaN if there is none."""
     ends = references(summary)
     rivals = [entry for entry in summary.samplers if entry.sampler not in ends]
-    found = [column.value(entry) for entry in rivals or summary.samplers]
+    whole = [entry for entry in rivals or summary.samplers if not _mark(entry)]
+    found = [column.value(entry) for entry in whole]
     # A gap whose ends are not clearly apart has a number of several seeds without an interval.
     one_seed = all(len(entry.seeds) == 1 for entry in summary.samplers)
     means = [column.sign * x.mean for x in found if x and (one_seed or x.low is not None)]
@@ -169,7 +201,7 @@ def _cell(column: _Column, entry: SamplerSummary, best: float) -> str:
     shown = f"{mean:{digits}}"
     text = f"${shown}$"
     # Those that look the same are all the best.
-    if shown == f"{column.factor * best:{digits}}":
+    if shown == f"{column.factor * best:{digits}}" and not _mark(entry):
         text = rf"$\mathbf{{{shown}}}$"
     if low is None or high is None:
         return text

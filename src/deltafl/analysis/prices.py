@@ -12,6 +12,7 @@ import numpy as np
 from ..calls import parse_call, write_setting
 from ..errors import DeltaflError, is_in, unknown_name
 from ..types import FloatArray
+from .methods import only_asks_first
 from .runs import Run
 
 
@@ -67,7 +68,7 @@ def used(run: Run) -> FloatArray:
     and the number of trainings.
 
     The first column is that number, too, or what they cost where clients differ in it. A census
-    counts: the trainings and bytes of all clients. Without a clock no seconds pass.
+    counts: its round, and the trainings and bytes of all clients. Without a clock no seconds pass.
     """
     none_r = np.zeros(len(run.round_r))
     up_r = none_r if run.bytes_up_r is None else run.bytes_up_r
@@ -77,7 +78,7 @@ def used(run: Run) -> FloatArray:
         up_r / 1e6,
         (run.bytes_r - up_r) / 1e6,
         none_r if run.clock_r is None else run.clock_r,
-        run.round_r,
+        run.round_r + only_asks_first(run.sampler),
         trainings_r,
     )
     return np.stack(columns, axis=1).astype(np.float64)

@@ -177,7 +177,7 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
     below = {name: list(_BELOW[name]) for name in figures}
     if "clients" in figures:
         below["clients"][0] = f"{capital(summary.judge.heading)} per client"
-    if summary.threshold:
+    if summary.threshold is not None:
         below["curves"][1] += f" Dashed: {goal}."
     if "selections" in figures and figures["selections"].xaxis.axis_label.text == _SIZES:
         below["selections"][1] += (

@@ -1,7 +1,7 @@
 """Numbers of a comparison as a person reads them, in the terminal and in the report."""
 
 from collections.abc import Sequence
-from math import isnan
+from math import floor, isfinite, isnan, log10
 from typing import NamedTuple
 
 from rich.filesize import decimal
@@ -146,7 +146,28 @@ def number_text(number: float) -> str:
     """Two decimals, or three digits of a large number."""
     if abs(number) < 99.995:
         return f"{number:.2f}"
+    return three_digits(number)
+
+
+def three_digits(number: float) -> str:
+    """Three digits, whole where that needs more of them."""
+    # Else 48,213 would be 4.82e+04.
+    if 999.5 <= abs(number) < 1e7:
+        return f"{number:,.0f}"
     return f"{number:.3g}"
+
+
+def decimals_of(*numbers: float | None) -> int:
+    """Decimals with which numbers of any size can be told apart: 3, more if all are small, fewer if
+    one is large.
+    """
+    largest = max((abs(number) for number in numbers if number is not None), default=0.0)
+    if not (isfinite(largest) and largest):
+        return 3
+    power = floor(log10(largest))
+    if power < -1:
+        return min(2 - power, 15)
+    return 3 if power < 2 else max(3 - power, 0)
 
 
 def plus_minus(found: MeanSd, judge: Judge) -> str:
@@ -163,7 +184,7 @@ def metric_text(number: float, judge: Judge) -> str:
         return DASH
     if judge.share:
         return f"{judge.factor * number:.1f}"
-    return f"{number:.3g}"
+    return three_digits(number)
 
 
 def value_text(entry: SamplerSummary, summary: Summary) -> str:

@@ -10,9 +10,19 @@ from typing import NamedTuple
 from ..errors import printable
 from ..samplers.label import base_name, bias_of
 from ..server.clipping import RADIUS
+from ..server.table import sized_by
 from ..types import Json
-from .methods import begins_with_census, find_label, method_of, only_asks_first
-from .numbers import Difference, Gain, GapClosed, SeedSummary, SpeedUp, Summary, value_of
+from .methods import asks_each_once, begins_with_census, find_label, method_of, only_asks_first
+from .numbers import (
+    Difference,
+    Gain,
+    GapClosed,
+    SamplerSummary,
+    SeedSummary,
+    SpeedUp,
+    Summary,
+    value_of,
+)
 from .statistics import WINDOW, late_after
 from .summary import gain, pairs, ranked, references, speedup
 from .text import (
@@ -20,6 +30,7 @@ from .text import (
     DIVERGED,
     MARK,
     capital,
+    decimals_of,
     difference_text,
     has_clock,
     has_fairness,
@@ -33,6 +44,8 @@ from .text import (
 
 #: Reasons for which runs were stopped that are named.
 REASONS = 3
+#: Seeds that a sampler lacks that are named.
+SEEDS = 5
 
 
 def headline(summary: Summary) -> list[str]:
@@ -79,14 +92,19 @@ _EVERYBODY = "Every method asks all clients in each round, so no sampler can dif
 
 
 def asks_everybody(settings: Json, facts: Json) -> bool:
-    """Whether several methods are compared and each of them asks all clients; ``facts`` has their
-    number, where it is recorded.
+    """Whether several methods are compared that are all full participation; ``facts`` has the
+    number of clients, where it is recorded.
     """
     labels = settings.get("samplers", ())
-    # A label may ask for a number of its own.
-    own = any(name in label for label in labels for name in ("sample=", "over_select="))
+    # What lets a round be without some clients, or with others than n.
+    leaves_out = (
+        any(settings.get(name) for name in ("dropout", "deadline"))
+        or settings.get("availability", "always") != "always"
+        or sized_by(settings) is not None
+    )
     # Records have facts as text.
-    return len(labels) > 1 and not own and str(settings.get("sample")) == facts.get("clients")
+    asks_all = str(settings.get("sample")) == facts.get("clients")
+    return asks_all and not leaves_out and len(labels) > 1 and all(map(asks_each_once, labels))
 
 
 def says_little(settings: Json, facts: Json) -> Iterator[str]:
@@ -139,11 +157,13 @@ def _without_intervals(summary: Summary) -> list[str]:
         if not all(entry.num_diverged for entry in summary.samplers):
             why = f"{capital(summary.judge.heading)} has no value on the test examples."
         return ["No sampler has a finite result.", why]
+    cure = "add uniform and full to the samplers, with 3 seeds or more, and there is one"
+    if any(run.stopped for entry in known for run in entry.seeds):
+        cure = "it needs all rounds, and runs were stopped"
     return [
         f"{known[0].sampler} ends with the best {summary.judge.heading}: "
         f"{value_text(known[0], summary)}{summary.judge.unit}.",
-        "No interval says how sure that is: add uniform and full to the samplers, with 3 seeds or "
-        "more, and there is one.",
+        f"No interval says how sure that is: {cure}.",
     ]
 
 
@@ -196,7 +216,7 @@ def _lead_text(lead: Gain | SpeedUp | None, summary: Summary) -> str:
             text += ", without seeds with which only it failed"
         return text
     factor = 1
-    digits = 3
+    digits = decimals_of(lead.value, lead.low, lead.high)
     unit = ""
     if summary.judge.share:
         factor = 100
@@ -237,8 +257,6 @@ def remarks(summary: Summary) -> list[str]:
     """What a reader of the table must know, result first; each entry is one or two sentences."""
     labels = [entry.sampler for entry in summary.samplers]
     results = [*_results(summary), *_behind_full(summary), *_what_is_missing(summary)]
-    if asks_everybody(summary.settings, summary.environment):
-        results = []
     return [
         *(f"{text}." for text in says_little(summary.settings, summary.environment)),
         *results,
@@ -282,19 +300,39 @@ def _results(summary: Summary) -> list[str]:
     return sentences
 
 
+#: Where full participation ends beside another sampler, by the verdict on its lead.
+_BESIDE_FULL = {
+    "better": "is ahead of",
+    "open": "is not clearly apart from",
+    "worse": "is behind",
+}
+
+
 def _behind_full(summary: Summary) -> Iterator[str]:
     """How far behind full participation the others end; the question of who wants to ask fewer."""
     seeds = {entry.sampler: entry.seeds for entry in summary.samplers}
     full = find_label("full", list(seeds))
     if full is None or _has_one_seed(summary):
         return
-    texts = []
+    texts: dict[str, list[str]] = {"better": [], "open": [], "worse": []}
     for label, runs in seeds.items():
+        # Runs that a rule has ended have no end in common.
+        if label == full or any(run.stopped for run in (*seeds[full], *runs)):
+            continue
         lead = _lead(summary, seeds[full], runs, at_end=True)
-        if label != full and lead is not None:
-            texts.append(f"{label} {_lead_text(lead, summary)}")
-    if texts:
-        yield f"At the end {full} is ahead, by paired seeds, of {', '.join(texts)}."
+        if lead is not None:
+            text = _lead_text(lead, summary)
+            # Such as one that diverged and has no value.
+            if lead.num_pairs < len(runs):
+                text += f", {lead.num_pairs} of {len(runs)} seeds"
+            texts[verdict_of(lead)].append(f"{label} ({text})")
+    if any(texts.values()):
+        told = [
+            f"{words} {', '.join(texts[verdict])}"
+            for verdict, words in _BESIDE_FULL.items()
+            if texts[verdict]
+        ]
+        yield f"At the end, by paired seeds, {full} {'; '.join(told)}."
 
 
 def _lead(
@@ -327,12 +365,43 @@ def _what_is_missing(summary: Summary) -> Iterator[str]:
         yield "No gap closed: it needs both full and uniform among the samplers."
     # Runs that ended early have no gap either, but for another reason.
     elif not gaps and not any(run.stopped or run.diverged for e in entries for run in e.seeds):
-        yield "No gap closed: full participation is not ahead of uniform sampling here."
+        yield f"No gap closed: {_why_no_gap(summary)}."
+    if lacking := _lacking_seeds(entries):
+        yield (
+            f"Seeds differ: {lacking}. Means are of each one's own, intervals of those in common."
+        )
     if any(gap.low is None and gap.num_seeds > 1 for gap in gaps):
         yield (
             "Full participation is not clearly ahead of uniform sampling over all rounds: asking "
             "fewer clients costs little here, or more seeds are needed, and the gap says little."
         )
+
+
+def _why_no_gap(summary: Summary) -> str:
+    seeds = {entry.sampler: entry.seeds for entry in summary.samplers}
+    ends = [find_label(name, list(seeds)) for name in ("full", "uniform")]
+    both = pairs(*(seeds[str(label)] for label in ends)) if None not in ends else []
+    if None in ends:
+        return "it needs one row of full and one of uniform, and there are several"
+    if not both:
+        return "full and uniform have no seed in common"
+    if any(run.area is None for pair in both for run in pair):
+        return f"full or uniform has a round without {summary.judge.heading}"
+    return "full participation is not ahead of uniform sampling here"
+
+
+def _lacking_seeds(entries: Sequence[SamplerSummary]) -> str:
+    """The samplers that lack seeds of others, with these."""
+    of = {entry.sampler: {run.seed for run in entry.seeds} for entry in entries}
+    every = set[int]().union(*of.values())
+    texts = []
+    for label, seeds in of.items():
+        lacking = [str(seed) for seed in sorted(every - seeds)]
+        if len(lacking) > SEEDS:
+            lacking[SEEDS:] = [f"{len(lacking) - SEEDS} more"]
+        if lacking:
+            texts.append(f"{label} lacks {', '.join(lacking)}")
+    return "; ".join(texts)
 
 
 def _has_one_seed(summary: Summary) -> bool:

@@ -38,7 +38,11 @@ class Use(NamedTuple):
     def of(cls, lines: Iterable[Json]) -> Self:
         """The sum over lines of ``rounds.jsonl``."""
         use = cls()
+        lost = 0
         for line in lines:
+            # A census that moves no model is a round of its own.
+            if line["round"] == 0 and line.get("answers"):
+                lost = 1
             # A census has answers in place of a cohort, and lines of a federation name nobody.
             asked = len(line.get("cohort", ())) or line.get("answers", 0)
             use = cls(
@@ -47,7 +51,7 @@ class Use(NamedTuple):
                 use.bytes_up + line.get("bytes_up", 0),
                 use.bytes_down + line.get("bytes_down", 0),
                 line.get("clock", use.seconds),
-                line["round"],
+                line["round"] + lost,
             )
         return use
 

@@ -26,7 +26,7 @@ import numpy as np
 from pydantic import AfterValidator, Field
 
 from ..analysis.advice import Advice, ErrorRow
-from ..analysis.forecast import Course, Curve, Trial, between_sizes
+from ..analysis.forecast import Course, Curve, Trial, between_sizes, goodness
 from ..analysis.prices import Prices
 from ..audit.error_by_size import error_by_size
 from ..calls import Named
@@ -36,7 +36,7 @@ from ..store import write_atomically
 from ..tasks.metrics import metric_of
 from ..tasks.own import is_own
 from ..tasks.registry import TaskSpec
-from ..types import Json
+from ..types import Json, Judge
 from .callback import Callback, LiveRun, PlayedRound
 from .comparing import check
 from .continuing import continued, note_settings
@@ -271,12 +271,12 @@ class _Pilot:
         self._sizes: tuple[int, ...] = ()
         self._measured: dict[str, int] = {}
         self._num_clients = 0
-        self._sign = 1.0
+        self._judge: Judge | None = None
 
     def play(self) -> Advice:
         """Play what is missing, in stages, and say what it says."""
         full = self._play({(_FULL, 0): self._rounds})[_FULL, 0]
-        reached_s = np.array([course.reach(self._sign * self._goal) for course in full])
+        reached_s = np.array([course.reach(self._good(self._goal)) for course in full])
         self._require_reached(full, reached_s)
         cohorts = self._cohorts()
         middle = cohorts[len(cohorts) // 2]
@@ -299,6 +299,7 @@ class _Pilot:
             wanted |= more
             courses |= self._play(wanted)
         curves = self._curves(courses, full, errors)
+        assert self._judge is not None
         # Other prices need no other runs.
         return Advice.of(
             self._goal,
@@ -306,6 +307,7 @@ class _Pilot:
             self._settings.budget,
             curves,
             errors,
+            self._judge,
         )
 
     def _play(self, wanted: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], list[Course]]:
@@ -341,15 +343,19 @@ class _Pilot:
                 f"{directory.path} is of an earlier version, which did not note what clients cost: "
                 "plan anew, with another --out"
             )
-        # Whether more is better is known from a record.
-        self._sign = run.judge.sign
+        self._judge = run.judge
         return Course.of(run, rounds)
+
+    def _good(self, share: float) -> float:
+        """``goodness``; whether more is better is known from a record."""
+        assert self._judge is not None
+        return float(goodness(self._judge, share))
 
     def _require_reached(self, full: Sequence[Course], reached_s: Any) -> None:
         """Refuse a goal that full participation does not reach."""
         if np.isfinite(reached_s).all():
             return
-        best = self._sign * min(float(course.best_r[-1]) for course in full)
+        best = self._good(min(float(course.best_r[-1]) for course in full))
         raise DeltaflError(
             f"the pilot says that {self._goal:g} cannot be reached: with every client in each of "
             f"{self._rounds} rounds the worst seed comes to {best:.3f}; choose a goal below that, "
@@ -376,7 +382,7 @@ class _Pilot:
             Curve(
                 [Trial(name, n, found) for (name, n), found in courses.items() if name == method],
                 full,
-                self._sign * self._goal,
+                self._good(self._goal),
                 between_sizes({row.n: row.mse for row in errors[method]}),
                 self._settings.prices,
             )

@@ -39,7 +39,7 @@ AnySampler = str | Sampler | type[Sampler]
 def compare(
     task: AnyTask = "digits",
     samplers: "str | AnySampler | Iterable[AnySampler] | None" = None,
-    seeds: int | Iterable[int] | None = None,
+    seeds: int | str | Iterable[int] | None = None,
     *,
     out: AnyPath | None = None,
     processes: int | None = None,
@@ -61,7 +61,8 @@ def compare(
             a row) or ``partition=``.
         samplers: Labels, instances such as ``ByLoss(power=2)``, or classes; seven of the library's
             if left out.
-        seeds: A number of seeds 0, 1, ..., or a list of them; 5 if left out.
+        seeds: A number of seeds 0, 1, ..., or a list of them, such as ``[3, 5]`` or ``"3,5"``; 5 if
+            left out.
         out: The folder of the results; a new one below ``runs/`` if left out. The same call with
             the same folder goes on where it was interrupted, and with more samplers, seeds or
             rounds it runs what is missing.
@@ -92,7 +93,10 @@ def compare(
     # Now and not in ``Comparison.summary``, after hours of work.
     require("pandas", "sim")
     if seeds is not None:
-        settings["seeds"] = list(seeds) if isinstance(seeds, Iterable) else seeds
+        settings["seeds"] = seeds
+        # A text is one as on the command line.
+        if isinstance(seeds, Iterable) and not isinstance(seeds, str):
+            settings["seeds"] = list(seeds)
     resolved, count = _resolved(CompareSettings, task, samplers, processes, settings)
     folder = _folder(out, "compare", resolved.task)
     told = on_round or (lambda _: None)

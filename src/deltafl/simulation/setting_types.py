@@ -43,15 +43,18 @@ def _metric_names(given: Any) -> Any:
     return tuple(names)
 
 
-def as_recorded(metric: str) -> str:
-    """The name of a metric that a user has typed, as records have it: there, another spelling is
+def as_recorded(metrics: Any) -> tuple[str, ...]:
+    """Metrics that a user has typed, by the names that records have; there, another spelling is
     that of a user's own object. What is unknown stays.
     """
-    if isinstance(metric, Named) or ".py:" in metric:
-        return metric
-    with suppress(DeltaflError):
-        return metric_of(metric).name
-    return metric
+    return tuple(map(_as_recorded, _metric_names(metrics)))
+
+
+def _as_recorded(name: str) -> str:
+    if not isinstance(name, Named) and ".py:" not in name:
+        with suppress(DeltaflError):
+            return metric_of(name).name
+    return name
 
 
 def once(values: Any) -> Any:

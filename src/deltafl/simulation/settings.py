@@ -6,7 +6,7 @@ value used. All mistakes end in one sentence (``DeltaflError``) before anything 
 """
 
 import os
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from math import ceil
@@ -500,6 +500,8 @@ class CompareSettings(Settings):
         super()._check(spec)
         # A label in ``rates`` may be text alone, where that in ``samplers`` carries its class.
         carrying = {label: label for label in self.samplers}
+        for label, own in (self.rates or {}).items():
+            refuse_twice(label, own, "stands in rates, too")
         for label in (*self.samplers, *(self.rates or ())):
             parse_label(carrying.get(label, label))
             # With its own settings a method may be impossible where the common ones are not.
@@ -592,11 +594,10 @@ def make_settings(
             raise DeltaflError(
                 f"{key} is {value!r}, which is not text in UTF-8; rename what it names"
             )
+    if values.get("metric") is not None:
+        values["metric"] = as_recorded(values["metric"])
     try:
-        made = kind.model_validate(values)
-        if made.metric is not None:
-            made = made.model_copy(update={"metric": tuple(map(as_recorded, made.metric))})
-        return made.resolve()
+        return kind.model_validate(values).resolve()
     except ValidationError as error:
         raise DeltaflError(sentence(error.errors()[0])) from None
 
@@ -610,6 +611,16 @@ def own_settings(label: str, allowed: tuple[str, ...] = OF_LABELS) -> Json:
         if value is True and Settings.model_fields[name].annotation is not bool:
             raise needs_value(name, label)
     return own
+
+
+def refuse_twice(label: str, rates: Iterable[str], why: str) -> None:
+    """Refuse a label with a rate of its own, of those that come from elsewhere."""
+    own = own_settings(label)
+    for name in rates:
+        if name in own:
+            raise DeltaflError(
+                f"{label} has a {name} of its own, which {why}: leave +{name}={own[name]} out"
+            )
 
 
 def _control_of(label: str) -> ControlVariate:

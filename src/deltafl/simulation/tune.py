@@ -33,7 +33,7 @@ from .continuing import continued, note_settings
 from .progress import OnProgress
 from .record import UNFINISHED, Job, RunStore
 from .setting_types import CommaSeparated, Positive, Seed, Share, listed
-from .settings import CompareSettings
+from .settings import CompareSettings, refuse_twice
 from .sweep import require_simulator, run_jobs
 
 NEVER = 2  # a tuning run that never reaches the threshold counts as so many times its rounds
@@ -245,6 +245,8 @@ class TuneSettings(CompareSettings):
             raise DeltaflError(
                 "rates are what tuning finds; leave them out, or write: deltafl compare"
             )
+        for label in self.samplers:
+            refuse_twice(label, self.grids(), "is what tuning is to find")
 
     def grids(self) -> dict[str, Grid]:
         """The grids by the setting that they are of; the second is searched with the rates of
