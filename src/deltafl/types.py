@@ -518,9 +518,14 @@ class RoundInfo(NamedTuple):
     clip_factor: float = 1.0
 
     @property
+    def refused(self) -> list[RejectedReply]:
+        """The replies that came and were not used."""
+        return [reply for reply in self.rejected if reply.reason != NO_REPLY]
+
+    @property
     def warning(self) -> str | None:
         """A sentence, with the first reason, if replies came and all were refused; else None."""
-        refused = [reply for reply in self.rejected if reply.reason != NO_REPLY]
+        refused = self.refused
         if self.num_responded or not refused:
             return None
         first = f"the first, of client {refused[0].client}: {refused[0].reason}"

@@ -123,6 +123,7 @@ def test_without_a_task_it_recommends(tmp_path: Path) -> None:
         (("--budget", "0.5"), "below one round"),
         (("--cohorts", "40"), "12 clients"),
         (("--samplers", "uniform+sample=3"), "leave +sample out"),
+        (("--samplers", "full+average=0.5"), "asks everybody, whatever n is"),
         (("--metric", "loss"), "share"),
         (("--lr-schedule", "cosine"), "which a plan is to find"),
         (("--goal", "0.99", "--rounds", "2"), "cannot be reached"),

@@ -364,6 +364,11 @@ def test_refused_replies_of_a_comparison_stand_below_its_table(tmp_path: Path) -
     also = f", uniform {number}" * (number > 0)
     assert f"Replies were refused and count as missing: full 8{also}; most often because " in words
     assert refusals(tmp_path / "out" / "runs" / "full-seed1")[0][:2] == (1, 3)
+    # What is refused was sent.
+    for line in (tmp_path / "out/runs/full-seed0/rounds.jsonl").read_text().splitlines()[1:]:
+        played = json.loads(line)
+        assert (played["num_responded"], len(played["rejected"])) == (9, 1)
+        assert played["bytes_up"] % 10 == 0 and played["bytes_up"] / 10 > 4 * 10
 
 
 def test_the_synthetic_task_learns_its_two_numbers(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ class SimulatedOracle:
         self._asked_down += clients * self._download
         self._asked_up += clients * bytes_up
 
-    def traffic(self, cohort: Cohort, num_responded: int) -> tuple[int, int]:
+    def traffic(self, cohort: Cohort, num_replies: int) -> tuple[int, int]:
         """Bytes down and up that a real round would move.
 
         The cohort has the model already if the sampler asked for reports or losses.
@@ -167,7 +167,7 @@ class SimulatedOracle:
             model = BYTES_OF_CODE * code_length(self._engine.num_params)
         reply = model + self._beside + self._statistics
         down = self._asked_down or len(cohort.client_n) * self._download
-        return down, self._asked_up + num_responded * reply
+        return down, self._asked_up + num_replies * reply
 
 
 def _joined(parts: list[Reports]) -> Reports:

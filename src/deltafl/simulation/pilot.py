@@ -31,7 +31,7 @@ from ..analysis.prices import Prices
 from ..audit.error_by_size import error_by_size
 from ..calls import Named
 from ..errors import DeltaflError
-from ..samplers.label import split_settings
+from ..samplers.label import make_sampler, split_settings
 from ..store import write_atomically
 from ..tasks.metrics import metric_of
 from ..tasks.own import is_own
@@ -124,6 +124,11 @@ class PlanSettings(CompareSettings):
             if "sample" in split_settings(label)[1]:
                 raise DeltaflError(
                     f"{label} has an n of its own, which the plan is to find: leave +sample out"
+                )
+            if make_sampler(label).asks_all:
+                raise DeltaflError(
+                    f"{label} asks everybody, whatever n is: the plan plays it as its reference, "
+                    "leave it out"
                 )
         factors = factors_of(self.lr_schedule, self.rounds or 1)
         # Runs of a pilot grow.

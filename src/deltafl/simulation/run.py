@@ -124,7 +124,8 @@ def play_round(run: LiveRun) -> PlayedRound:
     )
 
     timing = timer.read() | {"client_seconds": oracle.client_seconds}
-    down, up = oracle.traffic(cohort, info.num_responded)
+    # What is refused was sent.
+    down, up = oracle.traffic(cohort, info.num_responded + len(info.refused))
     line: Json = {"bytes_down": down, "bytes_up": up}
     if available_m is not None:
         line["available"] = int(available_m.sum())
