@@ -44,6 +44,7 @@ from .types import (
     Reports,
     Rng,
     Within,
+    locked,
 )
 
 #: The type of an attribute of a plan, and what to write.
@@ -144,6 +145,8 @@ class Plan(WithRanges):
         object.__setattr__(self, "parts", in_order(tuple(self.parts)))
         check_cohort_size(self.n, self.population.num_clients)
         self.population.check()
+        # Samplers of users get it, and what they wrote into it would change the target.
+        object.__setattr__(self, "population", locked(self.population))
         most = self.sampler.most_clients
         m = self.population.num_clients
         if most is not None and m > most:
@@ -456,7 +459,7 @@ class Plan(WithRanges):
         moved = self.move(state._replace(parts=own), step)
         following = moved._replace(
             # With the model after the step: it is the one that the next round begins with.
-            sampler=self.sampler.update(state.sampler, cohort, reports),
+            sampler=self.sampler.update(state.sampler, locked(cohort), locked(reports)),
             control=self.rule.control.at_model(
                 control, self.population, moved.params_d, moved.round
             ),

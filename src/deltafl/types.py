@@ -22,7 +22,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
-from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -162,6 +162,27 @@ class Strata(NamedTuple):
                 )
         names, code_m = np.unique(texts, return_inverse=True)
         return cls(code_m, tuple(names.tolist()))
+
+
+Record = TypeVar("Record", bound=tuple[Any, ...])
+
+
+def locked(record: Record) -> Record:
+    """A NamedTuple whose arrays whoever gets it cannot write into."""
+    fields: Any = record
+    views = {}
+    for name, part in fields._asdict().items():
+        if isinstance(part, np.ndarray):
+            views[name] = read_only(part)
+    found: Record = fields._replace(**views)
+    return found
+
+
+def read_only(array: Array) -> Array:
+    """A view that cannot be written into."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 class Population(NamedTuple):

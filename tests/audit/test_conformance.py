@@ -3,7 +3,7 @@ and what it refuses.
 """
 
 import runpy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,17 +12,25 @@ import pytest
 
 from conftest import make_problem
 from deltafl import (
+    ESTIMATORS,
     SAMPLERS,
     Cohort,
+    ControlValue,
+    ControlVariate,
     DeltaflError,
     KnownUpdates,
     Population,
     Reports,
     Sampler,
+    close_round,
     draw_cohort,
+    init_round,
+    make_plan,
     make_sampler,
+    open_round,
 )
-from deltafl.audit import check_sampler
+from deltafl.audit import check_control, check_sampler
+from deltafl.estimators.table import find_estimator
 from deltafl.types import Oracle
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "own_sampler.py"
@@ -142,6 +150,64 @@ class HeedsTheSilent(Faulty):
         return OneState(score_m)
 
 
+class CountsTheSilent(Faulty):
+    def update(self, state: Any, cohort: Cohort, reports: Reports) -> Any:
+        score_m = state.score_m.copy()
+        score_m[cohort.client_n] = reports.num_steps_n
+        return OneState(score_m)
+
+
+class Unrepeatable(Faulty):
+    def update(self, state: Any, cohort: Cohort, reports: Reports) -> Any:
+        return OneState(state.score_m * np.random.default_rng().uniform(1, 2, 12))
+
+
+@dataclass(frozen=True)
+class HiddenField(Faulty):
+    """Remembers in itself what belongs into the state."""
+
+    rounds: list[int] = field(default_factory=list)
+
+    def open(self, state: Any, available_m: Any, n: int, rng: Any, *_: Any) -> Cohort:
+        score_m = state.score_m * (1 + np.arange(12) % (2 + len(self.rounds)))
+        return draw_cohort(score_m, n, "systematic", rng, available_m)
+
+    def update(self, state: Any, cohort: Cohort, reports: Reports) -> Any:
+        self.rounds.append(1)
+        return super().update(state, cohort, reports)
+
+
+class InADict(Faulty):
+    """A dict with the same keys in all rounds is a state, too."""
+
+    def init(self, population: Population) -> Any:
+        return {"score_m": population.weight_m.copy()}
+
+    def open(self, state: Any, *given: Any) -> Cohort:
+        return super().open(OneState(**state), *given)
+
+    def update(self, state: Any, cohort: Cohort, reports: Reports) -> Any:
+        return super().update(OneState(**state), cohort, reports)._asdict()
+
+
+class IntoThePopulation(Faulty):
+    def init(self, population: Population) -> Any:
+        population.weight_m[:] = 1 / len(population.weight_m)
+        return OneState(population.weight_m)
+
+
+class IntoTheReports(Faulty):
+    def update(self, state: Any, cohort: Cohort, reports: Reports) -> Any:
+        reports.loss_n[:] = 0
+        return state
+
+
+class IntoTheMask(Faulty):
+    def open(self, state: Any, available_m: Any, *rest: Any) -> Cohort:
+        available_m[0] = False
+        return super().open(state, available_m, *rest)
+
+
 class WrongExpectations(Faulty):
     def open(self, *given: Any) -> Cohort:
         cohort = super().open(*given)
@@ -173,6 +239,7 @@ class OthersForNoMask(Faulty):
 
 def test_the_sound_ones_pass() -> None:
     check_sampler(Faulty())
+    check_sampler(InADict())
     check_sampler(make_sampler("pracdelta@ordered-pivotal"))  # which accepts no mask
     check_sampler(replace(Successive(), unbiased=False))
     check_sampler(runpy.run_path(str(EXAMPLE))["ByLoss"]())
@@ -181,8 +248,11 @@ def test_the_sound_ones_pass() -> None:
 @pytest.mark.parametrize(
     ("sampler", "part"),
     [
-        (ListState(), "the state is a <class 'list'>, not an array or a NamedTuple"),
-        (ListInside(), "score_m in the state is a <class 'list'>, not an array"),
+        (ListState(), "the state is a list, not an array, nor a NamedTuple or a dict of arrays"),
+        (ListInside(), "score_m in the state is a list, not an array"),
+        (HiddenField(), "after later rounds open gives another cohort"),
+        (Unrepeatable(), "update gives another state for the same state and reports"),
+        (CountsTheSilent(), "clients that did not respond"),
         (Unavailable(), "not available"),
         (Repeated(), "sorted, without repetition"),
         (OwnGenerator(), "another cohort for the same state and generator"),
@@ -217,3 +287,88 @@ def test_counts_have_limits(name: str, value: int) -> None:
     given: Any = {"draws": 20, name: value}
     with pytest.raises(DeltaflError, match=r"must be"):
         check_sampler(make_sampler("uniform"), **given)
+
+
+@pytest.mark.parametrize("sampler", [IntoThePopulation(), IntoTheReports(), IntoTheMask()])
+def test_nobody_writes_into_what_it_is_given(sampler: Sampler) -> None:
+    """It would change the target, the record, or the caller's mask: in rounds, too, it raises."""
+    with pytest.raises(ValueError, match="read-only"):
+        check_sampler(sampler)
+    population = Population.from_sizes([10, 10, 10, 300])
+    available_m = np.ones(4, bool)
+    with pytest.raises(ValueError, match="read-only"):
+        plan = make_plan(sampler, population, n=2)
+        state = init_round(plan, np.zeros(2))
+        cohort = open_round(plan, state, available_m)
+        close_round(plan, state, cohort, np.ones((2, 2)))
+    assert available_m.all()
+    assert population.weight_m[3] == pytest.approx(300 / 330)
+
+
+class LastState(NamedTuple):
+    control_md: Any
+    weight_m: Any
+
+
+@dataclass(frozen=True)
+class Last(ControlVariate):
+    """A sound one: the last update of each client."""
+
+    def init(self, population: Population, num_params: int) -> LastState:
+        return LastState(np.zeros((population.num_clients, num_params)), population.weight_m)
+
+    def value(self, state: LastState, client_n: Any) -> ControlValue:
+        return ControlValue(state.weight_m @ state.control_md, state.control_md[client_n])
+
+    def update(self, state: Any, population: Any, replies: Any, update_nd: Any) -> LastState:
+        control_md = state.control_md.copy()
+        control_md[replies.client_n] = update_nd
+        return LastState(control_md, state.weight_m)
+
+
+class ForgetsWeights(Last):
+    def value(self, state: LastState, client_n: Any) -> ControlValue:
+        return ControlValue(state.control_md.mean(axis=0), state.control_md[client_n])
+
+
+class SumOfDrawn(Last):
+    def value(self, state: LastState, client_n: Any) -> ControlValue:
+        weight_n = state.weight_m[client_n]
+        total_d = weight_n @ state.control_md[client_n] / weight_n.sum()
+        return ControlValue(total_d, state.control_md[client_n])
+
+
+class RowsOfDraw(Last):
+    def value(self, state: LastState, client_n: Any) -> ControlValue:
+        control_nd = state.control_md[client_n]
+        if len(control_nd) < len(state.weight_m):
+            control_nd = control_nd - control_nd.mean(axis=0)
+        return ControlValue(state.weight_m @ state.control_md, control_nd)
+
+
+class WritesInPlace(Last):
+    def update(self, state: Any, population: Any, replies: Any, update_nd: Any) -> LastState:
+        state.control_md[replies.client_n] = update_nd
+        return LastState(state.control_md, state.weight_m)
+
+
+def test_sound_control_variates_pass() -> None:
+    check_control(Last())
+    for name in ESTIMATORS:
+        check_control(find_estimator(name).control)
+
+
+@pytest.mark.parametrize(
+    ("control", "words"),
+    [
+        (ForgetsWeights(), "total_d is not the sum of w_j c_j"),
+        (SumOfDrawn(), "total_d depends on which clients were drawn"),
+        (RowsOfDraw(), "rows of clients depend on who else was drawn"),
+        (WritesInPlace(), "update changes the state in place"),
+    ],
+)
+def test_control_variates_that_bias_an_estimate_are_found(
+    control: ControlVariate, words: str
+) -> None:
+    with pytest.raises(AssertionError, match=words):
+        check_control(control)

@@ -223,7 +223,8 @@ def test_a_sampler_in_a_file_of_ones_own(tmp_path: Path) -> None:
         "NewFirst\n"
         "@dataclass(frozen=True)\nclass Biased(NewFirst):\n    pass\n"
         "@dataclass(frozen=True)\nclass Needing(NewFirst):\n    power: float\n"
-        "class Bare(NewFirst):\n    pass\n"
+        "class Bare(NewFirst):\n    power: float = 1\n"
+        "class Inheriting(Biased):\n    pass\n"
         "@dataclass(frozen=True)\nclass Empty(deltafl.Sampler):\n    pass\n"
         "@dataclass(frozen=True)\nclass Blind(NewFirst):\n    def open(self, state, available_m, "
         "n, rng): pass\n"
@@ -232,6 +233,8 @@ def test_a_sampler_in_a_file_of_ones_own(tmp_path: Path) -> None:
     )
     assert parse_label(f"{file}:Biased").estimator == "plain-mean"
     assert bias_of(f"{file}:Biased") == "estimator plain-mean"
+    # Without options of its own, those of the class above it are all.
+    assert parse_label(f"{file}:Inheriting").estimator == "plain-mean"
     for name, message in (
         ("Needing", "give every option a default"),
         ("Bare", "write @dataclass"),

@@ -1,5 +1,6 @@
 # The names of the package: see ``deltafl/_lazy.py``.
 
+from .conformance import check_control as check_control
 from .conformance import check_sampler as check_sampler
 from .methods import AuditRow as AuditRow
 from .methods import KnownUpdates as KnownUpdates

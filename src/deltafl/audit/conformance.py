@@ -1,5 +1,5 @@
-"""Check a sampler of your own: the protocol and, by Monte Carlo, the promise that its
-expectations are exact.
+"""Check a sampler or a control variate of your own: the protocol and, by Monte Carlo, the promise
+that a sampler's expectations are exact.
 """
 
 from copy import deepcopy
@@ -9,10 +9,14 @@ import numpy as np
 
 from ..designs.inclusion import check_cohort_size
 from ..errors import DeltaflError
+from ..estimators.control_variates import ControlVariate
+from ..plan import Plan
+from ..round import close_round, init_round, open_round
 from ..samplers.base import Sampler, State
+from ..samplers.fixed import Fixed
 from ..scale.persistent_array import PersistentArray
 from ..streams import stream
-from ..types import BoolArray, Cohort, Oracle, Population, Reports, Rng
+from ..types import BoolArray, Cohort, Oracle, Population, Reports, Rng, locked, read_only
 
 #: A mean may lie this many of its standard errors from 1 before it is called wrong.
 _STANDARD_ERRORS = 5.0
@@ -33,10 +37,11 @@ def check_sampler(
 
     The population has very unequal weights, and of each client the shares of three labels are
     known. Three rounds with replies and failures are played first, so that a learning sampler is
-    tested in a state that it reached itself. Then: the same generator gives the same cohort;
-    clients are distinct, sorted and available; nothing is changed in place; replies of clients that
-    did not respond are ignored; and over many draws from one state the mean of count / expected is
-    1 for every client. Every sampler of this library passes.
+    tested in a state that it reached itself. Then: the same state and generator give the same
+    cohort, now and after later rounds; clients are distinct, sorted and available; nothing is
+    changed in place; replies of clients that did not respond are ignored; and over many draws from
+    one state the mean of count / expected is 1 for every client. Every sampler of this library
+    passes.
 
     A sampler that needs an oracle needs one here: ``KnownUpdates`` of ``num_clients`` clients, none
     of them zero.
@@ -63,16 +68,16 @@ def check_sampler(
     check_cohort_size(n, num_clients)
     # Such as shares of three labels.
     aux_mc = stream(seed, "audit", 5).dirichlet(np.ones(3), size=num_clients)
-    state = sampler.init(
-        Population.from_sizes(np.linspace(10, 50, num_clients).astype(int), aux=aux_mc)
-    )
+    sizes_m = np.linspace(10, 50, num_clients).astype(int)
+    # What is written in place raises at its own line.
+    state = sampler.init(locked(Population.from_sizes(sizes_m, aux=aux_mc)))
     _check_state(state)
 
     def opened(available_m: BoolArray, round: int) -> Cohort:
         """Open twice: a round must be repeatable, and opening must not change the state."""
         before = deepcopy(state)
         first, again = (
-            sampler.open(state, available_m, n, stream(seed, "audit", round), oracle)
+            sampler.open(state, read_only(available_m), n, stream(seed, "audit", round), oracle)
             for _ in range(2)
         )
         _require(
@@ -89,9 +94,17 @@ def check_sampler(
 
     everyone_m = np.ones(num_clients, bool)
     # A state that the sampler has reached itself, not the first one.
+    earlier = list[tuple[State, Cohort]]()
     for round in range(3):
-        state = _check_update(
-            sampler, state, opened(everyone_m, round), stream(seed, "audit", round, 1)
+        cohort = opened(everyone_m, round)
+        earlier.append((state, cohort))
+        state = _check_update(sampler, state, cohort, stream(seed, "audit", round, 1))
+    for round, (begun, cohort) in enumerate(earlier):
+        rng = stream(seed, "audit", round)
+        _require(
+            _same(cohort, sampler.open(begun, everyone_m, n, rng, oracle)),
+            "after later rounds open gives another cohort for the same state and generator: what "
+            "it remembers must be in the state alone",
         )
     some_m = np.arange(num_clients) % 3 != 1
     # Fewer than n are there: all of them must be selected, and no more.
@@ -123,6 +136,71 @@ def check_sampler(
             )
 
 
+def check_control(
+    control: ControlVariate,
+    *,
+    num_clients: int = 12,
+    n: int = 4,
+    num_params: int = 6,
+    seed: int = 0,
+) -> None:
+    """Check a control variate of your own: an estimate with it is unbiased if what it knows of each
+    client, and its total sum_j w_j c_j, do not depend on the draw.
+
+    Rounds with clients of very unequal weights are played, some of whom do not reply. In each: the
+    total is that of the rows of all clients, and it and the rows of any clients are the same
+    whoever is asked for; nothing is changed in place, and the same replies give the same state.
+
+    Raises:
+        AssertionError: With one sentence on what is wrong.
+        DeltaflError: If a number is not in its range.
+    """
+    check_work(num_clients, 1)
+    check_cohort_size(n, num_clients)
+    population = Population.from_sizes(np.linspace(10, 500, num_clients).astype(int))
+    plan = Plan(population, Fixed(), n, estimator=control)
+    state = init_round(plan, np.zeros(num_params))
+    for round in range(4):
+        rng = stream(seed, "audit", round, 2)
+        _check_value(control, state.control, population, rng)
+        cohort = open_round(plan, state)
+        replies = [
+            update_d if rng.random() < 0.7 else None
+            for update_d in rng.standard_normal((len(cohort.client_n), num_params))
+        ]
+        before = deepcopy(state.control)
+        following, _ = close_round(plan, state, cohort, replies)
+        _require(_same(before, state.control), "update changes the state in place")
+        again, _ = close_round(plan, state, cohort, replies)
+        _require(
+            _same(following.control, again.control),
+            "update gives another state for the same state and replies",
+        )
+        state = following
+
+
+def _check_value(control: ControlVariate, state: Any, population: Population, rng: Rng) -> None:
+    m = population.num_clients
+    total_d, whole_md = control.value(state, np.arange(m))
+    # One row may stand for clients that are all alike.
+    control_md = np.broadcast_to(whole_md, (m, len(total_d)))
+    _require(
+        np.allclose(total_d, population.weight_m @ control_md, rtol=1e-4, atol=1e-6),
+        "total_d is not the sum of w_j c_j over all clients, so that estimates are biased",
+    )
+    for size in (1, m // 2):
+        some_k = np.sort(rng.choice(m, max(size, 1), replace=False))
+        total, some_kd = control.value(state, some_k)
+        _require(
+            np.allclose(total, total_d, rtol=1e-4, atol=1e-6),
+            "total_d depends on which clients were drawn, so that estimates are biased",
+        )
+        _require(
+            np.allclose(some_kd, control_md[some_k], rtol=1e-4, atol=1e-6),
+            "the rows of clients depend on who else was drawn, so that estimates are biased",
+        )
+
+
 def check_work(num_clients: Any, draws: Any) -> None:
     """Refuse clients and draws that are no counts, or more than fit in memory."""
     most = int(_MOST_NUMBERS**0.5)
@@ -140,14 +218,16 @@ def _require(condition: bool | np.bool_, message: str) -> None:
 
 
 def _check_state(state: State, name: str = "the state") -> None:
-    """An array or a NamedTuple of them, nested at will, can be printed, compared and saved."""
+    """An array, or a NamedTuple or a dict of them, nested at will, can be printed, compared and
+    saved.
+    """
     if isinstance(state, np.ndarray | PersistentArray):
         return
-    fields: Any = getattr(state, "_fields", None)
-    _require(
-        fields is not None, f"{name} is a {type(state)}, not an array or a NamedTuple of arrays"
-    )
-    for field, value in zip(fields, state, strict=True):
+    kind = type(state).__name__
+    named = isinstance(state, dict) or (isinstance(state, tuple) and hasattr(state, "_fields"))
+    _require(named, f"{name} is a {kind}, not an array, nor a NamedTuple or a dict of arrays")
+    parts: Any = state if isinstance(state, dict) else state._asdict()
+    for field, value in parts.items():
         _check_state(value, f"{field} in the state")
 
 
@@ -197,17 +277,21 @@ def _check_update(sampler: Sampler, state: State, cohort: Cohort, rng: Rng) -> S
         output_bias_nk=rng.standard_normal((n, sampler.output_bias_size)),
     )
     before = deepcopy(state)
-    after = sampler.update(state, cohort, reports)
+    after = sampler.update(state, locked(cohort), locked(reports))
     _check_state(after)
     _require(type(after) is type(state), "update returns a state of another type")
     _require(_same(before, state), "update changes the state in place")
+    _require(
+        _same(after, sampler.update(state, locked(cohort), locked(reports))),
+        "update gives another state for the same state and reports",
+    )
     # Rows of the silent hold nonsense now; a sampler that reads them ends elsewhere.
     other = deepcopy(reports)
     for column in other:
-        if column.dtype == np.float64:
-            column[~responded_n] = 1e6
+        if column is not other.responded_n:
+            column[~responded_n] = 10**6
     _require(
-        _same(after, sampler.update(state, cohort, other)),
+        _same(after, sampler.update(state, locked(cohort), locked(other))),
         "update uses rows of clients that did not respond",
     )
     return after
@@ -243,6 +327,8 @@ def _check_means(cohorts: list[Cohort], available_m: BoolArray, n: int) -> None:
 
 
 def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
     if isinstance(a, tuple):
         return type(a) is type(b) and len(a) == len(b) and all(map(_same, a, b))
     return bool(np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind == "f"))

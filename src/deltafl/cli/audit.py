@@ -10,13 +10,14 @@ from rich.text import Text
 
 from .. import simulation
 from ..analysis.narrow import NarrowTable, plain, show
-from ..audit.conformance import check_sampler, check_work
+from ..audit.conformance import check_control, check_sampler, check_work
 from ..audit.methods import AuditRow, KnownUpdates, Subject
 from ..audit.methods import audit as audit_methods
 from ..audit.mse_bounds import least_mse
 from ..errors import DeltaflError, in_one_line
+from ..estimators.table import find_estimator
 from ..samplers.base import RunFacts
-from ..samplers.label import base_name, make_sampler, split_labels
+from ..samplers.label import base_name, make_sampler, parse_label, split_labels
 from ..samplers.table import SAMPLERS
 from ..simulation.setting_types import Name
 from ..simulation.settings import RunSettings, make_settings
@@ -25,6 +26,8 @@ from .common import say
 from .own_code import own_code_explained
 
 app = typer.Typer(rich_markup_mode=None)
+#: With whom code of users is tried.
+_UNEQUAL = "with 12 clients of unequal sizes"
 #: Column -> its least width.
 _COLUMNS = {
     "design": 13,
@@ -98,6 +101,8 @@ def audit(ctx: typer.Context) -> None:
     for label in labels or SAMPLERS:
         _check_own(label, facts)
         with own_code_explained(settings.task, [label, *(estimators or ())]):
+            for estimator in (parse_label(label).estimator, *(estimators or ())):
+                _check_own_control(estimator)
             audited = audit_methods(
                 subject,
                 [label],
@@ -169,8 +174,19 @@ def _check_own(label: str, facts: RunFacts) -> None:
         raise
     except Exception as error:  # whatever the user's own code raises
         raise DeltaflError(
-            f"{label}: {in_one_line(error)} (with 12 clients of unequal sizes; see "
-            "docs/how-to/add-a-method.md)"
+            f"{label}: {in_one_line(error)} ({_UNEQUAL}; see docs/how-to/add-a-method.md)"
+        ) from error
+
+
+def _check_own_control(estimator: str) -> None:
+    """The same of a control variate."""
+    if ".py:" not in estimator:
+        return
+    try:
+        check_control(find_estimator(estimator).control)
+    except AssertionError as error:
+        raise DeltaflError(
+            f"{estimator}: {error} ({_UNEQUAL}; see docs/how-to/add-a-control-variate.md)"
         ) from error
 
 

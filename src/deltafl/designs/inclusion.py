@@ -29,7 +29,7 @@ def check_cohort_size(n: Any, m: int) -> None:
     # True is an int in Python, and no cohort of one client.
     if not (isinstance(n, int | np.integer) and not isinstance(n, bool) and 1 <= n <= m):
         raise DeltaflError(
-            f"cannot sample {n!r} of {m} clients; write a whole number from 1 to {m}"
+            f"cannot sample {n!r} of {m} clients; it must be a whole number from 1 to {m}"
         )
 
 

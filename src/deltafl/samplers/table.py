@@ -3,7 +3,7 @@ label names others.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -384,7 +384,10 @@ def _own_entry(name: str, kind: type[Sampler]) -> SamplerEntry:
     """The row of a user's class: its own default design, and weights by Horvitz and Thompson if
     it is unbiased.
     """
-    if "__dataclass_fields__" not in vars(kind):
+    # A class without options of its own may inherit those of another.
+    if not is_dataclass(kind) or (
+        "__dataclass_fields__" not in vars(kind) and vars(kind).get("__annotations__")
+    ):
         raise DeltaflError(f"{name} is no dataclass; write @dataclass(frozen=True) above it")
     if missing := ", ".join(sorted(kind.__abstractmethods__)):
         raise DeltaflError(

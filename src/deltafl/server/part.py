@@ -41,6 +41,7 @@ from ..types import (
     Population,
     Reports,
     Rng,
+    read_only,
 )
 
 
@@ -86,7 +87,8 @@ class Drawing(NamedTuple):
 
     def open(self, mask_m: BoolArray | None, n: int) -> Cohort:
         """A cohort of n of the clients that ``mask_m`` names."""
-        cohort: Cohort = self.sampler.open(self.state, mask_m, n, self.rng, self.oracle)
+        own_m = None if mask_m is None else read_only(mask_m)
+        cohort: Cohort = self.sampler.open(self.state, own_m, n, self.rng, self.oracle)
         return cohort
 
     def scores(self, mask_m: BoolArray, n: int) -> FloatArray:

@@ -28,9 +28,9 @@ def behaviour_of(task: Task, seed: int) -> Json:
     with seeded(stream(seed, "model")):
         output = model(x)
         loss = task.loss(output, y)
-    if loss.requires_grad:
-        # Some models compute gradients here alone, not for ``autograd.grad``.
-        loss.backward()
+        if loss.requires_grad:
+            # Some models compute gradients here alone, not for ``autograd.grad``; some draw here.
+            loss.backward()
     # A parameter that the loss does not depend on has none.
     gradient = [param.grad.to_dense() for param in trained if param.grad is not None]
     # Objects show their addresses.

@@ -141,10 +141,17 @@ def _own_factors(
     for round in range(rounds):
         with explained(f"lr_schedule {name} failed in round {round}", path):
             factor = function(round)
+            again = function(round)
         if not is_in(factor, "[0, inf)"):
             raise DeltaflError(
                 f"lr_schedule {name} returned {factor!r:.60} in round {round}; it must "
                 "return a finite number of at least 0, by which local_lr is multiplied"
+            )
+        # Each process asks anew, and a run that goes on.
+        if again != factor:
+            raise DeltaflError(
+                f"lr_schedule {name} returned {factor} and then {again} in round {round}; it must "
+                "depend on the round alone, as numpy.random.default_rng(round) does"
             )
         factors.append(float(factor))
     return tuple(factors)
