@@ -492,6 +492,7 @@ README_PARTS = {
     "handwriting": ("registered", "unipen62"),
     "Shakespeare": ("registered", "shakespeare"),
     "faces": ("registered", "celeba"),
+    "CIFAR-10": ("registered", "cifar10"),
 }
 
 

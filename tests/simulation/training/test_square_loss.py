@@ -34,12 +34,21 @@ def test_losses_of_single_examples_are_those_of_minibatches_of_one() -> None:
     labels = torch.randint(CLASSES, (30,), generator=rng)
     for loss, out, y in (
         (cross_entropy, output, labels),
+        (nn.CrossEntropyLoss(), output, labels),
         (squared_error, output[:, 0], output[:, 1]),
     ):
         losses = losses_of(loss, y)
         assert losses is not None
         one_by_one = [loss(out[i : i + 1], y[i : i + 1]) for i in range(30)]
         torch.testing.assert_close(losses(out, y), torch.stack(one_by_one))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"label_smoothing": 0.1}, {"weight": torch.ones(CLASSES)}, {"reduction": "sum"}],
+)
+def test_other_cross_entropies_are_not_taken_for_the_plain_one(options: dict[str, Any]) -> None:
+    assert losses_of(nn.CrossEntropyLoss(**options)) is None
 
 
 @pytest.mark.parametrize("device", DEVICES)
