@@ -277,3 +277,29 @@ def test_files_are_found_in_what_the_user_writes(given: str | list[str], file: s
     text = given.format(file) if isinstance(given, str) else [each.format(file) for each in given]
     assert Path(file).resolve() in files_named({"key": text})
     assert Path(file).resolve() in files_named({"rates": {str(text): 1}}) or isinstance(text, list)
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_folder_is_found_from_elsewhere_by_a_relative_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: bool
+) -> None:
+    """Its table lies where it began, and its own name is relative to where the command is given."""
+    begin = tmp_path / "begin"
+    begin.mkdir()
+    rows = [f"{i % 7},{i % 5},{i % 2},c{i % 4}" for i in range(80)]
+    (begin / "t.csv").write_text("\n".join(["a,b,label,client", *rows]))
+    given = ("--task", "t.csv", "--column", "client", "--sample", "2", "--rounds", "2", "--quiet")
+    monkeypatch.chdir(begin)
+    assert command("run", *given, "--out", "one") == 0
+    assert command("compare", *given, "--samplers", "uniform", "--seeds", "1", "--out", "two") == 0
+    monkeypatch.chdir(tmp_path)
+    names = ["begin/one", "begin/two"]
+    if link:
+        names = ["first", "second"]
+        for name, place in zip(names, ("one", "two"), strict=True):
+            Path(name).symlink_to(begin / place)
+    assert command("run", "--resume", "--out", names[0], "--rounds", "3", "--quiet") == 0
+    assert command("compare", "--resume", "--out", names[1], "--seeds", "2", "--quiet") == 0
+    assert len((begin / "one" / "rounds.jsonl").read_text().splitlines()) == 4
+    assert len([*(begin / "two" / "runs").iterdir()]) == 2
+    assert {path.name for path in begin.iterdir()} == {"t.csv", "one", "two"}

@@ -88,6 +88,17 @@ def test_names_that_are_not_utf8_are_refused(key: str) -> None:
     assert make_settings(RUN, {"data_dir": "Größe"}).data_dir == "Größe"
 
 
+@pytest.mark.parametrize(
+    ("kind", "given"), [(RUN, {"rounds": 3}), (COMPARISON, {"seeds": 2, "samplers": "uniform"})]
+)
+def test_what_people_give_to_go_on_begins_nothing(
+    tmp_path: Path, kind: Any, given: dict[str, Any]
+) -> None:
+    """A mistyped folder is no wish for another experiment."""
+    with pytest.raises(DeltaflError, match=r"there is no run in .*typo to resume; .*--task"):
+        settings(kind, tmp_path / "typo", resume=True, **given)
+
+
 def test_the_command_to_go_on_with_is_quoted_and_nothing_to_continue_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -95,5 +106,5 @@ def test_the_command_to_go_on_with_is_quoted_and_nothing_to_continue_is_logged(
     with pytest.raises(DeltaflError, match=r"deltafl run --resume --out '.*my runs', or choose"):
         settings(COMPARISON, tmp_path / "my runs")
     with caplog.at_level(logging.INFO, "deltafl"):
-        settings(RUN, tmp_path / "none", resume=True, rounds=3)
+        settings(RUN, tmp_path / "none", resume=True, rounds=3, task="toy")
     assert f"there is nothing to continue in {tmp_path / 'none'}: it begins anew" in caplog.text

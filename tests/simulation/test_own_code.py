@@ -22,10 +22,12 @@ from torch import nn
 import deltafl
 from deltafl.calls import Named
 from deltafl.errors import DeltaflError
+from deltafl.simulation.behaviour import behaviour_of
 from deltafl.simulation.describe import UnknownError, describe
 from deltafl.simulation.own_code import Code, code_of
 from deltafl.store.own_python import forget_edited, imported, load_named
 from deltafl.tasks import Dataset, Task
+from deltafl.tasks.losses import cross_entropy
 from tools.cli import deltafl_here
 
 SAMPLER = '''
@@ -484,6 +486,7 @@ import numpy as np
 from torch import nn
 import deltafl
 from deltafl.tasks import Dataset, Task
+from deltafl.tasks.losses import cross_entropy
 x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
 y = (x[:, 0] > 0).astype(np.int64)
 WIDTH = 3
@@ -608,6 +611,7 @@ LOGGING = """
 import numpy as np
 from torch import Generator, nn, rand
 from deltafl.tasks import Dataset, Task
+from deltafl.tasks.losses import cross_entropy
 seen = []
 generator = Generator().manual_seed(0)
 x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
@@ -653,3 +657,25 @@ def test_a_file_that_changes_while_runs_are_played_is_refused(tmp_path: Path) ->
     load_named(f"{file}:make_task", "it")
     with pytest.raises(DeltaflError, match=r"changing_task.py has changed since .* was begun"):
         code.require_same_files(tmp_path)
+
+
+class NoisyGradients(torch.nn.Linear):
+    """Draws as its gradients are computed, not before."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: Any = super().forward(x)
+        if output.requires_grad:
+            output.register_hook(lambda gradient: gradient + torch.randn_like(gradient))
+        noisy: torch.Tensor = output
+        return noisy
+
+
+def test_what_is_drawn_for_gradients_is_drawn_from_the_seed() -> None:
+    """Else no two runs would be of one model, and none could be compared."""
+    x = np.ones((8, 3), np.float32)
+    y = np.arange(8) % 2
+    data = Dataset("noisy", x, y, x, y, 2)
+    rows = np.split(np.arange(8), 2)
+    task = Task("noisy", data, rows, lambda: NoisyGradients(3, 2), cross_entropy)
+    assert behaviour_of(task, 0) == behaviour_of(task, 0)
+    assert behaviour_of(task, 0)["gradient"] != behaviour_of(task, 1)["gradient"]

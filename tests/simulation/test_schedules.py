@@ -152,6 +152,7 @@ def test_a_function_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given_schedule", "words"),
     [
+        (lambda t: np.random.default_rng().random(), "it must depend on the round alone"),
         ("cosin", "did you mean 'cosine'"),
         ("cosine(floor=2)", r"floor is 2; it must be in \[0, 1\]"),
         ("step(every=0)", r"every is 0; it must be in \[1, inf\)"),

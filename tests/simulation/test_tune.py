@@ -3,6 +3,7 @@ and resumed.
 """
 
 import math
+import shutil
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from deltafl.simulation import (
     read_record,
     tune_rates,
 )
+from deltafl.simulation.live import picture
 from deltafl.simulation.settings import grown
 from tools.cli import deltafl_here
 
@@ -201,6 +203,15 @@ def test_tuning_judges_by_validation_and_compares_with_the_rates_found(tuned: Pa
         compared.run("fedis@multinomial", 1).part_settings()["server_lr"]
         == rates["fedis@multinomial"]["server_lr"]
     )
+
+
+def test_watch_and_report_name_the_comparison_of_a_tuning(tuned: Path, tmp_path: Path) -> None:
+    assert "comparison" in picture(tuned).title
+    with pytest.raises(DeltaflError, match=r"no comparison; of deltafl tune, name .*comparison"):
+        dl.load(tuned)
+    shutil.copytree(tuned, tmp_path / "half", ignore=shutil.ignore_patterns("comparison"))
+    with pytest.raises(DeltaflError, match=r"watch .*half/comparison once it is there"):
+        picture(tmp_path / "half")
 
 
 def test_nothing_is_played_twice_and_what_is_missing_is(tuned: Path) -> None:

@@ -74,3 +74,10 @@ def test_what_is_not_there_and_which_line_or_entry_is_wrong(tmp_path: Path) -> N
     with pytest.raises(DeltaflError, match=r"^here: b\.1: it must be a whole number; mend it$"):
         checked(dict[str, list[int]], {"b": [1, "x"]}, "here", "mend it")
     assert checked(dict[str, list[int]], {"b": [1]}, "here", "mend it") == {"b": [1]}
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    """As some editors write it, where nobody sees it."""
+    (tmp_path / "c.toml").write_bytes(b"\xef\xbb\xbfrounds = 2\n")
+    (tmp_path / "c.json").write_bytes(b'\xef\xbb\xbf{"rounds": 2}')
+    assert read_toml(tmp_path / "c.toml") == read_json(tmp_path / "c.json") == {"rounds": 2}

@@ -21,6 +21,7 @@ from ..simulation.callback import OnRound, RoundDone
 from ..simulation.comparing import run_comparison
 from ..simulation.comparison import joined
 from ..simulation.directory import (
+    COMPARED,
     DivergedError,
     RunDirectory,
     new_folder,
@@ -143,7 +144,7 @@ def tune(
                     say(f"{label}: {name} = {search.best:g}{edge}")
         with _progress(quiet) as on_progress:
             last = settings.comparison(tuned.rates)
-            beside = below(folder, "comparison")
+            beside = below(folder, COMPARED)
             found = run_comparison(
                 last,
                 beside,

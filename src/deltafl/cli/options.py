@@ -99,6 +99,10 @@ HelpAll = Annotated[
 _BEGAN = {"tuning_seeds": "tune", "goal": "plan", "sampler": "run", "samplers": "compare"}
 
 
+#: What people give where they go on: of a new run, these alone do not say what it is.
+_GOING_ON = UNION | {"rounds", "goal", "cost", "budget", "threshold"}
+
+
 #: What ``--help`` shows, in this order; ``--help-all`` shows every option.
 _USED_MOST = (
     "goal cost samplers sampler task label column partition clients sample rounds seeds "
@@ -283,7 +287,7 @@ def settings_from(kind: type[AnySettings], asked: Given) -> AnySettings:
     recorded = asked.recorded
     if recorded is None or out is None:
         if asked.resume:
-            _note_beginning(out, bool(given or asked.config))
+            _note_beginning(out, bool(given.keys() - _GOING_ON or asked.config))
         settings = make_settings(kind, given, asked.config)
         refuse_ignored(settings, given)
         return settings
@@ -339,8 +343,10 @@ def placed(ctx: typer.Context) -> Given:
             f"the files that {out} names are in {here}, and Python code is among them, which "
             "would run as you: if you trust it, give the command there, or add --trust-code"
         )
+    # From here: afterwards a relative name is another file's.
+    absolute = asked._replace(out=out.resolve(), config=config and config.resolve())
     ctx.with_resource(working_in(here))
-    return asked._replace(out=out.resolve(), config=config and config.resolve())
+    return absolute
 
 
 def _note_beginning(out: Path | None, says_what: bool) -> None:
@@ -348,7 +354,10 @@ def _note_beginning(out: Path | None, says_what: bool) -> None:
     if out is None:
         raise DeltaflError("--resume needs --out DIR, the folder of the run to continue")
     if not says_what:
-        raise DeltaflError(f"there is no run in {out} to resume; leave out --resume to start one")
+        raise DeltaflError(
+            f"there is no run in {out} to resume; to start one there, leave out --resume, or name "
+            "the --task"
+        )
     log.info(f"there is nothing to continue in {out}: it begins anew")
 
 

@@ -3,8 +3,8 @@ label names others.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from inspect import signature
+from dataclasses import fields
+from inspect import get_annotations, signature
 from typing import Any, NamedTuple
 
 from ..calls import check_options
@@ -385,9 +385,8 @@ def _own_entry(name: str, kind: type[Sampler]) -> SamplerEntry:
     it is unbiased.
     """
     # A class without options of its own may inherit those of another.
-    if not is_dataclass(kind) or (
-        "__dataclass_fields__" not in vars(kind) and vars(kind).get("__annotations__")
-    ):
+    inherits = hasattr(kind, "__dataclass_fields__") and not get_annotations(kind)
+    if "__dataclass_fields__" not in vars(kind) and not inherits:
         raise DeltaflError(f"{name} is no dataclass; write @dataclass(frozen=True) above it")
     if missing := ", ".join(sorted(kind.__abstractmethods__)):
         raise DeltaflError(

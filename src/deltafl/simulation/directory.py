@@ -69,6 +69,8 @@ CENSUS = "census.safetensors"
 CLIENTS = "clients.json"
 _FIXED = ("environment.json", "engine.json", CENSUS)
 SUSPECT = "suspect.safetensors"
+#: Within a folder of ``deltafl tune``: the comparison with the rates found.
+COMPARED = "comparison"
 
 
 def locked(folder: Path, seconds: float = 0) -> AbstractContextManager[None]:

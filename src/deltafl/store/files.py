@@ -138,9 +138,11 @@ def read_bytes(path: Path, *, users: bool = False, largest: int = sys.maxsize) -
 
 
 def read_text(path: Path, *, users: bool = False, largest: int = sys.maxsize) -> str:
-    """The text of a file, which must be in UTF-8."""
+    """The text of a file, which must be in UTF-8; a byte order mark, as some editors write, is none
+    of it.
+    """
     try:
-        return read_bytes(path, users=users, largest=largest).decode()
+        return read_bytes(path, users=users, largest=largest).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DeltaflError(
             f"{path} is not text in UTF-8: {error.reason} at byte {error.start}"

@@ -245,6 +245,11 @@ def losses_of(loss: Loss, y: Tensor | None = None) -> Losses | None:
 
 def is_cross_entropy(loss: Loss) -> bool:
     """Whether a loss is the plain cross-entropy, without weights or smoothing."""
+    if type(loss) is torch.nn.CrossEntropyLoss:
+        plain = torch.nn.CrossEntropyLoss()
+        return loss.weight is None and all(
+            loss.__dict__[name] == plain.__dict__[name] for name in plain.__constants__
+        )
     return loss in (cross_entropy, functional.cross_entropy)
 
 
