@@ -4,6 +4,7 @@ file.
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ from deltafl.samplers import Label, bias_of, file_name, is_unbiased, parse_label
 from deltafl.samplers.active_fl import ActiveFL
 from deltafl.samplers.cluster import ClusterIS, ClusterISOracle
 from deltafl.samplers.hics import HicsFL
-from deltafl.samplers.label import needs_scores
+from deltafl.samplers.label import needs_scores, split_settings
 from deltafl.samplers.online import MirrorDescent, VarianceBandit
 from deltafl.samplers.urns import ClusteredBySimilarity
 from deltafl.server.average import Average
@@ -197,6 +198,28 @@ def test_a_plus_in_a_files_name_is_no_setting(tmp_path: Path) -> None:
         {"power": 2},
         {"average": 0.5},
     )
+
+
+@pytest.mark.parametrize(
+    ("label", "method", "settings"),
+    [
+        ("full+lr_schedule=cosine", "full", {"lr_schedule": "cosine"}),
+        (
+            "md@pivotal+lr_schedule=step(every=1,factor=0.5)+average=0.5",
+            "md@pivotal",
+            {"lr_schedule": "step(every=1,factor=0.5)", "average": 0.5},
+        ),
+        ("a+b.py:K(x=1)+fixed_order", "a+b.py:K(x=1)", {"fixed_order": True}),
+    ],
+)
+def test_settings_in_a_label_may_have_options(
+    label: str, method: str, settings: dict[str, Any]
+) -> None:
+    assert split_settings(label) == (method, settings)
+    if ".py" not in label:
+        assert split_settings(str(parse_label(label)))[1] == settings
+    with pytest.raises(DeltaflError, match="names a file in lr_schedule; set it for all"):
+        split_settings("uniform+lr_schedule=mine.py:half")
 
 
 def test_a_plan_takes_its_settings_from_the_label() -> None:

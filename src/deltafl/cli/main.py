@@ -135,8 +135,11 @@ def run_app(
         say(f"deltafl: {error}", error=True)
         sys.exit(2)
     except OSError as error:  # a missing file, a full disk, a folder without permission
-        place = printable(error.filename or "a file", limit=4000)  # too long, perhaps
-        say(f"deltafl: {place}: {error.strerror}; check the path, or choose another", error=True)
+        place = printable(error.filename, limit=4000)  # too long, perhaps
+        text = f"{place}: {error.strerror}; check the path, or choose another"
+        if error.filename is None:  # such as the output itself
+            text = f"cannot write: {error.strerror}; what is recorded stays"
+        say(f"deltafl: {text}", error=True)
         sys.exit(2)
 
 

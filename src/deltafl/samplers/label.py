@@ -114,7 +114,8 @@ def parse_label(label: "str | Label") -> Label:
 
 #: A method, and the settings after it; a file's name may have a plus, too.
 _WITH_SETTINGS = re.compile(
-    r"(?P<method>.*?)(?P<settings>(\s*\+\s*[a-z_]+\s*(=[^+()@]+)?)*)", re.DOTALL
+    r"(?P<method>.*?)(?P<settings>(\s*\+\s*[a-z_]+\s*(=('[^']*'|[^+()@']+(\([^()]*\)\s*)?))?)*)",
+    re.DOTALL,
 )
 
 
@@ -127,7 +128,17 @@ def split_settings(label: str) -> tuple[str, dict[str, Any]]:
     """
     found = _WITH_SETTINGS.fullmatch(label)
     assert found is not None, "any text has this form"
-    parts = [part if "=" in part else f"{part}=True" for part in found["settings"].split("+")[1:]]
+    parts = []
+    for part in split_outside(found["settings"], "+")[1:]:
+        name, equals, value = part.partition("=")
+        if ".py:" in value:
+            raise DeltaflError(
+                f"{label!r} names a file in {name}; set it for all samplers, not in a label"
+            )
+        # Such as a schedule with its options, which is text until it is used.
+        if value.endswith(")"):
+            value = repr(value.strip())
+        parts.append(f"{name}={value if equals else True}")
     return found["method"], parse_call(f"label({','.join(parts)})")[1]
 
 

@@ -25,7 +25,7 @@ from .record import noted_clients
 
 #: Of a saved state: how often each client was selected, replied and was not there.
 COUNTS = tuple(f"state.{name}_m" for name in ("selected", "responded", "missed", "joined"))
-CURE = "it is no record of deltafl, or damaged: watch another folder, or delete this one"
+CURE = "it is no record of deltafl, or damaged: watch another folder, or delete this run's"
 
 
 class _Line(RoundLine, total=False):
