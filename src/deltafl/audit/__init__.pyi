@@ -1,7 +1,7 @@
 # The names of the package: see ``deltafl/_lazy.py``.
 
-from .conformance import check_control as check_control
 from .conformance import check_sampler as check_sampler
+from .control import check_control as check_control
 from .methods import AuditRow as AuditRow
 from .methods import KnownUpdates as KnownUpdates
 from .methods import Subject as Subject

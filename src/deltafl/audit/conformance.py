@@ -1,5 +1,5 @@
-"""Check a sampler or a control variate of your own: the protocol and, by Monte Carlo, the promise
-that a sampler's expectations are exact.
+"""Check a sampler of your own: the protocol and, by Monte Carlo, the promise that its
+expectations are exact.
 """
 
 from copy import deepcopy
@@ -9,11 +9,7 @@ import numpy as np
 
 from ..designs.inclusion import check_cohort_size
 from ..errors import DeltaflError
-from ..estimators.control_variates import ControlVariate
-from ..plan import Plan
-from ..round import close_round, init_round, open_round
 from ..samplers.base import Sampler, State
-from ..samplers.fixed import Fixed
 from ..scale.persistent_array import PersistentArray
 from ..streams import stream
 from ..types import BoolArray, Cohort, Oracle, Population, Reports, Rng, locked, read_only
@@ -54,11 +50,11 @@ def check_sampler(
         >>> from deltafl import make_sampler
         >>> check_sampler(make_sampler("pracdelta@pivotal"))
     """
-    _require(
+    require(
         isinstance(sampler, Sampler),
         "a sampler is a subclass of deltafl.Sampler",
     )
-    _require(
+    require(
         not sampler.needs_oracle or isinstance(oracle, Oracle),
         "this sampler needs an oracle: pass KnownUpdates(...)",
     )
@@ -80,15 +76,15 @@ def check_sampler(
             sampler.open(state, read_only(available_m), n, stream(seed, "audit", round), oracle)
             for _ in range(2)
         )
-        _require(
+        require(
             isinstance(first, Cohort),
             f"open returns a {type(first).__name__}, not a Cohort",
         )
-        _require(
-            _same(first, again),
+        require(
+            same(first, again),
             "open gives another cohort for the same state and generator",
         )
-        _require(_same(before, state), "open changes the state in place")
+        require(same(before, state), "open changes the state in place")
         _check_cohort(first, available_m)
         return first
 
@@ -101,8 +97,8 @@ def check_sampler(
         state = _check_update(sampler, state, cohort, stream(seed, "audit", round, 1))
     for round, (begun, cohort) in enumerate(earlier):
         rng = stream(seed, "audit", round)
-        _require(
-            _same(cohort, sampler.open(begun, everyone_m, n, rng, oracle)),
+        require(
+            same(cohort, sampler.open(begun, everyone_m, n, rng, oracle)),
             "after later rounds open gives another cohort for the same state and generator: what "
             "it remembers must be in the state alone",
         )
@@ -123,8 +119,8 @@ def check_sampler(
             )
             for mask in masks
         ]
-        _require(
-            _same(*cohorts), "accepts_no_mask: open gives another cohort for None than for everyone"
+        require(
+            same(*cohorts), "accepts_no_mask: open gives another cohort for None than for everyone"
         )
     if sampler.unbiased:
         for available_m in (everyone_m, some_m):
@@ -134,71 +130,6 @@ def check_sampler(
                 available_m,
                 n,
             )
-
-
-def check_control(
-    control: ControlVariate,
-    *,
-    num_clients: int = 12,
-    n: int = 4,
-    num_params: int = 6,
-    seed: int = 0,
-) -> None:
-    """Check a control variate of your own: an estimate with it is unbiased if what it knows of each
-    client, and its total sum_j w_j c_j, do not depend on the draw.
-
-    Rounds with clients of very unequal weights are played, some of whom do not reply. In each: the
-    total is that of the rows of all clients, and it and the rows of any clients are the same
-    whoever is asked for; nothing is changed in place, and the same replies give the same state.
-
-    Raises:
-        AssertionError: With one sentence on what is wrong.
-        DeltaflError: If a number is not in its range.
-    """
-    check_work(num_clients, 1)
-    check_cohort_size(n, num_clients)
-    population = Population.from_sizes(np.linspace(10, 500, num_clients).astype(int))
-    plan = Plan(population, Fixed(), n, estimator=control)
-    state = init_round(plan, np.zeros(num_params))
-    for round in range(4):
-        rng = stream(seed, "audit", round, 2)
-        _check_value(control, state.control, population, rng)
-        cohort = open_round(plan, state)
-        replies = [
-            update_d if rng.random() < 0.7 else None
-            for update_d in rng.standard_normal((len(cohort.client_n), num_params))
-        ]
-        before = deepcopy(state.control)
-        following, _ = close_round(plan, state, cohort, replies)
-        _require(_same(before, state.control), "update changes the state in place")
-        again, _ = close_round(plan, state, cohort, replies)
-        _require(
-            _same(following.control, again.control),
-            "update gives another state for the same state and replies",
-        )
-        state = following
-
-
-def _check_value(control: ControlVariate, state: Any, population: Population, rng: Rng) -> None:
-    m = population.num_clients
-    total_d, whole_md = control.value(state, np.arange(m))
-    # One row may stand for clients that are all alike.
-    control_md = np.broadcast_to(whole_md, (m, len(total_d)))
-    _require(
-        np.allclose(total_d, population.weight_m @ control_md, rtol=1e-4, atol=1e-6),
-        "total_d is not the sum of w_j c_j over all clients, so that estimates are biased",
-    )
-    for size in (1, m // 2):
-        some_k = np.sort(rng.choice(m, max(size, 1), replace=False))
-        total, some_kd = control.value(state, some_k)
-        _require(
-            np.allclose(total, total_d, rtol=1e-4, atol=1e-6),
-            "total_d depends on which clients were drawn, so that estimates are biased",
-        )
-        _require(
-            np.allclose(some_kd, control_md[some_k], rtol=1e-4, atol=1e-6),
-            "the rows of clients depend on who else was drawn, so that estimates are biased",
-        )
 
 
 def check_work(num_clients: Any, draws: Any) -> None:
@@ -212,7 +143,8 @@ def check_work(num_clients: Any, draws: Any) -> None:
         most = _MOST_NUMBERS // value
 
 
-def _require(condition: bool | np.bool_, message: str) -> None:
+def require(condition: bool | np.bool_, message: str) -> None:
+    """Raise an ``AssertionError`` with this message unless the condition holds."""
     if not condition:
         raise AssertionError(message)
 
@@ -225,7 +157,7 @@ def _check_state(state: State, name: str = "the state") -> None:
         return
     kind = type(state).__name__
     named = isinstance(state, dict) or (isinstance(state, tuple) and hasattr(state, "_fields"))
-    _require(named, f"{name} is a {kind}, not an array, nor a NamedTuple or a dict of arrays")
+    require(named, f"{name} is a {kind}, not an array, nor a NamedTuple or a dict of arrays")
     parts: Any = state if isinstance(state, dict) else state._asdict()
     for field, value in parts.items():
         _check_state(value, f"{field} in the state")
@@ -233,24 +165,24 @@ def _check_state(state: State, name: str = "the state") -> None:
 
 def _check_cohort(cohort: Cohort, available_m: BoolArray) -> None:
     client_n, count_n, expected_n = cohort[:3]
-    _require(
+    require(
         client_n.shape == count_n.shape == expected_n.shape,
         "the columns of the cohort differ in length",
     )
-    _require(
+    require(
         np.issubdtype(client_n.dtype, np.integer),
         f"client_n has type {client_n.dtype}, not whole numbers",
     )
-    _require(
+    require(
         np.all(np.diff(client_n) > 0),
         f"client_n is {client_n}; it must be sorted, without repetition",
     )
-    _require(
+    require(
         np.all(available_m[client_n]),
         "a client was selected that is not available",
     )
-    _require(np.all(count_n >= 1), "a client of the cohort has a count below 1")
-    _require(
+    require(np.all(count_n >= 1), "a client of the cohort has a count below 1")
+    require(
         # Negated: NaN stands for an unknown expectation, which is allowed.
         np.all(~(expected_n <= 0)),
         "a client was drawn with expectation 0 or less",
@@ -279,10 +211,10 @@ def _check_update(sampler: Sampler, state: State, cohort: Cohort, rng: Rng) -> S
     before = deepcopy(state)
     after = sampler.update(state, locked(cohort), locked(reports))
     _check_state(after)
-    _require(type(after) is type(state), "update returns a state of another type")
-    _require(_same(before, state), "update changes the state in place")
-    _require(
-        _same(after, sampler.update(state, locked(cohort), locked(reports))),
+    require(type(after) is type(state), "update returns a state of another type")
+    require(same(before, state), "update changes the state in place")
+    require(
+        same(after, sampler.update(state, locked(cohort), locked(reports))),
         "update gives another state for the same state and reports",
     )
     # Rows of the silent hold nonsense now; a sampler that reads them ends elsewhere.
@@ -290,8 +222,8 @@ def _check_update(sampler: Sampler, state: State, cohort: Cohort, rng: Rng) -> S
     for column in other:
         if column is not other.responded_n:
             column[~responded_n] = 10**6
-    _require(
-        _same(after, sampler.update(state, locked(cohort), locked(other))),
+    require(
+        same(after, sampler.update(state, locked(cohort), locked(other))),
         "update uses rows of clients that did not respond",
     )
     return after
@@ -326,9 +258,10 @@ def _check_means(cohorts: list[Cohort], available_m: BoolArray, n: int) -> None:
         )
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
+    """Whether two states, or cohorts, have the same numbers."""
     if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, tuple):
-        return type(a) is type(b) and len(a) == len(b) and all(map(_same, a, b))
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
     return bool(np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind == "f"))

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from .. import simulation
 from ..analysis.narrow import NarrowTable, plain, show
-from ..audit.conformance import check_control, check_sampler, check_work
+from ..audit.conformance import check_sampler, check_work
+from ..audit.control import check_control
 from ..audit.methods import AuditRow, KnownUpdates, Subject
 from ..audit.methods import audit as audit_methods
 from ..audit.mse_bounds import least_mse
