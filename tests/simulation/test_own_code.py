@@ -538,7 +538,11 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_names_in_all_settings_count_and_tables_do_not(file: Path) -> None:
     file.write_text(SAMPLER + "def make_task():\n    return 1\n", encoding="utf-8")
     settings = {
-        "samplers": ("uniform+lr_schedule='mine.py:grown'", "uniform@@mine.py:Twice(power=2)"),
+        "samplers": (
+            "uniform+lr_schedule='mine.py:grown'",
+            "full+lr_schedule=mine.py:grown",
+            "uniform@@mine.py:Twice(power=2)",
+        ),
         "task": "mine.py",
         "lr_schedule": Named("lambda", lambda round: 1),
         "memory_path": "a.py",

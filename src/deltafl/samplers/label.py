@@ -131,12 +131,8 @@ def split_settings(label: str) -> tuple[str, dict[str, Any]]:
     parts = []
     for part in split_outside(found["settings"], "+")[1:]:
         name, equals, value = part.partition("=")
-        if ".py:" in value:
-            raise DeltaflError(
-                f"{label!r} names a file in {name}; set it for all samplers, not in a label"
-            )
-        # Such as a schedule with its options, which is text until it is used.
-        if value.endswith(")"):
+        # A schedule with its options, or of a file, is text until it is used.
+        if "'" not in value and (value.endswith(")") or ".py:" in value):
             value = repr(value.strip())
         parts.append(f"{name}={value if equals else True}")
     return found["method"], parse_call(f"label({','.join(parts)})")[1]
