@@ -511,7 +511,9 @@ def test_the_readme_fits_on_a_screen_and_says_what_the_benchmark_found() -> None
         for folder in ("benchmark", "registered")
         for row in like_rows(folder)
     }
-    shown = re.findall(r"^\| ([\w-]+).*?\| `(\+[^`]*)` \| ([^|]*\|[^|]*\|[^|]*) \|", text, re.MULTILINE)
+    shown = re.findall(
+        r"^\| ([\w-]+).*?\| `(\+[^`]*)` \| ([^|]*\|[^|]*\|[^|]*) \|", text, re.MULTILINE
+    )
     assert len(shown) == len(README_PARTS)
     for title, settings, gaps in shown:
         row = measured[*README_PARTS[title], f"census{settings}"]

@@ -116,8 +116,8 @@ def test_a_control_variate_that_says_nothing_of_other_weights_is_refused() -> No
 
 
 @pytest.mark.parametrize("label", ["uniform", "innovation", "delta-centred"])
-def test_new_costs_of_a_plan_count_at_once(label: str) -> None:
-    """As in ``resize_state``, and as costs of a single round do."""
+def test_other_costs_of_a_plan_are_told(label: str) -> None:
+    """A state's sampler knows those that it began with; ``resize_state`` tells it."""
 
     def priced(cost: list[float]) -> Plan:
         population = Population.from_sizes([10, 20, 30, 40, 50, 60], cost=cost)
@@ -126,21 +126,11 @@ def test_new_costs_of_a_plan_count_at_once(label: str) -> None:
     plan = priced([1, 1, 1, 9, 9, 9])
     state = init_round(plan, np.zeros(3))
     now = priced([9, 9, 9, 1, 1, 1])
-    found = open_round(now, state)
-    expected = open_round(now, resize_state(now, state))
-    np.testing.assert_array_equal(found.client_n, expected.client_n)
-    np.testing.assert_array_equal(found.expected_n, expected.expected_n)
+    with pytest.raises(DeltaflError, match=r"or other costs, .*resize_state\(plan, state\)"):
+        open_round(now, state)
+    found = open_round(now, resize_state(now, state))
     of_round = open_round(plan, state, cost_m=now.population.cost_m)
     np.testing.assert_array_equal(found.expected_n, of_round.expected_n)
-
-
-def test_options_of_a_sampler_that_learns_nothing_count_at_once() -> None:
-    plan = make_plan("uniform", BEFORE.population, n=2)
-    state = init_round(plan, np.zeros(3))
-    other = make_plan("md-fixed", BEFORE.population, n=2)
-    found = open_round(other, state)
-    expected = open_round(other, init_round(other, np.zeros(3)))
-    np.testing.assert_array_equal(found.expected_n, expected.expected_n)
 
 
 def test_without_a_memory_sums_of_other_weights_would_be_wrong() -> None:

@@ -44,7 +44,7 @@ class Moves(NamedTuple):
     population: Population  #: those who stay, in the order of ``stay_k``, then newcomers
     stay_k: IntArray  #: the indices of before of those who stay
     num_before: int
-    is_reweighted: bool = True  #: whether the clients' weights are other ones now
+    is_reweighted: bool = True  #: whether the clients' weights or costs are other ones now
 
     @property
     def num_newcomers(self) -> int:

@@ -79,7 +79,8 @@ class RoundState(NamedTuple):
     rest: Any = NO_REST
     #: how many rounds were left out, as those of an outage: the model is as if they had not been
     left_out: Annotated[int, Within("[0, round]")] = 0
-    #: a checksum of the clients' weights (``Plan.weights_crc``): its sums over clients are of these
+    #: a checksum of the clients' weights and costs (``Plan.weights_crc``): its sums over clients,
+    #: and what its sampler knows of them, are of these
     weights_crc: Annotated[int, Within("[0, 4294967295]")] = 0
     #: a checksum of what kinds of memories it has (``Plan.method_crc``)
     method_crc: Annotated[int, Within("[0, 4294967295]")] = 0
@@ -159,14 +160,13 @@ class Plan(WithRanges):
             part.check(self)
 
     @cached_property
-    def first_sampler(self) -> Any:
-        """The memory of the sampler before the first round."""
-        return self.sampler.init(self.population)
-
-    @cached_property
     def weights_crc(self) -> int:
-        """CRC-32 of the clients' weights: against mistakes, not against forgers."""
-        return zlib.crc32(np.ascontiguousarray(self.population.weight_m, np.float64).data)
+        """CRC-32 of the clients' weights and costs: against mistakes, not against forgers."""
+        found = 0
+        for column_m in (self.population.weight_m, self.population.cost_m):
+            if column_m is not None:
+                found = zlib.crc32(np.ascontiguousarray(column_m, np.float64).data, found)
+        return found
 
     @cached_property
     def method_crc(self) -> int:
@@ -367,12 +367,6 @@ class Plan(WithRanges):
         fresh = self.sampler.init(now)
         return state._replace(sampler=self.sampler.restored(state.sampler, fresh))
 
-    def up_to_date(self, state: RoundState) -> RoundState:
-        """The state with what its sampler knows of this plan's clients and options, such as costs:
-        the state may have begun with another plan.
-        """
-        return state._replace(sampler=self.sampler.restored(state.sampler, self.first_sampler))
-
     def select(self, round: int, mask_m: BoolArray | None) -> Cohort | None:
         """The cohort of a round in which a part selects in place of the sampler, or None."""
         cohorts = (part.select(self, round, mask_m) for part in self.parts)
@@ -491,8 +485,9 @@ def check_state(plan: Plan, state: RoundState) -> None:
         )
     if state.weights_crc != plan.weights_crc:
         raise DeltaflError(
-            "the plan's clients have other weights than the state's, to which all belongs that it "
-            "remembers of them: give its own plan, or go on with resize_state(plan, state)"
+            "the plan's clients have other weights than the state's, or other costs, to which all "
+            "belongs that it remembers of them: give its own plan, or go on with "
+            "resize_state(plan, state)"
         )
 
 

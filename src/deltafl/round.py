@@ -72,7 +72,7 @@ def blank_state(plan: Plan, params_d: Params) -> RoundState:
         round=0,
         params_d=params_d,
         parts={part.name: part.init(plan, params_d) for part in plan.parts},
-        sampler=plan.first_sampler,
+        sampler=plan.sampler.init(plan.population),
         control=control.init(plan.population, len(params_d)),
         selected_m=never(),
         responded_m=never(),
@@ -118,9 +118,7 @@ def open_round(
         absent = np.flatnonzero(~mask_m)
     elif not plan.sampler.accepts_no_mask:  # else m numbers are saved
         mask_m = np.ones(m, bool)
-    if cost_m is None:
-        state = plan.up_to_date(state)
-    else:
+    if cost_m is not None:
         now = plan.population.priced(cost_m)
         state = plan.priced(state, now)
     # A stream of its own for each round: one that is opened again, or after a restart, has the same

@@ -3,6 +3,7 @@ and what it refuses.
 """
 
 import runpy
+import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from deltafl import (
 )
 from deltafl.audit import check_control, check_sampler
 from deltafl.estimators.table import find_estimator
+from deltafl.moves import Moves
 from deltafl.types import Oracle
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "own_sampler.py"
@@ -177,6 +179,23 @@ class HiddenField(Faulty):
         return super().update(state, cohort, reports)
 
 
+class RandomInit(Faulty):
+    def init(self, population: Population) -> Any:
+        return OneState(np.random.default_rng().random(len(population.weight_m)))
+
+
+class ThroughTorch(Faulty):
+    """A tensor writes through a view that is read-only."""
+
+    def init(self, population: Population) -> Any:
+        torch = pytest.importorskip("torch")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            weight_m = torch.from_numpy(population.weight_m)
+        weight_m /= weight_m.max()
+        return OneState(weight_m.numpy().copy())
+
+
 class InADict(Faulty):
     """A dict with the same keys in all rounds is a state, too."""
 
@@ -250,6 +269,8 @@ def test_the_sound_ones_pass() -> None:
     [
         (ListState(), "the state is a list, not an array, nor a NamedTuple or a dict of arrays"),
         (ListInside(), "score_m in the state is a list, not an array"),
+        (RandomInit(), "init gives another state for the same population"),
+        (ThroughTorch(), "init changes the population in place"),
         (HiddenField(), "after later rounds open gives another cohort"),
         (Unrepeatable(), "update gives another state for the same state and reports"),
         (CountsTheSilent(), "clients that did not respond"),
@@ -352,8 +373,31 @@ class WritesInPlace(Last):
         return LastState(state.control_md, state.weight_m)
 
 
+class Follows(Last):
+    def resized(self, state: LastState, moves: Moves) -> LastState:
+        return LastState(moves.rows(state.control_md, 0.0), moves.population.weight_m)
+
+
+class KeepsItsWeights(Last):
+    """Sound until somebody joins or leaves."""
+
+    def resized(self, state: LastState, moves: Moves) -> LastState:
+        weight_m = moves.rows(state.weight_m, 0.0)
+        return LastState(moves.rows(state.control_md, 0.0), weight_m)
+
+
+class OfLabels(Last):
+    """Asks what else is known of clients."""
+
+    def init(self, population: Population, num_params: int) -> LastState:
+        assert population.aux_mq is not None and population.strata is not None
+        assert population.cost_m is not None
+        return super().init(population, num_params)
+
+
 def test_sound_control_variates_pass() -> None:
-    check_control(Last())
+    for sound in (Last(), Follows(), OfLabels()):
+        check_control(sound)
     for name in ESTIMATORS:
         check_control(find_estimator(name).control)
 
@@ -365,6 +409,7 @@ def test_sound_control_variates_pass() -> None:
         (SumOfDrawn(), "total_d depends on which clients were drawn"),
         (RowsOfDraw(), "rows of clients depend on who else was drawn"),
         (WritesInPlace(), "update changes the state in place"),
+        (KeepsItsWeights(), "total_d is not the sum of w_j c_j"),
     ],
 )
 def test_control_variates_that_bias_an_estimate_are_found(

@@ -1,5 +1,6 @@
 """Cohorts by strata: exact probabilities and variances, the clients of each, what is refused."""
 
+from dataclasses import dataclass
 from itertools import product
 from math import comb
 from typing import Any
@@ -20,12 +21,15 @@ from conftest import (
     same_tree,
 )
 from deltafl import (
+    Cohort,
     DeltaflError,
     Plan,
     Population,
     RoundInfo,
     RoundState,
+    Sampler,
     close_round,
+    draw_cohort,
     init_round,
     make_plan,
     open_round,
@@ -450,3 +454,23 @@ def test_every_sampler_draws_in_strata() -> None:
         state = init_round(plan, np.zeros(3))
         cohort = open_round(plan, state, oracle=make_problem(SIZES).oracle)
         assert len({*cohort.stratum_n}) == (3 if setting == "at_least=1" else 2)
+
+
+@dataclass(frozen=True)
+class Coins(Sampler):
+    """A user's sampler that throws a coin for each client."""
+
+    unbiased: bool = True
+
+    def open(self, state: Any, available_m: Any, n: int, rng: Any, oracle: Any = None) -> Cohort:
+        score_m = np.ones(len(available_m))
+        return draw_cohort(score_m, n, "poisson", rng, available_m)
+
+
+@pytest.mark.parametrize("options", [{"at_least": 1}, {"stages": 2}])
+def test_a_sampler_of_random_size_keeps_no_number_of_each_stratum(options: dict[str, Any]) -> None:
+    population = Population.from_sizes([3] * 8, strata=["a", "b"] * 4)
+    plan = make_plan(Coins(), population, n=4, **options)
+    state = init_round(plan, np.zeros(2))
+    with pytest.raises(DeltaflError, match="Coins draws a random number of clients"):
+        open_round(plan, state)

@@ -146,6 +146,20 @@ def _parts(method: str) -> _Method:
     )
 
 
+def _check_answers(**answers: object) -> None:
+    for name, answer in answers.items():
+        # "no" would count as yes.
+        if not isinstance(answer, bool):
+            raise DeltaflError(f"{name} is {answer!r}; write True, or False")
+
+
+def _check_counts(**counts: object) -> None:
+    for name, number in counts.items():
+        is_whole = isinstance(number, int) and not isinstance(number, bool)
+        if number is not None and not (is_whole and is_in(number, "[1, inf)")):
+            raise DeltaflError(f"{name} is {number!r}; write a whole number >= 1, or leave it out")
+
+
 def recommend(
     *,
     unequal_sizes: bool | None = None,
@@ -182,9 +196,8 @@ def recommend(
         >>> recommend(model="linear").settings
         '+average=0.5+scaffold+server_lr=2.0'
     """
-    for name, number in {"clients": clients, "parameters": parameters}.items():
-        if number is not None and not is_in(number, "[1, inf)"):
-            raise DeltaflError(f"{name} is {number!r}; write a whole number >= 1, or leave it out")
+    _check_answers(labels=labels, census=census, memory=memory, reachable=reachable)
+    _check_counts(clients=clients, parameters=parameters)
     if model not in SUITED:
         raise DeltaflError(f"model is {model!r}; write 'linear' or 'cnn', or leave it out")
     allowed = [labels, census, memory, reachable]

@@ -65,8 +65,12 @@ def check_sampler(
     # Such as shares of three labels.
     aux_mc = stream(seed, "audit", 5).dirichlet(np.ones(3), size=num_clients)
     sizes_m = np.linspace(10, 50, num_clients).astype(int)
-    # What is written in place raises at its own line.
-    state = sampler.init(locked(Population.from_sizes(sizes_m, aux=aux_mc)))
+    # What is written in place raises at its own line, but torch's tensors write through.
+    population = locked(Population.from_sizes(sizes_m, aux=aux_mc))
+    known = deepcopy(population)
+    state = sampler.init(population)
+    require(same(known, population), "init changes the population in place")
+    require(same(state, sampler.init(known)), "init gives another state for the same population")
     _check_state(state)
 
     def opened(available_m: BoolArray, round: int) -> Cohort:

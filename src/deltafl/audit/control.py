@@ -2,6 +2,7 @@
 draw.
 """
 
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from ..designs.inclusion import check_cohort_size
 from ..estimators.control_variates import ControlVariate
+from ..moves import CannotResizeError, Moves
 from ..plan import Plan
 from ..round import close_round, init_round, open_round
 from ..samplers.fixed import Fixed
@@ -30,7 +32,9 @@ def check_control(
 
     Rounds with clients of very unequal weights are played, some of whom do not reply. In each: the
     total is that of the rows of all clients, and it and the rows of any clients are the same
-    whoever is asked for; nothing is changed in place, and the same replies give the same state.
+    whoever is asked for; nothing is changed in place, and the same replies give the same state. In
+    the end a client leaves, two join and all weights change: if the state can follow, its total
+    does. Of each client the shares of three labels are known, its stratum and what it costs.
 
     Raises:
         AssertionError: With one sentence on what is wrong.
@@ -38,12 +42,11 @@ def check_control(
     """
     check_work(num_clients, 1)
     check_cohort_size(n, num_clients)
-    population = Population.from_sizes(np.linspace(10, 500, num_clients).astype(int))
-    plan = Plan(population, Fixed(), n, estimator=control)
+    plan = Plan(_clients(num_clients, 500, seed), Fixed(), n, estimator=control)
     state = init_round(plan, np.zeros(num_params))
     for round in range(4):
         rng = stream(seed, "audit", round, 2)
-        _check_value(control, state.control, population, rng)
+        _check_value(control, state.control, plan.population, rng)
         cohort = open_round(plan, state)
         replies = [
             update_d if rng.random() < 0.7 else None
@@ -58,6 +61,21 @@ def check_control(
             "update gives another state for the same state and replies",
         )
         state = following
+    others = _clients(num_clients + 1, 90, seed)
+    with suppress(CannotResizeError):
+        moves = Moves(others, np.arange(1, num_clients), num_clients)
+        moved = control.resized(state.control, moves)
+        _check_value(control, moved, others, stream(seed, "audit", 9, 2))
+
+
+def _clients(count: int, largest: int, seed: int) -> Population:
+    """Clients of very unequal sizes, with all that may be known of them."""
+    return Population.from_sizes(
+        np.linspace(10, largest, count).astype(int),
+        aux=stream(seed, "audit", 5).dirichlet(np.ones(3), size=count),
+        strata=["north", "south"] * (count // 2) + ["south"] * (count % 2),
+        cost=np.linspace(1, 3, count),
+    )
 
 
 def _check_value(control: ControlVariate, state: Any, population: Population, rng: Rng) -> None:

@@ -15,7 +15,7 @@ from ..audit.control import check_control
 from ..audit.methods import AuditRow, KnownUpdates, Subject
 from ..audit.methods import audit as audit_methods
 from ..audit.mse_bounds import least_mse
-from ..errors import DeltaflError, in_one_line
+from ..errors import OWN_ERRORS, DeltaflError, in_one_line, log
 from ..estimators.table import find_estimator
 from ..samplers.base import RunFacts
 from ..samplers.label import base_name, make_sampler, parse_label, split_labels
@@ -189,6 +189,9 @@ def _check_own_control(estimator: str) -> None:
         raise DeltaflError(
             f"{estimator}: {error} ({_UNEQUAL}; see docs/how-to/add-a-control-variate.md)"
         ) from error
+    # It may need what these clients lack, such as ten labels: the audit itself uses it, too.
+    except OWN_ERRORS as error:
+        log.info(f"{estimator} is not tried {_UNEQUAL}: {in_one_line(error)}")
 
 
 def _table(sampler: str, rows: Sequence[AuditRow], least: float) -> NarrowTable:

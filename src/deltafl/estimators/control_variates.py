@@ -153,7 +153,7 @@ class ControlVariate(WithRanges, ABC):
         if moves.is_reweighted:
             raise CannotResizeError(
                 f"{type(self).__name__} does not say what becomes of its state when the clients' "
-                "weights change: define resized, see docs/how-to/add-a-control-variate.md"
+                "weights or costs change: define resized, see docs/how-to/add-a-control-variate.md"
             )
         return state
 

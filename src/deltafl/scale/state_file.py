@@ -84,7 +84,7 @@ def owner(plan: Plan) -> dict[str, str]:
         aux = _checksum(population.aux_mq, np.float64)
     return {
         "clients": str(population.num_clients),
-        "weight_m": f"{population.num_clients}:{plan.weights_crc:08x}",
+        "weight_m": _checksum(population.weight_m, np.float64),
         "num_examples_m": _checksum(population.num_examples_m, np.int64),
         "aux_mq": aux,
         "sampler": written(plan.sampler),

@@ -139,7 +139,14 @@ class ByStrata(ServerPart):
         def draw_some(member_k: IntArray, quota: int) -> Cohort:
             there_m = np.zeros(len(code_m), bool)
             there_m[member_k] = True
-            return drawing.open(there_m, quota)
+            drawn = drawing.open(there_m, quota)
+            # Of a sampler of the user's this shows only now.
+            if drawn.kind == "poisson":
+                raise DeltaflError(
+                    f"{type(drawing.sampler).__name__} draws a random number of clients, and "
+                    f"{self._written} fixes that of each stratum: leave it out"
+                )
+            return drawn
 
         if not self.stages:
             # More than n where something else sizes cohorts, or new strata have joined.
