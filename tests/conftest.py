@@ -34,6 +34,7 @@ from deltafl import (
     stream,
 )
 from deltafl.designs.exact import every_cohort
+from deltafl.errors import log
 from deltafl.samplers.base import State
 from deltafl.server.optimizers import ServerOptimizer
 from deltafl.server.part import Step
@@ -62,6 +63,18 @@ settings.register_profile("repeatable", settings.get_profile("thorough"), max_ex
 def pytest_configure(config: pytest.Config) -> None:
     """Play fewer examples of a property in make test than the hundred that are usual."""
     settings.load_profile("thorough" if config.getoption("--thorough") else "repeatable")
+
+
+@pytest.fixture(autouse=True)
+def _the_log_is_as_before() -> Iterator[None]:
+    """A command shows the log itself, so that nothing of it would reach the next test's capture."""
+    propagate = log.propagate
+    level = log.level
+    handlers = [*log.handlers]
+    yield
+    log.propagate = propagate
+    log.setLevel(level)
+    log.handlers[:] = handlers
 
 
 @pytest.fixture(autouse=True)
