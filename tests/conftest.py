@@ -10,6 +10,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import combinations, product
 from math import comb
 from pathlib import Path
@@ -21,6 +22,8 @@ from hypothesis import HealthCheck, settings
 
 from deltafl import (
     Cohort,
+    ControlValue,
+    ControlVariate,
     KnownUpdates,
     Oracle,
     Plan,
@@ -34,12 +37,12 @@ from deltafl import (
     stream,
 )
 from deltafl.designs.exact import every_cohort
-from deltafl.errors import log
 from deltafl.samplers.base import State
 from deltafl.server.optimizers import ServerOptimizer
 from deltafl.server.part import Step
 from deltafl.store.files import write_atomically
 from deltafl.types import FloatArray, IntArray, Params, Replies
+from tools.logs import log_as_before
 
 # Some tests press Ctrl-C in a program they start, which would inherit that the shell of a
 # background job ignores it.
@@ -67,14 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _the_log_is_as_before() -> Iterator[None]:
-    """A command shows the log itself, so that nothing of it would reach the next test's capture."""
-    propagate = log.propagate
-    level = log.level
-    handlers = [*log.handlers]
-    yield
-    log.propagate = propagate
-    log.setLevel(level)
-    log.handlers[:] = handlers
+    with log_as_before():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -175,6 +172,31 @@ class Recorder(ServerOptimizer):
 
     def move(self, own: Recorded, step: Step) -> tuple[Params, Recorded]:
         return step.params_d, Recorded(step.delta_d)
+
+
+class LastState(NamedTuple):
+    control_md: FloatArray
+    weight_m: FloatArray
+
+
+@dataclass(frozen=True)
+class LastUpdates(ControlVariate):
+    """A user's control variate, sound but for where clients join, leave or change: it does not say
+    what becomes of its state.
+    """
+
+    def init(self, population: Population, num_params: int) -> LastState:
+        return LastState(np.zeros((population.num_clients, num_params)), population.weight_m)
+
+    def value(self, state: LastState, client_n: IntArray) -> ControlValue:
+        return ControlValue(state.weight_m @ state.control_md, state.control_md[client_n])
+
+    def update(
+        self, state: LastState, population: Population, replies: Replies, update_nd: Params
+    ) -> LastState:
+        control_md = state.control_md.copy()
+        control_md[replies.client_n] = update_nd
+        return state._replace(control_md=control_md)
 
 
 class Problem(NamedTuple):

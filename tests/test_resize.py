@@ -1,17 +1,15 @@
 """Own loops in which clients join, leave or change: the next estimate is that of who is here now."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
-from conftest import Problem, Recorder, make_problem, mean_estimate, play
+from conftest import LastUpdates, Problem, Recorder, make_problem, mean_estimate, play
 from deltafl import (
-    ControlValue,
-    ControlVariate,
     DeltaflError,
     Plan,
     Population,
@@ -23,7 +21,6 @@ from deltafl import (
 )
 from deltafl.moves import CannotResizeError
 from deltafl.scale.rows import RowFormat
-from deltafl.types import FloatArray, IntArray, Params, Replies
 
 LABELS = [
     *("uniform", "pracdelta", "fedvarp", "innovation@local-pivotal", "balanced"),
@@ -81,29 +78,6 @@ def test_who_is_described_jointly_keeps_its_place() -> None:
     state = play(before, init_round(before, np.zeros(3)), [BEFORE] * 4)
     with pytest.raises(CannotResizeError, match="or take another place"):
         resize_state(plan_of("clustered-sampling-2", REVERSED), state, [5, 4, 3, 2, 1, 0])
-
-
-class LastState(NamedTuple):
-    control_md: FloatArray
-    weight_m: FloatArray
-
-
-@dataclass(frozen=True)
-class LastUpdates(ControlVariate):
-    """A user's control variate that does not say what becomes of its state."""
-
-    def init(self, population: Population, num_params: int) -> LastState:
-        return LastState(np.zeros((population.num_clients, num_params)), population.weight_m)
-
-    def value(self, state: LastState, client_n: IntArray) -> ControlValue:
-        return ControlValue(state.weight_m @ state.control_md, state.control_md[client_n])
-
-    def update(
-        self, state: LastState, population: Population, replies: Replies, update_nd: Params
-    ) -> LastState:
-        control_md = state.control_md.copy()
-        control_md[replies.client_n] = update_nd
-        return state._replace(control_md=control_md)
 
 
 def test_a_control_variate_that_says_nothing_of_other_weights_is_refused() -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from conftest import make_problem
+from conftest import LastState, LastUpdates, make_problem
 from deltafl import (
     ESTIMATORS,
     SAMPLERS,
@@ -326,40 +326,19 @@ def test_nobody_writes_into_what_it_is_given(sampler: Sampler) -> None:
     assert population.weight_m[3] == pytest.approx(300 / 330)
 
 
-class LastState(NamedTuple):
-    control_md: Any
-    weight_m: Any
-
-
-@dataclass(frozen=True)
-class Last(ControlVariate):
-    """A sound one: the last update of each client."""
-
-    def init(self, population: Population, num_params: int) -> LastState:
-        return LastState(np.zeros((population.num_clients, num_params)), population.weight_m)
-
-    def value(self, state: LastState, client_n: Any) -> ControlValue:
-        return ControlValue(state.weight_m @ state.control_md, state.control_md[client_n])
-
-    def update(self, state: Any, population: Any, replies: Any, update_nd: Any) -> LastState:
-        control_md = state.control_md.copy()
-        control_md[replies.client_n] = update_nd
-        return LastState(control_md, state.weight_m)
-
-
-class ForgetsWeights(Last):
+class ForgetsWeights(LastUpdates):
     def value(self, state: LastState, client_n: Any) -> ControlValue:
         return ControlValue(state.control_md.mean(axis=0), state.control_md[client_n])
 
 
-class SumOfDrawn(Last):
+class SumOfDrawn(LastUpdates):
     def value(self, state: LastState, client_n: Any) -> ControlValue:
         weight_n = state.weight_m[client_n]
         total_d = weight_n @ state.control_md[client_n] / weight_n.sum()
         return ControlValue(total_d, state.control_md[client_n])
 
 
-class RowsOfDraw(Last):
+class RowsOfDraw(LastUpdates):
     def value(self, state: LastState, client_n: Any) -> ControlValue:
         control_nd = state.control_md[client_n]
         if len(control_nd) < len(state.weight_m):
@@ -367,18 +346,18 @@ class RowsOfDraw(Last):
         return ControlValue(state.weight_m @ state.control_md, control_nd)
 
 
-class WritesInPlace(Last):
+class WritesInPlace(LastUpdates):
     def update(self, state: Any, population: Any, replies: Any, update_nd: Any) -> LastState:
         state.control_md[replies.client_n] = update_nd
         return LastState(state.control_md, state.weight_m)
 
 
-class Follows(Last):
+class Follows(LastUpdates):
     def resized(self, state: LastState, moves: Moves) -> LastState:
         return LastState(moves.rows(state.control_md, 0.0), moves.population.weight_m)
 
 
-class KeepsItsWeights(Last):
+class KeepsItsWeights(LastUpdates):
     """Sound until somebody joins or leaves."""
 
     def resized(self, state: LastState, moves: Moves) -> LastState:
@@ -386,7 +365,7 @@ class KeepsItsWeights(Last):
         return LastState(moves.rows(state.control_md, 0.0), weight_m)
 
 
-class OfLabels(Last):
+class OfLabels(LastUpdates):
     """Asks what else is known of clients."""
 
     def init(self, population: Population, num_params: int) -> LastState:
@@ -396,7 +375,7 @@ class OfLabels(Last):
 
 
 def test_sound_control_variates_pass() -> None:
-    for sound in (Last(), Follows(), OfLabels()):
+    for sound in (LastUpdates(), Follows(), OfLabels()):
         check_control(sound)
     for name in ESTIMATORS:
         check_control(find_estimator(name).control)

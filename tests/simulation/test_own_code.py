@@ -486,7 +486,6 @@ import numpy as np
 from torch import nn
 import deltafl
 from deltafl.tasks import Dataset, Task
-from deltafl.tasks.losses import cross_entropy
 x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
 y = (x[:, 0] > 0).astype(np.int64)
 WIDTH = 3
@@ -615,7 +614,6 @@ LOGGING = """
 import numpy as np
 from torch import Generator, nn, rand
 from deltafl.tasks import Dataset, Task
-from deltafl.tasks.losses import cross_entropy
 seen = []
 generator = Generator().manual_seed(0)
 x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)

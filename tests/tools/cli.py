@@ -1,7 +1,6 @@
 """The command line, as a program of its own or in this process."""
 
 import io
-import logging
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 from deltafl.cli.main import app, run_app
+from tools.logs import log_as_before
 
 Done = subprocess.CompletedProcess[str]
 
@@ -32,23 +32,15 @@ def deltafl_here(*arguments: str, cwd: Path, columns: int = 100, **environment: 
 
     What is no sentence for a person is raised here, instead of a traceback in ``stderr``.
     """
-    logger = logging.getLogger("deltafl")
     out = io.StringIO()
     err = io.StringIO()
     code = 0
-    handlers = [*logger.handlers]
-    level = logger.level
-    propagate = logger.propagate
     environ = mock.patch.dict(os.environ, _environment(columns, environment))
-    with chdir(cwd), environ, redirect_stdout(out), redirect_stderr(err):
+    with chdir(cwd), environ, redirect_stdout(out), redirect_stderr(err), log_as_before():
         try:
             run_app(app, list(arguments), "deltafl")
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        finally:
-            logger.handlers[:] = handlers
-            logger.propagate = propagate
-            logger.setLevel(level)  # which also forgets what was enabled
     return Done(arguments, code, out.getvalue(), err.getvalue())
 
 

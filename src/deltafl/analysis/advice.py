@@ -208,9 +208,11 @@ class Advice(NamedTuple):
 
 def _of_metric(judge: Judge, found: Interval) -> Interval:
     """A share of the metric, where it is one of ``goodness``."""
-    mean, *ends = (None if part is None else float(goodness(judge, part)) for part in found)
-    low, high = ends if judge.higher else reversed(ends)
-    return Interval(float(mean or 0.0), low, high)
+    if judge.higher:
+        return found
+    # What was the lower end is the higher one.
+    ends = (None if end is None else goodness(judge, end) for end in (found.high, found.low))
+    return Interval(goodness(judge, found.mean), *ends)
 
 
 def _number(found: Interval, digits: int = 0) -> str:

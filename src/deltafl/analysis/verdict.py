@@ -379,10 +379,11 @@ def _what_is_missing(summary: Summary) -> Iterator[str]:
 
 def _why_no_gap(summary: Summary) -> str:
     seeds = {entry.sampler: entry.seeds for entry in summary.samplers}
-    ends = [find_label(name, list(seeds)) for name in ("full", "uniform")]
-    both = pairs(*(seeds[str(label)] for label in ends)) if None not in ends else []
-    if None in ends:
+    full = find_label("full", list(seeds))
+    uniform = find_label("uniform", list(seeds))
+    if full is None or uniform is None:
         return "it needs one row of full and one of uniform, and there are several"
+    both = pairs(seeds[full], seeds[uniform])
     if not both:
         return "full and uniform have no seed in common"
     if any(run.area is None for pair in both for run in pair):

@@ -62,11 +62,8 @@ def check_sampler(
         oracle = None
     check_work(num_clients, draws)
     check_cohort_size(n, num_clients)
-    # Such as shares of three labels.
-    aux_mc = stream(seed, "audit", 5).dirichlet(np.ones(3), size=num_clients)
-    sizes_m = np.linspace(10, 50, num_clients).astype(int)
     # What is written in place raises at its own line, but torch's tensors write through.
-    population = locked(Population.from_sizes(sizes_m, aux=aux_mc))
+    population = locked(unequal_clients(num_clients, 50, seed))
     known = deepcopy(population)
     state = sampler.init(population)
     require(same(known, population), "init changes the population in place")
@@ -134,6 +131,18 @@ def check_sampler(
                 available_m,
                 n,
             )
+
+
+def unequal_clients(count: int, largest: int, seed: int, **known: Any) -> Population:
+    """Clients with 10 to ``largest`` examples, of each the shares of three labels, and what else is
+    ``known``.
+    """
+    aux_mc = stream(seed, "audit", 5).dirichlet(np.ones(3), size=count)
+    return Population.from_sizes(
+        np.linspace(10, largest, count).astype(int),
+        aux=aux_mc,
+        **known,
+    )
 
 
 def check_work(num_clients: Any, draws: Any) -> None:

@@ -16,7 +16,7 @@ from ..round import close_round, init_round, open_round
 from ..samplers.fixed import Fixed
 from ..streams import stream
 from ..types import Population, Rng
-from .conformance import check_work, require, same
+from .conformance import check_work, require, same, unequal_clients
 
 
 def check_control(
@@ -70,9 +70,10 @@ def check_control(
 
 def _clients(count: int, largest: int, seed: int) -> Population:
     """Clients of very unequal sizes, with all that may be known of them."""
-    return Population.from_sizes(
-        np.linspace(10, largest, count).astype(int),
-        aux=stream(seed, "audit", 5).dirichlet(np.ones(3), size=count),
+    return unequal_clients(
+        count,
+        largest,
+        seed,
         strata=["north", "south"] * (count // 2) + ["south"] * (count % 2),
         cost=np.linspace(1, 3, count),
     )

@@ -98,12 +98,14 @@ def audit(ctx: typer.Context) -> None:
     facts = settings.run_facts(population, subject.num_classes or None)
     rows = list[AuditRow]()
     left_out = list[str]()
+    tried = set[str]()
     # Each table is shown as soon as it is known.
     for label in labels or SAMPLERS:
         _check_own(label, facts)
         with own_code_explained(settings.task, [label, *(estimators or ())]):
-            for estimator in (parse_label(label).estimator, *(estimators or ())):
+            for estimator in {parse_label(label).estimator, *(estimators or ())} - tried:
                 _check_own_control(estimator)
+                tried.add(estimator)
             audited = audit_methods(
                 subject,
                 [label],

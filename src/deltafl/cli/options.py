@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 
 from ..errors import DeltaflError, log, near_names
 from ..server.table import IN_TEXT, ROW_OF
-from ..simulation.directory import RunDirectory, new_folder, recorded_settings
+from ..simulation.directory import RunDirectory, began_by, new_folder, recorded_settings
 from ..simulation.own_code import where_it_began
 from ..simulation.settings import (
     TASK_DEFAULTS,
@@ -93,10 +93,6 @@ HelpAll = Annotated[
         help="show all options",
     ),
 ]
-
-
-#: Which command began what a folder holds, by the first of these that is among its settings.
-_BEGAN = {"tuning_seeds": "tune", "goal": "plan", "sampler": "run", "samplers": "compare"}
 
 
 #: What people give where they go on: of a new run, these alone do not say what it is.
@@ -291,13 +287,11 @@ def settings_from(kind: type[AnySettings], asked: Given) -> AnySettings:
         settings = make_settings(kind, given, asked.config)
         refuse_ignored(settings, given)
         return settings
-    # A folder of ``tune`` has samplers, too: the first key that is there decides.
-    began = [command for key, command in _BEGAN.items() if key in recorded]
-    mine = [command for key, command in _BEGAN.items() if key in kind.model_fields]
-    if began[:1] not in ([], mine[:1]):
+    began = began_by(recorded)
+    if began not in (None, began_by(kind.model_fields)):
         raise DeltaflError(
-            f"{out} holds what deltafl {began[0]} began; go on with: deltafl {began[0]} --resume "
-            f"--out {quote(str(out))}, or choose another --out"
+            f"{out} holds what deltafl {began} began; go on with: deltafl {began} --resume --out "
+            f"{quote(str(out))}, or choose another --out"
         )
     grows = UNION & kind.model_fields.keys() and (UNION | {"rounds"}) & given.keys()
     if not asked.resume and not grows:

@@ -28,7 +28,7 @@ from ..store.files import below, make_folder
 from ..store.own_python import OwnCodeError, only
 from ..tasks.own import OWN_DEFAULTS, is_own, is_table, short_name
 from ..types import AnyPath, Json
-from .directory import COMPARED, RunDirectory, recorded_settings
+from .directory import COMPARED, RunDirectory, began_by, recorded_settings
 from .own_code import require_one_code, require_same_model
 from .provenance import environment
 from .record import OF_CLIENTS, OF_RUNS, OF_SUMMARY, Job, read_run
@@ -385,7 +385,7 @@ def _opened(folder: Path) -> _Runs:
             seeds=(run.seed,),
         )
         places = [(RunDirectory(folder), run)]
-    elif not {"tuning_seeds", "goal"}.isdisjoint(recorded):
+    elif began_by(recorded) in ("tune", "plan"):
         raise DeltaflError(
             f"{folder} holds runs of deltafl tune or plan, which are no comparison; of deltafl "
             f"tune, name {folder / COMPARED}"

@@ -25,7 +25,7 @@ run, is refused. Checkpoints and memories are for their owner alone (0600).
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from itertools import chain, count
@@ -69,6 +69,9 @@ CENSUS = "census.safetensors"
 CLIENTS = "clients.json"
 _FIXED = ("environment.json", "engine.json", CENSUS)
 SUSPECT = "suspect.safetensors"
+#: Which command began what a folder holds, by the first of these that is among its settings: a
+#: folder of ``tune`` has samplers, too.
+_BEGAN = {"tuning_seeds": "tune", "goal": "plan", "sampler": "run", "samplers": "compare"}
 #: Within a folder of ``deltafl tune``: the comparison with the rates found.
 COMPARED = "comparison"
 
@@ -139,6 +142,11 @@ def recorded_settings(path: Path) -> Json | None:
     found = read_toml(config)
     checked(Names, found, str(config), "put it right, or choose another folder")
     return found
+
+
+def began_by(settings: Collection[str]) -> str | None:
+    """The command that began a folder with such settings; None if they are of none."""
+    return next((command for key, command in _BEGAN.items() if key in settings), None)
 
 
 class StopRun(Exception):

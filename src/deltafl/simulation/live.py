@@ -18,7 +18,7 @@ from ..federation.saved import FILES
 from ..store.files import below
 from ..store.values import checked
 from ..types import NO_REPLY, Array, Json, Judge, judge_of
-from .directory import COMPARED, recorded_settings
+from .directory import COMPARED, began_by, recorded_settings
 from .foreseen import Foreseen, Row, Use
 from .record import first_judge
 from .seen import COUNTS, CURE, Seen, Settings, run_at, settings_at, state_at
@@ -55,10 +55,10 @@ def picture(place: Path, foreseen: Foreseen | None = None) -> Picture:
             f"{place} holds no run, comparison or federation: name the --out of deltafl run or "
             "compare, the state_path of a federation, or a file of save_state"
         )
-    compared = place / COMPARED
-    if "tuning_seeds" in found and compared.is_dir():
-        return picture(compared, foreseen)
-    if "tuning_seeds" in found:
+    if began_by(found) == "tune":
+        compared = place / COMPARED
+        if compared.is_dir():
+            return picture(compared, foreseen)
         raise DeltaflError(
             f"{place} holds the tuning runs of deltafl tune, which shows their progress itself: "
             f"watch {compared} once it is there"

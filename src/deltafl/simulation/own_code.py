@@ -89,9 +89,9 @@ def _recorded_metric(name: str) -> str:
     """A metric of a record; a function that another process had is unknown, and settings that
     differ are refused.
     """
-    if ".py:" in name:
+    if ".py:" in name or is_of_library(name):
         return name
-    return name if is_of_library(name) else Named(name, Metric(name, lambda *_: 0.0))
+    return Named(name, Metric(name, lambda *_: 0.0))
 
 
 def with_object(label: str, classes: Json) -> str:

@@ -245,8 +245,9 @@ class TuneSettings(CompareSettings):
             raise DeltaflError(
                 "rates are what tuning finds; leave them out, or write: deltafl compare"
             )
+        tuned = self.grids()
         for label in self.samplers:
-            refuse_twice(label, self.grids(), "is what tuning is to find")
+            refuse_twice(label, tuned, "is what tuning is to find")
 
     def grids(self) -> dict[str, Grid]:
         """The grids by the setting that they are of; the second is searched with the rates of
