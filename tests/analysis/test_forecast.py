@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deltafl import DeltaflError, Population, make_plan, plan_for
 from deltafl.analysis import Prices, Run, used
@@ -32,6 +34,19 @@ def test_a_short_run_is_continued_at_its_pace_beside_full_participation() -> Non
     short = Trial("slow", 5, [course(4.0, 12), course(6.0, 12)])
     # ``full`` reaches the goal after 7 and 10 rounds, in whole ones, and the pace is a fourth.
     np.testing.assert_allclose(short.rounds_to(GOAL, FULL), [28, 40], rtol=0.05)
+
+
+@given(factor=st.floats(1e-3, 1e3), shift=st.floats(-1e3, 1e3))
+def test_of_other_metrics_neither_unit_nor_zero_counts(factor: float, shift: float) -> None:
+    def other(course: Course) -> Course:
+        best_r = factor * course.best_r + shift
+        return Course(best_r, course.used_rk, float(best_r[0]))
+
+    full = [other(each) for each in FULL]
+    short = Trial("slow", 5, [other(course(4.0, 12)), other(course(6.0, 12))])
+    found = short.rounds_to(factor * GOAL + shift, full)
+    # As by the share, of which the first round's 6 % are the beginning here.
+    np.testing.assert_allclose(found, [28, 40], rtol=0.05)
 
 
 def test_nothing_is_said_of_runs_that_have_learnt_nothing_or_are_too_short() -> None:
@@ -131,9 +146,10 @@ def test_a_run_costs_what_it_used() -> None:
     dear = run._replace(cost_r=np.array([50.0, 70.0]))
     assert used(dear)[:, [0, 5]].tolist() == [[50, 10], [70, 20]]
     assert Prices(training=2.0).spent(used(dear)).tolist() == [100, 140]
-    # Where lower is better, the rest to 1 is compared; a missing value is no progress.
+    # Where lower is better, its negative is compared; a missing value is no progress.
     lost = run._replace(metric="loss", loss_r=np.array([0.25, np.nan]))
-    assert Course.of(lost, 2).best_r.tolist() == [0.75, 0.75]
+    assert Course.of(lost, 2).best_r.tolist() == [-0.25, -0.25]
+    assert Course.of(lost, 2).origin == -0.25
 
 
 def test_the_answers_to_a_census_tell_errors_alone() -> None:

@@ -124,7 +124,7 @@ def test_without_a_task_it_recommends(tmp_path: Path) -> None:
         (("--cohorts", "40"), "12 clients"),
         (("--samplers", "uniform+sample=3"), "leave +sample out"),
         (("--samplers", "full+average=0.5"), "asks everybody, whatever n is"),
-        (("--metric", "loss"), "share"),
+        (("--metric", "log_loss", "--goal", "-1"), "cannot be reached"),
         (("--lr-schedule", "cosine"), "which a plan is to find"),
         (("--goal", "0.99", "--rounds", "2"), "cannot be reached"),
     ],

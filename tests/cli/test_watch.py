@@ -88,6 +88,16 @@ def test_a_comparison_is_over_when_all_of_its_runs_are(tmp_path: Path) -> None:
     assert "uniform-seed0: Stopped in round 2: enough." in shown.remarks
     (tmp_path / "runs" / "full-seed0" / "rounds.jsonl").unlink()
     assert not picture(tmp_path).is_over
+    # A damaged run does not hide the others, whatever is damaged.
+    damaged = tmp_path / "runs" / "uniform-seed0"
+    for name in ("config.toml", "rounds.jsonl", "checkpoint.safetensors"):
+        (damaged / name).write_bytes(b"[[[[\n")
+        shown = picture(tmp_path)
+        assert not shown.is_over and [row[0] for row in shown.rows] == [
+            "full-seed0",
+            "uniform-seed0",
+        ]
+        assert any(text.startswith("uniform-seed0: Cannot be read: ") for text in shown.remarks)
 
 
 @pytest.mark.parametrize("name", ["state", "state/federation.safetensors"])

@@ -332,6 +332,9 @@ def test_a_run_that_two_processes_played_never_becomes_a_record(job: Job, tmp_pa
     reseal(directory.path)
     with pytest.raises(DeltaflError, match="does not hold every round once and in order"):
         record_of(job, directory, task_of(job.settings))
+    (directory.path / "timings.jsonl").unlink()
+    with pytest.raises(DeltaflError, match=r"timings.jsonl is not there: delete this run's folder"):
+        record_of(job, directory, task_of(job.settings))
 
 
 def test_packed_records_are_found_and_a_loose_one_wins(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from ..errors import DeltaflError
 from ..estimators.two_bits import BLOCK, code_length, decode
 from ..plan import make_plan
 from ..round import init_round
-from ..types import Judge, Population
+from ..types import ACCURACY, Judge, Population
 from .forecast import Curve, Forecast, cost_ratio, goodness
 from .prices import Prices
 from .statistics import Interval
@@ -54,6 +54,8 @@ class Advice(NamedTuple):
     course: Sequence[tuple[int, Interval]] = ()
     #: methods that do not get to the goal
     failing: Sequence[str] = ()
+    #: the metric of the goal
+    judge: Judge = ACCURACY
 
     @classmethod
     def of(
@@ -73,7 +75,7 @@ class Advice(NamedTuple):
         failing = [name for name in by_name if name not in best]
         tried = [curve.at(trial.n) for curve in curves for trial in curve.trials]
         if not ranked:
-            return cls(goal, prices, budget, rows, failing=failing)
+            return cls(goal, prices, budget, rows, failing=failing, judge=judge)
         first = ranked[0]
         curve = by_name[first.method]
         ratio = None
@@ -82,9 +84,8 @@ class Advice(NamedTuple):
         round_r = sorted({max(1, round(part * first.rounds.mean / 4)) for part in range(1, 5)})
         # A course at four moments is enough to see where gains end.
         values = curve.accuracy(first.n, np.array(round_r))
-        shares = [_of_metric(judge, value) for value in values]
-        course = [*zip(round_r, shares, strict=True)]
-        return cls(goal, prices, budget, rows, ranked, tried, ratio, course, failing)
+        course = [(at, _of_metric(judge, value)) for at, value in zip(round_r, values, strict=True)]
+        return cls(goal, prices, budget, rows, ranked, tried, ratio, course, failing, judge)
 
     @classmethod
     def of_census(cls, population: Population, methods: Sequence[str]) -> Self:
@@ -131,7 +132,9 @@ class Advice(NamedTuple):
                 "What clients answered to a census tells the variance of an estimate, and not how\n"
                 "accuracy rises: for rounds and cost, plan with a task (--task)."
             )
-        goal = f"{100 * self.goal:g} %"
+        goal = f"{self.judge.heading} {self.goal:g}"
+        if self.judge.share:
+            goal = f"{100 * self.goal:g} %"
         if not self.forecasts:
             return f"No method under consideration comes to {goal} in the pilot; try more --rounds."
         first = self.forecasts[0]
@@ -177,9 +180,13 @@ class Advice(NamedTuple):
     def _course(self) -> str:
         if not self.course:
             return ""
-        values = [f"round {at}: {_share(value)}" for at, value in self.course]
-        return f"Best value so far with {self.forecasts[0].method}, n = {self.forecasts[0].n}, " + (
-            "in %:\n  " + "\n  ".join(values)
+        first = self.forecasts[0]
+        unit, shown = "in %", _share
+        if not self.judge.share:
+            unit, shown = self.judge.heading, _value
+        values = [f"round {at}: {shown(value)}" for at, value in self.course]
+        return f"Best value so far with {first.method}, n = {first.n}, {unit}:\n  " + (
+            "\n  ".join(values)
         )
 
     def _errors(self) -> str:
@@ -207,7 +214,7 @@ class Advice(NamedTuple):
 
 
 def _of_metric(judge: Judge, found: Interval) -> Interval:
-    """A share of the metric, where it is one of ``goodness``."""
+    """A value of the metric, where it is one of ``goodness``."""
     if judge.higher:
         return found
     # What was the lower end is the higher one.
@@ -228,6 +235,13 @@ def _share(found: Interval) -> str:
     # Student's interval of two seeds may be wider than all shares.
     low, high = (None if end is None else 100 * min(max(end, 0.0), 1.0) for end in found[1:])
     return _number(Interval(100 * found.mean, low, high), 1)
+
+
+def _value(found: Interval) -> str:
+    """A value of a metric that is no share, whatever its size."""
+    if found.low is None or found.high is None:
+        return f"{found.mean:.4g}"
+    return f"{found.mean:.4g} [{found.low:.4g}, {found.high:.4g}]"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -4,7 +4,8 @@ Beside noise, sampled rounds go the way of full participation, only slower. So t
 method with n clients to any accuracy are taken to be those of ``full`` times one factor, its
 *stretch*: the geometric mean, over seeds and over the accuracies that its short run has reached, of
 its own rounds over those of ``full`` with the same seed. A run that has reached the goal says it
-itself.
+itself. A metric without a natural zero, such as a log loss, counts from its value after the first
+round.
 
 Over n the rounds follow R(n) = a + b v(n)^p, with v(n) the relative error of the round's estimate,
 known for all n without training (``audit.error_by_size``), a, b >= 0 and p in [1/2, 3/2]: with
@@ -37,11 +38,11 @@ FARTHEST = 8.0
 _ENDS = ("", "_low", "_high")
 
 
-def goodness(judge: Judge, share: Any) -> Any:
-    """A share as one of which more is better, and back: what is compared at a part of it goes up
-    from 0.
-    """
-    return share if judge.higher else 1 - share
+def goodness(judge: Judge, value: Any) -> Any:
+    """A value of the metric as one of which more is better, and back; of a share, as a share."""
+    if judge.share and not judge.higher:
+        return 1 - value
+    return judge.sign * value
 
 
 class Course(NamedTuple):
@@ -49,6 +50,7 @@ class Course(NamedTuple):
 
     best_r: FloatArray  #: the best ``goodness`` of the metric so far
     used_rk: FloatArray  #: up to there
+    origin: float = 0.0  #: the ``goodness`` from which progress counts
 
     @classmethod
     def of(cls, run: Run, rounds: int) -> Self:
@@ -56,7 +58,15 @@ class Course(NamedTuple):
         value_r = goodness(run.judge, run.value_r[:rounds])
         # A value that is missing is no progress.
         known_r = np.where(np.isfinite(value_r), value_r, -np.inf)
-        return cls(np.maximum.accumulate(known_r), used(run)[:rounds])
+        best_r = np.maximum.accumulate(known_r)
+        # Nobody knows the least log loss or the largest error: what comes is measured by what came.
+        origin = 0.0 if run.judge.share else float(best_r[0])
+        return cls(best_r, used(run)[:rounds], origin)
+
+    def level(self, share: float) -> float:
+        """The value at so much of the progress."""
+        # At 1 the last value itself: a sum of differences may be above it by a last bit.
+        return (1 - share) * self.origin + share * float(self.best_r[-1])
 
     def reach(self, level: float) -> float:
         """The first round with this value; infinity if there is none."""
@@ -99,7 +109,7 @@ class Trial(NamedTuple):
         logs = []
         for course, reference in zip(self.courses, full, strict=True):
             for share in _LEVELS:
-                level = share * course.best_r[-1]
+                level = course.level(share)
                 # What ``full`` has after one round, or never, says nothing of its pace.
                 if 1 < (time := reference.time_to(level)) < math.inf:
                     logs.append(math.log(course.time_to(level) / time))

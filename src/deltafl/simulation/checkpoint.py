@@ -41,11 +41,15 @@ class Checkpoint(NamedTuple):
         """
         # ``ended`` wins where both have a file: it is of more of its lines.
         known = (self.files | self.ended).get(file.name)
-        return known is None or seal_of(file, end=known.length) == known
+        if known is None:
+            return True
+        return file.exists() and seal_of(file, end=known.length) == known
 
     def require(self, file: Path) -> None:
         """Refuse a file that is not whole."""
         if not self.is_whole(file):
+            if not file.exists():
+                raise DeltaflError(f"{file} is not there: {CURE}")
             raise DeltaflError(f"{file} is not as it was written, its checksum differs: {CURE}")
 
 

@@ -16,7 +16,7 @@ from ..store.lines import line_of, whole_lines
 from ..store.values import checked
 from ..types import Json, Judge
 from .directory import LINE_FILES, recorded_settings
-from .lines import Count, RoundLine, Size
+from .lines import Count, RoundLine, Size, Value
 from .record import first_judge
 
 _CURE = "it was not written by deltafl plan, or it is damaged: plan again"
@@ -96,7 +96,7 @@ class _Settings(TypedDict):
     """What is read of ``config.toml``."""
 
     task: str
-    goal: Size
+    goal: Value
     cost: str
 
 

@@ -1,18 +1,23 @@
 """The lines of a run's files, as the types that they must have: anybody may have written them."""
 
+import re
+from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Required
 
 from pydantic import Field
 from typing_extensions import TypedDict  # that of Python 3.11 knows no validation
 
-from ..types import Json, Judge
+from ..errors import printable
+from ..types import NO_REPLY, Json, Judge
 
 Round = Annotated[int, Field(ge=0, le=10**9)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 #: Whose sums over all rounds are finite.
 Size = Annotated[float, Field(ge=0, le=1e100)]
+Value = Annotated[float, Field(ge=-1e100, le=1e100)]
 #: What was measured; null where there is no number.
-Number = Annotated[float, Field(ge=-1e100, le=1e100)] | None
+Number = Value | None
 
 
 class Ending(TypedDict):
@@ -55,3 +60,14 @@ class TimingLine(TypedDict, total=False):
 
 #: The files.
 KINDS: Json = {"rounds.jsonl": RoundLine, "timings.jsonl": TimingLine}
+
+
+def refused(lines: Iterable[Json]) -> Counter[str]:
+    """Refused replies by reason; reasons that differ in their numbers are one."""
+    return Counter(
+        # The same fault has other numbers in every sentence.
+        re.sub(r"\d[\d.e+-]*", "...", printable(reason, limit=100))
+        for line in lines
+        for _, reason in line.get("rejected", ())
+        if reason != NO_REPLY
+    )

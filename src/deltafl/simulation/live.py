@@ -4,7 +4,6 @@
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -17,9 +16,10 @@ from ..errors import DeltaflError, printable
 from ..federation.saved import FILES
 from ..store.files import below
 from ..store.values import checked
-from ..types import NO_REPLY, Array, Json, Judge, judge_of
+from ..types import Array, Json, Judge, judge_of
 from .directory import COMPARED, began_by, recorded_settings
 from .foreseen import Foreseen, Row, Use
+from .lines import refused
 from .record import first_judge
 from .seen import COUNTS, CURE, Seen, Settings, run_at, settings_at, state_at
 
@@ -79,14 +79,21 @@ def picture(place: Path, foreseen: Foreseen | None = None) -> Picture:
     for folder in sorted(below(place, "runs").glob("*")):
         if not folder.is_dir():
             continue
-        own = settings_at(folder)
-        # Those of a pilot go on beyond what it began with, and it has more of them.
-        rounds = max(total or 0, own.get("rounds", 0))
-        seen = run_at(folder, folder.name, own.get("sampler", ""), rounds or None)
-        runs.append(seen._replace(foreseen=foreseen))
+        runs.append(_one_of_many(folder, total or 0)._replace(foreseen=foreseen))
     # Runs that have not begun have no folder.
     planned = len(settings["samplers"]) * len(settings.get("seeds", [0]))
     return _side_by_side(printable(place), runs, max(planned, len(runs)))
+
+
+def _one_of_many(folder: Path, rounds: int) -> Seen:
+    """A run of a comparison; if its files are damaged, it says so, and the others are still seen."""
+    try:
+        own = settings_at(folder)
+        # Those of a pilot go on beyond what it began with, and it has more of them.
+        rounds = max(rounds, own.get("rounds", 0))
+        return run_at(folder, folder.name, own.get("sampler", ""), rounds or None)
+    except DeltaflError as error:
+        return Seen(printable(folder.name, limit=60), (), None, {}, None, fault=str(error))
 
 
 def _curve(values: Sequence[float | None]) -> str:
@@ -120,7 +127,9 @@ def _number(value: float | None) -> str:
 
 
 def _facts(seen: Seen) -> dict[str, str]:
-    """What is shown of one run, by name."""
+    """What is shown of one run, by name; nothing of one that cannot be read."""
+    if seen.fault:
+        return {}
     last = seen.last
     facts = {"round": f"{last['round']}" + (f" of {seen.total}" if seen.total else "")}
     facts |= dict(_metrics(seen))
@@ -135,10 +144,10 @@ def _facts(seen: Seen) -> dict[str, str]:
     facts |= {
         name: "unknown" if rate is None else f"{rate:.0%}" for name, rate in _rates(seen).items()
     }
-    refused = _refused(seen)
+    reasons = refused(seen.lines)
     facts["replies refused"] = "none"
-    if refused:
-        texts = [f"{number} x {why}" for why, number in refused.most_common(3)]
+    if reasons:
+        texts = [f"{number} x {why}" for why, number in reasons.most_common(3)]
         facts["replies refused"] = "; ".join(texts)
     use = _use(seen)
     facts["cost so far"] = use.text
@@ -197,17 +206,6 @@ def _rates(seen: Seen) -> dict[str, float | None]:
         "response rate": responded / selected if selected else None,
         "availability": 1 - missed_m.sum() / known_m.sum() if known_m.sum() > 0 else None,
     }
-
-
-def _refused(seen: Seen) -> Counter[str]:
-    """Refused replies by reason; reasons that differ in their numbers are one."""
-    return Counter(
-        # The same fault has other numbers in every sentence.
-        re.sub(r"\d[\d.e+-]*", "...", printable(reason, limit=100))
-        for line in seen.lines
-        for _, reason in line.get("rejected", ())
-        if reason != NO_REPLY
-    )
 
 
 def _use(seen: Seen) -> Use:
@@ -308,7 +306,9 @@ def _of_plan(seen: Seen) -> Iterator[str]:
 
 
 def _of_end(seen: Seen) -> Iterator[str]:
-    """How it ended."""
+    """How it ended, or why that cannot be read."""
+    if seen.fault:
+        yield f"Cannot be read: {seen.fault}."
     last = seen.last
     for entry, text in (("diverged", "Diverged"), ("suspect", "Its end is suspect")):
         if entry in last:

@@ -45,8 +45,8 @@ from .processes import result
 from .progress import OnProgress
 from .record import Job, read_run
 from .schedules import factors_of
-from .setting_types import CommaSeparated, Count, Positive, Share
-from .settings import CompareSettings, Labels
+from .setting_types import CommaSeparated, Count, Finite, Positive
+from .settings import CompareSettings, Labels, require_share
 from .sweep import Player, play_jobs, require_simulator, side_by_side
 
 #: After the first runs: so many of each method, the cheapest, play this share of their forecast.
@@ -70,8 +70,8 @@ class PlanSettings(CompareSettings):
         PLAIN,
     )
     """methods under consideration; uniform always is"""
-    goal: Share | None = None
-    """what the metric is to reach, a share; the task's threshold if not set"""
+    goal: Finite | None = None
+    """what the metric is to reach; the task's threshold if not set"""
     cost: Annotated[str, AfterValidator(lambda text: Prices.read(text).text)] = "training=1"
     """prices in your unit: training=1,mb_up=0.1,mb_down=0.1,second=0,round=5"""
     budget: Positive | None = None
@@ -104,7 +104,7 @@ class PlanSettings(CompareSettings):
         missing = super()._missing(spec)
         if self.goal is None:
             # A goal is what other commands call a threshold.
-            missing["goal"] = self.threshold or spec.threshold
+            missing["goal"] = spec.threshold if self.threshold is None else self.threshold
         return missing
 
     def _finds_n(self) -> bool:
@@ -113,13 +113,13 @@ class PlanSettings(CompareSettings):
     def _check(self, spec: TaskSpec) -> None:
         super()._check(spec)
         metric = metric_of(spec.metric)
-        if not metric.share:
-            raise DeltaflError(
-                f"a goal is a share between 0 and 1, and the metric {metric.name!r} is none: write "
-                "--metric accuracy, or another share of deltafl settings metric"
-            )
         if self.goal is None:
-            raise DeltaflError("the task has no threshold of its own; write --goal 0.85 for 85 %")
+            such = "0.85 for 85 %" if metric.share else "1.5"
+            raise DeltaflError(
+                f"the task has no threshold of its own; write what {metric.name} is to reach, such "
+                f"as --goal {such}"
+            )
+        require_share("goal", self.goal, metric)
         for label in self.samplers:
             if "sample" in split_settings(label)[1]:
                 raise DeltaflError(
@@ -351,20 +351,21 @@ class _Pilot:
         self._judge = run.judge
         return Course.of(run, rounds)
 
-    def _good(self, share: float) -> float:
+    def _good(self, value: float) -> float:
         """``goodness``; whether more is better is known from a record."""
         assert self._judge is not None
-        return float(goodness(self._judge, share))
+        return float(goodness(self._judge, value))
 
     def _require_reached(self, full: Sequence[Course], reached_s: Any) -> None:
         """Refuse a goal that full participation does not reach."""
         if np.isfinite(reached_s).all():
             return
+        assert self._judge is not None
         best = self._good(min(float(course.best_r[-1]) for course in full))
         raise DeltaflError(
             f"the pilot says that {self._goal:g} cannot be reached: with every client in each of "
-            f"{self._rounds} rounds the worst seed comes to {best:.3f}; choose a goal below that, "
-            "or more --rounds"
+            f"{self._rounds} rounds the worst seed comes to {best:.4g} in {self._judge.heading}; "
+            "choose a goal that is easier, or more --rounds"
         )
 
     def _cohorts(self) -> tuple[int, ...]:

@@ -164,7 +164,8 @@ def plan_for(
     Args:
         task: As in ``compare``; or the ``Population`` of ``plan.with_census(answers)`` of a real
             federation, which tells the errors of estimates alone, without rounds and cost.
-        goal: What the metric is to reach, in (0, 1); the task's threshold if left out.
+        goal: What the metric is to reach: in (0, 1] for a share such as accuracy, else any number;
+            the task's threshold if left out.
         cost: Prices > 0 in a unit of yours, of what ``analysis.Prices`` names, such as
             ``{"training": 1, "mb_up": 0.1, "round": 5}``; trainings alone if left out.
         samplers: The methods under consideration, as in ``compare``; ``uniform`` always is.

@@ -10,7 +10,6 @@ A run's own folder takes megabytes and is deleted when the run is finished; its 
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -30,7 +29,7 @@ from ..tasks.metrics import METRICS, Metric
 from ..types import FloatArray, IntArray, Json, Judge, judge_of
 from .checkpoint import CURE
 from .directory import CLIENTS, LINE_FILES, RunDirectory, locked, recorded_settings
-from .lines import Count, Round, Size
+from .lines import Count, Round, Size, refused
 from .settings import FREE_ON_RESUME, RunSettings, differing
 
 UNFINISHED = "unfinished"
@@ -318,7 +317,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         for name in ("seconds", "cpu_seconds", "client_seconds")
     }
     diverged = lines[-1].get("diverged")
-    reasons = Counter(reason for line in lines for _, reason in line.get("rejected", ()))
+    reasons = refused(lines)
     return Run(
         sampler=settings.sampler,
         seed=settings.seed,

@@ -68,6 +68,7 @@ class Seen(NamedTuple):
     strata: Sequence[str] = ()  #: of each client in ``counts``; empty where they are not known
     method: str = ""  #: the label of its sampler
     foreseen: Foreseen | None = None  #: what a plan said
+    fault: str = ""  #: why it cannot be read
 
     @property
     def last(self) -> Json:

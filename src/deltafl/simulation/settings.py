@@ -38,7 +38,7 @@ from ..server.table import IN_TEXT, ROW_OF, SETTINGS, make_parts, sized_by
 from ..store.own_python import OwnCodeError, split_name
 from ..store.values import read_toml, sentence
 from ..tasks.base import Task
-from ..tasks.metrics import AnyMetric, metric_of, metrics_of
+from ..tasks.metrics import AnyMetric, Metric, metric_of, metrics_of
 from ..tasks.own import check_picklable, is_own, is_table, load_own, own_spec, registered_spec
 from ..tasks.partitions import find_partition, partition_name
 from ..tasks.registry import TaskSpec, known_tasks
@@ -361,11 +361,7 @@ class Settings(BaseModel):
         if self.sample is not None and clients is not None and self.sample > clients:
             raise DeltaflError(f"cannot sample {self.sample} of {clients} clients; lower 'sample'")
         metric = metric_of(spec.metric)
-        if self.threshold is not None and metric.share and not 0 < self.threshold <= 1:
-            raise DeltaflError(
-                f"threshold is {self.threshold:g}; {metric.name} is a share between 0 and 1, write "
-                "0.7 for 70 %"
-            )
+        require_share("threshold", self.threshold, metric)
         needs_clock = self.deadline is not None or self.over_select > 1
         # A trace has its intervals in seconds.
         needs_clock |= isinstance(find_availability(self.availability), Trace)
@@ -611,6 +607,14 @@ def own_settings(label: str, allowed: tuple[str, ...] = OF_LABELS) -> Json:
         if value is True and Settings.model_fields[name].annotation is not bool:
             raise needs_value(name, label)
     return own
+
+
+def require_share(name: str, value: float | None, metric: Metric) -> None:
+    """Refuse a value that is to be reached, where the metric is a share and that is none."""
+    if value is not None and metric.share and not 0 < value <= 1:
+        raise DeltaflError(
+            f"{name} is {value:g}; {metric.name} is a share between 0 and 1, write 0.7 for 70 %"
+        )
 
 
 def refuse_twice(label: str, rates: Iterable[str], why: str) -> None:
