@@ -187,7 +187,8 @@ def simulated(plan: Plan, proximal: float = 0.0) -> list[Params]:
     for round in range(state.round, ROUNDS):
         cohort = open_round(plan, state)
         training = engine.train(state.params_d, round, cohort.client_n)
-        state, _ = close_round(plan, state, cohort, training.update_nd, training.reports)
+        sent_nd = plan.as_sent(cohort, training.update_nd)
+        state, _ = close_round(plan, state, cohort, sent_nd, training.reports)
         models.append(state.params_d)
     return models
 
@@ -204,6 +205,8 @@ def assert_same(found: list[Params], expected: list[Params]) -> None:
         "innovation",
         "census",
         "oort",
+        "fedvarp+first_round=exact",
+        "fedvarp+first_round=code",
         "uniform@poisson@difference",
         "md@multinomial",
         "full",

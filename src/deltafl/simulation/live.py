@@ -86,7 +86,7 @@ def picture(place: Path, foreseen: Foreseen | None = None) -> Picture:
 
 
 def _one_of_many(folder: Path, rounds: int) -> Seen:
-    """A run of a comparison; if its files are damaged, it says so, and the others are still seen."""
+    """A run of a comparison; one with damaged files says so, and the others are still seen."""
     try:
         own = settings_at(folder)
         # Those of a pilot go on beyond what it began with, and it has more of them.
