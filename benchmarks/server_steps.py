@@ -15,9 +15,10 @@ balanced draws, a census.
   the process, PyTorch's import included.
 
 - models, with ``--models``: ``close_round`` of every recommended method, 10 clients, beside a plain
-  loop over the replies in the same process: ``total += 0.1 * update`` with a float64 total. Updates
-  of more than 10^7 parameters are mapped from a file. What would take more than 8 GB of memory is
-  left out. The picture has a line of the seconds that reading the replies once takes.
+  loop over the replies in the same process: ``total += 0.1 * update`` with a float64 total;
+  ``open_round`` and, for ``census``, a client's answer to it with an output layer of 5,130 numbers.
+  Updates of more than 11 million parameters are mapped from a file. What would take more than 8 GB
+  of memory is left out. The picture has a line of the seconds that reading the replies once takes.
 
 Exponents are slopes between two sizes, by the median CPU time.
 """
@@ -72,6 +73,8 @@ RECOMMENDED = (
 #: Parameters of which updates are in memory; bytes of memory that are too many.
 MAPPED = 11_000_000
 LARGEST = 8e9
+#: The output layer of a ResNet-18 for ten classes.
+OUTPUT_LAYER = (5120, 10)
 
 
 def updates(seed: int) -> np.ndarray:
@@ -240,20 +243,34 @@ def models(sizes: list[int], clients_of: list[int], repeats: int) -> list[dict[s
                 for _ in range(2):  # coefficients are learnt
                     state, _ = close_round(plan, state, open_round(plan, state), update_nd)
                 cohort = open_round(plan, state)
-                close = partial(close_round, plan, state, cohort, update_nd)
-                seconds = [(timed(plain), timed(close)) for _ in range(repeats)]
-                plain_s, close_s = map(list, zip(*seconds, strict=True))
-                row = {"method": label, "parameters": d, "clients": m}
-                rows.append({**row, "plain_s": plain_s, "close_s": close_s})
-                ratios = sorted(long / short for short, long in seconds)
+                steps = {
+                    "plain_s": plain,
+                    "open_s": partial(open_round, plan, state),
+                    "close_s": partial(close_round, plan, state, cohort, update_nd),
+                }
+                if label == "census" and d >= sum(OUTPUT_LAYER):
+                    assert plan.census is not None
+                    steps["answer_s"] = partial(plan.census.answer, update_nd[0], OUTPUT_LAYER)
+                turns = [
+                    {name: timed(step) for name, step in steps.items()} for _ in range(repeats)
+                ]
+                seconds = {name: [turn[name] for turn in turns] for name in steps}
+                rows.append({"method": label, "parameters": d, "clients": m, **seconds})
+                ratios = sorted(turn["close_s"] / turn["plain_s"] for turn in turns)
+                plain_s, close_s = seconds["plain_s"], seconds["close_s"]
                 best = min(close_s) / min(plain_s)
+                others = [
+                    f"  {name.removesuffix('_s')} {1e3 * median(seconds[name]):.1f} ms"
+                    for name in steps.keys() - {"plain_s", "close_s"}
+                ]
                 print(
                     f"{label:28} {d:>11,} {m:>6,}  plain {1e3 * min(plain_s):8.1f} ms  close "
                     f"{1e3 * min(close_s):8.1f} ms  best {best:6.2f}  "
                     f"median {median(ratios):6.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+                    *others,
                     flush=True,
                 )
-                del state, close
+                del state, steps
     return rows
 
 
