@@ -127,6 +127,31 @@ def test_futures_that_raise_anything_anywhere_end_a_comparison(
         played(tmp_path / "out", executor)
 
 
+class Waiting(Executor):
+    """Nobody plays what it is given."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[Any]] = []
+
+    def submit(self, *_: Any, **__: Any) -> Future[Any]:
+        self.futures.append(Future())
+        return self.futures[-1]
+
+
+def test_ctrl_c_cancels_what_has_not_begun(tmp_path: Path) -> None:
+    executor = Waiting()
+
+    def press() -> None:
+        while len(executor.futures) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press).start()
+    with pytest.raises(KeyboardInterrupt):
+        played(tmp_path / "out", executor, "full,uniform")
+    assert len(executor.futures) == 2 and all(each.cancelled() for each in executor.futures)
+
+
 def test_errors_of_a_run_and_other_versions_are_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,6 +293,10 @@ def test_a_dask_cluster_plays_a_comparison_though_a_worker_is_killed(
     assert played(tmp_path / "out", client.get_executor(), "full,uniform") == here
     killer.join()
     assert killed
+    # As the command line names it.
+    out = tmp_path / "named"
+    with named_executor(f"dask:{client.scheduler.address}", out) as executor:
+        assert played(out, executor) == {"uniform-seed0": here["uniform-seed0"]}
 
 
 @pytest.mark.filterwarnings("ignore")
