@@ -55,6 +55,15 @@ def test_nothing_is_said_of_runs_that_have_learnt_nothing_or_are_too_short() -> 
     assert np.isinf(Trial("slow", 5, [course(60.0, 30)]).rounds_to(GOAL, FULL[:1])).all()
 
 
+def test_a_run_that_diverged_never_gets_to_the_goal() -> None:
+    ended = [each._replace(is_over=True) for each in (course(4.0, 12), course(6.0, 12))]
+    trial = Trial("slow", 5, ended)
+    assert trial.diverged(GOAL) and np.isinf(trial.rounds_to(GOAL, FULL)).all()
+    # What happens after the goal does not matter.
+    late = Trial("slow", 5, [course(4.0, 60)._replace(is_over=True)])
+    assert not late.diverged(GOAL) and late.rounds_to(GOAL, FULL[:1]).tolist() == [26]
+
+
 def curve_of(method: str, sizes: list[int], base: float, setup: float = 0.0) -> Curve:
     """Pace (1 + 12 v) base with v(n) = 1 / n."""
     trials = [
@@ -146,6 +155,9 @@ def test_a_run_costs_what_it_used() -> None:
     dear = run._replace(cost_r=np.array([50.0, 70.0]))
     assert used(dear)[:, [0, 5]].tolist() == [[50, 10], [70, 20]]
     assert Prices(training=2.0).spent(used(dear)).tolist() == [100, 140]
+    # A run that has fewer rounds than it was to play has ended.
+    assert not Course.of(run, 2).is_over
+    assert Course.of(run, 3).is_over and Course.of(run._replace(diverged=2), 2).is_over
     # Where lower is better, its negative is compared; a missing value is no progress.
     lost = run._replace(metric="loss", loss_r=np.array([0.25, np.nan]))
     assert Course.of(lost, 2).best_r.tolist() == [-0.25, -0.25]

@@ -13,7 +13,8 @@ from deltafl.analysis.prices import Prices
 from deltafl.analysis.statistics import Interval
 from deltafl.simulation.directory import RunDirectory
 from deltafl.simulation.foreseen import read_plan
-from deltafl.simulation.live import picture
+from deltafl.simulation.live import _row, picture
+from deltafl.simulation.seen import run_at, settings_at
 from tools.cli import deltafl_here
 
 SMALL = (
@@ -186,6 +187,29 @@ def test_watch_shows_the_cost_beside_the_one_foreseen(planned: Path) -> None:
     assert done.returncode == 0 and "cost planned" in done.stdout
 
 
+def test_a_plan_stays_that_of_its_goal_and_prices(planned: Path) -> None:
+    """Another goal in the same folder fails; what was foreseen is of the first one."""
+    before = read_plan(planned / "first")
+    words = ("--goal", "0.99", "--cost", "training=100", "--resume", "--out", "first")
+    done = deltafl_here("plan", *SMALL, *words, cwd=planned)
+    assert done.returncode == 2 and "cannot be reached" in done.stderr
+    assert read_plan(planned / "first") == before
+
+
+def test_watch_finds_the_row_of_the_n_that_was_asked_for(planned: Path) -> None:
+    run = planned / "first" / "runs" / "uniform+sample=4-seed0"
+    foreseen = read_plan(planned / "first")
+    row = foreseen.row("uniform", 4)
+    seen = run_at(run, "run", settings_at(run), None)
+    assert seen.n == 4
+    # More are asked in a round than n, or fewer: in a census, or where clients are away.
+    lines = [{**seen.last, "num_selected": number} for number in (2, 12)]
+    for each in (seen._replace(lines=[line]) for line in lines):
+        assert _row(each, foreseen) == row
+    # A label may have an n of its own.
+    assert _row(seen._replace(method="uniform+sample=2"), foreseen) == foreseen.row("uniform", 2)
+
+
 def test_watch_judges_by_the_metric_and_the_task_of_the_plan(planned: Path) -> None:
     run = planned / "first" / "runs" / "uniform+sample=4-seed0"
     foreseen = read_plan(planned / "first")
@@ -226,4 +250,4 @@ def test_a_plan_of_one_seed_has_empty_cells_where_there_is_no_interval() -> None
     assert (cells["megabytes_low"], cells["megabytes_high"]) == ("1", "4")
     # Where no method comes to the goal the file has its headings.
     nothing = Advice(0.9, Prices.read(None), None, errors=[]).forecasts_csv()
-    assert nothing == ",".join(cells) + "\n"
+    assert nothing == ",".join([*cells, "goal", "prices"]) + "\n"

@@ -286,6 +286,18 @@ def test_commands_tell_how_runs_ended(tmp_path: Path) -> None:
     assert "uniform-seed0 has a suspect end after 3 rounds: the test loss is" in output
 
 
+def test_runs_with_a_suspect_end_play_on_side_by_side(tmp_path: Path) -> None:
+    """What their last line said of the end is said no more, so that later lines stand earlier."""
+    out = tmp_path / "out"
+    given = {**HIGH, "samplers": "uniform", "seeds": 2, "processes": 2}
+    for rounds in (3, 6):
+        code, output = command("compare", **given, rounds=rounds, out=out)
+        assert code == 0, output
+        for seed in (0, 1):
+            lines = lines_of(out / "runs" / f"uniform-seed{seed}")
+            assert len(lines) == rounds + 1 and "suspect" in lines[-1]
+
+
 def test_a_comparison_goes_on_and_marks_it(tmp_path: Path) -> None:
     given = {**LOST, "samplers": "uniform,fedavg", "seeds": 1, "norm_guard": 3.0}
     summary = run_comparison(make_settings(CompareSettings, given), tmp_path / "out", quiet).numbers

@@ -15,6 +15,7 @@ from ..plan import make_plan
 from ..round import init_round
 from ..types import ACCURACY, Judge, Population
 from .forecast import Curve, Forecast, cost_ratio, goodness
+from .methods import only_asks_first
 from .prices import Prices
 from .statistics import Interval
 from .text import decimals_of
@@ -56,6 +57,8 @@ class Advice(NamedTuple):
     failing: Sequence[str] = ()
     #: the metric of the goal
     judge: Judge = ACCURACY
+    #: methods, each with the n that diverged before the goal
+    diverged: Sequence[tuple[str, Sequence[int]]] = ()
 
     @classmethod
     def of(
@@ -74,18 +77,26 @@ class Advice(NamedTuple):
         rows = [row for rows in errors.values() for row in rows]
         failing = [name for name in by_name if name not in best]
         tried = [curve.at(trial.n) for curve in curves for trial in curve.trials]
+        diverged = [(curve.method, curve.diverged) for curve in curves if curve.diverged]
+        known = cls(goal, prices, budget, rows, failing=failing, judge=judge, diverged=diverged)
         if not ranked:
-            return cls(goal, prices, budget, rows, failing=failing, judge=judge)
+            return known
         first = ranked[0]
         curve = by_name[first.method]
         ratio = None
         if _PLAIN in best and first.method != _PLAIN:
             ratio = cost_ratio(by_name[_PLAIN], best[_PLAIN].n, curve, first.n)
-        round_r = sorted({max(1, round(part * first.rounds.mean / 4)) for part in range(1, 5)})
+        # The round of a census that moves no model comes before these.
+        lost = only_asks_first(first.method)
+        moves = first.rounds.mean - lost
         # A course at four moments is enough to see where gains end.
+        round_r = sorted({max(1, round(part * moves / 4)) for part in range(1, 5)})
         values = curve.accuracy(first.n, np.array(round_r))
-        course = [(at, _of_metric(judge, value)) for at, value in zip(round_r, values, strict=True)]
-        return cls(goal, prices, budget, rows, ranked, tried, ratio, course, failing, judge)
+        course = [
+            (at + lost, _of_metric(judge, value))
+            for at, value in zip(round_r, values, strict=True)
+        ]
+        return known._replace(forecasts=ranked, tried=tried, ratio=ratio, course=course)
 
     @classmethod
     def of_census(cls, population: Population, methods: Sequence[str]) -> Self:
@@ -123,7 +134,7 @@ class Advice(NamedTuple):
         return cls(None, Prices.read(None), None, rows)
 
     def __str__(self) -> str:
-        parts = [self._answer(), self._costs(), self._course(), self._errors()]
+        parts = [self._answer(), self._costs(), self._ended(), self._course(), self._errors()]
         return "\n\n".join(part for part in parts if part)
 
     def _answer(self) -> str:
@@ -132,9 +143,7 @@ class Advice(NamedTuple):
                 "What clients answered to a census tells the variance of an estimate, and not how\n"
                 "accuracy rises: for rounds and cost, plan with a task (--task)."
             )
-        goal = f"{self.judge.heading} {self.goal:g}"
-        if self.judge.share:
-            goal = f"{100 * self.goal:g} %"
+        goal = self._goal()
         if not self.forecasts:
             return f"No method under consideration comes to {goal} in the pilot; try more --rounds."
         first = self.forecasts[0]
@@ -177,6 +186,18 @@ class Advice(NamedTuple):
             text += f"\nNot there in the pilot: {', '.join(self.failing)}."
         return text
 
+    def _ended(self) -> str:
+        if not self.diverged:
+            return ""
+        named = [f"{method} with n = {', '.join(map(str, sizes))}" for method, sizes in self.diverged]
+        return f"Diverged before {self._goal()}: {'; '.join(named)}. Lower --local-lr."
+
+    def _goal(self) -> str:
+        assert self.goal is not None
+        if self.judge.share:
+            return f"{100 * self.goal:g} %"
+        return f"{self.judge.heading} {self.goal:g}"
+
     def _course(self) -> str:
         if not self.course:
             return ""
@@ -208,9 +229,12 @@ class Advice(NamedTuple):
 
     def forecasts_csv(self) -> str:
         """The forecast of every n that was tried, and of the best n of each method, as CSV."""
+        # Of this goal and these prices, whatever is planned in the same folder later.
+        about = [self.goal, self.prices.text]
         # The best of a method comes first: who reads the file may rely on it.
         rows = [found.cells() for found in dict.fromkeys((*self.forecasts, *self.tried))]
-        return _csv(Forecast.columns(), (row.values() for row in rows))
+        headings = [*Forecast.columns(), "goal", "prices"]
+        return _csv(headings, ([*row.values(), *about] for row in rows))
 
 
 def _of_metric(judge: Judge, found: Interval) -> Interval:

@@ -51,6 +51,7 @@ class Course(NamedTuple):
     best_r: FloatArray  #: the best ``goodness`` of the metric so far
     used_rk: FloatArray  #: up to there
     origin: float = 0.0  #: the ``goodness`` from which progress counts
+    is_over: bool = False  #: whether the run has ended by itself, as one does that diverges
 
     @classmethod
     def of(cls, run: Run, rounds: int) -> Self:
@@ -61,7 +62,8 @@ class Course(NamedTuple):
         best_r = np.maximum.accumulate(known_r)
         # Nobody knows the least log loss or the largest error: what comes is measured by what came.
         origin = 0.0 if run.judge.share else float(best_r[0])
-        return cls(best_r, used(run)[:rounds], origin)
+        is_over = run.diverged is not None and run.diverged <= rounds
+        return cls(best_r, used(run)[:rounds], origin, is_over or len(best_r) < rounds)
 
     def level(self, share: float) -> float:
         """The value at so much of the progress."""
@@ -98,7 +100,7 @@ class Trial(NamedTuple):
         for seed, (course, reference) in enumerate(zip(self.courses, full, strict=True)):
             played = len(course.best_r)
             rounds = course.reach(goal)
-            if math.isinf(rounds):
+            if math.isinf(rounds) and not course.is_over:
                 # At least one more: it was not there in the last one.
                 rounds = max(stretch * reference.reach(goal), played + 1.0)
             # Farther than that, the pace of a short run says nothing.
@@ -120,6 +122,15 @@ class Trial(NamedTuple):
     def played(self) -> int:
         """Rounds played by every seed."""
         return min(len(course.best_r) for course in self.courses)
+
+    def diverged(self, goal: float) -> bool:
+        """Whether a seed ended before the goal."""
+        return any(course.is_over and math.isinf(course.reach(goal)) for course in self.courses)
+
+    def cost(self, rounds: float, prices: Prices) -> float:
+        """What so many rounds cost."""
+        first_k, later_k = self.use()
+        return float(prices.spent((first_k + later_k * max(rounds - 1, 0))[None])[0])
 
     def use(self) -> tuple[FloatArray, FloatArray]:
         """What the first round uses, and each later one, float64 (k,): means over seeds."""
@@ -183,6 +194,7 @@ class Curve:
         prices: Prices,
     ) -> None:
         self.method = trials[0].method
+        self.diverged = [trial.n for trial in trials if trial.diverged(goal)]
         rounds_js = np.array([trial.rounds_to(goal, full) for trial in trials])
         # Where some seed never gets there, no mean of the others stands for it.
         known_j = np.isfinite(rounds_js).all(axis=1)

@@ -90,14 +90,14 @@ class Row(TypedDict):
     cost: Size
     cost_low: Size | None
     cost_high: Size | None
+    goal: Value
+    prices: str
 
 
 class _Settings(TypedDict):
-    """What is read of ``config.toml``."""
+    """What is read of ``config.toml``, whose goal and prices may be those of a later plan."""
 
     task: str
-    goal: Value
-    cost: str
 
 
 class Foreseen(NamedTuple):
@@ -137,8 +137,8 @@ def read_plan(folder: Path) -> Foreseen:
     if not rows:
         raise DeltaflError(f"in the plan of {folder} no method comes to the goal: plan anew")
     return Foreseen(
-        settings["goal"],
-        Prices.read(settings["cost"]),
+        rows[0]["goal"],
+        Prices.read(rows[0]["prices"]),
         rows,
         settings["task"],
         _judge(folder),

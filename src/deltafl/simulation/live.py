@@ -74,7 +74,7 @@ def picture(place: Path, foreseen: Foreseen | None = None) -> Picture:
         )
     if "samplers" not in settings:
         method = settings.get("sampler", place.name)
-        return _alone(run_at(place, method, method, total), foreseen)
+        return _alone(run_at(place, method, settings, total), foreseen)
     runs = []
     for folder in sorted(below(place, "runs").glob("*")):
         if not folder.is_dir():
@@ -91,7 +91,7 @@ def _one_of_many(folder: Path, rounds: int) -> Seen:
         own = settings_at(folder)
         # Those of a pilot go on beyond what it began with, and it has more of them.
         rounds = max(rounds, own.get("rounds", 0))
-        return run_at(folder, folder.name, own.get("sampler", ""), rounds or None)
+        return run_at(folder, folder.name, own, rounds or None)
     except DeltaflError as error:
         return Seen(printable(folder.name, limit=60), (), None, {}, None, fault=str(error))
 
@@ -221,8 +221,12 @@ def _use(seen: Seen) -> Use:
 def _row(seen: Seen, foreseen: Foreseen) -> Row:
     """What the plan foresaw for what is played."""
     # A plan has n beside its methods.
-    method = re.sub(r"\+sample=\d+", "", seen.method)
-    return foreseen.row(method, seen.last.get("num_selected", 0))
+    method, own, size = seen.method.partition("+sample=")
+    number = re.match(r"\d+", size)
+    if number:
+        return foreseen.row(method + size[number.end() :], int(number[0]))
+    # Who was selected last may be more, or fewer: a census, clients that were away.
+    return foreseen.row(method + own + size, seen.n or seen.last.get("num_selected", 0))
 
 
 def _planned(seen: Seen, foreseen: Foreseen) -> str:

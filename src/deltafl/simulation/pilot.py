@@ -294,7 +294,7 @@ class _Pilot:
             for n in cohorts
         }
         wanted = {(name, n): first[n] for name in methods for n in cohorts}
-        courses = self._play(wanted)
+        courses = self._play_until_clear(wanted, full)
         errors = {method: self._errors(method) for method in methods}
         # Cheap runs first: only what may still be the cheapest goes on.
         for kept, share in _STAGES:
@@ -302,7 +302,7 @@ class _Pilot:
             for curve in self._curves(courses, full, errors):
                 more |= self._longer(curve, kept, share, wanted)
             wanted |= more
-            courses |= self._play(wanted)
+            courses |= self._play_until_clear(wanted, full)
         curves = self._curves(courses, full, errors)
         assert self._judge is not None
         # Other prices need no other runs.
@@ -314,6 +314,49 @@ class _Pilot:
             errors,
             self._judge,
         )
+
+    def _play_until_clear(
+        self,
+        wanted: dict[tuple[str, int], int],
+        full: Sequence[Course],
+    ) -> dict[tuple[str, int], list[Course]]:
+        """``_play``, and what shows no pace in so few rounds plays on: what is not known yet is not
+        out of reach. ``wanted`` gets the rounds played.
+        """
+        courses = self._play(wanted)
+        while more := self._unclear(courses, full):
+            wanted |= more
+            courses |= self._play(more)
+        return courses
+
+    def _unclear(
+        self,
+        courses: Mapping[tuple[str, int], Sequence[Course]],
+        full: Sequence[Course],
+    ) -> dict[tuple[str, int], int]:
+        """The runs without a forecast that may still be the cheapest of their method, with twice
+        their rounds; those of ``full`` at the most.
+        """
+        goal = self._good(self._goal)
+        prices = self._settings.prices
+        trials = [Trial(method, n, found) for (method, n), found in courses.items()]
+        needed = {
+            (trial.method, trial.n): float(trial.rounds_to(goal, full).mean()) for trial in trials
+        }
+        cheapest = dict[str, float]()
+        for trial in trials:
+            rounds = needed[trial.method, trial.n]
+            if math.isfinite(rounds):
+                known = cheapest.get(trial.method, math.inf)
+                cheapest[trial.method] = min(known, trial.cost(rounds, prices))
+        return {
+            (trial.method, trial.n): min(2 * trial.played, self._rounds)
+            for trial in trials
+            if math.isinf(needed[trial.method, trial.n])
+            and trial.played < self._rounds
+            and not trial.diverged(goal)
+            and trial.cost(trial.played, prices) < cheapest.get(trial.method, math.inf)
+        }
 
     def _play(self, wanted: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], list[Course]]:
         """The courses of some methods and n after so many rounds, with every seed."""
@@ -411,9 +454,11 @@ class _Pilot:
         sizes = [n for name, n in wanted if name == curve.method]
         if forecasts and (best := forecasts[0]).n in (min(sizes), max(sizes)):
             # Half the clients need less than twice the rounds.
-            beyond = {min(sizes): (max(1, best.n // 2), 2.0), max(sizes): (2 * best.n, 1.0)}
-            n, times = beyond[best.n]
-            longer[curve.method, min(n, self._num_clients)] = math.ceil(times * best.rounds.mean)
+            ends = ((min(sizes), best.n // 2, 2.0), (max(sizes), 2 * best.n, 1.0))
+            for end, beyond, times in ends:
+                n = min(max(beyond, 1), self._num_clients)
+                if best.n == end != n:
+                    longer[curve.method, n] = math.ceil(times * best.rounds.mean)
         return {key: max(rounds, wanted.get(key, 0)) for key, rounds in longer.items()}
 
     def _errors(self, method: str) -> list[ErrorRow]:

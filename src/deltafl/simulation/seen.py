@@ -47,6 +47,7 @@ class Settings(TypedDict, total=False):
     samplers: list[str]
     seeds: list[int]
     rounds: Count
+    sample: Count
 
 
 class _Header(TypedDict, total=False):
@@ -69,6 +70,7 @@ class Seen(NamedTuple):
     method: str = ""  #: the label of its sampler
     foreseen: Foreseen | None = None  #: what a plan said
     fault: str = ""  #: why it cannot be read
+    n: int = 0  #: clients to select in a round; 0 where that is not known
 
     @property
     def last(self) -> Json:
@@ -81,8 +83,8 @@ def settings_at(folder: Path) -> Any:
     return checked(Settings, recorded_settings(folder) or {}, str(folder), CURE)
 
 
-def run_at(folder: Path, name: str, method: str, total: int | None) -> Seen:
-    """A run, which may not have begun."""
+def run_at(folder: Path, name: str, own: Settings, total: int | None) -> Seen:
+    """A run with its ``own`` settings, which may not have begun."""
     file = folder / FILE
     arrays, _ = _state(file) if file.exists() else ({}, {})
     strata = noted_clients(folder).strata
@@ -93,7 +95,8 @@ def run_at(folder: Path, name: str, method: str, total: int | None) -> Seen:
         arrays,
         _age(folder / LOG),
         strata,
-        method,
+        own.get("sampler", name),
+        n=own.get("sample", 0),
     )
 
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from ..errors import require
 from ..store.files import below
-from ..store.lines import line_of, whole_lines
+from ..store.lines import NOTHING, line_of, whole_lines
 from .callback import OnRound, RoundDone, round_done
-from .checkpoint import CURE
+from .checkpoint import CURE, read_checkpoint
 from .directory import RunDirectory, locked
 from .lines import RoundLine, TimingLine
 from .own_code import Code
@@ -238,15 +238,19 @@ def _play_side_by_side(
 class _RoundReader:
     """Reads the rounds of a run that another process plays, in the run's folder.
 
-    A run that goes on from a checkpoint cuts off what follows it and writes the same bytes again:
-    the place up to which they have been read stays right.
+    A run that goes on from a checkpoint cuts off what follows it and writes those rounds again. Up
+    to the last one their bytes are the same, so the place stays right that has been read in them;
+    the last line before may have said how the run ended, and says so no more.
     """
 
     def __init__(self, folder: Path, settings: RunSettings, on_round: OnRound) -> None:
         self._folder = folder
         self._settings = settings
         self._on_round = on_round
-        self._place = sum(map(len, whole_lines(folder / "rounds.jsonl")))
+        self._known = rounds_played(folder)
+        mark = read_checkpoint(folder)
+        # Without a checkpoint it begins anew.
+        self._place = 0 if mark is None else mark.files.get("rounds.jsonl", NOTHING).length
 
     def read(self) -> None:
         """Pass on the rounds that have been written since the last call."""
@@ -261,7 +265,7 @@ class _RoundReader:
             if line["round"] not in seconds:  # its timing is written next
                 return
             self._place += len(text)
-            if line["round"] > 0:
+            if line["round"] > self._known:
                 self._on_round(
                     round_done(
                         self._settings,
