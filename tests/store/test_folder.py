@@ -5,6 +5,7 @@ beside a state belongs to it.
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,3 +94,28 @@ def test_what_a_file_names_is_followed_into_folders_of_rows_alone(tmp_path: Path
     ):
         with pytest.raises(DeltaflError, match="which is no folder of a run in"):
             require_own(folder, tmp_path)
+
+
+def test_a_lock_is_made_though_its_folder_is_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another process does that has left the last run of it."""
+    made = Path.mkdir
+    taken: list[Path] = []
+
+    def taken_away(self: Path, *given: Any, **named: Any) -> None:
+        made(self, *given, **named)
+        if len(taken) < 3:
+            taken.append(self)
+            self.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", taken_away)
+    with owned(Path("out"), tmp_path / "part" / "lock", "--out"):
+        assert (tmp_path / "part" / "lock").exists() and len(taken) == 3
+    # What is no folder stays none.
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(DeltaflError, match="file"),
+        owned(Path("out"), tmp_path / "file" / "lock", "--out"),
+    ):
+        pass

@@ -93,8 +93,7 @@ class Advice(NamedTuple):
         round_r = sorted({max(1, round(part * moves / 4)) for part in range(1, 5)})
         values = curve.accuracy(first.n, np.array(round_r))
         course = [
-            (at + lost, _of_metric(judge, value))
-            for at, value in zip(round_r, values, strict=True)
+            (at + lost, _of_metric(judge, value)) for at, value in zip(round_r, values, strict=True)
         ]
         return known._replace(forecasts=ranked, tried=tried, ratio=ratio, course=course)
 
@@ -189,7 +188,9 @@ class Advice(NamedTuple):
     def _ended(self) -> str:
         if not self.diverged:
             return ""
-        named = [f"{method} with n = {', '.join(map(str, sizes))}" for method, sizes in self.diverged]
+        named = [
+            f"{method} with n = {', '.join(map(str, sizes))}" for method, sizes in self.diverged
+        ]
         return f"Diverged before {self._goal()}: {'; '.join(named)}. Lower --local-lr."
 
     def _goal(self) -> str:

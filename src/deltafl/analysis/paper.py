@@ -58,8 +58,9 @@ def _columns(summary: Summary) -> list[_Column]:
     """The columns that the comparison has."""
     judge = summary.judge
     unit = r" (\%)" if judge.share else ""
-    means = [value_of(entry, summary).mean for entry in summary.samplers]
-    decimals = 1 if judge.share else decimals_of(*means)
+    # The loss of a model that is lost may be of another size than all others.
+    whole = [entry for entry in summary.samplers if not _mark(entry)] or summary.samplers
+    decimals = 1 if judge.share else decimals_of(*(value_of(x, summary).mean for x in whole))
     columns = [
         _Column(
             summary.metric,

@@ -113,7 +113,7 @@ def side_of(low: float, high: float, no_difference: float) -> int:
     width.
     """
     # Pairs that agree up to rounding have an interval without width, which proves nothing.
-    if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):
+    if math.isclose(low, high, rel_tol=1e-9):
         return 0
     if low > no_difference:
         return 1

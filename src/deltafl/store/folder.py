@@ -18,6 +18,9 @@ from ..errors import DeltaflError
 from .files import private_folder, write_atomically, writing
 from .values import read_json
 
+#: How often a folder may be taken away before a lock is made in it.
+_TRIES = 100
+
 
 @contextmanager
 def owned(folder: Path, lock: Path, option: str, seconds: float = 0) -> Iterator[None]:
@@ -30,14 +33,20 @@ def owned(folder: Path, lock: Path, option: str, seconds: float = 0) -> Iterator
     is_new = not lock.parent.exists()
     held = FileLock(lock)
     with writing(lock):
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            held.acquire(timeout=seconds)
-        except Timeout:
-            raise DeltaflError(
-                f"another process is using {folder}; wait for it, stop it, or choose another "
-                f"{option}"
-            ) from None
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                lock.parent.mkdir(parents=True, exist_ok=True)
+                held.acquire(timeout=seconds)
+                break
+            except Timeout:
+                raise DeltaflError(
+                    f"another process is using {folder}; wait for it, stop it, or choose another "
+                    f"{option}"
+                ) from None
+            except (FileNotFoundError, FileExistsError):
+                # Another process may have taken away the folder around it, which was empty.
+                if not tries_left:
+                    raise
     try:
         yield
     finally:
