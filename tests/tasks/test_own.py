@@ -118,6 +118,24 @@ def test_settings_come_from_the_task_and_options_win(tmp_path: Path) -> None:
     assert task.data == load_own(name, 4).data != load_own(name, 5).data
 
 
+def test_fewer_tests_are_drawn_of_own_data_and_spaced_evenly_of_the_librarys(
+    tmp_path: Path,
+) -> None:
+    def tested(task: str, count: int | None, seed: int) -> Any:
+        given = {"task": task, "test_examples": count, "seed": seed}
+        return task_of(make_settings(RunSettings, given)).dataset.test_x
+
+    own = str(write(tmp_path, SOURCE.replace("rng(seed)", "rng(7)")))
+    whole = tested(own, None, 0)
+    drawn = [tested(own, 5, seed) for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert not np.array_equal(drawn[0], drawn[2])
+    assert all(len(x) == 5 and np.isin(x, whole).all() for x in drawn)
+    digits = tested("digits", None, 0)
+    spaced = digits[np.arange(50) * len(digits) // 50]
+    np.testing.assert_array_equal(tested("digits", 50, 0), spaced)
+
+
 def test_a_function_may_take_nothing(tmp_path: Path) -> None:
     source = SOURCE.replace("make_task(seed)", "other(size=60)").replace("rng(seed)", "rng(7)")
     path = write(tmp_path, source)

@@ -10,8 +10,9 @@ from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
-from deltafl import DeltaflError
+from deltafl import DeltaflError, stream
 from deltafl.tasks import check_task, from_torch
+from deltafl.tasks.base import with_fewer_tests
 
 X = torch.arange(120.0).reshape(60, 2)
 ROWS = TensorDataset(X, torch.arange(60) % 3)
@@ -45,6 +46,32 @@ def test_a_partition_deals_the_rows_and_others_are_for_the_test() -> None:
     same = from_torch(ROWS, Subset(ROWS, range(10, 20)), partition="iid", clients=6)
     np.testing.assert_array_equal(same.dataset.train_x, X)
     np.testing.assert_array_equal(same.dataset.test_x, X[10:20])
+
+
+@pytest.mark.parametrize("period", [2, 5, 10])
+@pytest.mark.parametrize("dealt", [True, False])
+def test_of_data_in_any_order_all_classes_are_tested(period: int, dealt: bool) -> None:
+    rows = TensorDataset(torch.arange(2000.0)[:, None], torch.arange(2000) % period)
+    task = from_torch(rows, **IID) if dealt else from_torch([rows])
+    count_c = np.bincount(task.dataset.test_y, minlength=period)
+    assert count_c.sum() == 200 and count_c.min() >= 5
+    fewer = with_fewer_tests(task, 100, stream(0, "data", round=1)).dataset
+    assert {*fewer.test_y} == {*range(period)} and len(np.unique(fewer.test_x)) == 100
+
+
+@pytest.mark.parametrize(
+    ("test", "share", "words"),
+    [
+        (None, 0, "test_share is 0; it must be between 0 and 1"),
+        (None, 0.0, r"test_share is 0\.0; it must"),
+        (None, False, "test_share is False; it must"),
+        (ROWS, 0.5, r"test_share is 0\.5, and dataset has a test part"),
+        (ROWS, 0.0, r"test_share is 0\.0, and dataset has a test part"),
+    ],
+)
+def test_shares_that_say_nothing_are_refused(test: Any, share: Any, words: str) -> None:
+    with pytest.raises(DeltaflError, match=words):
+        from_torch(ROWS, test, **IID, test_share=share)
 
 
 def test_each_client_may_have_a_data_set() -> None:

@@ -213,7 +213,7 @@ class Settings(BaseModel):
     evaluate_every: Count = 1
     """rounds between two evaluations"""
     test_examples: Count | None = None
-    """test examples to evaluate on; all if not set"""
+    """test examples to evaluate on, drawn of own data; all if not set"""
     validation: Share | None = None
     """judge by this share of training examples"""
     public: Count | None = None

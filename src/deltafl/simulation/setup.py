@@ -16,6 +16,7 @@ from ..samplers.label import parse_label, uses_aux
 from ..scale.named_arrays import named_arrays
 from ..scale.rows import RowFormat
 from ..store.files import read_bytes
+from ..streams import stream
 from ..tasks.base import Task, with_fewer_tests, with_public, with_validation
 from ..tasks.checks import check_task
 from ..tasks.own import is_own
@@ -68,7 +69,12 @@ def task_of(settings: RunSettings) -> Task:
         if count is not None:  # it was meant for the test set, which may be larger
             count = min(count, len(task.dataset.test_x))
     if count is not None:
-        task = with_fewer_tests(task, count)
+        rng = None
+        # Classes may alternate in a user's own, so that evenly spaced examples have one class; of
+        # the library's tasks the order is known.
+        if is_own(settings.task):
+            rng = stream(settings.seed, "data", round=1)
+        task = with_fewer_tests(task, count, rng)
     return task
 
 

@@ -178,9 +178,9 @@ class Task:
         return share_mc
 
 
-def with_fewer_tests(task: Task, count: int) -> Task:
-    """The task with ``count`` of its test examples, evenly spaced in their order, for quick
-    runs.
+def with_fewer_tests(task: Task, count: int, rng: Rng | None = None) -> Task:
+    """The task with ``count`` of its test examples, for quick runs: evenly spaced in their order,
+    or drawn by ``rng``.
     """
     data = task.dataset
     known = len(data.test_x)
@@ -188,6 +188,8 @@ def with_fewer_tests(task: Task, count: int) -> Task:
         raise DeltaflError(f"test_examples is {count}; {data.name} has {known} test examples")
     # Evenly spaced, as examples may be sorted by class or by owner.
     row_e = np.arange(count) * known // count
+    if rng is not None:
+        row_e = np.sort(rng.choice(known, count, replace=False))
     owners = {name: owner_e[row_e] for name, owner_e in data.test_columns.items()}
     fewer = replace(
         data,

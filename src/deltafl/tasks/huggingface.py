@@ -19,7 +19,7 @@ from .columns import LARGEST, Column, Target, TaskType, require_all, target_of, 
 from .frames import Frame
 from .losses import MakeModel
 from .models import softmax_regression
-from .partitions import AnyPartition, every_tenth, rows_by_key
+from .partitions import AnyPartition
 from .tables import (
     OWNER,
     TEST_SHARE,
@@ -58,8 +58,7 @@ def from_huggingface(
 
     Args:
         data: A ``DatasetDict`` with ``train`` and ``test``, or one with ``train`` alone, or a
-            ``Dataset``. Without a test set it is drawn as in ``table_task``; with a partition the
-            5th, 15th, 25th, ... row is for the test, unless ``test_share`` is given.
+            ``Dataset``. Without a test set it is drawn as in ``table_task``.
         label: Column of the class or the target, as in ``table_task``, or of lists of targets; a
             ``ClassLabel`` keeps the order of its classes.
         column: Column of the client that holds the row. Test rows of others belong to no client.
@@ -73,7 +72,7 @@ def from_huggingface(
         partition: As in ``table_task``.
         clients: As in ``table_task``.
         alpha: As in ``table_task``.
-        test_share: As in ``table_task``; for data without a test set.
+        test_share: As in ``table_task``, a tenth if None; for data without a test set alone.
         strata: As in ``table_task``.
         sent: As in ``table_task``.
 
@@ -96,6 +95,11 @@ def from_huggingface(
             raise DeltaflError(
                 f"{where} is of type {type(part).__name__}; it must be a datasets.Dataset"
             )
+    if "test" in parts and test_share is not None:
+        raise DeltaflError(
+            f"test_share is {test_share!r}, and {name} has a test part, which is the test set: "
+            "leave one of them out"
+        )
     train = parts["train"]
     owner = dealing.owner(f"{name}'s train part", train.column_names)
     others = [each for each in train.column_names if each not in {label, owner or OWNER, strata}]
@@ -136,10 +140,9 @@ def from_huggingface(
     if "test" in parts:
         # The frame has the training part first.
         test_e = frame.index.get_level_values(0) != next(iter(used))
-    elif owner is None and test_share is None:
-        test_e = every_tenth(rows_by_key(owners.code), len(frame))
     else:
-        test_e = random_share(owners.code, test_share or TEST_SHARE, seed)
+        share = TEST_SHARE if test_share is None else test_share
+        test_e = random_share(owners.code, share, seed)
     examples = Examples(name, frame, x, target, label, owner, owners, test_e)
     task = task_of(name, examples, dealing, softmax_regression)
     return replace(task, make_model=make_model or task.make_model, **sent)

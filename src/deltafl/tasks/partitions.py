@@ -24,7 +24,7 @@ import numpy as np
 from ..calls import Named, parse_call
 from ..errors import DeltaflError, explained, is_in, require, unknown_name
 from ..store.own_python import load_function
-from ..types import BoolArray, FloatArray, IntArray, Rng
+from ..types import FloatArray, IntArray, Rng
 from .dataset import Dataset
 
 #: A partition's text, a function ``(y, num_clients, rng)`` that returns each client's rows, or an
@@ -613,7 +613,9 @@ def hold_out_by_owner(
         DeltaflError: If no owner has an example for the test.
     """
     used = [rows[:most] for rows in rows_by_key(owner_e) if len(rows) >= fewest]
-    test_e = every_tenth(used, len(owner_e))
+    test_e = np.zeros(len(owner_e), np.bool_)
+    for rows in used:
+        test_e[rows[TEST_FIRST::TEST_EVERY]] = True
     if not test_e.any():
         raise DeltaflError(
             f"{whole.name}: no {column} has {max(fewest, TEST_FIRST + 1)} examples or more"
@@ -625,14 +627,6 @@ def hold_out_by_owner(
         train,
         np.flatnonzero(test_e),
     )
-
-
-def every_tenth(owned: Sequence[IntArray], num_rows: int) -> BoolArray:
-    """Whether a row is for the test: the 5th, 15th, 25th, ... of each owner's."""
-    test_e = np.zeros(num_rows, np.bool_)
-    for rows in owned:
-        test_e[rows[TEST_FIRST::TEST_EVERY]] = True
-    return test_e
 
 
 def rows_by_key(key_e: IntArray) -> list[IntArray]:

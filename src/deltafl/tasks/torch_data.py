@@ -51,7 +51,7 @@ def from_torch(
         partition: As in ``table_task``; not for one data set a client.
         clients: As in ``table_task``.
         alpha: As in ``table_task``.
-        test_share: As in ``table_task``; for data without a test set.
+        test_share: As in ``table_task``, a tenth if None; for data without a test set alone.
         sent: As in ``table_task``.
 
     Raises:
