@@ -174,6 +174,29 @@ def unknown_name(
     return DeltaflError(f"unknown {kind} {shown}: choose one of {', '.join(names)}")
 
 
+def require_no_twins(where: str, names: Iterable[Any]) -> None:
+    """Refuse different values of which nobody knows whether they are one name: 1 and ``"1"``, or
+    ``"a"`` and ``"a "``, which are written alike; True and 1, which Python takes for equal.
+    """
+    first: dict[str, Any] = {}
+    for name in {(type(name), name): name for name in names}.values():
+        texts = [str(name).strip()]
+        if isinstance(name, bool):
+            texts.append(str(int(name)))
+        for text in texts:
+            other = first.setdefault(text, name)
+            is_same = other == name and isinstance(other, bool) == isinstance(name, bool)
+            if not is_same:
+                both = " and ".join(
+                    f"the text {each!r}" if isinstance(each, str) else str(each)
+                    for each in (other, name)
+                )
+                raise DeltaflError(
+                    f"{where} holds {both}, which may be one name or two: make all of them texts, "
+                    "as astype(str) does, or write them differently"
+                )
+
+
 def near_names(given: str, names: Sequence[str]) -> list[str]:
     """The names with the word ``given``, without a plural's s; else the nearest in spelling, or
     those that begin so.

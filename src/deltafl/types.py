@@ -27,7 +27,7 @@ from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, runtime_checka
 import numpy as np
 import numpy.typing as npt
 
-from .errors import OWN_ERRORS, DeltaflError, is_in, printable
+from .errors import OWN_ERRORS, DeltaflError, is_in, printable, require_no_twins
 
 Rng = np.random.Generator
 AnyPath = str | os.PathLike[str]
@@ -160,6 +160,7 @@ class Strata(NamedTuple):
                     f"the stratum of client {client} is {given[client]!r:.60}; write a name, or a "
                     "whole number"
                 )
+        require_no_twins("strata", given)
         names, code_m = np.unique(texts, return_inverse=True)
         return cls(code_m, tuple(names.tolist()))
 

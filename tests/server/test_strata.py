@@ -394,6 +394,9 @@ def test_names_are_sorted_and_may_be_numbers() -> None:
         (["a", 1.5, "b"], "client 1 is 1.5"),
         (["a", float("nan"), "b"], "client 1 is nan"),
         (["a", ("x",), "b"], "client 1"),
+        ([1, "1", 2], "strata holds 1 and the text '1', which may be one name or two"),
+        (["a", True, "True"], "True and the text 'True'"),
+        (["a", "b", "a "], "the text 'a' and the text 'a '"),
     ],
 )
 def test_bad_names_are_one_sentence(names: Any, said: str) -> None:

@@ -232,14 +232,17 @@ def test_numbers_of_a_text_stay_as_they_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        (pd.Series([1, "1", 2] * 20, dtype=object), "the number 1 and the text '1'"),
-        (pd.Series([2, 7, " 7"] * 20, dtype=object), "the number 7 and the text '7'"),
-        (pd.Categorical([1, "1", 2] * 20), "the number 1 and the text '1'"),
+        (pd.Series([1, "1", 2] * 20, dtype=object), "1 and the text '1'"),
+        (pd.Series([2, 7, " 7"] * 20, dtype=object), "7 and the text '7'"),
+        (pd.Series([True, 0, 1] * 20, dtype=object), "True and 1"),
+        (pd.Series([0, True, False] * 20, dtype=object), "0 and False"),
+        (pd.Series(["True", "no", True] * 20, dtype=object), "the text 'True' and True"),
+        (pd.Categorical([1, "1", 2] * 20), "1 and the text '1'"),
         (pd.Series([1.0, 2.0**53 + 2, 3] * 20), "at most 9007199254740992.*whole numbers or as"),
         (pd.Series([1.0, 2.0**24 + 2, 3] * 20, dtype=np.float32), "at most 16777216"),
         (pd.Series([1.0, np.inf, 3] * 20), "a whole number or a word|at most"),
     ],
-    ids=["mixed", "blank", "category", "float64", "float32", "infinity"],
+    ids=["mixed", "blank", "one", "zero", "true", "category", "float64", "float32", "infinity"],
 )
 def test_what_may_be_one_or_two_is_refused(column: str, values: Any, words: str) -> None:
     frame = pd.DataFrame({"a": range(60), "client": range(60), "label": range(60)})
@@ -804,6 +807,8 @@ def pictures(*modes: str) -> list[Any]:
 
 CLASS_LABEL = Columns(**COLUMNS | {"kind": [0, 1, -1, 1]})
 CLASS_LABEL.features = {"kind": SimpleNamespace(names=["cat", "dog"])}
+NAMED = Columns(**COLUMNS | {"kind": [0, 1, 0, 1]})
+NAMED.features = CLASS_LABEL.features
 SPARE = Columns(**COLUMNS, z=[1, 2, 3, 4])
 BAD_DATA: list[tuple[Any, dict[str, Any], str]] = [
     ({"x": [[1, 2], [3], [4, 5], [6, 7]]}, {}, r"row 2, column 'x' holds numbers of shape \(1,\)"),
@@ -827,6 +832,15 @@ BAD_DATA: list[tuple[Any, dict[str, Any], str]] = [
         r"row 2, column 'kind' holds \['b', 1\]; it must be a whole",
     ),
     (CLASS_LABEL, {}, "row 3, column 'kind' holds -1; .* an example without one: drop the row"),
+    (
+        {"train": NAMED, "test": Columns(**COLUMNS | {"kind": [0, 0.5, 1, 1]})},
+        {},
+        r"test part: row 2, column 'kind' holds 0\.5; it must be one of 2 names",
+    ),
+    ({"train": NAMED, "test": Columns(**COLUMNS)}, {}, "test part: row 1, column 'kind' holds 'b'"),
+    (NAMED, {"column": "kind"}, "the label is 'kind', the client 'kind'"),
+    ({}, {"inputs": "kind"}, "inputs are 'kind'; name a column of its own for each"),
+    ({}, {"inputs": "who"}, "inputs are 'who'"),
     (SPARE, {"inputs": None}, r"tiny has x, z beside label and client: .*to_pandas\(\)"),
     ({}, {"column": None}, "train part has no column 'client' that says who holds a row"),
     ({}, {"inputs": "y"}, "tiny's train part has no column 'y'"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ChainDataset, DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from deltafl import DeltaflError, stream
@@ -148,6 +148,106 @@ def test_labels_may_be_arrays_of_one_and_targets_several() -> None:
     np.testing.assert_allclose(one.dataset.train_y, scaled[:, 0], rtol=1e-5)
 
 
+class Folder(TorchDataset[Any]):
+    """As ImageFolder of torchvision: classes are numbered by their names, here those of a line."""
+
+    def __init__(self, names: str, labels: Any) -> None:
+        self.classes = names.split()
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, row: int) -> Any:
+        return X[row], self.labels[row]
+
+
+def words_of(task: Any) -> Any:
+    data = task.dataset
+    return [[data.class_names[k] for k in y] for y in (data.train_y, data.test_y)]
+
+
+ANIMALS = Folder("cat dog", [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "classes", "words"),
+    [
+        (ANIMALS, Folder("dog cat", [0, 1]), "cat dog", "dog cat"),
+        ({"a": ANIMALS}, {"a": Folder("dog wolf", [0, 1])}, "cat dog wolf", "dog wolf"),
+        ({"a": Folder("wolf", [0]), "b": ANIMALS}, ANIMALS, "wolf cat dog", "cat dog"),
+        (ANIMALS, [(X[0], "dog"), (X[0], "cat")], "cat dog", "dog cat"),
+        ([(X[0], "dog"), (X[0], "cat")], ANIMALS, "cat dog", "cat dog"),
+        (ANIMALS, [(X[0], 1)], "cat dog", "dog"),
+        (
+            Subset(ANIMALS, [1, 0]),
+            Subset(Subset(Folder("dog cat", [0, 1]), [1]), [0]),
+            "cat dog",
+            "cat",
+        ),
+        (
+            Folder("crane dog crane", [2, 0, 1]),
+            [(X[0], 2)],
+            ["crane", "dog", "crane (2)"],
+            ["crane (2)"],
+        ),
+    ],
+)
+def test_classes_are_one_by_their_names(train: Any, test: Any, classes: Any, words: Any) -> None:
+    by_client = isinstance(train, dict)
+    task = from_torch(train, test, **({} if by_client else IID | {"clients": 2}))
+    check_task(task, "named", 0)
+    assert [*task.dataset.class_names] == (classes.split() if isinstance(classes, str) else classes)
+    assert words_of(task)[1] == (words.split() if isinstance(words, str) else words)
+    if by_client:
+        held = [folder.classes[k] for folder in train.values() for k in folder.labels]
+        assert words_of(task)[0] == held
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "words"),
+    [
+        (
+            ANIMALS,
+            [(X[0], 2)],
+            r"test part: row 1, .* holds 2; it must be one of 2 names, such as 'cat'",
+        ),
+        (ANIMALS, [(X[0], "wolf")], "holds 'wolf'; it must be one of 2 names"),
+        (ANIMALS, [(X[0], 0.5), (X[0], 1.0)], r"holds 0\.5; it must be one of"),
+        ({"a": ANIMALS, "b": Folder("dog", [0]), "c": ROWS}, None, "client 'c': row 1, .* holds 0"),
+        ({1: ROWS, "1": ROWS}, None, "dataset: the dict of clients holds 1 and the text '1'"),
+        ({"a": ROWS, "a ": ROWS}, None, "the text 'a' and the text 'a '"),
+        ({1: ROWS}, {"1": ROWS}, "1 and the text '1'"),
+        ([[(X[0], True), (X[0], False), (X[0], 1)]], None, "holds True and 1, which may be one"),
+        ({}, None, "train part has no data set"),
+    ],
+)
+def test_what_may_be_one_or_two_is_refused(train: Any, test: Any, words: str) -> None:
+    with pytest.raises(DeltaflError, match=words):
+        from_torch(train, test, **(IID if train is ANIMALS else {}))
+
+
+def test_nobody_holds_a_pooled_test_set_whatever_clients_are_called() -> None:
+    for name in ("None", "nobody", "nobody None", ""):
+        task = from_torch({name or "x": ROWS, "b": ROWS}, ROWS)
+        np.testing.assert_array_equal(task.test_clients, np.full(60, -1))
+
+
+def test_numbers_to_predict_are_no_classes() -> None:
+    task = from_torch(Folder("a b", [0, 1, 0, 1] * 5), **IID, task_type="regression")
+    assert (task.metric, task.dataset.num_classes) == ("loss", 0)
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.byte, lambda x: x[0].byte().numpy(), None])
+def test_bytes_beside_other_numbers_are_refused(change: Any) -> None:
+    first = X[0] if change is None else change(X[:2])
+    other = first.clone().byte() if change is None else torch.rand(np.shape(first))
+    with pytest.raises(
+        DeltaflError, match=r"row 2, .* holds numbers of type (uint8|float32), and the"
+    ):
+        from_torch([(first, 0), (other, 1), (first, 0)], **IID)
+
+
 class Listed(list[Any]):
     """Items, and the names of their classes."""
 
@@ -167,6 +267,7 @@ class Stream(IterableDataset[Any]):
         (ROWS, {}, "write partition='iid'"),
         (Stream(), IID, r"part is of type Stream; .* list\(iterable\)"),
         (DataLoader(ROWS), IID, "loader.dataset"),
+        (ChainDataset([Stream()]), IID, r"type ChainDataset; .* list\(iterable\): TypeError"),
         ([Subset(ROWS, range(9)), Subset(ROWS, [])], {}, "client 1 has no items"),
         ([[(1.0, 2.0, 3.0)]], {}, "client 0: item 0 has 3 parts"),
         ([ROWS, ROWS], IID, "item 0 is of type TensorDataset; .* goes without a partition"),

@@ -5,14 +5,15 @@ the first cell that is of no use, and says what to write instead.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from itertools import chain, islice
 from reprlib import repr as shown
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from ..errors import DeltaflError, printable
+from ..errors import DeltaflError, printable, require_no_twins
 from ..types import Array, BoolArray, FloatArray, IntArray
 from .frames import Frame
 
@@ -50,7 +51,7 @@ class Target(NamedTuple):
 
 def target_of(values: Column, task_type: TaskType | None, standardize: bool) -> Target:
     """What is to be predicted, of a column of labels."""
-    where = f"{values.index[0][0]}: column {values.name!r}"
+    where = _named(values)
     if task_type not in (None, *get_args(TaskType)):
         raise DeltaflError(
             f"task_type is {task_type!r}; it must be {' or '.join(map(repr, get_args(TaskType)))}"
@@ -125,15 +126,14 @@ def codes(values: Column) -> Coded:
     """
     if values.dtype.name == "category":
         require_all(values, values.notna().to_numpy(), "a category", "")
+        require_no_twins(_named(values), values.cat.categories)
         names = [str(x) for x in values.cat.categories]
-        _require_no_twins(values, [name for name in names if names.count(name) > 1])
         return Coded(values.cat.codes.to_numpy(np.int64), names)
     is_number = values.dtype.kind in "biuf"
     if is_number:
         number_e = values.to_numpy(np.float64, na_value=np.nan)
         good_e = number_e == np.trunc(number_e)
     else:
-        is_text_e = np.array([isinstance(value, str) for value in values])
         good_e = np.array([isinstance(value, str | int) for value in values])
         words = values.astype(str).str.strip()
         good_e &= (words != "").to_numpy()
@@ -153,7 +153,8 @@ def codes(values: Column) -> Coded:
         code, numbers = values.factorize(sort=True)
         kind = bool if values.dtype.kind == "b" else int
         return Coded(code.astype(np.int64), [str(kind(number)) for number in numbers])
-    _require_no_twins(values, sorted({*words[is_text_e]} & {*words[~is_text_e]}))
+    stripped = (value.strip() if isinstance(value, str) else value for value in values)
+    require_no_twins(_named(values), stripped)
     code, different = words.factorize()
     names = different.tolist()
     order = sorted(range(len(names)), key=names.__getitem__)
@@ -163,16 +164,46 @@ def codes(values: Column) -> Coded:
     return Coded(np.argsort(order)[code].astype(np.int64), [names[k] for k in order])
 
 
-def _require_no_twins(values: Column, words: Sequence[str]) -> None:
-    """Refuse numbers and texts that are written alike, of which nobody knows whether they are
-    one.
+def by_name(values: Column, names_of: Mapping[str, Sequence[str]]) -> Column:
+    """A column of which each part numbers the classes in its own way, as one of all their names: a
+    categorical, with the names of the first part first.
+
+    ``names_of`` has the names of the classes 0, 1, ... of each part, by what the index calls it;
+    none of a part that holds words, or the numbers that all others mean alike.
     """
-    if words:
-        raise DeltaflError(
-            f"{values.index[0][0]}: column {values.name!r} holds the number {words[0]} and the "
-            f"text {words[0]!r}: make all of them texts, as astype(str) does, or write them "
-            "differently"
-        )
+    import pandas as pd
+
+    lists = list(dict.fromkeys(tuple(names) for names in names_of.values() if names))
+    if not lists:
+        return values
+    alike = lists[0] if len(lists) == 1 else ()
+    place = {name: k for k, name in enumerate(dict.fromkeys(chain.from_iterable(lists)))}
+    require_all(
+        values,
+        (values != -1).to_numpy(),
+        "a class",
+        "-1 is an example without one: drop the row",
+    )
+    codes: list[int] = []
+    for source, cell in zip(values.index.get_level_values(0), values.tolist(), strict=True):
+        names = names_of[source] or alike
+        name = cell
+        if cell in range(len(names)):
+            name = names[int(cell)]
+        codes.append(place.get(name, -1) if isinstance(name, str) else -1)
+    some = ", ".join(map(repr, islice(place, 3)))
+    require_all(
+        values,
+        np.array(codes) >= 0,
+        f"one of {len(place)} names, such as {some}, or the number of one",
+        "give this part the names of its classes, as the others have, or drop the row",
+    )
+    return pd.Series(pd.Categorical.from_codes(codes, list(place)), values.index, name=values.name)
+
+
+def _named(values: Column) -> str:
+    """What errors call a column."""
+    return f"{values.index[0][0]}: column {values.name!r}"
 
 
 #: A number as text, not larger than ids are.

@@ -4,7 +4,7 @@ The package ``datasets`` is not imported: whatever has ``column_names`` and ``fe
 a column by its name, will do.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from reprlib import repr as shown
 from typing import Any, Unpack
@@ -15,7 +15,7 @@ from ..errors import OWN_ERRORS, DeltaflError, explained, require, unknown_name
 from ..model_parts import as_array
 from ..types import Array
 from .base import Task
-from .columns import LARGEST, Column, Target, TaskType, require_all, target_of, targets_of
+from .columns import LARGEST, Column, Target, TaskType, by_name, require_all, target_of, targets_of
 from .frames import Frame
 from .losses import MakeModel
 from .models import softmax_regression
@@ -86,21 +86,14 @@ def from_huggingface(
 
     require_names(label=label, column=column, inputs=inputs, strata=strata)
     dealing = Dealing(partition, column, clients, alpha, seed, strata)
-    parts = dict(data) if isinstance(data, Mapping) else {"train": data}
-    if "train" not in parts:
-        raise unknown_name("part of the data set", "train", parts)
-    used = {f"{name}'s {part} part": parts[part] for part in ("train", "test") if part in parts}
-    for where, part in used.items():
-        if not hasattr(part, "column_names"):
-            raise DeltaflError(
-                f"{where} is of type {type(part).__name__}; it must be a datasets.Dataset"
-            )
-    if "test" in parts and test_share is not None:
+    trains, tests = _pieces(name, data)
+    used = trains | tests
+    if tests and test_share is not None:
         raise DeltaflError(
             f"test_share is {test_share!r}, and {name} has a test part, which is the test set: "
             "leave one of them out"
         )
-    train = parts["train"]
+    train = next(iter(used.values()))
     owner = dealing.owner(f"{name}'s train part", train.column_names)
     others = [each for each in train.column_names if each not in {label, owner or OWNER, strata}]
     if inputs is None and len(others) != 1:
@@ -110,42 +103,80 @@ def from_huggingface(
             "make a task of its data frame: table_task(data.to_pandas(), ...)"
         )
     inputs = inputs or others[0]
-    keys = [key for key in (label, owner, strata) if key is not None]
+    if label == owner or inputs in {label, owner, strata}:
+        raise DeltaflError(
+            f"{name}: the label is {label!r}, the client {owner!r}, strata {strata!r} and the "
+            f"inputs are {inputs!r}; name a column of its own for each"
+        )
+    keys = [key for key in dict.fromkeys([label, owner, strata]) if key is not None]
     for where, part in used.items():
         for key in (*keys, inputs):
             if key not in part.column_names:
                 raise no_column(where, key, part.column_names)
-    # Together, so that both parts number classes and owners alike.
-    frame = pd.concat(
-        [
-            pd.DataFrame({key: _cells(where, part, key, plain) for key in keys})
-            for where, part in used.items()
-        ],
-        keys=used,
-    )
+    frames = [
+        pd.DataFrame({key: _cells(where, part, key, plain) for key in keys})
+        for where, part in used.items()
+    ]
+    # Together, so that all parts number classes and owners alike.
+    frame = pd.concat(frames, keys=used)
     values = [value for where, part in used.items() for value in _cells(where, part, inputs)]
-    x = _stacked(frame, inputs, values, (train.features or {}).get(inputs))
+    features = {where: part.features or {} for where, part in used.items()}
+    kinds = {where: getattr(of.get(inputs), "dtype", None) for where, of in features.items()}
+    x = _stacked(frame, inputs, values, kinds)
     for key in keys:
-        feature: Any = (train.features or {}).get(key)
-        if hasattr(feature, "names"):  # a ClassLabel
-            require_all(
-                frame[key],
-                (frame[key] != -1).to_numpy(),
-                "a class",
-                "-1 is an example without one: drop the row",
-            )
-            frame[key] = pd.Categorical.from_codes(frame[key].astype(int), feature.names)
+        # Of a ClassLabel.
+        names_of = {
+            where: unique_names(getattr(of.get(key), "names", ())) for where, of in features.items()
+        }
+        if key != label or task_type != "regression":
+            frame[key] = by_name(frame[key], names_of)
     target = _target_of(frame[label], task_type)
     owners = owners_of(frame, owner)
-    if "test" in parts:
-        # The frame has the training part first.
-        test_e = frame.index.get_level_values(0) != next(iter(used))
+    if tests:
+        test_e = frame.index.get_level_values(0).isin(tests)
     else:
         share = TEST_SHARE if test_share is None else test_share
         test_e = random_share(owners.code, share, seed)
     examples = Examples(name, frame, x, target, label, owner, owners, test_e)
     task = task_of(name, examples, dealing, softmax_regression)
     return replace(task, make_model=make_model or task.make_model, **sent)
+
+
+class Pieces(dict[str, Any]):
+    """Data sets that are one part together, by what errors call them."""
+
+
+def _pieces(name: str, data: Any) -> tuple[Pieces, Pieces]:
+    """The data sets of the training part and of the test part, which may be none."""
+    parts = dict(data) if isinstance(data, Mapping) else {"train": data}
+    if "train" not in parts:
+        raise unknown_name("part of the data set", "train", parts)
+    found = []
+    for part in ("train", "test"):
+        pieces = Pieces()
+        if part in parts:
+            held = parts[part]
+            pieces = held if isinstance(held, Pieces) else Pieces({f"{name}'s {part} part": held})
+        for where, piece in pieces.items():
+            if not hasattr(piece, "column_names"):
+                raise DeltaflError(
+                    f"{where} is of type {type(piece).__name__}; it must be a datasets.Dataset"
+                )
+        found.append(pieces)
+    return found[0], found[1]
+
+
+def unique_names(names: Iterable[Any]) -> list[str]:
+    """Names of classes as texts, of which a repeated one gets its number: ImageNet has two kinds of
+    crane.
+    """
+    found: dict[str, None] = {}
+    for number, name in enumerate(names):
+        text = str(name)
+        while text in found:
+            text = f"{text} ({number})"
+        found[text] = None
+    return list(found)
 
 
 def _cells(
@@ -218,15 +249,27 @@ def _numbers_of(value: Any) -> tuple[Array, str]:
     return numbers, f"the number {numbers[~good][0]:g}"
 
 
-def _stacked(frame: Frame, column: str, values: Sequence[Any], feature: Any) -> Array:
+def _stacked(
+    frame: Frame,
+    column: str,
+    values: Sequence[Any],
+    kinds: Mapping[str, Any],
+) -> Array:
     """Pictures as uint8 (N, channels, height, width), or lists of numbers as float32 (N, k);
-    tensors keep their axes.
+    tensors keep their axes. ``kinds`` has the type that the column of each part declares, or None.
     """
     parts: list[Array] = []
+    first = ""
     for (source, row), value in zip(frame.index, values, strict=True):
         part, held = _numbers_of(value)
+        # Pixels of an Array2D or Array3D come as lists, and only their column knows that they are.
+        kind = "uint8" if kinds[source] == "uint8" else str(part.dtype)
+        first = first or kind
         if not held and parts and part.shape != parts[0].shape:
             held = f"numbers of shape {part.shape}, and the first row has shape {parts[0].shape}"
+        elif not held and (kind == "uint8") != (first == "uint8"):
+            # Bytes go from 0 to 255, and others often from 0 to 1.
+            held = f"numbers of type {kind}, and the first row is of type {first}"
         if held:
             cure = "change it, or leave the row out"
             if _is_picture(value):
@@ -236,15 +279,14 @@ def _stacked(frame: Frame, column: str, values: Sequence[Any], feature: Any) -> 
                 )
             raise DeltaflError(
                 f"{source}: row {row + 1}, column {column!r} holds {held}; it must be pictures of "
-                f"one size and mode, or numbers up to {LARGEST:g}, as many in each row; {cure}"
+                f"one size and mode, or numbers up to {LARGEST:g}, as many in each row and of one "
+                f"type; {cure}"
             )
         parts.append(part)
     x = np.stack(parts)
     if x.ndim < 3:
         return x.reshape(len(x), -1).astype(np.float32)
-    # Pixels of an Array2D or Array3D come as lists, and only their column knows that they are.
-    is_pixel = x.dtype == np.uint8 or (hasattr(feature, "dtype") and feature.dtype == "uint8")
-    x = x.astype(np.uint8 if is_pixel else np.float32)
+    x = x.astype(np.uint8 if first == "uint8" else np.float32)
     # What has made a tensor has put its axes in the order of PyTorch; they may be no picture's.
     if _is_tensor(values[0]):
         return x

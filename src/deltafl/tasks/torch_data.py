@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Unpack
 
-from ..errors import DeltaflError, explained
+from ..errors import DeltaflError, explained, require_no_twins
 from ..streams import stream
 from .base import Task
 from .columns import TaskType
-from .huggingface import from_huggingface, plain
+from .huggingface import Pieces, from_huggingface, plain
 from .losses import MakeModel
 from .partitions import AnyPartition, find_partition
 from .tables import OWNER, Sent
@@ -63,15 +63,31 @@ def from_torch(
 
     # A list of items, which a partition deals, is one data set.
     by_client = find_partition("natural" if partition is None else partition).uses_column
-    if partition is None and not _is_one_each(train, by_client):
+    if partition is None and _one_each(train, by_client) is None:
         raise DeltaflError(
             "nobody says who holds a row: write partition='iid' and clients=20, or give a list or "
             "dict of data sets, one for each client"
         )
+    given = {"train": train} if test is None else {"train": train, "test": test}
+    each = {part: _one_each(data, by_client) for part, data in given.items()}
+    clients_named = [client for held in each.values() for client in held or ()]
+    require_no_twins(f"{name}: the dict of clients", clients_named)
+    # Longer than the name of any client.
+    nobody = "nobody " + max(map(str, clients_named), key=len, default="")
+    parts = {}
     with seeded(stream(seed, "data")):
-        parts = {"train": _Columns(f"{name}'s train part", train, by_client)}
-        if test is not None:
-            parts["test"] = _Columns(f"{name}'s test part", test, by_client)
+        for part, data in given.items():
+            where = f"{name}'s {part} part"
+            held = each[part]
+            if held is None:
+                parts[part] = Pieces({where: _Columns(where, data, nobody)})
+                continue
+            if not held:
+                raise DeltaflError(f"{where} has no data set; give it one for each client")
+            parts[part] = Pieces()
+            for client, own in held.items():
+                whose = f"{where}, client {client!r}"
+                parts[part][whose] = _Columns(whose, own, str(client))
     return from_huggingface(
         parts,
         inputs="input",
@@ -87,45 +103,60 @@ def from_torch(
     )
 
 
-def _is_one_each(data: Any, by_client: bool) -> bool:
-    return isinstance(data, Mapping) or (by_client and isinstance(data, list | tuple))
+def _one_each(data: Any, by_client: bool) -> Mapping[Any, Any] | None:
+    """The data set of each client, by its name; None for one of all."""
+    if isinstance(data, Mapping):
+        return data
+    if by_client and isinstance(data, list | tuple):
+        return dict(enumerate(data))
+    return None
 
 
 class _Columns:
     """All items as columns, as a Hugging Face data set gives them."""
 
-    def __init__(self, where: str, data: Any, by_client: bool) -> None:
-        owned: Any = [(None, data)]
-        if _is_one_each(data, by_client):
-            owned = data.items() if isinstance(data, Mapping) else enumerate(data)
-        self.columns: dict[str, list[Any]] = {"input": [], "label": [], OWNER: []}
-        for owner, part in owned:
-            held = where if owner is None else f"{where}, client {owner!r}"
-            for value, label in _items(held, part):
-                self.columns["input"].append(value)
-                self.columns["label"].append(label)
-                self.columns[OWNER].append(str(owner))
+    def __init__(self, where: str, data: Any, owner: str) -> None:
+        items = list(_items(where, data))
+        labels = [label for _, label in items]
+        self.columns = {
+            "input": [value for value, _ in items],
+            "label": labels,
+            OWNER: [owner] * len(items),
+        }
         self.column_names = list(self.columns)
         self.features = {}
-        classes = getattr(data, "classes", None)
-        labels = self.columns["label"]
+        classes = _classes(data)
         # A transform may have made other labels than those that the classes are of.
-        if isinstance(classes, Sequence) and all(label in range(len(classes)) for label in labels):
-            self.features = {"label": SimpleNamespace(names=list(map(str, classes)))}
+        if all(label in range(len(classes)) for label in labels):
+            self.features = {"label": SimpleNamespace(names=classes)}
 
     def __getitem__(self, column: str) -> list[Any]:
         return self.columns[column]
 
 
+def _classes(data: Any) -> Sequence[Any]:
+    """The names of the classes, as torchvision has them; those of what it is a subset of."""
+    from torch.utils.data import Subset
+
+    while isinstance(data, Subset) and not hasattr(data, "classes"):
+        data = data.dataset
+    classes = getattr(data, "classes", ())
+    return classes if isinstance(classes, list | tuple) else ()
+
+
 def _items(where: str, data: Any) -> Iterator[tuple[Any, Any]]:
-    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-        raise DeltaflError(
-            f"{where} is of type {type(data).__name__}; it must be a data set with a length and "
-            "numbered items, such as loader.dataset or list(iterable)"
-        )
-    if len(data) == 0:
+    needed = (
+        f"{where} is of type {type(data).__name__}; it must be a data set with a length and "
+        "numbered items, such as loader.dataset or list(iterable)"
+    )
+    # That of a chain of iterable ones has a method, which raises.
+    with explained(needed):
+        size = len(data)
+    if not hasattr(data, "__getitem__"):
+        raise DeltaflError(needed)
+    if size == 0:
         raise DeltaflError(f"{where} has no items; give it one at least, or leave it out")
-    for row in range(len(data)):
+    for row in range(size):
         with explained(f"{where}: item {row} cannot be read"):
             item = data[row]
         is_list = isinstance(item, tuple | list)
