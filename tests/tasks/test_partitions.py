@@ -399,6 +399,30 @@ def test_a_partitioner_of_flower_deals_the_rows() -> None:
             make_partition(given_object, PLAIN, num_clients, 0.5, stream(0, "partition"))
 
 
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([[0, 1], [1, 2]], "deals row 1 2 times; let one client have it"),
+        ([[0, 0], [1]], "deals row 0 2 times"),
+        ([[0, 1], [-1]], r"gives client 1 \[-1\]; it must be row numbers from 0 to 19"),
+        ([[0, 1], [20]], r"gives client 1 \[20\]"),
+        ([[0, True], [2]], r"gives client 0 \[0, True\]"),
+    ],
+)
+def test_what_a_partitioner_must_deal(rows: Any, words: str) -> None:
+    pytest.importorskip("datasets")
+
+    class Own:
+        dataset = None
+        num_partitions = len(rows)
+
+        def load_partition(self, k: int) -> Any:
+            return {"row of deltafl": rows[k]}
+
+    with pytest.raises(DeltaflError, match=f"the partitioner Own {words}"):
+        make_partition(Own(), PLAIN, None, 0.5, stream(0, "partition"))
+
+
 def test_the_partitioners_of_flower() -> None:
     flower = pytest.importorskip("flwr_datasets.partitioner")
     data = make_dataset(balanced(400), 10, writer=np.arange(400) // 40)
@@ -460,6 +484,7 @@ def test_what_a_function_draws_from_numpy_follows_the_seed() -> None:
         (lambda y, m, rng: [[k] for k in range(-1, 3)], r"client 0 \[-1\]"),
         (lambda y, m, rng: [[k + 17] for k in range(m)], r"client 3 \[20\].* from 0 to 19"),
         (lambda y, m, rng: [[True]] * m, r"client 0 \[True\]"),
+        (lambda y, m, rng: [[2 + k, False] for k in range(m)], r"client 0 \[2, False\]"),
         (lambda y, m, rng: [["a"]] * m, "client 0 .*'a'"),
         (lambda y, m, rng: {k + 1: [k] for k in range(m)}, "failed: KeyError: 0"),
         (lambda y, m, rng: None, "failed: TypeError"),

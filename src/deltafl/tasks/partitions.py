@@ -504,9 +504,14 @@ def _by_function(
             f"{who} deals to {len(given)} clients, and clients is {num_clients}: let it return the "
             "rows of so many, or set clients"
         )
-    needed = f"row numbers from 0 to {len(label_e) - 1}, one at least"
+    return _disjoint(who, given, len(label_e))
+
+
+def _disjoint(who: str, given: Sequence[Any], total: int) -> list[IntArray]:
+    """The rows of each client as somebody else gives them, sorted and checked."""
+    needed = f"row numbers from 0 to {total - 1}, one at least"
     for client, rows in enumerate(given):
-        if not are_rows(rows, len(label_e)):
+        if not are_rows(rows, total):
             raise DeltaflError(f"{who} gives client {client} {shown(rows)}; it must be {needed}")
     parts = [np.sort(np.asarray(rows)).astype(np.int64) for rows in given]
     row, count = np.unique(np.concatenate(parts), return_counts=True)
@@ -519,6 +524,9 @@ def _by_function(
 
 def are_rows(rows: Any, total: int) -> bool:
     """Whether these are numbers of so many rows, one at least."""
+    # Of booleans among numbers NumPy would make 0 and 1.
+    if isinstance(rows, list | tuple) and any(isinstance(row, bool | np.bool_) for row in rows):
+        return False
     try:
         row_n = np.asarray(rows)
     except ValueError:  # lists of different lengths
@@ -545,19 +553,20 @@ def _dealt(
         # A copy, for a partitioner takes its data set once, and a task is made for each seed.
         own = copy.deepcopy(partitioner)
         own.dataset = datasets.Dataset.from_dict(columns)
-        parts = [np.sort(own.load_partition(k)[row]) for k in range(own.num_partitions)]
+        given = [own.load_partition(k)[row] for k in range(own.num_partitions)]
+        parts = [[*rows] for rows in given]
     if num_clients not in (None, len(parts)):
         raise DeltaflError(
             f"the partitioner {name} deals to {len(parts)} clients, and clients is {num_clients}: "
             "leave it out"
         )
-    empty = [k for k, rows in enumerate(parts) if len(rows) == 0]
+    empty = [k for k, rows in enumerate(parts) if not rows]
     if empty:
         raise DeltaflError(
             f"the partitioner {name} gives client {empty[0]} no example; let it deal to fewer "
             "clients, or raise its min_partition_size"
         )
-    return [rows.astype(np.int64) for rows in parts]
+    return _disjoint(f"the partitioner {name}", parts, len(dataset.train_y))
 
 
 def owner_column(name: AnyPartition, dataset: Dataset, column: str | None) -> str:
