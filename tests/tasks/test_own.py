@@ -5,6 +5,7 @@ mistake one sentence.
 import json
 import re
 import runpy
+from copy import deepcopy
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -314,6 +315,7 @@ SINGLE = [
     torch.nn.Flatten(),
     torch.nn.Linear(3, 2),
 ]
+ONE_HOT = np.eye(2, dtype=np.float32)[Y]
 BROKEN: dict[str, dict[str, Any]] = {
     "train_x has 9 rows and train_y 10": data(train_x=X[:9]),
     "train_x is float64 of shape (10, 3); make it a NumPy array of float32": data(
@@ -328,6 +330,15 @@ BROKEN: dict[str, dict[str, Any]] = {
     },
     "the range of train_y is (-1, 0)": {"metric": "loss", **data(train_y=Y - 1)},
     "num_classes is 0: write Task(..., metric='loss')": data(num_classes=0),
+    "train_y is int32 of shape (10,); make it a NumPy array of int64": data(
+        train_y=Y.astype(np.int32)
+    ),
+    "such as train_y.astype(np.int64)": data(train_y=Y.astype(bool)),
+    "the name of the dataset is None; it must be a text": data(name=None),
+    "train_x is float32 of shape (10, 0); give each row a number": data(
+        train_x=X[:, :0], test_x=X[:4, :0]
+    ),
+    "each row of train_y has a single 1": data(train_y=ONE_HOT, test_y=ONE_HOT[:4]),
     "train_y is of type list": data(train_y=Y.tolist()),
     "train_x is of type MaskedArray": data(train_x=np.ma.masked_equal(X, 7)),
     "accuracy needs (2, 3)": data(num_classes=3),
@@ -393,6 +404,103 @@ def test_tasks_that_do_not_fit_together(sentence: str) -> None:
     assert torch.equal(before, torch.get_rng_state())
     with pytest.raises(DeltaflError, match=f"^mine.py: .*{re.escape(sentence)}"):
         check_task(replace(task, **BROKEN[sentence]), "mine.py", 0)
+
+
+@pytest.mark.parametrize("scale", [None, "1/255", [1.0], 0, -1.0, np.nan, np.inf])
+def test_a_scale_of_inputs_is_a_number(scale: Any) -> None:
+    with pytest.raises(DeltaflError, match=r"input_scale is .*; it must be a number above 0"):
+        check_task(replace(good(), input_scale=scale), "mine.py", 0)
+
+
+def absolute(output: Any, y: Any) -> Any:
+    return (output - y).abs().mean()
+
+
+def logistic(output: Any, y: Any) -> Any:
+    return torch.nn.functional.softplus(-(2 * y - 1) * output).mean()
+
+
+def to_column(output: Any, y: Any) -> Any:
+    return (output - y[:, None]).square().mean()
+
+
+def pairwise(output: Any, y: Any) -> Any:
+    """Legitimate: of all pairs, and the same whatever the shape."""
+    scores = output.reshape(-1)
+    apart = (scores[:, None] - scores) * torch.sign(y[:, None] - y)
+    return torch.nn.functional.softplus(-apart).mean()
+
+
+def numbers(loss: Any, outputs: int = 1, y: Any = None) -> Task:
+    """A task of a column of outputs, whose first targets are equal."""
+    target = np.arange(10, dtype=np.float32) // 3 if y is None else y
+    whole = replace(good().dataset, train_y=target, test_y=target[:4], num_classes=0)
+    model = (
+        torch.nn.Linear(3, outputs)
+        if outputs
+        else torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
+    )
+    return replace(
+        good(), dataset=whole, loss=loss, metric="loss", make_model=lambda: deepcopy(model)
+    )
+
+
+COLUMN = np.arange(10, dtype=np.float32)[:, None]
+
+
+@pytest.mark.parametrize(
+    "task", [numbers(absolute), numbers(logistic, y=np.float32(Y)), numbers(absolute, 0, COLUMN)]
+)
+def test_a_loss_that_compares_each_output_with_each_target_is_refused(task: Task) -> None:
+    with pytest.raises(DeltaflError, match=r"compares each output .*reshape\(y\.shape\)"):
+        check_task(task, "mine.py", 0)
+
+
+def probability(output: Any, y: Any) -> Any:
+    return torch.nn.functional.binary_cross_entropy_with_logits(output, y)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        numbers(to_column),
+        numbers(pairwise),
+        numbers(absolute, y=COLUMN),
+        numbers(absolute, 0),
+        numbers(torch.nn.MSELoss(), 2, np.hstack([COLUMN, -COLUMN])),
+        replace(good(), **data(train_y=ONE_HOT, test_y=ONE_HOT[:4]), loss=probability),
+        replace(good(), **data(train_y=ONE_HOT, test_y=ONE_HOT[:4]), metric="loss"),
+    ],
+)
+def test_losses_that_compare_an_output_with_its_own_target_are_right(task: Task) -> None:
+    check_task(task, "mine.py", 0)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("train_x", r"the model failed on train_x\[9\], which has numbers from 1 to 7: IndexError"),
+        ("test_x", r"the model failed on test_x\[3\]"),
+        ("train_y", r"the loss failed on train_y\[9\], .*2.*: IndexError"),
+    ],
+)
+def test_tokens_and_classes_that_the_model_does_not_know_are_found_before_a_run(
+    part: str, words: str
+) -> None:
+    token = np.arange(20).reshape(10, 2) % 7
+    held = {"train_x": token, "test_x": token[:4].copy(), "train_y": Y, "test_y": Y[:4]}
+    held[part] = held[part].copy()
+    held[part][-1] = [1, 7] if part.endswith("x") else 2
+    layers = [torch.nn.Embedding(7, 3), torch.nn.Flatten(), torch.nn.Linear(6, 2)]
+    task = replace(
+        good(),
+        dataset=Dataset("texts", **held, num_classes=0),
+        metric="loss",
+        tokens=True,
+        make_model=lambda: torch.nn.Sequential(*map(deepcopy, layers)),
+    )
+    with pytest.raises(DeltaflError, match=words):
+        check_task(task, "mine.py", 0)
 
 
 def test_arrays_may_be_mirror_images_and_names_any_column() -> None:

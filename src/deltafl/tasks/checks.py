@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
-from math import isnan
+from math import isnan, nan
 from reprlib import repr as shown
 from typing import Any
 
 import numpy as np
 
-from ..errors import OWN_ERRORS, DeltaflError, in_one_line
+from ..errors import OWN_ERRORS, DeltaflError, in_one_line, is_in
 from ..model_parts import NamedArrays, as_array, copied
 from ..streams import stream
 from ..types import Rng
@@ -58,15 +58,19 @@ _TRIED_EXAMPLES = 64
 
 def _check_data(data: Dataset, task: Task) -> None:
     _require(isinstance(data, Dataset), "dataset", data, "a deltafl.tasks.Dataset")
+    _require(isinstance(data.name, str), "the name of the dataset", data.name, "a text")
+    scale: Any = task.input_scale
+    _require(is_in(scale, "(0, inf)"), "input_scale", scale, "a number above 0, such as 1 / 255")
     classes: Any = data.num_classes
     metrics = {metric.name for metric in task.metrics}
     if "accuracy" in metrics and type(classes) is int and classes == 0:
         raise DeltaflError(
-            "the metric is accuracy, as it is where none is named, and num_classes is 0: write "
-            "Task(..., metric='loss') to predict numbers, or how many classes there are"
+            "the metric is accuracy, the usual one, and num_classes is 0: write Task(..., "
+            "metric='loss') or --metric loss to predict numbers, or how many classes there are"
         )
     target: Any = data.train_y
     has_labels = isinstance(target, np.ndarray) and target.ndim == 2 and target.dtype == "f4"
+    is_whole = isinstance(target, np.ndarray) and target.ndim == 1 and target.dtype.kind in "iub"
     is_count = isinstance(classes, int | np.integer) and classes >= 0
     # Of one class every answer is right; of one label, yes or no may be wrong.
     if "accuracy" in metrics:
@@ -77,6 +81,8 @@ def _check_data(data: Dataset, task: Task) -> None:
     labels = _TARGETS
     if classes > 2 and not has_labels:
         labels = _LABELS
+    elif classes == 2 and is_whole:
+        labels = (*_LABELS, "float32")
     for part, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
         _check_array(f"{part}_x", x, inputs, data.train_x)
         _check_array(f"{part}_y", y, labels, data.train_y)
@@ -123,6 +129,8 @@ def _check_array(name: str, array: Any, dtypes: tuple[str, ...], train: Any) -> 
         )
     if array.dtype not in dtypes or array.ndim == 0 or len(array) == 0:
         raise DeltaflError(f"{held}; make it {needed}, such as {name}.astype(np.{dtypes[0]})")
+    if array.size == 0:
+        raise DeltaflError(f"{held}; give each row a number at least")
     if (array.shape[1:], array.dtype) != (train.shape[1:], train.dtype):
         raise DeltaflError(
             f"{held}; give it rows of shape {train.shape[1:]} and {train.dtype}, as those of the "
@@ -241,12 +249,16 @@ def _smoke_test(task: Task, seed: int) -> None:
         spare_single_values(model)
         _check_step(task, model, x, y, original)
         _check_step(task, model, x[:1], y[:1], original)
+        _check_ends(task, model)
         _check_metrics(task, model, stream(seed, "model"))
+        _check_loss(task, (2, *model.eval()(x).shape[1:]))
     losses = []
     for _ in range(2):
         with seeded(stream(seed, "model")), torch.no_grad():
-            output = copied(task.make_model()).eval()(x.clone())
-            losses.append(task.loss(output.clone(), y.clone()).item())
+            again = _tried("make_model failed a second time", lambda: copied(task.make_model()))
+            output = _tried("the model failed a second time", partial(again.eval(), x.clone()))
+            loss = partial(task.loss, output.clone(), y.clone())
+            losses.append(_tried("the loss failed a second time", loss).item())
     if not np.isclose(losses[0], losses[1], rtol=1e-6, atol=0, equal_nan=True):
         raise DeltaflError(
             f"one seed gives the losses {losses[0]:g} and {losses[1]:g} on the same two examples; "
@@ -395,7 +407,8 @@ def _check_metrics(task: Task, model: Module, rng: Rng) -> None:
     y = data.test_y[:_TRIED_EXAMPLES].copy()
     x = _inputs(task, torch.tensor(data.test_x[:_TRIED_EXAMPLES].copy()))
     with torch.no_grad():
-        output = as_array(model.eval()(x))
+        what = f"the model failed on the first {len(x)} test examples"
+        output = as_array(_tried(what, lambda: model.eval()(x)))
     targets = targets_of(y, output.shape[1:], data.num_classes)
     for metric in task.metrics:
         if targets not in metric.targets:
@@ -416,6 +429,74 @@ def _check_metrics(task: Task, model: Module, rng: Rng) -> None:
             raise DeltaflError(
                 f"{metric.heading} has no value on these {len(data.test_y)} test examples, such as "
                 "of a single class; choose another metric, or other test examples"
+            )
+
+
+def _check_ends(task: Task, model: Module) -> None:
+    """Look at the examples with the smallest and the largest token or class, which a model, or a
+    loss, may not know.
+    """
+    from .modules import torch
+
+    data = task.dataset
+    for part, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
+        for values in (x, y) if task.tokens else (y,):
+            if values.dtype.kind not in "iu":
+                continue
+            for place in (values.argmin(), values.argmax()):
+                row = int(np.unravel_index(place, values.shape)[0])
+                one_x = _inputs(task, torch.tensor(x[row : row + 1].copy()))
+                one_y = torch.tensor(y[row : row + 1].copy())
+                what = f"{part}_x[{row}], which has numbers from {x[row].min()} to {x[row].max()}"
+                with torch.no_grad():
+                    output = _tried(f"the model failed on {what}", partial(model.eval(), one_x))
+                    what = f"{part}_y[{row}], {shown(y[row])}"
+                    _tried(f"the loss failed on {what}", partial(task.loss, output, one_y))
+
+
+def _check_loss(task: Task, shape: tuple[int, ...]) -> None:
+    """Refuse a loss whose values are right numbers of another thing, so that nothing is learnt, or
+    judged: on outputs that are made up, of the ``shape`` of those of two examples.
+    """
+    from .modules import torch
+
+    y_e = task.dataset.train_y
+    differs_e = (y_e != y_e[:1]).reshape(len(y_e), -1).any(axis=1)
+    # Of equal targets any pairs are right.
+    y = torch.tensor(y_e[[0, int(differs_e.argmax())]])
+    size = int(np.prod(shape))
+    # They may be probabilities, too.
+    output = torch.linspace(0.2, 0.7, size).reshape(shape)
+    # A loss may be small.
+    is_close = partial(np.isclose, rtol=1e-4, atol=0)
+
+    def loss(output: Tensor, y: Tensor) -> float:
+        try:
+            return float(task.loss(output, y))
+        except OWN_ERRORS:
+            return nan
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if shape != y.shape and size == y.numel():
+            # Each output with each target, as PyTorch does with (B, 1) and (B,).
+            whole = loss(output, y)
+            alone = np.mean([loss(output[k : k + 1], y[k : k + 1]) for k in range(2)])
+            in_pairs = loss(output.reshape(y.shape), y)
+            if is_close(alone, in_pairs) and not (isnan(whole) or is_close(alone, whole)):
+                raise DeltaflError(
+                    f"the loss compares each output {shape} with each y {tuple(y.shape)}, not "
+                    "with its own; give both one shape, as output.squeeze(-1) does where the "
+                    "output is a column, or output.reshape(y.shape)"
+                )
+        is_one_hot = y_e.ndim == 2 and task.dataset.num_classes > 0 and (y_e.sum(axis=1) == 1).all()
+        # Labels have losses of their own; the cross-entropy only looks at differences.
+        may_be_judged = is_one_hot and task.knows_accuracy
+        if may_be_judged and is_close(loss(output, y), loss(output + 1, y)):
+            raise DeltaflError(
+                "each row of train_y has a single 1, and the loss compares classes, as the "
+                "cross-entropy does, but several labels a row are judged one by one, by whether "
+                "the output is above 0; give the classes: train_y.argmax(1), test_y.argmax(1)"
             )
 
 
