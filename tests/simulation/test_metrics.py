@@ -457,6 +457,7 @@ def test_functions_in_python_with_several_processes(tmp_path: Path) -> None:
         ({"metric": "r2"}, "not for classes"),
         ({"metric": "aucc"}, "unknown metric"),
         ({"metric": "auc,roc_auc"}, "named twice"),
+        ({"metric": " , "}, "metric is empty; write at least 1"),
         ({"metric": "top_10"}, "of 10 classes is always 1"),
         ({"metric": "roc_auc", "threshold": 80}, "roc_auc is a share between 0 and 1"),
         ({"metric": "accuracy", "task": "toy"}, "num_classes is 0"),

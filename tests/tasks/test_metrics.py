@@ -215,6 +215,19 @@ def test_a_metric_that_draws_is_the_same_for_the_same_outputs() -> None:
     assert drawn(output, y) != drawn(output + y, y)
 
 
+@pytest.mark.parametrize("value", [np.ma.masked, np.ma.masked_all(1), np.ma.masked_all(())])
+def test_what_is_masked_is_no_value(value: Any) -> None:
+    assert np.isnan(Metric("mean", lambda output, y: value)(np.ones(2), np.ones(2)))
+    shown = np.ma.masked_array([0.5, 9], [False, True])
+    assert Metric("mean", lambda output, y: shown.mean())(np.ones(2), np.ones(2)) == 0.5
+
+
+@pytest.mark.parametrize("name", ["mine ", " mine", "\tmine", "mine\n", "", " "])
+def test_blanks_are_no_part_of_a_name(name: str) -> None:
+    with pytest.raises(DeltaflError, match="without blanks at its ends"):
+        metric_of(Metric(name, worst))
+
+
 @pytest.mark.parametrize("option", ["higher", "share"])
 def test_a_direction_is_true_or_false(option: str) -> None:
     given: Any = {option: "no"}

@@ -240,7 +240,7 @@ def test_numbers_of_a_text_stay_as_they_are_written(tmp_path: Path) -> None:
         (pd.Categorical([1, "1", 2] * 20), "1 and the text '1'"),
         (pd.Series([1.0, 2.0**53 + 2, 3] * 20), "at most 9007199254740992.*whole numbers or as"),
         (pd.Series([1.0, 2.0**24 + 2, 3] * 20, dtype=np.float32), "at most 16777216"),
-        (pd.Series([1.0, np.inf, 3] * 20), "a whole number or a word|at most"),
+        (pd.Series([1.0, np.inf, 3] * 20), "replace infinity by a number|at most"),
     ],
     ids=["mixed", "blank", "one", "zero", "true", "category", "float64", "float32", "infinity"],
 )
@@ -305,6 +305,12 @@ def test_several_labels_are_one_task(label: Any, tmp_path: Path) -> None:
         table_task(numbers, label, partition="iid", clients=3)
     with pytest.raises(DeltaflError, match="needs one class a row"):
         table_task(LABELS, label, partition="dirichlet", clients=3)
+
+
+@pytest.mark.parametrize("label", ["y1,y1", "y1,y2,y1", ["y1,y2", "y2"]])
+def test_a_label_is_named_once(label: Any) -> None:
+    with pytest.raises(DeltaflError, match=r"several labels are a list of different names"):
+        table_task(LABELS, label, partition="iid", clients=3)
 
 
 @pytest.mark.parametrize("label", [5, {"y1": 1}, [], [1], ["y1", "y1"], None, {"y1"}, b"y1"])
@@ -674,6 +680,31 @@ def test_which_labels_are_classes(label: Any, asks: bool) -> None:
     assert task.dataset.num_classes == len(label)
 
 
+@pytest.mark.parametrize("kind", [float, str, object])
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [("0.5", "number or a word; write task_type = regr"), ("inf", "replace infinity")],
+)
+@pytest.mark.parametrize("task_type", ["classification", None])
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_are_no_classes_are_refused_as_text_too(
+    kind: type, bad: str, words: str, task_type: Any
+) -> None:
+    values = pd.Series([1.0, 2.0, float(bad)] * 10).astype(kind)
+    frame = pd.DataFrame({"a": range(30), "label": values})
+    if task_type is None and bad != "inf":
+        words = "predict the number; up to"
+    with pytest.raises(DeltaflError, match=words):
+        table_task(frame, task_type=task_type, partition="iid", clients=3)
+    worded = frame.assign(label=values.astype(str).replace("1.0", "word"))
+    assert (
+        table_task(
+            worded, partition="iid", clients=3, task_type="classification"
+        ).dataset.num_classes
+        == 3
+    )
+
+
 def test_words_for_missing_values_are_missing_in_a_file_and_words_in_a_frame(
     tmp_path: Path,
 ) -> None:
@@ -996,6 +1027,7 @@ def test_a_column_names_the_stratum_of_each_client() -> None:
     ("regions", "more", "said"),
     [
         (["n"] * 6 + ["s"] * 6, {}, "client 'a' has rows of 'n' and 's' in column 'region'"),
+        ([*"abcdefghijkl"], {}, "'a' has rows of 'e' and 'f' in column 'region', 3 names in all"),
         (["n"] * 11 + [""], {}, "row 12"),
         (["n"] * 12, {"strata": "county"}, "no column 'county': name another one with strata"),
         (["n"] * 12, {"strata": 3}, "strata is 3"),

@@ -30,7 +30,7 @@ def _metric_names(given: Any) -> Any:
     """A text as several names; objects go with their names."""
     parts = given if isinstance(given, list | tuple) else [given]
     if isinstance(given, str) and not isinstance(given, Named):
-        parts = given.split(",")
+        parts = [part for part in given.split(",") if part.strip()]
     names = []
     for part in parts:
         name = part

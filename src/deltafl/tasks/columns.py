@@ -57,6 +57,7 @@ def target_of(values: Column, task_type: TaskType | None, standardize: bool) -> 
             f"task_type is {task_type!r}; it must be {' or '.join(map(repr, get_args(TaskType)))}"
         )
     if (task_type or _task_type(where, values)) == "classification":
+        _require_whole(values)
         y, names = codes(values)
         if y.min() == y.max():
             raise DeltaflError(f"{where} holds a single class; two are needed")
@@ -100,6 +101,8 @@ def _task_type(where: str, values: Column) -> TaskType:
     has_words = len(known) < values.notna().sum()
     if values.dtype.name == "category":
         return "classification"
+    if not (has_words or np.isfinite(known).all()):
+        _numbers(values)
     if has_words:
         words = values.dropna().astype(str).str.strip()
         # Else each date or price would become a class.
@@ -115,6 +118,22 @@ def _task_type(where: str, values: Column) -> TaskType:
         "write task_type = regression (--task-type regression) to predict the number; up to "
         f"{MOST_CLASSES} whole numbers, or words, are classes, and more are with task_type = "
         "classification"
+    )
+
+
+def _require_whole(values: Column) -> None:
+    """Refuse classes that are numbers, also as texts, unless all of them are whole."""
+    number_e = _parsed(values).to_numpy(np.float64, na_value=np.nan)
+    if values.dtype.name == "category" or np.isnan(number_e).any():
+        return
+    if np.isinf(number_e).any():
+        _numbers(values)
+    require_all(
+        values,
+        number_e % 1 == 0,
+        "a whole number or a word",
+        "write task_type = regression (--task-type regression) to predict the number, or words for "
+        "classes",
     )
 
 

@@ -113,6 +113,9 @@ class Metric(Judge):
             ) from error
 
     def _number(self, value: Any) -> float:
+        # What a mask hides, as of a mean over nothing, is no value.
+        if np.ma.is_masked(value):
+            return float("nan")
         found = as_array(value)
         if found.size != 1 or found.dtype.kind not in "biuf":
             raise DeltaflError(
@@ -506,10 +509,11 @@ def _from_file(text: str) -> Metric:
 
 def _with_own_name(metric: Metric) -> Metric:
     """The metric, whose name must not be taken, and stands in tables, pictures and files."""
-    if printable(metric.name, limit=60) != metric.name or not metric.name.strip():
+    # Settings leave out blanks at the ends.
+    if not metric.name or printable(metric.name, limit=60).strip() != metric.name:
         raise DeltaflError(
             f"your metric is called {printable(repr(metric.name))}; write a name of 1 to 60 "
-            "letters that can be seen"
+            "letters that can be seen, without blanks at its ends"
         )
     if _is_of_scikit_learn(metric.function):
         name = getattr(metric.function, "__name__", "it")

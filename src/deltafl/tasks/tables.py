@@ -132,6 +132,7 @@ def table_task(
     name, frame = read_frame(table, sep, encoding, texts)
     if labels[0] not in frame:
         labels = [each for one in labels for each in one.split(",")]
+        require_names(label=labels)
     for each in labels:
         if each not in frame:
             raise no_column(name, each, frame, "label")
@@ -288,10 +289,12 @@ def _strata(examples: Examples, column: str | None, task: Task) -> Sequence[str]
     for client, code_k in enumerate(found):
         if len(code_k) > 1:
             who = task.client_names[client] if task.client_names else client
-            names = " and ".join(repr(printable(every.names[code], limit=60)) for code in code_k)
+            # A column of numbers has hundreds.
+            some = [printable(every.names[code], limit=60) for code in code_k[:2]]
+            names = " and ".join(map(repr, some))
             raise DeltaflError(
                 f"{examples.name}: client {printable(str(who), limit=60)!r} has rows of {names} in "
-                f"column {column!r}; a client is of one stratum"
+                f"column {column!r}, {len(code_k)} names in all; a client is of one stratum"
             )
     return [every.names[code_k[0]] for code_k in found]
 
