@@ -243,7 +243,7 @@ def models(sizes: list[int], clients_of: list[int], repeats: int) -> list[dict[s
                 for _ in range(2):  # coefficients are learnt
                     state, _ = close_round(plan, state, open_round(plan, state), update_nd)
                 cohort = open_round(plan, state)
-                steps = {
+                steps: dict[str, Callable[[], object]] = {
                     "plain_s": plain,
                     "open_s": partial(open_round, plan, state),
                     "close_s": partial(close_round, plan, state, cohort, update_nd),

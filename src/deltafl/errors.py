@@ -193,7 +193,7 @@ def require_no_twins(where: str, names: Iterable[Any]) -> None:
                 )
                 raise DeltaflError(
                     f"{where} holds {both}, which may be one name or two: make all of them texts, "
-                    "as astype(str) does, or write them differently"
+                    "or write them differently"
                 )
 
 

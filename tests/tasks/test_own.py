@@ -225,7 +225,7 @@ X = good().dataset.train_x
 Y = good().dataset.train_y
 
 
-def data(**changed: Any) -> dict[str, Dataset]:
+def data(**changed: Any) -> dict[str, Any]:
     return {"dataset": replace(good().dataset, **changed)}
 
 
@@ -488,7 +488,12 @@ def test_tokens_and_classes_that_the_model_does_not_know_are_found_before_a_run(
     part: str, words: str
 ) -> None:
     token = np.arange(20).reshape(10, 2) % 7
-    held = {"train_x": token, "test_x": token[:4].copy(), "train_y": Y, "test_y": Y[:4]}
+    held: dict[str, Any] = {
+        "train_x": token,
+        "test_x": token[:4].copy(),
+        "train_y": Y,
+        "test_y": Y[:4],
+    }
     held[part] = held[part].copy()
     held[part][-1] = [1, 7] if part.endswith("x") else 2
     layers = [torch.nn.Embedding(7, 3), torch.nn.Flatten(), torch.nn.Linear(6, 2)]

@@ -830,6 +830,10 @@ def test_the_axis_of_channels_is_found_and_cells_may_be_tensors() -> None:
         data.features = {"x": SimpleNamespace(dtype=kind)}
         found = from_huggingface({"train": data, "test": data}, **HF).dataset
         assert (str(found.train_x.dtype), found.train_x.shape) == (kind, (4, 3, 6, 5))
+    shares = Columns(**COLUMNS | {"x": [(first / 256).tolist()] * 4})
+    data.features = {"x": SimpleNamespace(dtype="uint8")}
+    with pytest.raises(DeltaflError, match=r"test part: row 1, .* the first row alone has bytes"):
+        from_huggingface({"train": data, "test": shares}, **HF)
 
 
 def pictures(*modes: str) -> list[Any]:

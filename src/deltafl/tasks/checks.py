@@ -70,7 +70,7 @@ def _check_data(data: Dataset, task: Task) -> None:
         )
     target: Any = data.train_y
     has_labels = isinstance(target, np.ndarray) and target.ndim == 2 and target.dtype == "f4"
-    is_whole = isinstance(target, np.ndarray) and target.ndim == 1 and target.dtype.kind in "iub"
+    are_codes = isinstance(target, np.ndarray) and target.ndim == 1 and target.dtype.kind != "f"
     is_count = isinstance(classes, int | np.integer) and classes >= 0
     # Of one class every answer is right; of one label, yes or no may be wrong.
     if "accuracy" in metrics:
@@ -81,7 +81,7 @@ def _check_data(data: Dataset, task: Task) -> None:
     labels = _TARGETS
     if classes > 2 and not has_labels:
         labels = _LABELS
-    elif classes == 2 and is_whole:
+    elif classes == 2 and are_codes:
         labels = (*_LABELS, "float32")
     for part, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
         _check_array(f"{part}_x", x, inputs, data.train_x)

@@ -60,7 +60,7 @@ def from_huggingface(
         data: A ``DatasetDict`` with ``train`` and ``test``, or one with ``train`` alone, or a
             ``Dataset``. Without a test set it is drawn as in ``table_task``.
         label: Column of the class or the target, as in ``table_task``, or of lists of targets; a
-            ``ClassLabel`` keeps the order of its classes.
+            ``ClassLabel`` keeps the order of its classes, and parts are matched by their names.
         column: Column of the client that holds the row. Test rows of others belong to no client.
         inputs: Column of pictures of one size, which become uint8 (N, channels, height, width), of
             tensors of one shape, which keep their axes, or of lists of numbers; the only other
@@ -259,17 +259,19 @@ def _stacked(
     tensors keep their axes. ``kinds`` has the type that the column of each part declares, or None.
     """
     parts: list[Array] = []
-    first = ""
+    are_bytes = False
     for (source, row), value in zip(frame.index, values, strict=True):
         part, held = _numbers_of(value)
         # Pixels of an Array2D or Array3D come as lists, and only their column knows that they are.
-        kind = "uint8" if kinds[source] == "uint8" else str(part.dtype)
-        first = first or kind
+        is_bytes = part.dtype == np.uint8 or kinds[source] == "uint8"
+        if not parts:
+            are_bytes = is_bytes
         if not held and parts and part.shape != parts[0].shape:
             held = f"numbers of shape {part.shape}, and the first row has shape {parts[0].shape}"
-        elif not held and (kind == "uint8") != (first == "uint8"):
+        elif not held and is_bytes != are_bytes:
             # Bytes go from 0 to 255, and others often from 0 to 1.
-            held = f"numbers of type {kind}, and the first row is of type {first}"
+            whose = "the first row" if are_bytes else "this row"
+            held = f"numbers of another type than the first row: {whose} alone has bytes (uint8)"
         if held:
             cure = "change it, or leave the row out"
             if _is_picture(value):
@@ -286,7 +288,7 @@ def _stacked(
     x = np.stack(parts)
     if x.ndim < 3:
         return x.reshape(len(x), -1).astype(np.float32)
-    x = x.astype(np.uint8 if first == "uint8" else np.float32)
+    x = x.astype(np.uint8 if are_bytes else np.float32)
     # What has made a tensor has put its axes in the order of PyTorch; they may be no picture's.
     if _is_tensor(values[0]):
         return x

@@ -41,7 +41,8 @@ def from_torch(
         train: A data set whose rows a partition deals, or a list or dict with one for each client,
             by name; with a partition a list is one data set, of items. Inputs are tensors of one
             shape, which keep their axes, arrays or pictures of one size, or as many numbers each;
-            labels are classes or targets, also several targets as a tensor.
+            labels are classes or targets, also several targets as a tensor; where a data set has
+            ``classes``, as those of torchvision, labels of all are matched by these names.
         test: A data set, or one for each of these clients, too. Without it the test set is drawn as
             in ``from_huggingface``.
         name: The name of the data in reports.
