@@ -127,6 +127,9 @@ def test_without_a_task_it_recommends(tmp_path: Path) -> None:
         (("--samplers", "full+average=0.5"), "asks everybody, whatever n is"),
         (("--metric", "log_loss", "--goal", "-1"), "cannot be reached"),
         (("--lr-schedule", "cosine"), "which a plan is to find"),
+        (("--samplers", "hics-fl"), "depend on the number of rounds"),
+        (("--samplers", "uniform,uniform()"), "are one method"),
+        (("--samplers", "census+average=0.5,census+average=.50"), "are one method"),
         (("--goal", "0.99", "--rounds", "2"), "cannot be reached"),
     ],
 )

@@ -208,6 +208,18 @@ def base_name(label: str) -> str:
     return label.partition("+")[0].partition("@")[0].partition("(")[0]
 
 
+def spelled(label: str) -> str:
+    """A label of the library's in its usual spelling, in which two that mean the same are one; any
+    other text as it is.
+    """
+    if isinstance(label, Named) or ".py:" in label:
+        return label
+    # What is no label is refused where it is used.
+    with suppress(DeltaflError):
+        return str(parse_label(label))
+    return label
+
+
 def file_name(label: str) -> str:
     """A label as part of a file name: its shortest form, files without folders, ``_`` for most
     punctuation.

@@ -31,7 +31,8 @@ from ..analysis.prices import Prices
 from ..audit.error_by_size import error_by_size
 from ..calls import Named
 from ..errors import DeltaflError
-from ..samplers.label import make_sampler, split_settings
+from ..samplers.base import RunFacts
+from ..samplers.label import make_sampler, spelled, split_settings
 from ..store import write_atomically
 from ..tasks.metrics import metric_of
 from ..tasks.own import is_own
@@ -98,7 +99,9 @@ class PlanSettings(CompareSettings):
     @property
     def methods(self) -> tuple[str, ...]:
         """The methods under consideration."""
-        return tuple(dict.fromkeys((*self.samplers, PLAIN)))
+        labels = (*self.samplers, PLAIN)
+        # However it is typed.
+        return tuple(dict.fromkeys(PLAIN if spelled(x) == PLAIN else x for x in labels))
 
     def _missing(self, spec: TaskSpec) -> Json:
         missing = super()._missing(spec)
@@ -125,7 +128,14 @@ class PlanSettings(CompareSettings):
                 raise DeltaflError(
                     f"{label} has an n of its own, which the plan is to find: leave +sample out"
                 )
-            if make_sampler(label).asks_all:
+            sampler = make_sampler(label)
+            facts = RunFacts(num_classes=2)
+            if sampler.for_run(facts) != sampler.for_run(facts._replace(rounds=1 + facts.rounds)):
+                raise DeltaflError(
+                    f"the options of {label} depend on the number of rounds, which a plan is to "
+                    "find: leave it out, or write numbers for them"
+                )
+            if sampler.asks_all:
                 raise DeltaflError(
                     f"{label} asks everybody, whatever n is: the plan plays it as its reference, "
                     "leave it out"

@@ -29,7 +29,14 @@ from ..errors import DeltaflError, bounds_of, unknown_name
 from ..estimators.control_variates import ControlVariate
 from ..estimators.table import find_estimator
 from ..samplers.base import RunFacts, Sampler
-from ..samplers.label import make_sampler, needs_value, parse_label, split_labels, split_settings
+from ..samplers.label import (
+    make_sampler,
+    needs_value,
+    parse_label,
+    spelled,
+    split_labels,
+    split_settings,
+)
 from ..samplers.table import SAMPLERS
 from ..server.optimizers import Momentum
 from ..server.part import ServerPart
@@ -64,11 +71,22 @@ from .setting_types import (
     once,
 )
 
+
+def _each_method_once(labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse a method that is named twice, in another spelling too."""
+    first = dict[str, str]()
+    for label in once(labels):
+        other = first.setdefault(spelled(label), label)
+        if other != label:
+            raise ValueError(f"{label} and {other} are one method; name each once")
+    return labels
+
+
 Labels = Annotated[
     tuple[Name, ...],
     Field(min_length=1),
     BeforeValidator(lambda v: tuple(split_labels(v)) if isinstance(v, str) else v),
-    AfterValidator(once),
+    AfterValidator(_each_method_once),
 ]
 
 #: Settings that may differ when a run is continued: they do not change its result.
