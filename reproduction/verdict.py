@@ -19,9 +19,9 @@ from .text import counted, ends, markdown, sentence_case
 NO_ORDER = "no ordering is claimed"
 #: How verdicts begin, and how they are counted.
 _TALLY = {
-    "holds": "confirmed",
-    "holds in part": "confirmed in part",
-    "holds in part and is": "confirmed in part and contradicted in part",
+    "holds": "upheld",
+    "holds in part": "upheld in part",
+    "holds in part and is": "upheld in part and contradicted in part",
     "is contradicted": "contradicted",
     "is not decided": "not decided",
 }

@@ -229,7 +229,7 @@ def test_the_loop_in_numpy_of_a_page_runs(
         code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "np.zeros" in code
     )
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"train": lambda client, params_d: 0.1 * (client - params_d)}
+    names: dict[str, Any] = {"local_update": lambda client, params_d: 0.1 * (client - params_d)}
     exec(compile(block, document, "exec"), names)
     assert np.isfinite(names["state"].params_d).all()
     assert names["info"].round == last_round

@@ -187,7 +187,7 @@ def line(**given: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"largest_weight": 0.51}, "hangs on one client: its weight is 0.51"),
+        ({"largest_weight": 0.51}, "depends on one client: its weight is 0.51"),
         ({"effective_sample_size": 1.9}, "6 count like 1.9"),
         ({"rejected": [[c, "bad"] for c in range(6)]}, "All replies of round 9 were refused"),
         ({"stopped": "enough"}, "Stopped in round 9: enough."),

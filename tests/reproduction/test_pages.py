@@ -264,7 +264,7 @@ def test_the_index_has_a_line_for_each_page(tmp_path: Path) -> None:
     lines = [line for line in text.splitlines() if line.startswith("| [")]
     assert lines[0] == "| [The toy](toy/README.md) | it is | **holds** (1 of 3 runs) | c |"
     assert len(lines) == 3
-    counts = "1 confirmed, 0 confirmed in part, 0 confirmed in part and contradicted in part, "
+    counts = "1 upheld, 0 upheld in part, 0 upheld in part and contradicted in part, "
     assert f"Of 2 claims of the paper: {counts}" in text
     assert lines[2] in text.partition("## This project's own studies")[2]
     assert "First: FedPracDELTA against FedAvg: rounds to 70 % speed-up ×2.00" in text

@@ -299,7 +299,7 @@ def _free_directions(balance_wc: FloatArray) -> FloatArray:
     """Directions u, (r, w) with r >= 1: sum_w u_w balance_w = 0 in all columns, or in as many first
     ones as can be.
 
-    By elimination. Nothing here hangs on the last bits of the places, which differ between
+    By elimination. Nothing here depends on the last bits of the places, which differ between
     machines: dependent columns are found by a tolerance, pivots are the first that are large
     enough, and the sign of a column has no effect.
     """

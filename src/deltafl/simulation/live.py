@@ -251,13 +251,13 @@ def _is_over(seen: Seen) -> bool:
 
 
 def _of_weights(seen: Seen) -> Iterator[str]:
-    """Whether the last estimate hangs on few clients."""
+    """Whether the last estimate depends on few clients."""
     n = seen.last.get("num_selected", 0)
     heaviest, size = seen.last.get("largest_weight"), seen.last.get("effective_sample_size")
     if n > 1 and heaviest is not None and heaviest > 0.5:
-        yield f"The estimate hangs on one client: its weight is {heaviest:.2f}."
+        yield f"The estimate depends on one client: its weight is {heaviest:.2f}."
     elif n > 1 and size is not None and 0 < size < n / 3:
-        yield f"The estimate hangs on few clients: {n} count like {size:.1f}."
+        yield f"The estimate depends on few clients: {n} count like {size:.1f}."
 
 
 def _of_clients(seen: Seen) -> Iterator[str]:

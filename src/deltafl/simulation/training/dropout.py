@@ -101,7 +101,7 @@ class Masks:
     Args:
         layers: For which they are.
         seeds: One a client.
-        width: Examples in a minibatch, padding included, so that nothing hangs on the cohort.
+        width: Examples in a minibatch, padding included, so that nothing depends on the cohort.
         device: On which they are drawn: GPUs have other numbers than CPUs.
     """
 
