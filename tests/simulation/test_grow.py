@@ -219,6 +219,18 @@ def test_runs_stop_at_the_threshold_and_have_no_gap(tmp_path: Path) -> None:
         compare(tmp_path, **{**given, "rounds": 9, "threshold": 0.4})
 
 
+def test_a_report_replaces_reports_alone(out: Path, small: Path, tmp_path: Path) -> None:
+    words = ("report", str(small), "--no-report", "--out", "joined")
+    for _ in range(2):
+        done = deltafl_here(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    theirs = tmp_path / "joined" / "summary.json"
+    theirs.write_text('{"mine": true}')
+    done = deltafl_here(*words, cwd=tmp_path)
+    assert done.returncode == 2 and "would be replaced" in done.stderr
+    assert theirs.read_text() == '{"mine": true}'
+
+
 @pytest.mark.drawn
 def test_a_report_and_a_comparison_with_a_run_that_diverged_end_with_3(
     out: Path, tmp_path: Path

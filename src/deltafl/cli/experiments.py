@@ -3,7 +3,7 @@ resumption.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -13,12 +13,13 @@ import typer
 from .. import simulation
 from ..analysis.narrow import show
 from ..analysis.numbers import Summary
+from ..analysis.summary import read_summary
 from ..analysis.table import comparison_table
 from ..analysis.verdict import bias_remark
 from ..errors import DeltaflError, log, printable
 from ..server.table import sized_by
 from ..simulation.callback import OnRound, RoundDone
-from ..simulation.comparing import run_comparison
+from ..simulation.comparing import require_no_others, run_comparison
 from ..simulation.comparison import joined
 from ..simulation.directory import (
     COMPARED,
@@ -233,9 +234,19 @@ def report(
     # Their own summary would be replaced.
     if out is not None and recorded_settings(out) is not None:
         raise DeltaflError(f"{out} holds runs of its own; choose another --out for the report")
+    # A report may be made again.
+    if out is not None and not _is_report(out):
+        require_no_others(out)
     together = joined(folders)
     folder = out or new_folder("report", str(together.numbers.settings["task"]))
     _print_summary(together.write(folder, not no_report), folders, folder, quiet)
+
+
+def _is_report(folder: Path) -> bool:
+    with suppress(DeltaflError):
+        read_summary(folder / "summary.json")
+        return True
+    return False
 
 
 def _progress(quiet: bool) -> AbstractContextManager[OnProgress]:

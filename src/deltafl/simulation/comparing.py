@@ -34,6 +34,16 @@ WRITTEN = ("summary.json", *PICTURES, "report.html")
 _FOR_THE_END = ("scipy.special", "matplotlib.backends.backend_agg", "bokeh.plotting")
 
 
+def require_no_others(folder: Path) -> None:
+    """Refuse a folder that holds files which summary, pictures and report would replace."""
+    for name in WRITTEN:
+        if (folder / name).exists():
+            raise DeltaflError(
+                f"{folder / name} would be replaced and is of no comparison there; choose another "
+                "--out"
+            )
+
+
 def run_comparison(
     settings: CompareSettings,
     out: Path,
@@ -69,12 +79,8 @@ def run_comparison(
     require_simulator()
     yours = own_callbacks(callbacks)
     with locked(out):
-        for name in WRITTEN:
-            if recorded_settings(out) is None and (out / name).exists():
-                raise DeltaflError(
-                    f"{out / name} would be replaced and is of no comparison there; choose another "
-                    "--out"
-                )
+        if recorded_settings(out) is None:
+            require_no_others(out)
         settings, before, code = continued(settings, out, trust_code)
         others = [label for label in settings.samplers if label not in (settings.rates or {})]
         if settings.rates and others:
