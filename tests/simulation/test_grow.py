@@ -219,7 +219,7 @@ def test_runs_stop_at_the_threshold_and_have_no_gap(tmp_path: Path) -> None:
         compare(tmp_path, **{**given, "rounds": 9, "threshold": 0.4})
 
 
-def test_a_report_replaces_reports_alone(out: Path, small: Path, tmp_path: Path) -> None:
+def test_a_report_replaces_reports_alone(small: Path, tmp_path: Path) -> None:
     words = ("report", str(small), "--no-report", "--out", "joined")
     for _ in range(2):
         done = deltafl_here(*words, cwd=tmp_path)
