@@ -1,9 +1,7 @@
 """The answer of a plan: which method, how many clients, at what cost; as text and as tables."""
 
-import csv
-import io
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -18,7 +16,7 @@ from .forecast import Curve, Forecast, cost_ratio, goodness
 from .methods import only_asks_first
 from .prices import Prices
 from .statistics import Interval
-from .text import decimals_of
+from .text import csv_text, decimals_of, goal_text
 
 _PLAIN = "uniform"
 
@@ -142,7 +140,7 @@ class Advice(NamedTuple):
                 "What clients answered to a census tells the variance of an estimate, and not how\n"
                 "accuracy rises: for rounds and cost, plan with a task (--task)."
             )
-        goal = self._goal()
+        goal = goal_text(self.judge, self.goal)
         if not self.forecasts:
             return f"No method under consideration comes to {goal} in the pilot; try more --rounds."
         first = self.forecasts[0]
@@ -158,7 +156,7 @@ class Advice(NamedTuple):
             lines += [
                 f"{_PLAIN}, at its best with n = {plain.n}, would need about "
                 f"{plain.rounds.mean:.0f} rounds, {plain.trainings.mean:.0f} trainings",
-                f"and cost {_number(plain.cost)}, {_number(self.ratio, 2)} times as much.",
+                f"and cost {_number(plain.cost)}, {_text(self.ratio, '.2f')} times as much.",
             ]
         if self.budget is not None and first.cost.mean > self.budget:
             lines.append(
@@ -191,22 +189,18 @@ class Advice(NamedTuple):
         named = [
             f"{method} with n = {', '.join(map(str, sizes))}" for method, sizes in self.diverged
         ]
-        return f"Diverged before {self._goal()}: {'; '.join(named)}. Lower --local-lr."
-
-    def _goal(self) -> str:
-        assert self.goal is not None
-        if self.judge.share:
-            return f"{100 * self.goal:g} %"
-        return f"{self.judge.heading} {self.goal:g}"
+        goal = goal_text(self.judge, self.goal)
+        return f"Diverged before {goal}: {'; '.join(named)}. Lower --local-lr."
 
     def _course(self) -> str:
         if not self.course:
             return ""
         first = self.forecasts[0]
-        unit, shown = "in %", _share
+        unit = "in %"
+        values = [f"round {at}: {_share(value)}" for at, value in self.course]
         if not self.judge.share:
-            unit, shown = self.judge.heading, _value
-        values = [f"round {at}: {shown(value)}" for at, value in self.course]
+            unit = self.judge.heading
+            values = [f"round {at}: {_text(value, '.4g')}" for at, value in self.course]
         return f"Best value so far with {first.method}, n = {first.n}, {unit}:\n  " + (
             "\n  ".join(values)
         )
@@ -226,7 +220,7 @@ class Advice(NamedTuple):
 
     def errors_csv(self) -> str:
         """Every relative error, as CSV."""
-        return _csv(ErrorRow._fields, self.errors)
+        return csv_text(ErrorRow._fields, self.errors)
 
     def forecasts_csv(self) -> str:
         """The forecast of every n that was tried, and of the best n of each method, as CSV."""
@@ -235,7 +229,7 @@ class Advice(NamedTuple):
         # The best of a method comes first: who reads the file may rely on it.
         rows = [found.cells() for found in dict.fromkeys((*self.forecasts, *self.tried))]
         headings = [*Forecast.columns(), "goal", "prices"]
-        return _csv(headings, ([*row.values(), *about] for row in rows))
+        return csv_text(headings, ([*row.values(), *about] for row in rows))
 
 
 def _of_metric(judge: Judge, found: Interval) -> Interval:
@@ -247,26 +241,25 @@ def _of_metric(judge: Judge, found: Interval) -> Interval:
     return Interval(goodness(judge, found.mean), *ends)
 
 
-def _number(found: Interval, digits: int = 0) -> str:
-    """A number with its interval."""
-    if digits == 0 and found.mean < 10:
+def _number(found: Interval) -> str:
+    """A number with its interval, whole from 10 on."""
+    digits = 0
+    if found.mean < 10:
         digits = 1 if found.mean >= 1 else decimals_of(found.mean)
-    if found.low is None or found.high is None:
-        return f"{found.mean:.{digits}f}"
-    return f"{found.mean:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+    return _text(found, f".{digits}f")
 
 
 def _share(found: Interval) -> str:
     # Student's interval of two seeds may be wider than all shares.
     low, high = (None if end is None else 100 * min(max(end, 0.0), 1.0) for end in found[1:])
-    return _number(Interval(100 * found.mean, low, high), 1)
+    return _text(Interval(100 * found.mean, low, high), ".1f")
 
 
-def _value(found: Interval) -> str:
-    """A value of a metric that is no share, whatever its size."""
+def _text(found: Interval, form: str) -> str:
+    """A number with its interval, if it has one."""
     if found.low is None or found.high is None:
-        return f"{found.mean:.4g}"
-    return f"{found.mean:.4g} [{found.low:.4g}, {found.high:.4g}]"
+        return f"{found.mean:{form}}"
+    return f"{found.mean:{form}} [{found.low:{form}}, {found.high:{form}}]"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -277,11 +270,3 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
         lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
     return "\n".join(lines)
-
-
-def _csv(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(headings)
-    writer.writerows(rows)
-    return file.getvalue()

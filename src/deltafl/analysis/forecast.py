@@ -18,7 +18,6 @@ Letters: ``r`` evaluations of one run, ``s`` seeds, ``j`` cohort sizes that were
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -340,8 +339,4 @@ def between_sizes(error_by_n: Mapping[int, float]) -> Callable[[FloatArray], Flo
     """v(n) between the n for which it is known: n v(n) is linear in log n, as it varies little."""
     known_j = np.array(sorted(error_by_n), np.float64)
     scaled_j = np.array([n * error_by_n[int(n)] for n in known_j])
-    return partial(_interpolated, np.log(known_j), scaled_j)
-
-
-def _interpolated(log_j: FloatArray, scaled_j: FloatArray, size_n: FloatArray) -> FloatArray:
-    return np.interp(np.log(size_n), log_j, scaled_j) / size_n
+    return lambda size_n: np.interp(np.log(size_n), np.log(known_j), scaled_j) / size_n

@@ -2,8 +2,6 @@
 bold.
 """
 
-import csv
-import io
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +12,7 @@ from ..errors import printable
 from .numbers import SamplerSummary, Summary, value_of
 from .statistics import Interval, mean_interval
 from .summary import references
-from .text import decimals_of, rounds_text, threshold_text
+from .text import csv_text, decimals_of, goal_text, rounds_text
 
 #: Letters that mean something else in LaTeX; "[" and "*" do at the beginning of a row.
 _LATEX = {
@@ -83,7 +81,7 @@ def _columns(summary: Summary) -> list[_Column]:
         ),
         _Column(
             "rounds_to_threshold",
-            f"rounds to {latex(threshold_text(summary, named=False))}",
+            f"rounds to {latex(goal_text(summary.judge, summary.threshold, named=False))}",
             -1,
             lambda entry: _of_seeds(
                 [None if s.reach is None else float(s.reach.round) for s in entry.seeds]
@@ -117,16 +115,14 @@ def to_csv(summary: Summary) -> str:
     spreadsheet would take for formulas, as a whole or after a separator, get an apostrophe there.
     """
     columns = _columns(summary)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     ends = ("", "_low", "_high")
     names = [f"{column.name}{end}" for column in columns for end in ends]
-    writer.writerow(map(harmless, ["sampler", "seeds", *names, "diverged", "stopped"]))
+    rows = []
     for entry in summary.samplers:
         numbers = [x for column in columns for x in column.value(entry) or (None,) * 3]
         ended = [entry.num_diverged, _num_stopped(entry)]
-        writer.writerow([harmless(entry.sampler), len(entry.seeds), *numbers, *ended])
-    return text.getvalue()
+        rows.append([harmless(entry.sampler), len(entry.seeds), *numbers, *ended])
+    return csv_text(map(harmless, ["sampler", "seeds", *names, "diverged", "stopped"]), rows)
 
 
 def to_latex(summary: Summary) -> str:

@@ -25,7 +25,7 @@ from .look import GREY, INK, MOST_STRONG, PALE, WEAK, Look, looks
 from .numbers import Summary
 from .runs import PICTURES, Run, by_sampler
 from .summary import ranked, references
-from .text import threshold_text
+from .text import goal_text
 
 #: Matplotlib's classes, which is an optional package and is imported where something is drawn.
 Figure = Any
@@ -177,7 +177,9 @@ def draw_curves(
     if metric == summary.metric:
         goal = goal_of(summary)
     if goal is not None:
-        note += f" Dashed: {threshold_text(summary, named=False)}, the threshold."
+        note += (
+            f" Dashed: {goal_text(summary.judge, summary.threshold, named=False)}, the threshold."
+        )
     panels = list[Panel]()
     for name in shown:
         lines = [_over(line, groups[line.name], ABSCISSAE[name]) for line in drawn]

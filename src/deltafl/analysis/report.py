@@ -51,8 +51,8 @@ from .text import (
     cells_of,
     cost_cells,
     cost_headings,
+    goal_text,
     metric_text,
-    threshold_text,
 )
 from .verdict import headline, remarks
 
@@ -173,7 +173,7 @@ def _titles(part: Part) -> dict[str, str]:
 def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
     """What the template shows of a part."""
     summary = part.summary
-    goal = threshold_text(summary)
+    goal = goal_text(summary.judge, summary.threshold)
     below = {name: list(_BELOW[name]) for name in figures}
     if "clients" in figures:
         below["clients"][0] = f"{capital(summary.judge.heading)} per client"
@@ -219,9 +219,6 @@ def _section(part: Part, figures: Mapping[str, Any]) -> dict[str, Any]:
         "clients": _clients(part),
         "strata": _strata(part),
     }
-
-
-#: Numbers of clients or strata, by name.
 
 
 def _of_each(part: Part, look: Callable[[Sequence[Run]], Columns]) -> dict[str, Columns]:

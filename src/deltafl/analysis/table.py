@@ -11,7 +11,7 @@ from rich.text import Text
 
 from .narrow import NarrowTable, plain
 from .numbers import Summary
-from .text import cells_of, cost_cells, cost_headings, has_clock, threshold_text, verdict_of
+from .text import cells_of, cost_cells, cost_headings, goal_text, has_clock, verdict_of
 from .verdict import remarks
 
 #: Columns by importance, the least important first.
@@ -29,7 +29,7 @@ def comparison_table(summary: Summary) -> RenderableType:
         "tail": "worst\ntenth",
         "spread": "sd over\nclients",
         "gap": "gap closed\n[95 %]",
-        "rounds": f"rounds to\n{threshold_text(summary, named=False)}",
+        "rounds": f"rounds to\n{goal_text(summary.judge, summary.threshold, named=False)}",
         "speedup": "speed-up\n[95 %]",
         "bytes": "bytes",
     }

@@ -1,8 +1,10 @@
 """Numbers of a comparison as a person reads them, in the terminal and in the report."""
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterable, Sequence
 from math import floor, isfinite, isnan, log10
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.filesize import decimal
 
@@ -195,14 +197,13 @@ def value_text(entry: SamplerSummary, summary: Summary) -> str:
     return text
 
 
-def threshold_text(summary: Summary, named: bool = True) -> str:
-    """The threshold as a person writes it, for example ``70 %`` or ``loss 0.1``, or ``0.1`` where
-    it is not ``named``.
+def goal_text(judge: Judge, goal: float | None, named: bool = True) -> str:
+    """A goal as a person writes it, for example ``70 %`` or ``loss 0.1``, or ``0.1`` where it is
+    not ``named``.
     """
-    if summary.threshold is None:
+    if goal is None:
         return "none"
-    judge = summary.judge
-    number = f"{judge.factor * summary.threshold:g}{judge.unit}"
+    number = f"{judge.factor * goal:g}{judge.unit}"
     if judge.share or not named:
         return number
     return f"{judge.heading} {number}"
@@ -248,3 +249,12 @@ def verdict_of(found: Difference | None) -> str:
     if side < 0 and not found.num_won:
         return "worse"
     return "open"
+
+
+def csv_text(headings: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A table as CSV."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(headings)
+    writer.writerows(rows)
+    return file.getvalue()

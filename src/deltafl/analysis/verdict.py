@@ -32,12 +32,12 @@ from .text import (
     capital,
     decimals_of,
     difference_text,
+    goal_text,
     has_clock,
     has_fairness,
     human_amount,
     human_bytes,
     rounds_text,
-    threshold_text,
     value_text,
     verdict_of,
 )
@@ -70,7 +70,7 @@ def headline(summary: Summary) -> list[str]:
         race = _Race(summary, gaps, best, claim, "uniform sampling", "over all rounds")
     elif speedups:
         best = _best(speedups)
-        span = f"to {threshold_text(summary)}"
+        span = f"to {goal_text(summary.judge, summary.threshold)}"
         claim = (
             f"{best} needs {difference_text(speedups[best])} times fewer rounds {span} "
             f"than {summary.baseline}"
@@ -249,7 +249,7 @@ def _savings(summary: Summary, best: str) -> list[str]:
         if reached.num_never:
             text += f" ({reached.num_reached} of {reached.num_reached + reached.num_never} seeds)"
         texts.append(text)
-    goal = threshold_text(summary)
+    goal = goal_text(summary.judge, summary.threshold)
     return [f"{best} reaches {goal} after {texts[0]}, {summary.baseline} after {texts[1]}."]
 
 
@@ -410,7 +410,7 @@ def _has_one_seed(summary: Summary) -> bool:
 
 
 def _how_runs_ended(summary: Summary) -> Iterator[str]:
-    goal = threshold_text(summary)
+    goal = goal_text(summary.judge, summary.threshold)
     metric = summary.judge.heading
     reached = {e.sampler: e.to_threshold for e in summary.samplers if e.to_threshold}
     if reached and not any(to.num_reached for to in reached.values()):
@@ -525,7 +525,7 @@ def _columns(summary: Summary) -> Iterator[str]:
             f"{MARK}: without seeds in which one never got there; the sampler that fails is not "
             "called better."
         )
-    until = f"up to {threshold_text(summary)}"
+    until = f"up to {goal_text(summary.judge, summary.threshold)}"
     if summary.threshold is None:
         until = "of the whole run"
     if has_clock(summary):

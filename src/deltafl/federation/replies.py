@@ -146,16 +146,6 @@ def read_reply(
     )
 
 
-def census_answer(answer: object, confirmed: object, step_factor: float | None) -> object:
-    """A report that holds the answer to a census; or, as a text, that the client did not take so
-    many times its own steps.
-    """
-    # Usual steps in place of shorter ones would make the first step of the model too long.
-    if step_factor is not None and as_number(confirmed) != step_factor:
-        return NOT_CORRECTED
-    return {CENSUS: answer}
-
-
 def read_answer(
     report: object,
     length: int,
@@ -169,8 +159,9 @@ def read_answer(
         step_factor: How many times their own steps clients were asked to take, if at all.
     """
     given = named(report)
-    if CENSUS in given:
-        report = census_answer(given[CENSUS], given.get(CORRECTED), step_factor)
+    # Usual steps in place of shorter ones would make the first step of the model too long.
+    if CENSUS in given and step_factor not in (None, as_number(given.get(CORRECTED))):
+        report = NOT_CORRECTED
     if isinstance(report, str):
         raise DeltaflError(printable(report))
     if CENSUS not in given:

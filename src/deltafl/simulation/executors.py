@@ -4,11 +4,10 @@ From Python any ``concurrent.futures.Executor`` will do, under whatever name.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ..errors import DeltaflError, explained, in_one_line, require, unknown_name
@@ -75,12 +74,11 @@ def _submitit(cluster: str, options: str, folder: Path) -> Iterator[Any]:
 
 
 #: Name -> a context that gives an executor, from what follows the colon and the results' folder.
-EXECUTORS: Mapping[str, Callable[[str, Path], AbstractContextManager[Any]]] = MappingProxyType(
-    {
-        "dask": _dask,
-        **{cluster: partial(_submitit, cluster) for cluster in ("slurm", "local")},
-    }
-)
+EXECUTORS: dict[str, Callable[[str, Path], AbstractContextManager[Any]]] = {
+    "dask": _dask,
+    "slurm": partial(_submitit, "slurm"),
+    "local": partial(_submitit, "local"),
+}
 
 
 def named_executor(text: str, folder: Path) -> AbstractContextManager[Any]:
