@@ -2,7 +2,6 @@
 
 import csv
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -89,21 +88,6 @@ def test_another_goal_and_price_go_on_in_the_folder(planned: Path) -> None:
         cwd=planned,
     )  # fmt: skip
     assert back.stdout.startswith("For 60 % at least cost")
-
-
-def test_runs_that_did_not_note_their_costs_are_refused(
-    planned: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of versions that knew no costs of clients in a plan."""
-    read = RunDirectory.lines
-
-    def older(self: RunDirectory, name: str) -> Any:
-        return ({key: line[key] for key in line if key != "cost"} for line in read(self, name))
-
-    monkeypatch.setattr(RunDirectory, "lines", older)
-    done = deltafl_here("plan", *SMALL, "--goal", "0.6", "--resume", "--out", "first", cwd=planned)
-    assert done.returncode == 2
-    assert "which did not note what clients cost" in done.stderr
 
 
 def test_without_a_task_it_recommends(tmp_path: Path) -> None:

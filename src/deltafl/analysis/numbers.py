@@ -112,7 +112,7 @@ class SeedSummary(_Model):
     stopped: bool = False
     """whether the threshold, `patience` or a rule of yours ended it with rounds left"""
     stopped_why: str = ""
-    """which of them, in words; empty if none did, or the run is of an earlier version"""
+    """which of them, in words; empty if none did"""
     refused: int = 0
     """replies that were refused and counted as missing"""
     refused_why: str = ""

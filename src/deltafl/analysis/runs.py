@@ -116,11 +116,7 @@ class Run(NamedTuple):
         """Whether a callback, such as that of the threshold, ended it before all of its rounds were
         played.
         """
-        # Records of earlier versions do not say why.
-        stops = self.settings.get("stop_at_threshold") or self.settings.get("patience")
-        return (
-            bool(self.stopped_why or stops) and not self.diverged and self.num_rounds < self.horizon
-        )
+        return bool(self.stopped_why) and not self.diverged and self.num_rounds < self.horizon
 
     @property
     def client_value_m(self) -> FloatArray:

@@ -434,7 +434,7 @@ def _how_runs_ended(summary: Summary) -> Iterator[str]:
             for e in summary.samplers
         }
         named = _shares(summary, number)
-        cause = printable(why, limit=120) or f"at {goal}"
+        cause = printable(why, limit=120)
         yield f"Stopped ({cause}): {named}, with the {metric} of then; a gap needs all rounds."
     if len(reasons) > REASONS:
         yield f"Runs were stopped for {len(reasons) - REASONS} more reasons; their last lines say."

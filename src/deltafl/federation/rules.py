@@ -92,7 +92,6 @@ class Rules:
         if self.identity not in IDENTITIES:
             raise unknown_name("identity", self.identity, IDENTITIES)
         check_whole("seed", plan.seed, "at least 0", 0)
-        check_texts("strata", self.strata)
         if not isinstance(self.costs, bool):
             raise DeltaflError(f"costs is {self.costs!r}; write True, or False")
         check_texts("buffers", self.buffers)

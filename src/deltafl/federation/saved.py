@@ -30,7 +30,6 @@ from ..scale.named_arrays import named_arrays
 from ..scale.rows import settled
 from ..scale.sound import not_sound, restored_state
 from ..scale.state_file import owner
-from ..server.table import UNUSED
 from ..store.files import opened, private_folder, remove
 from ..store.folder import Note, owned, read_note, require_note, require_own, write_note
 from ..store.lines import append_line, cut_back, lines_in
@@ -69,9 +68,9 @@ class Header(NamedTuple):
     scales: dict[str, tuple[_Norm, FiniteFloat]]
     memory: str | None
     note: Note | None
-    made_with: dict[str, str] | None = None
+    made_with: dict[str, str]
     #: when a client was last there, see ``Federation.seen``
-    seen: dict[str, Annotated[int, Field(ge=0, le=10**9)]] | None = None
+    seen: dict[str, Annotated[int, Field(ge=0, le=10**9)]]
     #: what each client said of itself, where it was asked (``facts.py``)
     strata: dict[str, str] | None = None
     costs: dict[str, float] | None = None
@@ -266,8 +265,7 @@ def _take(
         plan = replace(federation.rules.plan, seed=_seed_of(header))
         federation.rules = replace(federation.rules, plan=plan)
     for name, now in _settings(federation).items():
-        # It may be older than a part that it does not use.
-        before = header.settings.get(name, UNUSED.get(name))
+        before = header.settings.get(name)
         if before != now:
             what = "another seed" if name == "seed" else f"{name} = {before}, now it is {now}"
             cure = "write it as it was, or choose a new state_path"
@@ -309,7 +307,7 @@ def _take(
         )
     federation.owner = header.owner
     federation.scales.known = {key: ClientScale(*scale) for key, scale in header.scales.items()}
-    federation.seen = header.seen or dict.fromkeys(clients, header.round)
+    federation.seen = header.seen
     federation.clients = clients
     federation.plan = federation.rules.plan_for(clients)
     federation.rest = whole

@@ -29,8 +29,6 @@ from .census import Census
 State = Any
 #: Of all clients, float64 (m,); in a sum tree for the design ``ordered-pivotal``.
 Scores = FloatArray | SumTree
-#: In the metadata of an option that came after states had been saved without it.
-ADDED = "added"
 #: A count () that begins at 0; states are never changed in place.
 ZERO = np.zeros((), np.int64)
 

@@ -5,7 +5,7 @@
 docs/why/theory/scores.md, derives the scores.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from ..types import (
     Sizes,
     Within,
 )
-from .base import ADDED, ZERO, Scored, cheaper_first, replied, with_rows
+from .base import ZERO, Scored, cheaper_first, replied, with_rows
 from .census import Census
 
 _PRIOR_VISITS = 5  # the weight of the prior 1/2, in second visits
@@ -90,7 +90,7 @@ class Centred(Scored):
     forgetting: float = 0.5
     sketch: int = 8
     per_second: bool = False
-    per_cost: bool = field(default=False, metadata={ADDED: True})
+    per_cost: bool = False
 
     ranges: ClassVar = {
         "floor": "[0, 1]",

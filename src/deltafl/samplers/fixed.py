@@ -1,13 +1,13 @@
 """Samplers whose scores never change: all clients, uniform (as in FedAvg), by weight."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from ..designs.table import drawn_once
 from ..types import BoolArray, Cohort, Oracle, Population, Rng
-from .base import ADDED, Sampler, Scored, Scores, cheaper_first, for_design
+from .base import Sampler, Scored, Scores, cheaper_first, for_design
 
 
 class FixedState(NamedTuple):
@@ -49,7 +49,7 @@ class Fixed(Scored):
 
     by_weight: bool = False
     per_second: bool = False
-    per_cost: bool = field(default=False, metadata={ADDED: True})
+    per_cost: bool = False
 
     @property
     def draws_equally(self) -> bool:

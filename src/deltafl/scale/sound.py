@@ -30,14 +30,10 @@ def restored_state(sampler: Any, template: Any, arrays: Mapping[str, Array]) -> 
 
     ``template`` is that of the same plan before the first round.
     """
-    # States are older than these.
-    of_plan = {"weights_crc": template.weights_crc, "method_crc": template.method_crc}
-    added = {"left_out": 0, **of_plan}
-    before = {f"state.{name}": np.array(value) for name, value in added.items()}
-    state = from_named_arrays(template, {**before, **arrays})
+    state = from_named_arrays(template, arrays)
     state = state._replace(sampler=sampler.restored(state.sampler, template.sampler))
-    for name, value in of_plan.items():
-        if state._asdict()[name] != value:
+    for name in ("weights_crc", "method_crc"):
+        if getattr(state, name) != getattr(template, name):
             raise not_sound(f"state.{name} is that of another plan")
     for name, fault in _faults(state, template, "state", state.round):
         raise not_sound(f"{name} {fault}")

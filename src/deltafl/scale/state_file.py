@@ -12,8 +12,6 @@ import numpy as np
 from ..errors import DeltaflError, check_types
 from ..plan import Plan, RoundState, check_state
 from ..round import blank_state
-from ..samplers.base import ADDED
-from ..server.table import UNUSED
 from ..store.machine import made_with, warn_of_other
 from ..store.sealed import read_sealed, write_sealed
 from ..types import AnyPath, Array
@@ -59,8 +57,7 @@ def load_state(path: AnyPath, plan: Plan) -> RoundState:
     cure = "put a copy back, or write it anew with save_state"
     arrays, saved = read_sealed(Path(path), cure, mapped=True, users=True)
     for name, value in owner(plan).items():
-        # A state may be older than a part that it does not use.
-        before = saved.get(name, UNUSED.get(name))
+        before = saved.get(name)
         if before != value:
             raise DeltaflError(
                 f"the state in {path} belongs to a plan with {name} = {before}, and this "
@@ -103,12 +100,7 @@ def written(part: object) -> str:
     if not is_dataclass(part):
         return type(part).__name__
     own = vars(part)
-    options = [
-        f"{field.name}={own[field.name]!r}"
-        for field in fields(part)
-        # States that are older than an option still fit those that do not use it.
-        if field.repr and not (ADDED in field.metadata and own[field.name] == field.default)
-    ]
+    options = [f"{field.name}={own[field.name]!r}" for field in fields(part) if field.repr]
     return _without_addresses(f"{type(part).__qualname__}({', '.join(options)})")
 
 

@@ -21,7 +21,7 @@ from ..analysis.report import Part, write_report
 from ..analysis.runs import Run
 from ..analysis.summary import summarise, write_summary
 from ..analysis.table import comparison_table
-from ..errors import DeltaflError, MissingExtraError, log, printable, require, unknown_name
+from ..errors import DeltaflError, MissingExtraError, log, printable, unknown_name
 from ..samplers.label import parse_label
 from ..store import checked, write_atomically
 from ..store.files import below, make_folder
@@ -203,7 +203,6 @@ class Comparison:
         make_folder(folder)
         write_summary(self.numbers, folder / "summary.json")
         try:
-            require("matplotlib", "plot")
             draw_plots(self.curves, self.numbers, folder)
             if report:
                 self.report(folder / "report.html")

@@ -43,7 +43,7 @@ class RoundLine(TypedDict, total=False):
     bytes_up: Size
     clock: Size
     cost: Size  #: of the clients that were asked
-    stopped: str | float  #: why it ended; once the threshold
+    stopped: str  #: why it ended
     diverged: Ending
     suspect: Ending
 

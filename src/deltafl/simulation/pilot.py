@@ -17,7 +17,6 @@ or twice of it is tried, too. No round is played twice.
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
@@ -249,8 +248,7 @@ def play_pilot(
     require_simulator()
     with locked(out):
         settings, before, code = continued(settings, out, trust_code)
-        workers: AbstractContextManager[Any] = side_by_side(processes)
-        with workers as pool:
+        with side_by_side(processes) as pool:
             if pool is None:
                 data = check(settings, out, before)
             else:
@@ -396,11 +394,6 @@ class _Pilot:
         recorded = recorded_settings(directory.path) or {}
         played = {"rounds": recorded["rounds"], "threshold": recorded.get("threshold")}
         run = read_run(directory, job.settings.model_copy(update=played))
-        if run.cost_r is not None and np.isnan(run.cost_r).any():
-            raise DeltaflError(
-                f"{directory.path} is of an earlier version, which did not note what clients cost: "
-                "plan anew, with another --out"
-            )
         self._judge = run.judge
         return Course.of(run, rounds)
 

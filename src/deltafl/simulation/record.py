@@ -302,9 +302,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
     asked = [len(line.get("cohort", ())) or line.get("answers", 0) for line in lines]
     cost_r = None
     if settings.client_costs is not None:
-        # Rounds of earlier versions do not say what they cost, and those after them no sum.
-        costs = [line.get("cost") if count else 0 for line, count in zip(lines, asked, strict=True)]
-        cost_r = summed(costs)
+        cost_r = summed([line.get("cost", 0) for line in lines])
     m = directory.num_clients()
     noted = noted_clients(directory.path)
     num_examples_m = _floats(noted.num_examples) if noted.num_examples else None
@@ -340,7 +338,7 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         draws_m=np.bincount(drawn_n, count_n, m).astype(np.int64),
         diverged=rounds[-1] if diverged else None,
         diverged_why=diverged["why"] if diverged else "",
-        stopped_why=_stopped_why(lines[-1]),
+        stopped_why=lines[-1].get("stopped", ""),
         refused=reasons.total(),
         refused_why=max(reasons, key=reasons.__getitem__, default=""),
         num_examples_m=num_examples_m,
@@ -348,12 +346,6 @@ def read_run(directory: RunDirectory, settings: RunSettings) -> Run:
         fairness=None if value_km is None else fairness_of(value_km, judge.higher),
         **spent,
     )
-
-
-def _stopped_why(last: Json) -> str:
-    why = last.get("stopped", "")
-    # Lines of earlier versions have the threshold, which the settings have, too.
-    return why if isinstance(why, str) else ""
 
 
 def record_of(job: Job, directory: RunDirectory, task: Task) -> RunRecord:

@@ -290,7 +290,9 @@ class Settings(BaseModel):
 
     def _missing(self, spec: TaskSpec) -> Json:
         """The values that the task has for what is not set."""
-        partition = find_partition(self.partition or spec.partition or "natural")
+        partition = find_partition(
+            self.partition if self.partition is not None else spec.partition or "natural"
+        )
         not_its = set[str]()
         # They exclude each other: whoever sets one gets no default for the other.
         if self.local_epochs is not None or self.local_steps is not None:
@@ -373,8 +375,6 @@ class Settings(BaseModel):
                 "local_epochs and local_steps are both set; two ways to say one thing, keep one"
             )
         factors_of(self.lr_schedule, self.rounds or 0)
-        if self.partition is not None:
-            find_partition(self.partition)
         clients = spec.num_clients if is_own(self.task) else self.clients
         if self.sample is not None and clients is not None and self.sample > clients:
             raise DeltaflError(f"cannot sample {self.sample} of {clients} clients; lower 'sample'")
